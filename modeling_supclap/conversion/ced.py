@@ -1,8 +1,7 @@
 """Convert CED and Dasheng checkpoints to `CEDModel`, from the authors' files or `mispeech/ced-*` on the Hub.
 
-All layouts use the same tensor names, except for a prefix and the batch norm. Tagging heads (`outputlayer`) are
-dropped. The authors' files also contain the front-end constants (window and mel filters). They must match
-`CEDFeatureExtractor`; otherwise the model would receive different features than in training.
+All layouts use the same tensor names, except for a prefix and the batch norm. The authors' files also contain the
+front-end constants (window and mel filters), which must match `CEDFeatureExtractor`.
 """
 
 from __future__ import annotations
@@ -30,9 +29,7 @@ HEAD_DIMS = {1280: 80}
 def ced_from_tensors(
     tensors: Mapping[str, torch.Tensor], origin: str, config: Mapping[str, Any] | None = None
 ) -> tuple[CEDModel, dict[str, int]]:
-    """Build a `CEDModel` from the tensors of a CED or Dasheng checkpoint.
-
-    The checkpoint may be an authors' file, a Hub checkpoint or a saved `CEDModel`.
+    """Build a `CEDModel` from the tensors of an authors' file, a Hub checkpoint or a saved `CEDModel`.
 
     Args:
         tensors: Dict from name to tensor (with 12 blocks, 161 tensors in CED's own files and 159 on the Hub).
@@ -41,9 +38,6 @@ def ced_from_tensors(
 
     Returns:
         The encoder (float32, evaluation mode), and a dict from description to number of unused tensors.
-
-    Raises:
-        ValueError: The checkpoint has a different layout or front end, or the configuration does not match it.
     """
     whole = Tensors(tensors, origin)
     _check_front_end(whole)
@@ -61,22 +55,19 @@ def _check_front_end(tensors: Tensors) -> None:
     window = torch.hann_window(own.win_size)
     expected = {"front_end.0.spectrogram.window": window, "front_end.0.mel_scale.fb": filters}
 
-    seen = {name for name in tensors if name.startswith("front_end.")}
-    if seen - expected.keys():
-        raise ValueError(f"{tensors.origin} has front-end tensors {sorted(seen)}; expected {sorted(expected)}")
-    if seen:
-        for name, value in expected.items():
-            tensors.check_constant(name, value, FRONT_END)
+    names = {name for name in tensors if name.startswith("front_end.")}
+    if names - expected.keys():
+        raise ValueError(f"{tensors.origin} has front-end tensors {sorted(names)}; expected {sorted(expected)}")
+    for name, value in expected.items() if names else ():
+        tensors.check_constant(name, value, FRONT_END)
 
 
 def _config_from_file(config: Mapping[str, Any], origin: str) -> CEDConfig:
-    if config.get("model_type") not in ("ced", "dasheng"):
-        raise ValueError(
-            f"{origin} has weights of CED, but its config.json has model_type {config.get('model_type')!r}"
-        )
-
     fields = dict(config)
-    fields.pop("model_type")
+    kind = fields.pop("model_type", None)
+    if kind not in ("ced", "dasheng"):
+        raise ValueError(f"{origin} has weights of CED, but its config.json has model_type {kind!r}")
+
     fields.pop("auto_map", None)
     fields |= fields.pop("encoder_kwargs", {})  # Dasheng stores the encoder sizes here
     return CEDConfig(**fields)

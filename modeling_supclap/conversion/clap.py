@@ -17,15 +17,7 @@ from .tensors import fill_exactly, refuse_faults
 
 
 def load_clap(name: str | Path) -> ClapModel:
-    """Load a `ClapModel` and check that its weights are complete.
-
-    To use the towers in `from_encoders`, save `.audio_model` and `.text_model` to separate folders.
-
-    Args:
-        name: Hub id (`laion/clap-htsat-unfused`) or folder.
-
-    Returns:
-        The model (float32, evaluation mode).
+    """Load a `ClapModel` (float32, evaluation mode) from a Hub id or folder, and check that its weights are complete.
 
     Raises:
         OSError: The folder or id does not exist, or a weight file is damaged.
@@ -56,10 +48,7 @@ def supclap_from_clap(clap: ClapModel) -> SupCLAPModel:
     direction. `logits_per_audio` is the same as in CLAP, and `logits_per_text` is its transpose.
 
     Args:
-        clap: The model to copy. Its text tower must have a pooler.
-
-    Returns:
-        A model with a copy of the weights (float32, evaluation mode).
+        clap: The model. Its weights are copied; its text tower must have a pooler.
 
     Raises:
         ValueError: The tensors differ from those in a plain `ClapModel`, for example because it has adapters.
@@ -95,10 +84,7 @@ def clap_from_supclap(model: SupCLAPModel) -> ClapModel:
 
     Args:
         model: Result of `supclap_from_clap`, or a model with the same tower types, pooler pooling and no logit bias.
-            Adapters must be merged.
-
-    Returns:
-        A model with a copy of the weights (float32, evaluation mode).
+            Its weights are copied; adapters must be merged.
 
     Raises:
         ValueError: `ClapModel` does not support the towers, the pooling or the logit bias of the model.
@@ -133,8 +119,5 @@ def processor_from_clap(processor: ClapProcessor) -> SupCLAPProcessor:
     10 s crop of the collator. Fused checkpoints can be used, but their fusion layers are unused and get no gradient.
 
     The processor raises if the sampling rate is not 48 kHz. The collator resamples recordings when it reads them.
-
-    Args:
-        processor: The transformers `ClapProcessor`.
     """
     return SupCLAPProcessor(processor.feature_extractor, processor.tokenizer)

@@ -1,4 +1,4 @@
-"""Read the tensors of public checkpoints safely: code inside a checkpoint file is never executed."""
+"""Read the tensors of public checkpoints. Code inside a checkpoint file is never executed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import hashlib
 import json
 import pathlib
 import pickle
-import re
 import zipfile
 from _codecs import encode
 from collections.abc import Iterator, Mapping
@@ -27,12 +26,10 @@ from ..hub_ids import is_hub_id
 from ..strict_loading import damaged
 from .provenance import known_license
 
-# Names of weight files in order of preference; an index lists the files of a sharded checkpoint.
+# Weight files in order of preference; an index lists the files of a sharded checkpoint.
 WEIGHT_FILES = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
+    *("model.safetensors", "model.safetensors.index.json"),
+    *("pytorch_model.bin", "pytorch_model.bin.index.json"),
 )
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 # Files other than weights: configurations, tokenizer files, and the card with the license.
@@ -64,7 +61,7 @@ class Checkpoint:
         origin: Hub id, or name of the file or folder.
         files: The weight files.
         tensors: Dict from name to tensor, without the prefix `module.`.
-        config: Content of `config.json` in the same folder as the weights; empty if there is no such file.
+        config: Content of `config.json` next to the weights; empty if there is no such file.
         revision: Commit of the Hub repository; None for local files.
         license: Hub license identifier from the model card; None if unknown.
         not_read: Names of ignored entries in the file, such as the optimizer.
@@ -111,8 +108,8 @@ def read_checkpoint(origin: str | Path, revision: str | None = None) -> Checkpoi
     name, commit = path.resolve().name, None
     if not path.exists():
         path, name, commit = _download(str(origin), revision)
-
     files = _weight_files(path) if path.is_dir() else (path,)
+
     tensors: dict[str, torch.Tensor] = {}
     not_read: list[str] = []
     for file in files:
@@ -146,10 +143,6 @@ def get_state_dict(loaded: Any, name: str) -> tuple[dict[str, torch.Tensor], lis
 
     Legacy fairseq saves an `embed_tokens` module in addition to the state dict; its weight is added.
 
-    Args:
-        loaded: Content of the file.
-        name: File name to show in error messages.
-
     Returns:
         Dict from name to tensor, and the names of all other entries in the file.
 
@@ -161,10 +154,8 @@ def get_state_dict(loaded: Any, name: str) -> tuple[dict[str, torch.Tensor], lis
 
     tensors, others = dict(loaded), []
     for container in ("state_dict", "model"):
-        if isinstance(loaded.get(container), Mapping):
-            tensors, others = dict(loaded[container]), list(map(str, loaded))
-            others.remove(container)
-            break
+        if not others and isinstance(loaded.get(container), Mapping):
+            tensors, others = dict(loaded[container]), [str(entry) for entry in loaded if entry != container]
 
     if "embed_tokens" in others:
         others.remove("embed_tokens")
@@ -218,13 +209,11 @@ def _weight_files(folder: Path) -> tuple[Path, ...]:
         if path.is_file():
             return (path,)
 
-    paths = sorted(path for path in folder.iterdir() if path.suffix in WEIGHT_SUFFIXES)
+    paths = tuple(sorted(path for path in folder.iterdir() if path.suffix in WEIGHT_SUFFIXES))
     if len(paths) != 1:
         names = ", ".join(path.name for path in paths) or "none"
-        raise ValueError(
-            f"{folder} must contain one checkpoint ({' or '.join(WEIGHT_FILES[::2])}, or one file); has {names}"
-        )
-    return (paths[0],)
+        raise ValueError(f"{folder} must contain one checkpoint, such as {WEIGHT_FILES[0]}; has {names}")
+    return paths
 
 
 def _read_json(path: Path, key: str | None = None) -> dict[str, Any]:
@@ -254,7 +243,7 @@ def _load(path: Path) -> Any:
             # torch.save writes a zip archive, or before torch 1.6 a pickle of protocol 2.
             may_be_a_pickle = zipfile.is_zipfile(path) or file.read(1) == pickle.PROTO
         if isinstance(error, pickle.UnpicklingError) and may_be_a_pickle:
-            raise ValueError(_explain_refusal(path, error)) from error
+            raise ValueError(_explain_refusal(path, str(error))) from error
         if isinstance(error, MemoryError) or "alloc_cpu" in str(error):  # the latter is torch's RuntimeError
             size = path.stat().st_size
             raise ValueError(f"{path} has {size:,} bytes but needs far more memory; refused as unsafe") from error
@@ -281,28 +270,19 @@ def _memory_in_proportion(path: Path) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def _explain_refusal(path: Path, error: Exception) -> str:
-    """Return an error message that explains why a pickle was refused and how to extract its tensors."""
+def _explain_refusal(path: Path, error: str) -> str:
+    """Return an error message with the reason why torch refused a pickle, and how to extract its tensors."""
+    # torch's message has the cause in one line, between lines of advice.
+    last_line = error.partition("\n\nCheck the doc")[0].strip().rpartition("\n")[2]
+    reason = last_line.partition("WeightsUnpickler error:")[2] or last_line
+    reason = reason.partition(". Please")[0].strip(" .")
+    if "Unsupported operand" in error:  # an opcode of a later protocol than torch's default
+        reason = "its pickle protocol is above 2"
     keep = "{k: c[k] for k in ('state_dict', 'model', 'embed_tokens') if k in c} or c"
     return (
-        f"{path} is a pickle that {_find_reason(path, error)}. Loading it could run code, so it is refused. "
+        f"{path} is a pickle that could run code, and torch refuses to load it: {reason}. "
         "If you trust its authors, extract the tensors in an environment that has its classes:\n"
         "  python -c \"import sys, torch; c = torch.load(sys.argv[1], map_location='cpu', weights_only=False); "
         f'torch.save({keep}, sys.argv[2])" {path.name} tensors.pt\n'
         "and convert tensors.pt"
     )
-
-
-def _find_reason(path: Path, error: Exception) -> str:
-    """Return the reason why `torch.load(weights_only=True)` refused a pickle."""
-    if "Unsupported operand" in str(error):  # an opcode of a later protocol than torch's default
-        return "was saved with a pickle protocol above 2, which torch.load(weights_only=True) does not support"
-    if zipfile.is_zipfile(path):
-        with torch.serialization.safe_globals(ALLOWED):
-            foreign = torch.serialization.get_unsafe_globals_in_checkpoint(str(path))
-        if foreign:
-            return f"contains more than tensors: {', '.join(sorted(set(foreign)))}"
-
-    # After its general advice, torch's message has one line with the cause.
-    cause = re.search(r"^(?!Weights only load failed|Please file|Check the doc)\S.*?(?=\.?$)", str(error), re.MULTILINE)
-    return f"contains more than tensors: {cause[0] if cause else 'an unknown object'}"

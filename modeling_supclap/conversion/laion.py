@@ -1,8 +1,6 @@
 """Convert LAION's own CLAP files (`lukewys/laion_clap`) to a transformers `ClapModel`, for `supclap_from_clap`.
 
-Only files with HTSAT and RoBERTa are supported. In addition to the `ClapModel` weights, they contain a tagging head,
-two unused transforms, attention masks of the shifted windows, and front-end constants (mel filters). The front end must
-match `laion_feature_extractor`.
+Only files with HTSAT and RoBERTa are supported. Their front end must match `laion_feature_extractor`.
 """
 
 from __future__ import annotations
@@ -31,8 +29,6 @@ HTSAT_ASIDE = {
     r"layers\.\d+\.blocks\.\d+\.attn_mask$": "attention masks (recomputed)",
     r"(spectrogram_extractor|logmel_extractor)\.": "front end (same as ours)",
 }
-# The published sizes, which cannot be derived from tensor shapes.
-HTSAT_SIZES = {"spec_size": 256, "patch_size": 4}
 HTSAT = "audio_branch."
 ROBERTA = "text_branch."
 FILTERS = "logmel_extractor.melW"
@@ -52,15 +48,8 @@ BERT_HEAD_DIM = 64
 def clap_from_laion(tensors: Mapping[str, torch.Tensor], origin: str) -> tuple[ClapModel, dict[str, int]]:
     """Build a `ClapModel` from the tensors of a LAION-CLAP file.
 
-    Args:
-        tensors: State dict of the file, without the prefix `module.`.
-        origin: Checkpoint name to show in error messages.
-
     Returns:
         The model (float32, evaluation mode), and a dict from description to number of unused tensors.
-
-    Raises:
-        ValueError: The file has a different layout (a PANN audio tower, another text tower) or front end.
     """
     kept, aside = Tensors(tensors, origin).set_aside(ASIDE)
     expected = torch.from_numpy(laion_feature_extractor().mel_filters_slaney).float()
@@ -85,23 +74,16 @@ def clap_from_laion(tensors: Mapping[str, torch.Tensor], origin: str) -> tuple[C
 def laion_feature_extractor(fused: bool = False) -> ClapFeatureExtractor:
     """Return the feature extractor of LAION's checkpoints: 10 s at 48 kHz, 64 mel bands from 50 to 14,000 Hz.
 
-    Args:
-        fused: Whether the model has fusion layers for long clips. Fused models use different mel filters.
+    Models with fusion layers for long clips use different mel filters.
     """
     return ClapFeatureExtractor(frequency_min=50, frequency_max=14_000, truncation="fusion" if fused else "rand_trunc")
 
 
 def htsat_from_tensors(tensors: Tensors) -> tuple[dict[str, torch.Tensor], dict[str, int], dict[str, Any]]:
-    """Convert HTSAT tensors to `ClapAudioModel` tensors and configuration fields.
-
-    Args:
-        tensors: Tensors of the HTSAT audio tower, with the original names.
+    """Convert the tensors of an HTSAT audio tower to `ClapAudioModel`.
 
     Returns:
         The renamed tensors, a dict from description to number of unused tensors, and the configuration fields.
-
-    Raises:
-        ValueError: The tensors do not belong to an HTSAT model.
     """
     if "conv_block1.conv1.weight" in tensors:
         raise ValueError(
@@ -109,14 +91,11 @@ def htsat_from_tensors(tensors: Tensors) -> tuple[dict[str, torch.Tensor], dict[
         )
 
     kept, aside = tensors.set_aside(HTSAT_ASIDE)
-    encoder = Tensors({}, tensors.origin)
-    for name, value in kept.rename(HTSAT_NAMES).items():
-        if ".attention.self.qkv." not in name:
-            encoder[name] = value
-            continue
+    encoder = kept.rename(HTSAT_NAMES)
+    for fused in [name for name in encoder if ".attention.self.qkv." in name]:
         # Split the fused projection into query, key and value: (3 d, ...) -> three times (d, ...)
-        for part, rows in zip(("query", "key", "value"), value.chunk(3), strict=True):
-            encoder[name.replace(".qkv.", f".{part}.")] = rows
+        for part, rows in zip(("query", "key", "value"), encoder.pop(fused).chunk(3), strict=True):
+            encoder[fused.replace(".qkv.", f".{part}.")] = rows
 
     return under("audio_encoder.", encoder), aside, _htsat_fields(encoder)
 
@@ -126,17 +105,14 @@ def _htsat_fields(encoder: Tensors) -> dict[str, Any]:
     stages = encoder.count_layers("layers.")
     table = "blocks.0.attention.self.relative_position_bias_table"
     offsets = encoder.get_shape(f"layers.0.{table}", 2)[0]
-    depths, heads = [], []
-    for stage in range(stages):
-        depths.append(encoder.count_layers(f"layers.{stage}.blocks."))
-        heads.append(encoder.get_shape(f"layers.{stage}.{table}", 2)[1])
 
     config: dict[str, Any] = {
-        **HTSAT_SIZES,
+        "spec_size": 256,  # this and patch_size, as published, because tensor shapes do not contain them
+        "patch_size": 4,
         "patch_embeds_hidden_size": width,
         "hidden_size": width * 2 ** (stages - 1),
-        "depths": depths,
-        "num_attention_heads": heads,
+        "depths": [encoder.count_layers(f"layers.{stage}.blocks.") for stage in range(stages)],
+        "num_attention_heads": [encoder.get_shape(f"layers.{stage}.{table}", 2)[1] for stage in range(stages)],
         "num_hidden_layers": stages,
         "num_mel_bins": encoder.get_shape("batch_norm.weight", 1)[0],
         # A window has (2 window_size - 1)^2 relative positions.

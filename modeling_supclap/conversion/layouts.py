@@ -1,7 +1,4 @@
-"""Recognise the layout of a public checkpoint by its tensor names, and convert it to one of our models.
-
-Every tensor of a checkpoint must match its layout. Otherwise the error message names the tensors that do not match.
-"""
+"""Recognise the layout of a public checkpoint by its tensor names, and convert it to one of our models."""
 
 from __future__ import annotations
 
@@ -39,8 +36,8 @@ FUSION_REMARK = (
     "longer recordings into chunks of 10 s"
 )
 
+# A model, its feature extractor, and a dict from description to number of unused tensors.
 Converted = tuple[PreTrainedModel, SequenceFeatureExtractor | None, Mapping[str, int]]
-"""A model, its feature extractor, and a dict from description to number of unused tensors."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +50,7 @@ class Layout:
         marks: Regular expressions. A checkpoint has this layout if each expression matches the start of at least one
             tensor name.
         convert: Function that converts a checkpoint to our model.
-        patch_mels: Mel bands per patch, to distinguish layouts with equal tensor names. None skips this check.
+        patch_mels: Mel bands per patch, to distinguish layouts with equal tensor names.
         licenses: Dict from model part to Hub license identifier, which overrides the license in the model card. The
             key "" applies to all other parts if the card has no license.
         remark: Note for the user.
@@ -77,14 +74,11 @@ class Layout:
 
     def fits(self, tensors: Mapping[str, torch.Tensor]) -> bool:
         """Return whether the tensors have this layout."""
-        for mark in self.marks:
-            if not any(re.match(mark, name) for name in tensors):
-                return False
-
         for name, value in tensors.items():
-            if self.patch_mels is not None and name.endswith("patch_embed.proj.weight"):
-                return value.ndim == 4 and value.shape[2] == self.patch_mels
-        return True
+            is_patch = self.patch_mels is not None and name.endswith("patch_embed.proj.weight")
+            if is_patch and value.shape[2:3] != (self.patch_mels,):
+                return False
+        return all(any(re.match(mark, name) for name in tensors) for mark in self.marks)
 
 
 @dataclass(frozen=True)
@@ -119,7 +113,7 @@ def recognise(tensors: Mapping[str, torch.Tensor], origin: str, kind: str = "aut
     Args:
         tensors: Dict from name to tensor, with all tensors of the checkpoint.
         origin: Checkpoint name to show in error messages.
-        kind: Expected kind of layout, one of `KINDS`; "auto" accepts every kind.
+        kind: Expected kind of layout, such as "ced"; "auto" accepts every kind.
 
     Raises:
         ValueError: `kind` is unknown, or the layout is unknown or has a different kind.
@@ -127,19 +121,15 @@ def recognise(tensors: Mapping[str, torch.Tensor], origin: str, kind: str = "aut
     if kind not in ("auto", *KINDS):
         raise ValueError(f"unknown kind {kind!r}; give auto or one of {', '.join(KINDS)}")
 
-    for layout in LAYOUTS:
-        if not layout.fits(tensors):
-            continue
-        if kind not in ("auto", layout.kind):
-            raise ValueError(f"{origin} has the layout {layout.name}, of kind {layout.kind!r}, not {kind!r}")
-        return layout
-
-    names = ", ".join(sorted(tensors)[:8])
-    known = "\n  ".join(layout.name for layout in LAYOUTS)
-    raise ValueError(
-        f"{origin} has an unknown layout. The first of its {len(tensors)} tensors are {names}.\n"
-        f"Known layouts:\n  {known}"
-    )
+    layout = next((layout for layout in LAYOUTS if layout.fits(tensors)), None)
+    if layout is None:
+        raise ValueError(
+            f"{origin} has an unknown layout; the first of its {len(tensors)} tensors are {sorted(tensors)[:8]}. "
+            f"Known layouts: {'; '.join(layout.name for layout in LAYOUTS)}"
+        )
+    if kind not in ("auto", layout.kind):
+        raise ValueError(f"{origin} has the layout {layout.name}, of kind {layout.kind!r}, not {kind!r}")
+    return layout
 
 
 def convert_checkpoint(checkpoint: Checkpoint, kind: str = "auto", part: str = "whole") -> Conversion:
@@ -180,10 +170,7 @@ def convert_checkpoint(checkpoint: Checkpoint, kind: str = "auto", part: str = "
 def _get_parts(model: PreTrainedModel, is_audio: bool, checkpoint: Checkpoint, layout: Layout) -> tuple[Origin, ...]:
     """Return the origin of each model part: the towers, the projections and the logit scale."""
     tower = "" if isinstance(model, SupCLAPModel) else "audio_model." if is_audio else "text_model."
-    tensors: Counter[str] = Counter()
-    for name in model.state_dict():
-        tensors[(tower + name).split(".")[0]] += 1
-
+    tensors = Counter((tower + name).split(".")[0] for name in model.state_dict())
     parameters: Counter[str] = Counter()
     for name, value in model.named_parameters():
         parameters[(tower + name).split(".")[0]] += value.numel()
@@ -210,9 +197,6 @@ def _get_parts(model: PreTrainedModel, is_audio: bool, checkpoint: Checkpoint, l
     return tuple(parts)
 
 
-# ---- one function per family: checkpoint -> (model, feature extractor, number of unused tensors) ----
-
-
 def _convert_ced(checkpoint: Checkpoint) -> Converted:
     model, aside = ced_from_tensors(checkpoint.tensors, checkpoint.origin, checkpoint.config)
     return model, _load_ced_feature_extractor(checkpoint, model), aside
@@ -229,12 +213,12 @@ def _load_ced_feature_extractor(checkpoint: Checkpoint, model: CEDModel) -> CEDF
     described = CEDFeatureExtractor.from_config(model.config)
     for each in (extractor, described):  # f_max=None means half the sampling rate
         each.f_max = each.f_max or each.sampling_rate / 2
-    differing = {}
     for name in ("n_fft", "win_size", "hop_size", "f_min", "f_max", "center", "feature_size"):
-        if getattr(extractor, name) != getattr(described, name):
-            differing[name] = (getattr(extractor, name), getattr(described, name))
-    if differing:
-        raise ValueError(f"{checkpoint.origin}: feature extractor and config.json differ in {differing}")
+        values = getattr(extractor, name), getattr(described, name)
+        if values[0] != values[1]:
+            raise ValueError(
+                f"{checkpoint.origin}: {name} is {values[0]} for the extractor, {values[1]} in config.json"
+            )
     return extractor
 
 

@@ -1,7 +1,6 @@
 """Convert ML-CLAP (Yan et al., 2024, arXiv 2406.07012) and GLAP (Dinkel et al., 2025, arXiv 2506.11350).
 
-Both files contain an audio encoder (CED in ML-CLAP, Dasheng in GLAP), SONAR and two projections, with the same tensor
-names.
+Both contain an audio encoder (CED in ML-CLAP, Dasheng in GLAP), SONAR and two projections, with the same tensor names.
 """
 
 from __future__ import annotations
@@ -39,9 +38,6 @@ def supclap_from_ml_clap(
 
     Returns:
         The model (float32, evaluation mode), and a dict from description to number of unused tensors.
-
-    Raises:
-        ValueError: The file has a different layout, or its temperature is missing or not positive.
     """
     whole = Tensors(tensors, origin)
     audio, aside = ced_from_tensors(whole.below(AUDIO), f"the audio encoder of {origin}")

@@ -47,18 +47,11 @@ GPT2_PADDING, GPT2_BLANK, GPT2_END = "!", "Ġ", "<|endoftext|>"
 def supclap_from_msclap(
     tensors: Mapping[str, torch.Tensor], origin: str
 ) -> tuple[SupCLAPModel, MSCLAPFeatureExtractor, dict[str, int]]:
-    """Build a `SupCLAPModel` and its feature extractor from the tensors of an MS-CLAP file (2022 or 2023).
-
-    Args:
-        tensors: Dict from name to tensor, with all tensors under "model" in the file.
-        origin: Checkpoint name to show in error messages.
+    """Build a `SupCLAPModel` and its feature extractor from the tensors under "model" of an MS-CLAP file.
 
     Returns:
         The model (float32, evaluation mode), its feature extractor, and a dict from description to number of unused
         tensors.
-
-    Raises:
-        ValueError: The file has a different layout or front end.
     """
     given = Tensors(tensors, origin)
     audio, audio_config, extractor, audio_aside = _audio_tower(given)
@@ -85,14 +78,7 @@ def supclap_from_msclap(
 
 
 def prepare_gpt2_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Set the padding and end tokens of MS-CLAP 2023 on GPT-2's tokenizer, in place.
-
-    Args:
-        tokenizer: The tokenizer of `openai-community/gpt2`.
-
-    Raises:
-        ValueError: The tokenizer is not GPT-2's.
-    """
+    """Set the padding and end tokens of MS-CLAP 2023 on GPT-2's tokenizer, in place; raise for another tokenizer."""
     vocabulary = tokenizer.get_vocab()
     if vocabulary.get(GPT2_PADDING) != 0 or not {GPT2_BLANK, GPT2_END} <= vocabulary.keys():
         raise ValueError(f"this {type(tokenizer).__name__} is not GPT-2's; use the tokenizer openai-community/gpt2")
@@ -118,9 +104,8 @@ def _audio_tower(
         extractor, prefix = MSCLAPFeatureExtractor(filter_rate_hz=None, max_length_s=5), AUDIO
         kept, aside = tensors.below(AUDIO).set_aside(CNN14_ASIDE)
         cnn14 = kept.rename(CNN14_NAMES)
-        channels = []
-        for index in range(cnn14.count_layers("conv_blocks.")):
-            channels.append(cnn14.get_shape(f"conv_blocks.{index}.conv1.weight", 4)[0])
+        num_blocks = cnn14.count_layers("conv_blocks.")
+        channels = [cnn14.get_shape(f"conv_blocks.{index}.conv1.weight", 4)[0] for index in range(num_blocks)]
         width, n_mels = cnn14.get_shape("fc1.weight", 2)[0], cnn14.get_shape("bn0.weight", 1)[0]
         audio, config = cnn14, CNN14Config(hidden_size=width, channels=channels, n_mels=n_mels)
 

@@ -1,8 +1,7 @@
 """Record the origin of a model's weights, and derive the license of the whole model.
 
-Conversions and training runs write `provenance.json` into the model folder: a list with one entry per model part. Later
-training runs and the model card read this file. If it does not exist, the origin is the Hub id or folder in the tower's
-configuration, and the license is read from the tower's model card.
+Conversions and training runs write `provenance.json` into the model folder: a list with one entry per model part.
+Without this file, the origin of a tower is the Hub id or folder in its configuration.
 """
 
 from __future__ import annotations
@@ -45,14 +44,16 @@ PERMISSIVE = {"apache-2.0", "mit", "bsd-2-clause", "bsd-3-clause", "cc0-1.0", "c
 class Origin:
     """Origin of the weights of one model part: an entry in `provenance.json`.
 
+    All fields after `license` are recorded for converted checkpoints only.
+
     Args:
         part: Name of the model part. For a converted `SupCLAPModel`, a submodule such as `audio_model`; for a training
             run, `audio tower`, `text tower` or `whole model`.
         kind: Model type, such as `ced` or `m2m_100`; empty if the part has no model type.
         source: Hub id, file name, folder name or URL of the checkpoint; empty for random weights.
-        license: Hub license identifier, from the checkpoint or fixed for its layout; empty if unknown.
-        sha256: Checksum of the weight files; only for converted checkpoints.
-        layout: Name of the recognised layout; only for converted checkpoints.
+        license: Hub license identifier; empty if unknown.
+        sha256: Checksum of the weight files.
+        layout: Name of the recognised layout.
         tensors: Number of tensors.
         revision: Commit of the Hub repository.
         files: Names of the weight files.
@@ -78,17 +79,11 @@ class Origin:
 
 def known_license(repository: str) -> str:
     """Return the license of a Hub repository from `KNOWN_LICENSES`, or "" if it is not listed."""
-    for pattern, license in KNOWN_LICENSES.items():
-        if re.fullmatch(pattern, repository):
-            return license
-    return ""
+    return next((license for pattern, license in KNOWN_LICENSES.items() if re.fullmatch(pattern, repository)), "")
 
 
 def read_provenance(folder: str | Path) -> list[dict[str, Any]]:
-    """Read the entries in a folder's `provenance.json`. Returns an empty list if there is no such file.
-
-    Args:
-        folder: Model folder; it need not exist.
+    """Read the entries in a folder's `provenance.json`; the list is empty if there is no such file.
 
     Raises:
         ValueError: The file is not a list of mappings with the keys `part` and `source`.
@@ -137,20 +132,15 @@ def license_of(parts: Iterable[Origin]) -> str:
     >>> license_of([Origin("audio tower", "ced", "mispeech/ced-base", "apache-2.0"), Origin("text tower", "bert")])
     'apache-2.0'
     """
-    stated, bound = set(), set()
-    lacks, towers_lack = False, False
-    for part in parts:
-        stated.add(part.license)
-        if "-nc" in part.license:
-            bound.add(part.license)
-        lacks = lacks or bool(part.source and not part.license)
-        towers_lack = towers_lack or (part.part != "whole model" and not part.license)
-    if bound:
-        return bound.pop() if len(bound) == 1 else "other"
+    parts = list(parts)
+    licenses = {part.license for part in parts} - {""}
+    if non_commercial := [license for license in licenses if "-nc" in license]:
+        return non_commercial[0] if len(non_commercial) == 1 else "other"
 
     # If training continued from a model without a license, the licenses of its towers suffice.
-    is_known = not (lacks and towers_lack)
-    return "apache-2.0" if stated - {""} <= PERMISSIVE and is_known else "other"
+    lacks = any(part.source and not part.license for part in parts)
+    towers_lack = any(part.part != "whole model" and not part.license for part in parts)
+    return "apache-2.0" if licenses <= PERMISSIVE and not (lacks and towers_lack) else "other"
 
 
 def stated_license(source: str) -> str:

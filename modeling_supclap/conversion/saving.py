@@ -26,15 +26,13 @@ NLLB_ENGLISH = ("eng_Latn", 256_047)
 def save_conversion(
     conversion: Conversion, folder: str | Path, tokenizer: PreTrainedTokenizerBase | None = None, verify: bool = False
 ) -> None:
-    """Save a converted model with its processor and `provenance.json`.
-
-    All files are written to a temporary folder, which is then renamed. An interrupted run leaves no incomplete folder.
+    """Save a converted model with its processor and `provenance.json`, atomically.
 
     Args:
         conversion: The conversion to save.
         folder: Output folder. It must be empty or not exist.
-        tokenizer: Tokenizer of the text tower; `prepare_tokenizer` changes it in place. If None, a two-tower model is
-            saved with its feature extractor but without a processor.
+        tokenizer: Tokenizer of the text tower, changed in place. If None, a two-tower model is saved with its feature
+            extractor but without a processor.
         verify: Whether to reload the saved model and compare it with the converted one; see `verify_saved`.
 
     Raises:
@@ -59,15 +57,7 @@ def save_conversion(
 
 
 def prepare_tokenizer(conversion: Conversion, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Apply the checkpoint's tokenizer settings in place, and check that the token ids match the text tower.
-
-    Args:
-        conversion: Conversion of a two-tower model or a text tower.
-        tokenizer: The tokenizer to save with the model.
-
-    Raises:
-        ValueError: The model has no text tower, or the tokenizer has a wrong size, padding id or language ids.
-    """
+    """Apply the checkpoint's tokenizer settings in place, and raise if the token ids do not match the text tower."""
     config: Any = getattr(conversion.model.config, "text_config", conversion.model.config)
     if not conversion.reads_text:
         raise ValueError(f"a {type(conversion.model).__name__} has no text tower; leave out the tokenizer")
@@ -91,7 +81,7 @@ def prepare_tokenizer(conversion: Conversion, tokenizer: PreTrainedTokenizerBase
 
 
 def _save_inputs(conversion: Conversion, folder: Path, tokenizer: PreTrainedTokenizerBase | None) -> None:
-    """Save the processor. For a single tower or without a tokenizer, save only the feature extractor or tokenizer."""
+    """Save the processor; for a single tower or without a tokenizer, the feature extractor or the tokenizer."""
     extractor = conversion.feature_extractor
     if isinstance(conversion.model, SupCLAPModel) and extractor is not None and tokenizer is not None:
         processor = SupCLAPProcessor(extractor, tokenizer, plain_captions=conversion.layout.plain_captions)
@@ -103,16 +93,9 @@ def _save_inputs(conversion: Conversion, folder: Path, tokenizer: PreTrainedToke
 
 
 def verify_saved(conversion: Conversion, folder: str | Path) -> None:
-    """Reload a saved model and check that it equals the converted one.
+    """Reload a saved model and raise ValueError unless it equals the converted one.
 
-    Weights must be equal. Embeddings of a test input must be close (rtol 1e-4, atol 1e-5).
-
-    Args:
-        conversion: The saved conversion.
-        folder: Folder of the saved model.
-
-    Raises:
-        ValueError: Weights are missing or differ, or an embedding differs or is not finite.
+    Weights must be equal. Embeddings of a test input must be finite and close (rtol 1e-4, atol 1e-5).
     """
     model: Any = conversion.model
     name = type(model).__name__
@@ -132,9 +115,9 @@ def verify_saved(conversion: Conversion, folder: str | Path) -> None:
     for key, value in model.state_dict().items():
         if not torch.equal(written[key], value):
             raise ValueError(f"the saved {name} has other weights than the converted model, for example {key}")
-    seen = _embed_probe(loaded.eval(), conversion.feature_extractor)
+    saved = _embed_probe(loaded.eval(), conversion.feature_extractor)
     for part, value in expected.items():
-        if not torch.allclose(seen[part], value, 1e-4, 1e-5):
+        if not torch.allclose(saved[part], value, 1e-4, 1e-5):
             raise ValueError(f"the {part} embedding of the saved {name} differs from that of the converted model")
 
 

@@ -43,30 +43,24 @@ def sonar_from_tensors(
     Args:
         tensors: Dict from name to tensor (387 tensors with 24 layers).
         origin: Checkpoint name to show in error messages.
-        config: Content of `config.json`. If None or empty, the configuration is derived from the tensor shapes, with a
-            head width of 64.
+        config: Content of `config.json`. If None or empty, the configuration is derived from the tensor shapes.
 
     Returns:
         The encoder (float32, evaluation mode), and a dict from description to number of unused tensors.
-
-    Raises:
-        ValueError: The checkpoint has a different layout, or the configuration does not match it.
     """
     fields = dict(config or {})
     if fields and (kind := fields.pop("model_type", None)) != M2M100Config.model_type:
         raise ValueError(f"{origin} has weights of an M2M100 encoder, but its config.json is of {kind!r}")
 
     whole = Tensors(tensors, origin)
-    if FAIRSEQ2_EMBEDDING in whole:
-        aside: dict[str, int] = {}
-        encoder = whole.rename(FAIRSEQ2_NAMES)
+    is_fairseq2 = FAIRSEQ2_EMBEDDING in whole
+    kept, aside = whole.set_aside({} if is_fairseq2 else ASIDE)
+    encoder = kept.rename(FAIRSEQ2_NAMES if is_fairseq2 else FAIRSEQ2_NAMES[-1:])
+    if is_fairseq2:
         encoder.get_shape(EMBEDDING, 2)
         embedding = encoder[EMBEDDING].clone()
         embedding[:4] = encoder[EMBEDDING][FROM_FAIRSEQ2_ROWS]
         encoder[EMBEDDING] = embedding
-    else:
-        kept, aside = whole.set_aside(ASIDE)
-        encoder = kept.rename(((r"^encoder\.", ""),))
 
     own_config = M2M100Config(**fields) if fields else _config_from_shapes(encoder)
     return encoder.build(SonarTextModel, own_config), aside

@@ -1,8 +1,9 @@
-"""Helpers for all conversions: rename tensors, read their shapes, and load them into a model with strict checks."""
+"""Rename tensors, read their shapes, and load them into a model with strict checks."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -24,28 +25,17 @@ class Tensors(dict[str, torch.Tensor]):
         self.origin = origin
 
     def build(self, model_class: Callable[..., Any], *args: Any) -> Any:
-        """Build a model and load exactly these tensors into it (float32, evaluation mode).
-
-        Args:
-            model_class: Class of the model.
-            *args: Arguments of `model_class`: the configuration, and optionally the towers.
-
-        Raises:
-            ValueError: Tensor names or shapes do not match the model.
-        """
+        """Build `model_class(*args)` and load exactly these tensors into it (float32, evaluation mode)."""
         with no_init_weights():
             model = model_class(*args)
         fill_exactly(model, self, self.origin)
         return model.eval()
 
     def rename(self, rules: Sequence[tuple[str, str]]) -> Tensors:
-        """Return the tensors with new names.
+        """Return the tensors with new names; raise if two tensors would have the same name.
 
         Args:
             rules: Pairs (regular expression, replacement). For each name, the first matching rule applies.
-
-        Raises:
-            ValueError: Two tensors would have the same name.
         """
         renamed = Tensors({}, self.origin)
         for name in sorted(self):
@@ -78,33 +68,23 @@ class Tensors(dict[str, torch.Tensor]):
         Returns:
             The remaining tensors, and a dict from description to number of removed tensors.
         """
-        kept = Tensors({}, self.origin)
-        counts: dict[str, int] = {}
-        for name, value in self.items():
+        kept = Tensors(self, self.origin)
+        counts: Counter[str] = Counter()
+        for name in self:
             for pattern, reason in reasons.items():
-                if re.match(pattern, name):
-                    counts[reason] = counts.get(reason, 0) + 1
-                    break
-            else:
-                kept[name] = value
+                if name in kept and re.match(pattern, name):
+                    counts[reason] += 1
+                    del kept[name]
 
-        return kept, counts
+        return kept, dict(counts)
 
     def count_layers(self, prefix: str) -> int:
         """Return the number of layers with names `<prefix><index>.`: the highest index + 1."""
-        count = 0
-        for name in self:
-            if match := re.match(re.escape(prefix) + r"(\d+)\.", name):
-                count = max(count, int(match[1]) + 1)
-
-        return count
+        matches = [re.match(re.escape(prefix) + r"(\d+)\.", name) for name in self]
+        return max((int(match[1]) + 1 for match in matches if match), default=0)
 
     def count_heads(self, width: int, head_dim: int) -> int:
-        """Return the number of attention heads, width / head_dim.
-
-        Raises:
-            ValueError: `width` is not a multiple of `head_dim`.
-        """
+        """Return the number of attention heads, width / head_dim; raise if it is not a whole number."""
         if width % head_dim:
             raise ValueError(
                 f"{self.origin} has width {width}, not a multiple of the published head width {head_dim}. Give a "
@@ -113,11 +93,7 @@ class Tensors(dict[str, torch.Tensor]):
         return width // head_dim
 
     def get_shape(self, name: str, axes: int) -> tuple[int, ...]:
-        """Return the shape of a tensor.
-
-        Raises:
-            ValueError: The tensor is missing, or does not have `axes` axes.
-        """
+        """Return the shape of a tensor; raise if the tensor is missing or does not have `axes` axes."""
         if name not in self:
             raise ValueError(f"{self.origin} lacks {name}; among its {len(self)} tensors are {sorted(self)[:3]}")
         shape = tuple(self[name].shape)
@@ -159,10 +135,10 @@ def under(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.T
 
 
 def fill_exactly(model: nn.Module, tensors: Mapping[str, torch.Tensor], origin: str) -> None:
-    """Load tensors into a model; their names and shapes must match exactly.
+    """Load tensors into a model, in place; their names and shapes must match exactly.
 
     Args:
-        model: The model, changed in place.
+        model: The model.
         tensors: Dict from name to tensor, with all parameters and persistent buffers of the model.
         origin: Checkpoint name to show in error messages.
 
@@ -170,7 +146,6 @@ def fill_exactly(model: nn.Module, tensors: Mapping[str, torch.Tensor], origin: 
         ValueError: Names or shapes differ. In this case the model is unchanged.
     """
     expected = model.state_dict()
-
     reshaped = []
     for name in sorted(expected.keys() & tensors.keys()):
         if tensors[name].shape != expected[name].shape:
@@ -187,10 +162,6 @@ def fill_exactly(model: nn.Module, tensors: Mapping[str, torch.Tensor], origin: 
 
 def refuse_faults(origin: str, target: str, faults: Mapping[str, list[str]]) -> None:
     """Raise ValueError if any fault has tensors; the message shows their number and the first names."""
-    messages = []
-    for fault, names in faults.items():
-        if names:
-            messages.append(f"{len(names)} {fault} ({', '.join(names[:3])})")
-
+    messages = [f"{len(names)} {fault} ({', '.join(names[:3])})" for fault, names in faults.items() if names]
     if messages:
         raise ValueError(f"{origin} does not fit {target}: {', '.join(messages)}")

@@ -91,7 +91,7 @@ def test_an_unknown_layout_is_told_what_is_known():
     with pytest.raises(ValueError, match="the origin") as caught:
         convert_checkpoint(checkpoint(tensors))
     told = str(caught.value)
-    assert "conv1.weight, roberta.encoder.layer.0.x, zebra" in told
+    assert "'conv1.weight', 'roberta.encoder.layer.0.x', 'zebra'" in told
     assert all(layout.name in told for layout in LAYOUTS)
 
 
@@ -213,9 +213,9 @@ def test_a_ced_folder(tmp_path, extractor):
 @pytest.mark.parametrize(
     ("extractor", "fields", "message"),
     [
-        ({}, {"hop_size": 320}, r"config.json.*\{'hop_size'.*\(160, 320\)\}"),
-        ({**PREPROCESSOR, "f_min": 50}, {}, r"\{'f_min'.*\(50, 0\)\}"),
-        (PREPROCESSOR, {"f_max": 7000}, r"\{'f_max'.*\(8000.0, 7000\)\}"),
+        ({}, {"hop_size": 320}, r"hop_size.*\b160\b.*\b320\b"),
+        ({**PREPROCESSOR, "f_min": 50}, {}, r"f_min.*\b50\b.*\b0\b"),
+        (PREPROCESSOR, {"f_max": 7000}, r"f_max.*\b8000\.0\b.*\b7000\b"),
     ],
 )
 def test_a_ced_folder_that_contradicts_itself(tmp_path, extractor, fields, message):
