@@ -1,7 +1,6 @@
 """Gradio search page with a search box, an audio player for each hit, and a plot of the scores along each recording.
 
-The page can be deployed as a Hugging Face Space: `launch_page(Searcher("index"), "recordings")`. It serves only the
-indexed recordings, and shows only paths relative to their folder.
+The page can be deployed as a Hugging Face Space: `launch_page(Searcher("index"), "recordings")`.
 """
 
 from __future__ import annotations
@@ -50,7 +49,6 @@ def serve(
 
     Raises:
         FileNotFoundError: The index or the folder of recordings does not exist.
-        ImportError: Gradio or LanceDB is not installed.
         OSError: The address is not available or the port is in use.
     """
     try:
@@ -65,7 +63,7 @@ def serve(
 
 
 def launch_page(searcher: Searcher, recordings: str | Path, **options: Any) -> Any:
-    """Launch the search page and serve the indexed recordings.
+    """Launch the search page and serve the recordings in a folder, and only those that are in the index.
 
     Args:
         searcher: Searcher with the index and its model.
@@ -75,16 +73,9 @@ def launch_page(searcher: Searcher, recordings: str | Path, **options: Any) -> A
     Returns:
         The running `gradio.Blocks`.
     """
-    page = make_page(searcher, recordings)
+    page, root = make_page(searcher, recordings), Path(recordings).resolve()
     app, _, _ = page.launch(css=STYLE, quiet=True, prevent_thread_lock=True, **options)
-    # Insert before Gradio's routes, because one of them matches every path.
-    app.router.routes.insert(0, make_route(searcher, Path(recordings).resolve()))
-    return page
-
-
-def make_route(searcher: Searcher, root: Path) -> Any:
-    """Create a Starlette route that serves recordings from a folder, and only recordings that are in the index."""
-    from starlette.responses import FileResponse, PlainTextResponse
+    from starlette.responses import FileResponse, PlainTextResponse  # installed with Gradio
     from starlette.routing import Route
 
     def send(request: Any) -> Any:
@@ -94,19 +85,13 @@ def make_route(searcher: Searcher, root: Path) -> Any:
             return PlainTextResponse("no such recording", status_code=404)
         return FileResponse(path)
 
-    return Route("/recordings/{name:path}", send)
+    # Insert before Gradio's routes, because one of them matches every path.
+    app.router.routes.insert(0, Route("/recordings/{name:path}", send))
+    return page
 
 
 def find_recordings(searcher: Searcher, recordings: str | Path | None = None) -> Path:
-    """Return the absolute path of the recordings folder.
-
-    Args:
-        searcher: Searcher with the index.
-        recordings: Folder of the recordings; None uses the indexed folder.
-
-    Raises:
-        FileNotFoundError: The folder does not exist.
-    """
+    """Return the absolute path of the recordings folder, the indexed folder by default; raise if it does not exist."""
     root = Path(recordings or searcher.index.about["folder"]).resolve()
     if not root.is_dir():
         raise FileNotFoundError(f"the folder of recordings {root} does not exist; pass their folder with --recordings")
@@ -114,15 +99,7 @@ def find_recordings(searcher: Searcher, recordings: str | Path | None = None) ->
 
 
 def make_page(searcher: Searcher, recordings: str | Path) -> Any:
-    """Build the search page without launching it.
-
-    Args:
-        searcher: Searcher with the index and its model.
-        recordings: Folder of the recordings.
-
-    Returns:
-        The page as `gradio.Blocks`.
-    """
+    """Build the search page as `gradio.Blocks`, without launching it."""
     gradio = _import_gradio()
     root = Path(recordings).resolve()
     languages = [(language.name, code) for code, language in LANGUAGE_TABLE.items()]
@@ -163,13 +140,7 @@ def make_page(searcher: Searcher, recordings: str | Path) -> Any:
 
 
 def render_hits(searcher: Searcher, hits: Sequence[Hit], vector: np.ndarray) -> str:
-    """Render the hits as HTML, with a plot of the scores along each recording.
-
-    Args:
-        searcher: Searcher that computes the scores along each recording.
-        hits: Hits, best first.
-        vector: Query embedding, (d,).
-    """
+    """Render the hits of a query embedding (d,) as HTML, with a plot of the scores along each recording."""
     if not hits:
         return "<p>No indexed recording to search.</p>"
 

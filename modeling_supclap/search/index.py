@@ -1,9 +1,8 @@
 """Search index for a folder of recordings: embeddings of overlapping windows, with start and end times.
 
-The index is a LanceDB store (requires the extra `search`): a folder of Arrow files, local or in object storage. A small
-store is searched exactly in memory; a large store has an approximate index. A second table, the file table, contains
-the size, times, digest and error of each file. With this table, indexing is resumable and incremental: unchanged files
-are skipped. A file is added to the table after its windows, so unfinished files are processed again after a crash.
+The index is a LanceDB store (requires the extra `search`), local or in object storage. A small store is searched
+exactly in memory; a large store has an approximate index. A second table, the file table, contains the size, times,
+digest and error of each file, so that indexing skips unchanged files and can be resumed after a crash.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -34,13 +33,9 @@ from ..evaluation import EmbeddingModel
 APPROXIMATE_FROM_ROWS = 100_000
 # Rebuild the approximate index if the share of new windows exceeds this, because its partitions no longer fit the data.
 _NEW_SHARE = 0.1
-# Size of the memory cache for the approximate index.
-_CACHE_BYTES = 2**29
-# Number of recordings per write.
-_FILES_AT_ONCE = 64
-
-# Required metadata keys of an index.
-_ABOUT = ("model", "fingerprint", "window_seconds", "hop_seconds", "folder")
+_CACHE_BYTES = 2**29  # memory cache for the approximate index
+_FILES_AT_ONCE = 64  # recordings per write
+_ABOUT = ("model", "fingerprint", "window_seconds", "hop_seconds", "folder")  # required metadata of an index
 
 FILES_SCHEMA = pa.schema(
     [
@@ -57,16 +52,13 @@ FILES_SCHEMA = pa.schema(
 
 @dataclass
 class IndexReport:
-    """Summary of a `build_index` call.
+    """Summary of a `build_index` call: numbers of files and windows, and the duration of the call.
 
     Attributes:
-        added: Number of new files.
-        changed: Number of files whose content changed, or that were read again after an error.
+        changed: Number of files with changed content, or that were read again after an error.
         removed: Number of files that no longer exist.
-        unchanged: Number of unchanged files.
         windows: Number of windows in the index.
         unreadable: Dict from the path of an unreadable file to its error message.
-        seconds: Duration of the call.
         recall: Recall@10 of the approximate index compared with exact search. None if search is exact or no windows
             were added.
     """
@@ -93,12 +85,9 @@ class IndexReport:
 
 
 class Stamp(NamedTuple):
-    """Size and times of a file, used to detect files that may have changed.
+    """Size in bytes and times of a file in ns, used to detect files that may have changed.
 
-    Attributes:
-        size: Size in bytes.
-        modified_ns: Modification time (mtime) in ns.
-        changed_ns: Change time (ctime) in ns. Unlike the mtime, programs cannot set the ctime.
+    Unlike the modification time (mtime), programs cannot set the change time (ctime).
     """
 
     size: int
@@ -114,9 +103,7 @@ class _Loaded(NamedTuple):
     """In-memory copy of all windows in one version of the store."""
 
     version: int
-    files: np.ndarray
-    starts_seconds: np.ndarray
-    ends_seconds: np.ndarray
+    columns: dict[str, np.ndarray]
     vectors: np.ndarray
 
 
@@ -151,14 +138,8 @@ class SoundIndex:
         elif dim is None:
             raise FileNotFoundError(missing)
         else:
-            vector = pa.list_(pa.float32(), dim)
-            columns = {
-                "file": pa.string(),
-                "start_seconds": pa.float64(),
-                "end_seconds": pa.float64(),
-                "vector": vector,
-            }
-            schema = pa.schema(columns, metadata=about)
+            columns = {"file": pa.string(), "start_seconds": pa.float64(), "end_seconds": pa.float64()}
+            schema = pa.schema({**columns, "vector": pa.list_(pa.float32(), dim)}, metadata=about)
             self.windows = database.create_table("windows", schema=schema, exist_ok=True)
             self.files = database.create_table("files", schema=FILES_SCHEMA, exist_ok=True)
 
@@ -169,11 +150,7 @@ class SoundIndex:
 
     @property
     def about(self) -> dict[str, str]:
-        """Metadata of the store: model, model fingerprint, window and hop in seconds, and folder of the recordings.
-
-        Raises:
-            ValueError: A key is missing, because another program created the store.
-        """
+        """Metadata of the store; raises ValueError if a key is missing, because another program created the store."""
         metadata = self.windows.schema.metadata or {}
         about = {key.decode(): value.decode() for key, value in metadata.items()}
         if missing := [key for key in _ABOUT if key not in about]:
@@ -187,11 +164,7 @@ class SoundIndex:
         return {row["file"]: row for row in self._read(lambda: self.files.to_arrow()).to_pylist()}
 
     def holds(self, file: str) -> bool:
-        """Return whether the index contains a recording.
-
-        Args:
-            file: Path relative to the indexed folder.
-        """
+        """Return whether the index contains a recording, by its path relative to the indexed folder."""
         query = self.files.search().where(f"file = {quoted(file)}").limit(1)
         return bool(self._read(query.to_list))
 
@@ -205,21 +178,14 @@ class SoundIndex:
         self.files.add(pa.Table.from_pylist([entry.as_row() for entry in entries], schema=FILES_SCHEMA))
 
     def remove(self, files: Sequence[str]) -> None:
-        """Remove files from the index.
-
-        They are removed from the file table first, so that after an interruption the next run reads them again.
-        """
+        """Remove files; from the file table first, so that after an interruption the next run reads them again."""
         for start in range(0, len(files), 500):
             listed = ", ".join(quoted(name) for name in files[start : start + 500])
             self.files.delete(f"file IN ({listed})")
             self.windows.delete(f"file IN ({listed})")
 
     def update_stamps(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Update size and times in the file table, for files with unchanged content.
-
-        Args:
-            rows: Rows of the file table with the new values.
-        """
+        """Replace rows of the file table, for files with new times and unchanged content."""
         if rows:
             table = pa.Table.from_pylist(list(rows), schema=FILES_SCHEMA)
             self.files.merge_insert("file").when_matched_update_all().execute(table)
@@ -227,12 +193,8 @@ class SoundIndex:
     def optimize(self) -> float | None:
         """Merge small fragments, and update the approximate index if there are `APPROXIMATE_FROM_ROWS` or more windows.
 
-        New windows are added to the existing partitions. If more than a tenth of all windows are new, the index is
-        rebuilt.
-
         Returns:
-            Recall@10 of the approximate index compared with exact search, with 20 random windows as queries. None if
-            search is exact or no windows were added.
+            Recall@10 of the approximate index, with 20 random windows as queries; see `IndexReport`.
         """
         rows = self.windows.count_rows()
         new_rows = self.windows.index_stats("vector_idx").num_unindexed_rows if self.is_approximate else rows
@@ -261,17 +223,12 @@ class SoundIndex:
         return bool(self.windows.list_indices())
 
     def draw_vectors(self, count: int, seed: int = 0) -> list[list[float]]:
-        """Sample the embeddings of random windows, as queries for `measure_recall`.
-
-        Args:
-            count: Number of windows.
-            seed: Random seed.
-        """
+        """Sample the embeddings of random windows, as queries for `measure_recall`."""
         indices = np.random.default_rng(seed).choice(self.windows.count_rows(), size=count, replace=False)
         return self.windows.take_offsets(sorted(indices.tolist())).select(["vector"]).to_arrow()["vector"].to_pylist()
 
     def measure_recall(self, vectors: Sequence[Any]) -> float:
-        """Compute the recall@10 of the approximate index compared with exact search, for the given query embeddings."""
+        """Compute the recall@10 of the approximate index compared with exact search, for query embeddings (d,)."""
         num_matches = 0
         for vector in vectors:
             exact = {(row["file"], row["start_seconds"]) for row in self.nearest(vector, 10, exact=True)}
@@ -288,8 +245,7 @@ class SoundIndex:
             exact: Whether to score all windows even if there is an approximate index.
 
         Returns:
-            List of dicts with `file`, `start_seconds`, `end_seconds` and `score`, best first. Equal scores are sorted
-            by file and time.
+            Dicts with `file`, `start_seconds`, `end_seconds` and `score`, best first, then by file and time.
         """
         rows = self._read(self.windows.count_rows)
         limit = min(limit, rows)
@@ -303,17 +259,15 @@ class SoundIndex:
 
     def _nearest_in_memory(self, vector: np.ndarray, limit: int, within: str | None) -> list[dict[str, Any]]:
         loaded = self._load()
-        indices = np.arange(len(loaded.files)) if within is None else np.flatnonzero(loaded.files == within)
+        files = loaded.columns["file"]
+        indices = np.arange(len(files)) if within is None else np.flatnonzero(files == within)
         scores = (loaded.vectors if within is None else loaded.vectors[indices]) @ vector
         if limit < len(indices):  # keep all windows whose score equals the last score
             best = np.flatnonzero(scores >= np.partition(scores, -limit)[-limit])
             indices, scores = indices[best], scores[best]
 
-        rows = []
-        for index, score in zip(indices.tolist(), scores.tolist(), strict=True):
-            start, end = float(loaded.starts_seconds[index]), float(loaded.ends_seconds[index])
-            rows.append({"file": loaded.files[index], "start_seconds": start, "end_seconds": end, "score": score})
-        return rows
+        columns = {**{name: column[indices] for name, column in loaded.columns.items()}, "score": scores}
+        return pa.table(columns).to_pylist()
 
     def _nearest_in_store(
         self, vector: np.ndarray, limit: int, within: str | None, exact: bool
@@ -337,26 +291,21 @@ class SoundIndex:
         version = self.windows.version
         if self._loaded is None or self._loaded.version != version:
             table = self._read(lambda: self.windows.to_arrow()).combine_chunks()
-            files, starts, ends = (table[name].to_numpy() for name in ("file", "start_seconds", "end_seconds"))
+            columns = {name: table[name].to_numpy() for name in ("file", "start_seconds", "end_seconds")}
             vectors = table["vector"].chunk(0).flatten().to_numpy().reshape(len(table), -1)
-            self._loaded = _Loaded(version, files, starts, ends, vectors)
+            self._loaded = _Loaded(version, columns, vectors)
         return self._loaded
 
     def _read(self, read: Callable[[], Any]) -> Any:
-        """Call `read` and retry once if it fails, because another process may have deleted the open version.
-
-        Raises:
-            ValueError: The store is damaged.
-        """
-        for is_last in (False, True):
-            try:
-                return read()
-            except (RuntimeError, OSError, ValueError, pa.ArrowException) as error:
-                if is_last:
-                    reason = str(error).splitlines()[0]
-                    raise ValueError(
-                        f"the index {self.folder} is damaged: {reason}; delete it and index again"
-                    ) from error
+        """Call `read` and retry once if it fails, because another process may have deleted the open version."""
+        failures = (RuntimeError, OSError, ValueError, pa.ArrowException)
+        with suppress(*failures):
+            return read()
+        try:
+            return read()
+        except failures as error:
+            reason = str(error).splitlines()[0]
+            raise ValueError(f"the index {self.folder} is damaged: {reason}; delete it and index again") from error
 
 
 class IndexedFile(NamedTuple):
@@ -367,8 +316,7 @@ class IndexedFile(NamedTuple):
         stamp: Size and times of the file before it was read.
         digest: SHA-256 of the content as a hex string; empty if unknown.
         duration_seconds: Duration of the recording.
-        starts_seconds: Start time of each window, (windows,).
-        ends_seconds: End time of each window, (windows,).
+        starts_seconds, ends_seconds: Start and end time of each window, (windows,).
         embeds: Embeddings with unit norm, (windows, d).
         problem: Error message; empty if the file is readable.
     """
@@ -384,8 +332,8 @@ class IndexedFile(NamedTuple):
 
     def as_row(self) -> dict[str, Any]:
         """Convert to a row of the file table."""
-        fields = {"file": self.file, "digest": self.digest, "duration_seconds": self.duration_seconds}
-        return {**fields, **self.stamp._asdict(), "problem": self.problem}
+        fields = {**self._asdict(), **self.stamp._asdict()}
+        return {name: fields[name] for name in FILES_SCHEMA.names}
 
     def as_windows(self, schema: pa.Schema) -> pa.Table:
         """Convert to rows of the window table, one per window."""
@@ -437,7 +385,7 @@ def build_index(
             f"hop_seconds is {hop_seconds}; it must be positive and at most window_seconds={window_seconds}"
         )
 
-    started = time.perf_counter()
+    report, started = IndexReport(), time.perf_counter()
     root, (rank, processes) = Path(folder), process
     is_locked = rank == 0 and "://" not in str(index)
     with folder_lock(index) if is_locked else nullcontext():
@@ -462,7 +410,6 @@ def build_index(
                 "use another index"
             )
         barrier()
-        report = IndexReport()
         if rank == 0:
             deleted = sorted(known.keys() - files.keys())
             store.remove(deleted)
@@ -493,19 +440,14 @@ def build_index(
         if rank == 0:
             report.recall = store.optimize()
             report.windows = store.windows.count_rows()
-            for row in store.known_files().values():
-                if row["problem"]:
-                    report.unreadable[row["file"]] = row["problem"]
+            rows = store.known_files()
+            report.unreadable = {name: row["problem"] for name, row in rows.items() if row["problem"]}
         report.seconds = time.perf_counter() - started
         return report
 
 
 def list_recordings(folder: str | Path) -> dict[str, Path]:
-    """List the recordings in a folder and its subfolders, as a dict from relative path to full path.
-
-    Raises:
-        FileNotFoundError: The folder does not exist or contains no recordings.
-    """
+    """List the recordings in a folder and its subfolders, as a dict from relative path to full path."""
     paths = {name: Path(folder, name) for name in Recordings(folder).files}
     if not paths:
         raise FileNotFoundError(f"{folder} contains no recordings; supported suffixes are {', '.join(SUFFIXES)}")

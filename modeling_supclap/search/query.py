@@ -15,13 +15,9 @@ from .index import SoundIndex
 
 
 class Hit(NamedTuple):
-    """Search result: a window in a recording.
+    """Search result: a window in a recording, and the cosine similarity of the window and the query.
 
-    Attributes:
-        file: Path of the recording, relative to the indexed folder.
-        start_seconds: Start time of the window.
-        end_seconds: End time of the window.
-        score: Cosine similarity of the window and the query.
+    The path of the recording is relative to the indexed folder.
     """
 
     file: str
@@ -47,8 +43,7 @@ class Searcher:
         self.index = SoundIndex(index)
         about = self.index.about
         self.model = load_embedding_model(about["model"], device=device) if model is None else model
-        fingerprint = about["fingerprint"]
-        if fingerprint and self.model.fingerprint and self.model.fingerprint != fingerprint:
+        if about["fingerprint"] and self.model.fingerprint not in (None, "", about["fingerprint"]):
             raise ValueError(
                 f"the index {index} was built with {about['model']}, whose fingerprint differs from that of "
                 f"{self.model.name}; delete the index and build it again"
@@ -65,7 +60,7 @@ class Searcher:
         exact: bool = False,
         merge_overlaps: bool = True,
     ) -> list[Hit]:
-        """Search the index and return the k best hits. Pass exactly one of `query`, `audio` and `vector`.
+        """Search the index and return at most k hits, best first. Pass exactly one of `query`, `audio` and `vector`.
 
         Args:
             query: Text query.
@@ -77,15 +72,14 @@ class Searcher:
             exact: Whether to score all windows even if there is an approximate index.
             merge_overlaps: Whether to drop hits that overlap a better hit in the same file.
 
-        Returns:
-            At most k hits, best first; equal scores are sorted by file and time. The result is deterministic.
-
         Raises:
             ValueError: Not exactly one of `query`, `audio` and `vector` is set, `k` is less than 1, or `within` is not
                 in the index.
         """
-        if (query is None) + (audio is None) + (vector is None) != 2:
-            raise ValueError(f"got query={query!r} and audio={audio!r}; pass either query, audio or vector")
+        queries = {"query": query, "audio": audio, "vector": vector}
+        passed = [name for name, value in queries.items() if value is not None]
+        if len(passed) != 1:
+            raise ValueError(f"got {' and '.join(passed) or 'nothing'}; pass one of query, audio and vector")
         if k < 1:
             raise ValueError(f"k is {k}; it must be at least 1")
         if within is not None and within not in (known := self.index.known_files()):
@@ -109,11 +103,11 @@ class Searcher:
             limit *= 4
 
     def embed(self, query: str, language: str = "eng") -> np.ndarray:
-        """Embed a text query. Returns an array (d,) with unit norm."""
+        """Embed a text query as an array (d,) with unit norm."""
         return self.model.encode_text([query], language, 1)[0]
 
     def embed_audio(self, audio: Any) -> np.ndarray:
-        """Embed an audio query. Returns an array (d,) with unit norm.
+        """Embed an audio query as an array (d,) with unit norm.
 
         Audio longer than the window length is split into chunks, and the chunk embeddings are averaged.
         """

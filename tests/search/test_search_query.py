@@ -51,9 +51,12 @@ def test_a_search_by_sound_and_within_a_file(fake_model, folder, tmp_path):
     with pytest.raises(ValueError, match="deep/middle's"):
         searcher.search("high", within="middle's.flac")
     assert searcher.search(vector=searcher.embed("high"), k=3) == searcher.search("high", k=3)
-    for query in ({"audio": "example.wav"}, {"vector": searcher.embed("high")}, {"query": None}):
-        with pytest.raises(ValueError, match="query"):
+    waveform = (np.zeros(9), RATE)
+    for query, passed in (({"audio": waveform}, "query and audio"), ({"query": None}, "nothing")):
+        with pytest.raises(ValueError, match=f"got {passed};"):  # the values of a waveform are not printed
             searcher.search(**{"query": "high", **query})
+    with pytest.raises(ValueError, match="query and vector"):
+        searcher.search("high", vector=searcher.embed("high"))
     high = searcher.embed("high")
     for vector in ([], np.ones(3), high[None], np.nan * high):
         with pytest.raises(ValueError, match=re.escape(str(np.shape(vector)))):
