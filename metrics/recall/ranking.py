@@ -335,8 +335,14 @@ class LazySimilarity:
         self.shape = (len(self.queries), len(self.candidates))
         self.chunk = chunk
         self._dtype = np.result_type(self.queries, self.candidates, np.float32)
-        self._query_scales = self._get_scales(self.queries, "queries", similarity)
-        self._candidate_scales = self._get_scales(self.candidates, "candidates", similarity)
+
+        # If the squared norms fit into the score dtype, every dot product does too (Cauchy-Schwarz).
+        largest, scales = np.finfo(self._dtype).max, []
+        for name, embeds in (("queries", self.queries), ("candidates", self.candidates)):
+            norms = get_norms(embeds, name, similarity == "cosine", largest)
+            is_used_as_is = similarity == "dot" or np.abs(norms - 1).max() <= _NORM_TOLERANCE
+            scales.append(None if is_used_as_is else 1 / norms)  # (rows, 1)
+        self._query_scales, self._candidate_scales = scales
 
     def __getitem__(self, rows: slice) -> NDArray[Any]:
         """Return the score matrix of a slice of queries; `lazy[:]` returns all scores."""
@@ -377,34 +383,24 @@ class LazySimilarity:
         block = embeds[rows].astype(np.float64)
         return _round_rows(block if scales is None else block * scales[rows])
 
-    def _get_scales(self, embeds: NDArray[Any], name: str, similarity: str) -> NDArray[Any] | None:
-        """Return the factors 1 / norm, (rows, 1), or None if not needed; raise if an embedding is infinite or zero."""
-        norms = get_norms(embeds)
-        # If the squared norms fit into the score dtype, every dot product does too (Cauchy-Schwarz).
-        bad = np.flatnonzero(~(norms <= np.sqrt(np.finfo(self._dtype).max)))
-        if len(bad):
-            raise ValueError(f"{name}[{bad[0]}] has NaN, inf or huge values ({len(bad)} such rows); it must be finite")
-        if similarity == "dot":
-            return None
 
-        check_unit_norms(norms, name)
-        return 1 / norms if np.abs(norms - 1).max() > _NORM_TOLERANCE else None
+def get_norms(
+    embeds: NDArray[Any], name: str, is_unit: bool = True, largest_square: float = np.inf
+) -> NDArray[np.float64]:
+    """Compute the norms (N, 1) of embeddings (N, d); raise ValueError if one is not finite, too large, or zero.
 
-
-def get_norms(embeds: NDArray[Any]) -> NDArray[np.float64]:
-    """Compute the norms of embeddings (N, d), (N, 1) in float64."""
-    return np.sqrt(np.einsum("id,id->i", embeds, embeds, dtype=np.float64))[:, None]
-
-
-def check_unit_norms(norms: NDArray[np.float64], name: str) -> None:
-    """Warn if a norm, (N, 1), is not within 0.01 of 1; raise ValueError if one is zero or not finite."""
-    bad = np.flatnonzero(~np.isfinite(norms) | (norms == 0))
+    If the norms are not within 0.01 of 1, warn that the embeddings are normalised. Without `is_unit`, zero norms are
+    allowed and there is no warning.
+    """
+    norms = np.sqrt(np.einsum("id,id->i", embeds, embeds, dtype=np.float64))[:, None]
+    bad = np.flatnonzero(~(np.isfinite(norms) & (norms <= np.sqrt(largest_square))) | ((norms == 0) & is_unit))
     if len(bad):
-        raise ValueError(f"{name}[{bad[0]}] has norm {norms[bad[0], 0]}; an embedding must be finite and not zero")
+        raise ValueError(f"{name}[{bad[0]}] has norm {norms[bad[0], 0]}; an embedding may not be zero, infinite or huge")
 
     furthest = norms[np.argmax(np.abs(norms - 1)), 0]
-    if abs(furthest - 1) > _NORM_TOLERANCE:
-        warnings.warn(f"{name} has rows of norm {furthest:.4g}, expected 1; they are normalised", stacklevel=4)
+    if is_unit and abs(furthest - 1) > _NORM_TOLERANCE:
+        warnings.warn(f"{name} has rows of norm {furthest:.4g}, expected 1; they are normalised", stacklevel=3)
+    return norms
 
 
 def _round_rows(rows: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -404,9 +404,10 @@ def _cases(results: Results) -> dict[str, list[Case]]:
     if "multilingual/ranks" not in results.arrays:
         return {}
     ranks, texts = results.arrays["multilingual/ranks"], results.arrays["multilingual/text"].tolist()
+    variances = ranks.var(axis=1)
     orders = {
         "highest in every language": np.argsort(ranks.max(axis=1), kind="stable"),
-        "the languages disagree": np.argsort(-ranks.var(axis=1), kind="stable"),
+        "the languages disagree": np.argsort(-variances, kind="stable")[: np.count_nonzero(variances)],
     }
     cases = {}
     for title, order in orders.items():
@@ -414,7 +415,7 @@ def _cases(results: Results) -> dict[str, list[Case]]:
         for query in order.tolist():
             firsts.setdefault(texts[query], Case(texts[query], (ranks[query] + 1).tolist()))
         cases[title] = list(firsts.values())[:4]
-    return cases
+    return {title: examples for title, examples in cases.items() if examples}
 
 
 def _samples(results: Results, rows: Any) -> dict[str, list[Sample]]:

@@ -34,10 +34,7 @@ class CardFacts:
     """Information for a model card; only `model` and `name` are required.
 
     Args:
-        model: The model.
-        name: Name of the model.
         repository: Hub id of the model.
-        sampling_rate_hz: Sampling rate of the audio input.
         languages: ISO 639-3 codes of the training captions.
         arguments: Training arguments that affect the result.
         dataset: Names of the training datasets: Hub ids or names of builders in `datasets_scripts`.
@@ -71,10 +68,7 @@ class CardFacts:
 
 
 def facts_of_run(trainer: Any) -> CardFacts:
-    """Collect the model card information from a `SupCLAPTrainer`.
-
-    This includes non-default training arguments, the training data, and results in the output folder.
-    """
+    """Collect the model card information from a `SupCLAPTrainer`, and the results in its output folder."""
     args, folder = trainer.args, Path(trainer.args.output_dir or ".")
     results = read_results(folder)
     of_run = results[0] if results and "training" in results[0] else {"training": {}, "protocol": {}, "scores": {}}
@@ -106,14 +100,9 @@ def facts_of_run(trainer: Any) -> CardFacts:
 
 def read_results(folder: Path) -> list[dict[str, Any]]:
     """Read `results.json` from a folder, then from its direct subfolders; files with another schema are skipped."""
-    paths = [folder / "results.json"] if (folder / "results.json").is_file() else []
-    results = []
-    for path in (*paths, *sorted(folder.glob("*/results.json"))):
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(content, dict) and content.get("schema") == SCHEMA:
-            results.append(content)
-
-    return results
+    paths = [*folder.glob("results.json"), *sorted(folder.glob("*/results.json"))]
+    contents = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    return [content for content in contents if isinstance(content, dict) and content.get("schema") == SCHEMA]
 
 
 def count_licenses(rows: Any) -> dict[str, int]:
@@ -130,20 +119,15 @@ def count_licenses(rows: Any) -> dict[str, int]:
     else:
         counts = Counter(row.get("license") for row in rows)
 
-    for nothing in ("", None):
-        if nothing in counts:
-            counts["not stated"] += counts.pop(nothing)
+    if unknown := counts.pop("", 0) + counts.pop(None, 0):
+        counts["not stated"] += unknown
     return dict(counts.most_common())
 
 
 def _relevant_arguments(args: Any, recorded: Mapping[str, Any], objective: str = "") -> dict[str, Any]:
     """Select the training arguments for the card: non-default arguments, recipe arguments, and those in `_ALWAYS`."""
     plain = args.to_dict()
-    relevant = {}
-    for name, value in recorded.items():
-        if name not in plain and value not in (None, [], {}):
-            relevant[name] = value
-
+    relevant = {name: value for name, value in recorded.items() if name not in plain and value not in (None, [], {})}
     for each in fields(args):
         value = plain.get(each.name)
         is_empty = value in (None, [], {}) or (value is False and each.default is not True)
@@ -161,13 +145,9 @@ def _relevant_arguments(args: Any, recorded: Mapping[str, Any], objective: str =
 
 
 def public_command(arguments: Sequence[str]) -> str:
-    """Format the command line of a recipe without secrets, local folders and `resume_from_checkpoint`.
+    """Format `sys.argv` of a recipe without secrets, local folders and `resume_from_checkpoint`.
 
-    Args:
-        arguments: `sys.argv`.
-
-    Returns:
-        Launcher and command as one string; empty if no script was run, for example in a notebook.
+    The command is empty if no script was run, for example in a notebook.
 
     >>> public_command(["recipes/train_supclap.py", "--data_dir", "/home/me/ESC-10", "--hub_token", "hf_x"])
     'python recipes/train_supclap.py --data_dir ESC-10'
@@ -199,17 +179,11 @@ def public_command(arguments: Sequence[str]) -> str:
 
 def versions_of(results: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """Return the package versions from the first results that contain them, else the installed versions."""
-    for each in results:
-        if "versions" in each:
-            return dict(each["versions"])
-    return package_versions()
+    return next((dict(each["versions"]) for each in results if "versions" in each), None) or package_versions()
 
 
 def code_commit() -> str:
-    """Return the git commit of this package, with a note if there are local changes.
-
-    Returns an empty string if the package is not in a git checkout.
-    """
+    """Return the git commit of this package, with a note if there are local changes; "" without a git checkout."""
     if not (_ROOT / ".git").exists():
         return ""
     try:

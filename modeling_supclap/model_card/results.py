@@ -18,44 +18,34 @@ _SHOWN = {"zero_shot": ("top1",), "temporal": ("temporal_accuracy", "order_accur
 
 @dataclass(frozen=True)
 class CardScore:
-    """Score in a model card.
+    """Score in a model card."""
 
-    Args:
-        task: Task name, such as "text to audio".
-        metric: Metric name, such as "R@1".
-        score: Score with its confidence interval, chance level and order-blind score.
-        dataset: Dataset name.
-        split: Dataset split.
-        language: ISO 639-3 code of the texts.
-        confidence: Confidence level of the interval.
-    """
-
-    task: str
-    metric: str
+    task: str  # such as "text to audio"
+    metric: str  # such as "R@1"
     score: Score
     dataset: str = ""
     split: str = "test"
     language: str = ""
-    confidence: float | None = None
+    confidence: float | None = None  # confidence level of the interval of `score`
 
     def as_eval_result(self) -> EvalResult:
         """Convert the score to an `EvalResult` for the Hub's model index."""
-        is_zero_shot = self.task.startswith("zero-shot")
+        is_retrieval = self.metric in RETRIEVAL_METRICS
         arguments: dict[str, Any] | None = None
         if self.score.low is not None and self.score.high is not None:
             ends = [round(self.score.low, 4), round(self.score.high, 4)]
             arguments = {"interval": ends, "confidence": self.confidence}
 
-        # The model index identifies results by task and metric type, so include the retrieval direction in the type.
+        # The model index identifies results by task and metric type, so include the name of our task in the type.
         kind = f"{self.task} {self.metric}".lower().replace("@", " at ")
         return EvalResult(
-            task_type="zero-shot-audio-classification" if is_zero_shot else "audio-text-retrieval",
-            task_name=f"{'zero-shot' if is_zero_shot else 'retrieval'} {self.language}".strip(),
+            task_type="audio-text-retrieval" if is_retrieval else "zero-shot-audio-classification",
+            task_name=f"{'retrieval' if is_retrieval else 'zero-shot'} {self.language}".strip(),
             dataset_type=re.sub(r"[^\w/.-]+", "-", self.dataset) or "unknown",
             dataset_name=self.dataset or "unknown",
             dataset_config=self.language or None,
             dataset_split=self.split,
-            metric_type="accuracy" if is_zero_shot else re.sub(r"[^a-z0-9]+", "_", kind),
+            metric_type="accuracy" if self.task.startswith("zero-shot") else re.sub(r"[^a-z0-9]+", "_", kind),
             metric_name=f"{self.task} {self.metric}",
             metric_value=round(self.score.value, 4),
             metric_args=arguments,
@@ -63,14 +53,11 @@ class CardScore:
 
 
 def get_card_scores(content: Mapping[str, Any]) -> list[CardScore]:
-    """Select the scores from `results.json` to show in a model card.
-
-    Args:
-        content: Content of `results.json`, see `evaluation.Results`.
+    """Select the scores from the content of `results.json` to show in a model card.
 
     Returns:
         Scores for retrieval (per direction and language), zero-shot classification, ZSTE (zero-shot temporal
-        evaluation) and the post-training stages. Returns an empty list if `content` has another schema.
+        evaluation) and the post-training stages. The list is empty if `content` has another schema.
     """
     if content.get("schema") != SCHEMA:
         return []
@@ -109,33 +96,28 @@ def format_card_scores(scores: Sequence[CardScore]) -> str:
     |---|---|---|---|
     | esc50, test | text to audio | eng | 50.0 [40.0, 60.0] (10.0) |
     """
-    groups: dict[Any, list[CardScore]] = {}
+    groups: dict[str, list[CardScore]] = {"retrieval": []}
     for each in scores:  # one table with all retrieval metrics, and one table per other metric
         groups.setdefault("retrieval" if each.metric in RETRIEVAL_METRICS else each.metric, []).append(each)
 
     tables = []
-    for group in sorted(groups.values(), key=lambda members: members[0].metric not in RETRIEVAL_METRICS):
-        metrics: dict[str, str] = {}
+    for group in filter(None, groups.values()):
+        metrics = {each.metric: "" for each in group}
         rows: dict[tuple[str, str, str], dict[str, str]] = {}
         for each in group:
             place = (f"{each.dataset}, {each.split}".strip(", "), each.task, each.language)
-            rows.setdefault(place, {})[each.metric] = _cell(each.score)
-            metrics[each.metric] = ""
+            rows.setdefault(place, dict(metrics))[each.metric] = _cell(each.score)
 
         lines = [f"| data | task | language | {' | '.join(metrics)} |", "|---" * (3 + len(metrics)) + "|"]
-        for place, cells in rows.items():
-            lines.append(f"| {' | '.join([*place, *{**metrics, **cells}.values()])} |")
+        lines += [f"| {' | '.join([*place, *cells.values()])} |" for place, cells in rows.items()]
         tables.append("\n".join(lines))
 
-    legend: dict[str, None] = {}  # ordered set
-    for each in scores:
-        if each.confidence:
-            legend[f"[intervals of {100 * each.confidence:g} %]"] = None
-        if each.score.chance is not None:
-            legend["(chance)"] = None
-        if each.score.order_blind is not None:
-            legend["{a model that is blind to order}"] = None
-    notes = sorted(legend, key=lambda note: "[({".index(note[0]))
+    levels = {each.confidence: None for each in scores if each.confidence}  # ordered set
+    notes = [f"[intervals of {100 * level:g} %]" for level in levels]
+    if any(each.score.chance is not None for each in scores):
+        notes.append("(chance)")
+    if any(each.score.order_blind is not None for each in scores):
+        notes.append("{a model that is blind to order}")
     return "\n\n".join([f"In percent; {', '.join(notes)}." if notes else "In percent.", *tables])
 
 

@@ -308,8 +308,8 @@ def test_a_cutoff_is_a_positive_whole_number(k):
     ("queries", "candidates", "chunk", "message"),
     [
         (np.ones((2, 3)), np.ones((4, 5)), 8, "dimension"),
-        (np.array([[1.0, 0.0], [np.nan, 0.0]]), np.eye(2), 8, r"queries\[1\] has NaN"),
-        (np.eye(2), np.array([[np.inf, 0.0], [1.0, 0.0]]), 8, r"candidates\[0\] has NaN, inf or huge"),
+        (np.array([[1.0, 0.0], [np.nan, 0.0]]), np.eye(2), 8, r"queries\[1\].*nan"),
+        (np.eye(2), np.array([[np.inf, 0.0], [1.0, 0.0]]), 8, r"candidates\[0\].*inf"),
         (np.ones((0, 2)), np.eye(2), 8, r"queries.*\(0, 2\)"),
         (np.eye(2), np.eye(2), 0, "chunk is 0"),
         (np.eye(2), np.array([[1.0, 0.0], [0.0, 0.0]]), 8, r"candidates\[1\]"),

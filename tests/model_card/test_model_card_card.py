@@ -183,6 +183,22 @@ def test_the_code_of_the_card_runs(tmp_path, monkeypatch, capsys, request, kind)
     assert "tensor([[0." in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("languages", "language", "caption"),
+    [
+        (["deu", "eng"], "deu", "ein bellender Hund"),
+        (["zh"], "zho", ""),
+        (["qaa"], "eng", "a dog barking"),
+        ([], "eng", "a dog barking"),
+    ],
+)
+def test_the_captions_of_the_code_are_in_its_language(model, languages, language, caption):
+    code = model_card(facts(model, languages=languages)).text.split("```")[1]
+    assert f'language="{language}"' in code
+    assert caption in code
+    assert ("dog" in code.replace("dog.wav", "")) == (language == "eng")
+
+
 # ---- who may write over it ----
 
 
