@@ -152,7 +152,8 @@ def get_state_dict(loaded: Any, name: str) -> tuple[dict[str, torch.Tensor], lis
     if not isinstance(loaded, Mapping):
         raise ValueError(f"{name} contains a {type(loaded).__name__}; a checkpoint is a mapping of names to tensors")
 
-    tensors, others = dict(loaded), []
+    tensors: dict[str, Any] = dict(loaded)
+    others: list[str] = []
     for container in ("state_dict", "model"):
         if not others and isinstance(loaded.get(container), Mapping):
             tensors, others = dict(loaded[container]), [str(entry) for entry in loaded if entry != container]
