@@ -395,7 +395,7 @@ def get_norms(
     norms = np.sqrt(np.einsum("id,id->i", embeds, embeds, dtype=np.float64))[:, None]
     bad = np.flatnonzero(~(np.isfinite(norms) & (norms <= np.sqrt(largest_square))) | ((norms == 0) & is_unit))
     if len(bad):
-        raise ValueError(f"{name}[{bad[0]}] has norm {norms[bad[0], 0]}; an embedding may not be zero, infinite or huge")
+        raise ValueError(f"{name}[{bad[0]}] has norm {norms[bad[0], 0]}; it must be finite, and not zero or huge")
 
     furthest = norms[np.argmax(np.abs(norms - 1)), 0]
     if is_unit and abs(furthest - 1) > _NORM_TOLERANCE:
