@@ -58,42 +58,31 @@ def load_rows(args: EvaluationArguments) -> tuple[Any, dict[str, int] | None, di
 
     parts = []
     folds: dict[str, int] = {}
-    fold_numbers: list[Any] = [*args.folds] or [None]
-    for fold in fold_numbers:
-        fold_options: dict[str, Any] = {} if fold is None else {"test_fold": fold}
-        builder = load_builder(args.dataset, **options, **fold_options)
+    for fold in args.folds or (None,):
+        if fold is not None:
+            options["test_fold"] = fold
+        builder = load_builder(args.dataset, **options)
         splits = splits_of(builder, translations)
         parts.append(join(splits, args.split))
         if fold is None:
             data["shared_sources"] = shared_sources(splits, args)
         else:
             folds |= dict.fromkeys(without_audio(parts[-1])["clip_id"], fold)
-        if len(parts) == 1:
-            data |= describe_builder(builder, args)
+
+        if len(parts) == 1:  # the original dataset of a prepared set, and the recordings that have no rows
+            report = builder.report()
+            missing = sorted(map(str, report["missing"]))
+            left_out = {reason: len(ids) for reason, ids in report["left_out"].items()}
+            data["origin"] = getattr(builder, "origin", args.dataset)
+            data["without_rows"] = {"missing": len(missing), "examples": missing[:5], "left_out": left_out}
 
     if args.folds and len(folds) < sum(map(len, parts)):
         raise ValueError(f"the folds {args.folds} share clips in split {args.split!r}; use --split test")
     return concatenate_datasets(parts), folds or None, data
 
 
-def describe_builder(builder: Any, args: EvaluationArguments) -> dict[str, Any]:
-    """Describe a dataset for the results: the original dataset of a prepared set, and recordings that have no rows."""
-    report = builder.report()
-    missing = sorted(map(str, report["missing"]))
-    left_out = {}
-    for reason, ids in report["left_out"].items():
-        left_out[reason] = len(ids)
-
-    without = {"missing": len(missing), "examples": missing[:5], "left_out": left_out}
-    return {"origin": getattr(builder, "origin", args.dataset), "without_rows": without}
-
-
 def join(splits: Mapping[str, Any], names: str) -> Any:
-    """Return a split, or concatenate several splits if their names are joined by "+".
-
-    Raises:
-        ValueError: A split does not exist.
-    """
+    """Return a split, or concatenate several splits if their names are joined by "+"."""
     from datasets import concatenate_datasets
 
     chosen = []
@@ -101,15 +90,13 @@ def join(splits: Mapping[str, Any], names: str) -> Any:
         if name not in splits:
             raise ValueError(f"there is no split {name!r}; the splits are {', '.join(splits)}")
         chosen.append(splits[name])
-    return chosen[0] if len(chosen) == 1 else concatenate_datasets(chosen)
+    return concatenate_datasets(chosen)
 
 
 def shared_sources(splits: Mapping[str, Any], args: EvaluationArguments) -> dict[str, Any] | None:
-    """Count the source recordings that are in both the evaluated and the training split, and warn if there are any.
+    """Count the source recordings that the evaluated and the training split share, and warn if there are any.
 
-    Returns:
-        Dict with the training split ("with"), the number of shared recordings ("count") and examples; None if
-        `train_split` is not set.
+    Returns None if `train_split` is not set.
     """
     from modeling_supclap.datasets_scripts.schema import without_audio
 
@@ -173,20 +160,6 @@ def options_of(args: EvaluationArguments) -> evaluation.EvaluationOptions:
     )
 
 
-def compare(args: EvaluationArguments) -> None:
-    """Compare two results and print the table."""
-    from modeling_supclap import evaluation
-
-    if len(args.compare) != 2:
-        raise ValueError(f"--compare got {args.compare}; pass two folders of results")
-
-    first, second = map(evaluation.Results.load, args.compare)
-    table = evaluation.compare(first, second, args.num_resamples, args.seed, args.allow_different)
-    for name, path, results in zip(("first", "second"), args.compare, (first, second), strict=True):
-        print(f"{name}: {path}, model {results.content['model']['name']}")
-    print(evaluation.format_comparison(table))
-
-
 def main() -> None:
     """Run the command: evaluate a model, or compare two results."""
     (args,) = parse_arguments((EvaluationArguments,), default_config=DEFAULT_CONFIG, about=__doc__)
@@ -198,7 +171,13 @@ def main() -> None:
     if not is_first_process():
         return
     if args.compare:
-        compare(args)
+        if len(args.compare) != 2:
+            raise ValueError(f"--compare got {args.compare}; pass two folders of results")
+        first, second = map(evaluation.Results.load, args.compare)
+        table = evaluation.compare(first, second, args.num_resamples, args.seed, args.allow_different)
+        for name, path, results in zip(("first", "second"), args.compare, (first, second), strict=True):
+            print(f"{name}: {path}, model {results.content['model']['name']}")
+        print(evaluation.format_comparison(table))
         return
     if args.model is None:
         raise ValueError("model is not set; pass --model with a folder, a Hub id or module:function")
@@ -214,7 +193,7 @@ def main() -> None:
     print(f"{args.model} on {args.dataset}, split {args.split}: {len(rows)} clips")
     if args.positives == "clip" and "retrieval" in args.tasks:
         warn_of_shared_captions(rows)
-    results = evaluation.evaluate(model, rows, options, cache, phrases, folds=folds, data=data)
+    results = evaluation.evaluate(model, rows, options, cache, phrases=phrases, folds=folds, data=data)
 
     path = results.save(args.output_dir)
     report = write_report(results, Path(args.output_dir, "report.html"), rows)

@@ -253,7 +253,7 @@ class EvaluationArguments(DatasetArguments):
         confidence: Confidence level of the bootstrap intervals.
         seed: Seed of the bootstrap and of ZSTE's items.
         output_dir: Folder of the results.
-        cache_dir: Folder of cached embeddings; by default, no cache.
+        cache_dir: Folder of cached embeddings; none disables the cache. By default, in the Hugging Face cache folder.
         compare: Two folders of results to compare, instead of an evaluation.
         allow_different: Also compare results of different protocols.
     """

@@ -178,11 +178,10 @@ def score_stages(
         arrays |= {f"temporal/{language}/{stage}/{name}": values for name, values in outcomes.items()}
 
     clips = list(without_audio(rows))
-    files = evaluation.hash_recordings(rows, evaluation.EmbeddingCache(None))
     protocol = {
         **data,
         "split": "held out",
-        "dataset_hash": evaluation.hash_dataset(clips, files),
+        "dataset_hash": evaluation.hash_dataset(clips, evaluation.hash_recordings(rows)),
         "clips": len(clips),
         "classes": len(trainer.eval_items.labels),
         "languages": [language],

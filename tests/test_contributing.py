@@ -15,9 +15,13 @@ from torch.nn import functional
 import modeling_supclap
 from modeling_supclap.configuration_supclap import AUDIO_TOWERS, OWN_TOWERS, SupCLAPConfig
 from modeling_supclap.datasets_scripts import builder_names, find_builder
+from modeling_supclap.evaluation.results import SECTIONS
+from modeling_supclap.evaluation.run import TASKS
 from modeling_supclap.languages import LANGUAGE_TABLE
 from modeling_supclap.losses import info_nce
+from modeling_supclap.metrics.names import get_metric
 from modeling_supclap.model_card.card import LOSS_NAMES
+from modeling_supclap.recipes.options import EvaluationArguments
 from modeling_supclap.recipes.train_supclap import ModelArguments
 from modeling_supclap.towers import get_tower_class
 from modeling_supclap.training.objectives import build_objective
@@ -70,6 +74,15 @@ def test_a_metric_has_its_parts(metric):
     assert names >= {"__init__.py", f"{metric}.py", "README.md"}
     assert f"metrics/{metric}.md" in (ROOT / "docs" / "api" / "metrics.md").read_text(encoding="utf-8")
     assert list((ROOT / "tests" / "metrics").glob(f"test_{metric}*.py"))
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_task_of_evaluation_has_its_parts(task):
+    section = SECTIONS[task]
+    assert {section.summary[0], *section.card_metrics} <= set(section.metrics)
+    assert all(get_metric(metric).display for metric in section.metrics)
+    assert task in (EvaluationArguments.__doc__ or "")
+    assert task in (GUIDES / "evaluate.md").read_text(encoding="utf-8")
 
 
 def test_a_language_has_its_sentences():

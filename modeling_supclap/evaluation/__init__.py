@@ -54,38 +54,28 @@ __all__ = [
 ]
 
 _MODULES = {
-    "AudioPolicy": "embed",
-    "EmbeddedSplit": "embed",
-    "EmbeddingCache": "cache",
-    "EmbeddingModel": "models",
-    "EvaluationOptions": "run",
-    "Intervals": "results",
-    "Results": "results",
-    "TEMPLATE_SETS": "zero_shot",
-    "ZSTEOptions": "zste",
-    "compare": "results",
-    "embed_split": "embed",
-    "evaluate": "run",
-    "evaluate_pairs": "zste",
-    "evaluate_retrieval": "retrieval",
-    "evaluate_zero_shot": "zero_shot",
-    "evaluate_zste": "zste",
-    "format_comparison": "results",
-    "hash_dataset": "embed",
-    "hash_recordings": "embed",
-    "load_embedding_model": "models",
-    "make_results": "run",
-    "package_versions": "results",
-    "paper_results": "results",
-    "retrieval_metrics": "retrieval",
-    "score_split": "run",
-    "split_from_predictions": "embed",
-    "temporal_metrics": "zste",
+    "cache": ("EmbeddingCache",),
+    "embed": (
+        "AudioPolicy",
+        "EmbeddedSplit",
+        "embed_split",
+        "hash_dataset",
+        "hash_recordings",
+        "split_from_predictions",
+    ),
+    "models": ("EmbeddingModel", "load_embedding_model"),
+    "results": ("Intervals", "Results", "compare", "format_comparison", "package_versions", "paper_results"),
+    "retrieval": ("evaluate_retrieval", "retrieval_metrics"),
+    "run": ("EvaluationOptions", "evaluate", "make_results", "score_split"),
+    "zero_shot": ("TEMPLATE_SETS", "evaluate_zero_shot"),
+    "zste": ("ZSTEOptions", "evaluate_pairs", "evaluate_zste", "temporal_metrics"),
 }
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name on first use, because training and search need only a few of these modules."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
+    for module, names in _MODULES.items():
+        if name in names:
+            globals()[name] = getattr(importlib.import_module(f".{module}", __name__), name)
+            return globals()[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

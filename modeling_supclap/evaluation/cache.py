@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,24 +13,22 @@ from typing import Any
 import numpy as np
 from huggingface_hub import constants
 
-from modeling_supclap.datasets_scripts.atomic_files import atomic_write, write_json
+from modeling_supclap.datasets_scripts.atomic_files import atomic_write
 
 CACHE_VERSION = 4
 """Cache format version; increase it whenever the stored arrays change."""
 
 Arrays = dict[str, np.ndarray]
 
-_MAX_IN_MEMORY = 32
-
 
 class EmbeddingCache:
     """Embedding cache: a folder of npz files, each named by the hash of its key.
 
     Writes are atomic, so several processes can share the folder. Files are never removed; delete the folder to free
-    the space. The last 32 entries also stay in memory.
+    the space.
 
     Args:
-        folder: Cache folder; None caches in memory only.
+        folder: Cache folder; None disables the cache.
 
     Attributes:
         read: Number of entries read from disk.
@@ -47,8 +44,6 @@ class EmbeddingCache:
         self.folder = None if folder is None else Path(folder).expanduser()
         self.read = 0
         self.embedded = 0
-        self._digests: dict[str, str] | None = None
-        self._recent: dict[str, Arrays] = {}
 
     @classmethod
     def default(cls) -> EmbeddingCache:
@@ -70,64 +65,27 @@ class EmbeddingCache:
         Warns:
             UserWarning: A cached file is unreadable; its arrays are computed again.
         """
-        if not keep:
-            self.embedded += 1
-            return make()
+        path = None
+        if self.folder is not None and keep:
+            name = digest_of({"cache": CACHE_VERSION, **key})
+            path = self.folder / name[:2] / f"{name}.npz"
 
-        name = digest_of({"cache": CACHE_VERSION, **key})
-        path = None if self.folder is None else self.folder / name[:2] / f"{name}.npz"
-        arrays = self._recent.pop(name, None)
-        if arrays is None and path is not None and path.is_file():
+        if path is not None and path.is_file():
             try:
                 with np.load(path, allow_pickle=False) as stored:
                     arrays = dict(stored)
                 self.read += 1
+                return arrays
             except Exception as error:
                 warnings.warn(f"{path} cannot be read ({error}); computing its embeddings again", stacklevel=3)
-        if arrays is None:
-            arrays = make()
-            self.embedded += 1
-            if path is not None:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with atomic_write(path) as unfinished:
-                    unfinished.write_bytes(pack_arrays(arrays))
 
-        self._recent[name] = arrays  # the newest entry is last
-        if len(self._recent) > _MAX_IN_MEMORY:
-            del self._recent[next(iter(self._recent))]
+        arrays = make()
+        self.embedded += 1
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_write(path) as unfinished:
+                unfinished.write_bytes(pack_arrays(arrays))
         return arrays
-
-    def file_digest(self, path: str | Path) -> str:
-        """Return the SHA-256 of a file's content as a hex string.
-
-        The digest is cached; the file is read again only if its path, size, inode, mtime or ctime has changed.
-
-        Raises:
-            FileNotFoundError: The file does not exist.
-        """
-        if not Path(path).is_file():
-            raise FileNotFoundError(f"there is no audio file {path}")
-
-        stored = None if self.folder is None else self.folder / "digests.json"
-        if self._digests is None:
-            self._digests = {}
-            if stored is not None and stored.is_file():
-                self._digests = _load_digests(stored)
-
-        # Size and mtime alone cannot detect that two files have swapped their names.
-        stat = os.stat(path)
-        key = f"{os.path.abspath(path)}|{stat.st_size}|{stat.st_mtime_ns}|{stat.st_ino}|{stat.st_ctime_ns}"
-        if key not in self._digests:
-            with open(path, "rb") as file:
-                self._digests[key] = hashlib.file_digest(file, "sha256").hexdigest()
-        return self._digests[key]
-
-    def save_digests(self) -> None:
-        """Write the digests from `file_digest` to disk, so that the next run does not hash the files again."""
-        if self.folder is None or not self._digests:
-            return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_json(self.folder / "digests.json", self._digests)
 
 
 def digest_of(value: Any) -> str:
@@ -144,15 +102,3 @@ def pack_arrays(arrays: Mapping[str, np.ndarray]) -> bytes:
     packed = io.BytesIO()
     np.savez_compressed(packed, **arrays)  # type: ignore[arg-type]
     return packed.getvalue()
-
-
-def _load_digests(path: Path) -> dict[str, str]:
-    try:
-        digests = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(digests, dict) or not all(isinstance(digest, str) for digest in digests.values()):
-            raise ValueError("expected a JSON object of strings")
-    except (OSError, ValueError) as error:
-        warnings.warn(f"{path} cannot be read ({error}); hashing the recordings again", stacklevel=3)
-        return {}
-
-    return digests

@@ -7,7 +7,6 @@ computed and gathered from all processes. Both return an `EmbeddedSplit`.
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from modeling_supclap.datasets_scripts.atomic_files import file_sha256
 from modeling_supclap.datasets_scripts.audio import read_row
 from modeling_supclap.datasets_scripts.schema import all_captions, without_audio
 from modeling_supclap.metrics.recall.ranking import LazySimilarity
@@ -29,8 +29,6 @@ Row = Mapping[str, Any]
 
 # Number of threads that prefetch audio.
 _READERS = 4
-# Largest similarity matrix to keep in memory (64 MB); both retrieval directions then share one matrix product.
-_MAX_SIMILARITIES = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -73,13 +71,11 @@ class ClipEmbeddings:
     Attributes:
         embeds: Chunk embeddings with unit norm, (P, d), sorted by clip.
         counts: Number of chunks per clip, (N,); 0 if the clip could not be read.
-        onset_seconds: Start time of each chunk in its recording, (P,).
         pooling: "mean" or "best", see `AudioPolicy`.
     """
 
     embeds: np.ndarray
     counts: np.ndarray
-    onset_seconds: np.ndarray
     pooling: str = "mean"
 
     @property
@@ -87,17 +83,11 @@ class ClipEmbeddings:
         """Index of each clip's first chunk, (N,)."""
         return np.cumsum(self.counts) - self.counts
 
-    def chunk_rows(self, clips: np.ndarray) -> np.ndarray:
-        """Return the indices into `embeds` for the given clips, as one 1-D array in the order of the clips."""
-        counts = self.counts[clips]
-        before = np.cumsum(counts) - counts
-        return np.repeat(self.starts[clips] - before, counts) + np.arange(counts.sum())
-
     def select(self, clips: Sequence[int] | np.ndarray) -> ClipEmbeddings:
         """Return the embeddings of the given clips, in the given order."""
-        clips = np.asarray(clips, dtype=np.int64)
-        rows = self.chunk_rows(clips)
-        return ClipEmbeddings(self.embeds[rows], self.counts[clips], self.onset_seconds[rows], self.pooling)
+        starts, counts = self.starts[clips], self.counts[clips]
+        rows = np.concatenate(list(map(np.arange, starts, starts + counts)))
+        return ClipEmbeddings(self.embeds[rows], counts, self.pooling)
 
     @cached_property
     def mean(self) -> np.ndarray:
@@ -113,43 +103,20 @@ class ClipEmbeddings:
         return means
 
     def similarity(self, text_embeds: np.ndarray, direction: str = "t2a") -> np.ndarray | LazySimilarity:
-        """Compute the cosine similarity matrix between texts and clips.
-
-        Equal embeddings have bitwise equal cosines.
+        """Compute the cosine similarity between M texts (M, d) and the clips. Equal embeddings have equal cosines.
 
         Args:
             text_embeds: Text embeddings with unit norm, (M, d).
             direction: "t2a" (text to audio) returns (M, N); "a2t" (audio to text) returns (N, M).
 
         Returns:
-            An array for a small split, or a `LazySimilarity` for a large one. With `pooling="best"` and several chunks
-            per clip, always an array.
+            A `LazySimilarity`, or an array with `pooling="best"` and several chunks per clip.
         """
         if self.pooling == "best" and not (self.counts == 1).all():
             # (M, P) -> (M, N): maximum over the chunks of each clip
             similarity = np.maximum.reduceat(LazySimilarity(text_embeds, self.embeds)[:], self.starts, axis=1)
             return similarity if direction == "t2a" else np.ascontiguousarray(similarity.T)
-
-        pair = (text_embeds, self.mean) if direction == "t2a" else (self.mean, text_embeds)
-        lazy = LazySimilarity(*pair)
-        return lazy if math.prod(lazy.shape) > _MAX_SIMILARITIES else lazy[:]
-
-    def pair_cosines(self, text_embeds: np.ndarray, clips: np.ndarray) -> np.ndarray:
-        """Compute the cosine similarity of M text-clip pairs.
-
-        Args:
-            text_embeds: Text embeddings with unit norm, (M, d).
-            clips: Clip index for each text, (M,).
-
-        Returns:
-            (M,) float32.
-        """
-        if self.pooling == "mean" or (self.counts == 1).all():
-            return np.einsum("md,md->m", text_embeds, self.mean[clips])
-        counts = self.counts[clips]
-        chunks = self.embeds[self.chunk_rows(clips)]
-        cosines = np.einsum("pd,pd->p", np.repeat(text_embeds, counts, axis=0), chunks)
-        return np.maximum.reduceat(cosines, np.cumsum(counts) - counts)
+        return LazySimilarity(*((text_embeds, self.mean) if direction == "t2a" else (self.mean, text_embeds)))
 
 
 @dataclass
@@ -183,45 +150,11 @@ class EmbeddedSplit:
     held: dict[tuple[str, str], np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        ids, sources = [], []
-        for row in self.rows:
-            ids.append(row["clip_id"])
-            sources.append(str(row.get("source") or row["clip_id"]))
-        self.ids, self.sources = np.array(ids), np.array(sources)
-
-    @cached_property
-    def _row_indices(self) -> dict[str, int]:
-        return {row["clip_id"]: index for index, row in enumerate(without_audio(self.dataset))}
-
-    def read(self, clip_id: str, max_seconds: float | None = None) -> np.ndarray:
-        """Read a clip at the model's sampling rate, from its first sound if the start is silent.
-
-        Args:
-            clip_id: Id of the clip.
-            max_seconds: Maximum length to read; None reads the whole clip.
-
-        Returns:
-            Mono waveform, (samples,).
-        """
-        assert self.model is not None
-        return read_row(
-            self.dataset[self._row_indices[clip_id]],
-            self.model.sampling_rate_hz,
-            max_seconds,
-            from_first_sound=True,
-            min_seconds=self.model.min_seconds,
-        )
+        self.ids = np.array([row["clip_id"] for row in self.rows])
+        self.sources = np.array([str(row.get("source") or row["clip_id"]) for row in self.rows])
 
     def texts(self, texts: Sequence[str], language: str) -> np.ndarray:
-        """Embed texts in one language; each distinct text is embedded once.
-
-        Args:
-            texts: M texts; repetitions are allowed.
-            language: ISO 639-3 code.
-
-        Returns:
-            Text embeddings with unit norm, (M, d).
-        """
+        """Embed M texts in one language as unit vectors (M, d); each distinct text is embedded once."""
         missing = sorted({text for text in texts if (language, text) not in self.held})
         if missing:
             model, size = self.model, self.batch_size
@@ -249,7 +182,7 @@ def embed_split(
         model: Model that computes the embeddings.
         rows: Dataset rows, see `datasets_scripts.schema`.
         policy: Truncation, chunking and pooling settings; None uses the defaults.
-        cache: Embedding cache; None caches in memory only.
+        cache: Embedding cache; None disables it.
         on_bad_audio: Missing or unreadable recordings: "error" raises; "skip" skips them and lists them in
             `EmbeddedSplit.missing`.
         batch_size: Clips per batch.
@@ -274,42 +207,32 @@ def embed_split(
         )
     policy = replace(policy, chunk_seconds=policy.chunk_seconds or model.chunk_seconds)
 
-    listed_rows = list(without_audio(rows))
-    if not listed_rows:
+    all_rows = list(without_audio(rows))
+    if not all_rows:
         raise ValueError("the split is empty; there is nothing to evaluate")
-
-    files = hash_recordings(rows, cache, on_bad_audio)
-    existing = [index for index, row in enumerate(listed_rows) if row["clip_id"] in files]
-    if not existing:
-        raise ValueError(
-            f"none of the {len(listed_rows)} recordings exists, for example {listed_rows[0]['audio_path']}"
-        )
+    files = hash_recordings(rows, on_bad_audio)
+    existing = [index for index, row in enumerate(all_rows) if row["clip_id"] in files]
 
     def read(index: int, rate_hz: int) -> np.ndarray:
         return read_row(rows[index], rate_hz, policy.max_audio_seconds, min_seconds=model.min_seconds)
 
-    recordings = [Recording(partial(read, index), None, f"clip {listed_rows[index]['clip_id']}") for index in existing]
+    recordings = [Recording(partial(read, index), None, f"clip {all_rows[index]['clip_id']}") for index in existing]
     # The digests are in row order.
     key = {"max_audio_seconds": policy.max_audio_seconds, "files": list(files.values())}
     clips = embed_recordings(model, recordings, policy, cache, key, on_bad_audio, batch_size)
     readable = np.flatnonzero(clips.counts)
     if not len(readable):
-        path = listed_rows[existing[0]]["audio_path"]
-        raise ValueError(f"none of the {len(existing)} recordings can be read, for example {path}")
+        path = all_rows[0]["audio_path"]
+        raise ValueError(f"none of the {len(all_rows)} recordings can be read, for example {path}")
 
-    valid_rows, missing = [], []
-    readable_indices = set(np.array(existing)[readable].tolist())
-    for index, row in enumerate(listed_rows):
-        if index in readable_indices:
-            valid_rows.append(row)
-        else:
-            missing.append(row["clip_id"])
+    valid_rows = [all_rows[existing[number]] for number in readable]
+    valid_ids = {row["clip_id"] for row in valid_rows}
     return EmbeddedSplit(
         rows=valid_rows,
         clips=clips if len(readable) == len(existing) else clips.select(readable),
         model=model,
         dataset=rows,
-        missing=missing,
+        missing=[row["clip_id"] for row in all_rows if row["clip_id"] not in valid_ids],
         policy=policy,
         cache=cache,
         batch_size=batch_size,
@@ -338,23 +261,20 @@ def split_from_predictions(
         ValueError: A clip is missing or repeated, or an embedding is not finite.
     """
     audio_embeds, text_embeds = in_row_order(prediction)
-    listed = list(without_audio(rows))
+    all_rows = list(without_audio(rows))
     held: dict[tuple[str, str], np.ndarray] = {}
-    for row, embeds in zip(listed, text_embeds, strict=True):
+    for row, embeds in zip(all_rows, text_embeds, strict=True):
         for caption, embed in zip(all_captions(row, languages), embeds, strict=False):  # ignore padding
             held.setdefault(caption, embed)
-    clips = ClipEmbeddings(audio_embeds, np.ones(len(listed), np.int64), np.zeros(len(listed)))
-    return EmbeddedSplit(listed, clips, model, rows, policy=policy or AudioPolicy(), held=held)
+    clips = ClipEmbeddings(audio_embeds, np.ones(len(all_rows), np.int64))
+    return EmbeddedSplit(all_rows, clips, model, rows, policy=policy or AudioPolicy(), held=held)
 
 
 def in_row_order(prediction: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Sort the predictions gathered from all processes by row index.
+    """Sort the audio and text embeddings that the Trainer gathered from all processes by row index.
 
     Args:
         prediction: The Trainer's `EvalPrediction` or `PredictionOutput`.
-
-    Returns:
-        Audio and text embeddings, both in row order.
 
     Raises:
         ValueError: A clip is missing or repeated, or an embedding is not finite.
@@ -400,7 +320,7 @@ def embed_recordings(
     """
 
     def make() -> dict[str, np.ndarray]:
-        counts, embeds, onsets = [], [np.empty((0, 1), np.float32)], [np.empty(0)]
+        counts, embeds = [], []
         for chunks in model.chunk_embeddings(
             recordings, policy.chunk_seconds, None, batch_size, _READERS, on_bad_audio
         ):
@@ -409,9 +329,8 @@ def embed_recordings(
             counts.append(len(chunks.onset_seconds))
             if chunks.error is None:
                 embeds.append(np.asarray(chunks.embeds))
-                onsets.append(chunks.onset_seconds)
-        joined = np.concatenate(embeds[1:] or embeds)
-        return {"embeds": joined, "counts": np.array(counts, np.int64), "onset_seconds": np.concatenate(onsets)}
+        joined = np.concatenate(embeds or [np.empty((0, 1), np.float32)])
+        return {"embeds": joined, "counts": np.array(counts, np.int64)}
 
     full_key = {
         "model": model.fingerprint,
@@ -424,15 +343,14 @@ def embed_recordings(
         bad = recordings[int(np.argmin(stored["counts"]))]
         bad.read(model.sampling_rate_hz)  # raises the error of this recording
         raise ValueError(f"the cache lists {bad.name} as unreadable, but it can be read now; delete {cache.folder}")
-    return ClipEmbeddings(**stored, pooling=policy.pooling)
+    return ClipEmbeddings(stored["embeds"], stored["counts"], policy.pooling)
 
 
-def hash_recordings(rows: Any, cache: EmbeddingCache, on_bad_audio: str = "error") -> dict[str, str]:
+def hash_recordings(rows: Any, on_bad_audio: str = "error") -> dict[str, str]:
     """Hash each recording, from the audio in its row or from its file.
 
     Args:
         rows: Dataset rows, see `datasets_scripts.schema`.
-        cache: Cache for file digests.
         on_bad_audio: Missing files: "error" raises, "skip" skips them.
 
     Returns:
@@ -461,11 +379,10 @@ def hash_recordings(rows: Any, cache: EmbeddingCache, on_bad_audio: str = "error
             content = np.asarray(audio["array"], np.float32).tobytes() + str(audio["sampling_rate"]).encode()
 
         try:
-            digests[clip_id] = cache.file_digest(path) if content is None else hashlib.sha256(content).hexdigest()
+            digests[clip_id] = file_sha256(path) if content is None else hashlib.sha256(content).hexdigest()
         except FileNotFoundError as error:
             if on_bad_audio == "error":
                 raise FileNotFoundError(f"clip {clip_id}: {error}; --on_bad_audio skip leaves it out") from None
-    cache.save_digests()
     return digests
 
 
@@ -475,9 +392,6 @@ def hash_dataset(rows: Sequence[Row], files: Mapping[str, str]) -> str:
     Args:
         rows: Dataset rows, see `datasets_scripts.schema`.
         files: Dict from clip id to the SHA-256 of its recording, from `hash_recordings`.
-
-    Returns:
-        SHA-256 as a hex string.
     """
     content = []
     for row in rows:

@@ -36,7 +36,6 @@ from transformers import ClapModel, ClapProcessor, PreTrainedConfig
 
 from .. import encoding
 from ..audio_input import Recording
-from ..hub_ids import is_hub_id
 from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
 
@@ -193,9 +192,6 @@ def unit_norm(embeds: Any, count: int, name: str = "embeddings") -> np.ndarray:
         count: Expected number of embeddings.
         name: Name of the embeddings for error messages.
 
-    Returns:
-        Embeddings with unit norm, float32 (count, d).
-
     Raises:
         ValueError: The shape differs, or an embedding contains NaN or inf or is zero.
 
@@ -221,11 +217,7 @@ def unit_norm(embeds: Any, count: int, name: str = "embeddings") -> np.ndarray:
 
 
 def check_device(device: str | torch.device) -> None:
-    """Check that torch can use a device on this machine.
-
-    Raises:
-        ValueError: The device is unknown or not available.
-    """
+    """Raise `ValueError` if torch cannot use a device on this machine."""
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
@@ -233,15 +225,7 @@ def check_device(device: str | torch.device) -> None:
 
 
 def weights_fingerprint(model: torch.nn.Module, *parts: str) -> str:
-    """Hash a model's weights and buffers (names, shapes, dtypes, values).
-
-    Args:
-        model: The model.
-        *parts: Additional strings to include in the hash, such as the configuration.
-
-    Returns:
-        SHA-256 as a hex string.
-    """
+    """Hash a model's weights and buffers (names, shapes, dtypes, values), and additional strings `parts`."""
     digest = hashlib.sha256("\n".join([type(model).__name__, *parts]).encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
@@ -262,14 +246,10 @@ def _load(name: str, processor: Any, device: Any) -> tuple[Any, Any]:
 
     if os.path.isdir(name) and not os.path.isfile(os.path.join(name, "config.json")):
         files = sorted(os.listdir(name))
-        configs = sorted(Path(name).glob("*/config.json"))
-        hint = f"; did you mean {configs[-1].parent}?" if configs else ""
         raise ValueError(
             f"the folder {name} has no config.json, it contains {', '.join(files[:8]) or 'nothing'}; pass a folder "
-            f"written by save_pretrained{hint}"
+            "written by save_pretrained"
         )
-    if not os.path.exists(name) and not is_hub_id(name):
-        raise FileNotFoundError(f"there is no model folder {name}")
     try:
         fields, _ = PreTrainedConfig.get_config_dict(name)
     except OSError as error:
@@ -307,7 +287,8 @@ def _wrap_pretrained(model: Any, processor: SupCLAPProcessor, name: str, kind: s
     words = {"vocabulary": tokenizer.get_vocab()} if backend is None else json.loads(backend.to_str())
     words = {**words, "padding": None, "truncation": None}
     captions = [processor.plain_captions, processor.caption_prefix, tokenizer.model_max_length]
-    settings = [_settings(model.config.to_dict()), _settings(extractor.to_dict()), words, captions]
+    configs = json.dumps([model.config.to_dict(), extractor.to_dict()], default=str)
+    settings = [*json.loads(configs, object_hook=_drop_incidental), words, captions]
     return EmbeddingModel(
         name=name,
         kind=kind,
@@ -325,13 +306,9 @@ def _wrap_pretrained(model: Any, processor: SupCLAPProcessor, name: str, kind: s
     )
 
 
-def _settings(config: dict[str, Any]) -> dict[str, Any]:
+def _drop_incidental(fields: dict[str, Any]) -> dict[str, Any]:
     """Remove settings that can differ between copies of the same model: paths, versions and code location."""
-
-    def drop_incidental(fields: dict[str, Any]) -> dict[str, Any]:
-        return {key: fields[key] for key in sorted(fields) if not key.startswith("_") and key not in _INCIDENTAL}
-
-    return json.loads(json.dumps(config, default=str), object_hook=drop_incidental)
+    return {key: fields[key] for key in sorted(fields) if not key.startswith("_") and key not in _INCIDENTAL}
 
 
 def _wrap_custom(model: Any, name: str) -> EmbeddingModel:

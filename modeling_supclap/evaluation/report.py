@@ -10,7 +10,7 @@ import base64
 import io
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,12 +21,14 @@ from modeling_supclap.datasets_scripts.atomic_files import write_text
 from modeling_supclap.datasets_scripts.audio import BadAudioError, read_row
 from modeling_supclap.datasets_scripts.public_names import redact
 from modeling_supclap.datasets_scripts.schema import LANGUAGES, without_audio
-from modeling_supclap.metrics.names import METRICS, RETRIEVAL_METRICS, get_metric
+from modeling_supclap.metrics.names import RETRIEVAL_METRICS, get_metric
 
 from .report_figures import figures
 from .results import (
     DIRECTIONS,
     NUM_CLASSES,
+    SECTIONS,
+    ZSTE_TASKS,
     Results,
     Score,
     flat_scores,
@@ -34,22 +36,6 @@ from .results import (
     paper_results,
 )
 
-ZERO_SHOT = ("top1", "top5", "mean_per_class", "mean_over_folds")
-ZSTE_TASKS = {
-    "1A": "one sound: it is recognised",
-    "2A": "two consecutive sounds: both are recognised",
-    "2B": "two consecutive sounds: at least one is recognised",
-    "2C": "two simultaneous sounds: both are recognised",
-    "2D": "two simultaneous sounds: at least one is recognised",
-    "3A": "two consecutive sounds: first before second, second before first, or simultaneous",
-    "3A_order": "two consecutive sounds: correct order against reversed order, without the third answer",
-    "3B": "two simultaneous sounds: simultaneous, or one before the other",
-    "4A": "as 3A, with many candidate sentences",
-    "4A_order": "as 3A_order, on the clips of 4A",
-    "4B": "as 3B, with many candidate sentences",
-    "5A": "two consecutive sounds: which is first, and which is second",
-    "5B": "two simultaneous sounds: which two, with many candidate sentences",
-}
 # Row names for published scores: mean over languages ("avg"), and scores over all languages together (None).
 OF_PAPERS = {"avg": "mean of 8", None: "8 languages"}
 MAX_CLASSES_DRAWN = 100
@@ -64,7 +50,7 @@ class Line(NamedTuple):
     Attributes:
         kind: `ours`, `chance`, `best` (best published score) or `paper` (published score).
         name: Row name.
-        cells: One value per column: a score dict, a number, a string, or None if missing.
+        cells: One value per column: a `Score`, a number, a string, or None if missing.
     """
 
     kind: str
@@ -124,27 +110,18 @@ def write_report(results: Results | str | Path, path: str | Path, rows: Any = No
 
     Args:
         results: `Results` object, results folder, or path of `results.json`.
-        path: Path of the HTML file.
+        path: Path of the HTML file, which is also returned.
         rows: Evaluated split, used to include the audio of a few hits and misses; None omits the audio.
-
-    Returns:
-        Path of the HTML file.
 
     Raises:
         FileNotFoundError: The results do not exist.
     """
-    page = render_report(results if isinstance(results, Results) else Results.load(results), rows)
-    write_text(path, page)
+    write_text(path, render_report(results if isinstance(results, Results) else Results.load(results), rows))
     return Path(path)
 
 
 def render_report(results: Results, rows: Any = None) -> str:
-    """Render the report as an HTML string; equal results produce equal pages.
-
-    Args:
-        results: Results of the evaluation.
-        rows: Evaluated split, used to include the audio of a few hits and misses; None omits the audio.
-    """
+    """Render the report as an HTML string, see `write_report`; equal results produce equal pages."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -172,6 +149,7 @@ def render_report(results: Results, rows: Any = None) -> str:
         training=content.get("training"),
         verdicts=_verdicts(results),
         title_of=_title_of,
+        sections=SECTIONS,
         zste_tasks=ZSTE_TASKS,
         tables=_tables(results),
         bars=bars,
@@ -189,28 +167,19 @@ def _title_of(metric: str) -> str:
     return metric if is_short else get_metric(metric).display
 
 
-# ---- summary ----
-
-
 def _verdicts(results: Results) -> list[str]:
     """Summarise each task in one sentence: main score, chance level, and whether the score is significantly better."""
-    subjects = {
-        ("retrieval", "R@1"): "captions in {language} retrieve their clip at rank 1",
-        ("zero_shot", "top1"): "clips are assigned the correct class",
-        ("zste", "3A"): "the order of two consecutive sounds is recognised",
-        ("temporal", "temporal_accuracy"): "an item is closest to its own caption within its pair",
-    }
-    firsts: dict[tuple[str, str], Score] = {}
+    firsts: dict[str, Score] = {}
     for each in flat_scores(results.scores):
-        key = each.place[0], each.place[-1]
+        task, metric = each.place[0], each.place[-1]
         # For post-training use the last stage, otherwise the first language, direction and template set.
-        if key in subjects and (key not in firsts or key[0] == "temporal"):
-            firsts[key] = each
+        if metric == SECTIONS[task].summary[0] and (task not in firsts or task == "temporal"):
+            firsts[task] = each
 
     sentences = []
-    for key, each in firsts.items():
+    for task, each in firsts.items():
         value, interval, chance, blind = each.cells()
-        subject = subjects[key].format(language=each.place[1])
+        subject = SECTIONS[task].summary[1].format(language=each.place[1])
         sentence = f"{subject[0].upper()}{subject[1:]} in {value} % of the cases (chance {chance} %"
         sentence += f", an order-blind model {blind} %" if blind else ""
         sentence += f"; interval {interval} %)" if interval else ")"
@@ -225,84 +194,46 @@ def _verdicts(results: Results) -> list[str]:
     return sentences
 
 
-# ---- tables ----
-
-
 def _tables(results: Results) -> dict[str, Table]:
-    """Build the report tables as a dict from table name to table."""
-    scores, papers = results.scores, _papers(results.protocol)
+    """Build one table per section that has scores, as a dict from section name to table."""
+    row_scores: dict[str, dict[str, dict[Column, Score]]] = {}
+    for each in flat_scores(results.scores):
+        task, language, *between, metric = each.place
+        direction = between.pop() if between and between[-1] in DIRECTIONS else ""
+        row = ", ".join([language, *between])
+        if task == "multilingual":
+            task, row = ("multilingual", "this model") if language == "all" else ("distances", language)
+        elif task == "temporal":
+            row = between[0].replace("_", " ")
+        if metric in SECTIONS[task].metrics:
+            row_scores.setdefault(task, {}).setdefault(row, {})[direction, metric] = each
+
+    has_all = set(LANGUAGES) <= results.scores.get("retrieval", {}).keys()
+    averages: dict[str, list[str | None]] = {"retrieval": ["avg"], "multilingual": [None]} if has_all else {}
+    papers = _papers(results.protocol)
     tables: dict[str, Table] = {}
-    has_all = set(LANGUAGES) <= scores.get("retrieval", {}).keys()
-    columns: list[Column]
-    rows: dict[str, list[Any]]
+    for name, rows in row_scores.items():
+        present = {column for scores in rows.values() for column in scores}
+        directions = DIRECTIONS if name == "retrieval" else ("",)
+        columns = [column for column in itertools.product(directions, SECTIONS[name].metrics) if column in present]
+        languages: list[str | None] = list(dict.fromkeys(row.split(",")[0] for row in rows))
+        best_of = [] if name == "distances" else languages[:1]
+        average = averages.get(name, [])
+        tables[name] = _table(columns, rows, papers, languages + average, best_of + average)
 
-    if "retrieval" in scores:
-        columns, rows = list(itertools.product(DIRECTIONS, RETRIEVAL_METRICS)), {}
-        for language, directions in scores["retrieval"].items():
-            rows[language] = [directions[direction][metric] for direction, metric in columns]
-        languages = list(filter("mean".__ne__, rows))
-        averages = ["avg"] if has_all else []
-        tables["retrieval"] = _table(columns, rows, papers, [*languages, *averages], [languages[0], *averages])
-
-    if "multilingual" in scores:
-        together = [None] if has_all else []
-        rows = {"this model": [scores["multilingual"]["all"]["MRV"]]}
-        tables["multilingual"] = _table([("", "MRV")], rows, papers, together, together)
-        rows = {}
-        for language, distances in scores["multilingual"].items():
-            if language not in ("all", "num_parallel"):
-                rows[language] = [distances["Gap"], distances["Dis"]]
-        tables["distances"] = _table([("", "Gap"), ("", "Dis")], rows, papers, list(rows), [])
-
-    if "zero_shot" in scores:
-        row_scores = {}
-        for language, sets in scores["zero_shot"].items():
-            for name, set_scores in sets.items():
-                row_scores[f"{language}, {name}"] = set_scores
-        languages = list(scores["zero_shot"])
-        tables["zero_shot"] = _table(*_in_columns(row_scores, ZERO_SHOT), papers, languages, languages[:1])
-
-    if "zste" in scores:
-        row_scores = dict(scores["zste"])
-        agreement = row_scores.pop("all", None)
-        columns, rows = _in_columns(row_scores, ZSTE_TASKS)
-        tables["zste"] = _table(columns, rows, papers, list(row_scores), list(row_scores)[:1])
-        if agreement:
-            form = get_metric("MRV").format
-            cells = [form(agreement[task]["MRV"]["value"]) if task in agreement else None for _, task in columns]
-            tables["zste"].lines.append(Line("ours", "MRV over the languages", cells))
-
-    if "temporal" in scores:
-        row_scores = {}
-        for stages in scores["temporal"].values():
-            for stage, stage_scores in stages.items():
-                row_scores[stage.replace("_", " ")] = stage_scores
-        tables["temporal"] = _table(*_in_columns(row_scores, METRICS), [], [], [])
+    agreement = results.scores.get("zste", {}).get("all")
+    if agreement:
+        form = get_metric("MRV").format
+        tasks = [task for _, task in tables["zste"].columns]
+        cells = [form(agreement[task]["MRV"]["value"]) if task in agreement else None for task in tasks]
+        tables["zste"].lines.append(Line("ours", "MRV over the languages", cells))
     return tables
 
 
-def _in_columns(
-    row_scores: Mapping[str, Mapping[str, Any]], metrics: Iterable[str]
-) -> tuple[list[Column], dict[str, list[Any]]]:
-    """Convert dicts of scores to table columns.
-
-    Returns:
-        Tuple of the columns, one per metric that occurs in any row, and a dict from row name to scores. A missing
-        score is None.
-    """
-    present = set().union(*row_scores.values())
-    columns = [("", metric) for metric in filter(present.__contains__, metrics)]
-    rows: dict[str, list[Any]] = {}
-    for name, scores in row_scores.items():
-        rows[name] = [scores.get(metric) for _, metric in columns]
-    return columns, rows
-
-
 def _papers(protocol: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the published results on this dataset.
+    """Return the published results on the test split of this dataset, or of the origin of a prepared dataset.
 
-    For a prepared dataset, the published results of the original dataset are returned. Returns an empty list if the
-    split is not "test". Classification results are omitted for a subset of the classes, such as ESC-10.
+    Classification results are omitted for a subset of the classes, such as ESC-10.
     """
     name = str(protocol.get("origin") or protocol["dataset"])
     if "test" not in str(protocol["split"]).split("+"):
@@ -317,7 +248,7 @@ def _papers(protocol: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _table(
     columns: Sequence[Column],
-    rows: Mapping[str, Sequence[Any]],
+    rows: Mapping[str, Mapping[Column, Score]],
     papers: Sequence[Mapping[str, Any]],
     languages: Sequence[str | None],
     best_of: Sequence[str | None],
@@ -326,19 +257,18 @@ def _table(
 
     Args:
         columns: (direction, metric) of each column.
-        rows: Dict from row name to the model's scores, one per column.
+        rows: Dict from row name to the model's scores by column.
         papers: Entries from `paper_results`.
         languages: Languages to select from `papers`.
         best_of: Languages for which to add a row with the best published scores.
     """
-    lines = [Line("ours", name, list(scores)) for name, scores in rows.items()]
-    levels: dict[str, list[Any]] = {"chance": [], "an order-blind model": []}
-    for column in zip(*rows.values(), strict=True):
-        # The chance level depends on the number of candidates, which can differ by row; show the level of the last row.
-        last: Mapping[str, Any] = next(filter(None, reversed(column)), {})
-        levels["chance"].append(last.get("chance"))
-        levels["an order-blind model"].append(last.get("order_blind"))
-    for name, values in levels.items():
+    lines = [Line("ours", name, list(map(scores.get, columns))) for name, scores in rows.items()]
+    # The chance level depends on the number of candidates, which can differ by row; show the level of the last row.
+    last: dict[Column, Score] = {}
+    for scores in rows.values():
+        last |= scores
+    for name, level in (("chance", "chance"), ("an order-blind model", "order_blind")):
+        values = [getattr(last[column], level) for column in columns]
         if any(value is not None for value in values):
             lines.append(Line("chance", name, values))
 
@@ -369,20 +299,15 @@ def _write_cell(cell: Any, metric: str) -> tuple[str, str]:
     form = get_metric(metric).format
     if cell is None or isinstance(cell, str):
         return cell or "", ""
-    if not isinstance(cell, Mapping):
+    if not isinstance(cell, Score):
         return form(cell), ""
-    return form(cell["value"]), "" if cell["low"] is None else f"{form(cell['low'])}–{form(cell['high'])}"
-
-
-# ---- classes, cases, recordings ----
+    return form(cell.value), "" if cell.low is None or cell.high is None else f"{form(cell.low)}–{form(cell.high)}"
 
 
 def _zero_shot(results: Results) -> tuple[dict[str, float], dict[str, Any] | None]:
-    """Return the accuracy per class and the confusion matrix for the first prompt set.
+    """Return the accuracy per class and the confusion matrix of the first prompt set; no matrix above 100 classes.
 
-    Returns:
-        Tuple of a dict from class to accuracy, and a dict with "classes" (class names) and "rows" (C, C, 2), where the
-        last axis is (count, share of the row). The second item is None for more than 100 classes.
+    The matrix is a dict with "classes" (class names) and "rows" (C, C, 2); the last axis is (count, share of the row).
     """
     for language, sets in results.scores.get("zero_shot", {}).items():
         for name, set_scores in sets.items():
@@ -396,11 +321,7 @@ def _zero_shot(results: Results) -> tuple[dict[str, float], dict[str, Any] | Non
 
 
 def _cases(results: Results) -> dict[str, list[Case]]:
-    """Select captions that rank high in all languages, and captions with the largest rank variance over languages.
-
-    Returns:
-        Dict from section title to at most four cases.
-    """
+    """Select four captions that rank high in all languages, and four with the largest rank variance over languages."""
     if "multilingual/ranks" not in results.arrays:
         return {}
     ranks, texts = results.arrays["multilingual/ranks"], results.arrays["multilingual/text"].tolist()
@@ -419,11 +340,7 @@ def _cases(results: Results) -> dict[str, list[Case]]:
 
 
 def _samples(results: Results, rows: Any) -> dict[str, list[Sample]]:
-    """Select up to four hits and four misses among the captions in the first language, evenly spaced.
-
-    Returns:
-        Dict from "hits" and "misses" to samples.
-    """
+    """Select up to four "hits" and four "misses" among the captions in the first language, evenly spaced."""
     arrays, language = results.arrays, results.protocol["languages"][0]
     prefix = f"retrieval/{language}/t2a"
     if f"{prefix}/rank" not in arrays:
@@ -447,10 +364,7 @@ def _samples(results: Results, rows: Any) -> dict[str, list[Sample]]:
 
 
 def _audio_loader(results: Results, rows: Any) -> Callable[[int], str]:
-    """Return a function that loads the first seconds of a clip as a data URL, given the clip index.
-
-    The function returns "" if the audio is not available.
-    """
+    """Return a function that loads the first seconds of a clip, by its index, as a data URL; "" if unavailable."""
     import soundfile
 
     ids = results.arrays["clips/id"].tolist()

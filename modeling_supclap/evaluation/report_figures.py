@@ -48,46 +48,34 @@ def similarity_figure(results: Results, languages: Sequence[str]) -> str:
     The figure shows the correct pairs in each language, and the wrong pairs in the first language.
     """
     figure, axes = _figure(3.4)
-    correct = {language: results.arrays[f"similarity/{language}/positive"] for language in languages}
+    curves = {}
+    for number, language in enumerate(languages, start=1):  # C0 is audio in the projection
+        curves[f"correct, {language}"] = results.arrays[f"similarity/{language}/positive"], {"color": f"C{number}"}
     wrong = results.arrays[f"similarity/{languages[0]}/negative"]
-    edges = np.histogram_bin_edges(np.concatenate([*correct.values(), wrong]), bins=40)
-    for number, (language, cosines) in enumerate(correct.items(), start=1):  # C0 is audio in the projection
-        _draw_share(axes, cosines, edges, f"correct, {language}", color=f"C{number}")
-    _draw_share(axes, wrong, edges, f"wrong, {languages[0]}", color="black", linestyle="--")
+    curves[f"wrong, {languages[0]}"] = wrong, {"color": "black", "linestyle": "--"}
+
+    edges = np.histogram_bin_edges(np.concatenate([cosines for cosines, _ in curves.values()]), bins=40)
+    for label, (cosines, style) in curves.items():
+        counts, _ = np.histogram(cosines, edges)
+        axes.stairs(counts / max(len(cosines), 1), edges, label=label, **style)
     axes.set(xlabel="cosine of clip and caption", ylabel="share of pairs")
-    _legend(axes)
     return _svg(figure, f"Histograms of the cosine of correct pairs in {', '.join(languages)} and of wrong pairs")
-
-
-def _draw_share(axes: Any, cosines: np.ndarray, edges: np.ndarray, label: str, **style: Any) -> None:
-    counts, _ = np.histogram(cosines, edges)
-    axes.stairs(counts / max(len(cosines), 1), edges, label=label, **style)
 
 
 def projection_figure(results: Results, languages: Sequence[str], classes: Sequence[str] = ()) -> str:
     """Draw a t-SNE projection of clips and captions as an SVG string (ATRI figures 3 and 4).
 
-    A line connects each caption with its clip.
-
-    Args:
-        results: Results of an evaluation with retrieval.
-        languages: Caption languages.
-        classes: Classes to show as colours; markers then show the language. If empty, colours show the language.
+    A line connects each caption with its clip. Colours show the classes, and markers the language; without `classes`,
+    colours show the language.
     """
     figure, axes = _figure(4.6)
     _draw_projection(axes, results, languages, classes)
-    _legend(axes)
     colors = f", coloured by class: {', '.join(classes)}" if classes else ""
     return _svg(figure, f"Projection of the embeddings of clips and captions in {', '.join(languages)}{colors}")
 
 
 def save_projections(several: Mapping[str, Results], path: str | Path) -> None:
-    """Draw t-SNE projections of several models side by side (ATRI figures 3 and 4) and save them as PNG.
-
-    Args:
-        several: Dict from model name to results.
-        path: Path of the PNG file; the write is atomic.
-    """
+    """Draw t-SNE projections of several models side by side (ATRI figures 3 and 4), and save them as PNG at `path`."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4.6 * len(several), 4.6), layout="constrained")
@@ -157,15 +145,12 @@ def _figure(height: float) -> tuple[Any, Any]:
     return figure, axes
 
 
-def _legend(axes: Any) -> None:
-    """Draw the legend to the right of the axes."""
-    axes.legend(fontsize="medium", frameon=False, loc="center left", bbox_to_anchor=(1, 0.5), handlelength=1.2)
-
-
 def _svg(figure: Any, label: str) -> str:
-    """Convert a figure to an SVG string with selectable text and an ARIA label; the output is deterministic."""
+    """Add a legend to the right, and convert the figure to SVG with selectable text; the output is deterministic."""
     import matplotlib
 
+    (axes,) = figure.axes
+    axes.legend(fontsize="medium", frameon=False, loc="center left", bbox_to_anchor=(1, 0.5), handlelength=1.2)
     drawn = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": "report", "svg.fonttype": "none"}):
         figure.savefig(drawn, format="svg", metadata=_NO_METADATA, transparent=True)

@@ -13,23 +13,25 @@ import io
 import json
 import platform
 import warnings
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from modeling_supclap.datasets_scripts.atomic_files import atomic_write, write_json
 from modeling_supclap.datasets_scripts.public_names import redact
 from modeling_supclap.metrics.bootstrap import bootstrap_intervals, paired_test
-from modeling_supclap.metrics.names import MetricName, get_metric
+from modeling_supclap.metrics.names import METRICS, RETRIEVAL_METRICS, MetricName, get_metric
 
 from .. import __version__
 from .cache import pack_arrays
+
+if TYPE_CHECKING:
+    import pandas
 
 SCHEMA = "supclap-results/2"
 DIRECTIONS = {"t2a": "text to audio", "a2t": "audio to text"}
@@ -37,6 +39,78 @@ DIRECTIONS = {"t2a": "text to audio", "a2t": "audio to text"}
 
 NUM_CLASSES = {"esc50": 50, "urbansound8k": 10, "vggsound": 309}
 """Number of classes used in the papers; scores on fewer classes are not comparable with the published scores."""
+
+ZSTE_TASKS = {
+    "1A": "one sound: it is recognised",
+    "2A": "two consecutive sounds: both are recognised",
+    "2B": "two consecutive sounds: at least one is recognised",
+    "2C": "two simultaneous sounds: both are recognised",
+    "2D": "two simultaneous sounds: at least one is recognised",
+    "3A": "two consecutive sounds: first before second, second before first, or simultaneous",
+    "3A_order": "two consecutive sounds: correct order against reversed order, without the third answer",
+    "3B": "two simultaneous sounds: simultaneous, or one before the other",
+    "4A": "as 3A, with many candidate sentences",
+    "4A_order": "as 3A_order, on the clips of 4A",
+    "4B": "as 3B, with many candidate sentences",
+    "5A": "two consecutive sounds: which is first, and which is second",
+    "5B": "two simultaneous sounds: which two, with many candidate sentences",
+}
+
+
+class Section(NamedTuple):
+    """Display of a task's scores in the report and on the model card.
+
+    Attributes:
+        title: Heading in the report.
+        metrics: Columns of the table in the report, in order.
+        summary: Metric and sentence of the summary in the report; the sentence may contain `{language}`.
+        card_metrics: Metrics on the model card.
+        card_title: Task name on the model card.
+        note: Text above the table in the report.
+    """
+
+    title: str
+    metrics: tuple[str, ...]
+    summary: tuple[str, str] = ("", "")
+    card_metrics: tuple[str, ...] = ()
+    card_title: str = ""
+    note: str = ""
+
+
+SECTIONS = {
+    "retrieval": Section(
+        "Retrieval",
+        RETRIEVAL_METRICS,
+        ("R@1", "captions in {language} retrieve their clip at rank 1"),
+        RETRIEVAL_METRICS,
+    ),
+    "multilingual": Section("Agreement between languages", ("MRV",)),
+    "distances": Section("Distance to the caption embeddings in", ("Gap", "Dis")),
+    "zero_shot": Section(
+        "Zero-shot classification",
+        ("top1", "top5", "mean_per_class", "mean_over_folds"),
+        ("top1", "clips are assigned the correct class"),
+        ("top1",),
+        "zero-shot",
+    ),
+    "zste": Section(
+        "Zero-shot temporal evaluation (ZSTE)",
+        tuple(ZSTE_TASKS),
+        ("3A", "the order of two consecutive sounds is recognised"),
+        tuple(ZSTE_TASKS),
+    ),
+    "temporal": Section(
+        "The order of sounds",
+        tuple(METRICS),
+        ("temporal_accuracy", "an item is closest to its own caption within its pair"),
+        ("temporal_accuracy", "order_accuracy"),
+        "order of sounds",
+        "Temporal accuracy: how often an item of a pair is closest to its own caption. Order accuracy compares only "
+        "the forward and the reversed item and their captions. An order-blind model recognises every sound and "
+        "detects overlap, but ignores order.",
+    ),
+}
+"""Tasks in `results.json`, in the order of the report; "distances" is the part of "multilingual" with Gap and Dis."""
 
 _PACKAGES = ("torch", "torchaudio", "transformers", "datasets", "accelerate", "numpy")
 _MUST_AGREE = ("dataset_hash", "positives", "caption_handling")
@@ -66,8 +140,7 @@ class Intervals:
 
         Args:
             outcomes: Dict from metric name to the outcomes of Q queries, (Q,).
-            clusters: Cluster of each query, such as its recording, (Q,). Queries in the same cluster are resampled
-                together.
+            clusters: Cluster of each query, such as its recording, (Q,). The bootstrap resamples whole clusters.
 
         Returns:
             Dict from metric name to (low, high). All values are None if `num_resamples` is 0 or there is only one
@@ -289,38 +362,36 @@ def compare(
             the data or other settings differ.
     """
     _check_protocols(first, second, allow_different)
-    table = []
-    for prefix in sorted(_queried(first) & _queried(second)):
-        first_queries, second_queries = _number_queries(first, prefix), _number_queries(second, prefix)
-        shared_queries = list(filter(second_queries.__contains__, first_queries))
-        if len(shared_queries) < max(len(first_queries), len(second_queries)) and not allow_different:
-            raise ValueError(
-                f"{prefix}: the results have {len(first_queries)} and {len(second_queries)} queries, "
-                f"{len(shared_queries)} shared; evaluate both on the same data, or pass allow_different"
-            )
-        if not shared_queries:
+    suffix, table = "/query_id", []
+    for name in sorted(first.arrays.keys() & second.arrays.keys()):
+        prefix = name.removesuffix(suffix)
+        if not name.endswith(suffix) or prefix == "multilingual":
             continue
 
         # Pair the queries of both results.
-        first_indices = list(map(first_queries.__getitem__, shared_queries))
-        second_indices = list(map(second_queries.__getitem__, shared_queries))
-        clusters = first.arrays[f"{prefix}/cluster"][first_indices].tolist()
-
-        first_outcomes = _get_outcomes(first, prefix, first_indices)
-        second_outcomes = _get_outcomes(second, prefix, second_indices)
-        names = list(filter(second_outcomes.__contains__, first_outcomes))
+        outcomes, others = _query_table(first, prefix), _query_table(second, prefix)
+        shared = outcomes.index.intersection(others.index, sort=False)
+        if len(shared) < max(len(outcomes), len(others)) and not allow_different:
+            raise ValueError(
+                f"{prefix}: the results have {len(outcomes)} and {len(others)} queries, {len(shared)} shared; evaluate "
+                "both on the same data, or pass allow_different"
+            )
+        if not len(shared):
+            continue
+        outcomes, others = outcomes.loc[shared], others.loc[shared]
+        clusters = outcomes.pop("cluster").tolist()
+        metrics = list(filter(others.columns.__contains__, outcomes.columns))
 
         tested: dict[str, Any] = {}
         if len(set(clusters)) > 1:
-            pairs = {name: second_outcomes[name] for name in names}, {name: first_outcomes[name] for name in names}
-            tested = paired_test(*pairs, clusters, num_resamples=num_resamples, seed=seed)
-
-        for name in names:
+            pair = dict(others[metrics]), dict(outcomes[metrics])
+            tested = paired_test(*pair, clusters, num_resamples=num_resamples, seed=seed)
+        for metric in metrics:
             path = prefix.split("/")
-            first_mean, second_mean = float(first_outcomes[name].mean()), float(second_outcomes[name].mean())
-            row: dict[str, Any] = {"score": " ".join(path if path[-1] == name else [*path, name])}
-            row |= {"first": first_mean, "second": second_mean, "difference": second_mean - first_mean}
-            row |= {"low": None, "high": None, "p_value": None, **tested.get(name, {}), "queries": len(shared_queries)}
+            means = float(outcomes[metric].mean()), float(others[metric].mean())
+            row: dict[str, Any] = {"score": " ".join(path if path[-1] == metric else [*path, metric])}
+            row |= {"first": means[0], "second": means[1], "difference": means[1] - means[0]}
+            row |= {"low": None, "high": None, "p_value": None, **tested.get(metric, {}), "queries": len(shared)}
             table.append(row)
     if not table:
         raise ValueError(f"the results have no score in common: {list(first.scores)} and {list(second.scores)}")
@@ -384,11 +455,14 @@ def package_versions() -> dict[str, str]:
 def _check_protocols(first: Results, second: Results, allow_different: bool) -> None:
     """Raise or warn if two results were evaluated on different data or with different settings."""
     differing = []
-    for key in (*_MUST_AGREE, "zero_shot", "zste", "temporal"):
-        one, other = _get_protocol(first, key), _get_protocol(second, key)
-        is_used = key in _MUST_AGREE or (key in first.scores and key in second.scores)
-        if is_used and one != other:
-            differing.append(f"{key}: {_short(one)} and {_short(other)}")
+    for key in (*_MUST_AGREE, *filter(second.scores.__contains__, first.scores)):
+        settings = []
+        for results in (first, second):
+            part = results.protocol.get(key)
+            # The length of composed clips depends on the model.
+            settings.append({**part, "clip_seconds": None} if isinstance(part, dict) else part)
+        if settings[0] != settings[1]:
+            differing.append(f"{key}: {' and '.join(map(_short, settings))}")
     if differing:
         message = "the results are not comparable; " + "; ".join(differing)
         if not allow_different:
@@ -396,16 +470,9 @@ def _check_protocols(first: Results, second: Results, allow_different: bool) -> 
         warnings.warn(message, stacklevel=3)
 
     for key in _SHOULD_AGREE:
-        one, other = first.protocol.get(key), second.protocol.get(key)
-        if one != other:
-            warnings.warn(f"the results differ in {key}: {_short(one)} and {_short(other)}", stacklevel=3)
-
-
-def _get_protocol(results: Results, key: str) -> Any:
-    part = results.protocol.get(key)
-    if isinstance(part, dict):  # the length of composed clips depends on the model
-        part = {**part, "clip_seconds": None}
-    return part
+        settings = [first.protocol.get(key), second.protocol.get(key)]
+        if settings[0] != settings[1]:
+            warnings.warn(f"the results differ in {key}: {' and '.join(map(_short, settings))}", stacklevel=3)
 
 
 def _short(value: Any) -> str:
@@ -413,37 +480,24 @@ def _short(value: Any) -> str:
     return text if len(text) <= 200 else f"{text[:200]} ..."
 
 
-def _queried(results: Results) -> set[str]:
-    """Return the array prefixes that have query outcomes, such as "retrieval/eng/t2a"."""
-    prefixes = set()
-    for name in results.arrays:
-        prefix, _, last = name.rpartition("/")
-        if last == "query_id" and prefix != "multilingual":
-            prefixes.add(prefix)
-    return prefixes
+def _query_table(results: Results, prefix: str) -> pandas.DataFrame:
+    """Return the outcomes and the cluster of each query, one column per metric.
 
+    The index is (query id, occurrence), because a query id can occur more than once.
+    """
+    import pandas
 
-def _number_queries(results: Results, prefix: str) -> dict[tuple[str, int], int]:
-    """Return a dict from (query id, occurrence) to query index, because a query id can occur more than once."""
-    indices: dict[tuple[str, int], int] = {}
-    counts: Counter[str] = Counter()
-    for index, name in enumerate(results.arrays[f"{prefix}/query_id"].tolist()):
-        indices[name, counts[name]] = index
-        counts[name] += 1
-    return indices
-
-
-def _get_outcomes(results: Results, prefix: str, indices: Sequence[Any]) -> dict[str, np.ndarray]:
-    """Return the outcomes of the given queries as a dict from metric name to array."""
-    outcomes: dict[str, np.ndarray] = {}
+    columns: dict[str, np.ndarray] = {}
     for name, values in results.arrays.items():
         path, _, last = name.rpartition("/")
-        if path != prefix or last in ("query_id", "cluster", "top", "predicted", "truth", "confusion"):
+        if path != prefix or last in ("query_id", "top", "predicted", "truth", "confusion"):
             continue
         if last == "rank":
-            outcomes["mean_rank"] = values[indices] + 1
+            columns["mean_rank"] = values + 1
         elif last == "score":  # ZSTE: the last part of the path is the metric
-            outcomes[prefix.rpartition("/")[2]] = values[indices]
+            columns[prefix.rpartition("/")[2]] = values
         else:
-            outcomes[last] = values[indices]
-    return outcomes
+            columns[last] = values
+
+    ids = pandas.Series(results.arrays[f"{prefix}/query_id"])
+    return pandas.DataFrame(columns).set_index([ids, ids.groupby(ids).cumcount()])

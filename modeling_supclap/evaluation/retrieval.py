@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from modeling_supclap.metrics.recall.ranking import best_ranks, chance_scores, r
 
 from .embed import ClipEmbeddings, EmbeddedSplit, Row, split_from_predictions
 from .results import DIRECTIONS, Intervals, score
+
+if TYPE_CHECKING:
+    from .run import EvaluationOptions
 
 CAPTION_HANDLINGS = ("all", "parallel", "each")
 _TOP = 10
@@ -66,14 +69,7 @@ def match_groups(query_groups: np.ndarray, candidate_groups: np.ndarray) -> list
 def caption_table(
     rows: Sequence[Row], language: str, positives: str = "clip", at_most: Sequence[int] | None = None
 ) -> CaptionTable:
-    """Collect the captions in one language.
-
-    Args:
-        rows: Rows of the split.
-        language: ISO 639-3 code.
-        positives: "clip" matches each clip only with its own captions; "captions" also matches clips with identical
-            captions.
-        at_most: Maximum number of captions to use from each row; None uses all captions.
+    """Collect the captions in one language, at most `at_most[i]` from row i; None uses all captions.
 
     Raises:
         ValueError: No clip has a caption in this language.
@@ -105,15 +101,7 @@ def caption_table(
 
 
 def count_captions(rows: Sequence[Row], languages: Sequence[str], caption_handling: str) -> list[int] | None:
-    """Determine how many captions of each row to use, the same number in all languages.
-
-    Args:
-        rows: Rows of the split.
-        languages: Languages to compare.
-        caption_handling: "all", "parallel" or "each", see `evaluate_retrieval`.
-
-    Returns:
-        Number of captions per row, or None (no limit) if `caption_handling` is "each".
+    """Return how many captions of each row to use, the same number in all languages; None (no limit) for "each".
 
     Raises:
         ValueError: `caption_handling` is unknown, or with "all" the languages of a row have different numbers of
@@ -123,9 +111,7 @@ def count_captions(rows: Sequence[Row], languages: Sequence[str], caption_handli
         raise ValueError(f"caption_handling is {caption_handling!r}; it must be one of {', '.join(CAPTION_HANDLINGS)}")
     shared = []
     for row in rows:
-        counts = {}
-        for language in languages:
-            counts[language] = len(row["captions"].get(language) or ())
+        counts = {language: len(row["captions"].get(language) or ()) for language in languages}
         if caption_handling == "all" and len(set(counts.values())) > 1:
             for language in languages:
                 if not any(other["captions"].get(language) for other in rows):
@@ -139,71 +125,64 @@ def count_captions(rows: Sequence[Row], languages: Sequence[str], caption_handli
 
 
 def evaluate_retrieval(
-    split: EmbeddedSplit,
-    languages: Sequence[str] = ("eng",),
-    positives: str = "clip",
-    caption_handling: str = "all",
-    intervals: Intervals | None = None,
-    is_light: bool = False,
+    split: EmbeddedSplit, options: EvaluationOptions, is_light: bool = False
 ) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, Any]]:
     """Evaluate text-to-audio and audio-to-text retrieval in each language, and consistency across languages.
 
     Args:
         split: Embedded split.
-        languages: ISO 639-3 codes. With several languages, embedding distances are measured to English, or to the
-            first language if English is not included.
-        positives: "clip" matches each clip only with its own captions; "captions" also matches clips with identical
-            captions.
-        caption_handling: "all" uses every caption and requires the same number in each language; "parallel" uses the
-            captions that exist in all languages; "each" uses all captions of each language.
-        intervals: Confidence interval options; None uses the defaults.
+        options: Languages, correct answers, caption handling and intervals.
         is_light: Whether to skip arrays, intervals and embedding distances, which are only needed for reports.
 
     Returns:
         Tuple of the scores `{"retrieval": ...}`, with the additional key "multilingual" for several languages; the
-        arrays for `Results`; and a dict from language to number of captions.
+        arrays for `Results`; and the number of captions per language, for the protocol.
 
     Raises:
         ValueError: No clip has a caption in one of the languages, or, with "all", a clip has different numbers of
             captions in different languages.
     """
-    intervals = Intervals(0) if is_light else intervals or Intervals()
-    at_most = count_captions(split.rows, languages, caption_handling)
-    groups = np.array([group_id(row, positives) for row in split.rows])
+    languages, intervals = options.languages, Intervals(0) if is_light else options.intervals
+    at_most = count_captions(split.rows, languages, options.caption_handling)
+    groups = np.array([group_id(row, options.positives) for row in split.rows])
     units = split.sources if is_light else resampling_units(split.sources, groups)
     scores: dict[str, Any] = {}
     arrays: dict[str, np.ndarray] = {}
     counts: dict[str, int] = {}
+
+    # Evenly spaced clips, and below their first captions, for figures of the embedding space.
+    sampled = np.arange(0, len(split.rows), -(-len(split.rows) // _SAMPLED_CLIPS))
+    if not is_light:
+        arrays |= {"embeddings/audio": split.clips.mean[sampled], "embeddings/audio_clip": sampled}
+
     for language in languages:
-        table = caption_table(split.rows, language, positives, at_most)
+        table = caption_table(split.rows, language, options.positives, at_most)
         texts, clips = split.texts(table.texts, language), split.clips
         if len(table.clips) < len(split.rows):
             clips = clips.select(table.clips)
 
         counts[language] = len(table.texts)
         scores[language] = {}
-        similarity = clips.similarity(texts)
-
         for direction in DIRECTIONS:
-            if direction == "a2t":
-                if isinstance(similarity, np.ndarray):
-                    similarity = np.ascontiguousarray(similarity.T)
-                else:
-                    similarity = clips.similarity(texts, direction)
             scores[language][direction], query_arrays = _score_direction(
-                split, table, similarity, direction, units, intervals, is_light
+                split, table, clips.similarity(texts, direction), direction, units, intervals, is_light
             )
             for name, values in query_arrays.items():
                 arrays[f"retrieval/{language}/{direction}/{name}"] = values
 
         if not is_light:
+            positive, negative = _draw_similarities(table, texts, clips)
+            owners, firsts = np.unique(table.text_rows, return_index=True)
+            is_sampled = np.isin(owners, sampled)
             arrays |= {
                 f"captions/{language}/text": np.array(table.texts),
                 f"captions/{language}/clip": table.text_rows,
                 f"retrieval/{language}/clip": table.clips,
+                f"similarity/{language}/positive": positive,
+                f"similarity/{language}/negative": negative,
+                f"embeddings/text/{language}": texts[firsts[is_sampled]],
+                f"embeddings/text_clip/{language}": owners[is_sampled],
             }
-            positive, negative = _draw_similarities(table, texts, clips)
-            arrays |= {f"similarity/{language}/positive": positive, f"similarity/{language}/negative": negative}
 
     all_scores: dict[str, Any] = {"retrieval": scores}
     if len(languages) > 1:
@@ -211,9 +190,7 @@ def evaluate_retrieval(
         all_scores |= {"multilingual": agreement} if agreement else {}
         arrays |= query_arrays
         scores["mean"] = _average_languages(scores)
-    if not is_light:
-        arrays |= _sample_embeddings(split, arrays, languages)
-    return all_scores, arrays, counts
+    return all_scores, arrays, {"captions": counts}
 
 
 def retrieval_metrics(dataset: Any, languages: Sequence[str], positives: str) -> Callable[[Any], dict[str, float]]:
@@ -222,8 +199,7 @@ def retrieval_metrics(dataset: Any, languages: Sequence[str], positives: str) ->
     Args:
         dataset: Evaluation split, as `collator.IndexedRows`.
         languages: Caption languages, in the same order as in the collator.
-        positives: "clip" matches each clip only with its own captions; "captions" also matches clips with identical
-            captions.
+        positives: See `EvaluationOptions`.
 
     Returns:
         Function from the Trainer's `EvalPrediction` (predictions: audio and text embeddings; label ids: clip indices)
@@ -231,10 +207,13 @@ def retrieval_metrics(dataset: Any, languages: Sequence[str], positives: str) ->
         mean of R@1, R@5 and R@10 over both directions and all languages. With several languages the dict also contains
         `MRV` (mean rank variance over languages), computed on captions that exist in all languages.
     """
+    from .run import EvaluationOptions  # which imports this module
+
+    options = EvaluationOptions(languages=languages, positives=positives, caption_handling="each")
 
     def compute_metrics(prediction: Any) -> dict[str, float]:
         split = split_from_predictions(prediction, dataset.rows, languages)
-        all_scores, _, _ = evaluate_retrieval(split, languages, positives, caption_handling="each", is_light=True)
+        all_scores, _, _ = evaluate_retrieval(split, options, is_light=True)
 
         flat: dict[str, float] = {}
         recalls: list[tuple[float, float]] = []
@@ -293,17 +272,10 @@ def _score_direction(
 
 
 def resampling_units(sources: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """Assign each row to a bootstrap resampling unit.
+    """Assign each row to a bootstrap resampling unit (rows,), named after the first recording in the unit.
 
     Outcomes of rows from the same recording, or in the same group, are not independent. A unit is therefore a connected
     component of the graph that links rows with the same recording or the same group.
-
-    Args:
-        sources: Source recording of each row, (rows,).
-        groups: Group id of each row, (rows,).
-
-    Returns:
-        Unit of each row, (rows,), named after the first recording in the unit.
 
     >>> resampling_units(np.array(["a", "b", "c", "a"]), np.array([1, 1, 2, 3])).tolist()
     ['a', 'a', 'c', 'a']
@@ -322,13 +294,9 @@ def resampling_units(sources: np.ndarray, groups: np.ndarray) -> np.ndarray:
 
 
 def find_top(similarity: Any) -> np.ndarray:
-    """Return the ten best candidates of each query, best first; ties are sorted by candidate index.
+    """Return the ten best candidates of each query (Q, min(10, C)), best first; ties are sorted by candidate index.
 
-    Args:
-        similarity: Array or `LazySimilarity`, (Q, C); processed in blocks of 256 queries.
-
-    Returns:
-        Candidate indices, (Q, min(10, C)).
+    The scores, an array (Q, C) or a `LazySimilarity`, are read in blocks of 256 queries.
     """
     queries, candidates = similarity.shape
     count = min(_TOP, candidates)
@@ -346,16 +314,20 @@ def find_top(similarity: Any) -> np.ndarray:
 
 def _draw_similarities(table: CaptionTable, texts: np.ndarray, clips: ClipEmbeddings) -> tuple[np.ndarray, np.ndarray]:
     """Compute the cosines of all matching pairs, and of a random sample of non-matching pairs (fixed seed)."""
+    similarity = clips.similarity(texts)
+
+    def cosines(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+        if isinstance(similarity, np.ndarray):
+            return similarity[rows, columns]
+        return np.einsum("md,md->m", texts[rows], clips.mean[columns])
+
     relevant = match_groups(table.text_groups, table.clip_groups)
     positive_texts = np.repeat(np.arange(len(relevant)), list(map(len, relevant)))
-    positive = clips.pair_cosines(texts[positive_texts], np.concatenate(relevant))
-
     generator = np.random.default_rng(0)
     text_indices = generator.integers(len(texts), size=2 * _NEGATIVES)
     clip_indices = generator.integers(len(table.clips), size=2 * _NEGATIVES)
     wrong = np.flatnonzero(table.text_groups[text_indices] != table.clip_groups[clip_indices])[:_NEGATIVES]
-    negative = clips.pair_cosines(texts[text_indices[wrong]], clip_indices[wrong])
-    return positive.astype(np.float32), negative.astype(np.float32)
+    return cosines(positive_texts, np.concatenate(relevant)), cosines(text_indices[wrong], clip_indices[wrong])
 
 
 def _average_languages(scores: Mapping[str, Any]) -> dict[str, Any]:
@@ -428,18 +400,3 @@ def _compare_languages(
             scores[language] = {"Gap": score(gap["Gap"]), "Dis": score(gap["Dis"], interval)}
             arrays[f"multilingual/distance/{language}"] = distances
     return scores, arrays
-
-
-def _sample_embeddings(
-    split: EmbeddedSplit, arrays: Mapping[str, np.ndarray], languages: Sequence[str]
-) -> dict[str, np.ndarray]:
-    """Select embeddings of evenly spaced clips and their first captions, for plots of the embedding space."""
-    clips = np.arange(0, len(split.rows), -(-len(split.rows) // _SAMPLED_CLIPS))
-    sample = {"embeddings/audio": split.clips.mean[clips], "embeddings/audio_clip": clips}
-    for language in languages:
-        owners, firsts = np.unique(arrays[f"captions/{language}/clip"], return_index=True)
-        is_sampled = np.isin(owners, clips)
-        texts = arrays[f"captions/{language}/text"][firsts[is_sampled]].tolist()
-        sample[f"embeddings/text/{language}"] = split.texts(texts, language)
-        sample[f"embeddings/text_clip/{language}"] = owners[is_sampled]
-    return sample

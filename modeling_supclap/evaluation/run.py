@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,6 @@ from .results import SCHEMA, Intervals, Results, package_versions
 from .retrieval import CAPTION_HANDLINGS, evaluate_retrieval
 from .zero_shot import TEMPLATE_SETS, Phrases, evaluate_zero_shot
 from .zste import ZSTEOptions, evaluate_zste
-
-TASKS = ("retrieval", "zero_shot", "zste")
 
 
 @dataclass(frozen=True)
@@ -42,12 +40,18 @@ class EvaluationOptions:
             captions that exist in all languages; "each" uses all captions of each language.
         on_bad_audio: Missing or unreadable recordings: "error" raises, "skip" skips them.
         audio: Truncation, chunking and pooling settings.
-        template_sets: Dict from set name to class prompt templates.
+        template_sets: Dict from set name to English class prompt templates. Other languages use a single set named
+            "captions".
         zero_shot_languages: Languages for zero-shot classification.
-        zste: ZSTE options; None uses the defaults of `ZSTEOptions`.
+        zste: ZSTE options.
         zste_languages: Languages for ZSTE; with several languages, MRV is computed.
         intervals: Confidence interval options.
         batch_size: Clips or texts per batch.
+        phrases: Class phrases for languages other than English, as `phrases[label][language]`.
+        classes: Candidate classes for zero-shot classification; None uses the labels of the split.
+        folds: Dict from clip id to cross-validation fold, if the split contains several folds; adds the accuracy of
+            zero-shot classification per fold.
+        data: Description of the data to store in the results, such as "dataset" and "split".
     """
 
     tasks: Sequence[str] = ("retrieval",)
@@ -58,10 +62,14 @@ class EvaluationOptions:
     audio: AudioPolicy = field(default_factory=AudioPolicy)
     template_sets: Mapping[str, Sequence[str]] = field(default_factory=lambda: {"supclap": TEMPLATE_SETS["supclap"]})
     zero_shot_languages: Sequence[str] = ("eng",)
-    zste: ZSTEOptions | None = None
+    zste: ZSTEOptions = field(default_factory=ZSTEOptions)
     zste_languages: Sequence[str] = ("eng",)
     intervals: Intervals = field(default_factory=Intervals)
     batch_size: int = 32
+    phrases: Phrases | None = None
+    classes: Sequence[str] | None = None
+    folds: Mapping[str, int] | None = None
+    data: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.tasks or set(self.tasks) - set(TASKS):
@@ -76,16 +84,12 @@ class EvaluationOptions:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; pass a list of distinct codes, such as ['eng']")
 
 
+# Each task is a function from an embedded split and the options to its scores, its arrays and its part of the protocol.
+TASKS = {"retrieval": evaluate_retrieval, "zero_shot": evaluate_zero_shot, "zste": evaluate_zste}
+
+
 def evaluate(
-    model: Any,
-    rows: Any,
-    options: EvaluationOptions | None = None,
-    cache: EmbeddingCache | None = None,
-    phrases: Phrases | None = None,
-    classes: Sequence[str] | None = None,
-    folds: Mapping[str, int] | None = None,
-    data: Mapping[str, Any] | None = None,
-    **changes: Any,
+    model: Any, rows: Any, options: EvaluationOptions | None = None, cache: EmbeddingCache | None = None, **changes: Any
 ) -> Results:
     """Evaluate a model on a dataset split.
 
@@ -94,10 +98,6 @@ def evaluate(
         rows: Dataset rows, see `datasets_scripts.schema`.
         options: Tasks, languages and other options; None evaluates English retrieval.
         cache: Embedding cache; None uses the Hugging Face cache folder. `EmbeddingCache(None)` writes nothing to disk.
-        phrases: Class phrases for languages other than English, as `phrases[label][language]`.
-        classes: Candidate classes for zero-shot classification; None uses the labels of the split.
-        folds: Dict from clip id to cross-validation fold, if `rows` contains several folds.
-        data: Description of the data to store in the results, such as "dataset" and "split".
         **changes: Fields of `EvaluationOptions` to override, such as `tasks=["retrieval", "zste"]`.
 
     Returns:
@@ -110,37 +110,22 @@ def evaluate(
         UserWarning: The model's embeddings do not have unit norm; they are normalised.
     """
     started = time.perf_counter()
-    options = EvaluationOptions(**{**vars(options or EvaluationOptions()), **changes})
+    options = replace(options or EvaluationOptions(), **changes)
     cache = EmbeddingCache.default() if cache is None else cache
-    adapted = load_embedding_model(model)
 
-    split = embed_split(adapted, rows, options.audio, cache, options.on_bad_audio, options.batch_size)
+    split = embed_split(
+        load_embedding_model(model), rows, options.audio, cache, options.on_bad_audio, options.batch_size
+    )
     embedded = time.perf_counter()
 
-    results = score_split(split, options, phrases, classes, folds, data)
+    results = score_split(split, options)
     seconds = {"embed": round(embedded - started, 3), "all": round(time.perf_counter() - started, 3)}
     results.content["run"] |= {"seconds": seconds, "cache": {"read": cache.read, "embedded": cache.embedded}}
     return results
 
 
-def score_split(
-    split: EmbeddedSplit,
-    options: EvaluationOptions,
-    phrases: Phrases | None = None,
-    classes: Sequence[str] | None = None,
-    folds: Mapping[str, int] | None = None,
-    data: Mapping[str, Any] | None = None,
-) -> Results:
-    """Run the evaluation tasks on an embedded split.
-
-    Args:
-        split: Split from `embed_split` or `split_from_predictions`.
-        options: Tasks, languages and other options.
-        phrases: Class phrases for languages other than English, as `phrases[label][language]`.
-        classes: Candidate classes for zero-shot classification; None uses the labels of the split.
-        folds: Dict from clip id to cross-validation fold, if the split contains several folds.
-        data: Description of the data to store in the results, such as "dataset" and "split".
-    """
+def score_split(split: EmbeddedSplit, options: EvaluationOptions) -> Results:
+    """Run the evaluation tasks on an embedded split, from `embed_split` or `split_from_predictions`."""
     assert split.model is not None
     labels: set[str] = set()
     for row in split.rows:
@@ -148,17 +133,17 @@ def score_split(
 
     protocol: dict[str, Any] = {
         "dataset": None,
-        "origin": (data or {}).get("dataset"),
+        "origin": options.data.get("dataset"),
         "dataset_config": {},
         "split": None,
-        "folds": None if folds is None else sorted(set(folds.values())),
+        "folds": None if options.folds is None else sorted(set(options.folds.values())),
         "shared_sources": None,
         "without_rows": None,
-        **(data or {}),
-        "dataset_hash": hash_dataset(split.rows, split.files or hash_recordings(split.dataset, split.cache)),
+        **options.data,
+        "dataset_hash": hash_dataset(split.rows, split.files or hash_recordings(split.dataset)),
         "clips": len(split.rows),
         "captions": {},
-        "classes": len(labels if classes is None else classes),
+        "classes": len(labels if options.classes is None else options.classes),
         "missing_clips": split.missing,
         "on_bad_audio": options.on_bad_audio,
         "positives": options.positives,
@@ -180,27 +165,12 @@ def score_split(
         "clips/source": split.sources,
         "clips/label": np.array([next(iter(row.get("labels") or ()), "") for row in split.rows]),
     }
-
-    if "retrieval" in options.tasks:
-        task_scores, task_arrays, protocol["captions"] = evaluate_retrieval(
-            split, options.languages, options.positives, options.caption_handling, options.intervals
-        )
-        scores |= task_scores
-        arrays |= task_arrays
-
-    if "zero_shot" in options.tasks:
-        task_scores, task_arrays, protocol["zero_shot"] = evaluate_zero_shot(
-            split, options.template_sets, options.zero_shot_languages, classes, phrases, folds, options.intervals
-        )
-        scores |= task_scores
-        arrays |= task_arrays
-
-    if "zste" in options.tasks:
-        task_scores, task_arrays, protocol["zste"] = evaluate_zste(
-            split, options.zste, options.zste_languages, phrases, options.intervals
-        )
-        scores |= task_scores
-        arrays |= task_arrays
+    for task, evaluate_task in TASKS.items():
+        if task in options.tasks:
+            task_scores, task_arrays, settings = evaluate_task(split, options)
+            scores |= task_scores
+            arrays |= task_arrays
+            protocol |= settings
 
     return make_results(split.model, scores, arrays, protocol, split.clips.embeds.shape[1])
 
@@ -212,7 +182,7 @@ def make_results(
     protocol: Mapping[str, Any],
     embedding_dim: int | None = None,
 ) -> Results:
-    """Create `Results` from scores and settings; adds the model description, package versions and device.
+    """Create `Results` from its parts; adds the model description, package versions and device.
 
     Args:
         model: Evaluated model.

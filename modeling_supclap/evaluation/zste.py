@@ -10,11 +10,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from modeling_supclap.datasets_scripts.audio import BadAudioError
+from modeling_supclap.datasets_scripts.audio import BadAudioError, read_row
+from modeling_supclap.datasets_scripts.schema import without_audio
 from modeling_supclap.datasets_scripts.temporal.mixing import RenderOptions, compose
 from modeling_supclap.datasets_scripts.temporal.zste import ZSTE_FAMILIES, Prompts, set_hash, zste_prompts, zste_set
 from modeling_supclap.metrics.zste import zste_chance, zste_order_outcomes, zste_outcomes, zste_ranks
@@ -22,7 +23,10 @@ from modeling_supclap.metrics.zste import zste_chance, zste_order_outcomes, zste
 from ..audio_input import Recording
 from .embed import AudioPolicy, ClipEmbeddings, EmbeddedSplit, embed_recordings, in_row_order
 from .results import Intervals, score
-from .zero_shot import Phrases, single_labels
+from .zero_shot import single_labels
+
+if TYPE_CHECKING:
+    from .run import EvaluationOptions
 
 # Tasks with temporal candidate prompts. MRV (mean rank variance over languages) is computed only for these.
 TEMPORAL_TASKS = ("3A", "3B", "4A", "4B", "5A", "5B")
@@ -58,26 +62,20 @@ class ZSTEOptions:
 
 
 def evaluate_zste(
-    split: EmbeddedSplit,
-    options: ZSTEOptions | None = None,
-    languages: Sequence[str] = ("eng",),
-    phrases: Phrases | None = None,
-    intervals: Intervals | None = None,
+    split: EmbeddedSplit, options: EvaluationOptions
 ) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, Any]]:
     """Run ZSTE: compose clips from a split, embed them, and score all tasks in all languages.
 
     If the model has a maximum window (CED: 10.12 s), both recordings of a pair are truncated to half the window, so
-    that the pair fits into one window.
+    that the pair fits into one window. All languages use the same questions. Composed clips are resampled by their
+    source recordings.
 
     Args:
         split: Embedded split; each clip must have exactly one label.
-        options: Tasks, number of clips and number of candidates; None uses the defaults.
-        languages: ISO 639-3 codes; all languages use the same questions.
-        phrases: Class phrases as `phrases[label][language]`; only used if the prompts use phrases.
-        intervals: Confidence interval options. Composed clips are resampled by their source recordings.
+        options: ZSTE options, languages, intervals, and phrases, which are only used if the prompts use phrases.
 
     Returns:
-        Tuple of the scores `{"zste": ...}`, the arrays for `Results`, and the ZSTE settings to store in the results.
+        Tuple of the scores `{"zste": ...}`, the arrays for `Results`, and the ZSTE settings for the protocol.
         Tasks 3A and 4A also return "3A_order" and "4A_order": the share of clips for which the correct order scores
         higher than the reversed order. With several languages the key "all" contains the MRV (mean rank variance) of
         each temporal task: the variance over languages of the correct answer's rank, averaged over questions.
@@ -86,15 +84,15 @@ def evaluate_zste(
         ValueError: A clip does not have exactly one label, there are too few classes for the number of candidates, or
             a label has no phrase in a language.
     """
-    options, intervals = options or ZSTEOptions(), intervals or Intervals()
+    zste, languages, intervals = options.zste, options.zste_languages, options.intervals
     labels = sorted(set(single_labels(split.rows)))
-    prompt_names = options.prompts or (split.model.prompts if split.model else None)
+    prompt_names = zste.prompts or (split.model.prompts if split.model else None)
     prompt_names = prompt_names or ("labels" if list(languages) == ["eng"] else "phrases")
-    class_phrases = None if prompt_names == "labels" else phrases
-    records = zste_set(split.rows, options.seed, options.num_items)
-    families = set(map(ZSTE_FAMILIES.get, options.tasks))
+    class_phrases = None if prompt_names == "labels" else options.phrases
+    records = zste_set(split.rows, zste.seed, zste.num_items)
+    families = set(map(ZSTE_FAMILIES.get, zste.tasks))
     task_records = [record for record in records if record["family"] in families]
-    clips, clip_seconds = embed_records(split, task_records, options.join)
+    clips, clip_seconds = embed_records(split, task_records, zste.join)
 
     # The bootstrap cluster of a composed clip is the set of its source recordings.
     source = dict(zip(split.ids.tolist(), split.sources.tolist(), strict=True))
@@ -106,18 +104,26 @@ def evaluate_zste(
         ids.append(record["id"])
 
     def ask(task: str, record: Mapping[str, Any], language: str) -> Prompts:
-        return zste_prompts(task, record, labels, class_phrases, language, options.num_candidates, options.seed)
+        return zste_prompts(task, record, labels, class_phrases, language, zste.num_candidates, zste.seed)
 
     scores: dict[str, Any] = {}
     arrays: dict[str, np.ndarray] = {}
-    for task in options.tasks:
+    for task in zste.tasks:
         indices = questions[ZSTE_FAMILIES[task]]
         task_clusters = np.array(clusters)[indices]
         ranks = []
         for language in languages:
             prompts = [ask(task, task_records[index], language) for index in indices]
             chances = [zste_chance(len(prompt.texts), task) for prompt in prompts]
-            cosines = _score_prompts(split, clips.select(indices), prompts, language)
+
+            # One column per distinct text; select those of the candidates of each question.
+            texts = list(dict.fromkeys(text for prompt in prompts for text in prompt.texts))
+            column = {text: number for number, text in enumerate(texts)}
+            similarity = clips.select(indices).similarity(split.texts(texts, language), "a2t")[:]
+            cosines = []
+            for row, prompt in zip(similarity, prompts, strict=True):
+                cosines.append(row[[column[text] for text in prompt.texts]].tolist())
+
             relevant, task_names = [prompt.right for prompt in prompts], [task] * len(prompts)
             outcomes = {task: zste_outcomes(cosines, relevant, task_names)[task]}
             levels = {task: (float(np.mean(chances)), ORDER_BLIND.get(task))}
@@ -145,25 +151,20 @@ def evaluate_zste(
             scores.setdefault("all", {})[task] = {"MRV": mrv}
 
     protocol = {
-        **asdict(options),
-        "tasks": list(options.tasks),
+        **asdict(zste),
+        "tasks": list(zste.tasks),
         "set_hash": set_hash(records),
         "languages": list(languages),
         "prompts": "labels" if class_phrases is None else "phrases",
         "clip_seconds": clip_seconds,
     }
-    return {"zste": scores}, arrays, protocol
+    return {"zste": scores}, arrays, {"zste": protocol}
 
 
 def embed_records(
     split: EmbeddedSplit, records: Sequence[Mapping[str, Any]], join: RenderOptions
 ) -> tuple[ClipEmbeddings, dict[str, float | None]]:
-    """Compose the clips for ZSTE records and embed them.
-
-    Args:
-        split: Split with the source recordings.
-        records: Records from `modeling_supclap.datasets_scripts.temporal.zste.zste_set`.
-        join: Options for joining consecutive clips.
+    """Compose the clips for records from `zste_set`, and embed them.
 
     Returns:
         Tuple of the embeddings, in the order of `records`, and the maximum recording length in seconds as
@@ -181,9 +182,14 @@ def embed_records(
     if window is not None:
         half = min(window / 2, math.inf if half is None else half)
 
+    indices = {row["clip_id"]: index for index, row in enumerate(without_audio(split.dataset))}
+
     def read(record: Mapping[str, Any], rate_hz: int) -> np.ndarray:
         seconds = whole if record["family"] == "single" else half
-        waveforms = [split.read(clip_id, seconds) for clip_id in record["clip_ids"]]
+        waveforms = []
+        for clip_id in record["clip_ids"]:
+            row = split.dataset[indices[clip_id]]
+            waveforms.append(read_row(row, rate_hz, seconds, from_first_sound=True, min_seconds=model.min_seconds))
         try:
             return compose(record["family"], waveforms, rate_hz, join)
         except ValueError as error:
@@ -199,14 +205,7 @@ def embed_records(
 
 
 def temporal_metrics(prediction: Any) -> dict[str, float]:
-    """Compute the `evaluate_pairs` scores without intervals; the Trainer's `compute_metrics` in post-training.
-
-    Args:
-        prediction: Predictions of the Trainer, see `evaluate_pairs`.
-
-    Returns:
-        Dict from metric name to value, with the chance level as `temporal_accuracy_chance`.
-    """
+    """Compute the values of `evaluate_pairs` and `temporal_accuracy_chance`; `compute_metrics` of post-training."""
     scores = evaluate_pairs(prediction, Intervals(0))[0]
     flat = {"temporal_accuracy_chance": scores["temporal_accuracy"]["chance"]}
     for name, fields in scores.items():
@@ -257,19 +256,3 @@ def _is_own_first(similarity: np.ndarray) -> np.ndarray:
     """Return whether each clip scores its own caption above the other captions of its pair, (N, R, R) -> (N, R)."""
     own = np.einsum("nrr->nr", similarity)
     return (similarity >= own[:, :, None]).sum(axis=2) == 1
-
-
-def _score_prompts(
-    split: EmbeddedSplit, clips: ClipEmbeddings, prompts: Sequence[Any], language: str
-) -> list[list[float]]:
-    """Compute the cosines between the clip of each question and its candidate prompts."""
-    column: dict[str, int] = {}
-    for prompt in prompts:
-        for text in prompt.texts:
-            column.setdefault(text, len(column))
-
-    cosines = clips.similarity(split.texts(list(column), language), "a2t")[:]
-    scores = []
-    for row, prompt in zip(cosines, prompts, strict=True):
-        scores.append(row[list(map(column.__getitem__, prompt.texts))].tolist())
-    return scores

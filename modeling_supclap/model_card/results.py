@@ -11,9 +11,7 @@ from huggingface_hub import EvalResult
 
 from modeling_supclap.metrics.names import RETRIEVAL_METRICS
 
-from ..evaluation.results import DIRECTIONS, SCHEMA, Score, flat_scores, get_dataset_name
-
-_SHOWN = {"zero_shot": ("top1",), "temporal": ("temporal_accuracy", "order_accuracy"), "retrieval": RETRIEVAL_METRICS}
+from ..evaluation.results import DIRECTIONS, SCHEMA, SECTIONS, Score, flat_scores, get_dataset_name
 
 
 @dataclass(frozen=True)
@@ -67,15 +65,14 @@ def get_card_scores(content: Mapping[str, Any]) -> list[CardScore]:
     scores = []
     for score in flat_scores(content["scores"]):
         task, language, *between, metric = score.place
-        if language in ("mean", "all") or metric not in _SHOWN.get(task, (metric,) if task == "zste" else ()):
+        if language in ("mean", "all") or metric not in SECTIONS[task].card_metrics:
             continue
 
-        title = {
-            "retrieval": DIRECTIONS.get(between[0], "") if between else "",
-            "zero_shot": f"zero-shot, {' '.join(between)}",
-            "zste": score.metric.display,
-            "temporal": f"order of sounds, {' '.join(between).replace('_', ' ')}",
-        }[task]
+        title = ", ".join([SECTIONS[task].card_title, *between]).replace("_", " ")
+        if task == "retrieval":
+            title = DIRECTIONS[between[0]]
+        elif task == "zste":
+            title = score.metric.display
         place: dict[str, Any] = {"dataset": get_dataset_name(protocol), "split": protocol["split"]}
         place |= {"language": language, "confidence": confidence if score.low is not None else None}
         scores.append(CardScore(title, "accuracy" if task == "zste" else metric, score, **place))

@@ -71,10 +71,9 @@ def test_the_batch_size_changes_nothing(rows):
     model = ToneModel()
     parts = embed_split(load_embedding_model(model), rows, AudioPolicy(chunk_seconds=0.3), batch_size=6).clips
     assert [count for _, count, _ in model.calls] == [6, 6, 4]
-    for name in ("embeds", "counts", "onset_seconds"):
+    for name in ("embeds", "counts"):
         assert np.array_equal(getattr(whole, name), getattr(parts, name))
     assert parts.counts.tolist() == [2] * 8
-    assert parts.onset_seconds[:2].tolist() == [0.0, 0.2]
 
 
 def test_the_name_of_the_data_follows_their_content_alone(tmp_path, rows):
@@ -156,7 +155,6 @@ def test_rows_may_hold_their_audio(tmp_path, rows):
     assert np.array_equal(found.clips.embeds, expected.clips.embeds)
     assert hash_dataset(found.rows, found.files) == hash_dataset(expected.rows, expected.files)
     assert "audio" not in found.rows[0]
-    assert np.array_equal(found.read("clip3"), expected.read("clip3"))
 
 
 def test_texts_are_kept_apart_by_model_and_language(tmp_path, rows):
@@ -180,8 +178,7 @@ def units(count, seed, width=6):
 
 
 def clips(pooling):
-    onsets = np.concatenate([10.0 * np.arange(count) for count in COUNTS])
-    return ClipEmbeddings(units(6, 0), np.array(COUNTS), onsets, pooling)
+    return ClipEmbeddings(units(6, 0), np.array(COUNTS), pooling)
 
 
 PARTS = [[0, 1], [2], [3, 4, 5]]
@@ -204,15 +201,14 @@ def test_similarity_in_both_directions(pooling):
         expected = np.stack([[max(text @ chunks[row] for row in rows) for rows in PARTS] for text in texts])
     else:
         expected = texts @ embedded.mean.T
-    np.testing.assert_allclose(embedded.similarity(texts), expected, atol=1e-6)
-    np.testing.assert_allclose(embedded.similarity(texts, "a2t"), expected.T, atol=1e-6)
+    np.testing.assert_allclose(embedded.similarity(texts)[:], expected, atol=1e-6)
+    np.testing.assert_allclose(embedded.similarity(texts, "a2t")[:], expected.T, atol=1e-6)
 
 
 def test_some_clips_in_another_order():
     chosen = clips("best").select([2, 0])
     assert chosen.counts.tolist() == [3, 2]
     assert np.array_equal(chosen.embeds, units(6, 0)[[3, 4, 5, 0, 1]])
-    assert chosen.onset_seconds.tolist() == [0, 10, 20, 0, 10]
     assert chosen.pooling == "best"
 
 
@@ -236,12 +232,3 @@ def test_a_policy_takes_the_limit_of_its_model(rows):
 def test_a_policy_that_means_nothing_is_refused(change):
     with pytest.raises(ValueError, match=next(iter(change))):
         AudioPolicy(**change)
-
-
-@pytest.mark.parametrize("pooling", ["mean", "best"])
-def test_scores_of_single_pairs_are_those_of_the_matrix(pooling):
-    texts, clip_indices = units(5, 1), np.array([2, 0, 0, 1, 2])
-    matrix = clips(pooling).similarity(texts)
-    np.testing.assert_allclose(
-        clips(pooling).pair_cosines(texts, clip_indices), matrix[np.arange(5), clip_indices], atol=1e-6
-    )

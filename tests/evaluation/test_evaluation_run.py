@@ -89,7 +89,7 @@ def test_real_models_in_every_task_and_language(tmp_path, rows, kind):
         zste_languages=["eng", "fra"],
         template_sets=evaluation.TEMPLATE_SETS,
     )
-    results = evaluate(tmp_path / kind, rows, options, EmbeddingCache(None), PHRASES)
+    results = evaluate(tmp_path / kind, rows, options, EmbeddingCache(None), phrases=PHRASES)
     scores = results.scores
     assert scores.keys() == {"retrieval", "multilingual", "zero_shot", "zste"}
     assert scores["zero_shot"]["eng"].keys() == evaluation.TEMPLATE_SETS.keys()
@@ -103,7 +103,7 @@ def test_real_models_in_every_task_and_language(tmp_path, rows, kind):
     first = results.arrays["retrieval/eng/t2a/top"][::2, 0]
     assert (similarity.argmax(axis=1) == first).all()
     # The same again, one clip at a time.
-    again = evaluate(tmp_path / kind, rows, options, EmbeddingCache(None), PHRASES, batch_size=1)
+    again = evaluate(tmp_path / kind, rows, options, EmbeddingCache(None), phrases=PHRASES, batch_size=1)
     np.testing.assert_allclose(again.arrays["embeddings/audio"], results.arrays["embeddings/audio"], atol=1e-6)
 
 

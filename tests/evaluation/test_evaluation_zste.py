@@ -14,6 +14,7 @@ from modeling_supclap.datasets_scripts.temporal.zste import ZSTE_FAMILIES, set_h
 from modeling_supclap.evaluation.cache import EmbeddingCache
 from modeling_supclap.evaluation.embed import AudioPolicy, embed_split
 from modeling_supclap.evaluation.models import load_embedding_model
+from modeling_supclap.evaluation.run import EvaluationOptions
 from modeling_supclap.evaluation.zste import ZSTEOptions, evaluate_pairs, evaluate_zste, temporal_metrics
 
 OPTIONS = ZSTEOptions(num_items=8, num_candidates=12)
@@ -26,12 +27,18 @@ def rows(tmp_path):
     return tone_rows(tmp_path)
 
 
+def run_zste(split, zste, languages=("eng",), phrases=None):
+    options = EvaluationOptions(zste=zste, zste_languages=languages, phrases=phrases)
+    scores, arrays, protocol = evaluate_zste(split, options)
+    return scores, arrays, protocol["zste"]
+
+
 def split_of(rows, cache=None, policy=None, **options):
     return embed_split(load_embedding_model(ToneModel(**options)), rows, policy, cache)
 
 
 def test_who_encodes_order_answers_every_question(rows):
-    scores, arrays, protocol = evaluate_zste(split_of(rows), OPTIONS)
+    scores, arrays, protocol = run_zste(split_of(rows), OPTIONS)
     tasks = scores["zste"]["eng"]
     assert {task: tasks[task]["value"] for task in ZSTE_FAMILIES} == dict.fromkeys(ZSTE_FAMILIES, 1.0)
     assert tasks["3A"]["chance"] == pytest.approx(1 / 3)
@@ -47,7 +54,7 @@ def test_who_encodes_order_answers_every_question(rows):
 
 
 def test_an_order_blind_model_fails_the_order_tasks(rows):
-    tasks = evaluate_zste(split_of(rows, encodes_order=False), OPTIONS)[0]["zste"]["eng"]
+    tasks = run_zste(split_of(rows, encodes_order=False), OPTIONS)[0]["zste"]["eng"]
     assert {task: tasks[task]["value"] for task in ("1A", "2A", "2B", "2C", "2D")} == dict.fromkeys(
         ("1A", "2A", "2B", "2C", "2D"), 1.0
     )
@@ -59,7 +66,7 @@ def test_each_clip_is_composed_once_and_not_again(tmp_path, rows):
     model = ToneModel()
     for run in range(2):
         split = embed_split(load_embedding_model(model), rows, cache=EmbeddingCache(tmp_path / "cache"))
-        evaluate_zste(split, OPTIONS)
+        run_zste(split, OPTIONS)
         if run == 0:
             audio = [count for kind, count, _ in model.calls if kind == "audio"]
             assert audio == [8, 24]  # the split; three families of eight
@@ -72,7 +79,7 @@ def test_zste_uses_the_prompts_of_the_post_training(rows, trained, option, used)
     split = split_of(rows)
     split.model.prompts = trained
     options = ZSTEOptions(num_items=8, num_candidates=12, prompts=option)
-    assert evaluate_zste(split, options, phrases=PHRASES)[2]["prompts"] == used
+    assert run_zste(split, options, phrases=PHRASES)[2]["prompts"] == used
 
 
 def test_a_pair_is_cut_to_the_models_window_from_its_first_sound_on(rows):
@@ -81,7 +88,7 @@ def test_a_pair_is_cut_to_the_models_window_from_its_first_sound_on(rows):
     soundfile.write(rows[0]["audio_path"], np.concatenate([np.zeros(rate_hz), tone]), rate_hz)
     seconds = len(tone) / rate_hz
     split.model.window_seconds = 2 * seconds
-    scores, _, protocol = evaluate_zste(split, ZSTEOptions(num_items=8, tasks=("3A",)))
+    scores, _, protocol = run_zste(split, ZSTEOptions(num_items=8, tasks=("3A",)))
     assert protocol["clip_seconds"] == {"single": None, "pair": seconds}
     assert scores["zste"]["eng"]["3A"]["value"] == 1.0
 
@@ -89,13 +96,13 @@ def test_a_pair_is_cut_to_the_models_window_from_its_first_sound_on(rows):
 def test_recordings_that_cannot_be_joined_are_named(rows):
     options = ZSTEOptions(num_items=2, tasks=("3A",), join=RenderOptions(crossfade_seconds=60.0))
     with pytest.raises(BadAudioError, match=r"clip\d.*clip\d.*crossfade"):
-        evaluate_zste(split_of(rows), options)
+        run_zste(split_of(rows), options)
 
 
 def test_only_families_of_the_chosen_tasks_are_composed(rows):
     model = ToneModel()
     options = ZSTEOptions(num_items=8, tasks=("3A", "5A"))
-    scores, _, _ = evaluate_zste(embed_split(load_embedding_model(model), rows), options)
+    scores, _, _ = run_zste(embed_split(load_embedding_model(model), rows), options)
     assert list(scores["zste"]["eng"]) == ["3A", "3A_order", "5A"]
     assert [count for kind, count, _ in model.calls if kind == "audio"] == [8, 8]
 
@@ -110,7 +117,7 @@ class Anglophone(ToneModel):
 
 def test_languages_are_asked_the_same_and_compared(rows):
     split = embed_split(load_embedding_model(Anglophone()), rows)
-    scores, arrays, protocol = evaluate_zste(split, OPTIONS, ["eng", "fra"], PHRASES)
+    scores, arrays, protocol = run_zste(split, OPTIONS, ["eng", "fra"], PHRASES)
     tasks = scores["zste"]
     assert protocol["prompts"] == "phrases"
     assert (tasks["eng"]["3A"]["value"], tasks["fra"]["3A"]["value"]) == (1, 0)
@@ -128,7 +135,7 @@ def test_both_clips_of_a_pair_fit_into_the_models_limit(rows):
     lengths = []
     hear = model.encode_audio
     model.encode_audio = lambda waveforms, size: lengths.extend(map(len, waveforms)) or hear(waveforms, size)
-    scores, _, protocol = evaluate_zste(embed_split(model, rows), OPTIONS)
+    scores, _, protocol = run_zste(embed_split(model, rows), OPTIONS)
     assert protocol["clip_seconds"] == {"single": 0.5, "pair": 0.25}
     assert max(lengths) == 8000
     assert scores["zste"]["eng"]["3A"]["value"] == 1
@@ -139,7 +146,7 @@ def test_other_joins_and_other_seeds_are_other_sets(tmp_path, rows):
     num_embedded = []
     for options in (OPTIONS, ZSTEOptions(8, 12, seed=1), ZSTEOptions(8, 12, join=RenderOptions(gap_seconds=0.1))):
         before = cache.embedded
-        evaluate_zste(split_of(rows, cache), options)
+        run_zste(split_of(rows, cache), options)
         num_embedded.append(cache.embedded - before)
     assert all(num_embedded)
 
@@ -152,22 +159,22 @@ def test_unknown_tasks_are_refused(tasks):
 
 def test_too_few_classes_for_the_candidates_are_an_error(rows):
     with pytest.raises(ValueError, match=r"num_candidates.*500"):
-        evaluate_zste(split_of(rows), ZSTEOptions(8, 500))
+        run_zste(split_of(rows), ZSTEOptions(8, 500))
     with pytest.raises(ValueError, match="'fra'"):
-        evaluate_zste(split_of(rows), OPTIONS, ["eng", "fra"])
+        run_zste(split_of(rows), OPTIONS, ["eng", "fra"])
 
 
 def test_best_chunks_serve_too(rows):
     policy = AudioPolicy(chunk_seconds=0.25, pooling="best")
-    tasks = evaluate_zste(split_of(rows, policy=policy), OPTIONS)[0]["zste"]["eng"]
+    tasks = run_zste(split_of(rows, policy=policy), OPTIONS)[0]["zste"]["eng"]
     assert tasks["1A"]["value"] == 1
 
 
 def test_the_level_of_an_order_blind_model_stands_beside_chance(rows):
-    tasks = evaluate_zste(split_of(rows), OPTIONS)[0]["zste"]["eng"]
+    tasks = run_zste(split_of(rows), OPTIONS)[0]["zste"]["eng"]
     assert {task for task, own in tasks.items() if "order_blind" in own} == {"3A", "4A"}
     assert (tasks["3A_order"]["value"], tasks["3A_order"]["chance"]) == (1, 1 / 2)
-    deaf = evaluate_zste(split_of(rows, encodes_order=False), OPTIONS)[0]["zste"]["eng"]
+    deaf = run_zste(split_of(rows, encodes_order=False), OPTIONS)[0]["zste"]["eng"]
     assert deaf["3A_order"]["value"] == 0  # a tie is wrong
     assert (tasks["3A"]["chance"], tasks["3A"]["order_blind"]) == (pytest.approx(1 / 3), 1 / 2)
 

@@ -7,12 +7,16 @@ import re
 import numpy as np
 import pytest
 import soundfile
+from fake_models import ToneModel
+from recordings import tone_rows
 from results_fixtures import NUM_CLIPS, make_results
 
 from modeling_supclap.datasets_scripts.schema import LANGUAGES
-from modeling_supclap.evaluation import report
+from modeling_supclap.evaluation import report, run
+from modeling_supclap.evaluation.cache import EmbeddingCache
 from modeling_supclap.evaluation.report import render_report, write_report
-from modeling_supclap.evaluation.results import Results, paper_results, score
+from modeling_supclap.evaluation.results import SECTIONS, Results, Section, compare, paper_results, score
+from modeling_supclap.model_card.results import get_card_scores
 
 
 @pytest.fixture
@@ -278,3 +282,29 @@ def test_a_training_run_and_a_post_training_have_a_page(results):
     alone = Results(content, {})
     assert ["stage b", "80.0", "60.0"] in lines_of(render_report(alone), "ours")
     assert re.search(r"own caption .* 80\.0 %", verdicts_of(alone)[0])
+
+
+def test_a_new_task_needs_a_function_and_a_section(tmp_path, monkeypatch):
+    def count_long_clips(split, options):
+        outcomes = {"top1": np.arange(8) % 2.0, "query_id": split.ids, "cluster": split.sources}
+        arrays = {f"length/eng/{name}": values for name, values in outcomes.items()}
+        return {"length": {"eng": {"top1": score(0.5, None, 0.25)}}}, arrays, {"length": {"seconds": 1}}
+
+    monkeypatch.setitem(run.TASKS, "length", count_long_clips)
+    section = Section("Long clips", ("top1",), ("top1", "clips are long"), ("top1",), "zero-shot, long clips")
+    monkeypatch.setitem(SECTIONS, "length", section)
+    data = {"dataset": "tones", "split": "test"}
+    results = run.evaluate(ToneModel(), tone_rows(tmp_path), tasks=["length"], cache=EmbeddingCache(None), data=data)
+
+    page = render_report(results)
+    assert "<h2>Long clips</h2>" in page
+    assert ["eng", "50.0"] in lines_of(page, "ours")
+    assert "Clips are long in 50.0 %" in verdicts_of(results)[0]
+    assert "length eng top1" in results.table()
+    assert [(each.task, each.metric) for each in get_card_scores(results.content)] == [
+        ("zero-shot, long clips", "top1")
+    ]
+    assert [row["score"] for row in compare(results, results)] == ["length eng top1"]
+    other = Results({**results.content, "protocol": {**results.protocol, "length": {"seconds": 2}}}, results.arrays)
+    with pytest.raises(ValueError, match="length"):
+        compare(results, other)

@@ -55,7 +55,8 @@ def test_a_caption_is_joined_to_its_own_clip(results, monkeypatch):
 
 
 def test_the_name_of_a_picture_is_escaped():
-    figure, _ = report_figures._figure(1.0)
+    figure, axes = report_figures._figure(1.0)
+    axes.plot([0, 1], label="a line")
     assert report_figures._svg(figure, '<b> "x"').startswith('<svg role="img" aria-label="&lt;b&gt; &quot;x&quot;"')
 
 

@@ -7,7 +7,12 @@ from recordings import tone_rows
 
 from modeling_supclap.evaluation.embed import embed_split
 from modeling_supclap.evaluation.models import load_embedding_model
+from modeling_supclap.evaluation.run import EvaluationOptions
 from modeling_supclap.evaluation.zero_shot import class_means, class_texts, evaluate_zero_shot
+
+
+def classify(split, **options):
+    return evaluate_zero_shot(split, EvaluationOptions(**options))
 
 
 @pytest.fixture
@@ -17,7 +22,7 @@ def split(tmp_path):
 
 
 def test_a_model_that_matches_the_classes_is_correct(split):
-    scores, arrays, _ = evaluate_zero_shot(split, {"teminal": ["The sound of {}"], "own": ["{}", "I hear {}"]})
+    scores, arrays, _ = classify(split, template_sets={"teminal": ["The sound of {}"], "own": ["{}", "I hear {}"]})
     assert scores["zero_shot"]["eng"].keys() == {"teminal", "own"}
     for metrics in scores["zero_shot"]["eng"].values():
         assert metrics["top1"] == pytest.approx({"value": 1.0, "low": 1.0, "high": 1.0, "chance": 0.25})
@@ -33,7 +38,7 @@ def test_wrong_answers_are_counted_by_class_and_fold(tmp_path):
     rows[5]["labels"] = ["tone_2"]  # which sounds like tone_1
     split = embed_split(load_embedding_model(ToneModel()), rows)
     folds = {row["clip_id"]: 1 + (index >= 5) for index, row in enumerate(rows)}
-    scores, arrays, _ = evaluate_zero_shot(split, folds=folds)
+    scores, arrays, _ = classify(split, folds=folds)
     metrics = scores["zero_shot"]["eng"]["supclap"]
     assert metrics["top1"]["value"] == 7 / 8
     assert 0 < metrics["top1"]["low"] < 7 / 8 < metrics["top1"]["high"] <= 1
@@ -48,7 +53,7 @@ def test_wrong_answers_are_counted_by_class_and_fold(tmp_path):
 
 def test_more_classes_than_the_split_has(split):
     classes = ["tone_3", "tone_0", "tone_1", "tone_2", "tone_7"]
-    metrics = evaluate_zero_shot(split, classes=classes)[0]["zero_shot"]["eng"]["supclap"]
+    metrics = classify(split, classes=classes)[0]["zero_shot"]["eng"]["supclap"]
     # tone_7 names a tone of tone_3's, so that one of its two clips ties, which is wrong.
     assert metrics["top1"]["chance"] == pytest.approx(1 / 5)
     assert set(metrics["per_class"]) == set(classes[:4])
@@ -60,7 +65,7 @@ def test_a_constant_model_is_always_wrong(tmp_path):
             return np.full((len(texts), 41), 41**-0.5)
 
     split = embed_split(load_embedding_model(Constant()), tone_rows(tmp_path))
-    scores, arrays, _ = evaluate_zero_shot(split)
+    scores, arrays, _ = classify(split)
     assert scores["zero_shot"]["eng"]["supclap"]["top1"]["value"] == 0
     assert np.trace(arrays["zero_shot/eng/supclap/confusion"]) == 0
 
@@ -99,12 +104,12 @@ def test_each_clip_needs_exactly_one_label(tmp_path, labels):
     rows[3]["labels"] = labels
     split = embed_split(load_embedding_model(ToneModel()), rows)
     with pytest.raises(ValueError, match="clip3"):
-        evaluate_zero_shot(split)
+        classify(split)
 
 
 def test_a_label_outside_the_classes_is_an_error(split):
     with pytest.raises(ValueError, match="'tone_2', 'tone_3'"):
-        evaluate_zero_shot(split, classes=["tone_0", "tone_1"])
+        classify(split, classes=["tone_0", "tone_1"])
 
 
 def test_the_hash_of_the_prompts_follows_the_phrases_of_every_language(split):
@@ -112,8 +117,8 @@ def test_the_hash_of_the_prompts_follows_the_phrases_of_every_language(split):
     other = {**phrases, "tone_3": {"eng": "a tone 3", "fra": "une note, tone 3"}}
 
     def name(phrases, templates):
-        protocol = evaluate_zero_shot(split, {"label": templates}, ["eng", "fra"], phrases=phrases)[2]
-        return protocol["prompts_hash"]
+        options = {"template_sets": {"label": templates}, "zero_shot_languages": ["eng", "fra"], "phrases": phrases}
+        return classify(split, **options)[2]["zero_shot"]["prompts_hash"]
 
     assert name(phrases, ["{}"]) == name(dict(phrases), ["{}"])
     assert len({name(phrases, ["{}"]), name(other, ["{}"]), name(phrases, ["a {}"])}) == 3
