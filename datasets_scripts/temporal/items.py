@@ -49,7 +49,7 @@ def describe(
         exchange: Whether to exchange the two sounds first (operator T in TeminAL eq. 1).
 
     Returns:
-        Dict from language to a list of captions. The first English caption uses the phrasing of the paper.
+        Dict from language to captions. The first English caption uses the phrasing of the paper.
 
     Raises:
         ValueError: The relation or a language is unknown, the number of sounds is wrong, or a phrase is missing.
@@ -109,9 +109,9 @@ class TemporalItem:
 
     Attributes:
         role: How the recordings are combined, one of `mixing.ROLES`.
-        rows: Dataset rows of the one or two recordings, in the order of playback.
-        labels: Class of each recording, in the same order.
-        captions: Dict from language to a list of captions with the same meaning.
+        rows: Dataset rows of the recordings, in the order of playback.
+        labels: Class of each recording.
+        captions: Dict from language to captions with the same meaning.
         clip_id: Role and clip ids; unique within an epoch.
     """
 
@@ -139,19 +139,10 @@ def render(
     sampling_rate_hz: int,
     options: RenderOptions | None = None,
 ) -> np.ndarray:
-    """Render the audio of an item with `mixing.compose`. A combined item is rendered in sequence (TeminAL section 3.2).
+    """Render the audio of an item with `mixing.compose`: (samples,) float32, peak at most 0.99.
 
-    Args:
-        item: The item.
-        read_waveform: Function that returns the waveform of a row, (samples,) float, at `sampling_rate_hz`.
-        sampling_rate_hz: Sampling rate of the waveforms.
-        options: Options for joining clips in sequence, see `compose`.
-
-    Returns:
-        Waveform (samples,) float32, peak at most 0.99.
-
-    Raises:
-        ValueError: `compose` failed; the message names the clips.
+    A combined item is rendered in sequence (TeminAL section 3.2). `read_waveform` returns the waveform of a row,
+    (samples,) float, at `sampling_rate_hz`. If `compose` raises ValueError, the clips are added to the message.
     """
     try:
         return compose(item.role, list(map(read_waveform, item.rows)), sampling_rate_hz, options)
@@ -213,22 +204,17 @@ class TemporalItems:
             raise ValueError(f"pairs_per_epoch is {pairs_per_epoch}, num_phrasings is {num_phrasings}; give 1 or more")
 
     def __len__(self) -> int:
-        """Number of pairs per epoch."""
+        """Return the number of pairs per epoch."""
         return self._length
 
     def triple(self, epoch: int, index: int) -> tuple[TemporalItem, TemporalItem, TemporalItem]:
-        """Build the three items of pair `index` in an epoch for TeminAL stage B; both numbers start at 0.
+        """Build the three items of pair `index` in an epoch for TeminAL stage B (section 3.2), from two recordings.
 
-        Returns:
-            The forward item `a_i + a_j`, "c_i before c_j"; the reversed item `a_j + a_i`, "c_j before c_i"; and the
-            overlaid item `a_i ^ a_j`, "c_i while c_j" (TeminAL section 3.2). All use the same two recordings.
-
-        Raises:
-            IndexError: `index` is out of range.
+        These are the forward item `a_i + a_j`, "c_i before c_j"; the reversed item `a_j + a_i`, "c_j before c_i"; and
+        the overlaid item `a_i ^ a_j`, "c_i while c_j". Both numbers start at 0.
         """
         rows = self._draw_rows("triple", epoch, index)
         relations = ("before", "after") if self._use_after else ("before",)
-
         items = []
         for role in ("forward", "reversed"):
             relation = drawn(relations, self._seed, "relation", epoch, index, role)
@@ -236,14 +222,9 @@ class TemporalItems:
         return items[0], items[1], self._pair_item("overlaid", "while", rows)
 
     def stage_a(self, epoch: int, index: int) -> tuple[TemporalItem, TemporalItem]:
-        """Build the two items of pair `index` in an epoch for TeminAL stage A; both numbers start at 0.
+        """Build the two items of pair `index` in an epoch for TeminAL stage A (B.2).
 
-        Returns:
-            An item with one of the two recordings, and the combined item with both (TeminAL B.2).
-            `teminal_a_weights` compares the labels of items. `items.labels.index(label)` converts a label to its index.
-
-        Raises:
-            IndexError: `index` is out of range.
+        These are an item with one of the two recordings, and the combined item with both. Both numbers start at 0.
         """
         rows = self._draw_rows("stage_a", epoch, index)
         combined = self._pair_item("combined", "combined", rows)
@@ -308,17 +289,15 @@ def recordings_by_label(rows: Iterable[Row]) -> dict[str, list[Recording]]:
 
 
 def split_by_source(rows: Iterable[Row], train_fraction: float = 0.7, seed: int = 0) -> tuple[list[int], list[int]]:
-    """Split rows into a training and a test set, so that clips from one source recording stay in the same set.
+    """Split rows into sorted row indices of a training and a test set, which share no source recordings.
+
+    A source with clips of several classes is assigned together with the alphabetically first class.
 
     Args:
         rows: Dataset rows with one label each.
         train_fraction: Fraction of the sources in each class to use for training, rounded. A class has at least one
             training source, and at least one test source if it has two or more sources. TeminAL uses 0.7 (B.5).
         seed: Random seed.
-
-    Returns:
-        Sorted row indices of the training set and of the test set. If a source has clips of several classes, it is
-        assigned together with the alphabetically first class.
 
     Raises:
         ValueError: `train_fraction` is not between 0 and 1, or a row does not have exactly one label.
@@ -339,11 +318,8 @@ def split_by_source(rows: Iterable[Row], train_fraction: float = 0.7, seed: int 
         count = max(1, min(round(train_fraction * len(sources)), len(sources) - 1))
         train_sources.update(shuffled(sources, seed, "split", label)[:count])
 
-    train: list[int] = []
-    test: list[int] = []
-    for index, source in sorted(source_of_row.items()):
-        (train if source in train_sources else test).append(index)
-    return train, test
+    train = sorted(index for index, source in source_of_row.items() if source in train_sources)
+    return train, sorted(source_of_row.keys() - train)
 
 
 def digest(value: Any) -> bytes:

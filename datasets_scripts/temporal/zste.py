@@ -19,18 +19,10 @@ ZSTE_VERSION = 1
 _DRAWS_PER_ITEM = 20
 
 ZSTE_FAMILIES = {
-    "1A": "single",
-    "2A": "concatenated",
-    "2B": "concatenated",
-    "2C": "overlaid",
-    "2D": "overlaid",
-    "3A": "concatenated",
-    "3B": "overlaid",
-    "4A": "concatenated",
-    "4B": "overlaid",
-    "5A": "concatenated",
+    "1A": "single", "2A": "concatenated", "2B": "concatenated", "2C": "overlaid", "2D": "overlaid",
+    "3A": "concatenated", "3B": "overlaid", "4A": "concatenated", "4B": "overlaid", "5A": "concatenated",
     "5B": "overlaid",
-}
+}  # fmt: skip
 """Dict from task to the family of its clips: a single sound, two concatenated sounds, or two overlaid sounds."""
 
 Candidate = tuple[str, ...]
@@ -120,9 +112,8 @@ def zste_prompts(
     - 5B: "Simultaneous sound of X and Y" in both orders (correct), and wrong candidates up to `num_candidates`.
 
     In tasks 3 to 5, the order of the candidates is random. The added wrong candidates (4A, 4B, 5B) name one class in
-    the clip and one absent class. When all such pairs are used, they name two absent classes. This makes the tasks
-    harder: CLAP recognises at least one of two sounds in 81 % of the clips (2B) but scores at chance in task 4 (TeminAL
-    table 3), so recognising one sound must not exclude all added candidates.
+    the clip and one absent class. When all such pairs are used, they name two absent classes. CLAP recognises at least
+    one of two sounds in 81 % of the clips (2B, TeminAL table 3), so this must not exclude all added candidates.
 
     Args:
         task: "1A" to "5B", a key of `ZSTE_FAMILIES`.

@@ -27,9 +27,8 @@ _SCRIPTS = {"zho": "simplified Chinese characters"}
 class ChatTranslator:
     """Translator that uses a language model on an OpenAI-compatible endpoint.
 
-    Each batch is sent as one request: a JSON object with numbered texts. The answer must be a JSON object with the same
-    numbers. If it is not, the request is repeated once. If this also fails, the batch is split into halves. A single
-    text that fails is skipped.
+    Each batch is sent as one request: a JSON object with numbered texts. If the answer is not a JSON object with the
+    same numbers, the request is repeated once, then the batch is split into halves. A text that fails alone is skipped.
 
     Requests to a busy or failing server are retried with increasing delays, or after the delay that the server requests
     (up to two minutes). Redirects are not followed, so that the API key is only sent to the endpoint's host.

@@ -37,7 +37,7 @@ class Item(NamedTuple):
 
     @property
     def key(self) -> Key:
-        """Key of the row in a translations file: clip id, caption index and language."""
+        """Key of the row in a translations file."""
         return self.clip_id, self.caption_index, self.language
 
 
@@ -57,12 +57,7 @@ def clean(text: str) -> str:
 class FinishedBatches:
     """JSON Lines file of finished batches. After an interruption, only the batches in progress are lost.
 
-    Args:
-        path: Path of the file. An incomplete last line is removed.
-        settings: Settings that affect the translations. They must equal the settings in an existing file.
-
-    Raises:
-        ValueError: The file is damaged, or was made with other settings.
+    An incomplete last line is removed. A file that is damaged or was made with other settings raises ValueError.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:

@@ -53,8 +53,8 @@ def report_translations(
 
     Args:
         sources: Dict from (clip id, caption index) to caption.
-        translations: Translations of some or all captions, with the same keys.
-        back_translations: Back-translations of some or all translations, with the same keys.
+        translations: Translations of some or all captions.
+        back_translations: Back-translations of some or all translations.
         encoder: Sentence encoder, see `load_sentence_encoder`. With None, back-translations are not compared.
         threshold: Cosine threshold for `below_threshold`.
         num_worst: Maximum number of entries in `worst`.
@@ -103,10 +103,7 @@ def report_translations(
 
 
 def format_translation_report(languages: Mapping[str, Mapping[str, Any]], threshold: float) -> str:
-    """Format the results of `report_translations` as a text table with one line per language.
-
-    Cosines are multiplied by 100, as in SupCLAP table 10.
-    """
+    """Format the results of `report_translations` as a text table; cosines are times 100, as in SupCLAP table 10."""
     below = f"below {100 * threshold:g}"
     lines = [f"language  captions  missing  identical  length  translated back  cosine  {below}"]
     for language, scores in languages.items():

@@ -61,8 +61,7 @@ class Seq2SeqTranslator:
         self.num_beams = num_beams
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         self.dtype = dtype
-        self._loaded: tuple[str, Any, Any] | None = None
-        self._pair: tuple[tuple[str, str], str, dict[str, int]] | None = None
+        self._loaded: tuple[str, Any, Any, dict[str, int]] | None = None
 
     def check(self, source: str, target: str) -> None:
         """Raise if the model does not support a language. Single-pair models are not loaded for this check."""
@@ -78,7 +77,7 @@ class Seq2SeqTranslator:
             ValueError: The model does not support a language, or it needs a prompt.
         """
         template, options = self._languages(source, target)
-        _, tokenizer, model = self._load(source, target)
+        _, tokenizer, model, _ = self._load(source, target)
         limit = getattr(model.config, "max_position_embeddings", None) or float("inf")
 
         readable: dict[int, list[int]] = {}
@@ -112,28 +111,24 @@ class Seq2SeqTranslator:
             return self._origin
         return self._origin.format(source=get_iso_639_1(source), target=get_iso_639_1(target))
 
-    def _load(self, source: str, target: str) -> tuple[str, Any, Any]:
+    def _load(self, source: str, target: str) -> tuple[str, Any, Any, dict[str, int]]:
+        """Return the name, tokenizer, model and vocabulary; only the last model is kept in memory."""
         name = self._model_name(source, target)
         if self._loaded is None or self._loaded[0] != name:
-            self._loaded = None  # frees the memory of the previous model
+            self._loaded = None
             model = AutoModelForSeq2SeqLM.from_pretrained(name, dtype=self.dtype).to(self.device).eval()
             model.generation_config.max_length = None  # each batch sets max_new_tokens
-            self._loaded = name, AutoTokenizer.from_pretrained(name), model
+            tokenizer = AutoTokenizer.from_pretrained(name)
+            self._loaded = name, tokenizer, model, tokenizer.get_vocab()
         return self._loaded
 
     def _languages(self, source: str, target: str) -> tuple[str, dict[str, int]]:
         """Set the source language of the tokenizer; return the text template and the options for `generate`."""
-        if self._pair is None or self._pair[0] != (source, target):
-            _, tokenizer, model = self._load(source, target)
-            self._pair = (source, target), *self._set_languages(tokenizer, model, source, target)
-        return self._pair[1:]
-
-    def _set_languages(self, tokenizer: Any, model: Any, source: str, target: str) -> tuple[str, dict[str, int]]:
+        _, tokenizer, model, vocabulary = self._load(source, target)
         if self.prompt is not None:
             names = {"source": get_language_name(source), "target": get_language_name(target)}
             return re.sub(r"\{(source|target)\}", lambda field: names[field[1]], self.prompt), {}
 
-        vocabulary = tokenizer.get_vocab()
         if hasattr(tokenizer, "src_lang"):
             # NLLB's language codes are tokens with "_"; a word piece such as "en" is not one.
             tokens = {token: number for token, number in vocabulary.items() if "_" in token}

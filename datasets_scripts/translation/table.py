@@ -29,11 +29,8 @@ SCHEMA = pa.schema(
 )
 """Columns of a translations file. `model` and `source_hash` may be absent or null, e.g. for human translations."""
 
-KEY = ("clip_id", "language", "caption_index")
-"""Columns that identify a translation. The rows of a file are sorted by these columns."""
-
+KEY = ("clip_id", "language", "caption_index")  # identifies a translation; the rows of a file are sorted by it
 Paths = str | Path | Sequence[str | Path]
-
 _SHOWN = 5  # maximum number of names in an error message
 
 
@@ -47,14 +44,11 @@ def source_hash(text: str) -> str:
 
 
 def read_translations(path: Paths, languages: Sequence[str] | None = None) -> pa.Table:
-    """Read and check translations files.
+    """Read and check translations files, as one table with the columns of `SCHEMA` and texts in Unicode normal form C.
 
     Args:
-        path: One or several Parquet files with the columns of `SCHEMA`.
+        path: One or several Parquet files.
         languages: ISO 639-3 codes of the languages to keep; None keeps all.
-
-    Returns:
-        Table with the columns of `SCHEMA`. Texts are in Unicode normal form C.
 
     Raises:
         FileNotFoundError: A file does not exist.
@@ -79,11 +73,7 @@ def read_translations(path: Paths, languages: Sequence[str] | None = None) -> pa
 
 
 def write_translations(path: str | Path, lines: Iterable[Mapping[str, Any]]) -> None:
-    """Write translations to a Parquet file, atomically. Rows are sorted, so the input order does not matter.
-
-    Raises:
-        ValueError: As in `read_translations`.
-    """
+    """Write checked translations to a Parquet file, atomically. Rows are sorted, so the input order does not matter."""
     target = Path(path)
     table = pa.Table.from_pylist(list(lines), schema=SCHEMA)
     _check(table, str(target))
