@@ -28,6 +28,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -79,10 +80,7 @@ class AudioFolderConfig(FolderConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         named = {"file_name": self.audio_column, "caption": self.caption_column}
-        for name, column in named.items():
-            if column is not None:
-                self.columns = {**self.columns, name: column}
-
+        self.columns = {**self.columns, **{name: column for name, column in named.items() if column is not None}}
         self.languages_of_columns = read_caption_columns(self.caption_columns)
         unknown = self.columns.keys() - set(FIELDS)
         if unknown:
@@ -156,14 +154,9 @@ class AudioFolder(RowBuilder):
             if path is not None and path.is_relative_to(config.recordings.folder):
                 unused.pop(path.relative_to(config.recordings.folder).as_posix(), None)
 
-            clip = Clip(
-                record.clip_id or name,
-                {language: list(record.captions.get(language, ())) for language in config.languages},
-                record.source or f"{FILE_SOURCE}{name}",
-                record.license,
-                record.labels,
-                record.events,
-            )
+            captions = {language: list(record.captions.get(language, ())) for language in config.languages}
+            clip_id, source = record.clip_id or name, record.source or f"{FILE_SOURCE}{name}"
+            clip = Clip(clip_id, captions, source, record.license, record.labels, record.events)
             collection.add(splits[name], clip, name, path)
 
         collection.leave_out("no caption", *unused)
@@ -244,9 +237,6 @@ def choose_splits(config: AudioFolderConfig, records: Mapping[str, Record]) -> d
 
     The split comes from the metadata of the recording, else from the name of its folder. If no recording has a split,
     validation and test recordings are sampled at random; recordings with the same source stay together.
-
-    Raises:
-        ValueError: Only some recordings have a split, or there are too few recordings to sample from.
     """
     known: dict[str, str] = {}
     for name, record in records.items():
@@ -371,10 +361,8 @@ def _read_events(cell: Any, where: str) -> list[Event]:
 def _parse(cell: Any) -> Any:
     """Parse a table value if it is a JSON list or object; return any other value unchanged."""
     if isinstance(cell, str) and cell.strip()[:1] in ("[", "{"):
-        try:
+        with suppress(ValueError, RecursionError):
             return json.loads(cell)
-        except (ValueError, RecursionError):
-            return cell
     return cell
 
 

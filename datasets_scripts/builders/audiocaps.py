@@ -5,36 +5,13 @@ must be downloaded separately; the files may have any of the usual names, see `r
 are no longer available.
 """
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from .folder import ENGLISH, Clip, Collection, FolderConfig, RowBuilder
 from .metadata import Line, read_csv
-from .recordings import YOUTUBE_NAMINGS, Recordings, Segment, find_segments
+from .recordings import YOUTUBE_NAMINGS, Segment, find_segments
 
 COLUMNS = ("audiocap_id", "youtube_id", "start_time", "caption")
-
-
-class Captioned(NamedTuple):
-    """AudioCaps clip with all its captions.
-
-    Attributes:
-        segment: YouTube id and start in seconds.
-        captions: One caption in train, five in validation and test. Identical captions are kept, because two annotators
-            may write the same text.
-        caption_ids: `audiocap_id` of each caption.
-    """
-
-    segment: Segment
-    captions: list[str]
-    caption_ids: list[str]
-
-    @property
-    def clip_id(self) -> str:
-        """Clip id from the YouTube id and the start, such as "7fmOlUlwoNg_20"."""
-        youtube_id, start = self.segment
-        return f"{youtube_id}_{start}"
 
 
 class AudioCapsConfig(FolderConfig):
@@ -46,7 +23,11 @@ class AudioCapsConfig(FolderConfig):
 
 
 class AudioCaps(RowBuilder):
-    """AudioCaps builder with train, validation and test split; one row per clip."""
+    """AudioCaps builder with train, validation and test split; one row per clip.
+
+    A clip has one caption in train, and five in validation and test. Identical captions are kept, because two
+    annotators may write the same text.
+    """
 
     BUILDER_CONFIG_CLASS = AudioCapsConfig
     HOMEPAGE = "https://audiocaps.github.io"
@@ -55,61 +36,31 @@ class AudioCaps(RowBuilder):
     def collect(self) -> Collection:
         """Return the clips in the tables; a clip in two splits is kept only in the later split."""
         collection = Collection()
-        splits, every = {}, []
+        splits: dict[str, dict[Segment, dict[str, str]]] = {}  # split -> clip -> caption id -> caption
         for split, path in self.config.tables().items():
-            splits[split] = read_captioned(path, collection)
-            every += splits[split]
-        paths = find_clips(self.config.recordings, every)
+            splits[split] = {}
+            seen: set[str] = set()
+            for line in read_csv(path, COLUMNS):
+                segment = line.values["youtube_id"].strip(), start_seconds(line, "start_time")
+                caption_id = line.values["audiocap_id"].strip()
+                captions = splits[split].setdefault(segment, {})
+                if caption_id in seen:
+                    collection.leave_out("duplicate", "{}_{}".format(*segment))
+                else:
+                    captions[caption_id] = line.values["caption"]
+                seen.add(caption_id)
 
+        recordings = self.config.recordings
+        paths = find_segments(recordings, list({segment for clips in splits.values() for segment in clips}))
         for split, clips in splits.items():
-            for clip in clips:
-                youtube_id, _ = clip.segment
+            for segment, captions in clips.items():
+                # If no file is named after its video, the files are named after their captions.
+                path = paths.get(segment) if paths else recordings.named(captions)
                 # AudioSet does not list licences: each uploader chooses a licence per video.
-                row = Clip(clip.clip_id, {ENGLISH: clip.captions}, f"youtube:{youtube_id}", "unknown (YouTube)")
-                collection.add(split, row, clip.clip_id, paths.get(clip.segment))
+                clip_id, source = "{}_{}".format(*segment), f"youtube:{segment[0]}"
+                clip = Clip(clip_id, {ENGLISH: list(captions.values())}, source, "unknown (YouTube)")
+                collection.add(split, clip, clip_id, path)
         return collection
-
-
-def read_captioned(path: Path, collection: Collection) -> list[Captioned]:
-    """Read a table; lines with the same clip are merged.
-
-    Args:
-        path: Table to read.
-        collection: Clips with a repeated `audiocap_id` are recorded here as "duplicate".
-
-    Returns:
-        Clips in the order of their first line.
-    """
-    clips: dict[Segment, Captioned] = {}
-    seen: set[str] = set()
-
-    for line in read_csv(path, COLUMNS):
-        segment = line.values["youtube_id"].strip(), start_seconds(line, "start_time")
-        clip = clips.setdefault(segment, Captioned(segment, [], []))
-        if line.values["audiocap_id"] in seen:
-            collection.leave_out("duplicate", clip.clip_id)
-            continue
-
-        seen.add(line.values["audiocap_id"])
-        clip.captions.append(line.values["caption"])
-        clip.caption_ids.append(line.values["audiocap_id"].strip())
-    return list(clips.values())
-
-
-def find_clips(recordings: Recordings, clips: Sequence[Captioned]) -> dict[Segment, Path]:
-    """Return a dict from segment to path, for all clips with an audio file.
-
-    Searches for file names in the formats of `YOUTUBE_NAMINGS`. If there are none, searches for caption ids instead.
-    """
-    found = find_segments(recordings, list({clip.segment for clip in clips}))
-    if found:
-        return found
-
-    for clip in clips:
-        path = recordings.named(clip.caption_ids)
-        if path is not None:
-            found[clip.segment] = path
-    return found
 
 
 def start_seconds(line: Line, column: str) -> int:

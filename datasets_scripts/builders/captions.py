@@ -2,8 +2,7 @@
 
 `phrases/<dataset>.json` contains a noun phrase for each label and language ("a dog barking", "un chien qui aboie").
 `phrases/templates.json` contains the sentence templates. A new phrase must be a singular noun phrase in the nominative,
-with its article, because the templates do not inflect phrases. French templates have no "de" or "à" before the phrase
-(de + le = du), and German templates require the nominative.
+with its article, because the templates do not inflect phrases.
 """
 
 import json

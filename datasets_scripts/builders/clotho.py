@@ -63,10 +63,7 @@ class Clotho(RowBuilder):
 
 
 def read_origins(path: Path) -> dict[str, tuple[str, str]]:
-    """Read `clotho_metadata_<split>.csv`; returns a dict from file name to `(source, licence)`.
-
-    Clips without a Freesound id are skipped.
-    """
+    """Return a dict from file name to `(source, licence)`; clips without a Freesound id are skipped."""
     origins = {}
     for line in read_csv(path, ("file_name", "sound_id", "license")):
         sound_id = line.values["sound_id"].strip()

@@ -46,13 +46,7 @@ class Clip(NamedTuple):
 
 @dataclass
 class Collection:
-    """Clips of a dataset, and the excluded clips.
-
-    Attributes:
-        clips: Dict from split to the clips with audio and captions.
-        missing: Recordings without an audio file, as named in the metadata.
-        left_out: Dict from reason to the ids of excluded clips.
-    """
+    """Clips of a dataset by split, recordings without an audio file, and ids of excluded clips by reason."""
 
     clips: dict[str, list[Clip]] = field(default_factory=lambda: {split: [] for split in SPLITS})
     missing: list[str] = field(default_factory=list)
@@ -60,13 +54,11 @@ class Collection:
     _ids: set[tuple[str, str]] = field(default_factory=set, repr=False)
 
     def add(self, split: str, clip: Clip, name: str, path: Path | None) -> None:
-        """Add a clip to a split, or record the reason for excluding it.
-
-        Blank captions are dropped; clips without captions and repeated clips are excluded.
+        """Add a clip to a split, or record the reason for excluding it: repeated, no captions, or no audio.
 
         Args:
             split: One of `SPLITS`.
-            clip: Clip to add.
+            clip: Clip to add; blank captions are dropped.
             name: Name of the recording in the metadata.
             path: Path of the recording; None if it is missing.
         """
@@ -118,21 +110,17 @@ def strip_texts(texts: Iterable[str]) -> tuple[str, ...]:
 
 
 def draw_sources(sources: Iterable[str], counts: Mapping[str, int], seed: int) -> dict[str, str]:
-    """Hold out randomly sampled sources for validation and test; return a dict from source to split.
+    """Hold out randomly sampled sources; return a dict from source to split.
 
-    The sample depends on a hash of the seed and each source, not on the order of the sources.
-
-    Args:
-        sources: Source of each recording; repeated sources count once.
-        counts: Dict from split, except train, to the number of sources to sample.
-        seed: Random seed.
+    `counts` are the numbers of sources for validation and test; all other sources are in train. The sample depends on a
+    hash of the seed and each source, not on the order of the sources.
 
     Raises:
         ValueError: The sum of the counts exceeds the number of sources.
     """
     order = sorted(set(sources), key=lambda source: hashlib.sha256(f"{seed}:{source}".encode()).digest())
     if sum(counts.values()) > len(order):
-        raise ValueError(f"the counts {dict(counts)} exceed the {len(order)} recordings; hold out fewer")
+        raise ValueError(f"the counts {dict(counts)} exceed the {len(order)} recordings; set smaller numbers")
 
     splits: list[str] = []
     for split in reversed(SPLITS):
@@ -186,14 +174,9 @@ class FolderConfig(RowConfig):
     """
 
     LAYOUT: ClassVar[str] = "the folder that contains it"
-    TABLES: ClassVar[Mapping[str, Sequence[str]]] = {}
-    """Maps a key, such as a split, to the possible names of its metadata file."""
-
+    TABLES: ClassVar[Mapping[str, Sequence[str]]] = {}  # from a key, such as a split, to possible names of its file
     ENGLISH_ONLY: ClassVar[bool] = True
-    """Whether the dataset has only English captions. If False, its captions can be in other languages."""
-
-    READS_HEADERS: ClassVar[bool] = False
-    """Whether rows contain the length of the recordings. If True, the cache key includes the audio file sizes."""
+    READS_HEADERS: ClassVar[bool] = False  # rows contain the length of recordings, so the cache key has the file sizes
 
     data_dir: str | None = None
     audio_dir: str | None = None
@@ -215,23 +198,23 @@ class FolderConfig(RowConfig):
     @cached_property
     def folder(self) -> Path:
         """Folder with the metadata; downloads the dataset from the Hub if necessary."""
-        folder = Path(str(self.data_dir)).expanduser().resolve()
+        name = str(self.data_dir)
+        folder = Path(name).expanduser().resolve()
         if folder.is_dir():
             return folder
-        if "/" not in str(self.data_dir) or not is_hub_id(self.data_dir):
+        if "/" not in name or not is_hub_id(name):
             raise FileNotFoundError(f"data_dir {folder} is not a folder; set it to {self.LAYOUT}")
 
         import huggingface_hub
         from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
         try:
-            path = huggingface_hub.snapshot_download(str(self.data_dir), repo_type="dataset", revision=self.revision)
+            return Path(huggingface_hub.snapshot_download(name, repo_type="dataset", revision=self.revision))
         except (HfHubHTTPError, LocalEntryNotFoundError) as error:
             raise FileNotFoundError(
-                f"data_dir {folder} is not a folder, and the dataset {self.data_dir} could not be downloaded from the "
-                f"Hub; set it to {self.LAYOUT}"
+                f"data_dir {folder} is not a folder, and {name} could not be downloaded from the Hub; set it to "
+                f"{self.LAYOUT}"
             ) from error
-        return Path(path)
 
     @cached_property
     def files(self) -> list[str]:
@@ -253,11 +236,7 @@ class FolderConfig(RowConfig):
         return found
 
     def tables(self) -> dict[str, Path]:
-        """Return a dict from the keys of `TABLES` to the existing metadata files.
-
-        Raises:
-            FileNotFoundError: None of the files exists.
-        """
+        """Return a dict from the keys of `TABLES` to the existing files; raise FileNotFoundError if there are none."""
         found = self.find(self.TABLES)
         if not found:
             missing = ", ".join(names[0] for names in self.TABLES.values())

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -15,25 +14,15 @@ from .recordings import duration_seconds, stem_of
 
 
 class FoldClip(NamedTuple):
-    """Clip of a dataset with folds.
-
-    Attributes:
-        file_name: Name of the audio file; the clip id is this name without suffix.
-        fold: Number of the fold.
-        label: Class name.
-        freesound_id: Freesound id of the source recording.
-        license: Licence of the audio.
-        seconds: Length in seconds; None if the table does not contain the length.
-        left_out: Reason for excluding the clip; empty if the clip is used.
-    """
+    """Clip of a dataset with folds; the clip id is the file name without suffix."""
 
     file_name: str
     fold: int
     label: str
     freesound_id: str
     license: str
-    seconds: float | None = None
-    left_out: str = ""
+    seconds: float | None = None  # None if the table does not contain the length
+    left_out: str = ""  # reason for excluding the clip
 
 
 @dataclass
@@ -68,8 +57,6 @@ class FoldBuilder(RowBuilder):
     recordings.
     """
 
-    BUILDER_CONFIG_CLASS = FoldConfig
-
     def read(self) -> list[FoldClip]:
         """Return the clips in the table, in the order of the table."""
         raise NotImplementedError
@@ -80,7 +67,7 @@ class FoldBuilder(RowBuilder):
         clips = self.read()
 
         phrases = label_phrases(config.PHRASES)
-        unknown = sorted(set(map(attrgetter("label"), clips)) - phrases.keys())
+        unknown = sorted({clip.label for clip in clips} - phrases.keys())
         if unknown:
             raise ValueError(f"unknown classes {unknown}; the classes of {config.DATASET} are {', '.join(phrases)}")
 
@@ -121,17 +108,14 @@ def split_by_fold(
 ) -> dict[str, list[FoldClip]]:
     """Split clips into train, validation and test; for the arguments see `FoldConfig`.
 
-    The test split is the test fold. For validation, a fraction of the other recordings of each class is sampled: the
-    number is rounded and at least one, but never all recordings of a class. Clips in other folds with a recording that
-    is also in the test fold are excluded. The published folds share no recordings, but modified copies may.
-
-    Returns:
-        Dict from split to clips, in the order of `clips`.
+    The test split is the test fold. Clips in other folds with a recording that is also in the test fold are excluded,
+    because modified copies of a dataset may have such clips. For validation, a fraction of the other recordings of each
+    class is sampled: the number is rounded and at least one, but never all recordings of a class.
 
     Raises:
         ValueError: The test fold has no clips.
     """
-    folds = sorted(set(map(attrgetter("fold"), clips)))
+    folds = sorted({clip.fold for clip in clips})
     if test_fold not in folds:
         raise ValueError(
             f"fold {test_fold!r} has no clips; folds with clips: {folds}; set test_fold={folds[0] if folds else 1} "

@@ -1,9 +1,7 @@
 """Load any dataset that the `datasets` library supports, with an audio column and one or more caption columns.
 
 `load_splits("hf", data_dir="user/name")` loads a Hub id or a folder, like `datasets.load_dataset`, or the output of
-`save_to_disk`. The Arrow data of the recordings is not copied; only the columns are renamed. Rows with the same
-recording (datasets with one row per caption) are merged into one row with all captions. With `streaming=True`,
-`stream_sources.load_parquet` reads Parquet files on demand.
+`save_to_disk`. The Arrow data of the recordings is not copied; only the columns are renamed.
 """
 
 import hashlib
@@ -89,25 +87,21 @@ class HubDataset:
 
     def download_and_prepare(self) -> None:
         """Load the dataset, convert all splits to rows, and hold out the missing splits."""
-        name = str(self.config.data_dir)
-        folder = Path(name).expanduser()
+        config, folder = self.config, Path(str(self.config.data_dir)).expanduser()
         if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
             loaded = datasets.load_from_disk(str(folder))
         else:
-            path = str(folder) if folder.is_dir() else name
-            loaded = datasets.load_dataset(
-                path, self.config.subset, revision=self.config.revision, cache_dir=self.cache_dir
-            )
+            path = str(folder if folder.is_dir() else config.data_dir)
+            loaded = datasets.load_dataset(path, config.subset, revision=config.revision, cache_dir=self.cache_dir)
 
         splits = {"train": loaded} if isinstance(loaded, datasets.Dataset) else dict(loaded)
-        names = name_splits(splits)
-        for split, rows in splits.items():
-            self._splits[names[split]] = self._rows(split, rows)
+        for split, name in name_splits(splits).items():
+            self._splits[name] = self._rows(split, splits[split])
 
         for split in ("test", "validation"):
-            fraction = getattr(self.config, f"{split}_fraction")
+            fraction = getattr(config, f"{split}_fraction")
             if split not in self._splits and "train" in self._splits and fraction > 0:
-                parts = self._splits["train"].train_test_split(test_size=fraction, seed=self.config.seed)
+                parts = self._splits["train"].train_test_split(test_size=fraction, seed=config.seed)
                 self._splits["train"], self._splits[split] = parts["train"], parts["test"]
 
     def as_dataset(self) -> datasets.DatasetDict:
@@ -163,12 +157,9 @@ class HubDataset:
 
 
 class Columns:
-    """Audio, caption and label columns of a dataset; names that are not set in `config` are detected.
+    """Audio and label columns of a dataset, and a dict `languages` from caption column to language.
 
-    Attributes:
-        audio: Audio column.
-        languages: Dict from caption column to language.
-        label: Label column, or None.
+    Names that are not set in `config` are detected.
 
     Raises:
         ValueError: There is no audio or caption column, a configured column is missing, a caption column is not text,
@@ -189,7 +180,7 @@ class Columns:
     @property
     def described(self) -> list[str]:
         """Names of the caption and label columns, the input of `describe`."""
-        return list(dict.fromkeys([*self.languages, *filter(None, [self.label])]))
+        return list(dict.fromkeys([*self.languages, *([self.label] if self.label else [])]))
 
     def describe(self, row: Mapping[str, Any], path: str | None, clip_id: str) -> dict[str, Any]:
         """Convert the caption and label columns of a row to the format of `schema.Row`, without the audio.
@@ -248,7 +239,6 @@ def _item_type(kind: Any) -> Any:
 
 
 def _is_text(kind: Any) -> bool:
-    """Return whether a column contains texts, class labels, or lists of texts or class labels."""
     item = _item_type(kind)
     is_text = isinstance(item, datasets.Value) and item.dtype in ("string", "large_string", "string_view", "null")
     return is_text or isinstance(item, datasets.ClassLabel)

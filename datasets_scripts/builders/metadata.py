@@ -28,10 +28,8 @@ class Line(NamedTuple):
 def find_metadata(folder: Path, files: Iterable[str], *names: str) -> Path | None:
     """Find a metadata file by its possible names, in a folder or its sub-folders; return None if it does not exist.
 
-    A file at the top of the folder has priority over files in sub-folders. `files` is the output of `recordings.walk`.
-
-    Raises:
-        ValueError: There is no such file at the top of the folder, but several in sub-folders.
+    `files` is the output of `recordings.walk`. A file at the top of the folder has priority over files in sub-folders.
+    Several files in sub-folders raise ValueError.
     """
     found = sorted((file for file in files if os.path.basename(file) in names), key=lambda file: file.count("/"))
     if len(found) > 1 and "/" in found[0]:
@@ -44,13 +42,12 @@ def find_metadata(folder: Path, files: Iterable[str], *names: str) -> Path | Non
 def read_csv(path: Path, columns: Sequence[str], header: bool = True) -> list[Line]:
     """Read a CSV file; the delimiter is the most frequent of comma, semicolon and tab in the first line.
 
+    Missing values at the end of a line are empty strings.
+
     Args:
         path: File in UTF-8, in UTF-16 with a byte order mark, or in Windows-1252.
         columns: Required columns. If `header` is False, names of all columns.
         header: Whether the first line contains the column names.
-
-    Returns:
-        List of lines; missing values at the end of a line are empty strings.
 
     Raises:
         ValueError: A column is missing or repeated, a line has more values than columns, or the file is not a text
@@ -92,12 +89,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_table(path: Path) -> list[Line]:
-    """Read a table in CSV, TSV, JSON Lines, JSON (a list of objects) or Parquet format.
-
-    Raises:
-        ValueError: The suffix is unknown, the file content is invalid, a JSON entry is not an object, or `read_csv`
-            fails.
-    """
+    """Read a table in CSV, TSV, JSON Lines, JSON (a list of objects) or Parquet; raise ValueError if it is invalid."""
     suffix = path.suffix.lower()
     if suffix in (".csv", ".tsv"):
         return read_csv(path, ())

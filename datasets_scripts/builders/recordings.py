@@ -32,8 +32,7 @@ _ENDINGS += [f"_{_start}" for _start in _STARTS] + [""]
 YOUTUBE_NAMINGS = tuple(f"{prefix}{{id}}{ending}" for ending in _ENDINGS for prefix in ("", "Y"))
 """File name formats for clips from YouTube videos, without suffix, from most to least specific.
 
-The fields are the video id, and the start and end of the clip in seconds and in milliseconds. The last two formats do
-not contain the start, so they are used only for videos with a single clip.
+The last two formats do not contain the start, so they are used only for videos with a single clip.
 """
 
 Segment = tuple[str, int]
@@ -72,18 +71,16 @@ def walk(folder: str | Path) -> list[str]:
 
         folders = []
         for entry in entries:
+            name = start + entry.name  # contains surrogates if the name is not UTF-8
             if entry.name.startswith((".", "__MACOSX")):
                 continue
             try:
-                is_folder, is_file = entry.is_dir(), entry.is_file()
+                if entry.is_dir():
+                    folders.append(f"{name}/")
+                elif entry.is_file():
+                    (undecodable if re.search("[\ud800-\udfff]", name) else found).append(name)
             except OSError:
-                unreadable.append(start + entry.name)
-                continue
-            if is_folder:
-                folders.append(f"{start}{entry.name}/")
-            elif is_file:
-                name = start + entry.name  # contains surrogates if the name is not UTF-8
-                (undecodable if re.search("[\ud800-\udfff]", name) else found).append(name)
+                unreadable.append(name)
         stack += sorted(folders, reverse=True)
 
     if undecodable:
@@ -160,11 +157,7 @@ class Recordings:
         Returns:
             Dict from name to path, for all names with a match.
         """
-        found: dict[str, str] = {}
-        for name in names:
-            if stem_of(name) in self._by_stem:
-                found[name] = self._by_stem[stem_of(name)]
-
+        found = {name: self._by_stem[stem_of(name)] for name in names if stem_of(name) in self._by_stem}
         for key in (_resolve, _strip):
             files = _index_unique(set(self._by_stem.values()).difference(found.values()), key)
             missing = _index_unique(set(names).difference(found), key)
@@ -209,12 +202,7 @@ class Recordings:
 def find_segments(recordings: Recordings, segments: Sequence[Segment]) -> dict[Segment, Path]:
     """Find ten-second clips from YouTube videos with the file name formats in `YOUTUBE_NAMINGS`.
 
-    Args:
-        recordings: Recordings to search.
-        segments: All clips of the dataset, without repeats.
-
-    Returns:
-        Dict from segment to path, for all existing clips.
+    `segments` are all clips of the dataset, without repeats. Returns a dict from segment to path, for existing clips.
     """
     counts = Counter(youtube_id for youtube_id, _ in segments)
     found = {}
@@ -229,10 +217,7 @@ def find_segments(recordings: Recordings, segments: Sequence[Segment]) -> dict[S
 
 
 def duration_seconds(path: Path) -> float | None:
-    """Return the length of a recording in seconds from its header, or None if libsndfile cannot read the file.
-
-    An unreadable file does not raise here, because the option `on_bad_audio` handles bad recordings later.
-    """
+    """Return the length of a recording from its header, or None if libsndfile cannot read it."""
     try:
         return soundfile.info(path).duration
     except soundfile.SoundFileError:

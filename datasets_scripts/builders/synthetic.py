@@ -7,7 +7,6 @@ noise. A model can therefore distinguish all descriptions, but only by the descr
 """
 
 import hashlib
-import io
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,17 +34,11 @@ Waveform = Callable[[float, np.ndarray, np.random.Generator], np.ndarray]
 
 
 class Sound(NamedTuple):
-    """Type of sound event.
-
-    Attributes:
-        waveform: Function that renders the sound.
-        variants: Dict from variant to the range (minimum, maximum) of its pitch or rate in Hz.
-        lengths: Minimum and maximum length of the event, as fractions of the clip length.
-    """
+    """Type of sound event: its waveform, and ranges (minimum, maximum) of its properties."""
 
     waveform: Waveform
-    variants: dict[str, tuple[float, float]]
-    lengths: tuple[float, float] = (0.32, 0.42)
+    variants: dict[str, tuple[float, float]]  # from variant to the range of its pitch or rate in Hz
+    lengths: tuple[float, float] = (0.32, 0.42)  # as fractions of the clip length
 
 
 class Description(NamedTuple):
@@ -202,14 +195,9 @@ DESCRIPTIONS = tuple(
 
 
 def describe(seed: int, split: str, index: int) -> Description:
-    """Return the description of a clip, an element of `DESCRIPTIONS`.
+    """Return the description of a clip, an element of `DESCRIPTIONS`; arguments as in `render_clip`.
 
     Each split repeats a random permutation of the descriptions, so that their counts differ by at most one.
-
-    Args:
-        seed: Seed of the whole dataset.
-        split: One of `SPLITS`.
-        index: Index of the clip in the split.
 
     >>> len({describe(0, "train", index) for index in range(64)})
     64
@@ -221,17 +209,14 @@ def describe(seed: int, split: str, index: int) -> Description:
 def render_clip(
     seed: int, split: str, index: int, duration_seconds: float = 2.0, sampling_rate_hz: int = 16000
 ) -> RenderedClip:
-    """Render a clip; the same arguments produce the same samples.
+    """Render a clip with its event near the beginning or the end; the same arguments produce the same samples.
 
     Args:
         seed: Seed of the whole dataset.
         split: One of `SPLITS`; each split has its own random numbers.
         index: Index of the clip in the split.
-        duration_seconds: Length of the clip in seconds.
-        sampling_rate_hz: Sampling rate in Hz, at least 16000, because the sounds contain frequencies up to 7.7 kHz.
-
-    Returns:
-        The rendered clip; the event is near the beginning or the end, as in the description.
+        duration_seconds: Length of the clip.
+        sampling_rate_hz: At least 16000, because the sounds contain frequencies up to 7.7 kHz.
 
     >>> clip = render_clip(0, "train", 0)
     >>> clip.samples.shape, clip.samples.dtype
@@ -382,13 +367,9 @@ class SyntheticEvents(RowBuilder):
                 if path.exists():
                     continue
 
-                encoded = io.BytesIO()
-                soundfile.write(
-                    encoded, self.render(split, index), config.sampling_rate_hz, format="WAV", subtype="PCM_16"
-                )
-
                 with atomic_write(path) as unfinished:  # other processes never read a partial file
-                    unfinished.write_bytes(encoded.getvalue())
+                    samples = self.render(split, index)
+                    soundfile.write(unfinished, samples, config.sampling_rate_hz, format="WAV", subtype="PCM_16")
 
     def render(self, split: str, index: int) -> np.ndarray:
         """Render a clip; the same arguments produce the same samples."""

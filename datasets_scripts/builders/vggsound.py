@@ -4,13 +4,12 @@ Reads the published `vggsound.csv`, which has no header and four columns: YouTub
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
 from .audiocaps import start_seconds
 from .captions import render_captions
 from .folder import ENGLISH, Clip, Collection, FolderConfig, RowBuilder, draw_sources
-from .metadata import Line, read_csv
+from .metadata import read_csv
 from .recordings import YOUTUBE_NAMINGS, find_segments
 
 COLUMNS = ("youtube_id", "start_seconds", "label", "split")
@@ -44,36 +43,23 @@ class VGGSound(RowBuilder):
     def collect(self) -> Collection:
         """Return the clips in the table."""
         collection = Collection()
-        lines = read_clips(self.config.tables()["clips"])
+        lines = read_csv(self.config.tables()["clips"], COLUMNS, header=False)
+        splits = [line.values["split"].strip() for line in lines]
+        if splits and splits[0].lower() == "split":  # the header line of some copies
+            lines, splits = lines[1:], splits[1:]
+        for line, split in zip(lines, splits, strict=True):
+            if split not in ("train", "test"):
+                raise ValueError(f"{line.where}: the split is {split!r}; expected train or test")
+
         segments = [(line.values["youtube_id"], start_seconds(line, "start_seconds")) for line in lines]
         paths = find_segments(self.config.recordings, list(dict.fromkeys(segments)))
-
-        trained = {line.values["youtube_id"] for line in lines if _split(line) == "train"}
+        trained = {youtube_id for (youtube_id, _), split in zip(segments, splits, strict=True) if split == "train"}
         drawn = draw_sources(trained, {"validation": self.config.num_validation}, self.config.seed)
 
-        for line, segment in zip(lines, segments, strict=True):
-            split = drawn.get(segment[0], "train") if _split(line) == "train" else "test"
+        for line, segment, given_split in zip(lines, segments, splits, strict=True):
+            split = drawn[segment[0]] if given_split == "train" else "test"
             label, clip_id = line.values["label"].strip(), "{}_{}".format(*segment)
             captions = render_captions({ENGLISH: label}, [ENGLISH]) if label else {}
             clip = Clip(clip_id, captions, f"youtube:{segment[0]}", "unknown (YouTube)", labels=[label])
             collection.add(split, clip, clip_id, paths.get(segment))
         return collection
-
-
-def read_clips(path: Path) -> list[Line]:
-    """Read `vggsound.csv` with the columns `COLUMNS`; skips the header line that some copies have.
-
-    Raises:
-        ValueError: A split is neither train nor test.
-    """
-    lines = read_csv(path, COLUMNS, header=False)
-    if lines and lines[0].values["split"].strip().lower() == "split":
-        lines = lines[1:]
-    for line in lines:
-        if _split(line) not in ("train", "test"):
-            raise ValueError(f"{line.where}: the split is {line.values['split']!r}; expected train or test")
-    return lines
-
-
-def _split(line: Line) -> str:
-    return line.values["split"].strip()

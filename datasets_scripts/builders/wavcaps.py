@@ -2,14 +2,10 @@
 
 Reads the authors' JSON files and blacklists (`json_files/` of cvssp/WavCaps on the Hub), and audio files `<id>.flac` in
 folders with the names of the collections.
-
-"SupCLAP" below is the paper "SupCLAP: Controlling Optimization Trajectory Drift in Audio-Text Contrastive Learning with
-Support Vector Regularization".
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,19 +15,12 @@ from .recordings import stem_of
 
 
 class Part(NamedTuple):
-    """One of the four collections in WavCaps.
+    """One of the four collections in WavCaps."""
 
-    Attributes:
-        table: Name of the JSON file.
-        word: Lower-case word in the names of the audio folders of this collection.
-        source: Prefix of the `source` of a clip. A clip with the same source in another dataset is the same recording.
-        blacklisted: Key of this collection in the blacklists; empty if the blacklists do not contain it.
-    """
-
-    table: str
-    word: str
-    source: str
-    blacklisted: str
+    table: str  # name of the JSON file
+    word: str  # lower-case word in the names of the audio folders
+    source: str  # prefix of the `source` of a clip, the same as in other datasets with these recordings
+    blacklisted: str  # key in the blacklists; empty if they do not contain this collection
 
 
 PARTS = {
@@ -83,11 +72,7 @@ class WavCapsConfig(FolderConfig):
                 raise ValueError(f"{name} is {getattr(self, name)}; expected 0 or more")
 
     def tables(self) -> dict[str, Path]:
-        """Return a dict from collection to JSON file.
-
-        Raises:
-            FileNotFoundError: A JSON file of `parts` is missing, or `parts` is None and there is no JSON file.
-        """
+        """Return a dict from collection to JSON file; raise FileNotFoundError if one of `parts` or all are missing."""
         wanted = {part: (PARTS[part].table,) for part in self.parts or PARTS}
         tables = self.find(wanted)
 
@@ -97,11 +82,7 @@ class WavCapsConfig(FolderConfig):
         return tables
 
     def blacklist_files(self) -> list[Path]:
-        """Return the paths of the blacklists. Returns an empty list if they affect none of the selected collections.
-
-        Raises:
-            FileNotFoundError: A blacklist is missing.
-        """
+        """Return the paths of the blacklists; none if they affect none of the selected collections."""
         if not any(PARTS[part].blacklisted for part in self.tables()):
             return []
 
@@ -134,7 +115,7 @@ class WavCaps(RowBuilder):
         """Return the clips in the JSON files without the blacklisted clips, in randomly sampled splits."""
         collection, config = Collection(), self.config
         blacklisted = read_blacklists(config.blacklist_files())
-        words = list(map(attrgetter("word"), PARTS.values()))
+        words = [part.word for part in PARTS.values()]
 
         clips: dict[str, Clip] = {}
         paths: dict[str, Path | None] = {}
@@ -151,26 +132,15 @@ class WavCaps(RowBuilder):
                     clips[clip.clip_id] = clip
                     paths[clip.clip_id] = recordings.named([stem])
 
-        sources = set(map(attrgetter("source"), clips.values()))
-        if config.num_test + config.num_validation > len(sources):
-            raise ValueError(
-                f"num_test={config.num_test} and num_validation={config.num_validation} exceed the "
-                f"{len(sources)} recordings of {', '.join(config.tables())}; set smaller numbers, such as "
-                f"num_test={len(sources) // 10}, or add the JSON files of more parts"
-            )
         counts = {"test": config.num_test, "validation": config.num_validation}
-        splits = draw_sources(sources, counts, config.seed)
+        splits = draw_sources((clip.source for clip in clips.values()), counts, config.seed)
         for clip_id, clip in clips.items():
             collection.add(splits[clip.source], clip, clip_id, paths[clip_id])
         return collection
 
 
 def read_entries(path: Path) -> list[dict[str, Any]]:
-    """Read a JSON file and return its list "data"; each entry has "id" and "caption".
-
-    Raises:
-        ValueError: The list, an id or a caption is missing.
-    """
+    """Read a JSON file and return its list "data"; raise ValueError if an entry has no "id" or "caption"."""
     table = read_json(path)
     entries = table.get("data") if isinstance(table, dict) else None
     if not isinstance(entries, list):
@@ -182,16 +152,11 @@ def read_entries(path: Path) -> list[dict[str, Any]]:
 
 
 def read_blacklists(paths: Sequence[Path]) -> set[str]:
-    """Read blacklists and return the set of blacklisted sources, such as "freesound:1234".
-
-    Args:
-        paths: JSON files with a list of ids for each collection.
-    """
+    """Read blacklists and return the set of blacklisted sources, such as "freesound:1234"."""
     sources: set[str] = set()
     for blacklist in map(read_json, paths):
         for part in PARTS.values():
-            for name in blacklist.get(part.blacklisted, ()):
-                sources.add(_source(part, name))
+            sources.update(_source(part, name) for name in blacklist.get(part.blacklisted, ()))
     return sources
 
 

@@ -75,10 +75,7 @@ def test_what_is_held_out_does_not_depend_on_what_audio_is_there(tmp_path):
 
 def test_five_thousand_are_held_out_unless_that_is_too_many(tmp_path):
     wavcaps(tmp_path / "data")
-    with pytest.raises(
-        ValueError,
-        match=r"num_test=5000.*22.*num_test=2",
-    ):
+    with pytest.raises(ValueError, match=r"'test': 5000.*\b22\b"):
         load_builder("wavcaps", str(tmp_path), data_dir=str(tmp_path / "data"))
     for num_test, splits in ((0, {"train"}), (22, {"test"})):
         assert set(load(tmp_path / "data", num_test=num_test).as_dataset()) == splits
