@@ -51,10 +51,10 @@ def format_help(groups: Sequence[Any], about: str) -> str:
 
     for group in groups:
         lines += ["", (group.__doc__ or "").strip().splitlines()[0]]
-        texts = option_texts(group)
+        texts = option_texts(group)  # from docstrings
         for option in dataclasses.fields(group):
             if option.init:
-                lines.append(_describe(option, texts.get(option.name, "")))
+                lines.append(_describe(option, option.metadata.get("help") or texts.get(option.name, "")))
 
     lines.append("")
     if any(issubclass(group, ContrastiveOptions) for group in groups):

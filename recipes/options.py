@@ -1,4 +1,4 @@
-"""Options of the recipes. `--help` prints the docstrings; heavy imports are inside functions, so that it is fast."""
+"""Options of the recipes, with the texts of `--help`. Heavy imports are inside functions, so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ SCALES = ("mini", "full")
 MISSING_SHARE = 0.2
 
 
+def option(text: str, default: Any = None) -> Any:
+    """Create a dataclass field with its help text. A list as default is copied."""
+    if isinstance(default, list):
+        return field(default_factory=default.copy, metadata={"help": text})
+    return field(default=default, metadata={"help": text})
+
+
 @dataclass
 class DatasetArguments:
-    """Dataset to read. The options of its builder are accepted, too.
+    """Dataset to read. The options of its builder are accepted, too."""
 
-    Args:
-        dataset: Name of a builder of datasets_scripts, or prepared.
-        data_dir: Folder or Hub id of the data, for builders that need one.
-        dataset_config: Options of the builder in a configuration file; on the command line, give them by name.
-    """
-
-    dataset: str = "synthetic"
-    data_dir: str | None = None
-    dataset_config: dict | str | None = None
+    dataset: str = option("Name of a builder of datasets_scripts, or prepared.", "synthetic")
+    data_dir: str | None = option("Folder or Hub id of the data, for builders that need one.")
+    dataset_config: dict | str | None = option("Builder options in a YAML file; on the command line, set them by name.")
 
     @property
     def builder_options(self) -> dict[str, Any]:
@@ -61,18 +62,14 @@ class DatasetArguments:
 
 @dataclass
 class DataArguments(DatasetArguments):
-    """Training data.
+    """Training data."""
 
-    Args:
-        streaming: Stream the training split during training; for prepared, hf and webdataset.
-        zero_shot_templates: Class prompts for zero-shot classification of the test split, such as 'This is a sound of
-            {}'. By default, this test is left out.
-        allow_missing: Train even if more than a fifth of the recordings in the metadata are missing.
-    """
-
-    streaming: bool = False
-    zero_shot_templates: list[str] = field(default_factory=list)
-    allow_missing: bool = False
+    streaming: bool = option("Stream the training split during training; for prepared, hf and webdataset.", False)
+    zero_shot_templates: list[str] = option(
+        "Class prompts to classify the test split without training, such as 'This is a sound of {}'; by default, none.",
+        [],
+    )
+    allow_missing: bool = option("Train even if more than a fifth of the recordings are missing.", False)
 
     def load_splits(self) -> dict[str, Any]:
         """Return all splits of the dataset; with `streaming`, the training split as a stream.
@@ -100,35 +97,20 @@ class DataArguments(DatasetArguments):
 
 @dataclass
 class ModelArguments:
-    """Model to train: a saved model, or two encoders, each a Hub id, a folder, or `scratch`.
+    """Model to train: a saved model, or two encoders, each a Hub id, a folder, or `scratch`."""
 
-    Args:
-        model: SupCLAP or CLAP model to continue from (id or folder).
-        audio_encoder: Audio encoder, for example mispeech/ced-base or openai/whisper-tiny.
-        text_encoder: Text encoder, for example sentence-transformers/LaBSE.
-        audio_config: CEDConfig fields of an audio encoder from scratch, or fields of one in random_weights.
-        text_config: BertConfig fields of a text encoder from scratch, or fields of one in random_weights.
-        vocab_size: Vocabulary size of a text encoder from scratch.
-        projection_dim: Width of the shared space.
-        temperature: Initial temperature of the softmax.
-        logit_bias: Initial bias of SigLIP's logits, usually -10.
-        audio_pooling: Pooling of the audio encoder: mean or pooler. By default, its pooler if it has one.
-        text_pooling: Pooling of the text encoder: mean, cls, last or pooler.
-        random_weights: Encoders to initialise with random weights: audio, text, or both.
-    """
-
-    model: str | None = None
-    audio_encoder: str = "scratch"
-    text_encoder: str = "scratch"
-    audio_config: dict | str | None = None
-    text_config: dict | str | None = None
-    vocab_size: int = 4000
-    projection_dim: int = 1024
-    temperature: float = 0.07
-    logit_bias: float | None = None
-    audio_pooling: str | None = None
-    text_pooling: str = "mean"
-    random_weights: list[str] = field(default_factory=list)
+    model: str | None = option("SupCLAP or CLAP model to continue from (id or folder).")
+    audio_encoder: str = option("Audio encoder, for example mispeech/ced-base or openai/whisper-tiny.", "scratch")
+    text_encoder: str = option("Text encoder, for example sentence-transformers/LaBSE.", "scratch")
+    audio_config: dict | str | None = option("Fields of the CEDConfig from scratch, or of one in random_weights.")
+    text_config: dict | str | None = option("Fields of the BertConfig from scratch, or of one in random_weights.")
+    vocab_size: int = option("Vocabulary size of a text encoder from scratch.", 4000)
+    projection_dim: int = option("Width of the shared space.", 1024)
+    temperature: float = option("Initial temperature of the softmax.", 0.07)
+    logit_bias: float | None = option("Initial bias of SigLIP's logits, usually -10.")
+    audio_pooling: str | None = option("Pooling of the audio encoder: mean or pooler; by default, its pooler if any.")
+    text_pooling: str = option("Pooling of the text encoder: mean, cls, last or pooler.", "mean")
+    random_weights: list[str] = option("Encoders to initialise with random weights: audio, text, or both.", [])
 
     def __post_init__(self) -> None:
         if not set(self.random_weights) <= {"audio", "text"}:
@@ -137,21 +119,13 @@ class ModelArguments:
 
 @dataclass
 class TrainedPartArguments:
-    """Part of the model to train: all of it, the last blocks, or adapters in them. The projections always train.
+    """Part of the model to train: all of it, the last blocks, or adapters in them. The projections always train."""
 
-    Args:
-        train_last_layers: Number of last blocks of each encoder to train, instead of the whole model.
-        audio_layers: Overrides train_last_layers for the audio encoder.
-        text_layers: Overrides train_last_layers for the text encoder.
-        lora_rank: Rank of LoRA adapters, trained in the last blocks instead of the blocks' weights.
-        train_temperature: Train the temperature, and SigLIP's bias.
-    """
-
-    train_last_layers: int | None = None
-    audio_layers: int | None = None
-    text_layers: int | None = None
-    lora_rank: int | None = None
-    train_temperature: bool = True
+    train_last_layers: int | None = option("Train only this number of last blocks of each encoder.")
+    audio_layers: int | None = option("Overrides train_last_layers for the audio encoder.")
+    text_layers: int | None = option("Overrides train_last_layers for the text encoder.")
+    lora_rank: int | None = option("Rank of LoRA adapters, trained in the last blocks instead of the blocks' weights.")
+    train_temperature: bool = option("Train the temperature, and SigLIP's bias.", True)
 
     def choose_parameters(self, model: SupCLAPModel) -> None:
         """Freeze all other parameters, and add the adapters."""
@@ -183,31 +157,18 @@ class TrainedPartArguments:
 
 @dataclass
 class PostTrainingArguments(DatasetArguments):
-    """Model and data of the post-training.
+    """Model and data of the post-training."""
 
-    Args:
-        model: SupCLAP or CLAP model (id or folder).
-        dataset: Builder of datasets_scripts with labels, or prepared.
-        pool_splits: Use all splits of the dataset together, as in the paper.
-        train_fraction: Fraction of each class's recordings to train on.
-        prompts: Names of sounds: labels or phrases. Default: labels for English alone, else phrases.
-        stages: Stages to train, in order; b alone is TeminAL B.
-        use_after: Replace half of the captions 'x before y' by 'y after x'.
-        num_phrasings: Number of phrasings of each sentence; 1 is the paper's phrasing. By default, all.
-        pairs_per_epoch: Number of class pairs per epoch; by default, each pair once.
-        eval_pairs: Number of held-out pairs to evaluate on.
-    """
-
-    model: str | None = None
-    dataset: str = "esc50"
-    pool_splits: bool = False
-    train_fraction: float = 0.7
-    prompts: str | None = None
-    stages: list[str] = field(default_factory=lambda: ["a", "b"])
-    use_after: bool = True
-    num_phrasings: int | None = None
-    pairs_per_epoch: int | None = None
-    eval_pairs: int = 90
+    model: str | None = option("SupCLAP or CLAP model (id or folder).")
+    dataset: str = option("Builder of datasets_scripts with labels, or prepared.", "esc50")
+    pool_splits: bool = option("Use all splits of the dataset together, as in the paper.", False)
+    train_fraction: float = option("Fraction of each class's recordings to train on.", 0.7)
+    prompts: str | None = option("Names of sounds: labels or phrases. Default: labels for English alone, else phrases.")
+    stages: list[str] = option("Stages to train, in order; b alone is TeminAL B.", ["a", "b"])
+    use_after: bool = option("Replace half of the captions 'x before y' by 'y after x'.", True)
+    num_phrasings: int | None = option("Number of phrasings of each sentence; by default, all; the paper has 1.")
+    pairs_per_epoch: int | None = option("Number of class pairs per epoch; by default, each pair once.")
+    eval_pairs: int = option("Number of held-out pairs to evaluate on.", 90)
 
     def __post_init__(self) -> None:
         if not self.stages or len(set(self.stages)) < len(self.stages) or not set(self.stages) <= {"a", "b"}:
@@ -218,76 +179,43 @@ class PostTrainingArguments(DatasetArguments):
 class LastPartArguments(TrainedPartArguments):
     """Part of the model to train; by default, the last block of each encoder, as in the paper."""
 
-    train_last_layers: int | None = 1
+    train_last_layers: int | None = option("Train only this number of last blocks of each encoder.", 1)
 
 
 @dataclass
 class EvaluationArguments(DatasetArguments):
-    """Model, data and tasks of an evaluation.
+    """Model, data and tasks of an evaluation."""
 
-    Args:
-        model: SupCLAP or CLAP model (id or folder), or module:function.
-        device: Device such as cpu or cuda; by default, a GPU if available.
-        split: Split to evaluate, or several splits joined by +.
-        folds: Folds to evaluate, each on its own test split.
-        train_split: Training split of the model, checked for recordings in common with the evaluated split.
-        on_bad_audio: Action for missing or unusable recordings: error or skip.
-        tasks: Tasks: retrieval, zero_shot, zste.
-        languages: Languages of retrieval.
-        positives: Correct answers of retrieval: clip or captions.
-        caption_handling: Captions to evaluate: all or parallel.
-        template_sets: Sets of class prompts, by name.
-        templates: Further class prompts, such as 'I hear {}'.
-        zero_shot_languages: Languages of class prompts.
-        phrases: Dataset of the label phrases; by default, the evaluated dataset.
-        zste_languages: Languages of ZSTE.
-        zste_tasks: Tasks of ZSTE, 1A to 5B; by default, all.
-        zste_items: Number of clips in each family of ZSTE.
-        zste_candidates: Number of candidates in ZSTE's tasks 4 and 5B.
-        zste_prompts: Names of sounds in ZSTE: labels or phrases. By default, those of the model's post-training.
-        max_audio_seconds: Maximum length of a recording in seconds; by default, unlimited.
-        chunk_seconds: Length of the chunks of long recordings, in seconds; by default, the model's maximum.
-        pooling: Pooling of chunks: mean, or best for each text.
-        batch_size: Number of clips or texts in a batch. Results do not depend on it.
-        num_resamples: Number of bootstrap resamples; 0 disables intervals.
-        confidence: Confidence level of the bootstrap intervals.
-        seed: Seed of the bootstrap and of ZSTE's items.
-        output_dir: Folder of the results.
-        cache_dir: Folder of cached embeddings; none disables the cache. By default, in the Hugging Face cache folder.
-        compare: Two folders of results to compare, instead of an evaluation.
-        allow_different: Also compare results of different protocols.
-    """
-
-    model: str | None = None
-    device: str | None = None
-    split: str = "test"
-    folds: list[int] = field(default_factory=list)
-    train_split: str | None = None
-    on_bad_audio: str = "error"
-    tasks: list[str] = field(default_factory=lambda: ["retrieval"])
-    languages: list[str] = field(default_factory=lambda: ["eng"])
-    positives: str = "clip"
-    caption_handling: str = "all"
-    template_sets: list[str] = field(default_factory=lambda: ["supclap"])
-    templates: list[str] = field(default_factory=list)
-    zero_shot_languages: list[str] = field(default_factory=lambda: ["eng"])
-    phrases: str | None = None
-    zste_languages: list[str] = field(default_factory=lambda: ["eng"])
-    zste_tasks: list[str] = field(default_factory=list)
-    zste_items: int = 200
-    zste_candidates: int = 50
-    zste_prompts: str | None = None
-    max_audio_seconds: float | None = None
-    chunk_seconds: float | None = None
-    pooling: str = "mean"
-    batch_size: int = 32
-    num_resamples: int = 1000
-    confidence: float = 0.95
-    seed: int = 0
-    output_dir: str = "outputs/evaluation"
-    cache_dir: str | None = None
-    compare: list[str] = field(default_factory=list)
-    allow_different: bool = False
+    model: str | None = option("SupCLAP or CLAP model (id or folder), or module:function.")
+    device: str | None = option("Device such as cpu or cuda; by default, a GPU if available.")
+    split: str = option("Split to evaluate, or several splits joined by +.", "test")
+    folds: list[int] = option("Folds to evaluate, each on its own test split.", [])
+    train_split: str | None = option("Training split of the model, to count its recordings in the evaluated split.")
+    on_bad_audio: str = option("Action for missing or unusable recordings: error or skip.", "error")
+    tasks: list[str] = option("Tasks: retrieval, zero_shot, zste.", ["retrieval"])
+    languages: list[str] = option("Languages of retrieval.", ["eng"])
+    positives: str = option("Correct answers of retrieval: clip or captions.", "clip")
+    caption_handling: str = option("Captions to evaluate: all or parallel.", "all")
+    template_sets: list[str] = option("Sets of class prompts, by name.", ["supclap"])
+    templates: list[str] = option("Further class prompts, such as 'I hear {}'.", [])
+    zero_shot_languages: list[str] = option("Languages of class prompts.", ["eng"])
+    phrases: str | None = option("Dataset of the label phrases; by default, the evaluated dataset.")
+    zste_languages: list[str] = option("Languages of ZSTE.", ["eng"])
+    zste_tasks: list[str] = option("Tasks of ZSTE, 1A to 5B; by default, all.", [])
+    zste_items: int = option("Number of clips in each family of ZSTE.", 200)
+    zste_candidates: int = option("Number of candidates in ZSTE's tasks 4 and 5B.", 50)
+    zste_prompts: str | None = option("Names of sounds in ZSTE: labels or phrases; by default, as in post-training.")
+    max_audio_seconds: float | None = option("Maximum length of a recording in seconds; by default, unlimited.")
+    chunk_seconds: float | None = option("Length of the chunks of long recordings; by default, the model's maximum.")
+    pooling: str = option("Pooling of chunks: mean, or best for each text.", "mean")
+    batch_size: int = option("Number of clips or texts in a batch. Results do not depend on it.", 32)
+    num_resamples: int = option("Number of bootstrap resamples; 0 disables intervals.", 1000)
+    confidence: float = option("Confidence level of the bootstrap intervals.", 0.95)
+    seed: int = option("Seed of the bootstrap and of ZSTE's items.", 0)
+    output_dir: str = option("Folder of the results.", "outputs/evaluation")
+    cache_dir: str | None = option("Folder of cached embeddings, or none; by default, in the Hugging Face cache.")
+    compare: list[str] = option("Two folders of results to compare, instead of an evaluation.", [])
+    allow_different: bool = option("Also compare results of different protocols.", False)
 
     def __post_init__(self) -> None:
         for language in (*self.languages, *self.zero_shot_languages, *self.zste_languages):
@@ -296,14 +224,10 @@ class EvaluationArguments(DatasetArguments):
 
 @dataclass
 class SplitsArguments(DatasetArguments):
-    """Dataset, if any, and its splits.
+    """Dataset, if any, and its splits."""
 
-    Args:
-        splits: Splits to read; by default, all.
-    """
-
-    dataset: str | None = None  # type: ignore[assignment]
-    splits: list[str] = field(default_factory=list)
+    dataset: str | None = option("Name of a builder of datasets_scripts, or prepared.")  # type: ignore[assignment]
+    splits: list[str] = option("Splits to read; by default, all.", [])
 
     def load_splits(self) -> dict[str, Any]:
         splits = super().load_splits()
@@ -315,54 +239,31 @@ class SplitsArguments(DatasetArguments):
 
 @dataclass
 class CorpusArguments(SplitsArguments):
-    """Model, recordings and output.
+    """Model, recordings and output."""
 
-    Args:
-        model: Folder or Hub id of a SupCLAP or CLAP model.
-        folder: Folder of recordings to embed, instead of a dataset.
-        output: Folder to write or to continue.
-        chunk_seconds: Length of the chunks of long recordings, in seconds.
-        batch_size: Number of recordings that a worker reads at once, and of chunks that the model embeds at once.
-        clips_per_file: Number of recordings in each Parquet file of the output.
-        num_workers: Number of reading processes for each embedding process.
-        device: Device such as cpu or cuda; by default, a GPU if available.
-    """
-
-    model: str = "outputs/synthetic"
-    folder: str | None = None
-    output: str = "outputs/embeddings"
-    chunk_seconds: float | None = 10.0
-    batch_size: int = 32
-    clips_per_file: int = 10_000
-    num_workers: int = min(4, os.cpu_count() or 1)
-    device: str | None = None
+    model: str = option("Folder or Hub id of a SupCLAP or CLAP model.", "outputs/synthetic")
+    folder: str | None = option("Folder of recordings to embed, instead of a dataset.")
+    output: str = option("Folder to write or to continue.", "outputs/embeddings")
+    chunk_seconds: float | None = option("Length of the chunks of long recordings, in seconds.", 10.0)
+    batch_size: int = option("Number of recordings to read, and of chunks to embed, at once.", 32)
+    clips_per_file: int = option("Number of recordings in each Parquet file of the output.", 10_000)
+    num_workers: int = option("Number of reading threads for each embedding process.", min(4, os.cpu_count() or 1))
+    device: str | None = option("Device such as cpu or cuda; by default, a GPU if available.")
 
 
 @dataclass
 class ReproductionArguments:
-    """Rows to reproduce, and their scale.
+    """Rows to reproduce, and their scale."""
 
-    Args:
-        scale: Size of the runs: mini or full.
-        seeds: Seeds; by default, those of the table, or 0 1 2.
-        rows: Rows to reproduce, such as table1_infonce; by default, all.
-        dry_run: Check all settings and estimate the cost, without training.
-        data_dir: Folder of the data, or a folder with one folder per dataset.
-        output_dir: Folder of the runs and tables.
-        settings: Further settings of every training, as JSON. They create separate runs and a separate table.
-        controls: YAML file with further rows, each a row of the table with other settings.
-        skip_missing: Leave out rows with missing data or encoders, instead of raising an error.
-    """
-
-    scale: str = "mini"
-    seeds: list[int] = field(default_factory=list)
-    rows: list[str] = field(default_factory=list)
-    dry_run: bool = False
-    data_dir: str | None = None
-    output_dir: str = "outputs/reproduce"
-    settings: dict | str | None = None
-    controls: str | None = None
-    skip_missing: bool = False
+    scale: str = option("Size of the runs: mini or full.", "mini")
+    seeds: list[int] = option("Seeds; by default, those of the table, or 0 1 2.", [])
+    rows: list[str] = option("Rows to reproduce, such as table1_infonce; by default, all.", [])
+    dry_run: bool = option("Check all settings and estimate the cost, without training.", False)
+    data_dir: str | None = option("Folder of the data, or a folder with one folder per dataset.")
+    output_dir: str = option("Folder of the runs and tables.", "outputs/reproduce")
+    settings: dict | str | None = option("Settings of every training, as JSON; their runs and table are separate.")
+    controls: str | None = option("YAML file with further rows, each a row of the table with other settings.")
+    skip_missing: bool = option("Leave out rows with missing data or encoders, instead of raising an error.", False)
 
     def __post_init__(self) -> None:
         if self.scale not in SCALES:
@@ -371,73 +272,47 @@ class ReproductionArguments:
 
 @dataclass
 class CaptionArguments(SplitsArguments):
-    """Captions to translate.
+    """Captions to translate."""
 
-    Args:
-        output: Parquet file of the translations; existing translations in it are kept.
-        captions: Table of clip_id, caption_index and text (.csv, .jsonl, .parquet ...), instead of a dataset.
-        source_language: ISO 639-3 code of the captions.
-        languages: ISO 639-3 codes to translate into.
-    """
-
-    output: str = "translations.parquet"
-    captions: str | None = None
-    source_language: str = "eng"
-    languages: list[str] = field(default_factory=lambda: list(LANGUAGES[1:]))
+    output: str = option("Parquet file; existing translations in it are kept.", "translations.parquet")
+    captions: str | None = option("Table of clip_id, caption_index and text (.csv, .parquet ...), not a dataset.")
+    source_language: str = option("ISO 639-3 code of the captions.", "eng")
+    languages: list[str] = option("ISO 639-3 codes to translate into.", list(LANGUAGES[1:]))
 
 
 @dataclass
 class TranslatorArguments:
-    """Translator: a seq2seq model of transformers, or a language model at an endpoint.
+    """Translator: a seq2seq model of transformers, or a language model at an endpoint."""
 
-    Args:
-        model: Hub id or folder, with {source} and {target} replaced by ISO 639-1 codes; or the endpoint's model.
-        batch_size: Number of captions in a batch or request.
-        prompt: Prompt for models that need one, such as 'translate {source} to {target}: {text}'.
-        num_beams: Number of beams; 1 is greedy search.
-        device: Device such as cpu or cuda; by default, a GPU if available.
-        dtype: Data type of the weights, such as bfloat16; auto keeps the stored type.
-        endpoint: Address of an OpenAI-compatible endpoint, such as https://api.deepseek.com/v1.
-        api_key_env: Name of the environment variable with the endpoint's key.
-        requests_per_minute: Limit of requests; by default, unlimited.
-        workers: Number of concurrent requests.
-        retries: Number of retries of a request if the endpoint is busy.
-        request_options: Further fields of a request, as JSON. By default, {"temperature": 0}.
-        fill_gaps: Keep translations by other models in the output, and add the missing ones.
-    """
-
-    model: str = "facebook/nllb-200-distilled-600M"
-    batch_size: int = 32
-    prompt: str | None = None
-    num_beams: int = 4
-    device: str | None = None
-    dtype: str = "auto"
-    endpoint: str | None = None
-    api_key_env: str | None = None
-    requests_per_minute: float | None = None
-    workers: int = 4
-    retries: int = 6
-    request_options: dict | str | None = None
-    fill_gaps: bool = False
+    model: str = option(
+        "Hub id or folder, with {source} and {target} replaced by ISO 639-1 codes; or the endpoint's model.",
+        "facebook/nllb-200-distilled-600M",
+    )
+    batch_size: int = option("Number of captions in a batch or request.", 32)
+    prompt: str | None = option("Prompt for models that need one, such as 'translate {source} to {target}: {text}'.")
+    num_beams: int = option("Number of beams; 1 is greedy search.", 4)
+    device: str | None = option("Device such as cpu or cuda; by default, a GPU if available.")
+    dtype: str = option("Data type of the weights, such as bfloat16; auto keeps the stored type.", "auto")
+    endpoint: str | None = option("Address of an OpenAI-compatible endpoint, such as https://api.deepseek.com/v1.")
+    api_key_env: str | None = option("Name of the environment variable with the endpoint's key.")
+    requests_per_minute: float | None = option("Limit of requests; by default, unlimited.")
+    workers: int = option("Number of concurrent requests.", 4)
+    retries: int = option("Number of retries of a request if the endpoint is busy.", 6)
+    request_options: dict | str | None = option('Further fields of a request, as JSON. By default, {"temperature": 0}.')
+    fill_gaps: bool = option("Keep translations by other models in the output, and add the missing ones.", False)
 
 
 @dataclass
 class QualityArguments:
-    """Check of the translations by back-translation.
+    """Check of the translations by back-translation."""
 
-    Args:
-        back_model: Transformers model for the back-translation; by default, model.
-        back_sample: Number of captions per language to translate back; by default, all; 0 disables the check.
-        sentence_encoder: Model of sentence-transformers to compare captions.
-        threshold: Cosine below which a translation counts as bad.
-        num_worst: Number of worst translations to list for each language.
-    """
-
-    back_model: str | None = None
-    back_sample: int | None = None
-    sentence_encoder: str = "sentence-transformers/all-roberta-large-v1"
-    threshold: float = 0.7
-    num_worst: int = 10
+    back_model: str | None = option("Transformers model for the back-translation; by default, model.")
+    back_sample: int | None = option("Number of captions per language to translate back; by default, all; 0: no check.")
+    sentence_encoder: str = option(
+        "Model of sentence-transformers to compare captions.", "sentence-transformers/all-roberta-large-v1"
+    )
+    threshold: float = option("Cosine below which a translation counts as bad.", 0.7)
+    num_worst: int = option("Number of worst translations to list for each language.", 10)
 
 
 def as_mapping(value: dict | str | None) -> dict[str, Any]:
