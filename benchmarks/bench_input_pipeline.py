@@ -22,6 +22,7 @@ from typing import Any
 import datasets
 import soundfile
 import torch
+from accelerate import PartialState
 from accelerate.utils import send_to_device
 from rows import Row, compare, read_wall_clock, run_script, take_turns
 from torch.utils.data import DataLoader
@@ -148,7 +149,6 @@ def compare_embedding(
     model.eval()
     rows = rows.select(range(max(1, len(rows) // 3)))
     arguments = CorpusArguments(batch_size=options.batch, num_workers=options.workers)
-    files = {folder / "embeddings.parquet": range(len(rows))}
     waveforms = [read_row(row, SAMPLING_RATE_HZ) for row in rows]
     inputs: list[Any] = []
     for start in range(0, len(waveforms), options.batch):
@@ -160,11 +160,13 @@ def compare_embedding(
             for batch in inputs:
                 model.get_audio_features(**batch)
 
-    embedder = load_embedding_model(model, processor)
-    ways: dict[str, Callable[[], Any]] = {
-        "in memory": embed_in_memory,
-        "corpus": partial(write_files, embedder, Corpus({"all": rows}), files, 10.0, arguments, 256),
-    }
+    def embed_to_files() -> None:
+        arguments.output = tempfile.mkdtemp(dir=folder)
+        Path(arguments.output, "data").mkdir()
+        write_files(embedder, corpus, arguments, PartialState())
+
+    embedder, corpus = load_embedding_model(model, processor), Corpus({"all": rows})
+    ways: dict[str, Callable[[], Any]] = {"in memory": embed_in_memory, "corpus": embed_to_files}
     ratio = compare(take_turns(ways, 2, read_wall_clock), "in memory", "corpus")
     own = compare(take_turns(ways, 1), "in memory", "corpus")
     return [
