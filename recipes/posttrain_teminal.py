@@ -35,28 +35,8 @@ OPTIONS = (PostTrainingArguments, LastPartArguments, AllStagesOptions)
 DEFAULT_CONFIG = Path(__file__).parent / "configs" / "teminal_esc10.yaml"
 
 
-def load_phrases(origin: str, languages: Sequence[str]) -> dict[str, dict[str, str]] | None:
-    """Load phrases for the labels in eight languages. Returns None if there are none and only English is used.
-
-    Raises:
-        ValueError: The dataset has no phrases, and a language other than English is used.
-    """
-    from modeling_supclap.datasets_scripts.builders.captions import label_phrases
-
-    try:
-        return label_phrases(origin)
-    except ValueError as error:
-        if list(languages) == ["eng"]:
-            return None
-        raise ValueError(f"{error}; use --languages eng to train on the labels") from error
-
-
 def choose_prompts(args: PostTrainingArguments, languages: Sequence[str]) -> str:
-    """Return whether prompts name sounds by "labels" or "phrases". The default is "labels" for English only.
-
-    Raises:
-        ValueError: `args.prompts` has another value, or is "labels" with a language other than English.
-    """
+    """Return whether prompts name sounds by "labels" or "phrases". The default is "labels" for English only."""
     prompts = args.prompts or ("labels" if list(languages) == ["eng"] else "phrases")
     if prompts not in ("labels", "phrases") or (prompts == "labels" and list(languages) != ["eng"]):
         raise ValueError(
@@ -74,10 +54,11 @@ def load_items(
     sets, except that selection and scoring use the same recordings if `load_best_model_at_end` is False.
 
     Raises:
-        ValueError: The dataset has no training split, or a class has too few held-out recordings.
+        ValueError: The dataset has no training split or no phrases, or a class has too few held-out recordings.
     """
     from datasets import concatenate_datasets
 
+    from modeling_supclap.datasets_scripts.builders.captions import label_phrases
     from modeling_supclap.datasets_scripts.schema import without_audio
     from modeling_supclap.datasets_scripts.temporal.items import TemporalItems, recordings_by_label, split_by_source
     from modeling_supclap.training.collator import filter_bad_audio
@@ -85,13 +66,9 @@ def load_items(
     with training.main_process_first(desc="preparing the data"):
         splits = args.load_splits()
 
-    if args.pool_splits:
-        rows = concatenate_datasets(list(splits.values()))
-    elif "train" in splits:
-        rows = splits["train"]
-    else:
+    if "train" not in splits and not args.pool_splits:
         raise ValueError(f"{args.dataset} has only the splits {list(splits)}; use --pool_splits true to train on them")
-
+    rows = concatenate_datasets(list(splits.values())) if args.pool_splits else splits["train"]
     rows = filter_bad_audio(rows, training)
     parts = split_by_source(without_audio(rows), args.train_fraction, training.seed)
     train, held_out = (rows.select(part) for part in parts)
@@ -109,15 +86,18 @@ def load_items(
             "train_fraction, or keep the last epoch with --load_best_model_at_end false"
         )
 
-    by_phrases = choose_prompts(args, training.languages) == "phrases"
-    phrases = load_phrases(args.origin, training.languages) if by_phrases else None
+    phrases = None
+    if choose_prompts(args, training.languages) == "phrases":
+        try:
+            phrases = label_phrases(args.origin)
+        except ValueError as error:
+            raise ValueError(f"{error}; use --languages eng --prompts labels to train on the labels") from error
     shared: dict[str, Any] = {
         "phrases": phrases,
         "languages": training.languages,
         "use_after": args.use_after,
         "num_phrasings": args.num_phrasings,
     }
-
     eval_pairs = min(args.eval_pairs, len(classes) * (len(classes) - 1))
     return (
         TemporalItems(train, training.seed, pairs_per_epoch=args.pairs_per_epoch, **shared),
@@ -133,10 +113,7 @@ def run_stage(
     args: TemporalTrainingArguments,
     items: tuple[TemporalItems, TemporalItems, TemporalItems],
 ) -> Any:
-    """Train one TeminAL stage and predict the held-out pairs.
-
-    The stage has its own output folder. With `resume_from_checkpoint`, it continues from the last checkpoint in it.
-    """
+    """Train one TeminAL stage in its own folder, also from its last checkpoint, and predict the held-out pairs."""
     from modeling_supclap.training.checkpoints import last_checkpoint
     from modeling_supclap.training.trainer import TemporalTrainer
     from modeling_supclap.training.training_args import TemporalTrainingArguments
@@ -159,11 +136,8 @@ def score_stages(
 ) -> evaluation.Results:
     """Compute the temporal accuracy before and after each stage: how often an item's own caption ranks first.
 
-    Args:
-        predictions: Dict from stage to the output of `Trainer.predict` on the held-out pairs.
-        trainer: Trainer with the model and the held-out pairs.
-        rows: Held-out recordings.
-        data: Dataset and origin, to record in the results.
+    `predictions` maps a stage to the output of `Trainer.predict` on the held-out pairs, `rows` are the held-out
+    recordings, and `data` (dataset and origin) is recorded in the results.
     """
     from modeling_supclap import evaluation
     from modeling_supclap.datasets_scripts.schema import without_audio
@@ -209,7 +183,6 @@ def count_trained(model: SupCLAPModel) -> dict[str, float]:
                 trains += weight.numel() * weight.requires_grad
                 total += weight.numel()
         counts |= {f"{tower}_trained": trains, f"{tower}_share": trains / total}
-
     return counts
 
 

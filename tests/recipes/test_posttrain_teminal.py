@@ -69,6 +69,9 @@ def test_the_labels_of_a_folder_of_ones_own_serve_in_english(tmp_path):
     assert held_out.labels == ("door_bell", "hen", "saw")
     with pytest.raises(ValueError, match="'audio_folder'"):
         posttrain_teminal.load_items(args, TemporalTrainingArguments(use_cpu=True, languages=["eng", "fra"]))
+    args.prompts = "phrases"
+    with pytest.raises(ValueError, match="'audio_folder'"):  # labels would take the place of the phrases
+        posttrain_teminal.load_items(args, TemporalTrainingArguments(use_cpu=True))
 
 
 def test_only_the_training_split_is_drawn_from_unless_splits_are_pooled(esc_folder):
