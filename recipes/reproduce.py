@@ -566,7 +566,7 @@ def gather(
             score["paper"] = get_printed(name, table, cell, place, args.scale)
             scores[column] = score | compare_rows(runs, baseline, place)
 
-        about = {"row": cell.row, "model": cell.model, "dataset": cell.dataset, "seeds": list(runs)}
+        about: dict[str, Any] = {"row": cell.row, "model": cell.model, "dataset": cell.dataset, "seeds": list(runs)}
         about["baseline"] = cell.baseline if baseline else None
         rows.append({**about, "cost": get_cost(list(runs.values())), "scores": scores})
 

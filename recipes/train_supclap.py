@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
 SAMPLE_ROWS = 1000
-"""Number of rows to check before training, for a streamed split."""
+"""Number of random rows (without audio) to check before training, for a streamed split."""
 
 OPTIONS = (DataArguments, ModelArguments, TrainedPartArguments, ContrastiveOptions)
 DEFAULT_CONFIG = Path(__file__).parent / "configs" / "synthetic.yaml"
@@ -72,16 +72,6 @@ def check_splits(splits: Mapping[str, Any], data_args: DataArguments, args: SupC
                 f"clip {row['clip_id']!r} of {name}'s test split has {len(row['labels'])} labels; zero_shot_templates "
                 "requires one label per clip, leave it out"
             )
-
-
-def rows_to_check(rows: Any, seed: int) -> Any:
-    """Return the rows to check before training: all rows, or 1000 random rows (without audio) of a streamed split."""
-    from modeling_supclap.datasets_scripts.schema import without_audio
-    from modeling_supclap.datasets_scripts.stream import RowStream
-
-    if not isinstance(rows, RowStream):
-        return rows
-    return list(islice(without_audio(rows).shuffle(seed), SAMPLE_ROWS))
 
 
 def arguments_in_use(args: ModelArguments) -> dict[str, Any]:
@@ -125,18 +115,13 @@ def build_model(args: ModelArguments, processor: SupCLAPProcessor) -> SupCLAPMod
 
     from modeling_supclap import CEDConfig, SupCLAPConfig, SupCLAPModel
 
-    shared: dict[str, Any] = {
-        "projection_dim": args.projection_dim,
-        "temperature": args.temperature,
-        "logit_bias": args.logit_bias,
-        "audio_pooling": args.audio_pooling,
-        "text_pooling": args.text_pooling,
-    }
+    names = ("projection_dim", "temperature", "logit_bias", "audio_pooling", "text_pooling")
+    shared: dict[str, Any] = {name: getattr(args, name) for name in names}
     if (args.audio_encoder == "scratch") != (args.text_encoder == "scratch"):
         raise ValueError(
-            f"audio_encoder is {args.audio_encoder} and text_encoder is {args.text_encoder}; train both from scratch "
-            "or neither"
+            f"got audio_encoder={args.audio_encoder}, text_encoder={args.text_encoder}; use scratch for both or neither"
         )
+
     if args.audio_encoder == "scratch":
         audio_config = CEDConfig(**as_mapping(args.audio_config))
         vocabulary = {"vocab_size": len(processor.tokenizer), "pad_token_id": processor.tokenizer.pad_token_id}
@@ -178,16 +163,13 @@ def find_checkpoint(args: SupCLAPTrainingArguments) -> str | None:
     """
     from modeling_supclap.training.checkpoints import last_checkpoint
 
-    folder = args.output_dir or "."
-    last = last_checkpoint(folder, resumes=args.resume_from_checkpoint is not None)
-    named = args.resume_from_checkpoint
-    if named is not None and named != "last" and not Path(named).is_dir():
-        raise FileNotFoundError(f"checkpoint {named} does not exist; --resume_from_checkpoint last uses the newest")
-    if named != "last":
-        return named
-    if last is None:
+    folder, named = args.output_dir or ".", args.resume_from_checkpoint
+    last = last_checkpoint(folder, resumes=named is not None)
+    if named == "last" and last is None:
         raise ValueError(f"--resume_from_checkpoint last: {folder} contains no checkpoint; omit it to start a new run")
-    return last
+    if named not in (None, "last") and not Path(named).is_dir():
+        raise FileNotFoundError(f"checkpoint {named} does not exist; --resume_from_checkpoint last uses the newest")
+    return last if named == "last" else named
 
 
 def evaluate_test_split(trainer: SupCLAPTrainer, rows: Any, templates: list[str]) -> evaluation.Results:
@@ -202,8 +184,8 @@ def evaluate_test_split(trainer: SupCLAPTrainer, rows: Any, templates: list[str]
     # If every clip has the same number of captions in each language, compare languages on the same captions.
     parallel = True
     for row in split.rows:
-        counts = [len(row["captions"].get(language) or ()) for language in languages]
-        parallel = parallel and len(set(counts)) == 1
+        counts = {len(row["captions"].get(language) or ()) for language in languages}
+        parallel = parallel and len(counts) == 1
 
     options = evaluation.EvaluationOptions(
         tasks=["retrieval", "zero_shot"] if templates else ["retrieval"],
@@ -232,19 +214,6 @@ def make_model(
     return build_model(model_args, processor), processor
 
 
-def draw(log_history: list[dict[str, Any]], output: Path, language: str) -> str:
-    """Plot the training log, and return the names of the written files as text for the final message."""
-    from modeling_supclap.training.plots import plot_drift, plot_training_curves
-
-    logged = set().union(*log_history)
-    if "drift_cosine" in logged:
-        plot_drift(log_history, output / "drift.png")
-    if logged.isdisjoint(("loss", "eval_mean_recall")):  # a run may end before its first log
-        return "model and results.json"
-    plot_training_curves(log_history, output / "training_curves.png", language)
-    return "model, results.json and training_curves.png"
-
-
 def main() -> None:
     """Parse the command line, lock the output folder, and train."""
     data_args, model_args, part_args, args = parse_arguments(OPTIONS, default_config=DEFAULT_CONFIG, about=__doc__)
@@ -263,9 +232,11 @@ def train_and_save(
     from transformers import set_seed
 
     from modeling_supclap import SupCLAPModel, evaluation
+    from modeling_supclap.datasets_scripts.schema import without_audio
     from modeling_supclap.evaluation.report import write_report
     from modeling_supclap.training.callbacks import LANGUAGE_ERRORS
     from modeling_supclap.training.collator import filter_bad_audio
+    from modeling_supclap.training.plots import plot_drift, plot_training_curves
     from modeling_supclap.training.trainer import SupCLAPTrainer
 
     started, started_process = time.perf_counter(), time.process_time()
@@ -274,7 +245,9 @@ def train_and_save(
 
     with args.main_process_first(desc="preparing the data"):
         splits = data_args.load_splits()
-    checked = {name: rows_to_check(rows, args.seed) for name, rows in splits.items()}
+    checked = dict(splits)
+    if data_args.streaming and "train" in splits:
+        checked["train"] = list(islice(without_audio(splits["train"]).shuffle(args.seed), SAMPLE_ROWS))
     check_splits(checked, data_args, args)
     origin = data_args.origin
     require_usable_audio(splits, args)
@@ -302,7 +275,8 @@ def train_and_save(
     trainer.save_model()
     if trainer.is_fsdp_enabled:  # sharded weights compute only within the trainer's forward pass
         trainer.accelerator.wait_for_everyone()
-        trainer.clap = SupCLAPModel.from_pretrained(args.output_dir or ".").to(args.device)
+        saved: Any = SupCLAPModel.from_pretrained(args.output_dir or ".")
+        trainer.clap = saved.to(args.device)
     trainer.save_state()  # the log, for figures of several runs
     if "test" in splits:
         results = evaluate_test_split(trainer, splits["test"], data_args.zero_shot_templates)
@@ -315,20 +289,14 @@ def train_and_save(
     output = Path(args.output_dir or ".")
     options = data_args.builder_options
     options.pop("data_dir", None)
-    results.protocol.update({"dataset": data_args.dataset, "origin": origin, "split": "test"})
-    results.protocol["dataset_config"] = options
+    about = {"dataset": data_args.dataset, "origin": origin, "split": "test", "dataset_config": options}
+    results.protocol.update(about)
 
-    last_logs: dict[str, Any] = {}
+    logs: dict[str, list[Any]] = {}
     for entry in trainer.state.log_history:
-        for key, value in entry.items():
-            if isinstance(value, (int, float)):
-                last_logs[key] = value
-
-    errors: dict[str, float] = {}
-    for name in LANGUAGE_ERRORS:
-        values = [entry[name] for entry in trainer.state.log_history if name in entry]
-        if values:
-            errors[name] = sum(values) / len(values)
+        for name, value in entry.items():
+            logs.setdefault(name, []).append(value)
+    numbers = {name: values for name, values in logs.items() if isinstance(values[-1], (int, float))}
 
     seconds = time.perf_counter() - started
     results.content["training"] = {
@@ -338,8 +306,8 @@ def train_and_save(
         "seconds": seconds,
         "process_seconds": time.process_time() - started_process,  # less affected by other programs
         "peak_memory_mib": torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else None,
-        "last_logs": last_logs,
-        "language_errors": errors,
+        "last_logs": {name: values[-1] for name, values in numbers.items()},
+        "language_errors": {name: sum(logs[name]) / len(logs[name]) for name in LANGUAGE_ERRORS if name in logs},
         "arguments": {**vars(data_args), **arguments_in_use(model_args), **vars(part_args), **args.to_dict()},
     }
     results.save(output)
@@ -349,7 +317,12 @@ def train_and_save(
     else:
         print(f"{data_args.dataset} has no test split: results.json contains no test scores")
 
-    files = draw(trainer.state.log_history, output, args.eval_languages[0])
+    files = "model and results.json"
+    if "drift_cosine" in logs:
+        plot_drift(trainer.state.log_history, output / "drift.png")
+    if not logs.keys().isdisjoint(("loss", "eval_mean_recall")):  # a run may end before its first log
+        plot_training_curves(trainer.state.log_history, output / "training_curves.png", args.eval_languages[0])
+        files = "model, results.json and training_curves.png"
     trainer.create_model_card(finetuned_from=model_args.model)
     print(f"{files} are in {output} ({seconds:.0f} s in total)")
 

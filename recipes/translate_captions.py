@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,19 +45,13 @@ def load_captions(args: CaptionArguments) -> list[Caption]:
         raise ValueError(f"give either dataset or captions, got {args.dataset!r} and {args.captions!r}")
     captions = from_builder(args) if args.captions is None else read_caption_file(Path(args.captions))
 
-    blank, twice, seen = [], [], set()
-    for clip_id, index, text in captions:
-        name = f"{clip_id!r} caption {index}"
-        if not clean(text):
-            blank.append(name)
-        if name in seen:
-            twice.append(name)
-        seen.add(name)
-
+    blank = [f"{clip_id!r} caption {index}" for clip_id, index, text in captions if not clean(text)]
     if blank:
         raise ValueError(f"{len(blank)} captions are blank or damaged: {listing(blank)}")
-    if twice:
-        raise ValueError(f"{len(twice)} captions are repeated: {listing(twice)}")
+    counts = Counter((clip_id, index) for clip_id, index, _ in captions)
+    repeated = [f"{clip_id!r} caption {index}" for (clip_id, index), count in counts.items() if count > 1]
+    if repeated:
+        raise ValueError(f"{len(repeated)} captions are repeated: {listing(repeated)}")
     return captions
 
 
@@ -82,9 +76,7 @@ def from_builder(args: CaptionArguments) -> list[Caption]:
 
 
 def read_caption_file(path: Path) -> list[Caption]:
-    """Read captions from a table with the columns clip_id, caption_index and text.
-
-    `caption_index` counts the captions of a clip from 0.
+    """Read captions from a table. Its columns are clip_id, caption_index (counted from 0 for each clip) and text.
 
     Raises:
         ValueError: A column is missing, or a value is invalid.
@@ -121,13 +113,6 @@ def build_translator(args: TranslatorArguments) -> Translator:
     )
 
 
-def back_arguments(args: TranslatorArguments, check: QualityArguments) -> TranslatorArguments:
-    """Return the arguments for the back-translation; `check.back_model` replaces the model of `args` if it is set."""
-    if check.back_model is None:
-        return args
-    return replace(args, model=check.back_model, endpoint=None, prompt=None, request_options=None)
-
-
 def check_arguments(args: TranslatorArguments, caption_args: CaptionArguments, check: QualityArguments) -> None:
     """Raise ValueError for invalid arguments, before a translation that may run for hours."""
     from modeling_supclap.languages import LANGUAGES
@@ -145,11 +130,6 @@ def check_arguments(args: TranslatorArguments, caption_args: CaptionArguments, c
             raise ValueError(f"{name} is {getattr(args, name)}; it must be 1 or more")
     if not -1 <= check.threshold <= 1:
         raise ValueError(f"threshold is {check.threshold}; a cosine lies between -1 and 1")
-
-
-def by_language(texts: Mapping[Key, str], language: str) -> dict[tuple[str, int], str]:
-    """Select the texts of one language, as a dict from (clip id, caption index) to text."""
-    return {key[:2]: text for key, text in texts.items() if key[2] == language}
 
 
 def main() -> None:
@@ -172,19 +152,18 @@ def main() -> None:
     print(f"{len(captions):,} captions to translate into {', '.join(languages)}")
 
     encoder = load_sentence_encoder(check.sentence_encoder, args.device) if check.back_sample != 0 else None
-    translator, back_args = build_translator(args), back_arguments(args, check)
-    back_translator = translator if back_args is args else build_translator(back_args)
+    translator = back_translator = build_translator(args)
+    back_args = args
+    if check.back_model is not None:
+        back_args = replace(args, model=check.back_model, endpoint=None, prompt=None, request_options=None)
+        back_translator = build_translator(back_args)
     for language in languages:  # before hours of translation
         translator.check(english, language)
         back_translator.check(language, english)
 
     def complete(path: Path, items: list[Item], model: Translator, options: TranslatorArguments) -> dict[Key, str]:
-        settings = {
-            "prompt": options.prompt,
-            "num_beams": options.num_beams,
-            "dtype": options.dtype,
-            "request_options": options.request_options,
-        }
+        names = ("prompt", "num_beams", "dtype", "request_options")
+        settings = {name: getattr(options, name) for name in names}
         return complete_translations(path, items, model, args.batch_size, settings, args.fill_gaps)
 
     items = []
@@ -198,10 +177,11 @@ def main() -> None:
         chosen = sample([Item(*key, text, key[2], english) for key, text in texts.items()], check.back_sample)
         backs = complete(output.with_suffix(".back.parquet"), chosen, back_translator, back_args)
 
-    sources = {caption[:2]: caption.text for caption in captions}
     report = {}
     for language in languages:
-        forward, back = by_language(texts, language), by_language(backs, language)
+        forward = {key[:2]: text for key, text in texts.items() if key[2] == language}
+        back = {key[:2]: text for key, text in backs.items() if key[2] == language}
+        sources = {caption[:2]: caption.text for caption in captions}
         report[language] = report_translations(sources, forward, back, encoder, check.threshold, check.num_worst)
 
     arguments = redact({**vars(caption_args), **vars(args), **vars(check)}, from_anywhere=True)
