@@ -44,10 +44,10 @@ def public_name(name: str | os.PathLike[str]) -> str:
 def is_secret(name: str) -> bool:
     """Return whether an option name indicates a secret, such as a token or a password.
 
-    >>> is_secret("hub_token"), is_secret("Api-Key"), is_secret("pad_token")
-    (True, True, False)
+    >>> is_secret("hub_token"), is_secret("Api-Key"), is_secret("accessToken"), is_secret("pad_token")
+    (True, True, True, False)
     """
-    name = name.lower().replace("-", "_").replace(" ", "_")
+    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().replace("-", "_").replace(" ", "_")
     return _SECRET.fullmatch(name) is not None and not _PUBLIC_TOKEN.fullmatch(name)
 
 
@@ -66,13 +66,13 @@ def redact(value: Any, from_anywhere: bool = False) -> Any:
         public = {}
         for key, each in value.items():
             if not is_secret(str(key)):
-                public[key] = redact(each, from_anywhere)
+                public[redact(key)] = redact(each, from_anywhere)
         return public
     if isinstance(value, (list, tuple)):
         return [redact(each, from_anywhere) for each in value]
     if not isinstance(value, (str, os.PathLike)):
         return value
-    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):  # an option with several values
+    if isinstance(value, str) and value.lstrip()[:1] in ("{", "[", '"'):  # an option with several values
         try:
             parsed = json.loads(value)
         except (ValueError, RecursionError):

@@ -199,7 +199,7 @@ class TarSplit:
             if set(parts) & set(SUFFIXES):
                 try:
                     row = self._row(key, parts)
-                except (AttributeError, TypeError, ValueError) as error:
+                except (AttributeError, RecursionError, TypeError, ValueError) as error:
                     raise ValueError(f"{group.path}: sample {key!r} cannot be read: {error}") from error
                 rows.append({name: row[name] for name in columns})
         return rows.__getitem__
@@ -208,17 +208,15 @@ class TarSplit:
         suffix = next(suffix for suffix in SUFFIXES if suffix in parts)
         about = json.loads(parts.get(".json", b"{}"))
         captions = about.get("captions") or about.get("caption") or about.get("text") or parts.get(".txt", b"").decode()
-        captions = [captions] if isinstance(captions, str) else captions
-        labels = about.get("labels") or about.get("tag") or []
 
         return {
             "clip_id": key,
             "audio_path": key + suffix,
-            "captions": {self.language: list(filter(str.strip, captions))},
-            "labels": [labels] if isinstance(labels, str) else labels,
+            "captions": {self.language: list(filter(str.strip, _as_texts(captions)))},
+            "labels": _as_texts(about.get("labels") or about.get("tag") or []),
             "events": [],
-            "source": about.get("source") or FILE_SOURCE + key,
-            "license": about.get("license") or "",
+            "source": str(about.get("source") or FILE_SOURCE + key),
+            "license": str(about.get("license") or ""),
             "audio": {"bytes": parts[suffix], "path": key + suffix},
         }
 
@@ -252,6 +250,13 @@ class TarSplit:
                 end = member.offset_data + -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
                 samples[-1] = first, end
         return samples
+
+
+def _as_texts(value: Any) -> list[str]:
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"got {value!r}; expected a text or a list of texts")
+    return texts
 
 
 def _read_headers(file: Any) -> list[tarfile.TarInfo]:

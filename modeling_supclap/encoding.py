@@ -122,8 +122,8 @@ def chunk_embeddings(
     """
     if on_bad_audio not in ("error", "skip"):
         raise ValueError(f"on_bad_audio is {on_bad_audio!r}; it must be 'error' or 'skip'")
-    if batch_size < 1:
-        raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
+    if not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size}; it must be an integer, at least 1")
     hop_samples = hop_samples or chunk_samples
     names: dict[int, str] = {}
 
@@ -345,8 +345,8 @@ def encode_text(  # type: ignore[misc]
     if device is not None:
         model.to(device)
 
-    if batch_size < 1:
-        raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
+    if not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size}; it must be an integer, at least 1")
 
     text_list = as_list(texts)
     for index, text in enumerate(text_list):
@@ -510,7 +510,7 @@ def get_chunk_samples(
     shortest = getattr(extractor, "min_samples", 1) / extractor.sampling_rate
     longest = max_seconds or longest_seconds
     seconds = min(usual_seconds, longest) if chunk_seconds is None else chunk_seconds
-    if not shortest <= seconds <= longest:
+    if not shortest <= seconds <= longest or math.isinf(seconds):
         span = f"at least {shortest:g} s" if longest == math.inf else f"{shortest:.3g} to {longest:g} s"
         raise ValueError(f"chunk_seconds is {seconds}; this model takes {span}")
 

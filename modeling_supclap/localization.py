@@ -174,9 +174,11 @@ def _windows(seconds: float, window_seconds: float, hop_seconds: float) -> tuple
 
     >>> _windows(2.2, 1.0, 0.5)
     (array([0. , 0.5, 1. , 1.2]), array([1. , 1.5, 2. , 2.2]))
+    >>> _windows(2.0, 1.0, 1e9)
+    (array([0., 1.]), array([1., 2.]))
     """
     last = max(seconds - window_seconds, 0.0)
-    number = math.ceil(last / hop_seconds - 1e-6) + 1
+    number = max(math.ceil(last / hop_seconds - 1e-6), int(last > 0)) + 1
     starts = np.minimum(np.arange(number) * hop_seconds, last)
     return starts, np.minimum(starts + window_seconds, seconds)
 

@@ -79,6 +79,8 @@ class AudioFolderConfig(FolderConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not isinstance(self.columns, Mapping):
+            raise ValueError(f"columns is {self.columns!r}; expected a dict from field to column name")
         named = {"file_name": self.audio_column, "caption": self.caption_column}
         self.columns = {**self.columns, **{name: column for name, column in named.items() if column is not None}}
         self.languages_of_columns = read_caption_columns(self.caption_columns)

@@ -175,6 +175,8 @@ class Columns:
             )
         self.languages = _find_captions(types, config)
         self.label = config.label_column or None
+        if self.label is not None and self.label not in types:
+            raise ValueError(f"there is no column {self.label!r} of labels; set label_column to one of {list(types)}")
         self._types = types
 
     @property

@@ -18,8 +18,10 @@ import json
 import math
 import os
 import random
+import shutil
 import signal
 import sys
+import tarfile
 import traceback
 import warnings
 from collections import Counter
@@ -35,9 +37,10 @@ import soundfile
 import torch
 
 from modeling_supclap import losses
-from modeling_supclap.datasets_scripts import load_builder
+from modeling_supclap.datasets_scripts import config_keys, find_config, load_builder, load_splits
 from modeling_supclap.datasets_scripts.audio import read_audio
 from modeling_supclap.datasets_scripts.builders.hf import as_rows
+from modeling_supclap.datasets_scripts.public_names import redact
 from modeling_supclap.datasets_scripts.schema import validate_row
 from modeling_supclap.metrics.embedding_gap import gap_and_distance
 from modeling_supclap.metrics.mrv import mean_rank_variance
@@ -334,7 +337,14 @@ def row_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
     captions += [[{"eng": "rain"}], [b"rain"], [[["rain"]]], ["\x00"]]
     names = ["audio", "sound", "text", "caption", "caption_fra", "label", "clip_id", ""]
 
+    twins: list[Any] = [{"bytes": bytes([number]), "path": f"{number}.wav"} for number in range(3)]
     while True:
+        if draw.random() < 0.3:
+            heard = draw.choices(twins, k=draw.randint(1, 6))
+            texts = draw.choices(["rain", "wind", " ", "", "dog "], k=len(heard))
+            columns = {"audio": heard, "caption": texts}
+            yield Case(partial(_grouped_rows, heard, texts), "", f"as_rows of {columns}")
+            continue
         count = draw.randint(0, 3)
         columns = {draw.choice(names): draw.choice(captions) * count for _ in range(draw.randint(0, 3))}
         heard = draw.choice([*[[draw.choice(sounds)]] * 4, *others]) * count
@@ -361,6 +371,19 @@ def _valid_rows(columns: dict[str, list[Any]], options: dict[str, Any]) -> int:
         validate_row(row)
         assert not {"3", "1.5"} & {text for texts in row["captions"].values() for text in texts}, "numbers"
     return len(rows)
+
+
+def _grouped_rows(heard: list[Any], texts: list[str]) -> None:
+    """Compare the rows of recordings that repeat with captions grouped by a loop."""
+    expected: dict[bytes, list[str]] = {}
+    for sound, text in zip(heard, texts, strict=True):
+        grouped = expected.setdefault(sound["bytes"], [])
+        if text.strip() and text.strip() not in grouped:
+            grouped.append(text.strip())
+    table = datasets.Dataset.from_dict({"audio": heard, "caption": texts})
+    rows = as_rows(table.cast_column("audio", datasets.Audio(decode=False)))
+    found = {row["audio"]["bytes"]: row["captions"]["eng"] for row in rows}
+    assert found == {content: captions for content, captions in expected.items() if captions}, found
 
 
 def search_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
@@ -395,7 +418,242 @@ def search_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
         asked: dict[str, Any] = {kind: draw.choice(given[kind])}
         asked |= {name: draw.choice(values) for name, values in options.items() if draw.random() < 0.3}
         told = f"search({ {name: str(value)[:60] for name, value in asked.items()} })"
-        yield Case(lambda asked=asked: [hit.score for hit in searcher.search(**asked)], "", told)
+        asked["merge_overlaps"] = draw.random() < 0.5
+        yield Case(partial(_check_hits, searcher, asked), "", told)
+
+
+def _check_hits(searcher: Any, asked: dict[str, Any]) -> list[float]:
+    """Compare the hits of a query by vector with the cosines of all windows; return the scores."""
+    hits = searcher.search(**asked)
+    if "vector" in asked:
+        best: list[tuple[float, str, float, float]] = []
+        for row in searcher.index.windows.to_arrow().to_pylist():
+            if asked.get("within") in (None, row["file"]):
+                score = float(np.dot(row["vector"], asked["vector"]))
+                best.append((-score, row["file"], row["start_seconds"], row["end_seconds"]))
+        best.sort()
+        expected: list[tuple[float, str, float, float]] = []
+        for window in best:
+            overlaps = [other for other in expected if other[1] == window[1] and other[2] < window[3] > window[2]]
+            overlaps = [other for other in overlaps if other[3] > window[2]]
+            if not (asked["merge_overlaps"] and overlaps):
+                expected.append(window)
+        scores = [-window[0] for window in expected[: asked.get("k", 10)]]
+        np.testing.assert_allclose([hit.score for hit in hits], scores, atol=1e-5)
+    return [hit.score for hit in hits]
+
+
+def secret_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
+    """Options that hold secrets and folders of this machine, nested and as JSON in strings."""
+    secret_names = ["hf_token", "hfToken", "token", "X-Api-Key", "apiKey", "api-key", "Authorization", "accessToken"]
+    secret_names += ["sas_token", "AccountKey", "aws_secret_access_key", "client secret", "Password", "refresh_token"]
+    secret_names += ["connection_string", "Set-Cookie", "sessionToken", "privateKey", "id_token", "Proxy-Authorization"]
+    home = str(Path.home() / "hidden")
+    places = [f"{home}/x", "~/hidden/x", f"a/../..{home}/x", f"file://{home}/x", "https://me:hidden@host/x?sig=hidden"]
+    public = {"model": "laion/clap", "pad_token": "[PAD]", "k": 3, "languages": ["eng", "fra"]}
+
+    def value(depth: int) -> Any:
+        kind = draw.randrange(5 if depth else 2)
+        if kind == 0:
+            return {draw.choice(secret_names): draw.choice(["hidden", ["hidden"], {"a": "hidden"}])}
+        if kind == 1:
+            return draw.choice(places)
+        if kind == 2:
+            return {f"{draw.choice(['options', 'headers', places[0]])}": value(depth - 1), **public}
+        if kind == 3:
+            return [value(depth - 1), "rain"]
+        return draw.choice(["", " ", "\n"]) + json.dumps(value(depth - 1), indent=draw.choice([None, 1]))
+
+    while True:
+        options = {"storage_options": value(4), **public}
+        assert "hidden" in json.dumps(options)  # or the case could not fail
+        yield Case(partial(_redacted, options, public), "", f"redact({options})")
+
+
+def _redacted(options: dict[str, Any], public: dict[str, Any]) -> None:
+    """Check that no secret and no folder is left, and that public options are."""
+    written = json.dumps(redact(options))
+    assert "hidden" not in written, written
+    assert redact(options).items() >= public.items()
+
+
+def option_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
+    """Options of encoding and localisation that fit together but for one thing, against one clip at a time."""
+    model = builders.supclap_model()
+    model.processor = builders.bert_processor()
+    tones = [builders.tone(300.0 * (number + 1), 4000 * (number + 1)) for number in range(3)]
+    alone = [model.encode_audio(tone, sampling_rate=16000) for tone in tones]
+    odd: list[Any] = [0, -1, 1.5, float("nan"), float("inf"), 10**9, True]
+    options: dict[str, list[Any]] = {
+        "batch_size": [1, 2, 3],
+        "num_workers": [0, 1, None],
+        "chunk_seconds": [None, 1.0, 0.1],
+        "on_bad_audio": ["error", "skip"],
+        "sampling_rate": [16000, [16000] * 3],
+    }
+    windows: dict[str, list[Any]] = {"window_seconds": [0.3, 1], "hop_seconds": [0.1, 0.5], "batch_size": [1, 4]}
+
+    def drawn(valid: dict[str, list[Any]]) -> dict[str, Any]:
+        chosen = {name: draw.choice(values) for name, values in valid.items() if draw.random() < 0.5}
+        if draw.random() < 0.5:
+            name = draw.choice(list(valid))
+            others: dict[str, list[Any]] = {
+                "on_bad_audio": ["no", None],
+                "num_workers": [-1, 100],
+                "sampling_rate": [*odd, [16000], [None] * 3, "16000"],
+            }
+            chosen[name] = draw.choice(others.get(name, odd))
+        return chosen
+
+    def localized(asked: dict[str, Any]) -> Any:
+        scores, starts, ends = model.localize(tones[2], ["rain", "dog"], **asked)
+        assert scores.shape == (len(starts), 2)
+        assert (ends > starts).all()
+        assert ends[-1] == 0.75
+        return scores
+
+    while True:
+        if draw.random() < 0.3:
+            asked = {"sampling_rate": 16000, **drawn(windows)}
+            yield Case(partial(localized, asked), "", f"localize with {asked}")
+        else:
+            asked = {"sampling_rate": 16000, **drawn(options)}
+            yield Case(partial(_encoded_as_alone, model, tones, alone, asked), "", f"encode_audio with {asked}")
+
+
+def _encoded_as_alone(model: Any, tones: list[Any], alone: list[Any], asked: dict[str, Any]) -> np.ndarray:
+    """Encode all clips at once; without chunks, compare with each clip encoded alone."""
+    embeds: np.ndarray = model.encode_audio(tones, **asked)
+    if asked.get("chunk_seconds") in (None, 1.0) and asked["sampling_rate"] in (16000, [16000] * 3):
+        np.testing.assert_allclose(embeds, alone, atol=1e-5)
+    return embeds[~np.isnan(embeds).all(axis=1)] if asked.get("on_bad_audio") == "skip" else embeds
+
+
+def stream_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
+    """Tar and Parquet files that are damaged or hold values of other types, and shards of a whole stream."""
+    stream = io.BytesIO()
+    soundfile.write(stream, 0.1 * np.ones(1600), 16000, format="WAV")
+    texts: list[Any] = ["rain", ["rain", "wind"], "", [], None, 3, [3], [None], {"eng": "rain"}, [["rain"]], "\ud800"]
+    rows = {
+        "audio": [{"bytes": bytes([n]), "path": f"{n}.wav"} for n in range(40)],
+        "caption": [f"{n}" for n in range(40)],
+    }
+    table = datasets.Dataset.from_dict(rows).cast_column("audio", datasets.Audio(decode=False))
+    whole = folder / "whole"
+    whole.mkdir()
+    table.to_parquet(whole / "train.parquet", batch_size=3)
+    parquet = (whole / "train.parquet").read_bytes()
+    splits = load_splits("hf", data_dir=f"file://{whole}", streaming=True, validation_fraction=0, test_fraction=0)
+
+    while True:
+        kind = draw.choice(["tar", "damaged tar", "damaged parquet", "shards"])
+        if kind == "shards":
+            count = draw.choice([1, 2, 3, 7, 16])
+            asked = (draw.choice([0, 1, 5]), draw.randint(0, 3), count, draw.randint(0, 40 // count))
+            yield Case(partial(_check_shards, splits["train"], *asked), "", f"seed, epoch, shards, rows read: {asked}")
+            continue
+        place = folder / "broken"
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir()
+        about = {"text": draw.choice(texts), "tag": draw.choice(texts), "license": draw.choice(["CC0", 3, None, ["a"]])}
+        if kind == "damaged parquet":
+            name, content = "hf", damaged(parquet, draw)
+            (place / "train.parquet").write_bytes(content)
+        else:
+            name = "webdataset"
+            path = place / "train.tar"
+            with tarfile.open(path, "w") as archive:
+                note = draw.choice([json.dumps(about), json.dumps(about["text"]), "[" * 20_000, "{", "\x00"]).encode()
+                for suffix, part in ((".json", note), (".wav", stream.getvalue())):
+                    member = tarfile.TarInfo(f"a{suffix}")
+                    member.size = len(part)
+                    archive.addfile(member, io.BytesIO(part))
+            if kind == "damaged tar":
+                path.write_bytes(damaged(path.read_bytes(), draw))
+        yield Case(
+            partial(_streamed, name, place), "train." if "tar" in kind else "", f"{kind}: {about}, {note[:60]!r}"
+        )
+
+
+def _check_shards(stream: Any, seed: int, epoch: int, count: int, after: int) -> None:
+    """Check that shards share an epoch without a repeat, and that a resumed shard reads the rest."""
+    read = []
+    for process in range(count):
+        shard = stream.shuffle(seed).shard(process, count)
+        shard.set_epoch(epoch)
+        ids = [row["clip_id"] for row in shard]
+        shard.load_state_dict({"epoch": epoch, "rows": after})
+        assert [row["clip_id"] for row in shard] == ids[after:]
+        read += ids
+    assert len(read) == len(set(read)) == stream.num_rows // count * count
+
+
+def _streamed(name: str, place: Path) -> int:
+    """Stream a folder and check each row; return their number."""
+    count = 0
+    extra = {"validation_fraction": 0, "test_fraction": 0} if name == "hf" else {}
+    for rows in load_splits(name, data_dir=f"file://{place}", streaming=True, **extra).values():
+        for row in rows:
+            captions = row["captions"]["eng"]
+            if name == "webdataset":  # whose captions are these, or bits of them
+                assert all(isinstance(text, str) for text in [*captions, *row["labels"], row["license"], row["source"]])
+                assert "eng" not in captions, "a key of a mapping is no caption"
+            row = {key: row[key] for key in row if key not in ("audio", "clip_index")}
+            validate_row({**row, "captions": {"eng": captions or ["none"]}})
+            count += 1
+    return count
+
+
+def split_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
+    """Options of load_splits, one of them odd, for a folder with a table and for one of Parquet files."""
+    (folder / "sounds").mkdir()
+    lines = ["file_name,caption,caption_fra,split,label"]
+    for number in range(8):
+        soundfile.write(folder / "sounds" / f"{number}.wav", 0.1 * np.ones(1600), 16000)
+        lines.append(f"{number}.wav,rain {number},pluie,train,wet")
+    (folder / "sounds" / "metadata.csv").write_text("\n".join(lines))
+    rows = [
+        {"audio": {"bytes": bytes([n]), "path": f"{n}.wav"}, "caption": f"rain {n}", "label": "wet"} for n in range(8)
+    ]
+    (folder / "hub").mkdir()
+    table = datasets.Dataset.from_list(rows).cast_column("audio", datasets.Audio(decode=False))
+    table.to_parquet(folder / "hub" / "train.parquet", batch_size=2)
+    texts: list[Any] = ["x", "", "label", "caption", "eng", "fra"]
+    lists: list[Any] = [
+        [],
+        ["x"],
+        ["x=eng"],
+        ["caption=deu"],
+        {"x": "y"},
+        {"caption": "deu"},
+        "caption",
+        ["eng", "xxx"],
+    ]
+
+    while True:
+        name, place = draw.choice([("audio_folder", "sounds"), ("hf", "hub")])
+        config_class = find_config(name)
+        keys = sorted(config_keys(config_class) - {"data_dir"})
+        config: dict[str, Any] = {"data_dir": str(folder / place)}
+        for key in draw.sample(keys, k=draw.choice([1, 1, 2])):
+            kind = str(config_class.__dataclass_fields__[key].type)
+            odd: list[Any] = lists if "Sequence" in kind or "list" in kind else texts
+            config[key] = draw.choice([0, -1, 2, 1.5, 0.3] if "float" in kind else [0, 7] if "int" in kind else odd)
+        if name == "hf" and draw.random() < 0.5:
+            config["streaming"] = True
+        cache = None if "streaming" in config else str(folder / "cache" / str(draw.randrange(10**9)))
+        yield Case(partial(_count_splits, name, cache, config), "", f"load_splits({name!r}, {config})")
+
+
+def _count_splits(name: str, cache: str | None, config: dict[str, Any]) -> int:
+    """Load the splits and check that no clip is in two; return the number of rows."""
+    ids = []
+    for rows in load_splits(name, cache, **config).values():
+        for row in rows:
+            validate_row({key: row[key] for key in row if key not in ("audio", "clip_index")})
+            ids.append(row["clip_id"])
+    assert len(ids) == len(set(ids)), "a clip is in two splits"
+    return len(ids)
 
 
 KINDS: dict[str, Callable[[Path, random.Random], Iterator[Case]]] = {
@@ -408,7 +666,13 @@ KINDS: dict[str, Callable[[Path, random.Random], Iterator[Case]]] = {
     "yaml": yaml_cases,
     "rows": row_cases,
     "search": search_cases,
+    "secrets": secret_cases,
+    "options": option_cases,
+    "streams": stream_cases,
+    "splits": split_cases,
 }
+SLOW = {"tables", "splits"}
+"""Kinds that get a tenth of the inputs of the others."""
 
 
 def judge(case: Case) -> str:
@@ -469,7 +733,7 @@ def campaign(
     """Feeds broken inputs to the package.
 
     Args:
-        inputs: How many in all or a few more, the same number of each kind but for tables, which are slow: a tenth.
+        inputs: Number of inputs in all, or a few more: equally many of each kind, and a tenth of these of a slow kind.
         folder: An empty folder to work in.
         seed: The seed of the damage.
         kinds: Of `KINDS`; None, all.
@@ -487,8 +751,8 @@ def campaign(
         place = folder / kind
         place.mkdir(parents=True)
         cases = KINDS[kind](place, random.Random(f"{seed} {kind}"))
-        share = 0.1 if kind == "tables" else 1.0
-        number = math.ceil(share * inputs / (len(kinds) - 0.9 * ("tables" in kinds)))
+        share = 0.1 if kind in SLOW else 1.0
+        number = math.ceil(share * inputs / (len(kinds) - 0.9 * len(SLOW & set(kinds))))
         for _, case in zip(range(number), cases, strict=False):
             verdict = judge(case)
             counts[f"{kind}: {verdict if verdict in ('taken', 'refused') else 'fault'}"] += 1

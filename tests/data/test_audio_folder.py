@@ -318,6 +318,7 @@ def test_a_bad_table_is_refused(folder, load, lines, message):
     ("config", "message"),
     [
         ({"columns": {"text": "caption"}}, r"\['text'\]"),
+        ({"columns": "text"}, "columns.*'text'"),
         ({"test_fraction": 1.0}, r"test_fraction.*1\.0"),
         ({"caption_language": "en"}, "caption_language.*'en'"),
     ],

@@ -156,6 +156,14 @@ def test_a_column_that_is_not_there_is_named(tmp_path, options, told):
         load_splits("hf", data_dir=str(tmp_path), **options)
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_column_of_labels_that_is_not_there_is_named(tmp_path, streaming):
+    table(4, caption=["a"] * 4).to_parquet(str(tmp_path / "train.parquet"))
+    held_out = {"validation_fraction": 0, "test_fraction": 0}
+    with pytest.raises(ValueError, match="'lable'"):
+        load_splits("hf", data_dir=str(tmp_path), label_column="lable", streaming=streaming, **held_out)
+
+
 def test_classes_as_captions_are_their_names():
     kinds = datasets.ClassLabel(names=["dog", "cat"])
     rows = table(3, label=[1, 0, -1]).cast_column("label", kinds)

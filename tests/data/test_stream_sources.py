@@ -105,8 +105,11 @@ def test_a_sparse_member_is_refused_whatever_it_announces(tmp_path):
         load_splits("webdataset", data_dir=str(tmp_path), streaming=True)
 
 
-def test_a_sample_that_cannot_be_read_is_named(tmp_path):
-    write_tar(tmp_path / "train.tar", [("a.flac", b"1"), ("a.json", b"{")])
+@pytest.mark.parametrize(
+    "note", ["{", "[" * 20_000, '{"text": 3}', '{"text": {"eng": "rain"}}', '{"text": "rain", "labels": [1]}']
+)
+def test_a_sample_that_cannot_be_read_is_named(tmp_path, note):
+    write_tar(tmp_path / "train.tar", [("a.flac", b"1"), ("a.json", note.encode())])
     with pytest.raises(ValueError, match=r"train\.tar: sample 'a'"):
         list(load_splits("webdataset", data_dir=str(tmp_path), streaming=True)["train"])
 

@@ -317,6 +317,8 @@ SILENT = np.full(16000, np.nan, dtype=np.float32)
         ([CLIPS[0]] * 2, {"sampling_rate": [16000]}, r"\b1\b.*sampling_rate.*\b2\b"),
         ([CLIPS[0]], {"sampling_rate": ["fast"]}, r"sampling_rate\[0\].*'fast'"),
         ([CLIPS[0]], {"sampling_rate": 16000, "batch_size": 0}, "batch_size.*0"),
+        ([CLIPS[0]], {"sampling_rate": 16000, "batch_size": None}, "batch_size.*None"),
+        ([CLIPS[0]], {"sampling_rate": 16000, "chunk_seconds": float("inf")}, "chunk_seconds.*inf"),
         (
             [CLIPS[0]],
             {"sampling_rate": 16000, "chunk_seconds": 0.1},
@@ -343,6 +345,7 @@ def test_bad_audio_is_named(model, processor, audio, options, message):
         (["rain"], {"language": ["eng", "fra"]}, r"\b2\b.*language.*\b1\b"),
         (["rain", "dog"], {"language": ["eng", None]}, r"language\[1\].*None"),
         (["rain"], {"batch_size": 0}, "batch_size.*0"),
+        (["rain"], {"batch_size": 1.5}, r"batch_size.*1\.5"),
     ],
 )
 def test_bad_text_is_named(model, processor, texts, options, message):

@@ -44,6 +44,8 @@ STEPS += ["--per_device_train_batch_size", 4, "--use_cpu", "true", "--report_to"
         ('{"depth":4}', '{"depth":4}'),
         ("[a dog barks", "[a dog barks"),
         ({"request_options": '{"headers": {"api-key": "x", "n": 1}}'}, {"request_options": '{"headers": {"n": 1}}'}),
+        ({"/home/ann/x.wav": 1}, {"x.wav": 1}),
+        ('"/home/ann/set"', '"set"'),
         ("laion/clap-htsat-fused", "laion/clap-htsat-fused"),
         ("outputs/esc10", "outputs/esc10"),
         ("/home/ann/ESC-50/", "ESC-50"),
@@ -59,7 +61,7 @@ def test_a_path_keeps_its_last_name_only_and_secrets_are_left_out(given, kept):
 SECRETS = [
     "api-key", "Ocp-Apim-Subscription-Key", "x-api-key", "Authorization", "Proxy-Authorization", "hf_token",
     "sas_token", "account_key", "apikey", "token", "key", "Cookie", "password", "db_passwd", "client_secret",
-    "aws_secret_access_key", "connection_string", "use_auth_token", "hub_token",
+    "hfToken", "accessToken", "aws_secret_access_key", "connection_string", "use_auth_token", "hub_token",
 ]  # fmt: skip
 PUBLIC = [
     "pad_token",
