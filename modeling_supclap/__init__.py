@@ -41,20 +41,16 @@ __all__ = [
 ]
 
 _MODULES = {
-    "CEDConfig": "configuration_supclap",
-    "CEDFeatureExtractor": "feature_extraction_ced",
-    "CEDModel": "modeling_ced",
-    "CNN14Config": "configuration_supclap",
-    "CNN14Model": "modeling_cnn14",
-    "MSCLAPFeatureExtractor": "feature_extraction_msclap",
-    "SonarTextModel": "modeling_sonar",
-    "SupCLAPConfig": "configuration_supclap",
-    "SupCLAPModel": "modeling_supclap",
-    "SupCLAPProcessor": "processing_supclap",
-    "SupCLAPTrainer": "training.trainer",
-    "SupCLAPTrainingArguments": "training.training_args",
-    "TemporalTrainer": "training.trainer",
-    "TemporalTrainingArguments": "training.training_args",
+    "configuration_supclap": ("CEDConfig", "CNN14Config", "SupCLAPConfig"),
+    "feature_extraction_ced": ("CEDFeatureExtractor",),
+    "feature_extraction_msclap": ("MSCLAPFeatureExtractor",),
+    "modeling_ced": ("CEDModel",),
+    "modeling_cnn14": ("CNN14Model",),
+    "modeling_sonar": ("SonarTextModel",),
+    "modeling_supclap": ("SupCLAPModel",),
+    "processing_supclap": ("SupCLAPProcessor",),
+    "training.trainer": ("SupCLAPTrainer", "TemporalTrainer"),
+    "training.training_args": ("SupCLAPTrainingArguments", "TemporalTrainingArguments"),
 }
 
 
@@ -65,20 +61,16 @@ def __getattr__(name: str) -> Any:
         AttributeError: The package has no public class of this name.
         ImportError: torchaudio cannot be imported.
     """
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    require_torchaudio()
-    value = getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
-    globals()[name] = value
-    return value
+    for module, names in _MODULES.items():
+        if name in names:
+            require_torchaudio()
+            globals()[name] = value = getattr(importlib.import_module(f".{module}", __name__), name)
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def require_torchaudio() -> None:
-    """Import torchaudio, and raise an error with installation advice if this fails.
-
-    Raises:
-        ImportError: torchaudio cannot be imported.
-    """
+    """Import torchaudio; if this fails, raise ImportError with installation advice."""
     try:
         importlib.import_module("torchaudio")
     except Exception as error:  # OSError or RuntimeError from a torchaudio that does not fit torch

@@ -9,11 +9,6 @@ def register(auto_class: Any, config: type, our_class: type) -> None:
     A saved model then contains the code of the class, and loads without this package with `trust_remote_code=True`.
     Code loaded in this way is not registered: it would be used for all models of this type, although the folder of
     another model may contain another version.
-
-    Args:
-        auto_class: `AutoModel`, `AutoFeatureExtractor` or `AutoProcessor`.
-        config: Configuration class of the model.
-        our_class: Class to register.
     """
     our_class.register_for_auto_class(auto_class.__name__)  # type: ignore[attr-defined]
     if not our_class.__module__.startswith("transformers_modules."):

@@ -9,9 +9,6 @@ from huggingface_hub.utils import HFValidationError, validate_repo_id
 def is_hub_id(name: Any) -> bool:
     """Return True if a name is a valid Hub id and no local file or folder has this name.
 
-    Args:
-        name: Local path, or Hub id of a model or dataset.
-
     Example:
         >>> is_hub_id("mispeech/ced-base"), is_hub_id("./outputs/esc10"), is_hub_id("outputs/esc10/model")
         (True, False, False)

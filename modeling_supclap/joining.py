@@ -72,12 +72,7 @@ def join_processors(
 
 
 def load_tower(kind: Literal["audio", "text"], name: str, pooling: str = "mean") -> PreTrainedModel:
-    """Load a pretrained audio or text encoder in float32.
-
-    Args:
-        kind: "audio" or "text".
-        name: Hub id or folder of the encoder.
-        pooling: Pooling of a text encoder: "mean", "cls", "last" or "pooler". Not used for audio.
+    """Load a pretrained encoder in float32 from a Hub id or folder; the pooling is used for text only.
 
     Raises:
         OSError: The folder or Hub id does not exist, or a weight file is damaged.
@@ -128,7 +123,6 @@ def _load_config(name: str, kind: str) -> PreTrainedConfig:
 
 
 def _load_feature_extractor(name: str) -> SequenceFeatureExtractor:
-    """Load the feature extractor of an audio encoder."""
     try:
         fields, _ = PreTrainedConfig.get_config_dict(name)
         if fields.get("model_type") != CEDConfig.model_type:
@@ -162,10 +156,7 @@ def load_tokenizer(name: Any, **kwargs: Any) -> PreTrainedTokenizerBase:
 
 
 def _read_sentencepiece(path: str, **kwargs: Any) -> NllbTokenizer:
-    """Build an NLLB tokenizer from a SentencePiece file.
-
-    The token ids are the same as in fairseq, in this order: <s>, <pad>, </s>, <unk>, pieces, languages, <mask>.
-    """
+    """Build an NLLB tokenizer with the token ids of fairseq: <s>, <pad>, </s>, <unk>, pieces, languages, <mask>."""
     extracted: Any = SentencePieceExtractor(path).extract(models.BPE)
     pieces = list(extracted["vocab"])[3:]  # without <unk>, <s> and </s>
     tokens = ["<s>", "<pad>", "</s>", "<unk>", *pieces, *FAIRSEQ_LANGUAGE_CODES, "<mask>"]

@@ -35,13 +35,9 @@ LANGUAGES = tuple(LANGUAGE_TABLE)
 
 
 def require_language_code(language: str) -> None:
-    """Raise unless a string has the format of an ISO 639-3 or FLORES-200 language code.
+    """Raise ValueError unless a string has the format of a language code, such as "deu" or "deu_Latn".
 
-    Args:
-        language: Language code, such as "deu" or "deu_Latn". The language need not be in the table.
-
-    Raises:
-        ValueError: `language` is a two-letter code, a language name or another string; the message suggests a code.
+    The language need not be in the table. For a two-letter code or a language name, the message suggests a code.
 
     Example:
         >>> require_language_code("de")
@@ -57,10 +53,7 @@ def require_language_code(language: str) -> None:
 
 
 def get_language_name(language: str) -> str:
-    """Return the English name of a language. For a language outside the table, the name contains its code.
-
-    Args:
-        language: ISO 639-3 code.
+    """Return the English name of an ISO 639-3 code. For a language outside the table, the name contains its code.
 
     Example:
         >>> get_language_name("jpn"), get_language_name("qaa")
@@ -71,13 +64,7 @@ def get_language_name(language: str) -> str:
 
 
 def get_iso_639_1(language: str) -> str:
-    """Convert an ISO 639-3 code to the two-letter ISO 639-1 code.
-
-    Args:
-        language: ISO 639-3 code.
-
-    Raises:
-        ValueError: The language is not in the table.
+    """Convert an ISO 639-3 code to the two-letter ISO 639-1 code; raise ValueError if it is not in the table.
 
     Example:
         >>> get_iso_639_1("jpn")
@@ -89,9 +76,5 @@ def get_iso_639_1(language: str) -> str:
 
 
 def get_flores_code(language: str) -> str:
-    """Convert an ISO 639-3 code such as "fra" to the FLORES-200 code "fra_Latn".
-
-    Args:
-        language: ISO 639-3 code. A code that is not in the table, such as a FLORES code, is returned unchanged.
-    """
+    """Convert an ISO 639-3 code such as "fra" to the FLORES-200 code "fra_Latn"; return other codes unchanged."""
     return LANGUAGE_TABLE[language].flores if language in LANGUAGE_TABLE else language

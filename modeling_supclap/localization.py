@@ -7,9 +7,7 @@ The audio tower (encoder) processes the recording in consecutive chunks. Before 
 time step; a step is 0.16 s for CED, 0.04 s for Dasheng, 0.31 s for CLAP's HTSAT and 0.23 s for CNN14. The steps in each
 short window are pooled in the same way as the tower pools a whole clip, and then projected. Overlapping windows
 therefore need no additional forward passes. A window that covers exactly one chunk has the embedding of that chunk.
-
-Training only uses embeddings of whole clips, so localization is not a training objective. The scores of a model with
-random weights are meaningless.
+Training only uses embeddings of whole clips, so localization is not a training objective.
 """
 
 from __future__ import annotations
@@ -22,14 +20,7 @@ import numpy as np
 import torch
 
 from .audio_input import as_recordings
-from .encoding import (
-    audio_inputs,
-    chunk_embeddings,
-    encode_text,
-    get_chunk_samples,
-    inference,
-    max_chunk_seconds,
-)
+from .encoding import audio_inputs, chunk_embeddings, encode_text, get_chunk_samples, inference, max_chunk_seconds
 from .processing_supclap import SupCLAPProcessor, as_list
 from .towers import has_pooler
 
@@ -68,17 +59,14 @@ def localize(
 
     Args:
         model: A `SupCLAPModel`.
-        audio: One recording of any length and sampling rate, see `encode_audio`.
-        texts: One text or a list of texts.
-        processor: Processor of the model; None uses `model.processor`.
-        language: ISO 639-3 code: one for all texts, or a list with one per text. None uses the tokenizer's setting.
-        sampling_rate: Sampling rate of a waveform in hertz. Ignored if the input includes a sampling rate.
+        audio: One recording of any length and sampling rate, see `encode_audio`, also for `processor`, `sampling_rate`
+            and `device`.
+        texts: One text or a list of texts, see `encode_text`, also for `language`.
         window_seconds: Window length.
         hop_seconds: Time between the starts of two windows.
         chunk_seconds: Chunk length for the audio tower; preferably the length of the training clips. None uses 5 s, or
             the fixed input length of the feature extractor (CLAP: 10 s).
         batch_size: Chunks of up to 10 s per batch.
-        device: Device to move the model to; None does not move the model.
 
     Returns:
         Scores (T, n_texts), with the start and end times of the windows. The last window starts earlier, so that it
@@ -143,11 +131,7 @@ def localize(
 
 
 def _steps_of_time(model: Any, extractor: Any, hidden: torch.Tensor, chunk_samples: int) -> tuple[torch.Tensor, float]:
-    """Convert the tower output to time steps.
-
-    Returns:
-        Tuple of the time steps, (B, steps, D), and the length of a step in samples.
-    """
+    """Convert the tower output to time steps, (B, steps, D). Also returns the length of a step in samples."""
     config = model.audio_model.config
     match config.model_type:
         case "ced":  # (B, rows * steps, D): time is the fastest axis
@@ -190,13 +174,9 @@ def _pool(tower: Any, steps: torch.Tensor, centers: np.ndarray, starts: np.ndarr
     """
     firsts = np.minimum(np.searchsorted(centers, starts), len(centers) - 1)
     stops = np.maximum(np.searchsorted(centers, ends), firsts + 1)  # at least one step per window
+    windows = [steps[first:stop] for first, stop in zip(firsts, stops, strict=True)]
 
-    pooled = []
-    for first, stop in zip(firsts, stops, strict=True):
-        pooled.append(steps[first:stop].mean(dim=0))
-    means = torch.stack(pooled)
+    means = torch.stack([window.mean(dim=0) for window in windows])
     if tower.config.model_type != "cnn14":
         return means
-
-    largest = [steps[first:stop].amax(dim=0) for first, stop in zip(firsts, stops, strict=True)]
-    return tower.fc1(means + torch.stack(largest)).relu()
+    return tower.fc1(means + torch.stack([window.amax(dim=0) for window in windows])).relu()

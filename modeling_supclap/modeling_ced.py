@@ -17,35 +17,13 @@ from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.clip.modeling_clip import eager_attention_forward
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .auto_classes import register
 from .configuration_supclap import CEDConfig
 from .strict_loading import StrictLoadingMixin
-
-
-def eager_attention_forward(
-    module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float,
-    dropout: float = 0.0,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute softmax(q k^T * scaling + mask) v without a fused kernel, so that the attention weights are available.
-
-    Query, key and value have shape (B, heads, N, head_dim). The mask must broadcast to (B, heads, N, N). Returns the
-    outputs (B, N, heads, head_dim) and the attention weights (B, heads, N, N). transformers requires this signature.
-    """
-    scores = query @ key.transpose(-2, -1) * scaling
-    if attention_mask is not None:
-        scores = scores + attention_mask
-    weights = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
-    weights = nn.functional.dropout(weights, dropout, module.training)
-    return (weights @ value).transpose(1, 2), weights
 
 
 class CEDAttention(nn.Module):
@@ -64,18 +42,14 @@ class CEDAttention(nn.Module):
     def forward(
         self, hidden_states: torch.Tensor, attention_mask: Any = None, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Map (B, N, D) to (B, N, D). Also returns the attention weights, or None with SDPA or flash attention."""
+        """Return (B, N, D), and the attention weights, which are None with SDPA or flash attention."""
         batch, tokens, width = hidden_states.shape
         qkv = self.qkv(hidden_states).view(batch, tokens, 3, -1, self.head_dim)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
-        attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
-            self.config._attn_implementation, eager_attention_forward
-        )
-        dropout = self.config.attn_drop_rate if self.training else 0.0
-        mixed, weights = attend(
-            self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
-        )
-
+        implementation = self.config._attn_implementation
+        attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
+        options = {"dropout": self.config.attn_drop_rate if self.training else 0.0, "scaling": self.scaling, **kwargs}
+        mixed, weights = attend(self, query, key, value, attention_mask, **options)
         return self.proj_drop(self.proj(mixed.reshape(batch, tokens, width))), weights
 
 
@@ -208,12 +182,8 @@ class CEDModel(CEDPreTrainedModel):
     With `pad_last=False`, an incomplete last chunk is dropped. The embedding is the mean over the tokens of all chunks.
 
     The mel bands are normalised with the statistics stored in the checkpoint, also during training (the published code
-    updates them with each batch). Therefore the embedding and gradient of a clip do not depend on the other clips in
-    the batch, on the number of processes, or on gradient caching. Before training from scratch, call
-    `fit_normalisation` to set the statistics.
-
-    Args:
-        config: Configuration of the encoder.
+    updates them with each batch). Therefore the embedding of a clip does not depend on the other clips in the batch.
+    Before training from scratch, call `fit_normalisation` to set the statistics.
 
     Example:
         >>> model = CEDModel(CEDConfig(embed_dim=8, depth=1, num_heads=2)).eval()
@@ -242,12 +212,7 @@ class CEDModel(CEDPreTrainedModel):
 
     @torch.no_grad()
     def fit_normalisation(self, input_features: torch.Tensor, audio_attention_mask: torch.Tensor | None = None) -> None:
-        """Compute the mean and variance of each mel band from sample clips, before training from scratch.
-
-        Args:
-            input_features: Spectrograms of a few hundred clips, (B, n_mels, T).
-            audio_attention_mask: (B, T), 1 for frames of the clip, 0 for padding; None means no padding.
-        """
+        """Compute the mean and variance of each mel band from a few hundred clips; see `forward` for the arguments."""
         frames = input_features.transpose(1, 2)
         frames = frames.flatten(0, 1) if audio_attention_mask is None else frames[audio_attention_mask.bool()]
         variance, mean = torch.var_mean(frames.double(), dim=0, correction=0)
@@ -277,15 +242,20 @@ class CEDModel(CEDPreTrainedModel):
                 shorter than one patch. The mask values are not checked in training or in a compiled model.
         """
         n_frames = self._count_frames(input_features, audio_attention_mask)
-        frames = self._normalise(input_features, audio_attention_mask)
-        chunks = self._split(frames)
+        frames = self.init_bn(input_features).transpose(1, 2)  # (B, T, mels)
+        if audio_attention_mask is not None:
+            frames = frames.masked_fill(audio_attention_mask.unsqueeze(-1) == 0, 0.0)
+        chunks = self._split(frames.to(self.patch_embed.proj.weight.dtype))
         token_mask = self._token_mask(n_frames, *chunks.shape[1:3])
 
         # (B, chunks), True for chunks to compute; None computes all, because a traced graph has fixed shapes.
         one_chunk = audio_attention_mask is None or chunks.shape[1] == 1
         live = None if one_chunk or torch.compiler.is_compiling() else token_mask.any(dim=-1)
 
-        tokens = self._embed(_take(chunks, live))
+        # (N, frames, mels) -> (N, D, rows, columns) -> (N, tokens, D)
+        patches = self.patch_embed(_take(chunks, live))
+        patches = patches + self.time_pos_embed[..., : patches.shape[-1]] + self.freq_pos_embed
+        tokens = self.pos_drop(patches.flatten(2).transpose(1, 2))
         attention_mask = None
         if audio_attention_mask is not None:
             attention_mask = create_bidirectional_mask(
@@ -334,13 +304,6 @@ class CEDModel(CEDPreTrainedModel):
 
         return n_frames.to(features.device)
 
-    def _normalise(self, features: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        """Normalise spectrograms (B, mels, T) to (B, T, mels), and set padding to 0."""
-        frames = self.init_bn(features).transpose(1, 2)
-        if mask is not None:
-            frames = frames.masked_fill(mask.unsqueeze(-1) == 0, 0.0)
-        return frames.to(self.patch_embed.proj.weight.dtype)
-
     def _split(self, frames: torch.Tensor) -> torch.Tensor:
         """Split frames (B, T, mels) into chunks (B, chunks, frames per chunk, mels)."""
         length = self.config.target_length
@@ -367,12 +330,6 @@ class CEDModel(CEDPreTrainedModel):
         columns = torch.arange(chunk_frames // patch, device=n_frames.device) < clip_columns.unsqueeze(-1)
 
         return columns.repeat(1, 1, self.config.n_mels // self.config.patch_mels)
-
-    def _embed(self, chunks: torch.Tensor) -> torch.Tensor:
-        """Embed chunks (N, frames, mels) as patch tokens (N, tokens, D), and add the positional embeddings."""
-        patches = self.patch_embed(chunks)
-        patches = patches + self.time_pos_embed[..., : patches.shape[-1]] + self.freq_pos_embed
-        return self.pos_drop(patches.flatten(2).transpose(1, 2))
 
 
 def _take(chunks: torch.Tensor, live: torch.Tensor | None) -> torch.Tensor:

@@ -65,9 +65,6 @@ class CNN14Model(CNN14PreTrainedModel):
     layer with ReLU computes the embedding. All clips in a batch must have the same length;
     `MSCLAPFeatureExtractor` repeats shorter clips.
 
-    Args:
-        config: Configuration of the encoder.
-
     Example:
         >>> model = CNN14Model(CNN14Config(hidden_size=8, channels=[4, 8])).eval()
         >>> model(torch.zeros(2, 1, 101, 64)).pooler_output.shape
@@ -95,11 +92,7 @@ class CNN14Model(CNN14PreTrainedModel):
 
     @can_return_tuple
     def forward(self, input_features: torch.Tensor, **kwargs: Any) -> BaseModelOutputWithPooling:
-        """Encode a batch of clips that all have the same length.
-
-        Args:
-            input_features: Log-mel energies in decibels, (B, 1, T, n_mels), as computed by `MSCLAPFeatureExtractor`.
-            **kwargs: `return_dict`, as in transformers.
+        """Encode log-mel spectrograms in decibels, (B, 1, T, n_mels), of clips that all have the same length.
 
         Returns:
             Output with `pooler_output` (B, hidden_size), and `last_hidden_state` (B, T', channels), averaged over mel

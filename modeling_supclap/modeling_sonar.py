@@ -22,9 +22,6 @@ class SonarTextModel(StrictLoadingMixin, M2M100Encoder):
     `cointegrated/SONAR_200_text_encoder`, load directly. `encoder_layerdrop` is set to 0, because SONAR does not use
     LayerDrop, which the default `M2M100Config` enables in training.
 
-    Args:
-        config: Configuration of the encoder; decoder fields are ignored.
-
     Example:
         >>> config = M2M100Config(vocab_size=9, d_model=8, encoder_layers=1, encoder_attention_heads=2)
         >>> SonarTextModel(config)(torch.tensor([[5, 6, 2]])).pooler_output.shape
@@ -51,7 +48,6 @@ class SonarTextModel(StrictLoadingMixin, M2M100Encoder):
             input_ids: Token ids, (B, N). SONAR was trained with at most 514 tokens.
             attention_mask: (B, N), 1 for real tokens, 0 for padding; None masks the padding tokens in `input_ids`.
             inputs_embeds: Token embeddings (B, N, D), as an alternative to `input_ids`.
-            **kwargs: `output_hidden_states`, `output_attentions` and `return_dict`, as in transformers.
 
         Returns:
             Output with `last_hidden_state` (B, N, D) and `pooler_output` (B, D), not normalised.

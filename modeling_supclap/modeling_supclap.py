@@ -1,5 +1,6 @@
 """SupCLAP model: an audio encoder and a text encoder with projections into one embedding space."""
 
+import importlib
 import math
 from dataclasses import dataclass
 from typing import Any, Self
@@ -52,10 +53,6 @@ class SupCLAPProjection(nn.Module):
     `projection_type="mlp"` (ML-CLAP: Yan et al., 2024, arXiv 2406.07012): y = linear2(activation(linear1(x))).
     `projection_type="residual"` (MS-CLAP: Elizalde et al., 2023, arXiv 2206.04769), without bias: h = linear1(x),
     y = LayerNorm(h + linear2(activation(h))).
-
-    Args:
-        width: Number of input features.
-        config: Configuration of the model; its `projection_*` fields are used.
     """
 
     def __init__(self, width: int, config: SupCLAPConfig) -> None:
@@ -108,10 +105,8 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
 
     Args:
         config: Configuration of the model.
-        audio_model: Pretrained audio tower with the configuration `config.audio_config`; None builds one with random
-            weights.
-        text_model: Pretrained text tower with the configuration `config.text_config`; None builds one with random
-            weights.
+        audio_model: Pretrained audio tower with the configuration `config.audio_config`; None: random weights.
+        text_model: Pretrained text tower with the configuration `config.text_config`; None: random weights.
 
     Raises:
         ValueError: A tower configuration does not describe a single encoder, the width of a tower differs from its
@@ -177,17 +172,14 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
             The model in float32, in evaluation mode.
 
         Raises:
-            ImportError: The package `modeling_supclap` is not installed (with `trust_remote_code=True`).
+            ImportError: The package is not installed, only the code of a saved folder is available.
             OSError: The folder or Hub id does not exist, or a weight file is damaged.
             TypeError: A keyword is not a field of `SupCLAPConfig`.
             ValueError: A checkpoint does not contain a single encoder, weights are missing, or a tower does not
                 support the pooling.
         """
-        try:
-            from modeling_supclap.joining import join_models
-        except ImportError as error:
-            raise ImportError("from_encoders needs the package modeling_supclap; install supclap") from error
-        return join_models(cls, audio, text, **kwargs)
+        # By name, because transformers requires each package that the code of a saved folder imports.
+        return importlib.import_module("modeling_supclap.joining").join_models(cls, audio, text, **kwargs)
 
     def train(self, mode: bool = True) -> Self:
         """Set the training mode. Batch norms always stay in evaluation mode, so that clips stay independent."""
@@ -198,16 +190,8 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         return self
 
     def localize(self, *args: Any, **kwargs: Any) -> Any:
-        """Score texts at each moment of a recording; see `modeling_supclap.localization.localize` for the arguments.
-
-        Raises:
-            ImportError: The package `modeling_supclap` is not installed (with `trust_remote_code=True`).
-        """
-        try:
-            from modeling_supclap.localization import localize
-        except ImportError as error:
-            raise ImportError("localize needs the package modeling_supclap; install supclap") from error
-        return localize(self, *args, **kwargs)
+        """Score texts at each moment of a recording; see `modeling_supclap.localization.localize` for the arguments."""
+        return importlib.import_module("modeling_supclap.localization").localize(self, *args, **kwargs)
 
     def get_input_embeddings(self) -> nn.Module:
         """Return the token embeddings of the text tower, for `resize_token_embeddings`."""
@@ -276,11 +260,10 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
             input_ids: Token ids, (B, N).
             attention_mask: (B, N), 1 for real tokens, 0 for padding; None masks the padding tokens in `input_ids`.
             token_type_ids: (B, N); ignored if the text tower does not accept it.
-            **kwargs: `output_hidden_states`, `output_attentions` and `return_dict`, as in transformers.
+            **kwargs: As in `get_audio_features`.
 
         Returns:
-            Output of the text tower. `pooler_output` is the embedding (B, projection_dim), in float32 or higher
-            precision, scaled to unit norm (a zero vector stays zero).
+            Output of the text tower, with the embedding as its `pooler_output`, as in `get_audio_features`.
         """
         outputs, pooled = self.run_text_tower(input_ids, attention_mask, token_type_ids, **kwargs)
         return _with_embeds(outputs, self.text_projection(pooled))
@@ -299,11 +282,8 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         if self._text_takes_types:
             kwargs["token_type_ids"] = token_type_ids
         outputs = self.text_model(input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **kwargs)
-        return outputs, self._pool_text(outputs, attention_mask)
 
-    def _pool_text(self, outputs: Any, attention_mask: torch.Tensor | None) -> torch.Tensor:
-        """Apply the pooling, dense layers and normalisation of the text tower. Returns one vector per text, (B, D)."""
-        tokens = outputs.last_hidden_state
+        tokens = outputs.last_hidden_state  # (B, N, D)
         match self.config.text_pooling:
             case "mean":
                 pooled = mean_pool(tokens, attention_mask)
@@ -316,7 +296,7 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
 
         for layer in self.text_dense:
             pooled = layer(pooled)
-        return nn.functional.normalize(pooled, dim=-1) if self.config.text_normalize else pooled
+        return outputs, nn.functional.normalize(pooled, dim=-1) if self.config.text_normalize else pooled
 
     @can_return_tuple
     def forward(
@@ -339,7 +319,7 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
             input_ids: Token ids; see `get_text_features`, also for `attention_mask` and `token_type_ids`.
             return_loss: Whether to compute the InfoNCE loss, where clip i matches text i. It is the sum over both
                 directions, as in the SupCLAP paper: 0 for perfect embeddings, 2 log(n) at chance.
-            **kwargs: `output_hidden_states`, `output_attentions` and `return_dict`, as in transformers.
+            **kwargs: As in `get_audio_features`.
 
         Raises:
             ValueError: `input_ids` is None, or `return_loss` is set and m != n.
@@ -356,8 +336,16 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         if self.logit_bias is not None:
             logits = logits + self.logit_bias.to(logits.device)
 
+        loss = None
+        if return_loss:
+            clips, texts = logits.shape
+            if clips != texts:
+                raise ValueError(f"return_loss pairs clip i with text i; got {clips} clips and {texts} texts")
+            pairs = torch.arange(clips, device=logits.device)
+            loss = nn.functional.cross_entropy(logits, pairs) + nn.functional.cross_entropy(logits.T, pairs)
+
         return SupCLAPOutput(
-            loss=_info_nce(logits) if return_loss else None,
+            loss=loss,
             logits_per_audio=logits,
             logits_per_text=logits.T,
             audio_embeds=audio_embeds,
@@ -365,13 +353,6 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
             audio_model_output=audio,
             text_model_output=text,
         )
-
-
-def _info_nce(logits: torch.Tensor) -> torch.Tensor:
-    if len(logits) != logits.shape[1]:
-        raise ValueError(f"return_loss pairs clip i with text i; got {len(logits)} clips and {logits.shape[1]} texts")
-    targets = torch.arange(len(logits), device=logits.device)
-    return nn.functional.cross_entropy(logits, targets) + nn.functional.cross_entropy(logits.T, targets)
 
 
 def _with_embeds(outputs: Any, projected: torch.Tensor) -> BaseModelOutputWithPooling:
@@ -385,7 +366,7 @@ def _with_embeds(outputs: Any, projected: torch.Tensor) -> BaseModelOutputWithPo
 
 
 def unit_norm(projected: torch.Tensor) -> torch.Tensor:
-    """Normalise rows (B, d) to unit norm. Half precision is converted to float32, where eps does not underflow."""
+    """Normalise rows (B, d) to unit norm, in float32 or wider, where eps does not underflow."""
     projected = projected.to(torch.promote_types(projected.dtype, torch.float32))
     return nn.functional.normalize(projected, dim=-1)
 

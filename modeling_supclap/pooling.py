@@ -6,11 +6,7 @@ from transformers.activations import ACT2FN
 
 
 def mean_pool(last_hidden_state: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
-    """Average the token embeddings of each sequence, excluding padding.
-
-    Args:
-        last_hidden_state: Token embeddings, (B, N, D).
-        attention_mask: (B, N), 1 for real tokens, 0 for padding; None means no padding.
+    """Average the token embeddings (B, N, D) of each sequence over the tokens where the mask (B, N) is 1.
 
     Returns:
         Sequence embeddings (B, D); zero for a sequence with only padding.
@@ -29,12 +25,7 @@ def mean_pool(last_hidden_state: torch.Tensor, attention_mask: torch.Tensor | No
 def last_pool(last_hidden_state: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
     """Return the embedding of the last token before padding; in decoders only this token attends to all others.
 
-    Args:
-        last_hidden_state: Token embeddings, (B, N, D).
-        attention_mask: (B, N), 1 for real tokens, 0 for padding on the left or right; None means no padding.
-
-    Returns:
-        Sequence embeddings (B, D); the first token for a sequence with only padding.
+    Takes the embeddings (B, N, D) and a mask (B, N), with padding on the left or right, and returns (B, D).
 
     Example:
         >>> last_pool(torch.tensor([[[1.0], [3.0], [100.0]]]), torch.tensor([[1, 1, 0]]))
@@ -48,14 +39,7 @@ def last_pool(last_hidden_state: torch.Tensor, attention_mask: torch.Tensor | No
 
 
 class SentenceDense(nn.Module):
-    """Dense layer (linear and activation) after the pooling of a text tower, as in sentence-transformers.
-
-    Args:
-        width: Number of input features.
-        out_features: Number of output features.
-        activation: Name of a transformers activation function.
-        bias: Whether the layer has a bias.
-    """
+    """Dense layer (linear and activation) after the pooling of a text tower, as in sentence-transformers."""
 
     def __init__(self, width: int, out_features: int, activation: str = "tanh", bias: bool = True) -> None:
         super().__init__()

@@ -87,15 +87,11 @@ class SupCLAPProcessor(ProcessorMixin):
                 maximum sequence length.
 
         Raises:
-            ImportError: The package `modeling_supclap` is not installed (with `trust_remote_code=True`).
             OSError: The folder or Hub id does not exist, or has no feature extractor or tokenizer.
             ValueError: Tokenizer files are missing.
         """
-        try:
-            from modeling_supclap.joining import join_processors
-        except ImportError as error:
-            raise ImportError("from_encoders needs the package modeling_supclap; install supclap") from error
-        return join_processors(cls, audio, text, caption_prefix, **kwargs)
+        joining = importlib.import_module("modeling_supclap.joining")
+        return joining.join_processors(cls, audio, text, caption_prefix, **kwargs)
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Self:
@@ -148,7 +144,17 @@ class SupCLAPProcessor(ProcessorMixin):
         if audio is None and text is None:
             raise ValueError("audio and text are both None; pass audio, text or both")
 
-        options = self._options(kwargs)
+        parts = SupCLAPProcessorKwargs.__annotations__
+        known = {"common_kwargs", *parts, *parts["text_kwargs"].__annotations__}
+        if unknown := sorted(kwargs.keys() - known):
+            raise TypeError(f"the processor has no option {unknown[0]!r}; pass options of a tokenizer")
+
+        init_kwargs = dict(self.tokenizer.init_kwargs)
+        if "truncation_strategy" in init_kwargs:  # from tokenizer.json, with the limits of the last call before saving
+            init_kwargs.pop("max_length", None)
+            init_kwargs.pop("stride", None)
+        options = self._merge_kwargs(self.valid_processor_kwargs, tokenizer_init_kwargs=init_kwargs, **kwargs)
+
         return_tensors = options["text_kwargs"].pop("return_tensors", None)
         data: dict[str, Any] = {}
         if audio is not None:
@@ -157,21 +163,6 @@ class SupCLAPProcessor(ProcessorMixin):
             data.update(self._tokenize(text, language, **options["text_kwargs"]))
 
         return BatchFeature(data, tensor_type=return_tensors)
-
-    def _options(self, kwargs: dict[str, Any]) -> dict[str, dict[str, Any]]:
-        """Merge keyword arguments with the defaults, as in transformers. Returns a dict from modality to options."""
-        parts = SupCLAPProcessorKwargs.__annotations__
-        known = {"common_kwargs", *parts, *parts["text_kwargs"].__annotations__}
-        if unknown := sorted(kwargs.keys() - known):
-            raise TypeError(f"the processor has no option {unknown[0]!r}; pass options of a tokenizer")
-
-        init_kwargs = self.tokenizer.init_kwargs
-        if "truncation_strategy" in init_kwargs:  # from tokenizer.json, with the limits of the last call before saving
-            init_kwargs = dict(init_kwargs)
-            for name in ("max_length", "stride"):
-                init_kwargs.pop(name, None)
-
-        return self._merge_kwargs(self.valid_processor_kwargs, tokenizer_init_kwargs=init_kwargs, **kwargs)
 
     def _extract(self, audio: Any, **kwargs: Any) -> dict[str, Any]:
         """Compute the audio inputs of the model, independently for each clip."""
@@ -204,10 +195,19 @@ class SupCLAPProcessor(ProcessorMixin):
             kwargs["max_length"] = self.max_tokens
 
         captions = as_list(text)
-        if self.plain_captions:
-            captions = [_plain(caption) if isinstance(caption, str) else caption for caption in captions]
+        if not captions:
+            raise ValueError("text is an empty list; pass at least one caption")
+        for index, caption in enumerate(captions):
+            if not isinstance(caption, str):
+                raise ValueError(f"caption {index} must be a string, got {type(caption).__name__}: {caption!r}")
+            if self.plain_captions:  # lower case, without punctuation and repeated spaces, as in ML-CLAP
+                caption = " ".join(_PUNCTUATION.sub(" ", caption.lower()).split())
+            if not caption.strip():
+                raise ValueError(f"caption {index} is blank: {captions[index]!r}; remove the clip or add a caption")
+            if any("\ud800" <= character <= "\udfff" for character in caption):
+                raise ValueError(f"caption {index} contains a lone surrogate, which is not valid Unicode: {caption!r}")
+            captions[index] = self.caption_prefix + caption.strip()  # tokenizers treat spaces at the ends differently
 
-        captions = [self.caption_prefix + caption for caption in _check_captions(captions)]
         encoding = dict(self.tokenizer(captions, **kwargs))
         if language is None:
             return encoding
@@ -216,13 +216,19 @@ class SupCLAPProcessor(ProcessorMixin):
         if not hasattr(self.tokenizer, "src_lang"):
             for name in set(languages):
                 require_language_code(name)
-        else:
-            # Replace the language tokens after one call, because src_lang applies to a whole batch.
-            codes = _language_ids(self.tokenizer)
-            default_id = self.tokenizer.convert_tokens_to_ids(self.tokenizer.src_lang)
-            for ids, name in zip(encoding["input_ids"], languages, strict=True):
-                ids[ids.index(default_id)] = _language_id(name, codes)
+            return encoding
 
+        # Replace the language tokens after one call, because src_lang applies to a whole batch.
+        codes = _language_ids(self.tokenizer)
+        default_id = self.tokenizer.convert_tokens_to_ids(self.tokenizer.src_lang)
+        for ids, name in zip(encoding["input_ids"], languages, strict=True):
+            if (code := get_flores_code(name)) not in codes:
+                supported = [iso for iso in LANGUAGES if get_flores_code(iso) in codes]
+                raise ValueError(
+                    f"the tokenizer has no language {name!r}; pass one of {supported}, or the full code of one of its "
+                    f"{len(codes) - len(supported)} other languages, such as por_Latn"
+                )
+            ids[ids.index(default_id)] = codes[code]
         return encoding
 
     @property
@@ -234,11 +240,7 @@ class SupCLAPProcessor(ProcessorMixin):
 
 
 def extract_clips(feature_extractor: Any, clips: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-    """Compute the input features of a transformers audio encoder, independently for each clip.
-
-    Args:
-        feature_extractor: Feature extractor of the encoder.
-        clips: Waveforms of shape (samples,), at the sampling rate of the feature extractor.
+    """Compute the input features of a transformers audio encoder, independently for each clip (samples,).
 
     Returns:
         Dict with `input_features`, float32 of shape (B, T), (B, T, features), or (B, features, T) if all clips have the
@@ -265,10 +267,7 @@ def extract_clips(feature_extractor: Any, clips: Sequence[np.ndarray]) -> dict[s
 
 
 def missing_protobuf() -> str:
-    """Return an installation hint for error messages if protobuf is missing, else "".
-
-    transformers suggests tiktoken, which does not help.
-    """
+    """Return an installation hint if protobuf is missing, else ""; transformers suggests tiktoken, which is no help."""
     if is_protobuf_available():
         return ""
     return "\nprotobuf is not installed; sentencepiece files require it: pip install protobuf"
@@ -297,11 +296,7 @@ def _check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def as_list(texts: Any) -> list[Any]:
-    """Convert one text or a sequence of texts to a list.
-
-    Raises:
-        ValueError: `texts` is None or a mapping, such as a dict from language to captions.
-    """
+    """Convert one text or a sequence of texts to a list; raise ValueError for None, and for a dict of captions."""
     if texts is None:
         raise ValueError("got None; pass a text or a list of texts")
     if isinstance(texts, Mapping):
@@ -312,43 +307,10 @@ def as_list(texts: Any) -> list[Any]:
     return [texts] if isinstance(texts, str) else list(texts)
 
 
-def _check_captions(captions: list[str]) -> list[str]:
-    """Remove spaces at the ends of captions, which tokenizers treat differently; raise ValueError if one is invalid."""
-    if not captions:
-        raise ValueError("text is an empty list; pass at least one caption")
-
-    for index, caption in enumerate(captions):
-        if not isinstance(caption, str):
-            raise ValueError(f"caption {index} must be a string, got {type(caption).__name__}: {caption!r}")
-        if not caption.strip():
-            raise ValueError(f"caption {index} is blank: {caption!r}; remove the clip or add a caption")
-        if any("\ud800" <= character <= "\udfff" for character in caption):
-            raise ValueError(f"caption {index} contains a lone surrogate, which is not valid Unicode: {caption!r}")
-
-    return list(map(str.strip, captions))
-
-
-def _plain(caption: str) -> str:
-    """Lower-case a caption and remove punctuation and repeated spaces, as ML-CLAP does."""
-    return " ".join(_PUNCTUATION.sub(" ", caption.lower()).split())
-
-
 def _language_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
     """Return a dict from language token ("fra_Latn") to token id; empty if the tokenizer has no language tokens."""
     is_code = re.compile("[a-z]{3}_[A-Z][a-z]{3}").fullmatch
     return {token: index for token, index in tokenizer.get_added_vocab().items() if is_code(token)}
-
-
-def _language_id(language: str, codes: dict[str, int]) -> int:
-    code = get_flores_code(language)
-    if code not in codes:
-        supported = [iso for iso in LANGUAGES if get_flores_code(iso) in codes]
-        raise ValueError(
-            f"the tokenizer has no language {language!r}; pass one of {supported}, or the full code of one of its "
-            f"{len(codes) - len(supported)} other languages, such as por_Latn"
-        )
-
-    return codes[code]
 
 
 register(AutoProcessor, SupCLAPConfig, SupCLAPProcessor)

@@ -1,7 +1,6 @@
 """Read the pooling, dense layers, normalisation and prompts of sentence-transformers models.
 
-LaBSE, for example, takes the first token of BERT, then applies a linear layer, tanh and normalisation. With mean
-pooling, its embeddings would be wrong.
+LaBSE, for example, takes the first token of BERT, then applies a linear layer, tanh and normalisation.
 """
 
 import json
@@ -43,14 +42,9 @@ class SentenceModules(NamedTuple):
 
 
 def read_sentence_modules(name: str, pooling: str | None = None) -> SentenceModules | None:
-    """Read the pooling, dense layers and normalisation of a sentence-transformers model.
+    """Read the modules of a sentence-transformers model from its folder or Hub id.
 
-    Args:
-        name: Hub id or folder of the model.
-        pooling: Requested pooling: "mean", "cls", "last" or "pooler". None uses the pooling of the model.
-
-    Returns:
-        The modules. Returns None if the model has no `modules.json`, or if `pooling` differs from its pooling.
+    Returns None if the model has no `modules.json`, or if the requested `pooling` differs from its pooling.
 
     Raises:
         ValueError: The weights of a dense layer are missing; or `pooling` is None and the model has an unsupported
@@ -70,7 +64,10 @@ def read_sentence_modules(name: str, pooling: str | None = None) -> SentenceModu
             activation = _ACTIVATIONS[settings["activation_function"].rpartition(".")[2].rstrip("()")]
             bias = settings.get("bias", True)
             dense.append({"out_features": settings["out_features"], "activation": activation, "bias": bias})
-            weights.append(_read_weights(name, module["path"]))
+            files = (_find(name, f"{module['path']}/{file}") for file in ("model.safetensors", "pytorch_model.bin"))
+            if (local := next(filter(None, files), None)) is None:
+                raise ValueError(f"{name} has no weights for its module {module['path']}; download it again")
+            weights.append(load_state_dict(local))
         elif kind == "Normalize":
             normalize = True
         elif kind != "Transformer" or module["path"]:
@@ -86,14 +83,9 @@ def read_sentence_modules(name: str, pooling: str | None = None) -> SentenceModu
 
 
 def read_text_settings(name: str) -> tuple[str, int | None]:
-    """Read the prompt and the maximum sequence length of a sentence-transformers model.
+    """Read the prompt and the maximum number of tokens of a sentence-transformers model from its folder or Hub id.
 
-    Args:
-        name: Hub id or folder of the model.
-
-    Returns:
-        Tuple of the prompt and the maximum number of tokens. The prompt is the default prompt if set, else the query
-        prompt, else "". The number is None if it is not set.
+    The prompt is the default prompt if set, else the query prompt, else "". The number is None if it is not set.
     """
     settings = _read_json(name, "config_sentence_transformers.json") or {}
     prompts = settings.get("prompts") or {}
@@ -112,26 +104,13 @@ def _read_pooling(settings: dict[str, Any]) -> str:
     return _POOLINGS.get(modes[0], "") if len(modes) == 1 else ""
 
 
-def _read_weights(name: str, path: str) -> dict[str, torch.Tensor]:
-    for file in ("model.safetensors", "pytorch_model.bin"):
-        if local := _find(name, f"{path}/{file}"):
-            return load_state_dict(local)
-    raise ValueError(f"{name} has no weights for its module {path}; download it again")
-
-
 def _read_json(name: str, path: str) -> Any:
-    if local := _find(name, path):
-        with open(local, encoding="utf-8") as file:
-            return json.load(file)
-    return None
+    local = _find(name, path)
+    return None if local is None else json.loads(Path(local).read_text(encoding="utf-8"))
 
 
 def _find(name: str, path: str) -> str | None:
     if not Path(name).is_dir() and not is_hub_id(name):
         return None  # loading the tower raises an error for this name
-    optional = {
-        "_raise_exceptions_for_missing_entries": False,
-        "_raise_exceptions_for_connection_errors": False,
-        "_raise_exceptions_for_gated_repo": False,
-    }
-    return cached_file(name, path, **optional)
+    optional = ("missing_entries", "connection_errors", "gated_repo")
+    return cached_file(name, path, **{f"_raise_exceptions_for_{error}": False for error in optional})

@@ -1,8 +1,4 @@
-"""Strict `from_pretrained`: raises if the checkpoint lacks weights of the model, where transformers only warns.
-
-It also raises for a missing folder, a LoRA adapter without a model, and a damaged weight file. The error messages
-contain the folder or file.
-"""
+"""Strict `from_pretrained`: raises if the checkpoint lacks weights of the model, where transformers only warns."""
 
 import json
 import os
@@ -19,20 +15,15 @@ from .hub_ids import is_hub_id
 
 @contextmanager
 def naming_damaged_files(folder: Any) -> Iterator[None]:
-    """Context manager for loading weights; if a weight file is damaged, it raises OSError with the path of the file.
+    """Context manager for loading weights; raises OSError with the path of a damaged weight file in the folder.
 
-    In transformers, the error message comes from safetensors or torch and does not contain the path.
-
-    Args:
-        folder: Folder of the model. Files of a Hub id are not checked, because downloads are verified.
-
-    Raises:
-        OSError: A weight file in the folder cannot be read.
+    The errors of safetensors and torch do not contain the path. Downloads from the Hub are verified.
     """
     try:
         yield
     except Exception as error:
-        for path in _weight_files(folder):
+        parent = Path(os.devnull if folder is None else folder)
+        for path in sorted(parent.glob("*model*.safetensors*")) or sorted(parent.glob("*model*.bin*")):
             if str(path) in str(error):
                 raise
             try:
@@ -46,25 +37,20 @@ def naming_damaged_files(folder: Any) -> Iterator[None]:
 
 
 def damaged(path: Path, error: Exception) -> str:
-    """Return an error message for a weight file that cannot be read.
+    """Return an error message for a weight file, with the first sentence of `error`.
 
-    The message includes only the first sentence of `error`, because torch then advises to run code from the file.
+    After that sentence, torch advises to run code from the file.
     """
     cause = f"{type(error).__name__}: {error}".splitlines()[0].split(". ")[0]
     return f"cannot read weights from {path} ({cause}); the file is damaged or incomplete, download it again"
 
 
 def _check_source(name: Any) -> None:
-    """Raise if a model cannot be loaded from `name`, with a clearer message than in transformers.
+    """Raise if a model cannot be loaded from `name`.
 
-    transformers reports a missing folder as an invalid Hub id. For a folder that contains only a LoRA adapter, it
-    loads the base model of the adapter, and fails if none is set. Before version 5.18, it does not load the modules
-    in `modules_to_save` of the adapter, such as the projections.
-
-    Raises:
-        OSError: The folder does not exist, or contains a named pipe, which would block forever when it is read.
-        ValueError: The folder contains only a LoRA adapter, and its base model does not exist or the installed
-            transformers version would not load the complete adapter.
+    transformers reports a missing folder as an invalid Hub id, and a named pipe would block forever. For a folder that
+    contains only a LoRA adapter, it loads the base model of the adapter, and fails if none is set. Before version 5.18,
+    it does not load the modules in `modules_to_save` of the adapter, such as the projections.
     """
     path = str(name)
     if name is not None and os.path.isdir(path):
@@ -93,13 +79,6 @@ def _check_source(name: Any) -> None:
         )
 
 
-def _weight_files(folder: Any) -> list[Path]:
-    """List the weight files and shard indices in a folder: safetensors files if there are any, else .bin files."""
-    if folder is None:
-        return []
-    return sorted(Path(folder).glob("*model*.safetensors*")) or sorted(Path(folder).glob("*model*.bin*"))
-
-
 def apply_umask(folder: str | os.PathLike[str]) -> None:
     """Set the permissions of all safetensors files in a folder to the default of new files.
 
@@ -114,9 +93,8 @@ def apply_umask(folder: str | os.PathLike[str]) -> None:
 class StrictLoadingMixin:
     """Mixin that makes `from_pretrained` raise if weights are missing. List it before `PreTrainedModel` in the bases.
 
-    transformers initialises missing weights at random and only warns. The model would then be useless, for example
-    when `SonarTextModel` loads a translation model, or `CEDModel` a `SupCLAPModel`: the weight names have another
-    prefix. With `output_loading_info=True`, missing weights do not raise, because the report lists them.
+    transformers initialises missing weights at random and only warns, for example when `SonarTextModel` loads a
+    translation model. With `output_loading_info=True`, missing weights do not raise, because the report lists them.
     """
 
     @classmethod

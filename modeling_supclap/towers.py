@@ -98,11 +98,7 @@ def check_tower(kind: Literal["audio", "text"], tower: PreTrainedModel, config: 
 
 
 def has_pooler(tower: PreTrainedModel) -> bool:
-    """Return whether the output of a tower has a `pooler_output`.
-
-    BERT-like models have an attribute `pooler`, which is None without a pooler. For other models, the return
-    annotation of `forward` is inspected.
-    """
+    """Return whether the output of a tower has a `pooler_output`, by its `pooler` or the annotation of `forward`."""
     if hasattr(tower, "pooler"):
         return tower.pooler is not None
     returned = inspect.signature(type(tower).forward).return_annotation
