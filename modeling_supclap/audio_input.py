@@ -67,9 +67,9 @@ class Recording(NamedTuple):
 
         Args:
             target_hz: Sampling rate of the result in hertz.
-            start: First sample at `target_hz`. Ignored if `stop` is None, unless the source is a function.
-            stop: End sample at `target_hz`, exclusive; None reads the whole recording. With `stop`, only this part of a
-                file and a margin of one second are decoded.
+            start: First sample at `target_hz`.
+            stop: End sample at `target_hz`, exclusive; None reads to the end. With `stop`, only this part of a file and
+                a margin of one second are decoded.
 
         Returns:
             Mono waveform, float32 (samples,).
@@ -95,7 +95,8 @@ class Recording(NamedTuple):
         if rate_hz is None:
             raise ValueError(f"{self.name} is an array without a sampling rate; pass sampling_rate=, in hertz")
         waveform = as_waveform(source, rate_hz, target_hz, self.name)
-        return waveform if stop is None else waveform[start - first * target_hz : stop - first * target_hz]
+        offset = first * target_hz
+        return waveform[start - offset : None if stop is None else stop - offset]
 
 
 def as_recordings(audio: Any, sampling_rate: Any = None) -> tuple[list[Recording], bool]:

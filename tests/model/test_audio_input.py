@@ -49,6 +49,7 @@ def test_every_form_is_the_same_waveform(path, form):
     assert is_one
     assert one.get_seconds() == 0.5
     np.testing.assert_allclose(one.read(16000), CLIP, atol=1e-7)
+    np.testing.assert_allclose(one.read(16000, start=7000), CLIP[7000:], atol=1e-7)
 
     several, is_one = as_recordings([make(path), make(path)], [16000, 16000])
     assert not is_one
