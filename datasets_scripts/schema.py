@@ -1,16 +1,12 @@
 """Row format of all datasets: builders produce it, and collators, training and evaluation read it.
 
-A row is one clip, see `Row`. The audio is stored as a path, and the collator decodes the file. Captions are grouped by
-language, because the multilingual losses sample or stack languages per clip. Events are sounds with start and end, for
-the temporal methods. The source identifies the original recording, because splits must not share recordings. Rows of a
-prepared dataset (output of `prepare.py`) may also contain the audio itself, in `AUDIO_COLUMNS`.
+A row is one clip, see `Row`. Rows of a prepared dataset may also contain the audio itself, in `AUDIO_COLUMNS`.
 """
 
 import hashlib
 import itertools
 import json
 import logging
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypedDict
 
@@ -75,14 +71,9 @@ class Row(TypedDict):
 
 
 def features(languages: Sequence[str] = LANGUAGES) -> Features:
-    """Return the `datasets.Features` of a row.
+    """Return the `datasets.Features` of a row with captions in the given languages, the anchor language first.
 
-    Args:
-        languages: Language codes of the captions, the anchor language first; any codes are allowed.
-
-    Returns:
-        Features of all fields of `Row`. `audio_path` is a string, because `datasets.Audio` requires torchcodec even to
-        store a path. Cast it to `Audio(decode=False)` if you need that type.
+    `audio_path` is a string, because `datasets.Audio` requires torchcodec even to store a path.
 
     >>> features(["eng", "fra"])["captions"]
     {'eng': List(Value('string')), 'fra': List(Value('string'))}
@@ -103,13 +94,9 @@ def features(languages: Sequence[str] = LANGUAGES) -> Features:
 
 
 def without_audio(rows: Any) -> Any:
-    """Remove the audio columns of a dataset, so that iterating over all rows does not load the audio.
+    """Return a dataset without its audio columns, so that iterating over its rows does not load the audio.
 
-    Args:
-        rows: A dataset, or any sequence of rows.
-
-    Returns:
-        The dataset without the audio columns; `rows` itself if it is not a dataset or has no such columns.
+    Returns `rows` itself if it is not a dataset or has no such columns.
     """
     columns = [name for name in AUDIO_COLUMNS if name in (getattr(rows, "column_names", None) or ())]
     return rows.remove_columns(columns) if columns else rows
@@ -136,29 +123,25 @@ def group_id(row: Mapping[str, Any], positives: str) -> int:
 
 
 def warn_of_shared_captions(rows: Any) -> None:
-    """Log a warning if several clips have identical captions, because they count as negatives of each other.
+    """Log a warning if several clips have identical captions: with `positives="clip"` each is a negative of the others.
 
     Args:
-        rows: Split for training or evaluation with `positives="clip"`; a dataset or any sequence of rows.
+        rows: A dataset or any sequence of rows.
     """
-    counts: Counter[Any] = Counter()
-    for captions in _caption_batches(rows):
-        if isinstance(captions, pyarrow.ChunkedArray):
-            texts = []
-            for field in captions.type:
-                joined = pc.binary_join(pc.struct_field(captions, field.name), "\x1f")
-                texts.append(pc.fill_null(joined, ""))
-            counts.update(map(hash, pc.binary_join_element_wise(*texts, "\x1e").to_pylist()))
-        else:
-            counts.update(group_id({"captions": of_row}, "captions") for of_row in captions)
+    captions = _read_captions(rows)
+    texts = []
+    for field in captions.type:
+        joined = pc.binary_join(pc.struct_field(captions, field.name), "\x1f")
+        texts.append(pc.fill_null(joined, ""))
+    counts = pc.value_counts(pc.binary_join_element_wise(*texts, "\x1e")).field("counts").to_numpy()
 
-    shared = sum(filter((1).__lt__, counts.values()))
+    shared = counts[counts > 1].sum()
     if shared:
         logger.warning(
             "%d of %d clips have the same captions as another clip of their split, and count as its negatives "
             "and as wrong answers; set --positives captions to count them as right answers to each other",
             shared,
-            counts.total(),
+            counts.sum(),
         )
 
 
@@ -176,9 +159,7 @@ def all_captions(row: Mapping[str, Any], languages: Sequence[str]) -> list[tuple
 
 
 def lacking_languages(row: Mapping[str, Any], languages: Sequence[str], scheme: str = "random") -> list[str]:
-    """Return the languages in which a clip has no caption.
-
-    Returns an empty list if the captions of the clip are sufficient for the scheme.
+    """Return the languages in which a clip has no caption; an empty list if its captions suffice for the scheme.
 
     Args:
         row: Row in the format of `Row`.
@@ -205,40 +186,27 @@ def _suffices(has_captions: np.ndarray, scheme: str) -> Any:
     return has_captions[..., 0] & (has_captions.sum(axis=-1) >= min(2, has_captions.shape[-1]))
 
 
-def _caption_batches(rows: Any) -> Iterator[Any]:
-    """Yield the captions of all rows in batches: Arrow struct arrays for a dataset, else a list of dicts."""
+def _read_captions(rows: Any) -> Any:
+    """Return the captions of a dataset or a sequence of rows as an Arrow array of structs from language to texts."""
     if isinstance(rows, Dataset) and isinstance(rows.features.get("captions"), dict):
-        captions = rows.select_columns("captions").with_format("arrow")
-        for start in range(0, len(rows), 10_000):
-            yield captions[start : start + 10_000]["captions"]
-    else:
-        yield [row["captions"] for row in without_audio(rows)]
+        return rows.select_columns("captions").with_format("arrow")[:]["captions"]
+    captions = [row["captions"] for row in without_audio(rows)]
+    languages = dict.fromkeys(itertools.chain.from_iterable(captions))
+    texts = pyarrow.list_(pyarrow.string())
+    return pyarrow.array(captions, pyarrow.struct([(language, texts) for language in languages]))
 
 
 def caption_counts(rows: Any) -> dict[str, np.ndarray]:
-    """Count the captions of each row in each language.
-
-    Args:
-        rows: A dataset or any sequence of rows. For a dataset, the texts are not converted to Python objects.
-
-    Returns:
-        Dict from each language of the rows to an int64 array `(rows,)`; languages without captions have zeros.
+    """Count the captions of each row of a dataset or sequence; returns a dict from language to int64 array `(rows,)`.
 
     >>> caption_counts([{"captions": {"eng": ["a dog", "barks"]}}, {"captions": {"fra": ["un chien"]}}])
     {'eng': array([2, 0]), 'fra': array([0, 1])}
     """
+    captions = _read_captions(rows)
     counts = {}
-    batches = list(_caption_batches(rows))
-    if batches and isinstance(batches[0], pyarrow.ChunkedArray):
-        for field in batches[0].type:
-            lengths = [pc.list_value_length(pc.struct_field(captions, field.name)) for captions in batches]
-            counts[field.name] = np.concatenate([pc.fill_null(part, 0).to_numpy().astype(np.int64) for part in lengths])
-        return counts
-
-    listed = list(itertools.chain.from_iterable(batches))
-    for index, captions in enumerate(listed):
-        for language, texts in captions.items():
-            counts.setdefault(language, np.zeros(len(listed), np.int64))[index] = len(texts or ())
+    for field in captions.type:
+        lengths = pc.list_value_length(pc.struct_field(captions, field.name))
+        counts[field.name] = pc.fill_null(lengths, 0).to_numpy(zero_copy_only=False).astype(np.int64)
     return counts
 
 
@@ -247,11 +215,7 @@ def require_captions(
 ) -> None:
     """Check before training that all clips have the captions that the language scheme requires.
 
-    Args:
-        rows: Rows in the format of `Row`.
-        languages: See `lacking_languages`.
-        scheme: See `lacking_languages`.
-        split: Split name to show in error messages.
+    For the arguments see `lacking_languages`; `split` is a name for error messages.
 
     Raises:
         ValueError: A clip lacks captions that the scheme requires, or one of the languages has no caption at all.
@@ -278,16 +242,11 @@ def require_captions(
 
 
 def validate_row(row: Mapping[str, Any], languages: Sequence[str] = LANGUAGES) -> None:
-    """Check that a row has the format of `Row`.
-
-    Args:
-        row: Row to check.
-        languages: Allowed caption languages.
+    """Check that a row has the format of `Row`, with captions in the given languages.
 
     Raises:
-        ValueError: A field is missing, an id, path or source is empty, a caption is blank, there is no caption in any
-            language, a language is unknown, or an event starts before the clip or ends before it starts. The message
-            contains the clip id and all problems.
+        ValueError: A field is missing, an id, path, source or caption is empty, there is no caption, a language is
+            unknown, or an event starts before the clip or ends before it starts. The message lists all problems.
 
     >>> row = {"clip_id": "a", "audio_path": "a.wav", "captions": {"eng": ["Rain"]}, "labels": [], "events": [],
     ...        "source": "freesound:1", "license": "CC0-1.0"}
