@@ -4,14 +4,10 @@
 >>> rows = load_splits("prepared", data_dir="s3://bucket/clotho", streaming=True)["train"]  # doctest: +SKIP
 >>> rows = rows.shuffle(seed=0).shard(process=0, num_processes=8)  # doctest: +SKIP
 
-The module `stream_sources` reads the files.
-
-With `datasets.IterableDataset.shuffle`, a resumed run fills the shuffle buffer with different rows, and the batches
-depend on the number of processes. Here the row order depends only on the seed and the epoch. The row groups are
-distributed in random order over 16 shuffle shards, and the rows within each row group are shuffled. The stream takes
-one row from each shard in turn. Until the first shard ends, any 16 successive rows come from 16 different row groups.
-If 16 is a multiple of (number of processes x number of workers), each worker reads only the row groups of its own
-shards.
+The row order depends only on the seed and the epoch; with `datasets.IterableDataset.shuffle` it would also depend on
+the number of processes, and on the position of a resumed run. The row groups are distributed in random order over 16
+shuffle shards, and the rows of each row group are shuffled. The stream takes one row from each shard in turn. If 16 is
+a multiple of (number of processes x number of workers), each worker reads only the row groups of its own shards.
 """
 
 from __future__ import annotations
@@ -38,31 +34,19 @@ Row = dict[str, Any]
 
 
 class RowGroup(NamedTuple):
-    """Row group: the part of a file that is read at once.
-
-    Attributes:
-        path: Path or address of the file.
-        location: Location in the file. Parquet: number of the row group (`HubSplit` adds more fields). Tar: start
-            and end byte.
-        rows: Number of rows.
-        start: Index in the split of the first row of the group, set by `RowStream`.
-    """
+    """Row group: the part of a file that is read at once."""
 
     path: str
-    location: Any
+    location: Any  # Parquet: number of the row group (`HubSplit` adds more fields); tar: start and end byte
     rows: int
-    start: int = 0
+    start: int = 0  # index in the split of the first row, set by `RowStream`
 
 
 class RowStream(IterableDataset):
-    """Iterable dataset that reads the rows of one split on demand.
+    """Iterable dataset that reads the rows of one split on demand, in file order unless it is shuffled.
 
-    Each row has the additional column `clip_index`, its index in the split. A new stream iterates in file order.
-    `shuffle`, `shard`, `map` and `remove_columns` return a new stream. The workers of a `DataLoader` share the rows of
-    a process, so the batches depend on the number of workers; a resumed run must use the same number.
-
-    Args:
-        split: Source of the rows: a `ParquetSplit`, a `HubSplit` or a `TarSplit`.
+    Each row has the additional column `clip_index`, its index in the split. The workers of a `DataLoader` share the
+    rows of a process, so the batches depend on the number of workers; a resumed run must use the same number.
 
     Attributes:
         num_rows: Number of rows in the whole split.
@@ -96,55 +80,39 @@ class RowStream(IterableDataset):
         return self.num_rows // self._num_processes + rest
 
     def shuffle(self, seed: int) -> RowStream:
-        """Return a stream in random order; the order is different in each epoch.
-
-        Args:
-            seed: Random seed; the order depends on the seed and the epoch.
-        """
+        """Return a stream in random order; the order depends on the seed and the epoch."""
         return self._changed(_seed=seed)
 
     def shard(self, process: int, num_processes: int) -> RowStream:
-        """Return a stream with the rows of one process; no row belongs to two processes.
+        """Return a stream with the rows of one process, of index `process`; no row belongs to two processes.
 
         Successive rows go to successive processes, so that a global batch contains the same rows for any number of
         processes. In a shuffled stream all processes have the same number of rows, because every training step needs
-        all processes. The last rows of an epoch, fewer than the number of processes, are dropped; they are different in
-        each epoch.
-
-        Args:
-            process: Index of the process, from 0.
-            num_processes: Number of processes.
+        all of them; the last rows of an epoch, fewer than the number of processes, are dropped.
         """
         if not 0 <= process < num_processes:
             raise ValueError(f"process is {process} of {num_processes}; expected 0 to {num_processes - 1}")
         return self._changed(_process=process, _num_processes=num_processes)
 
     def map(self, function: Callable[[Row], Row], features: datasets.Features | None = None) -> RowStream:
-        """Return a stream that applies a function to each row when the row is read.
+        """Return a stream that applies a function to each row when it is read.
 
         Args:
-            function: Function from row to row. It must be picklable if workers are spawned, not forked: a module-level
-                function, or a `functools.partial` of one.
+            function: Function from row to row; it must be picklable if workers are spawned.
             features: Features of the new rows; None keeps the current features.
         """
         return self._changed(_functions=[*self._functions, function], features=features or self.features)
 
     def remove_columns(self, names: Sequence[str]) -> RowStream:
-        """Return a stream without some columns; removed Parquet columns are not downloaded.
-
-        Args:
-            names: Names of the columns to remove.
-        """
-        kept = {name: kind for name, kind in self.features.items() if name not in names}
+        """Return a stream without some columns; removed Parquet columns are not downloaded."""
+        rest = {name: kind for name, kind in self.features.items() if name not in names}
         columns = [name for name in self._columns if name not in names]
-        return self._changed(_columns=columns, features=datasets.Features(kept))
+        return self._changed(_columns=columns, features=datasets.Features(rest))
 
     def to_dataset(self, cache_dir: str | None = None) -> datasets.Dataset:
         """Read all rows in file order into a memory-mapped `datasets.Dataset`, for repeated evaluation of a split.
 
-        Args:
-            cache_dir: Cache folder for the rows; None uses the `datasets` default. If the cache already contains the
-                rows of the same files, they are not read again.
+        Rows of unchanged files that are already in the cache folder are not read again.
         """
         whole = self._changed(_seed=None, _process=0, _num_processes=1)
         whole.load_state_dict({"epoch": 0, "rows": 0})
@@ -175,11 +143,7 @@ class RowStream(IterableDataset):
         return {"epoch": epoch, "rows": rows, "batch_size": batch_size}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Set the position of the next iteration; earlier rows are not read.
-
-        Args:
-            state: Dict in the format of `state_dict`; "batch_size" is optional without workers.
-        """
+        """Set the position of the next iteration, see `state_dict`; earlier rows are not read."""
         self._state.copy_(torch.tensor([state["epoch"], state["rows"], state.get("batch_size", 1)]))
 
     def __iter__(self) -> Iterator[Row]:
@@ -192,7 +156,7 @@ class RowStream(IterableDataset):
         worker = 0 if info is None else (info.id + batches) % workers
         skipped = num_yielded if info is None else batch_size * len(range(worker, batches, workers))
 
-        rows = self.read_epoch(epoch)
+        rows = EpochReader(self, epoch)
         for index in range(worker, len(self), workers)[skipped:]:
             if info is None:
                 self._state[1] = index + 1
@@ -200,32 +164,19 @@ class RowStream(IterableDataset):
         if info is None:
             self._state[1] = 0  # the next iteration starts from the beginning
 
-    def read_epoch(self, epoch: int) -> EpochReader:
-        """Return an `EpochReader` for the rows of this process; reading successive indices is fast."""
-        shards = [self.row_groups]
-        if self._seed is not None:
-            order = np.random.default_rng([self._seed, epoch]).permutation(len(self.row_groups))
-            shuffled = [self.row_groups[number] for number in order]
-            shards = [shuffled[shard::SHUFFLE_SHARDS] for shard in range(min(SHUFFLE_SHARDS, len(shuffled)))]
-        return EpochReader(self, epoch, shards)
-
 
 class EpochReader:
-    """Random access to the rows of one process in one epoch.
+    """Random access to the rows of one process in one epoch; keeps one row group per shuffle shard in memory."""
 
-    Keeps the last row group of each shuffle shard in memory.
-
-    Args:
-        stream: Stream to read from.
-        epoch: Epoch, from 0.
-        shards: List of the row groups of each shuffle shard, in reading order.
-    """
-
-    def __init__(self, stream: RowStream, epoch: int, shards: list[list[RowGroup]]) -> None:
-        self.stream, self.epoch, self.shards = stream, epoch, shards
+    def __init__(self, stream: RowStream, epoch: int) -> None:
+        self.stream, self.epoch, self.shards = stream, epoch, [stream.row_groups]
+        if stream._seed is not None:
+            order = np.random.default_rng([stream._seed, epoch]).permutation(len(stream.row_groups))
+            shuffled = [stream.row_groups[number] for number in order]
+            self.shards = [shuffled[shard::SHUFFLE_SHARDS] for shard in range(min(SHUFFLE_SHARDS, len(shuffled)))]
         self._groups: dict[int, tuple[RowGroup, Callable[[int], Row], np.ndarray]] = {}
-        self._starts: list[list[int]] = []
-        for shard in shards:
+        self._starts: list[list[int]] = []  # of each shard: number of rows before each of its row groups
+        for shard in self.shards:
             self._starts.append(list(accumulate((group.rows for group in shard), initial=0)))
 
         # The shards yield one row each in turn. When the shortest shards end, a new segment continues with the others.
@@ -243,11 +194,8 @@ class EpochReader:
         position = index * stream._num_processes + stream._process
         start, first_row, shards = self._segments[bisect_right(self._segments, position, key=itemgetter(0)) - 1]
         row, number = divmod(position - start, len(shards))
-        return self._read(shards[number], first_row + row)
+        shard, row = shards[number], first_row + row
 
-    def _read(self, shard: int, row: int) -> Row:
-        """Read a row of a shuffle shard."""
-        stream = self.stream
         index = bisect_right(self._starts[shard], row) - 1
         group = self.shards[shard][index]
         if shard not in self._groups or self._groups[shard][0] != group:
@@ -278,23 +226,16 @@ class EpochRows(Dataset):
     def __getitem__(self, key: tuple[int, int]) -> Row:
         epoch, index = key
         if self._reader is None or self._reader.epoch != epoch:
-            self._reader = self.stream.read_epoch(epoch)
+            self._reader = EpochReader(self.stream, epoch)
         return self._reader[index]
 
 
 class EpochBatches(Sampler):
     """Batch sampler for `EpochRows`; yields lists of keys `(epoch, index)` for the batches of one process.
 
-    A batch depends only on its number, so a run can resume at any batch without a saved state. Other ways to resume
-    need the state of each worker (`torchdata`), or read the skipped batches (`accelerate.skip_first_batches`).
-
-    The `DataLoader` workers process batches in turn, and each worker reads the rows of its own shuffle shards. The last
-    rows of an epoch are dropped if they do not fill a batch.
-
-    Args:
-        stream: Stream with the rows of this process.
-        batch_size: Number of rows per batch.
-        workers: Number of `DataLoader` workers.
+    A batch depends only on its number, so a run can resume at any batch without a saved state. The `DataLoader` workers
+    take batches in turn, and each worker reads the rows of its own shuffle shards. The last rows of an epoch that do
+    not fill a batch are dropped.
     """
 
     def __init__(self, stream: RowStream, batch_size: int, workers: int = 0) -> None:

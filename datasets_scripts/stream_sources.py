@@ -1,8 +1,4 @@
-"""Sources of row streams for `load_splits(..., streaming=True)`.
-
-"prepared" reads the output of `prepare.py`, "hf" other Parquet files with an audio column and a caption column, and
-"webdataset" WebDataset tar files.
-"""
+"""Sources of row streams for `load_splits(..., streaming=True)`: prepared sets, other Parquet files, and tar files."""
 
 from __future__ import annotations
 
@@ -14,6 +10,7 @@ import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,17 +37,11 @@ ROWS_OF_A_GROUP = 100  # rows that are read at once from a tar file, because tar
 
 
 def _file_features(languages: Sequence[str]) -> datasets.Features:
-    """Return the features of rows with the audio bytes in the column `audio`."""
     return datasets.Features({**features(languages), **STORAGES["original"].features()})
 
 
 class ParquetSplit:
-    """Split of a prepared dataset; the manifest lists the row groups.
-
-    Args:
-        prepared: Location and manifest of the prepared dataset.
-        split: Name of the split.
-    """
+    """Split of a prepared dataset; the manifest lists the row groups."""
 
     def __init__(self, prepared: PreparedSet, split: str) -> None:
         self.features = datasets.Features.from_dict(prepared.manifest["features"])
@@ -61,13 +52,11 @@ class ParquetSplit:
 
         shards = prepared.manifest["splits"][split]["shards"]
         for path, shard in zip(prepared.shard_paths(split), shards, strict=True):
-            for number, rows in enumerate(shard["row_groups"]):
-                self.row_groups.append(RowGroup(path, number, rows))
+            self.row_groups += [RowGroup(path, number, rows) for number, rows in enumerate(shard["row_groups"])]
 
     def read(self, group: RowGroup, columns: Sequence[str]) -> Callable[[int], Row]:
         """Read columns of a row group and return a function from index to row."""
-        table = _read_row_group(group.path, group.location, columns)
-        table = with_absolute_paths(table, self._root)
+        table = with_absolute_paths(_read_row_group(group.path, group.location, columns), self._root)
         return lambda number: table.slice(number, 1).to_pylist()[0]
 
 
@@ -77,19 +66,15 @@ class HubSplit:
     Rows without captions are skipped. Reading a row group raises ValueError if several of its rows have the same
     recording, because they would be negatives of each other, and a stream cannot merge them.
 
-    Args:
-        row_groups: Row groups of the split. Their `location` is the tuple (number of the row group in the file, index
-            in the split of its first row, columns that may contain empty values).
-        split: Prefix of the clip ids.
-        types: Features of the dataset.
-        config: Column names.
+    The `location` of a given row group is the tuple (number of the row group in the file, index in the split of its
+    first row, columns that may contain empty values). `split` is the prefix of the clip ids.
     """
 
     def __init__(
         self, row_groups: Sequence[RowGroup], split: str, types: datasets.Features, config: HubDatasetConfig
     ) -> None:
         self._columns = Columns(types, config)
-        self._holds_files = isinstance(types.arrow_schema.field(self._columns.audio).type, pyarrow.StructType)
+        self._is_struct = isinstance(types.arrow_schema.field(self._columns.audio).type, pyarrow.StructType)
         self.features = _file_features(list(dict.fromkeys(self._columns.languages.values())))
         self.licenses: dict[str, int] = {}
         self.split = split
@@ -99,8 +84,7 @@ class HubSplit:
         self.row_groups: list[RowGroup] = []
         for group, numbers in zip(row_groups, captioned, strict=True):
             if numbers:
-                location = (*group.location[:2], numbers)
-                self.row_groups.append(group._replace(location=location, rows=len(numbers)))
+                self.row_groups.append(group._replace(location=(*group.location[:2], numbers), rows=len(numbers)))
         num_rows = sum(group.rows for group in row_groups)
         num_captioned = sum(map(len, captioned))
         if num_captioned < num_rows:
@@ -127,10 +111,10 @@ class HubSplit:
         """Read columns of a row group and return a function from index to row."""
         audio, label = self._columns.audio, self._columns.label
         needed = [*self._columns.languages, *filter(None, [label])]
-        needed.append(f"{audio}.path" if self._holds_files and "audio" not in columns else audio)
+        needed.append(f"{audio}.path" if self._is_struct and "audio" not in columns else audio)
         number_in_file, first_row, numbers = group.location
         table = _read_row_group(group.path, number_in_file, needed)
-        if self._holds_files and "audio" in columns:
+        if self._is_struct and "audio" in columns:
             recordings = identify_recordings(table.column(audio))
             if len(set(recordings)) < len(recordings):
                 raise ValueError(
@@ -142,7 +126,7 @@ class HubSplit:
         def get_row(number: int) -> Row:
             number = numbers[number]
             values = table.slice(number, 1).to_pylist()[0]
-            stored = values[audio] if self._holds_files else {"bytes": None, "path": values[audio]}
+            stored = values[audio] if self._is_struct else {"bytes": None, "path": values[audio]}
             row = self._columns.describe(values, stored["path"], f"{self.split}-{first_row + number:06d}")
             row["audio"] = stored
             return {name: row[name] for name in columns}
@@ -156,13 +140,9 @@ class TarSplit:
     Each sample with a recording (`.flac`, `.wav`, ...) becomes a row. The captions come from a `.json` file with the
     keys "captions", "caption" or "text" (a string or a list), or else from a `.txt` file. The `.json` file may also
     contain "labels" or "tag", "license" and "source". The constructor reads the headers of all tar files once.
-
-    Args:
-        paths: Paths or addresses of the tar files.
-        language: ISO 639-3 code of the captions.
     """
 
-    def __init__(self, paths: Sequence[str], language: str = "eng") -> None:
+    def __init__(self, paths: Sequence[str], language: str) -> None:
         self.features = _file_features([language])
         self.licenses: dict[str, int] = {}
         self.digest = ""
@@ -284,14 +264,8 @@ def load_parquet(**options: Any) -> dict[str, RowStream]:
     """Stream a dataset of Parquet files from the Hub, a folder, or an address that fsspec can list.
 
     Reads only the file footers, and the captions if some may be missing. If there is no validation or test split, a
-    random sample of the training row groups is held out. Whole row groups are held out, so that neighbouring rows stay
-    in the same split and each row group is read once.
-
-    Args:
-        **options: Fields of `builders.hf.HubDatasetConfig`.
-
-    Returns:
-        Dict from split name to stream.
+    random sample of the training row groups is held out: whole groups, so that each is read by one split. The options
+    are fields of `builders.hf.HubDatasetConfig`. Returns a dict from split name to stream.
 
     Raises:
         FileNotFoundError: There are no Parquet files.
@@ -316,14 +290,14 @@ def load_parquet(**options: Any) -> dict[str, RowStream]:
         if not all(path.endswith(".parquet") for path in paths):
             raise FileNotFoundError(f"streaming requires Parquet files; {data_dir} contains {paths[0]}")
         with ThreadPoolExecutor(SHUFFLE_SHARDS) as pool:
-            footers = list(pool.map(_read_footer, paths))
+            footers = list(pool.map(partial(read_file, read=pyarrow.parquet.read_metadata), paths))
 
-        of_split = groups[split] = []
+        groups[split] = []
         first_row = 0
         for path, footer in zip(paths, footers, strict=True):
             for number in range(footer.num_row_groups):
                 about = footer.row_group(number)
-                of_split.append(RowGroup(path, (number, first_row, _may_be_empty(about)), about.num_rows))
+                groups[split].append(RowGroup(path, (number, first_row, _may_be_empty(about)), about.num_rows))
                 first_row += about.num_rows
         types = datasets.Features.from_arrow_schema(footers[0].schema.to_arrow_schema())
 
@@ -333,14 +307,7 @@ def load_parquet(**options: Any) -> dict[str, RowStream]:
             groups["train"], groups[split] = _hold_out(groups["train"], fraction, config.seed)
             origins[split] = origins["train"]
 
-    streams = {}
-    for split, of_split in groups.items():
-        streams[split] = RowStream(HubSplit(of_split, origins[split], types, config))
-    return streams
-
-
-def _read_footer(path: str) -> pyarrow.parquet.FileMetaData:
-    return read_file(path, pyarrow.parquet.read_metadata)
+    return {split: RowStream(HubSplit(groups[split], origins[split], types, config)) for split in groups}
 
 
 def _may_be_empty(row_group: pyarrow.parquet.RowGroupMetaData) -> frozenset[str]:
@@ -369,10 +336,7 @@ def _hold_out(groups: list[RowGroup], fraction: float, seed: int) -> tuple[list[
 
 
 def _find_files(data_dir: str, suffix: str) -> dict[str, list[str]]:
-    """Return a dict from split to the files of a folder.
-
-    The first split name in the path of a file determines the split; it is "train" if the path contains none.
-    """
+    """Return a dict from split to the files of a folder, see `TarConfig.data_dir`."""
 
     def find(system: Any, folder: str) -> list[tuple[str, str]]:
         paths = sorted(system.glob(f"{folder.rstrip('/')}/**/*{suffix}"))
