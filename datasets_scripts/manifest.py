@@ -85,7 +85,7 @@ def make_manifest(
 
 
 def installed_versions(packages: Iterable[str]) -> dict[str, str]:
-    """Return a dict from package name to version, in the given order; packages that are not installed are skipped.
+    """Return a dict from package to version, in the given order, without packages that are not installed.
 
     >>> list(installed_versions(["numpy", "no-such-package"]))
     ['numpy']
@@ -100,12 +100,12 @@ def installed_versions(packages: Iterable[str]) -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """Return a dict from name to version for all packages that affect the bytes of a prepared dataset."""
+    """Return the versions of all packages that affect the bytes of a prepared dataset."""
     return {"libsndfile": soundfile.__libsndfile_version__, **installed_versions(_PACKAGES)}
 
 
 def summary_table(manifest: Mapping[str, Any]) -> str:
-    """Format the statistics of each split, and the number of missing and excluded clips, as a text table."""
+    """Format the statistics of each split and the number of missing and excluded clips as a text table."""
     lines = [f"{'split':<12}{'clips':>8}{'hours':>9}{'captions':>10}{'corrupt':>9}  languages"]
     for split, about in manifest["splits"].items():
         captions, bad = about["captions"], len(manifest["bad_audio"][split])
@@ -132,10 +132,8 @@ def write_card(path: str | Path, manifest: Mapping[str, Any]) -> None:
     for split, about in manifest["splits"].items():
         files.append({"split": split, "path": f"data/{split}-*"})
         languages.update(about["captions"])
-        payload = 0
-        for shard in about["shards"]:
-            payload += shard["payload_bytes"]
-            info.download_size += shard["bytes"]
+        payload = sum(shard["payload_bytes"] for shard in about["shards"])
+        info.download_size += sum(shard["bytes"] for shard in about["shards"])
         info.dataset_size += payload
         info.splits[split] = datasets.SplitInfo(split, num_bytes=payload, num_examples=about["clips"])
 
@@ -160,7 +158,7 @@ def write_card(path: str | Path, manifest: Mapping[str, Any]) -> None:
 
 
 def _hub_license(name: str) -> str:
-    """Convert a licence name to a Hub licence identifier; "other" if the Hub does not know the licence.
+    """Convert a licence name to a Hub licence identifier, or "other".
 
     >>> _hub_license("CC BY-NC 3.0"), _hub_license("ask the author")
     ('cc-by-nc-3.0', 'other')
@@ -171,15 +169,13 @@ def _hub_license(name: str) -> str:
 
 def _metadata_files(data_dir: str | None, ignored_folder: Path) -> list[dict[str, Any]]:
     """Return the path, size and SHA-256 of each table and text file in `data_dir`, such as caption files."""
-    root = None if data_dir is None else Path(data_dir).expanduser().resolve()
-    if root is None or not root.is_dir():
-        return []
-
-    files = []
+    files: list[dict[str, Any]] = []
+    if data_dir is None:
+        return files
+    root = Path(data_dir).expanduser().resolve()
     for path in sorted(root.rglob("*")):
-        name = path.relative_to(root)
-        hidden = "/." in f"/{name.as_posix()}"
-        in_set = ignored_folder.resolve() in path.parents
-        if path.suffix.lower() in _METADATA_SUFFIXES and path.is_file() and not hidden and not in_set:
-            files.append({"path": name.as_posix(), "bytes": path.stat().st_size, "sha256": file_sha256(path)})
+        name = path.relative_to(root).as_posix()
+        is_ignored = "/." in f"/{name}" or ignored_folder.resolve() in path.parents
+        if path.suffix.lower() in _METADATA_SUFFIXES and path.is_file() and not is_ignored:
+            files.append({"path": name, "bytes": path.stat().st_size, "sha256": file_sha256(path)})
     return files

@@ -48,12 +48,7 @@ from modeling_supclap.datasets_scripts.bad_audio import (
     source_of,
 )
 from modeling_supclap.datasets_scripts.builders.options import add_builder_options
-from modeling_supclap.datasets_scripts.manifest import (
-    make_manifest,
-    summary_table,
-    versions,
-    write_card,
-)
+from modeling_supclap.datasets_scripts.manifest import make_manifest, summary_table, versions, write_card
 from modeling_supclap.datasets_scripts.prepared import FORMAT, MANIFEST, ROOT_NOTE, STORAGES, PreparedSet
 from modeling_supclap.datasets_scripts.progress import progress
 from modeling_supclap.datasets_scripts.public_names import redact
@@ -93,7 +88,7 @@ def prepare(
     cache_dir: str | None = None,
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """Check all recordings of a dataset and write it as Parquet files with a manifest and a dataset card.
+    """Check all recordings of a dataset, and write it as Parquet files with a manifest and a dataset card.
 
     Resumes an interrupted run with the same options. If the output is already complete, nothing is written.
 
@@ -106,7 +101,7 @@ def prepare(
         quiet: Whether to hide the progress bar.
 
     Returns:
-        The manifest as a dict.
+        The manifest.
 
     Raises:
         BadAudioError: A recording is bad and `on_bad_audio` is "error", or FFmpeg is required but not installed.
@@ -138,10 +133,7 @@ def prepare(
 
 
 def audio_root(request: Request, splits: Mapping[str, datasets.Dataset]) -> str | None:
-    """Return the base folder for relative audio paths.
-
-    Returns `data_dir` if it contains all recordings, else their common parent folder; None if there is no such folder.
-    """
+    """Return `data_dir` if it contains all recordings, else their common parent folder; None if there is none."""
     parents: set[str] = set()
     for rows in splits.values():
         parents.update(map(os.path.dirname, filter(os.path.isabs, rows["audio_path"])))
@@ -159,12 +151,12 @@ def audio_root(request: Request, splits: Mapping[str, datasets.Dataset]) -> str 
 
 
 def pack(source: str | bytes, name: str, storage: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Check a recording completely, and encode it in the given storage format.
+    """Check a recording completely, and encode it in the given storage format, a key of `prepared.STORAGES`.
 
     Args:
         source: Path of the file, or the bytes of the file.
         name: Relative path of the recording, for the row and for error messages.
-        storage: Storage format, a key of `prepared.STORAGES`.
+        storage: Storage format.
 
     Returns:
         Tuple of two dicts: the audio columns of the row, see `Storage.features`; and statistics for the manifest:
@@ -186,23 +178,21 @@ def pack(source: str | bytes, name: str, storage: str) -> tuple[dict[str, Any], 
     else:
         samples = read_recording(source, name, stored_hz)
         seconds = len(samples) / stored_hz
+        if codec == "int16":
+            columns = {"samples": samples.tobytes(), "sampling_rate_hz": stored_hz}
+        else:
+            encoded = io.BytesIO()
+            soundfile.write(encoded, samples, stored_hz, format="FLAC", subtype="PCM_16")
+            columns = {"audio": {"bytes": encoded.getvalue(), "path": file_name.with_suffix(".flac").name}}
 
     source_bytes, digest = measure_content(source, name)
-    note = {"seconds": seconds, "source_bytes": source_bytes, "source_sha256": digest}
-    if stored_hz is None:
-        return columns, note
-    if codec == "int16":
-        return {"samples": samples.tobytes(), "sampling_rate_hz": stored_hz}, note
-
-    encoded = io.BytesIO()
-    soundfile.write(encoded, samples, stored_hz, format="FLAC", subtype="PCM_16")
-    return {"audio": {"bytes": encoded.getvalue(), "path": file_name.with_suffix(".flac").name}}, note
+    return columns, {"seconds": seconds, "source_bytes": source_bytes, "source_sha256": digest}
 
 
 class Entry(NamedTuple):
-    """Result for a row: the row to write (None if the recording is bad), and a note for the manifest."""
+    """Row to write, and its note for the manifest."""
 
-    row: dict[str, Any] | None
+    row: dict[str, Any] | None  # None if the recording is bad
     note: dict[str, Any]
 
 
@@ -236,7 +226,7 @@ def _relative(path: str, root: str | None) -> str:
 def _write_split(
     folder: Path, split: str, rows: datasets.Dataset, request: Request, root: str | None, workers: int, quiet: bool
 ) -> list[dict[str, Any]]:
-    """Write the remaining rows of a split, and return the records of all shards of the split."""
+    """Write the rows of a split that are not in finished shards; return the records of all its shards."""
     types = datasets.Features({**without_audio(rows).features, **STORAGES[request.storage].features()})
     writer = ShardWriter(folder, split, types, request.shard_bytes)
 
@@ -267,13 +257,8 @@ class ShardWriter:
     """Write the rows of a split to Parquet shards of limited size, and resume after an interruption.
 
     The working folder contains each finished shard and a JSON record of its content. The end of a shard depends only
-    on the rows. A new run therefore continues after the last record, and writes the same bytes.
-
-    Args:
-        folder: Working folder for finished shards and their records.
-        split: Name of the split.
-        types: Features of the rows.
-        shard_bytes: Maximum size of a shard in bytes; a shard with a single row may exceed it.
+    on the rows. A new run therefore continues after the last record, and writes the same bytes. A shard with a single
+    row may exceed `shard_bytes`.
     """
 
     def __init__(self, folder: str | Path, split: str, types: datasets.Features, shard_bytes: int) -> None:
@@ -289,14 +274,9 @@ class ShardWriter:
         return sum(len(record["notes"]) for record in self.records)
 
     def write(self, entries: Iterable[Entry]) -> list[dict[str, Any]]:
-        """Write the remaining rows of the split.
+        """Write the rows from `next_row` to the end of the split; return the records of all shards, also earlier ones.
 
-        Args:
-            entries: Entries of the rows from `next_row` to the end of the split.
-
-        Returns:
-            Records of all shards of the split, including the shards of earlier runs. The keys of a record are "file",
-            "rows", "row_groups", "bytes", "payload_bytes", "sha256" and "notes".
+        The keys of a record are "file", "rows", "row_groups", "bytes", "payload_bytes", "sha256" and "notes".
         """
         rest = iter(entries)
         pending = list(islice(rest, 1))  # a list, so that `_write_shard` can free a row with hours of audio
@@ -400,10 +380,7 @@ def _plan(request: Request, splits: Mapping[str, datasets.Dataset], root: str | 
 def _claim(folder: Path, plan: str, overwrite: bool) -> bool:
     """Set up the output folder, and return whether it already contains the complete result.
 
-    Args:
-        folder: Output folder.
-        plan: Hash from `_plan`; the shards of an unfinished run with another hash are deleted.
-        overwrite: Whether to replace another prepared dataset.
+    The shards of an unfinished run with another hash `plan` are deleted.
 
     Raises:
         FileExistsError: The folder contains other files, or another prepared dataset and `overwrite` is False.
@@ -444,9 +421,8 @@ def _finish(
             name = f"data/{split}-{number:05d}-of-{len(of_split):05d}.parquet"
             if (folder / _WORK / record["file"]).is_file():  # otherwise an earlier run has already moved the shard
                 os.replace(folder / _WORK / record["file"], folder / name)
-            about = {key: record[key] for key in ("rows", "row_groups", "bytes", "payload_bytes", "sha256")}
-            shards[split].append({"file": name, **about})
             notes[split] += record["notes"]
+            shards[split].append({key: value for key, value in record.items() if key != "notes"} | {"file": name})
 
     settings = {
         "dataset": getattr(builder, "origin", request.dataset),
@@ -476,18 +452,10 @@ def _finish(
 
 
 def push(folder: str | Path, repo_id: str, private: bool = False) -> str:
-    """Upload a prepared dataset to a Hub dataset repository in one commit.
+    """Upload a prepared dataset to a Hub dataset repository "user/name" in one commit, and return its URL.
 
-    Args:
-        folder: Folder of the prepared dataset.
-        repo_id: Repository id "user/name"; created if it does not exist.
-        private: Whether a new repository is private.
-
-    Returns:
-        URL of the repository.
-
-    Raises:
-        ValueError: The storage is "reference", so there is no audio to upload.
+    The repository is created if it does not exist, and then private if `private` is set. Raises ValueError if the
+    storage is "reference", because there is no audio to upload.
     """
     from huggingface_hub import HfApi
 
@@ -540,11 +508,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command: prepare a dataset, print a summary, and optionally upload it to the Hub.
-
-    Returns:
-        Exit status: 0, or 1 after an error, which is printed as one line.
-    """
+    """Run the command; return exit status 0, or 1 after an error, which is printed as one line."""
     args = parse_arguments(sys.argv[1:] if argv is None else argv)
     request = Request(args.dataset, args.builder_options, args.storage, args.shard_size, args.on_bad_audio)
 

@@ -50,11 +50,7 @@ class Storage(NamedTuple):
     meaning: str
 
     def features(self) -> dict[str, Any]:
-        """Return the `datasets` features of the audio columns for this storage format, as a dict keyed by column name.
-
-        The `audio` column is a struct of bytes and path, because `datasets.Audio` requires torchcodec;
-        `cast_column("audio", Audio())` converts the column.
-        """
+        """Return the `datasets` features of the audio columns by name; `cast_column("audio", Audio())` decodes them."""
         if self.codec == "none":
             return {}
         if self.codec == "int16":
@@ -141,8 +137,7 @@ class PreparedSet:
     def audio_root(self) -> str | None:
         """Return the audio folder of a dataset with storage "reference"; None if the dataset contains its audio.
 
-        Raises:
-            FileNotFoundError: The first recording is in none of the known folders.
+        Raises FileNotFoundError if the first recording is in none of the known folders.
         """
         if self.manifest["storage"] != "reference":
             return None
@@ -167,19 +162,17 @@ def _download_manifest(repo_id: str, revision: str | None) -> Path:
 
     try:
         return Path(hf_hub_download(repo_id, MANIFEST, repo_type="dataset", revision=revision))
-    except LocalEntryNotFoundError as error:  # without a network
+    except (LocalEntryNotFoundError, RepositoryNotFoundError) as error:  # the first one without a network
         raise FileNotFoundError(
-            f"there is no folder {repo_id}, and the Hub is not reachable to look for a dataset with this id"
+            f"data_dir {repo_id} is neither a folder nor a dataset on the Hub that can be reached: {error}"
         ) from error
-    except RepositoryNotFoundError as error:
-        raise FileNotFoundError(f"data_dir {repo_id} is neither a folder nor a dataset on the Hub") from error
     except EntryNotFoundError as error:
         raise FileNotFoundError(f"{repo_id} on the Hub is not a prepared set, because it has no {MANIFEST}") from error
 
 
 @dataclass
 class PreparedConfig(datasets.BuilderConfig):
-    """Location of a prepared dataset.
+    """Location of a prepared dataset, see `PreparedSet`.
 
     Attributes:
         data_dir: Output folder of `prepare.py`, Hub dataset id, or remote address.
@@ -196,7 +189,7 @@ class PreparedConfig(datasets.BuilderConfig):
         self.prepared = PreparedSet(self.data_dir, self.audio_dir, self.revision)
 
     def create_config_id(self, config_kwargs: dict[str, Any], custom_features: Any = None) -> str:
-        """Return the cache key, which includes the manifest (with the hashes of all shards) and the audio folder."""
+        """Return the cache key, which includes the hash of the manifest and the audio folder."""
         inputs = {"manifest": self.prepared.digest, "audio_dir": self.prepared.audio_root()}
         return super().create_config_id({**config_kwargs, **inputs}, custom_features)
 
