@@ -1,7 +1,6 @@
 """Read recordings from disk or memory as mono waveforms, with errors that name the file.
 
-libsndfile decodes wav, flac, ogg and mp3; FFmpeg (through torchcodec) decodes the formats that libsndfile does not
-support (m4a, aac, ...). All recordings use the same resampler, so the resampling does not depend on the decoder.
+libsndfile decodes wav, flac, ogg and mp3; FFmpeg (through torchcodec) decodes other formats (m4a, aac, ...).
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from .audio_headers import announce_mp3_frames, ends_as_ogg
 Source: TypeAlias = str | Path | bytes
 """Path of an audio file, or the encoded bytes of the file."""
 
-# First bytes of the formats that FFmpeg decodes: MP4 (m4a), QuickTime, Matroska and WebM, ASF (wma), raw AAC, WavPack,
+# First bytes of the formats that FFmpeg decodes: MP4 (m4a), QuickTime; Matroska and WebM, ASF (wma), raw AAC, WavPack,
 # AMR.
 _MP4 = re.compile(rb"....(?:ftyp|moov|mdat|wide)", re.DOTALL)
 _FFMPEG = re.compile(
-    rb"....(?:ftyp|moov|mdat|wide)|\x1a\x45\xdf\xa3|\x30\x26\xb2\x75|\xff[\xf0\xf1\xf8\xf9]|ADIF|wvpk|#!AMR", re.DOTALL
+    _MP4.pattern + rb"|\x1a\x45\xdf\xa3|\x30\x26\xb2\x75|\xff[\xf0\xf1\xf8\xf9]|ADIF|wvpk|#!AMR", re.DOTALL
 )
 # Playlists can follow such first bytes. FFmpeg would recognise the playlist and fetch the files listed in it.
 _PLAYLIST = re.compile(rb"<MPD|#EXTM3U|ffconcat|c=IN IP|://", re.IGNORECASE)
@@ -72,7 +71,6 @@ def read_audio(
 
     Args:
         source: Path of the file, or the bytes of the file.
-        offset_seconds: Start in seconds.
         duration_seconds: Maximum length in seconds; None reads to the end.
         name: Name to show in error messages; defaults to the path.
 
@@ -95,13 +93,10 @@ def read_audio(
 
 
 def measure_audio(source: Source, name: str) -> tuple[float, bool]:
-    """Return the length of a recording in seconds, and whether any sample is nonzero; for errors see `read_audio`.
-
-    Reads the whole recording in blocks, so that the memory does not depend on its length.
-    """
+    """Return the length of a recording in seconds, and whether any sample is nonzero; reads it in blocks."""
     samples, is_sound = 0, False
     with closing(_open(source, name)) as recording:
-        for part in recording.parts(0, None):
+        for part in recording.parts():
             samples += len(part)
             is_sound = is_sound or bool(part.any())
         return samples / recording.rate_hz, is_sound
@@ -122,11 +117,10 @@ def read_row(
 
     Args:
         row: Row in the format of `schema.Row`.
-        sampling_rate_hz: Sampling rate of the result in Hz, usually the rate of the feature extractor.
+        sampling_rate_hz: Sampling rate of the result in Hz.
         max_seconds: Maximum length in seconds; longer recordings are cropped. None keeps the whole recording.
         crop_position: Position of the crop, from 0 (beginning) to 1 (end); random in training.
-        from_first_sound: Whether to replace a silent crop by a crop that starts at the first nonzero sample. A silent
-            crop cannot be mixed at a given level, and no caption matches it.
+        from_first_sound: Whether to replace a silent crop by a crop that starts at the first nonzero sample.
         min_seconds: Minimum length that the model accepts, such as 0.15 s for CED; shorter clips raise an error.
 
     Returns:
@@ -184,7 +178,7 @@ def resample(waveform: np.ndarray, from_hz: int, to_hz: int) -> np.ndarray:
         to_hz: Sampling rate of the result in Hz.
 
     Returns:
-        float32, `(ceil(samples * to_hz / from_hz),)`; the input array itself if both rates are equal.
+        float32, `(ceil(samples * to_hz / from_hz),)`; the input itself if both rates are equal.
 
     Raises:
         BadAudioError: A rate is below 200 Hz or above 10 MHz.
@@ -209,16 +203,8 @@ def resample(waveform: np.ndarray, from_hz: int, to_hz: int) -> np.ndarray:
 def read_int16(source: Source, name: str, rate_hz: int) -> tuple[np.ndarray, bool]:
     """Read and resample a recording to int16, in blocks, so that the decoded floats are never in memory as a whole.
 
-    Args:
-        source: Path of the file, or the bytes of the file.
-        name: Name to show in error messages.
-        rate_hz: Sampling rate of the result in Hz.
-
     Returns:
-        Tuple of the samples, int16 `(samples,)`, and whether any sample was nonzero before rounding.
-
-    Raises:
-        BadAudioError: See `read_audio`, as for the other errors.
+        Tuple of the samples at `rate_hz`, int16 `(samples,)`, and whether any sample was nonzero before rounding.
     """
     parts, is_sound = [], False
     with closing(_open(source, name)) as recording:
@@ -226,7 +212,7 @@ def read_int16(source: Source, name: str, rate_hz: int) -> tuple[np.ndarray, boo
         # Samples that are not resampled yet, and the seconds at their start that only the filter needs.
         pending, margin = np.zeros(0, np.float32), 0
 
-        for part in recording.parts(0, None):
+        for part in recording.parts():
             is_sound = is_sound or bool(part.any())
             # Resample all whole seconds except the last one, because samples of both rates coincide at whole seconds.
             seconds = len(pending) // from_hz - 1
@@ -249,18 +235,6 @@ def to_int16(waveform: np.ndarray) -> np.ndarray:
     return np.clip(np.rint(waveform * 32768.0), -32768, 32767).astype("<i2")
 
 
-def use_threads(count: int = 1) -> int:
-    """Set the number of torch threads in this process, and return the previous number.
-
-    One thread is fastest for single clips, and makes results independent of the number of cores.
-    """
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    return before
-
-
 @lru_cache(maxsize=8)
 def _get_resampler(from_hz: int, to_hz: int) -> Any:
     import torchaudio
@@ -280,8 +254,8 @@ class _Samples:
             part = part.astype(np.float32) * np.float32(1 / 32768)
         return _check_samples(part, self.label)
 
-    def parts(self, start: int, count: int | None) -> Iterator[np.ndarray]:
-        yield self.read_mono(start, count)
+    def parts(self) -> Iterator[np.ndarray]:
+        yield self.read_mono(0, None)
 
     def close(self) -> None:
         pass
@@ -302,7 +276,7 @@ class _File(soundfile.SoundFile):
         parts = list(self.parts(start, count))
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def parts(self, start: int, count: int | None) -> Iterator[np.ndarray]:
+    def parts(self, start: int = 0, count: int | None = None) -> Iterator[np.ndarray]:
         start, done = min(start, self.frames), 0
         num_frames = self.frames - start if count is None else min(count, self.frames - start)
         try:

@@ -1,7 +1,6 @@
 """Find unusable recordings before training, so that a long run does not fail at a corrupt file.
 
-All recordings are checked once before the run, and rows with bad recordings are removed. Bad clips are not replaced by
-other clips, because a replacement would count twice, and retrieval evaluation requires each clip exactly once.
+Bad clips are not replaced by other clips, because retrieval evaluation requires each clip exactly once.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from .atomic_files import write_json
-from .audio import BadAudioError, MissingDecoderError, measure_audio, read_int16, use_threads
+from .audio import BadAudioError, MissingDecoderError, measure_audio, read_int16
 
 ON_BAD_AUDIO = ("error", "skip", "report")
 """Actions for bad recordings: "error" raises, "skip" excludes the rows, "report" excludes the rows and logs each."""
@@ -41,15 +40,12 @@ class BadClip(NamedTuple):
 
 
 def read_recording(source: str | bytes, name: str, rate_hz: int) -> np.ndarray:
-    """Read and check a whole recording.
+    """Read and check a whole recording; return int16 samples `(samples,)` at `rate_hz`.
 
     Args:
         source: Path of the file, or the bytes of the file.
         name: Name to show in error messages.
         rate_hz: Sampling rate of the result in Hz.
-
-    Returns:
-        int16 samples `(samples,)`, see `read_int16`.
 
     Raises:
         BadAudioError: The recording is missing, corrupt, truncated, empty or silent, or a decoder fails for any other
@@ -65,7 +61,7 @@ def read_recording(source: str | bytes, name: str, rate_hz: int) -> np.ndarray:
 
 
 def measure_content(source: str | bytes, name: str) -> tuple[int, str]:
-    """Return the size in bytes and the SHA-256 of a recording, read in blocks; for errors see `read_content`."""
+    """Return the size in bytes and the SHA-256 of a recording, read in blocks."""
     if isinstance(source, bytes):
         return len(source), hashlib.sha256(source).hexdigest()
     with _naming(name), open(source, "rb") as file:
@@ -80,16 +76,9 @@ def read_content(source: str | bytes, name: str) -> bytes:
 
 
 def check_recording(source: str | bytes, name: str, min_seconds: float = 0.0) -> float:
-    """Check a whole recording in blocks, and return its length in seconds.
+    """Check a whole recording in blocks, and return its length in seconds; for errors see `read_recording`.
 
-    Args:
-        source: Path of the file, or the bytes of the file.
-        name: Name to show in error messages.
-        min_seconds: Minimum length in seconds.
-
-    Raises:
-        BadAudioError: See `read_recording`; also raised if the recording is shorter than `min_seconds`.
-        MissingDecoderError: FFmpeg is required but not installed, so the recording may be fine.
+    Raises BadAudioError also if the recording is shorter than `min_seconds`.
     """
     with _naming(name):
         seconds, is_sound = measure_audio(source, name)
@@ -119,15 +108,10 @@ def find_bad_audio(
     """Decode all recordings completely and return a list of the bad clips.
 
     Args:
-        rows: Rows in the format of `schema.Row`. Rows with int16 samples are not checked, because `prepare.py` has
-            already checked them.
+        rows: Rows in the format of `schema.Row`; int16 samples are not checked again, because `prepare.py` does so.
         workers: Number of processes that read recordings.
         min_seconds: Minimum length in seconds.
         memo: JSON file that caches the results; only new and changed recordings are read.
-
-    Returns:
-        Clips with a missing, corrupt, truncated, empty, silent or too short recording. The result does not depend on
-        the number of workers.
 
     Raises:
         MissingDecoderError: FFmpeg is required but not installed, so the recordings may be fine.
@@ -135,28 +119,22 @@ def find_bad_audio(
     if _are_samples(rows):
         return []
 
-    memo = None if memo is None else Path(memo)
-    known: dict[Any, str | None] = {}
-    states: list[Any] = list(range(len(rows)))
-    if memo is not None:
-        known = json.loads(memo.read_text(encoding="utf-8")) if memo.is_file() else {}
-        states = list(map(partial(_state, min_seconds=min_seconds), rows))
+    known: dict[str, str | None] = {}
+    if memo is not None and Path(memo).is_file():
+        known = json.loads(Path(memo).read_text(encoding="utf-8"))
+    states = [_state(row, min_seconds) for row in rows]
 
     new = [row for row, state in enumerate(states) if state not in known]
     if new:
         problems = map_in_order(partial(_problem, min_seconds=min_seconds), _select(rows, new), workers)
-        for row, problem in zip(new, problems, strict=True):
-            # The memo is stored with the results of a run and may be shared, so it must not contain local folders.
-            folder = os.path.dirname(str(rows[row]["audio_path"]))
-            known[states[row]] = problem and problem.replace(f"{folder}{os.sep}", "")
+        known.update(zip((states[row] for row in new), problems, strict=True))
     if new and memo is not None:
-        memo.parent.mkdir(parents=True, exist_ok=True)
+        Path(memo).parent.mkdir(parents=True, exist_ok=True)
         write_json(memo, known)
 
     bad = []
     for row, state in enumerate(states):
-        problem = known[state]
-        if problem:
+        if problem := known[state]:
             bad.append(BadClip(row, rows[row]["clip_id"], problem))
     return bad
 
@@ -164,18 +142,11 @@ def find_bad_audio(
 def filter_bad_audio(
     rows: Any, on_bad_audio: str, workers: int = 1, memo: str | Path | None = None, min_seconds: float = 0.0
 ) -> Any:
-    """Remove the rows with bad recordings; the order of the other rows is unchanged.
+    """Remove the rows with bad recordings from a dataset or list; for the other arguments see `find_bad_audio`.
 
     Args:
-        rows: Rows in the format of `schema.Row`, as a `datasets.Dataset` or a list.
         on_bad_audio: "error" returns all rows unchecked, because reading a bad recording raises later; "skip" removes
             bad rows and logs their number; "report" also logs the problem of each.
-        workers: Number of processes that read recordings.
-        memo: JSON file that caches the results, so that other processes and runs check only new and changed files.
-        min_seconds: Minimum length in seconds.
-
-    Returns:
-        A dataset or list of the remaining rows; `rows` itself if no row is removed.
 
     Raises:
         BadAudioError: All recordings are bad.
@@ -204,24 +175,15 @@ def filter_bad_audio(
 def map_in_order(function: Callable[[Any], R], rows: Sequence[Any], workers: int = 1) -> Iterator[R]:
     """Apply a function to each row, optionally in several processes, and yield the results in row order.
 
-    Torch uses one thread in every process, so that the results do not depend on the number of processes.
+    Torch uses one thread in every process, so that the results do not depend on the number of processes. With several
+    processes, the function must be picklable. Raises RuntimeError if a process dies, for example because memory ran
+    out.
 
-    Args:
-        function: Function to apply. With several processes it must be picklable: a module-level function, or a
-            `functools.partial` of one.
-        rows: Any sequence. Each process reads its own rows and prefetches a few of them.
-        workers: Number of processes; 1 uses the current process.
-
-    Yields:
-        The result of `function` for each row.
-
-    Raises:
-        RuntimeError: A worker process died, for example because memory ran out.
-
-     list(map_in_order(abs, [-1, 2, -3]))
+    >>> list(map_in_order(abs, [-1, 2, -3]))
     [1, 2, 3]
     """
-    from torch.utils.data import DataLoader  # takes seconds; not needed for --help
+    import torch  # takes seconds; not needed for --help
+    from torch.utils.data import DataLoader
 
     processes: dict[str, Any] = {}
     if workers > 1:
@@ -229,25 +191,22 @@ def map_in_order(function: Callable[[Any], R], rows: Sequence[Any], workers: int
     applied: Any = _Applied(function, rows)
     results = DataLoader(applied, batch_size=None, collate_fn=_identity, **processes)
 
-    threads = use_threads(1)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     try:
         for result in results:
             if isinstance(result, _Failure):
                 raise result.error
             yield result
     finally:
-        use_threads(threads)
+        torch.set_num_threads(threads)
 
 
 def exit_with_parent(worker: int, then: Callable[[int], None] | None = None) -> None:
     """Make a `DataLoader` worker exit when its parent dies, and ignore Ctrl-C; pass it as `worker_init_fn`.
 
-    Otherwise, a worker waits forever to deliver its results if the parent is killed. The worker ignores Ctrl-C because
-    the parent handles it. Connection errors after the end of the parent are not printed.
-
-    Args:
-        worker: Index of the worker.
-        then: Another `worker_init_fn` to call afterwards.
+    Otherwise, a worker waits forever to deliver its results if the parent is killed. `then` is another `worker_init_fn`
+    to call afterwards.
     """
     parent = os.getppid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -307,13 +266,13 @@ def _are_samples(rows: Any) -> bool:
 
 
 def _problem(row: Mapping[str, Any], min_seconds: float) -> str | None:
-    """Return the error message of a bad recording, or None if the recording is usable."""
+    """Return the error message of a bad recording, without its folder because runs share it, or None."""
     try:
         check_recording(source_of(row), row["audio_path"], min_seconds)
     except MissingDecoderError:
         raise
     except BadAudioError as error:
-        return str(error)
+        return str(error).replace(os.path.join(os.path.dirname(row["audio_path"]), ""), "")
     return None
 
 
