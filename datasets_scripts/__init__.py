@@ -37,7 +37,7 @@ def load_splits(
     streaming: bool = False,
     **config: Any,
 ) -> Any:
-    """Prepare a dataset, or load it from the cache, and return all splits as a dict from split name to dataset.
+    """Prepare a dataset, or load it from the cache, and return all splits.
 
     Args:
         name: "audio_folder" (any folder of recordings with captions), "audiocaps", "clotho", "esc50", "hf", "prepared"
@@ -46,9 +46,8 @@ def load_splits(
         cache_dir: Cache folder for the rows; None uses the `datasets` default.
         translations: One or several Parquet files with translated captions to join, or a dict with the arguments of
             `join_translations`, such as `{"path": "fra.parquet", "strict": False}`.
-        streaming: Whether to return a `stream.RowStream` per split. A stream reads rows on demand from a folder, the
-            Hub or object storage. Supported: "prepared", "hf" if the dataset consists of Parquet files
-            (`stream_sources.load_parquet`), and "webdataset" (`stream_sources.load_tars`).
+        streaming: Whether to read rows on demand from a folder, the Hub or object storage. Supported: "prepared",
+            "hf" if the dataset consists of Parquet files, and "webdataset".
         **config: Fields of the builder config, such as `data_dir` or `num_train` ("scenes" and
             "synthetic"). The module of each builder describes the expected files.
 
@@ -64,27 +63,16 @@ def load_splits(
     _check_config(name, config, "translations", "streaming")
     if not streaming:
         return splits_of(load_builder(name, cache_dir, **config), translations)
-    if name == "webdataset":
-        from .stream_sources import load_tars
+    from .stream_sources import load_parquet, load_prepared, load_tars
 
-        return _translated(load_tars(**config), translations)
-    if name == "hf":
-        from .stream_sources import load_parquet
-
-        return _translated(load_parquet(**config), translations)
-    if name != "prepared":
-        raise ValueError(f"streaming supports prepared, hf and webdataset, not {name}; run prepare.py on {name} first")
-    from .prepared import PreparedSet
-    from .stream import RowStream
-    from .stream_sources import ParquetSplit
-
-    prepared = PreparedSet(**config)
-    streams = {split: RowStream(ParquetSplit(prepared, split)) for split in prepared.manifest["splits"]}
-    return _translated(streams, translations)
+    loaders = {"prepared": load_prepared, "hf": load_parquet, "webdataset": load_tars}
+    if name not in loaders:
+        raise ValueError(f"streaming supports {', '.join(loaders)}, not {name}; run prepare.py on {name} first")
+    return _translated(loaders[name](**config), translations)
 
 
 def splits_of(builder: Any, translations: str | Sequence[str] | Mapping[str, Any] | None = None) -> "DatasetDict":
-    """Return all splits of a prepared builder, see `load_builder`; joins `translations` as `load_splits` does."""
+    """Return all splits of a builder from `load_builder`; joins `translations` as `load_splits` does."""
     return _translated(builder.as_dataset(), translations)
 
 
@@ -100,10 +88,10 @@ def _translated(splits: Any, translations: str | Sequence[str] | Mapping[str, An
 
 
 def load_builder(name: str, cache_dir: str | None = None, **config: Any) -> Any:
-    """Create the builder of a dataset and prepare its rows.
+    """Create the builder of a dataset and prepare its rows; for arguments and errors see `load_splits`.
 
-    The arguments and errors are those of `load_splits`. The `report()` method of the builder returns a dict of the
-    excluded clips: "missing" lists recordings without a file, "left_out" maps each reason to clip ids.
+    The `report()` method of the builder returns a dict of the excluded clips: "missing" lists recordings without a
+    file, "left_out" maps each reason to clip ids.
     """
     _check_config(name, config)
     builder = find_builder(name)(cache_dir=cache_dir, **config)

@@ -19,14 +19,12 @@ class InUseError(RuntimeError):
 def atomic_write(path: str | Path, one_writer: bool = False) -> Iterator[Path]:
     """Write a file atomically: yield the path of a temporary file, and rename it to `path` at the end of the block.
 
-    The temporary file is in the same folder as `path`. If the block raises, `path` is unchanged and the temporary file
-    is deleted.
+    If the block raises, `path` is unchanged and the temporary file, in the same folder, is deleted.
 
     Args:
         path: File to write; its folder must exist.
-        one_writer: Whether only one process writes this file. If True, the temporary file has a fixed name, and the
-            next run overwrites the temporary file of a killed run. If False, the temporary name contains the process
-            id; several processes may then write `path`, and the last one to finish wins.
+        one_writer: Whether only one process writes this file. If True, the next run overwrites the temporary file of a
+            killed run. If False, the temporary name contains the process id, and the last process to finish wins.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -53,24 +51,17 @@ def write_text(path: str | Path, text: str, one_writer: bool = False) -> None:
 def write_json(path: str | Path, content: Any, one_writer: bool = False, **style: Any) -> None:
     """Write a JSON file atomically; equal contents produce equal bytes.
 
-    Args:
-        path: See `atomic_write`.
-        content: Any value that JSON supports.
-        one_writer: See `atomic_write`.
-        **style: Keyword arguments of `json.dumps`; defaults to `indent=1` and `ensure_ascii=False`.
+    `style` contains keyword arguments of `json.dumps`; defaults to `indent=1` and `ensure_ascii=False`.
     """
     write_text(path, json.dumps(content, **{"indent": 1, "ensure_ascii": False, **style}) + "\n", one_writer)
 
 
 @contextmanager
 def folder_lock(path: str | Path) -> Iterator[None]:
-    """Hold an exclusive lock on a file or folder during the block.
+    """Hold an exclusive lock on a file or folder during the block; raise InUseError if another process has the lock.
 
     The same process may acquire the lock several times. The lock file is `<path>.lock`; `path` itself may not exist
     yet. The operating system releases the lock when the process ends, even if it is killed.
-
-    Raises:
-        InUseError: Another process has the lock.
     """
     target = Path(path).resolve()
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,4 @@
-"""Checks of Ogg and MP3 headers that libsndfile skips; nothing is decoded here.
-
-libsndfile reads a truncated Ogg file without an error, and only estimates the length of an MP3 file without a frame
-count.
-"""
+"""Checks of Ogg and MP3 headers that libsndfile skips."""
 
 # Layer III bit rates in kbit/s, indexed by the value in the frame header: True is MPEG 1, False is MPEG 2 and 2.5.
 _KILOBITS = {
@@ -16,8 +12,7 @@ _MPEG_1, _MPEG_2, _MPEG_2_5 = 3, 2, 0  # values in the frame header
 def ends_as_ogg(tail: bytes) -> bool:
     """Return whether an Ogg file ends with a complete page that is marked as the last one (RFC 3533, section 6).
 
-    Args:
-        tail: Last bytes of the file, at least 64 KiB (the maximum size of a page).
+    libsndfile reads a truncated file without an error. `tail` contains the last bytes of the file, at least 64 KiB.
     """
     start = tail.rfind(b"OggS")
     if start < 0 or len(tail) < start + 27:
@@ -29,16 +24,11 @@ def ends_as_ogg(tail: bytes) -> bool:
 
 
 def announce_mp3_frames(content: bytes) -> bytes:
-    """Insert a header frame with the frame count into an MP3 file that has none.
+    """Insert a header frame with the frame count into the bytes of an MP3 file that has none.
 
     Without a frame count, libsndfile divides the file size by the bit rate of the first frame. This estimate can be too
-    short for variable bit rates, and too long if the file contains tags.
-
-    Args:
-        content: Bytes of the file.
-
-    Returns:
-        The new bytes; `content` itself if it is not MP3 or already contains a frame count.
+    short for variable bit rates, and too long if the file contains tags. Returns `content` itself if it is not MP3 or
+    already contains a frame count.
     """
     start = 0
     if content[:3] == b"ID3" and len(content) >= 10:  # ID3 tag: the size is stored as four bytes of seven bits

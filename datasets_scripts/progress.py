@@ -15,13 +15,7 @@ def progress(
 ) -> tqdm:
     """Wrap an iterable in a tqdm progress bar.
 
-    Args:
-        items: Items to iterate over.
-        description: Text before the numbers.
-        total: Total number of items.
-        unit: Plural name of the items, such as "clips".
-        quiet: Whether to hide the progress.
-        start: Number of items that are already done.
+    `unit` is the plural name of the items, such as "clips"; `start` is the number of items that are already done.
     """
     style: dict[str, Any] = {"unit": f" {unit}"}
     if not sys.stderr.isatty():

@@ -19,10 +19,8 @@ _PUBLIC_TOKEN = re.compile(r".*(pad|eos|bos|unk|mask|cls|sep|start|end|special|i
 def public_name(name: str | os.PathLike[str]) -> str:
     """Return a name that is safe to publish for a model, a dataset or a file.
 
-    Args:
-        name: Hub id, path, address or any other text. Hub ids, relative paths below the current folder and other text
-            are returned unchanged. Other paths are reduced to their last part ("~" for the home folder). User,
-            password and query are removed from addresses.
+    Hub ids, relative paths below the current folder and other text are returned unchanged. Other paths are reduced to
+    their last part ("~" for the home folder). User, password and query are removed from addresses.
 
     >>> public_name("laion/clap-htsat-fused"), public_name("/home/ann/ESC-50/"), public_name("https://me:x@a.org/b?key=y")
     ('laion/clap-htsat-fused', 'ESC-50', 'https://a.org/b')

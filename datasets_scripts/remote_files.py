@@ -34,12 +34,9 @@ def read_file(address: str, read: Callable[[Any], R]) -> R:
 
 
 def use_files(address: str, use: Callable[[Any, str], R]) -> R:
-    """Call `use(file_system, path)` for an address, retry after errors, and return the result.
+    """Call `use(file_system, path)` for a path or fsspec address, and return the result.
 
-    Args:
-        address: Local path, or address such as `s3://bucket/file` or `https://host/file`. Remote addresses are tried
-            up to `ATTEMPTS` times.
-        use: Function of the fsspec file system and the path; it may be called again after an error.
+    Remote addresses, such as `s3://bucket/file`, are tried up to `ATTEMPTS` times.
 
     Raises:
         FileNotFoundError: The file does not exist.

@@ -260,6 +260,12 @@ def _split_name(name: str) -> tuple[str, str]:
     return f"{folder}/{stem}" if folder else stem, dot + suffix.lower()
 
 
+def load_prepared(**options: Any) -> dict[str, RowStream]:
+    """Stream a prepared dataset; returns a dict from split name to stream. The options are those of `PreparedSet`."""
+    prepared = PreparedSet(**options)
+    return {split: RowStream(ParquetSplit(prepared, split)) for split in prepared.manifest["splits"]}
+
+
 def load_parquet(**options: Any) -> dict[str, RowStream]:
     """Stream a dataset of Parquet files from the Hub, a folder, or an address that fsspec can list.
 
