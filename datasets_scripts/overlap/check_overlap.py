@@ -31,21 +31,12 @@ from modeling_supclap.datasets_scripts import load_splits
 from modeling_supclap.datasets_scripts.atomic_files import write_json
 from modeling_supclap.datasets_scripts.audio import BadAudioError, MissingDecoderError, read_row
 from modeling_supclap.datasets_scripts.bad_audio import map_in_order
-from modeling_supclap.datasets_scripts.overlap.fingerprint import (
-    RATE_HZ,
-    THRESHOLD,
-    Fingerprint,
-    FingerprintIndex,
-    fingerprint,
-)
+from modeling_supclap.datasets_scripts.overlap.fingerprint import RATE_HZ, THRESHOLD, FingerprintIndex, fingerprint
 from modeling_supclap.datasets_scripts.progress import progress
 from modeling_supclap.datasets_scripts.schema import AUDIO_COLUMNS, FILE_SOURCE, without_audio
 
 _NEEDED = ("clip_id", "audio_path", *AUDIO_COLUMNS)
-# Maximum number of shared sources, and of copies, in the printed table.
-_MOST_SHOWN = 20
-
-
+_MOST_SHOWN = 20  # maximum number of shared sources, and of copies, in the printed table
 Clip = dict[str, str]  # "split", "clip_id" and "source"
 
 
@@ -74,7 +65,7 @@ def compare(
         raise ValueError(f"both sets are {first}; to compare splits of one set, give {first}:train {first}:test")
 
     clips: list[list[Clip]] = [[], []]
-    prints: list[list[Fingerprint | None]] = [[], []]
+    prints: list[list[Any]] = [[], []]  # fingerprint of each clip, or None
     loaded = [(name, _load(name, cache_dir)) for name in (first, second)]
     for side, (name, splits) in enumerate(loaded):
         for split, rows in splits.items():
@@ -167,7 +158,7 @@ def _load(name: str, cache_dir: str | None) -> dict[str, datasets.Dataset]:
     return {split: splits[split]}
 
 
-def _fingerprint(row: Mapping[str, Any]) -> Fingerprint | None:
+def _fingerprint(row: Mapping[str, Any]) -> Any:
     try:
         return fingerprint(read_row(row, RATE_HZ))
     except MissingDecoderError:
@@ -176,26 +167,17 @@ def _fingerprint(row: Mapping[str, Any]) -> Fingerprint | None:
         return None
 
 
-def _copies(
-    clips: Sequence[Sequence[Clip]], prints: Sequence[Sequence[Fingerprint | None]], quiet: bool
-) -> list[dict[str, Any]]:
+def _copies(clips: list[list[Clip]], prints: list[list[Any]], quiet: bool) -> list[dict[str, Any]]:
     """Return pairs of clips with matching fingerprints, highest score first."""
     index = FingerprintIndex(prints[0])
     pairs = []
     for query, clip in zip(progress(prints[1], "comparing", len(prints[1]), "clips", quiet), clips[1], strict=True):
         for match in [] if query is None else index.search(query):
             other = clips[0][match.clip]
-            pairs.append(
-                {
-                    "first": other,
-                    "second": clip,
-                    "same_source": other["source"] == clip["source"],
-                    "score": round(match.score, 4),
-                    "bit_error_rate": round(match.bit_error_rate, 4),
-                    "offset_seconds": round(match.offset_seconds, 4),
-                    "overlap_seconds": round(match.overlap_seconds, 4),
-                }
-            )
+            pair: dict[str, Any] = {"first": other, "second": clip, "same_source": other["source"] == clip["source"]}
+            for name in ("score", "bit_error_rate", "offset_seconds", "overlap_seconds"):
+                pair[name] = round(getattr(match, name), 4)
+            pairs.append(pair)
     return sorted(pairs, key=lambda pair: (-pair["score"], pair["first"]["clip_id"], pair["second"]["clip_id"]))
 
 
