@@ -161,15 +161,14 @@ class TemporalItems:
         phrases: Noun phrases as `phrases[label][language]`, see `captions.label_phrases`. With None, English phrases
             are the labels themselves.
         languages: Caption languages; the first is the anchor language.
-        labels: Classes to use; None uses all classes in the rows.
         pairs_per_epoch: Number of pairs per epoch; None uses all pairs. All epochs share one random order of the pairs,
             so a pair repeats only after all other pairs. One epoch may contain a pair several times.
         use_after: Whether "c_j after c_i" replaces "c_i before c_j" in a random half of the items.
         num_phrasings: Number of phrasings per sentence; 1 uses the paper's "X before Y", as in ZSTE. None uses all.
 
     Raises:
-        ValueError: A row does not have exactly one label, an id is duplicated, a class has no recordings or is listed
-            twice, there are fewer than two classes, a label has no phrase, or a number is below 1.
+        ValueError: A row does not have exactly one label, an id is duplicated, there are fewer than two classes, a
+            label has no phrase, or a number is below 1.
     """
 
     def __init__(
@@ -178,7 +177,6 @@ class TemporalItems:
         seed: int,
         phrases: Phrases | None = None,
         languages: Sequence[str] = ("eng",),
-        labels: Sequence[str] | None = None,
         pairs_per_epoch: int | None = None,
         use_after: bool = True,
         num_phrasings: int | None = None,
@@ -186,13 +184,9 @@ class TemporalItems:
         self.rows, self._seed, self._use_after, self._num_phrasings = rows, seed, use_after, num_phrasings
         self._recordings = recordings_by_label(rows)
         self.languages = check_languages(languages)
-        self.labels = tuple(sorted(self._recordings) if labels is None else labels)
-        without_rows = set(self.labels) - self._recordings.keys()
-        if without_rows:
-            known = list(self._recordings)
-            raise ValueError(f"the classes {sorted(without_rows)} have no recordings; there are recordings of {known}")
-        if len(set(self.labels)) < max(2, len(self.labels)):
-            raise ValueError(f"labels is {list(self.labels)}; give two or more classes, each once")
+        self.labels = tuple(sorted(self._recordings))
+        if len(self.labels) < 2:
+            raise ValueError(f"the rows have the labels {list(self.labels)}; give rows of two or more classes")
 
         self._phrases: dict[str, dict[str, str]] = {}
         for label in self.labels:

@@ -226,12 +226,6 @@ def test_the_first_phrasing_alone_is_said_where_asked_for():
             assert item.captions == {"eng": [said[item.role]]}
 
 
-def test_chosen_classes_only():
-    items = TemporalItems(make_rows(), seed=0, labels=["dog", "cat", "cow"])
-    assert {label for pair in items.pairs for label in pair} == {"dog", "cat", "cow"}
-    assert len(items) == 6
-
-
 def test_a_pair_is_never_of_one_source():
     rows = make_rows(("dog", "rain"))
     for row in rows:
@@ -257,8 +251,6 @@ def test_a_pair_is_never_of_one_source():
         ({"rows": make_rows() + make_rows(["dog"])}, "'dog-0A'"),
         ({"rows": make_rows(["dog"])}, r"labels.*\['dog'\]"),
         ({"rows": []}, r"\[\]"),
-        ({"labels": ["dog", "fox"]}, r"\['fox'\]"),
-        ({"labels": ["dog", "cat", "dog"]}, "'dog', 'cat', 'dog'"),
         ({"languages": ["eng", "fra"]}, "'cat'.*'fra'"),
         ({"languages": ["en"]}, r"\['en'\]"),
         ({"pairs_per_epoch": 0}, "pairs_per_epoch.*0"),
