@@ -6,7 +6,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
@@ -141,27 +141,21 @@ class ChatTranslator:
 class RateLimiter:
     """Thread-safe rate limiter with evenly spaced requests. `per_minute=None` means no limit."""
 
-    def __init__(
-        self,
-        per_minute: float | None,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
+    def __init__(self, per_minute: float | None) -> None:
         if per_minute is not None and per_minute <= 0:
             raise ValueError(f"requests_per_minute is {per_minute}; it must be positive, or None for no limit")
         self.interval_seconds = 60 / per_minute if per_minute else 0.0
-        self._clock, self._sleep = clock, sleep
-        self._free_at = clock()
+        self._free_at = time.monotonic()
         self._lock = threading.Lock()
 
     def wait(self) -> None:
         """Block until the next request may be sent."""
         with self._lock:
-            now = self._clock()
+            now = time.monotonic()
             turn = max(now, self._free_at)
             self._free_at = turn + self.interval_seconds
         if turn > now:
-            self._sleep(turn - now)
+            time.sleep(turn - now)
 
 
 class UnusableAnswer(Exception):
