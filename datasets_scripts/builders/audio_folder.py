@@ -156,7 +156,9 @@ class AudioFolder(RowBuilder):
             if path is not None and path.is_relative_to(config.recordings.folder):
                 unused.pop(path.relative_to(config.recordings.folder).as_posix(), None)
 
-            captions = {language: list(record.captions.get(language, ())) for language in config.languages}
+            captions = {}
+            for language in config.languages:
+                captions[language] = list(dict.fromkeys(record.captions.get(language, ())))
             clip_id, source = record.clip_id or name, record.source or f"{FILE_SOURCE}{name}"
             clip = Clip(clip_id, captions, source, record.license, record.labels, record.events)
             collection.add(splits[name], clip, name, path)
@@ -167,14 +169,10 @@ class AudioFolder(RowBuilder):
 
 @dataclass
 class Record:
-    """Metadata of one recording; fields that the metadata do not contain are empty.
+    """Metadata of one recording; fields that the metadata do not contain are empty."""
 
-    `where` is the file and line, for error messages. `captions` is a dict from language to captions; these are the keys
-    of a dict, to drop repeats and keep the order.
-    """
-
-    where: str
-    captions: dict[str, dict[str, None]]
+    where: str  # file and line, for error messages
+    captions: dict[str, list[str]]
     split: str = ""
     labels: Sequence[str] = ()
     source: str = ""
@@ -211,21 +209,18 @@ def read_texts(config: AudioFolderConfig) -> Iterator[tuple[str, Record]]:
         path = (config.folder / file).with_suffix(".txt")
         if path in texts:
             lines = path.read_text(encoding="utf-8-sig").splitlines()
-            yield file, Record(path.name, {config.caption_language: dict.fromkeys(strip_texts(lines))})
+            yield file, Record(path.name, {config.caption_language: list(strip_texts(lines))})
 
 
 def merge(records: Iterable[tuple[str, Record]]) -> dict[str, Record]:
-    """Merge records with the same path into one record with all captions; return a dict from path to record.
-
-    Raises:
-        ValueError: Two records of one recording have different values in the same field.
-    """
+    """Merge the captions of records with the same path; raise ValueError if another field has different values."""
     merged: dict[str, Record] = {}
     for name, record in records:
         first = merged.setdefault(name, record)
+        if first is record:
+            continue
         for language, texts in record.captions.items():
-            first.captions.setdefault(language, {}).update(texts)
-
+            first.captions.setdefault(language, []).extend(texts)
         for key in Record.OPTIONAL:
             value, other = getattr(first, key), getattr(record, key)
             if value and other and value != other:
@@ -293,7 +288,7 @@ def _read_line(line: Line, values: Mapping[str, Any], config: AudioFolderConfig)
     )
 
 
-def _read_captions(line: Line, config: AudioFolderConfig) -> dict[str, dict[str, None]]:
+def _read_captions(line: Line, config: AudioFolderConfig) -> dict[str, list[str]]:
     """Return a dict from language to the captions in all caption columns of a line."""
     languages = dict(config.languages_of_columns)  # from column to the language of its plain texts
     missing = [column for column in languages if column not in line.values]
@@ -321,7 +316,7 @@ def _read_captions(line: Line, config: AudioFolderConfig) -> dict[str, dict[str,
         )
 
     known = (*config.languages, *LANGUAGES, config.caption_language, *config.languages_of_columns.values())
-    captions: dict[str, dict[str, None]] = {}
+    captions: dict[str, list[str]] = {}
     for column, plain in languages.items():
         where = f"{line.where}, {column}"
         for language, texts in _read_texts_by_language(_parse(line.values[column]), plain, where):
@@ -331,7 +326,7 @@ def _read_captions(line: Line, config: AudioFolderConfig) -> dict[str, dict[str,
                 raise ValueError(
                     f"{where}: unknown language {language!r}{hint}; add any ISO 639-3 code to languages=[...]"
                 )
-            captions.setdefault(language, {}).update(dict.fromkeys(strip_texts(texts)))
+            captions.setdefault(language, []).extend(strip_texts(texts))
     return captions
 
 

@@ -2,7 +2,7 @@
 
 Reads `train.csv`, `val.csv` and `test.csv` from the authors' repository (folder `dataset/` or `dataset2.0/`). The audio
 must be downloaded separately; the files may have any of the usual names, see `recordings.YOUTUBE_NAMINGS`. Some videos
-are no longer available.
+are no longer available. See https://audiocaps.github.io.
 """
 
 from typing import ClassVar
@@ -30,7 +30,6 @@ class AudioCaps(RowBuilder):
     """
 
     BUILDER_CONFIG_CLASS = AudioCapsConfig
-    HOMEPAGE = "https://audiocaps.github.io"
     NAMINGS = (*YOUTUBE_NAMINGS, "{audiocap_id}")
 
     def collect(self) -> Collection:

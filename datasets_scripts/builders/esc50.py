@@ -1,6 +1,6 @@
 """ESC-50 and its subset ESC-10: 5-second recordings of 50 (10) everyday sounds in five folds (Piczak, 2015).
 
-Reads the published folder with `meta/esc50.csv` and `audio/`. For ESC-10, remove all other lines from the table.
+Reads the folder of https://github.com/karolpiczak/ESC-50. For ESC-10, remove all other lines from the table.
 """
 
 from typing import ClassVar
@@ -25,7 +25,6 @@ class ESC50(FoldBuilder):
     """ESC-50 builder with train, validation and test split."""
 
     BUILDER_CONFIG_CLASS = ESC50Config
-    HOMEPAGE = "https://github.com/karolpiczak/ESC-50"
 
     def read(self) -> list[FoldClip]:
         """Return the clips in `meta/esc50.csv`."""

@@ -7,7 +7,6 @@ and add an entry to `_BUILDERS` in `datasets_scripts/__init__.py`. `clotho.py` i
 import hashlib
 import itertools
 import logging
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -265,7 +264,6 @@ class RowBuilder(datasets.GeneratorBasedBuilder):
 
     VERSION = "1.0.0"
     BUILDER_CONFIG_CLASS = RowConfig
-    HOMEPAGE: ClassVar[str] = ""
     NAMINGS: ClassVar[Sequence[str]] = ("the names in the metadata",)
 
     def collect(self) -> Collection:
@@ -326,9 +324,7 @@ class RowBuilder(datasets.GeneratorBasedBuilder):
         )
 
     def _info(self) -> datasets.DatasetInfo:
-        about = (sys.modules[type(self).__module__].__doc__ or "").partition("\n")[0]
-        types = features(self.config.languages)
-        return datasets.DatasetInfo(description=about, homepage=self.HOMEPAGE, features=types)
+        return datasets.DatasetInfo(features=features(self.config.languages))
 
     def _split_generators(self, dl_manager: datasets.DownloadManager) -> list[datasets.SplitGenerator]:
         # Collect here because `datasets` replaces errors in `_generate_examples` by a generic error.

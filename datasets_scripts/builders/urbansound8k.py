@@ -1,6 +1,6 @@
 """UrbanSound8K: 8,732 excerpts from Freesound recordings with ten urban classes in ten folds (Salamon et al., 2014).
 
-Reads the published folder with `metadata/UrbanSound8K.csv` and `audio/fold1/` to `audio/fold10/`.
+Reads the folder of https://urbansounddataset.weebly.com/urbansound8k.html.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,6 @@ class UrbanSound8K(FoldBuilder):
     """UrbanSound8K builder with train, validation and test split."""
 
     BUILDER_CONFIG_CLASS = UrbanSound8KConfig
-    HOMEPAGE = "https://urbansounddataset.weebly.com/urbansound8k.html"
 
     def read(self) -> list[FoldClip]:
         """Return the clips in `UrbanSound8K.csv`."""

@@ -1,6 +1,6 @@
 """VGGSound: ten-second clips from YouTube videos with 309 classes (Chen et al., 2020).
 
-Reads the published `vggsound.csv`, which has no header and four columns: YouTube id, start in seconds, label, split.
+Reads the `vggsound.csv` of https://www.robots.ox.ac.uk/~vgg/data/vggsound, which has no header.
 """
 
 from dataclasses import dataclass
@@ -37,7 +37,6 @@ class VGGSound(RowBuilder):
     """VGGSound builder with train, test and optional validation split; the captions are generated from the labels."""
 
     BUILDER_CONFIG_CLASS = VGGSoundConfig
-    HOMEPAGE = "https://www.robots.ox.ac.uk/~vgg/data/vggsound/"
     NAMINGS = YOUTUBE_NAMINGS
 
     def collect(self) -> Collection:

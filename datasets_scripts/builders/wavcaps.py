@@ -108,7 +108,6 @@ class WavCaps(RowBuilder):
     """
 
     BUILDER_CONFIG_CLASS = WavCapsConfig
-    HOMEPAGE = "https://huggingface.co/datasets/cvssp/WavCaps"
     NAMINGS = ("the ids of the JSON files, in folders named after the collections if they exist",)
 
     def collect(self) -> Collection:
