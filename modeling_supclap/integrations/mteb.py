@@ -36,7 +36,7 @@ class SupCLAPEncoder(AbsEncoder):
         revision: Revision of the Hub repository.
         device: Torch device; None uses a GPU if available.
         language: ISO 639-3 code for tasks without exactly one supported language; None uses the tokenizer's setting.
-        model: Loaded model to use; None loads the model from `model_name`.
+        model: Loaded model; None loads it from `model_name`.
         processor: Processor of the model; None loads it from `model_name`.
         **kwargs: Arguments for `SupCLAPModel.from_pretrained`.
     """
@@ -69,14 +69,11 @@ class SupCLAPEncoder(AbsEncoder):
         device: str | None = None,
         language: str | None = None,
     ) -> SupCLAPEncoder:
-        """Wrap a loaded model.
+        """Wrap a loaded model; for the other arguments see the class.
 
         Args:
-            model: The model.
-            processor: The processor of the model.
             name: Model name in mteb, `organisation/name`; None uses the folder or Hub id of the model.
             device: Torch device; None keeps the model's device.
-            language: ISO 639-3 code for tasks without exactly one supported language; None uses the tokenizer's code.
         """
         model_name, device = str(name or model.name_or_path), device or str(model.device)
         return cls(model_name, device=device, language=language, model=model, processor=processor)
@@ -93,17 +90,14 @@ class SupCLAPEncoder(AbsEncoder):
         show_progress_bar: bool = False,
         **kwargs: Any,
     ) -> np.ndarray:
-        """Embed the texts and recordings from an mteb data loader.
+        """Embed the texts and recordings from an mteb data loader. The other arguments of mteb are not used.
 
         Args:
             inputs: Data loader with the columns `text`, `audio`, or both.
             task_metadata: mteb task metadata, including the languages.
-            hf_split: Not used.
             hf_subset: Subset of the task, usually one language.
-            prompt_type: Not used, because the model does not support instructions.
             batch_size: Batch size for the model.
             show_progress_bar: Whether to show a progress bar for texts.
-            **kwargs: Not used.
 
         Returns:
             Embeddings with unit norm, float32 (N, projection_dim). If the data has text and audio, the normalised sum
@@ -143,11 +137,9 @@ class SupCLAPEncoder(AbsEncoder):
         """Return the tokenizer's language code for a task with one language that it supports, else `self.language`."""
         languages = set(task_metadata.hf_subsets_to_langscripts.get(hf_subset) or [])
         languages -= {"zxx-Zxxx"}  # mteb's code for "no linguistic content"
-        if len(languages) != 1:
-            return self.language
-
-        code = languages.pop().replace("-", "_")
-        is_known = self.processor.tokenizer.convert_tokens_to_ids(code) != self.processor.tokenizer.unk_token_id
+        code = languages.pop().replace("-", "_") if len(languages) == 1 else None
+        tokenizer = self.processor.tokenizer
+        is_known = code is not None and tokenizer.convert_tokens_to_ids(code) != tokenizer.unk_token_id
         return code if is_known else self.language
 
 

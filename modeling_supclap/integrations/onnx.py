@@ -3,9 +3,8 @@
     export_onnx(model, processor, "outputs/esc10-onnx")
 
 Each graph contains a tower (encoder), its pooling, its projection and the normalisation, and returns unit vectors. The
-batch size and the number of frames or tokens are dynamic. The audio graph includes CED's splitting into chunks of
-10.12 s, so recordings can have any length. If one recording in a batch is longer than a chunk, all recordings in the
-batch are processed at the length of the longest.
+batch size and the number of frames or tokens are dynamic. The audio graph splits recordings into CED's chunks of
+10.12 s, so they can have any length; all recordings in a batch are processed at the length of the longest.
 
 The feature extractor and the tokenizer are not part of the graphs; compute the inputs with `processor(...)`.
 Requires the extra: pip install "supclap[onnx]".
@@ -45,12 +44,7 @@ _GRAPHS = {
 
 
 class Graph(nn.Module):
-    """Module to export: a tower with its pooling, its projection and the normalisation.
-
-    Args:
-        model: The model, in float32 and evaluation mode, with eager attention.
-        name: Tower to export, "audio" or "text".
-    """
+    """Tower to export, "audio" or "text", with its pooling, its projection and the normalisation."""
 
     def __init__(self, model: SupCLAPModel, name: str) -> None:
         super().__init__()
@@ -58,32 +52,17 @@ class Graph(nn.Module):
         self.embed = getattr(model, _GRAPHS[name][1])
 
     def forward(self, values: Tensor, mask: Tensor) -> Tensor:
-        """Compute embeddings with unit norm.
-
-        Args:
-            values: Audio features (B, mels, T) or token ids (B, N).
-            mask: Attention mask of the values.
-
-        Returns:
-            Embeddings, (B, projection_dim).
-        """
+        """Compute embeddings (B, projection_dim) of audio features (B, mels, T) or token ids (B, N)."""
         return self.embed(values, mask, return_dict=True).pooler_output
 
 
 @dataclass
 class Parity:
-    """Largest difference between the embeddings of an ONNX graph and of the model, on one batch.
+    """Largest absolute difference between the embeddings of an ONNX graph and of the model, on one batch."""
 
-    Args:
-        graph: Name of the graph, "audio" or "text".
-        batch: Number of rows.
-        length: Number of frames or tokens.
-        difference: Maximum absolute difference of the embeddings.
-    """
-
-    graph: str
-    batch: int
-    length: int
+    graph: str  # "audio" or "text"
+    batch: int  # number of rows
+    length: int  # number of frames or tokens
     difference: float
 
 
@@ -95,16 +74,17 @@ def export_onnx(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str | 
         processor: The processor of the model.
         folder: Output folder for `audio.onnx` and `text.onnx` (each with a `.onnx.data` file above 1.5 GB), the
             processor's files, and `onnx.json` with the input and output names, the logit scale and bias, and the
-            result of `check_parity`.
-
-    Returns:
-        Result of `check_parity`.
+            result of `check_parity`, which is also returned.
 
     Raises:
         ImportError: onnx, onnxscript or onnxruntime is missing.
         ValueError: The audio tower is not CED, or a graph differs from the model by more than 1e-4.
     """
-    _require_extra()
+    try:
+        for name in ("onnx", "onnxscript", "onnxruntime"):
+            importlib.import_module(name)
+    except ImportError as error:
+        raise ImportError(f'{error}\nInstall the extra: pip install "supclap[onnx]"') from error
     if not isinstance(model.audio_model, CEDModel):
         kind = type(model.audio_model).__name__
         raise ValueError(f"the audio tower is a {kind}; only CED can be exported")
@@ -140,9 +120,6 @@ def check_parity(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str |
         model: The exported model, in float32.
         processor: The processor of the model.
         folder: Folder with `audio.onnx` and `text.onnx`.
-
-    Returns:
-        One `Parity` per batch.
 
     Raises:
         ValueError: An embedding differs by more than `TOLERANCE`; the message contains the worst batch.
@@ -187,10 +164,8 @@ def _texts(processor: SupCLAPProcessor) -> Iterator[dict[str, Tensor]]:
 
 def _audio_inputs(processor: SupCLAPProcessor, seconds: Sequence[float]) -> dict[str, Tensor]:
     rate_hz = processor.feature_extractor.sampling_rate
-    draw = np.random.default_rng(0)
-    clips = []
-    for length in seconds:
-        clips.append(0.1 * draw.standard_normal(round(length * rate_hz)).astype(np.float32))
+    rng = np.random.default_rng(0)
+    clips = [0.1 * rng.standard_normal(round(length * rate_hz)).astype(np.float32) for length in seconds]
     return dict(processor(audio=clips, sampling_rate=rate_hz, return_tensors="pt"))
 
 
@@ -222,12 +197,9 @@ def _export(graph: Graph, inputs: Mapping[str, Tensor], path: Path) -> None:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Hide the exporter's warnings about packages that are not needed, such as torchvision."""
-    before = {}
-    for name in ("torch.onnx", "onnxscript", "onnx_ir"):
-        logger = logging.getLogger(name)
-        before[logger] = logger.level
+    before = {logger: logger.level for logger in map(logging.getLogger, ("torch.onnx", "onnxscript", "onnx_ir"))}
+    for logger in before:
         logger.setLevel(logging.ERROR)
-
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -238,10 +210,9 @@ def _quiet() -> Iterator[None]:
 
 
 def _describe(model: SupCLAPModel, processor: SupCLAPProcessor, parity: Sequence[Parity], path: Path) -> None:
-    facts: dict[str, Any] = {}
-    for name, (inputs, _) in _GRAPHS.items():
-        facts[f"{name}.onnx"] = {"inputs": list(inputs), "output": f"{name}_embeds"}
-    facts |= {
+    graphs = {f"{name}.onnx": {"inputs": inputs, "output": f"{name}_embeds"} for name, (inputs, _) in _GRAPHS.items()}
+    facts = {
+        **graphs,
         "projection_dim": model.config.projection_dim,
         "sampling_rate_hz": processor.feature_extractor.sampling_rate,
         "logit_scale": model.logit_scale.exp().item(),
@@ -249,13 +220,3 @@ def _describe(model: SupCLAPModel, processor: SupCLAPProcessor, parity: Sequence
         "parity": list(map(asdict, parity)),
     }
     path.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-
-
-def _require_extra() -> None:
-    for name in ("onnx", "onnxscript", "onnxruntime"):
-        try:
-            importlib.import_module(name)
-        except ImportError as error:
-            raise ImportError(
-                f'{name} cannot be imported: {error}\nInstall the extra: pip install "supclap[onnx]"'
-            ) from error

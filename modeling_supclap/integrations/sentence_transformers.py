@@ -37,11 +37,10 @@ _MODEL_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "input_feature
 class SupCLAPModule(InputModule):
     """`SentenceTransformer` module that contains a complete SupCLAP model, with both towers.
 
-    The embeddings have unit norm, as in the model. A text is a string, or a dict `{"text": "un chien aboie",
-    "language": "fra"}` to mix languages. A recording is any input that `model.encode_audio` accepts. A waveform without
-    a sampling rate must have the model's sampling rate. A call to `encode` accepts either texts or recordings, not
-    both. With CLAP's audio tower, only the first 10 s of a recording are embedded; `model.encode_audio` embeds the
-    whole recording.
+    A text is a string, or a dict `{"text": "un chien aboie", "language": "fra"}` to mix languages. A recording is any
+    input that `model.encode_audio` accepts. A waveform without a sampling rate must have the model's sampling rate. A
+    call to `encode` accepts either texts or recordings, not both. With CLAP's audio tower, only the first 10 s of a
+    recording are embedded; `model.encode_audio` embeds the whole recording.
 
     Args:
         model: The model.
@@ -104,7 +103,7 @@ class SupCLAPModule(InputModule):
         sampling_rate: float | None = None,
         **kwargs: Any,
     ) -> dict[str, torch.Tensor]:
-        """Convert a batch of texts or a batch of recordings to model inputs.
+        """Convert a batch of texts or a batch of recordings to model inputs with the processor.
 
         Args:
             inputs: Texts or recordings, see the class.
@@ -112,9 +111,6 @@ class SupCLAPModule(InputModule):
             language: ISO 639-3 code for texts without a language; None uses the default language of this module.
             sampling_rate: Sampling rate in hertz of waveforms without one; None uses the model's sampling rate.
             **kwargs: Not used.
-
-        Returns:
-            Processor outputs: `input_features` or `input_ids`, with their attention mask.
 
         Raises:
             ValueError: The batch contains both texts and recordings, or an input is invalid.
@@ -144,25 +140,13 @@ class SupCLAPModule(InputModule):
         return dict(self.processor(text=texts, language=languages if has_language else None, return_tensors="pt"))
 
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """Compute embeddings from the result of `preprocess`.
-
-        Args:
-            features: Result of `preprocess`, on the model's device.
-            **kwargs: Not used.
-
-        Returns:
-            `features` with the additional key `sentence_embedding`, (B, projection_dim), with unit norm, in float32 or
-            higher precision.
-        """
+        """Add the embeddings to the result of `preprocess`, as `sentence_embedding`, (B, projection_dim), unit norm."""
         embed = self.model.get_text_features if "input_ids" in features else self.model.get_audio_features
         inputs = {name: features[name] for name in _MODEL_INPUTS if name in features}
         return {**features, "sentence_embedding": embed(**inputs).pooler_output}
 
     def save(self, output_path: str, *args: Any, **kwargs: Any) -> None:
-        """Save the model, its processor and the settings of this module.
-
-        The folder can also be loaded as a SupCLAP model.
-        """
+        """Save the model, its processor and the settings of this module."""
         self.model.save_pretrained(output_path)
         self.processor.save_pretrained(output_path)
         self.save_config(output_path)
@@ -180,14 +164,11 @@ class SupCLAPModule(InputModule):
         hub = {name: kwargs[name] for name in ("revision", "token", "local_files_only") if kwargs.get(name)}
         cache = kwargs.get("cache_folder")
         settings = cls.load_config(model_name_or_path, cache_folder=cache, **hub)
-        if cache is not None:
-            hub["cache_dir"] = cache
+        hub["cache_dir"] = cache
         model = SupCLAPModel.from_pretrained(model_name_or_path, **hub, **(kwargs.get("model_kwargs") or {}))
-        processor = SupCLAPProcessor.from_pretrained(
-            model_name_or_path, **hub, **(kwargs.get("processor_kwargs") or {})
-        )
-        if kwargs.get("language"):
-            settings["language"] = kwargs["language"]
+        options = {**hub, **(kwargs.get("processor_kwargs") or {})}
+        processor = SupCLAPProcessor.from_pretrained(model_name_or_path, **options)
+        settings["language"] = kwargs.get("language") or settings.get("language")
         return cls(model.eval(), processor, **settings)
 
 

@@ -316,7 +316,8 @@ class IndexedFile(NamedTuple):
         stamp: Size and times of the file before it was read.
         digest: SHA-256 of the content as a hex string; empty if unknown.
         duration_seconds: Duration of the recording.
-        starts_seconds, ends_seconds: Start and end time of each window, (windows,).
+        starts_seconds: Start time of each window, (windows,).
+        ends_seconds: End time of each window, (windows,).
         embeds: Embeddings with unit norm, (windows, d).
         problem: Error message; empty if the file is readable.
     """
