@@ -232,7 +232,7 @@ def zste_scores_by_language(
     sizes = np.fromiter(map(len, scores), np.int64, len(scores))
     for task in NUM_RIGHT:
         table = _parallel_questions(np.flatnonzero(np.asarray(tasks) == task).tolist(), task, languages, questions)
-        if table.size:
+        if table.size and table.shape[1] > 1:
             summary |= _mrv_scores(task, ranks[table], sizes[table])
     return summary
 
@@ -288,7 +288,7 @@ def _check_question(
 def _parallel_questions(
     indices: Sequence[int], task: str, languages: Sequence[str], questions: Sequence[Hashable] | None
 ) -> NDArray[np.int64]:
-    """Return the indices (N, K) of the questions of a task that exist in all K languages; (0, 1) for one language."""
+    """Return the indices (N, K) of the questions of a task that exist in all K languages."""
     by_language: dict[str, dict[Hashable, int]] = {language: {} for language in dict.fromkeys(languages)}
     for index in indices:
         index_of = by_language[languages[index]]
@@ -300,15 +300,10 @@ def _parallel_questions(
     counts = {language: len(index_of) for language, index_of in by_language.items()}
     if questions is None and len(set(counts.values())) > 1:
         raise ValueError(f"task {task} has {counts} questions; give `questions`, because their numbers differ")
-    if len(counts) < 2:
-        return np.empty((0, len(counts)), np.int64)
 
-    rows = []
-    for question in next(iter(by_language.values())):
-        row = [index_of.get(question) for index_of in by_language.values()]
-        if None not in row:
-            rows.append(row)
-    return np.array(rows, np.int64)
+    first, *others = by_language.values()
+    shared = [question for question in first if all(question in index_of for index_of in others)]
+    return np.array([[index_of[question] for index_of in (first, *others)] for question in shared], np.int64)
 
 
 def _mrv_scores(task: str, ranks: NDArray[np.int64], sizes: NDArray[np.int64]) -> dict[str, float]:

@@ -1,8 +1,7 @@
 """Convert public checkpoints to our models, and transformers' `ClapModel` to `SupCLAPModel` and back.
 
 Every conversion renames the tensors to our names and then calls `fill_exactly`, which raises if tensors are missing,
-unexpected or differ in shape. A checkpoint with several parts is loaded completely and then split. Loading only a part
-would fail silently: `ClapAudioModel.from_pretrained` on a CLAP checkpoint finds no audio weights and only warns.
+unexpected or differ in shape.
 """
 
 from .clap import clap_from_supclap, load_clap, processor_from_clap, supclap_from_clap

@@ -42,35 +42,20 @@ Converted = tuple[PreTrainedModel, SequenceFeatureExtractor | None, Mapping[str,
 
 @dataclass(frozen=True)
 class Layout:
-    """Layout of a public checkpoint.
-
-    Args:
-        name: Name of the layout.
-        kind: Family of layouts, for the option `--kind`.
-        marks: Regular expressions. A checkpoint has this layout if each expression matches the start of at least one
-            tensor name.
-        convert: Function that converts a checkpoint to our model.
-        patch_mels: Mel bands per patch, to distinguish layouts with equal tensor names.
-        licenses: Dict from model part to Hub license identifier, which overrides the license in the model card. The
-            key "" applies to all other parts if the card has no license.
-        remark: Note for the user.
-        tokenizer: Hub id of the text tower's tokenizer; empty if there is no text tower.
-        max_tokens: Maximum number of tokens; None keeps the tokenizer's own limit.
-        prepare_tokenizer: Function that applies the checkpoint's tokenizer settings in place.
-        plain_captions: Whether the processor lower-cases captions and removes punctuation.
-    """
+    """Layout of a public checkpoint."""
 
     name: str
-    kind: str
-    marks: tuple[str, ...]
+    kind: str  # family of layouts, for the option `--kind`
+    marks: tuple[str, ...]  # regular expressions; each matches the start of at least one tensor name
     convert: Callable[[Checkpoint], Converted]
-    patch_mels: int | None = None
+    patch_mels: int | None = None  # mel bands per patch, to distinguish layouts with equal tensor names
+    # From model part to license, which overrides the model card; the key "" is the license of all parts without a card.
     licenses: Mapping[str, str] = field(default_factory=dict)
-    remark: str = ""
-    tokenizer: str = ""
-    max_tokens: int | None = None
-    prepare_tokenizer: Callable[[PreTrainedTokenizerBase], None] | None = None
-    plain_captions: bool = False
+    remark: str = ""  # note for the user
+    tokenizer: str = ""  # Hub id of the text tower's tokenizer; empty if there is no text tower
+    max_tokens: int | None = None  # None keeps the tokenizer's own limit
+    prepare_tokenizer: Callable[[PreTrainedTokenizerBase], None] | None = None  # changes it in place
+    plain_captions: bool = False  # whether the processor lower-cases captions and removes punctuation
 
     def fits(self, tensors: Mapping[str, torch.Tensor]) -> bool:
         """Return whether the tensors have this layout."""

@@ -44,31 +44,19 @@ PERMISSIVE = {"apache-2.0", "mit", "bsd-2-clause", "bsd-3-clause", "cc0-1.0", "c
 class Origin:
     """Origin of the weights of one model part: an entry in `provenance.json`.
 
-    All fields after `license` are recorded for converted checkpoints only.
-
-    Args:
-        part: Name of the model part. For a converted `SupCLAPModel`, a submodule such as `audio_model`; for a training
-            run, `audio tower`, `text tower` or `whole model`.
-        kind: Model type, such as `ced` or `m2m_100`; empty if the part has no model type.
-        source: Hub id, file name, folder name or URL of the checkpoint; empty for random weights.
-        license: Hub license identifier; empty if unknown.
-        sha256: Checksum of the weight files.
-        layout: Name of the recognised layout.
-        tensors: Number of tensors.
-        revision: Commit of the Hub repository.
-        files: Names of the weight files.
-        parameters: Number of parameters.
+    The part is a submodule such as `audio_model`; for a training run, `audio tower`, `text tower` or `whole model`. All
+    fields after `license` are recorded for converted checkpoints only.
     """
 
     part: str
-    kind: str = ""
-    source: str = ""
-    license: str = ""
-    sha256: str | None = None
-    layout: str | None = None
+    kind: str = ""  # model type, such as `ced` or `m2m_100`; empty if the part has no model type
+    source: str = ""  # Hub id, file name, folder name or URL of the checkpoint; empty for random weights
+    license: str = ""  # Hub license identifier; empty if unknown
+    sha256: str | None = None  # checksum of the weight files
+    layout: str | None = None  # name of the recognised layout
     tensors: int | None = None
-    revision: str | None = None
-    files: tuple[str, ...] = ()
+    revision: str | None = None  # commit of the Hub repository
+    files: tuple[str, ...] = ()  # names of the weight files
     parameters: int | None = None
 
     @property

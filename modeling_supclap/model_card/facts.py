@@ -31,40 +31,24 @@ _LOCAL_ARGUMENTS = {
 
 @dataclass
 class CardFacts:
-    """Information for a model card; only `model` and `name` are required.
-
-    Args:
-        repository: Hub id of the model.
-        languages: ISO 639-3 codes of the training captions.
-        arguments: Training arguments that affect the result.
-        dataset: Names of the training datasets: Hub ids or names of builders in `datasets_scripts`.
-        clips: Number of training clips.
-        licenses: Dict from license to number of training clips.
-        results: Contents of `results.json` files, from training or evaluation.
-        base_model: Hub id or folder of the model that training started from; None reads it from the model.
-        license: License of the model; None derives it from the licenses of its components.
-        tags: Additional Hub tags.
-        command: Command line of the training run.
-        processes: Number of training processes.
-        device: Device type of the run, such as "cuda".
-    """
+    """Information for a model card; only `model` and `name` are required."""
 
     model: SupCLAPModel
     name: str
-    repository: str | None = None
+    repository: str | None = None  # Hub id of the model
     sampling_rate_hz: int = 16000
-    languages: Sequence[str] = ()
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    dataset: Sequence[str] = ()
-    clips: int | None = None
-    licenses: Mapping[str, int] = field(default_factory=dict)
-    results: Sequence[Mapping[str, Any]] = ()
-    base_model: str | None = None
-    license: str | None = None
-    tags: Sequence[str] = ()
-    command: str = ""
-    processes: int = 1
-    device: str = ""
+    languages: Sequence[str] = ()  # ISO 639-3 codes of the training captions
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # training arguments that affect the result
+    dataset: Sequence[str] = ()  # Hub ids or names of builders in `datasets_scripts`
+    clips: int | None = None  # number of training clips
+    licenses: Mapping[str, int] = field(default_factory=dict)  # license -> number of training clips
+    results: Sequence[Mapping[str, Any]] = ()  # contents of `results.json` files
+    base_model: str | None = None  # start of the training; None reads it from the model
+    license: str | None = None  # None derives it from the licenses of the parts
+    tags: Sequence[str] = ()  # additional Hub tags
+    command: str = ""  # command line of the training run
+    processes: int = 1  # number of training processes
+    device: str = ""  # device type of the run, such as "cuda"
 
 
 def facts_of_run(trainer: Any) -> CardFacts:
