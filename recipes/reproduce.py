@@ -205,15 +205,15 @@ def _steps(
         steps = _steps(paper, start, {"row": start}, start_scale, seed, args)
         settings["model"] = str(steps[-1].folder)
     if recipe != "none":
-        steps.append(_step(label, recipe, {**settings, "seed": seed}, args))
+        steps.append(build_step(label, recipe, {**settings, "seed": seed}, args))
 
     if scale.get("evaluate"):
         model = str(steps[-1].folder) if steps else settings["model"]
-        steps.append(_step(label, "evaluate", {**scale["evaluate"], "model": model, "seed": seed}, args))
+        steps.append(build_step(label, "evaluate", {**scale["evaluate"], "model": model, "seed": seed}, args))
     return steps
 
 
-def _step(row: str, recipe: str, settings: dict[str, Any], args: options.ReproductionArguments) -> Step:
+def build_step(row: str, recipe: str, settings: dict[str, Any], args: options.ReproductionArguments) -> Step:
     """Build a `Step`, with an output folder named after the row, the dataset, a hash of the settings and the seed."""
     dataset = settings.get("dataset", "synthetic")
     if dataset != "synthetic" and args.data_dir is not None:
@@ -702,11 +702,19 @@ def arrange_curves(curves: Mapping[str, str], cells: Sequence[Cell]) -> dict[str
 
 
 def main() -> None:
-    """Parse the command line, run the rows of the tables, and write the tables."""
+    """Parse the command line, run the studies and the rows of the tables, and write them."""
+    from modeling_supclap.recipes.evidence import find_studies, run_study
+
     words = sys.argv[1:]
     names = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
     (args,) = parse_arguments((options.ReproductionArguments,), words[len(names) :], about=__doc__)
-    tables = find_tables(names)
+    studies = find_studies([name for name in names if name.startswith("evidence")])
+    for name, study in studies.items():
+        path = run_study(name, study, args)
+        say(f"\n{path.read_text(encoding='utf-8')}\n{path}, also as .json and .png")
+    if studies and len(names) == sum(name.startswith("evidence") for name in names):
+        return
+    tables = find_tables([name for name in names if not name.startswith("evidence")])
 
     plans = {}
     known: set[str] = set()

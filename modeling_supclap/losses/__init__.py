@@ -12,6 +12,7 @@ from .multilingual import (
 from .similarity import similarity_matrix
 from .support_vector import (
     DynamicRadius,
+    RelativeRadius,
     StaticRadius,
     radius_constraint,
     support_vector_loss,
@@ -21,6 +22,7 @@ from .temporal import teminal_a_weights, teminal_b_weights, temporal_nce
 
 __all__ = [
     "DynamicRadius",
+    "RelativeRadius",
     "StaticRadius",
     "alignment_direction_error",
     "by_language",

@@ -201,6 +201,32 @@ class StaticRadius(nn.Module):
         return self.radius.expand(torch.broadcast_shapes(anchors.shape, targets.shape)[:-1])
 
 
+class RelativeRadius(nn.Module):
+    """Radius at a fixed fraction of the distance of each pair, a control without parameters (not in the paper).
+
+    The support vector is then (1 - ratio) t + ratio a. At 0 it is the anchor, and the SVR term is InfoNCE. At 1 it is
+    the target, and the term contrasts each target with all other targets.
+
+    >>> RelativeRadius(0.5).in_tiles(torch.eye(2), torch.eye(2).flip(0), 1.0)
+    tensor([0.7071, 0.7071])
+    """
+
+    def __init__(self, ratio: float) -> None:
+        super().__init__()
+        self.ratio = ratio
+
+    def in_tiles(
+        self,
+        anchors: Tensor,
+        targets: Tensor,
+        logit_scale: float | Tensor,
+        group_ids: Tensor | None = None,
+        chunk_size: int = 1024,
+    ) -> Tensor:
+        """Return one radius per pair: (..., N) for embeddings of shape (..., N, d)."""
+        return self.ratio * positive_distance(anchors, targets)
+
+
 class DynamicRadius(nn.Module):
     """DynamicSVR: an MLP that predicts the radius of each pair from its similarities (SupCLAP 3.2).
 

@@ -18,6 +18,7 @@ from ..losses.multilingual import DIRECTION_SCALE, by_language, cacl_loss, kcl_l
 from ..losses.similarity import similarity_matrix
 from ..losses.support_vector import (
     DynamicRadius,
+    RelativeRadius,
     StaticRadius,
     positive_distance,
     radius_constraint,
@@ -89,12 +90,12 @@ class SupportVectorRegularizer(nn.Module):
         logs: Logs = {}
         options: dict[str, Any] = {"similarity": self.similarity, "group_ids": group_ids, "chunk_size": chunk_size}
         for direction, radius_module in self.radii.items():
-            assert isinstance(radius_module, StaticRadius | DynamicRadius)
+            assert isinstance(radius_module, StaticRadius | DynamicRadius | RelativeRadius)
             anchors, targets = audio_embeds, text_embeds
             if direction == "t2a":
                 anchors, targets = text_embeds, audio_embeds
 
-            if isinstance(radius_module, StaticRadius) or chunk_size is not None:
+            if chunk_size is not None or not isinstance(radius_module, DynamicRadius):
                 radius = radius_module.in_tiles(anchors, targets, logit_scale, group_ids, chunk_size or len(anchors))
             else:
                 radius = radius_module(logit_scale * similarity_matrix(anchors, targets), group_ids)
@@ -294,6 +295,8 @@ def build_objective(args: SupCLAPTrainingArguments) -> ContrastiveObjective:
     for direction in ("t2a", "a2t") if args.svr.startswith("bi") else ("t2a",):
         if args.svr.endswith("static"):
             radii[direction] = StaticRadius(init)
+        elif args.svr.endswith("fixed"):
+            radii[direction] = RelativeRadius(args.radius_ratio)
         else:
             radii[direction] = DynamicRadius(args.radius_num_similarities, init=init)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 MULTILINGUAL_LOSSES = ("kcl", "cacl")
 LOSSES = ("infonce", "siglip", "reweighted", *MULTILINGUAL_LOSSES)
-SUPPORT_VECTORS = ("none", "uni-static", "bi-static", "uni-dynamic", "bi-dynamic")
+SUPPORT_VECTORS = ("none", "uni-static", "bi-static", "uni-dynamic", "bi-dynamic", "uni-fixed", "bi-fixed")
 POSITIVES = ("clip", "captions")
 CACHE_FROZEN = ("auto", "always", "never")
 
@@ -30,7 +30,9 @@ class ContrastiveOptions:
             in a random language. `kcl` uses captions in all languages. `cacl` uses captions in the anchor language (the
             first of `languages`) and one other.
         svr: Support Vector Regularization (SVR): `none`, or one or both directions with a static or dynamic radius:
-            `uni-static`, `bi-static`, `uni-dynamic`, `bi-dynamic`.
+            `uni-static`, `bi-static`, `uni-dynamic`, `bi-dynamic`. Controls: `uni-fixed` and `bi-fixed`.
+        radius_ratio: Radius of `uni-fixed` and `bi-fixed`, as a fraction of the distance of each pair. At 0 the SVR
+            term is InfoNCE; at 1 it contrasts the clips with each other, and the texts with each other.
         svr_alpha: Weight of the SVR term, relative to the sum of both directions of the base loss (SupCLAP eq. 6).
         svr_beta: Weight of the constraint on dynamic radii (SupCLAP eq. 9).
         svr_similarity: Similarity between support vectors and targets: `cosine` or `dot`. Use `dot` only with a dynamic
@@ -94,6 +96,7 @@ class ContrastiveOptions:
     svr_decoupled: bool = False
     radius_init: float | None = None
     radius_num_similarities: int = 16
+    radius_ratio: float = 1.0
     languages: list[str] = field(default_factory=lambda: ["eng"])
     eval_languages: list[str] = field(default_factory=list)
     positives: str = "clip"

@@ -77,6 +77,21 @@ def test_a_radius_starts_at_the_distance_of_the_first_batch(tmp_path, kind):
     assert logs["radius_t2a"].item() == pytest.approx(distance)
 
 
+def test_a_fixed_radius_of_the_whole_distance_contrasts_within_each_modality(tmp_path):
+    total, _ = evaluate(objective(tmp_path, svr="bi-fixed", radius_ratio=1.0))
+    within = 0.0
+    for embeds in (AUDIO, TEXT):
+        logits = SCALE * embeds @ embeds.T
+        within += torch.nn.functional.cross_entropy(logits, torch.arange(len(embeds)))
+    torch.testing.assert_close(total, info_nce(AUDIO, TEXT, SCALE) + within)
+
+
+def test_a_fixed_radius_of_zero_is_infonce(tmp_path):
+    total, logs = evaluate(objective(tmp_path, svr="bi-fixed", radius_ratio=0.0))
+    torch.testing.assert_close(total, 2 * info_nce(AUDIO, TEXT, SCALE))
+    assert logs["radius_t2a"] == 0
+
+
 def test_unidirectional_displaces_texts_only(tmp_path):
     total, logs = evaluate(objective(tmp_path, svr="uni-static"))
     radius = torch.full((6,), torch.tensor(0.1, dtype=torch.float32).double())

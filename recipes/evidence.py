@@ -1,0 +1,327 @@
+"""Compare training methods by learning curves, with the same tuning for each method. See docs/protocol.md.
+
+`supclap reproduce evidence/svr` runs a study of `configs/evidence/studies.yaml`. Each arm (method) is tuned on the
+validation split of a seed that is not reported. Then all arms train with one, two, four, ... times the epochs, until
+the validation score of the first arm, the baseline, rises by less than one point. Each number of epochs is trained
+from the start, with its own learning rate schedule.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import yaml
+
+from modeling_supclap.datasets_scripts.atomic_files import atomic_write, write_json, write_text
+from modeling_supclap.recipes import reproduce
+from modeling_supclap.recipes.arguments import CONFIGS, read_settings
+from modeling_supclap.recipes.options import ReproductionArguments, as_mapping
+from modeling_supclap.recipes.result_tables import format_heading, markdown_lines
+from modeling_supclap.recipes.running import say
+
+if TYPE_CHECKING:
+    from modeling_supclap.recipes.reproduce import Step
+
+CONVERGED_GAIN = 0.01
+"""The baseline has converged if twice the steps raise its mean validation score by less than this."""
+
+TUNING_SEED = 1000
+COSTS = ("steps", "captions", "seconds")
+
+Point = dict[str, Any]
+"""One run: its "seed", "validation" score, test "scores" by column, their mean "score", and its costs (`COSTS`)."""
+
+
+def find_studies(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Select studies by name; "evidence" selects all of them."""
+    path = CONFIGS / "evidence" / "studies.yaml"
+    studies = {f"evidence/{name}": study for name, study in yaml.safe_load(path.read_text("utf-8")).items()}
+    unknown = sorted(set(names) - {"evidence", *studies})
+    if unknown:
+        raise ValueError(f"unknown study {unknown[0]!r}; expected one of evidence, {', '.join(studies)}")
+    return {name: study for name, study in studies.items() if name in names or "evidence" in names}
+
+
+def run_study(name: str, study: Mapping[str, Any], args: ReproductionArguments) -> Path:
+    """Tune and train the arms of a study, and write its table, curves and verdicts. Finished runs are not repeated.
+
+    Args:
+        name: Name of the study, such as "evidence/svr".
+        study: X; the file describes the keys.
+        args: Options of `supclap reproduce`: seeds, rows (arms), settings, data and output folder.
+
+    Returns:
+        Path of the Markdown file. The JSON file beside it contains each run, and the PNG file the learning curves.
+
+    Raises:
+        ValueError: There are fewer than two seeds, so that an interval over seeds is not possible.
+    """
+    seeds = args.seeds or study["seeds"]
+    if len(seeds) < 2:
+        raise ValueError(f"seeds is {seeds}; an interval over seeds needs at least two, and evidence five")
+    baseline = next(iter(study["arms"]))
+    arms = [arm for arm in study["arms"] if not args.rows or arm == baseline or arm in args.rows]
+
+    tuned = {arm: tune(arm, study, args) for arm in arms}
+    points: dict[str, list[list[Point]]] = {arm: [] for arm in arms}  # one list of runs per number of epochs
+    for doubling in range(study["doublings"] + 1):
+        epochs = study["num_train_epochs"] * 2**doubling
+        for arm in arms:
+            of_epochs = []
+            for seed in seeds:
+                step = build_step(arm, study, tuned[arm] | {"num_train_epochs": epochs}, seed, args)
+                reproduce.run_step(step)
+                of_epochs.append(read_point(step, study["columns"]))
+            points[arm].append(of_epochs)
+
+        means = [np.mean([point["validation"] for point in of_epochs]) for of_epochs in points[baseline]]
+        converged = len(means) > 1 and bool(means[-1] - means[-2] < CONVERGED_GAIN)
+        say(f"{name}: {epochs} epochs, validation score of {baseline} {means[-1]:.3f}")
+        path = write_study(name, study, points, tuned, converged, args)
+        if converged:
+            break
+    return path
+
+
+def write_study(
+    name: str,
+    study: Mapping[str, Any],
+    points: Mapping[str, Sequence[Sequence[Point]]],
+    tuned: Mapping[str, Mapping[str, Any]],
+    converged: bool,
+    args: ReproductionArguments,
+) -> Path:
+    """Write the JSON, the learning curves and the Markdown of a study. Returns the path of the Markdown."""
+    content = {key: study.get(key, "") for key in ("title", "claim", "columns")}
+    content |= {"study": name, "seeds": [point["seed"] for point in next(iter(points.values()))[0]]}
+    content |= {"converged": converged, "settings": as_mapping(args.settings)}
+    content["arms"] = summarize(points, study, tuned)
+    content["verdict"] = judge(content["arms"], study, converged)
+    stem = Path(args.output_dir) / args.scale / reproduce.table_stem(name, args)
+    write_json(stem.with_suffix(".json"), content)
+    plot_curves(content, stem.with_suffix(".png"))
+    write_text(stem.with_suffix(".md"), render_study(content, stem.with_suffix(".png").name))
+    return stem.with_suffix(".md")
+
+
+def build_step(
+    arm: str, study: Mapping[str, Any], settings: Mapping[str, Any], seed: int, args: ReproductionArguments
+) -> Step:
+    """Build the training run of an arm; the data of generated datasets depends on the seed."""
+    merged = read_settings(CONFIGS / study["base"]) | study["arms"][arm].get("settings", {})
+    merged |= {**settings, **as_mapping(args.settings), "seed": seed}
+    if merged.get("dataset", "synthetic") in ("scenes", "synthetic"):
+        merged["dataset_config"] = {**as_mapping(merged.get("dataset_config")), "seed": seed}
+    return reproduce.build_step(arm, "train", merged, args)
+
+
+def tune(arm: str, study: Mapping[str, Any], args: ReproductionArguments) -> dict[str, Any]:
+    """Return the settings of the grid with the best validation score. All arms have the same grid, epochs and seed."""
+    best: dict[str, Any] = {}
+    best_score = -np.inf
+    for values in itertools.product(*study["grid"].values()):
+        settings = dict(zip(study["grid"], values, strict=True))
+        epochs = {"num_train_epochs": study["tuning_epochs"]}
+        step = build_step(arm, study, settings | epochs, TUNING_SEED, args)
+        reproduce.run_step(step)
+        score = read_point(step, study["columns"])["validation"]
+        say(f"{arm}: validation score {score:.3f} with {settings}")
+        if score > best_score:
+            best, best_score = settings, score
+    return best
+
+
+def read_point(step: Step, columns: Sequence[str]) -> Point:
+    """Read the scores and costs of a finished run."""
+    results, log = reproduce.load_run([step])
+    scores = {column: reproduce.get_value(results, log, column.split()) for column in columns}
+    (validation,) = results.content["training"]["best_validation"].values()
+    cost = reproduce.get_cost([(results, log)])
+    return {
+        "seed": step.settings["seed"],
+        "validation": validation,
+        "scores": scores,
+        "score": float(np.mean(list(scores.values()))),
+        **{key: cost[key] for key in COSTS},
+    }
+
+
+def summarize(
+    points: Mapping[str, Sequence[Sequence[Point]]], study: Mapping[str, Any], tuned: Mapping[str, Mapping[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """Compare each arm with the first one.
+
+    Returns:
+        Dict from arm to a dict with "model" (its name), "tuned" (settings chosen on validation), "points" (all runs),
+        "final" (mean test score after the longest training, with its interval), "to_90" (for each of `COSTS`, the cost
+        at which the arm reaches 90 % of the baseline's final score, divided by that of the baseline: geometric mean and
+        interval; missing if a run never reaches it) and, except for the baseline, "differences": the difference in
+        test score to the baseline with its interval, after the longest training ("final") and at equal "steps",
+        "captions" and "seconds": the largest cost that both arms have reached.
+    """
+    first = next(iter(points))
+    level = 0.9 * np.mean([point["score"] for point in points[first][-1]])
+    summary: dict[str, dict[str, Any]] = {}
+    for arm, of_arm in points.items():
+        finals = np.array([point["score"] for point in of_arm[-1]])
+        about: dict[str, Any] = {
+            "model": study["arms"][arm]["model"],
+            "tuned": dict(tuned[arm]),
+            "points": list(of_arm),
+        }
+        about["final"] = with_interval(finals)
+
+        about["to_90"] = {}
+        for cost in COSTS:
+            ratios = []
+            for of_seed, of_baseline in zip(zip(*of_arm, strict=True), zip(*points[first], strict=True), strict=True):
+                ratios.append(cost_to_reach(of_seed, cost, level) / cost_to_reach(of_baseline, cost, level))
+            if np.isfinite(ratios).all():
+                interval = with_interval(np.log(ratios))
+                about["to_90"][cost] = {key: float(np.exp(value)) for key, value in interval.items()}
+
+        if arm != first:
+            differences = {"final": with_interval(finals - [point["score"] for point in points[first][-1]])}
+            for cost in COSTS:
+                values = []
+                for of_seed, of_baseline in zip(
+                    zip(*of_arm, strict=True), zip(*points[first], strict=True), strict=True
+                ):
+                    common = min(of_seed[-1][cost], of_baseline[-1][cost])
+                    values.append(score_at(of_seed, cost, common) - score_at(of_baseline, cost, common))
+                differences[cost] = with_interval(np.array(values))
+            about["differences"] = differences
+        summary[arm] = about
+    return summary
+
+
+def with_interval(values: np.ndarray) -> dict[str, float]:
+    """Return the mean of values of several seeds, and "low" and "high" of its 95 % t-interval."""
+    from modeling_supclap.metrics.bootstrap import seed_interval
+
+    low, high = seed_interval(values.tolist())
+    return {"mean": float(values.mean()), "low": low, "high": high}
+
+
+def score_at(runs: Sequence[Point], cost: str, value: float) -> float:
+    """Return the test score at a cost, by linear interpolation over the logarithm of the cost."""
+    costs, scores = [run[cost] for run in runs], [run["score"] for run in runs]
+    return float(np.interp(np.log(value), np.log(costs), scores))
+
+
+def cost_to_reach(runs: Sequence[Point], cost: str, score: float) -> float:
+    """Return the cost at which the learning curve reaches a score, interpolated as in `score_at`; inf if it never does.
+
+    If the shortest run is above the score, its cost is returned.
+    """
+    logs, scores = np.log([run[cost] for run in runs]), [run["score"] for run in runs]
+    for number, value in enumerate(scores):
+        if value >= score:
+            if number == 0:
+                return float(np.exp(logs[0]))
+            share = (score - scores[number - 1]) / (value - scores[number - 1])
+            return float(np.exp(logs[number - 1] + share * (logs[number] - logs[number - 1])))
+    return float("inf")
+
+
+def judge(arms: Mapping[str, Mapping[str, Any]], study: Mapping[str, Any], converged: bool) -> str:
+    """Return the verdict on the claim that the arm `study["method"]` is better than the baseline.
+
+    - "holds at convergence": the interval of the final difference is above 0, and the baseline has converged;
+    - "holds as a speed-up": it is not, but the interval of the ratio of steps to 90 % of the baseline is below 1;
+    - "does not hold" otherwise;
+    - "not judged" if the method was left out.
+
+    The first two become "explained by a control" if a control (`study["controls"]`) passes the same test, and the
+    method is not better than the control: the interval of their final difference contains 0 or is below.
+    """
+    if study["method"] not in arms:
+        return "not judged"
+    method = arms[study["method"]]
+    final, ratio = method["differences"]["final"], method["to_90"].get("steps")
+    if converged and final["low"] > 0:
+        verdict = "holds at convergence"
+    elif ratio is not None and ratio["high"] < 1:
+        verdict = "holds as a speed-up"
+    else:
+        return "does not hold" if converged else "does not hold in the steps of the study"
+
+    scores = np.array([point["score"] for point in method["points"][-1]])
+    for name in study.get("controls", ()):
+        if name not in arms:
+            continue
+        control = arms[name]
+        gain, faster = control["differences"]["final"], control["to_90"].get("steps")
+        passes = gain["low"] > 0 if verdict == "holds at convergence" else faster is not None and faster["high"] < 1
+        of_control = np.array([point["score"] for point in control["points"][-1]])
+        if passes and with_interval(scores - of_control)["low"] <= 0:
+            return f"{verdict}, explained by a control: {control['model']}"
+    return verdict
+
+
+def plot_curves(content: Mapping[str, Any], path: Path) -> None:
+    """Plot the mean test score of each arm over steps and over seconds, with its 95 % interval over seeds."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    for panel, cost in zip(panels, ("steps", "seconds"), strict=True):
+        for arm in content["arms"].values():
+            costs = [np.mean([run[cost] for run in runs]) for runs in arm["points"]]
+            scores = [with_interval(np.array([run["score"] for run in runs])) for runs in arm["points"]]
+            panel.plot(costs, [100 * score["mean"] for score in scores], marker="o", label=arm["model"])
+            low, high = ([100 * score[end] for score in scores] for end in ("low", "high"))
+            panel.fill_between(costs, low, high, alpha=0.15)
+        panel.set_xscale("log", base=2)
+        panel.set_xlabel({"steps": "training steps", "seconds": "processor time (seconds)"}[cost])
+    panels[0].set_ylabel("test score (%)")
+    panels[0].legend()
+    with atomic_write(path) as unfinished:
+        figure.savefig(unfinished, format="png", dpi=120)
+
+
+def render_study(content: Mapping[str, Any], figure: str) -> str:
+    """Return the Markdown of a study: verdict, one row per arm, the learning curves and the tuned settings."""
+
+    def percent(score: Mapping[str, float], sign: str = "") -> str:
+        return f"{100 * score['mean']:{sign}.1f} ({100 * score['low']:{sign}.1f} to {100 * score['high']:{sign}.1f})"
+
+    table = [["arm", *(f"{points[0]['steps']:.0f} steps" for points in next(iter(content["arms"].values()))["points"])]]
+    table[0] += [
+        "difference at the end",
+        "at equal captions",
+        "at equal seconds",
+        "steps to 90 %, ratio",
+        "captions",
+        "seconds",
+    ]
+    for arm in content["arms"].values():
+        line = [arm["model"]]
+        for runs in arm["points"]:
+            line.append(percent(with_interval(np.array([run["score"] for run in runs]))))
+        differences = arm.get("differences", {})
+        line += [percent(differences[key], "+") if differences else "" for key in ("final", "captions", "seconds")]
+        ratio = arm["to_90"].get("steps")
+        line.append(f"{ratio['mean']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})" if ratio else "not reached")
+        line += [f"{np.mean([run[cost] for run in arm['points'][-1]]):,.0f}" for cost in ("captions", "seconds")]
+        table.append(line)
+
+    tuned = [f"- {arm['model']}: {arm['tuned']}" for arm in content["arms"].values()]
+    state = "The baseline has converged." if content["converged"] else "**The baseline has not converged.**"
+    columns = ", ".join(map(format_heading, content["columns"]))
+    lines = [
+        f"### {content['study']}: {content['title']}",
+        f"Claim: {content['claim']}",
+        f"Verdict: **{content['verdict']}**. {state}",
+        "\n".join(markdown_lines(table)),
+        f"Test score in percent, the mean of {columns}: mean and 95 % t-interval over the seeds "
+        f"{', '.join(map(str, content['seeds']))}. Differences to the first arm are paired by seed. Captions and "
+        "processor seconds are those of the longest run.",
+        f"![Learning curves]({figure})",
+        "Settings chosen on validation:\n" + "\n".join(tuned),
+    ]
+    return "\n\n".join(lines) + "\n"
