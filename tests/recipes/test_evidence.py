@@ -1,0 +1,170 @@
+"""Studies: equal tuning, learning curves, costs and verdicts."""
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from scipy import stats
+
+from modeling_supclap.evaluation.results import SCHEMA, Results, score
+from modeling_supclap.recipes import evidence, reproduce
+from modeling_supclap.recipes.arguments import parse_arguments
+from modeling_supclap.recipes.options import ReproductionArguments
+
+COLUMNS = ["retrieval eng t2a R@1", "retrieval eng a2t R@1"]
+STUDIES = evidence.find_studies(["evidence"])
+
+
+def runs(scores, steps=(100, 200, 400), seconds_per_step=1.0, seed=0):
+    """The runs of one seed."""
+    points = []
+    for value, count in zip(scores, steps, strict=True):
+        cost = {"steps": count, "captions": 8 * count, "seconds": seconds_per_step * count}
+        points.append({"seed": seed, "validation": value, "scores": {}, "score": value, **cost})
+    return points
+
+
+def by_length(*of_seeds):
+    return [list(points) for points in zip(*of_seeds, strict=True)]
+
+
+def test_the_curve_is_linear_in_the_logarithm_of_the_cost():
+    curve = runs([0.2, 0.4, 0.5])
+    assert evidence.score_at(curve, "steps", 200) == pytest.approx(0.4)
+    assert evidence.score_at(curve, "captions", 8 * 100 * math.sqrt(2)) == pytest.approx(0.3)
+    assert evidence.cost_to_reach(curve, "steps", 0.3) == pytest.approx(100 * math.sqrt(2))
+    assert evidence.cost_to_reach(curve, "steps", 0.1) == pytest.approx(100)
+    assert evidence.cost_to_reach(curve, "steps", 0.6) == math.inf
+
+
+STUDY = {
+    "arms": {"base": {"model": "Base"}, "new": {"model": "New"}, "simple": {"model": "Simple"}},
+    "method": "new",
+    "controls": ["simple"],
+}
+BASE = ([0.2, 0.40, 0.50], [0.2, 0.42, 0.51], [0.2, 0.41, 0.52])
+
+
+def judged(new, simple=BASE, converged=True):
+    points = {}
+    for name, curves in (("base", BASE), ("new", new), ("simple", simple)):
+        points[name] = by_length(*(runs(curve, seed=seed) for seed, curve in enumerate(curves)))
+    arms = evidence.summarize(points, STUDY, {"base": {}, "new": {}, "simple": {}})
+    return arms, evidence.judge(arms, STUDY, converged)
+
+
+def shifted(*amounts):
+    return [[value + amount for value, amount in zip(curve, amounts, strict=True)] for curve in BASE]
+
+
+def test_verdicts():
+    assert judged(shifted(0.1, 0.1, 0.05))[1] == "holds at convergence"
+    assert judged(shifted(0.1, 0.1, 0.05), converged=False)[1] == "holds as a speed-up"
+    assert judged(shifted(0.2, 0.1, 0.0))[1] == "holds as a speed-up"
+    assert judged(shifted(0.0, 0.0, 0.0))[1] == "does not hold"
+    assert judged(shifted(-0.1, -0.1, -0.05))[1] == "does not hold"
+    assert judged(shifted(-0.1, -0.1, -0.05), converged=False)[1] == "does not hold in the steps of the study"
+    gain = shifted(0.1, 0.1, 0.05)
+    assert judged(gain, simple=gain)[1] == "holds at convergence, explained by a control: Simple"
+    assert judged(gain, simple=shifted(0.0, 0.0, 0.01))[1] == "holds at convergence"  # the method is better
+    assert judged(shifted(0.2, 0.1, 0.0), simple=shifted(0.2, 0.1, 0.0))[1].endswith("control: Simple")
+    assert evidence.judge(judged(gain)[0], {**STUDY, "method": "left out"}, True) == "not judged"
+
+
+def test_differences_are_paired_and_have_t_intervals():
+    new = ([0.3, 0.50, 0.57], [0.3, 0.52, 0.55], [0.3, 0.51, 0.60])
+    arms, _ = judged(new)
+    gains = np.array([0.07, 0.04, 0.08])
+    low, high = stats.t.interval(0.95, 2, gains.mean(), stats.sem(gains))
+    expected = {"mean": pytest.approx(gains.mean()), "low": pytest.approx(low), "high": pytest.approx(high)}
+    assert arms["new"]["differences"]["final"] == expected
+    assert arms["base"]["to_90"]["steps"] == pytest.approx({"mean": 1, "low": 1, "high": 1})
+    assert arms["new"]["to_90"]["steps"]["mean"] < 1
+
+
+def test_equal_seconds_count_the_cost_of_a_step():
+    """A method that takes twice as long for a step, with the curve of the baseline, is worse at equal seconds."""
+    points = {
+        "base": by_length(*(runs(curve, seed=seed) for seed, curve in enumerate(BASE))),
+        "new": by_length(*(runs(curve, seconds_per_step=2.0, seed=seed) for seed, curve in enumerate(BASE))),
+    }
+    arms = evidence.summarize(points, STUDY, {"base": {}, "new": {}})
+    assert arms["new"]["differences"]["captions"]["mean"] == pytest.approx(0)
+    expected = np.mean([curve[1] - curve[2] for curve in BASE])  # 400 s: its 200 steps against 400 of the baseline
+    assert arms["new"]["differences"]["seconds"]["mean"] == pytest.approx(expected)
+
+
+@pytest.fixture
+def train(monkeypatch):
+    """A training whose score rises with epochs and learning rate, and stops rising after 20 epochs."""
+    calls = []
+
+    def train():
+        settings = yaml.safe_load(Path(sys.argv[1]).read_text())
+        calls.append(settings)
+        value = 0.2 + 0.01 * min(settings["num_train_epochs"], 20) + (settings["learning_rate"] == 2e-3) * 0.05
+        value += 0.001 * (settings["seed"] % 3)
+        arguments = {"loss": "infonce", "languages": ["eng"]}
+        arguments |= {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1}
+        steps = 10 * settings["num_train_epochs"]
+        training = {"steps": steps, "seconds": 1.0, "process_seconds": steps / 10, "arguments": arguments}
+        training["best_validation"] = {"eval_mean_recall": value}
+        scores = {"retrieval": {"eng": {d: {"R@1": score(value, None, 0.01)} for d in ("t2a", "a2t")}}}
+        content = {"schema": SCHEMA, "protocol": {"languages": ["eng"]}, "scores": scores, "training": training}
+        Results(content, {}).save(settings["output_dir"])
+
+    monkeypatch.setitem(reproduce.RECIPES, "train", (train, reproduce.RECIPES["train"][1]))
+    return calls
+
+
+def test_a_study_from_the_command_line(train, tmp_path, monkeypatch, capsys):
+    words = ["evidence/svr", "--rows", "bi_dynamic", "--seeds", "0", "1", "--output_dir", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["supclap reproduce", *words])
+    reproduce.main()
+
+    grid = STUDIES["evidence/svr"]["grid"]
+    tuning = [settings for settings in train if settings["seed"] == evidence.TUNING_SEED]
+    assert len(tuning) == 2 * len(grid["learning_rate"]) * len(grid["temperature"])
+    reported = [settings for settings in train if settings["seed"] != evidence.TUNING_SEED]
+    assert {settings["learning_rate"] for settings in reported} == {2e-3}
+    assert all(settings["dataset_config"]["seed"] == settings["seed"] for settings in train)
+    assert [settings["num_train_epochs"] for settings in reported] == [10] * 4 + [20] * 4 + [40] * 4  # then converged
+
+    content = json.loads((tmp_path / "mini" / "evidence_svr.json").read_text())
+    assert content["converged"]
+    assert content["verdict"] == "does not hold"
+    assert content["seeds"] == [0, 1]
+    assert [point["score"] for point in content["arms"]["infonce"]["points"][-1]] == pytest.approx([0.45, 0.451])
+    text = (tmp_path / "mini" / "evidence_svr.md").read_text()
+    assert "does not hold" in text
+    assert "45.1 (44.4 to 45.7)" in text
+    assert (tmp_path / "mini" / "evidence_svr.png").read_bytes().startswith(b"\x89PNG")
+    assert "does not hold" in capsys.readouterr().out
+
+    train.clear()
+    reproduce.main()
+    assert not train  # finished runs are not repeated
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_arm_is_a_training(name, tmp_path):
+    study = STUDIES[name]
+    assert study["method"] in study["arms"]
+    assert set(study.get("controls", ())) <= set(study["arms"])
+    assert len(study["seeds"]) >= 5
+    args = ReproductionArguments(output_dir=str(tmp_path))
+    for arm in study["arms"]:
+        step = evidence.build_step(arm, study, {"num_train_epochs": 1}, 3, args)
+        parse_arguments(reproduce.RECIPES["train"][1], [reproduce.write_settings(step, tmp_path / arm)])
+        assert step.settings["dataset_config"]["seed"] == 3
+
+
+def test_unknown_studies_and_too_few_seeds_are_named(tmp_path):
+    with pytest.raises(ValueError, match="evidence/kcll"):
+        evidence.find_studies(["evidence/kcll"])
+    with pytest.raises(ValueError, match=r"\[0\]"):
+        evidence.run_study("evidence/svr", STUDIES["evidence/svr"], ReproductionArguments(seeds=[0]))
