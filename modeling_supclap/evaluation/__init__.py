@@ -13,6 +13,7 @@ are in `metrics/`. During training, `retrieval_metrics` and `temporal_metrics` p
 import importlib
 from typing import TYPE_CHECKING, Any
 
+# ruff: noqa: F401 (`__all__` lists these names)
 if TYPE_CHECKING:
     from .cache import EmbeddingCache
     from .embed import AudioPolicy, EmbeddedSplit, embed_split, hash_dataset, hash_recordings, split_from_predictions
@@ -22,36 +23,6 @@ if TYPE_CHECKING:
     from .run import EvaluationOptions, evaluate, make_results, score_split
     from .zero_shot import TEMPLATE_SETS, evaluate_zero_shot
     from .zste import ZSTEOptions, evaluate_pairs, evaluate_zste, temporal_metrics
-
-__all__ = [
-    "TEMPLATE_SETS",
-    "AudioPolicy",
-    "EmbeddedSplit",
-    "EmbeddingCache",
-    "EmbeddingModel",
-    "EvaluationOptions",
-    "Intervals",
-    "Results",
-    "ZSTEOptions",
-    "compare",
-    "embed_split",
-    "evaluate",
-    "evaluate_pairs",
-    "evaluate_retrieval",
-    "evaluate_zero_shot",
-    "evaluate_zste",
-    "format_comparison",
-    "hash_dataset",
-    "hash_recordings",
-    "load_embedding_model",
-    "make_results",
-    "package_versions",
-    "paper_results",
-    "retrieval_metrics",
-    "score_split",
-    "split_from_predictions",
-    "temporal_metrics",
-]
 
 _MODULES = {
     "cache": ("EmbeddingCache",),
@@ -70,6 +41,7 @@ _MODULES = {
     "zero_shot": ("TEMPLATE_SETS", "evaluate_zero_shot"),
     "zste": ("ZSTEOptions", "evaluate_pairs", "evaluate_zste", "temporal_metrics"),
 }
+__all__ = [name for names in _MODULES.values() for name in names]
 
 
 def __getattr__(name: str) -> Any:

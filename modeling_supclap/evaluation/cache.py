@@ -51,16 +51,13 @@ class EmbeddingCache:
         return cls(Path(constants.HF_HOME) / "supclap" / "embeddings")
 
     def fetch(self, key: Mapping[str, Any], make: Callable[[], Arrays], keep: bool = True) -> Arrays:
-        """Load the arrays for a key from the cache, or compute and store them.
+        """Load the named arrays for a key from the cache, or compute and store them.
 
         Args:
             key: JSON-serialisable values that determine the arrays.
             make: Function that computes the arrays if they are not cached.
             keep: Whether to use the cache. False always computes the arrays and does not store them; needed if the key
                 does not identify the model.
-
-        Returns:
-            Dict from array name to array.
 
         Warns:
             UserWarning: A cached file is unreadable; its arrays are computed again.

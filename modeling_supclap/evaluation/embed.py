@@ -1,8 +1,4 @@
-"""Embed the clips and texts of a dataset split once, for use by all evaluation tasks.
-
-`embed_split` embeds rows with any model. `split_from_predictions` uses embeddings that the Trainer has already
-computed and gathered from all processes. Both return an `EmbeddedSplit`.
-"""
+"""Embed the clips and texts of a dataset split once, for use by all evaluation tasks."""
 
 from __future__ import annotations
 
@@ -183,12 +179,9 @@ def embed_split(
         rows: Dataset rows, see `datasets_scripts.schema`.
         policy: Truncation, chunking and pooling settings; None uses the defaults.
         cache: Embedding cache; None disables it.
-        on_bad_audio: Missing or unreadable recordings: "error" raises; "skip" skips them and lists them in
-            `EmbeddedSplit.missing`.
+        on_bad_audio: Missing or unreadable recordings: "error" raises; "skip" leaves them out of the split and lists
+            them in `EmbeddedSplit.missing`.
         batch_size: Clips per batch.
-
-    Returns:
-        The embedded split, without the skipped clips.
 
     Raises:
         ValueError: The split is empty, two rows have the same id, no recording is readable, or a length in `policy` is
@@ -222,8 +215,7 @@ def embed_split(
     clips = embed_recordings(model, recordings, policy, cache, key, on_bad_audio, batch_size)
     readable = np.flatnonzero(clips.counts)
     if not len(readable):
-        path = all_rows[0]["audio_path"]
-        raise ValueError(f"none of the {len(all_rows)} recordings can be read, for example {path}")
+        raise ValueError(f"none of the {len(all_rows)} recordings can be read: {all_rows[0]['audio_path']}, ...")
 
     valid_rows = [all_rows[existing[number]] for number in readable]
     valid_ids = {row["clip_id"] for row in valid_rows}
@@ -247,14 +239,14 @@ def split_from_predictions(
     model: EmbeddingModel | None = None,
     policy: AudioPolicy | None = None,
 ) -> EmbeddedSplit:
-    """Build an `EmbeddedSplit` in row order from the output of `trainer.predict`.
+    """Build an `EmbeddedSplit` in row order from the output of `trainer.predict`, gathered from all processes.
 
     Args:
         prediction: The Trainer's `EvalPrediction` or `PredictionOutput`: audio (N, d) and text (N, K, d) embeddings,
             with the row index of each clip as its label.
         rows: Dataset rows of the split.
         languages: Languages of the K captions per row, in the same order as in `EvaluationCollator`.
-        model: Model to embed additional texts and clips; None if not needed.
+        model: Model to embed additional texts and clips, if needed.
         policy: Truncation, chunking and pooling settings that were used; None means the defaults.
 
     Raises:
@@ -272,9 +264,6 @@ def split_from_predictions(
 
 def in_row_order(prediction: Any) -> tuple[np.ndarray, np.ndarray]:
     """Sort the audio and text embeddings that the Trainer gathered from all processes by row index.
-
-    Args:
-        prediction: The Trainer's `EvalPrediction` or `PredictionOutput`.
 
     Raises:
         ValueError: A clip is missing or repeated, or an embedding is not finite.
@@ -309,7 +298,7 @@ def embed_recordings(
         recordings: N recordings.
         policy: Chunk length and pooling.
         cache: Embedding cache.
-        key: Cache key: JSON-serialisable values that determine the waveforms, except the model's sampling rate.
+        key: JSON-serialisable values that determine the waveforms, except the model's sampling rate.
         on_bad_audio: "skip" returns zero chunks for bad recordings; "error" raises.
         batch_size: Chunks per batch.
 
@@ -349,12 +338,7 @@ def embed_recordings(
 def hash_recordings(rows: Any, on_bad_audio: str = "error") -> dict[str, str]:
     """Hash each recording, from the audio in its row or from its file.
 
-    Args:
-        rows: Dataset rows, see `datasets_scripts.schema`.
-        on_bad_audio: Missing files: "error" raises, "skip" skips them.
-
-    Returns:
-        Dict from clip id to the SHA-256 as a hex string, in row order.
+    Returns a dict from clip id to the SHA-256 as a hex string, in row order. "skip" leaves out missing files.
 
     Raises:
         ValueError: Two rows have the same id.
@@ -387,12 +371,7 @@ def hash_recordings(rows: Any, on_bad_audio: str = "error") -> dict[str, str]:
 
 
 def hash_dataset(rows: Sequence[Row], files: Mapping[str, str]) -> str:
-    """Hash the ids, captions, labels and recordings of a split; row order and file paths do not affect the hash.
-
-    Args:
-        rows: Dataset rows, see `datasets_scripts.schema`.
-        files: Dict from clip id to the SHA-256 of its recording, from `hash_recordings`.
-    """
+    """Hash the ids, captions, labels and recordings (from `hash_recordings`) of a split, independent of row order."""
     content = []
     for row in rows:
         captions, labels = dict(row.get("captions") or {}), list(row.get("labels") or ())

@@ -81,10 +81,7 @@ class EmbeddingModel:
     dtype: str = "unknown"
 
     def chunk_samples(self, chunk_seconds: float | None = None) -> int:
-        """Convert a chunk length to samples.
-
-        Args:
-            chunk_seconds: Chunk length in seconds; None uses the model's maximum, limited to five minutes.
+        """Convert a chunk length to samples; None uses the model's maximum, limited to five minutes.
 
         Raises:
             ValueError: `chunk_seconds` is shorter or longer than the model supports.
@@ -105,18 +102,9 @@ class EmbeddingModel:
         num_workers: int = 0,
         on_bad_audio: str = "error",
     ) -> Iterator[encoding.AudioChunks]:
-        """Split recordings into chunks and embed the chunks, with this model's sampling rate and length limits.
+        """Split recordings into chunks and embed the chunks, see `encoding.chunk_embeddings`.
 
-        Args:
-            recordings: Recordings to embed; may be a generator.
-            chunk_seconds: Chunk length in seconds; None uses the model's maximum, limited to five minutes.
-            hop_seconds: Time between the starts of two chunks; None uses the chunk length.
-            batch_size: Chunks of up to 10 s per batch; longer chunks count as several.
-            num_workers: Number of threads that prefetch audio; 0 reads in the calling thread.
-            on_bad_audio: "error" raises at the first bad recording; "skip" yields it without chunks.
-
-        Yields:
-            `AudioChunks` of each recording, in input order.
+        `chunk_seconds=None` uses the model's maximum, limited to five minutes; `hop_seconds=None` the chunk length.
         """
         return encoding.chunk_embeddings(
             recordings,
@@ -139,13 +127,10 @@ def load_embedding_model(
     Args:
         model: One of: folder or Hub id of a SupCLAP or CLAP checkpoint; `"module:function"`, where the function has no
             arguments and returns a model; a `SupCLAPModel` or `ClapModel`; an object with `encode_audio` and
-            `encode_text`.
+            `encode_text`; an `EmbeddingModel`, which is returned unchanged.
         processor: `SupCLAPProcessor` or `ClapProcessor`. Required if `model` is a `ClapModel` object.
         device: Device for a checkpoint; defaults to a GPU if available. A model object stays on its device.
         name: Model name for results and messages; defaults to the folder, the Hub id or the class name.
-
-    Returns:
-        The wrapped model. An `EmbeddingModel` is returned unchanged.
 
     Raises:
         ValueError: The model type is not supported, a `ClapModel` has no processor, or the device is not available.
@@ -168,12 +153,11 @@ def load_embedding_model(
     if isinstance(model, ClapModel):
         if processor is None:
             raise ValueError("a ClapModel given as an object needs its processor: pass processor=ClapProcessor(...)")
-        adapted = processor
         if isinstance(processor, ClapProcessor):
             from ..conversion import processor_from_clap
 
-            adapted = processor_from_clap(processor)
-        return _wrap_pretrained(model, adapted, name, "clap")
+            processor = processor_from_clap(processor)
+        return _wrap_pretrained(model, processor, name, "clap")
     if isinstance(model, SupCLAPModel):
         return _wrap_pretrained(model, processor or model.processor, name, "supclap")
     if callable(getattr(model, "encode_audio", None)) and callable(getattr(model, "encode_text", None)):
@@ -185,12 +169,7 @@ def load_embedding_model(
 
 
 def unit_norm(embeds: Any, count: int, name: str = "embeddings") -> np.ndarray:
-    """Check the shape and values of embeddings, and normalise them to unit norm.
-
-    Args:
-        embeds: Array or tensor, (count, d).
-        count: Expected number of embeddings.
-        name: Name of the embeddings for error messages.
+    """Check an array or tensor of embeddings (count, d), and normalise them to unit norm in float32.
 
     Raises:
         ValueError: The shape differs, or an embedding contains NaN or inf or is zero.
@@ -311,32 +290,31 @@ def _drop_incidental(fields: dict[str, Any]) -> dict[str, Any]:
     return {key: fields[key] for key in sorted(fields) if not key.startswith("_") and key not in _INCIDENTAL}
 
 
-def _wrap_custom(model: Any, name: str) -> EmbeddingModel:
-    accepted = {}
-    for function in ("encode_audio", "encode_text"):
-        parameters = inspect.signature(getattr(model, function)).parameters
-        accepted[function] = set(parameters)
-        if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
-            accepted[function] = {"sampling_rate", "batch_size", "language"}
+def _accepted(function: Callable[..., Any]) -> set[str]:
+    """Return the optional arguments that a method of a custom model accepts."""
+    parameters = inspect.signature(function).parameters
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return {"sampling_rate", "batch_size", "language"}
+    return set(parameters)
 
-    if "sampling_rate" not in accepted["encode_audio"] and getattr(model, "sampling_rate", None) is None:
-        warnings.warn(
-            f"{name} has no sampling_rate argument or attribute; its waveforms have {DEFAULT_RATE_HZ} Hz", stacklevel=3
-        )
+
+def _wrap_custom(model: Any, name: str) -> EmbeddingModel:
     rate_hz = int(getattr(model, "sampling_rate", None) or DEFAULT_RATE_HZ)
 
     def encode(kind: str, inputs: Sequence[Any], **options: Any) -> np.ndarray:
-        options = {key: options[key] for key in accepted[f"encode_{kind}"] & options.keys()}
-        embeds = getattr(model, f"encode_{kind}")(list(inputs), **options)
-        return unit_norm(embeds, len(inputs), f"{name}: {kind} embeddings")
+        function = getattr(model, f"encode_{kind}")
+        options = {key: options[key] for key in _accepted(function) & options.keys()}
+        return unit_norm(function(list(inputs), **options), len(inputs), f"{name}: {kind} embeddings")
 
+    if "sampling_rate" not in _accepted(model.encode_audio) and getattr(model, "sampling_rate", None) is None:
+        warnings.warn(
+            f"{name} has no sampling_rate argument or attribute; its waveforms have {DEFAULT_RATE_HZ} Hz", stacklevel=3
+        )
     return EmbeddingModel(
         name=name,
         kind="custom",
         model=model,
-        encode_audio=lambda waveforms, batch_size=32: encode(
-            "audio", waveforms, sampling_rate=rate_hz, batch_size=batch_size
-        ),
+        encode_audio=lambda audio, batch_size=32: encode("audio", audio, sampling_rate=rate_hz, batch_size=batch_size),
         encode_text=lambda texts, language, batch_size=32: encode(
             "text", texts, language=language, batch_size=batch_size
         ),

@@ -1,8 +1,4 @@
-"""Evaluation report as a self-contained HTML page, `report.html`.
-
-The page is rendered from saved results (`results.json` and `outcomes.npz`) without running the model. Figures are
-inline SVG and recordings are inline MP3, so the page is a single file.
-"""
+"""Evaluation report from saved results, as a single HTML page with inline SVG figures and inline MP3 recordings."""
 
 from __future__ import annotations
 
@@ -49,7 +45,6 @@ class Line(NamedTuple):
 
     Attributes:
         kind: `ours`, `chance`, `best` (best published score) or `paper` (published score).
-        name: Row name.
         cells: One value per column: a `Score`, a number, a string, or None if missing.
     """
 
@@ -62,12 +57,9 @@ Column = tuple[str, str]  # (direction or "", metric)
 
 
 class Table(NamedTuple):
-    """Table with the model's scores, chance levels and published scores.
+    """Table with the model's scores, the chance levels and the best published scores in `lines`.
 
-    Attributes:
-        columns: (direction, metric) of each column.
-        lines: Rows with the model's scores, the chance levels and the best published scores.
-        papers: Dict from the title of a paper's table to rows with its published scores.
+    `papers` is a dict from the title of a paper's table to rows with its published scores.
     """
 
     columns: Sequence[Column]
@@ -78,31 +70,6 @@ class Table(NamedTuple):
         """Return the column groups as a list of (direction title, number of columns)."""
         counts = Counter(map(itemgetter(0), self.columns))
         return [(DIRECTIONS.get(direction, ""), count) for direction, count in counts.items()]
-
-
-class Case(NamedTuple):
-    """A caption and the rank of its clip in each language, as in ATRI tables 9 and 10; ranks start at 1."""
-
-    text: str
-    ranks: list[int]
-
-
-class Sample(NamedTuple):
-    """A text query with audio, shown as an example in the report.
-
-    Attributes:
-        text: The caption.
-        rank: Rank of the correct clip, starting at 1.
-        right: Audio of the correct clip as a data URL; empty if unavailable.
-        top: Audio of the top-ranked clip as a data URL; None if the top-ranked clip is correct.
-        top_name: Label or id of the top-ranked clip.
-    """
-
-    text: str
-    rank: int
-    right: str
-    top: str | None
-    top_name: str
 
 
 def write_report(results: Results | str | Path, path: str | Path, rows: Any = None) -> Path:
@@ -253,14 +220,9 @@ def _table(
     languages: Sequence[str | None],
     best_of: Sequence[str | None],
 ) -> Table:
-    """Build a table from the model's scores and published results.
+    """Build a table from the model's scores by row and column, and the published results in `languages`.
 
-    Args:
-        columns: (direction, metric) of each column.
-        rows: Dict from row name to the model's scores by column.
-        papers: Entries from `paper_results`.
-        languages: Languages to select from `papers`.
-        best_of: Languages for which to add a row with the best published scores.
+    For each language in `best_of`, a row with the best published scores is added.
     """
     lines = [Line("ours", name, list(map(scores.get, columns))) for name, scores in rows.items()]
     # The chance level depends on the number of candidates, which can differ by row; show the level of the last row.
@@ -320,8 +282,11 @@ def _zero_shot(results: Results) -> tuple[dict[str, float], dict[str, Any] | Non
     return {}, None
 
 
-def _cases(results: Results) -> dict[str, list[Case]]:
-    """Select four captions that rank high in all languages, and four with the largest rank variance over languages."""
+def _cases(results: Results) -> dict[str, list[dict[str, Any]]]:
+    """Select four captions that rank high in all languages, and four with the largest rank variance over languages.
+
+    A case is a caption and the rank of its clip in each language, as in ATRI tables 9 and 10; ranks start at 1.
+    """
     if "multilingual/ranks" not in results.arrays:
         return {}
     ranks, texts = results.arrays["multilingual/ranks"], results.arrays["multilingual/text"].tolist()
@@ -332,33 +297,36 @@ def _cases(results: Results) -> dict[str, list[Case]]:
     }
     cases = {}
     for title, order in orders.items():
-        firsts: dict[str, Case] = {}  # show a caption that several clips share only once
+        firsts: dict[str, dict[str, Any]] = {}  # show a caption that several clips share only once
         for query in order.tolist():
-            firsts.setdefault(texts[query], Case(texts[query], (ranks[query] + 1).tolist()))
+            firsts.setdefault(texts[query], {"text": texts[query], "ranks": (ranks[query] + 1).tolist()})
         cases[title] = list(firsts.values())[:4]
     return {title: examples for title, examples in cases.items() if examples}
 
 
-def _samples(results: Results, rows: Any) -> dict[str, list[Sample]]:
-    """Select up to four "hits" and four "misses" among the captions in the first language, evenly spaced."""
+def _samples(results: Results, rows: Any) -> dict[str, list[dict[str, Any]]]:
+    """Select up to four "hits" and four "misses" among the captions in the first language, evenly spaced.
+
+    A sample is a caption, the rank of its clip from 1, and the audio of this clip and of a wrong top-ranked clip.
+    """
     arrays, language = results.arrays, results.protocol["languages"][0]
     prefix = f"retrieval/{language}/t2a"
     if f"{prefix}/rank" not in arrays:
         return {}
 
     ranks, load_audio = arrays[f"{prefix}/rank"], _audio_loader(results, rows)
-    samples: dict[str, list[Sample]] = {}
+    samples: dict[str, list[dict[str, Any]]] = {}
     for title, queries in {"hits": np.flatnonzero(ranks == 0), "misses": np.flatnonzero(ranks > 0)}.items():
         spread = np.linspace(0, len(queries) - 1, MAX_SAMPLES).round().astype(int)
         for query in queries[np.unique(spread)].tolist() if len(queries) else ():
             top = int(arrays[f"{prefix}/top"][query, 0])
-            sample = Sample(
-                text=str(arrays[f"captions/{language}/text"][query]),
-                rank=int(ranks[query]) + 1,
-                right=load_audio(int(arrays[f"captions/{language}/clip"][query])),
-                top=load_audio(top) if ranks[query] else None,
-                top_name=str(arrays["clips/label"][top]) or str(arrays["clips/id"][top]),
-            )
+            sample = {
+                "text": str(arrays[f"captions/{language}/text"][query]),
+                "rank": int(ranks[query]) + 1,
+                "right": load_audio(int(arrays[f"captions/{language}/clip"][query])),
+                "top": load_audio(top) if ranks[query] else None,
+                "top_name": str(arrays["clips/label"][top]) or str(arrays["clips/id"][top]),
+            }
             samples.setdefault(title, []).append(sample)
     return samples
 

@@ -23,9 +23,6 @@ _NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 def figures(results: Results) -> Iterator[tuple[str, str]]:
     """Draw the figures for which the results contain data.
 
-    Args:
-        results: Results of an evaluation with retrieval.
-
     Yields:
         Pairs of figure name and SVG: "similarity", and "projection" if scikit-learn is installed and there are at least
         three clips. If the projection is coloured by class, also "class_colors" with the class names as text.

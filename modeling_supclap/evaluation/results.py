@@ -1,9 +1,6 @@
-"""Evaluation results: scores, protocol, and the outcome of each query.
+"""Evaluation results: scores, protocol (description of the data and the settings), and the outcome of each query.
 
-The protocol is the description of the data and the evaluation settings. Evaluation, training and post-training all
-produce `Results`, which are saved as two files in a folder. `results.json` contains the scores and the protocol.
-`outcomes.npz` contains the outcome of each query, for paired comparisons. `metrics/names.py` defines the names and
-formats of the metrics.
+Evaluation, training and post-training all produce `Results`. `metrics/names.py` defines the names of the metrics.
 """
 
 from __future__ import annotations
@@ -58,15 +55,9 @@ ZSTE_TASKS = {
 
 
 class Section(NamedTuple):
-    """Display of a task's scores in the report and on the model card.
+    """Section of a task in the report (title, table columns, summary, text above the table) and on the model card.
 
-    Attributes:
-        title: Heading in the report.
-        metrics: Columns of the table in the report, in order.
-        summary: Metric and sentence of the summary in the report; the sentence may contain `{language}`.
-        card_metrics: Metrics on the model card.
-        card_title: Task name on the model card.
-        note: Text above the table in the report.
+    The summary is a metric and a sentence, which may contain `{language}`.
     """
 
     title: str
@@ -136,15 +127,10 @@ class Intervals:
     def draw(
         self, outcomes: Mapping[str, np.ndarray], clusters: Sequence[Any] | np.ndarray
     ) -> dict[str, tuple[float, float] | None]:
-        """Compute a bootstrap confidence interval for the mean of each metric.
+        """Compute an interval (low, high) for the mean of the outcomes (Q,) of each metric, over Q queries.
 
-        Args:
-            outcomes: Dict from metric name to the outcomes of Q queries, (Q,).
-            clusters: Cluster of each query, such as its recording, (Q,). The bootstrap resamples whole clusters.
-
-        Returns:
-            Dict from metric name to (low, high). All values are None if `num_resamples` is 0 or there is only one
-            cluster.
+        The bootstrap resamples whole clusters, such as recordings. All values are None if `num_resamples` is 0 or there
+        is only one cluster.
         """
         clusters = np.asarray(clusters)
         if self.num_resamples == 0 or (clusters == clusters[0]).all():
@@ -232,15 +218,9 @@ class Results:
         return self.content["protocol"]
 
     def save(self, folder: str | Path) -> Path:
-        """Save the results as `results.json` and `outcomes.npz`; both writes are atomic.
+        """Save the results as `results.json` and `outcomes.npz`, and return the path of `results.json`.
 
-        `results.json` is written last and contains the hash of `outcomes.npz`.
-
-        Args:
-            folder: Output folder; created if missing.
-
-        Returns:
-            Path of `results.json`.
+        Both writes are atomic. `results.json` is written last and contains the hash of `outcomes.npz`.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -255,10 +235,7 @@ class Results:
 
     @classmethod
     def load(cls, path: str | Path) -> Results:
-        """Load saved results.
-
-        Args:
-            path: Results folder, or path of `results.json`.
+        """Load saved results from their folder, or from the path of `results.json`.
 
         Raises:
             FileNotFoundError: `results.json` or `outcomes.npz` does not exist.
@@ -266,19 +243,15 @@ class Results:
         """
         path = Path(path)
         path = path / "results.json" if path.is_dir() else path
-        if not path.is_file():
-            raise FileNotFoundError(f"there are no results {path}")
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise ValueError(f"{path} is not JSON ({error}); pass the folder of results or its results.json") from error
-        if not isinstance(content, dict) or content.get("schema") != SCHEMA:
-            schema = content.get("schema") if isinstance(content, dict) else type(content).__name__
+        schema = content.get("schema") if isinstance(content, dict) else type(content).__name__
+        if schema != SCHEMA:
             raise ValueError(f"{path} has the schema {schema!r}, expected {SCHEMA!r}; evaluate again with this version")
 
         outcomes = path.with_name("outcomes.npz")
-        if not outcomes.is_file():
-            raise FileNotFoundError(f"{outcomes} does not exist; copy it from the folder that {path.name} is from")
         packed = outcomes.read_bytes()
         if hashlib.sha256(packed).hexdigest() != content.pop("outcomes_sha256", None):
             raise ValueError(f"{outcomes} and {path.name} are of different runs; evaluate again")
@@ -295,12 +268,8 @@ class Results:
         return _align(lines)
 
     def _repr_html_(self) -> str:
-        """Format all scores as an HTML table for notebooks."""
-        rows = ["<tr><th>score</th><th>value</th><th>interval</th><th>chance</th><th>order-blind</th></tr>"]
-        for each in flat_scores(self.scores):
-            cells = "</td><td>".join(map(escape, each.cells()))
-            rows.append(f"<tr><th>{escape(' '.join(each.place))}</th><td>{cells}</td></tr>")
-        return f"<table>{''.join(rows)}</table>"
+        """Show `table` in notebooks."""
+        return f"<pre>{escape(self.table())}</pre>"
 
 
 def flat_scores(scores: Mapping[str, Any], prefix: tuple[str, ...] = ()) -> Iterator[Score]:
@@ -347,7 +316,7 @@ def compare(
         second: Second results, on the same data and with the same evaluation settings.
         num_resamples: Number of bootstrap resamples.
         seed: Random seed for the bootstrap.
-        allow_different: If the data or settings differ, warn and compare the shared queries instead of raising.
+        allow_different: If the data or settings differ, warn and compare the shared queries.
 
     Returns:
         One dict per shared score, with "score" (its path), "first" and "second" (means), "difference"
@@ -387,10 +356,10 @@ def compare(
             pair = dict(others[metrics]), dict(outcomes[metrics])
             tested = paired_test(*pair, clusters, num_resamples=num_resamples, seed=seed)
         for metric in metrics:
-            path = prefix.split("/")
+            place = prefix.split("/")
+            place += [] if place[-1] == metric else [metric]
             means = float(outcomes[metric].mean()), float(others[metric].mean())
-            row: dict[str, Any] = {"score": " ".join(path if path[-1] == metric else [*path, metric])}
-            row |= {"first": means[0], "second": means[1], "difference": means[1] - means[0]}
+            row = {"score": " ".join(place), "first": means[0], "second": means[1], "difference": means[1] - means[0]}
             row |= {"low": None, "high": None, "p_value": None, **tested.get(metric, {}), "queries": len(shared)}
             table.append(row)
     if not table:

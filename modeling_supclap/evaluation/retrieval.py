@@ -33,25 +33,19 @@ _SAMPLED_CLIPS = 1000
 
 @dataclass
 class CaptionTable:
-    """Captions in one language and the clips to retrieve. A caption and a clip match if their group ids are equal.
-
-    If several clips in a group share a caption, the caption is included once, so that no query counts twice.
+    """Captions in one language and the clips to retrieve.
 
     Attributes:
         clips: Row indices of the clips that have captions, (n,).
-        clip_groups: Group id of each clip, (n,).
         texts: M captions.
         text_rows: Index of the first row that has the caption, (M,).
         text_numbers: Index of the caption among the captions of that row, (M,).
-        text_groups: Group id of each caption, (M,).
     """
 
     clips: np.ndarray
-    clip_groups: np.ndarray
     texts: list[str]
     text_rows: np.ndarray
     text_numbers: np.ndarray
-    text_groups: np.ndarray
 
 
 def match_groups(query_groups: np.ndarray, candidate_groups: np.ndarray) -> list[list[int]]:
@@ -67,37 +61,30 @@ def match_groups(query_groups: np.ndarray, candidate_groups: np.ndarray) -> list
 
 
 def caption_table(
-    rows: Sequence[Row], language: str, positives: str = "clip", at_most: Sequence[int] | None = None
+    rows: Sequence[Row], groups: np.ndarray, language: str, at_most: Sequence[int] | None = None
 ) -> CaptionTable:
     """Collect the captions in one language, at most `at_most[i]` from row i; None uses all captions.
+
+    A caption and a clip match if their rows have the same group id in `groups` (rows,). If several clips in a group
+    share a caption, the caption is included once, so that no query counts twice.
 
     Raises:
         ValueError: No clip has a caption in this language.
     """
     clips: list[int] = []
-    groups: list[int] = []
     seen: dict[tuple[int, str], tuple[int, int]] = {}
-    for index, row in enumerate(rows):
+    for index, (row, group) in enumerate(zip(rows, groups.tolist(), strict=True)):
         captions = list(row["captions"].get(language) or ())
         captions = captions if at_most is None else captions[: at_most[index]]
         if captions:
             clips.append(index)
-            groups.append(group_id(row, positives))
         for number, text in enumerate(captions):
-            seen.setdefault((groups[-1], text), (index, number))
+            seen.setdefault((group, text), (index, number))
     if not clips:
         raise ValueError(f"no clip of this split has a caption in {language!r}")
 
-    text_groups, texts = zip(*seen, strict=True)
     text_rows, numbers = zip(*seen.values(), strict=True)
-    return CaptionTable(
-        clips=np.array(clips),
-        clip_groups=np.array(groups),
-        texts=list(texts),
-        text_rows=np.array(text_rows),
-        text_numbers=np.array(numbers),
-        text_groups=np.array(text_groups),
-    )
+    return CaptionTable(np.array(clips), [text for _, text in seen], np.array(text_rows), np.array(numbers))
 
 
 def count_captions(rows: Sequence[Row], languages: Sequence[str], caption_handling: str) -> list[int] | None:
@@ -113,9 +100,6 @@ def count_captions(rows: Sequence[Row], languages: Sequence[str], caption_handli
     for row in rows:
         counts = {language: len(row["captions"].get(language) or ()) for language in languages}
         if caption_handling == "all" and len(set(counts.values())) > 1:
-            for language in languages:
-                if not any(other["captions"].get(language) for other in rows):
-                    raise ValueError(f"no clip of this split has a caption in {language!r}")
             raise ValueError(
                 f"clip {row['clip_id']} has {counts} captions, so the languages would have different queries; use "
                 "caption_handling='parallel' for the captions that exist in all languages, or 'each' for all captions"
@@ -156,7 +140,7 @@ def evaluate_retrieval(
         arrays |= {"embeddings/audio": split.clips.mean[sampled], "embeddings/audio_clip": sampled}
 
     for language in languages:
-        table = caption_table(split.rows, language, options.positives, at_most)
+        table = caption_table(split.rows, groups, language, at_most)
         texts, clips = split.texts(table.texts, language), split.clips
         if len(table.clips) < len(split.rows):
             clips = clips.select(table.clips)
@@ -165,13 +149,13 @@ def evaluate_retrieval(
         scores[language] = {}
         for direction in DIRECTIONS:
             scores[language][direction], query_arrays = _score_direction(
-                split, table, clips.similarity(texts, direction), direction, units, intervals, is_light
+                split, table, clips.similarity(texts, direction), direction, groups, units, intervals, is_light
             )
             for name, values in query_arrays.items():
                 arrays[f"retrieval/{language}/{direction}/{name}"] = values
 
         if not is_light:
-            positive, negative = _draw_similarities(table, texts, clips)
+            positive, negative = _draw_similarities(table, groups, texts, clips)
             owners, firsts = np.unique(table.text_rows, return_index=True)
             is_sampled = np.isin(owners, sampled)
             arrays |= {
@@ -189,17 +173,16 @@ def evaluate_retrieval(
         agreement, query_arrays = _compare_languages(split, languages, groups, units, intervals, is_light)
         all_scores |= {"multilingual": agreement} if agreement else {}
         arrays |= query_arrays
-        scores["mean"] = _average_languages(scores)
+        scores["mean"] = {direction: {} for direction in DIRECTIONS}
+        for direction, name in itertools.product(DIRECTIONS, RETRIEVAL_METRICS):
+            fields = [scores[language][direction][name] for language in languages]
+            value, chance = np.mean([(field["value"], field["chance"]) for field in fields], axis=0)
+            scores["mean"][direction][name] = score(value, None, chance)
     return all_scores, arrays, {"captions": counts}
 
 
 def retrieval_metrics(dataset: Any, languages: Sequence[str], positives: str) -> Callable[[Any], dict[str, float]]:
-    """Create a `compute_metrics` function for the Trainer.
-
-    Args:
-        dataset: Evaluation split, as `collator.IndexedRows`.
-        languages: Caption languages, in the same order as in the collator.
-        positives: See `EvaluationOptions`.
+    """Create a `compute_metrics` function for the Trainer, with the rows and languages of the evaluation collator.
 
     Returns:
         Function from the Trainer's `EvalPrediction` (predictions: audio and text embeddings; label ids: clip indices)
@@ -236,18 +219,21 @@ def _score_direction(
     table: CaptionTable,
     similarity: Any,
     direction: str,
+    groups: np.ndarray,
     units: np.ndarray,
     intervals: Intervals,
     is_light: bool,
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Score one retrieval direction in one language. Returns the scores and the outcome arrays, one entry per query."""
-    groups = table.text_groups, table.clip_groups
-    relevant = match_groups(*(groups if direction == "t2a" else groups[::-1]))
+    query_rows, candidate_rows = table.text_rows, table.clips
+    if direction == "a2t":
+        query_rows, candidate_rows = candidate_rows, query_rows
+    relevant = match_groups(groups[query_rows], groups[candidate_rows])
     outcomes = retrieval_outcomes(similarity, relevant, k=RECALL_CUTOFFS)
     chance = chance_scores(relevant, similarity.shape[1], k=RECALL_CUTOFFS)
     ranks = outcomes["rank"] + 1
 
-    clusters = units[table.clips if direction == "a2t" else table.text_rows]
+    clusters = units[query_rows]
     interval_of = intervals.draw({**outcomes, "rank": ranks}, clusters)
 
     scores: dict[str, Any] = {}
@@ -262,12 +248,10 @@ def _score_direction(
     if is_light:
         return scores, {}
 
-    queries = split.ids[table.clips]
+    queries, top = split.ids[query_rows], find_top(similarity)
     if direction == "t2a":
-        names = zip(split.ids[table.text_rows], table.text_numbers, strict=True)
-        queries = np.array([f"{clip}#{number}" for clip, number in names])
-    top = find_top(similarity)
-    top = table.clips[top] if direction == "t2a" else top
+        names = zip(queries, table.text_numbers, strict=True)
+        queries, top = np.array([f"{clip}#{number}" for clip, number in names]), table.clips[top]
     return scores, {**outcomes, "query_id": queries, "cluster": clusters, "top": top}
 
 
@@ -312,7 +296,9 @@ def find_top(similarity: Any) -> np.ndarray:
     return top
 
 
-def _draw_similarities(table: CaptionTable, texts: np.ndarray, clips: ClipEmbeddings) -> tuple[np.ndarray, np.ndarray]:
+def _draw_similarities(
+    table: CaptionTable, groups: np.ndarray, texts: np.ndarray, clips: ClipEmbeddings
+) -> tuple[np.ndarray, np.ndarray]:
     """Compute the cosines of all matching pairs, and of a random sample of non-matching pairs (fixed seed)."""
     similarity = clips.similarity(texts)
 
@@ -321,25 +307,14 @@ def _draw_similarities(table: CaptionTable, texts: np.ndarray, clips: ClipEmbedd
             return similarity[rows, columns]
         return np.einsum("md,md->m", texts[rows], clips.mean[columns])
 
-    relevant = match_groups(table.text_groups, table.clip_groups)
+    text_groups, clip_groups = groups[table.text_rows], groups[table.clips]
+    relevant = match_groups(text_groups, clip_groups)
     positive_texts = np.repeat(np.arange(len(relevant)), list(map(len, relevant)))
     generator = np.random.default_rng(0)
     text_indices = generator.integers(len(texts), size=2 * _NEGATIVES)
     clip_indices = generator.integers(len(table.clips), size=2 * _NEGATIVES)
-    wrong = np.flatnonzero(table.text_groups[text_indices] != table.clip_groups[clip_indices])[:_NEGATIVES]
+    wrong = np.flatnonzero(text_groups[text_indices] != clip_groups[clip_indices])[:_NEGATIVES]
     return cosines(positive_texts, np.concatenate(relevant)), cosines(text_indices[wrong], clip_indices[wrong])
-
-
-def _average_languages(scores: Mapping[str, Any]) -> dict[str, Any]:
-    """Average the retrieval scores over languages."""
-    means: dict[str, Any] = {}
-    for direction in DIRECTIONS:
-        means[direction] = {}
-        for name in RETRIEVAL_METRICS:
-            fields = [of_language[direction][name] for of_language in scores.values()]
-            value, chance = np.mean([(field["value"], field["chance"]) for field in fields], axis=0)
-            means[direction][name] = score(value, None, chance)
-    return means
 
 
 def _compare_languages(

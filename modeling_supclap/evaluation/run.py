@@ -91,7 +91,7 @@ TASKS = {"retrieval": evaluate_retrieval, "zero_shot": evaluate_zero_shot, "zste
 def evaluate(
     model: Any, rows: Any, options: EvaluationOptions | None = None, cache: EmbeddingCache | None = None, **changes: Any
 ) -> Results:
-    """Evaluate a model on a dataset split.
+    """Evaluate a model on a dataset split: scores, settings and the outcome of each query.
 
     Args:
         model: Model, folder, Hub id or `"module:function"`, see `models.load_embedding_model`.
@@ -99,9 +99,6 @@ def evaluate(
         options: Tasks, languages and other options; None evaluates English retrieval.
         cache: Embedding cache; None uses the Hugging Face cache folder. `EmbeddingCache(None)` writes nothing to disk.
         **changes: Fields of `EvaluationOptions` to override, such as `tasks=["retrieval", "zste"]`.
-
-    Returns:
-        Scores, evaluation settings and the outcome of each query.
 
     Raises:
         ValueError: The split is empty, or `embed_split` or one of the tasks raises `ValueError`.
@@ -127,10 +124,7 @@ def evaluate(
 def score_split(split: EmbeddedSplit, options: EvaluationOptions) -> Results:
     """Run the evaluation tasks on an embedded split, from `embed_split` or `split_from_predictions`."""
     assert split.model is not None
-    labels: set[str] = set()
-    for row in split.rows:
-        labels.update(row.get("labels") or ())
-
+    labels = {label for row in split.rows for label in row.get("labels") or ()}
     protocol: dict[str, Any] = {
         "dataset": None,
         "origin": options.data.get("dataset"),
@@ -182,15 +176,7 @@ def make_results(
     protocol: Mapping[str, Any],
     embedding_dim: int | None = None,
 ) -> Results:
-    """Create `Results` from its parts; adds the model description, package versions and device.
-
-    Args:
-        model: Evaluated model.
-        scores: Nested dict of scores by task, see `Results`.
-        arrays: Outcome of each query, see `Results`.
-        protocol: Description of the data and the evaluation settings.
-        embedding_dim: Embedding dimension.
-    """
+    """Create `Results` from its parts; adds the model description, package versions, device and time."""
     parameters = None
     if isinstance(model.model, torch.nn.Module):
         parameters = sum(map(torch.numel, model.model.parameters()))

@@ -123,11 +123,7 @@ def evaluate_zero_shot(
 
 
 def single_labels(rows: Sequence[Row]) -> list[str]:
-    """Return the single label of each row, in row order.
-
-    Raises:
-        ValueError: A clip does not have exactly one label.
-    """
+    """Return the single label of each row; raise `ValueError` if a clip does not have exactly one."""
     labels = []
     for row in rows:
         if len(row.get("labels") or ()) != 1:

@@ -1,12 +1,11 @@
 """Temporal evaluation: ZSTE, and the accuracy on pairs during TeminAL post-training.
 
 ZSTE (zero-shot temporal evaluation, TeminAL sections 4.2 and B.4) composes clips with two consecutive or simultaneous
-sounds and tests whether the model recognises the sounds and their order.
+sounds, and tests whether the model recognises the sounds and their order.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -175,13 +174,9 @@ def embed_records(
     """
     model, policy = split.model, split.policy
     assert model is not None
-    whole, half = policy.max_audio_seconds, policy.max_audio_seconds
-    if policy.chunk_seconds is not None:
-        whole = min(policy.chunk_seconds, math.inf if whole is None else whole)
     window = policy.chunk_seconds or model.window_seconds
-    if window is not None:
-        half = min(window / 2, math.inf if half is None else half)
-
+    whole = min(filter(None, (policy.max_audio_seconds, policy.chunk_seconds)), default=None)
+    half = min(filter(None, (policy.max_audio_seconds, window and window / 2)), default=None)
     indices = {row["clip_id"]: index for index, row in enumerate(without_audio(split.dataset))}
 
     def read(record: Mapping[str, Any], rate_hz: int) -> np.ndarray:
@@ -207,10 +202,8 @@ def embed_records(
 def temporal_metrics(prediction: Any) -> dict[str, float]:
     """Compute the values of `evaluate_pairs` and `temporal_accuracy_chance`; `compute_metrics` of post-training."""
     scores = evaluate_pairs(prediction, Intervals(0))[0]
-    flat = {"temporal_accuracy_chance": scores["temporal_accuracy"]["chance"]}
-    for name, fields in scores.items():
-        flat[name] = fields["value"]
-    return flat
+    values = {name: fields["value"] for name, fields in scores.items()}
+    return {"temporal_accuracy_chance": scores["temporal_accuracy"]["chance"], **values}
 
 
 def evaluate_pairs(prediction: Any, intervals: Intervals | None = None) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

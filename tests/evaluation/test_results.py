@@ -1,6 +1,7 @@
 """Results: files written whole, comparisons against another statistics package, and the papers' numbers."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -183,9 +184,12 @@ def test_secrets_and_folders_of_this_machine_are_not_written(tmp_path):
 
 
 def test_a_notebook_shows_the_scores_escaped():
-    page = results(A, name="<b>")._repr_html_()
-    assert "<th>retrieval eng t2a R@1</th><td>30.0</td>" in page
+    shown = results(A)
+    shown.scores["zste"]["<b>"] = {"3A": score(0.5, None, 1 / 3, 1 / 2)}
+    page = shown._repr_html_()
+    assert re.search(r"retrieval eng t2a R@1 +30\.0\n", page)
     assert "order-blind" in page
+    assert "zste &lt;b&gt; 3A" in page
 
 
 def test_tables_are_in_percent_where_scores_are_shares():

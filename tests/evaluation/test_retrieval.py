@@ -182,7 +182,7 @@ def test_languages_with_other_numbers_of_captions_are_refused_or_cut(rows):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda rows: caption_table(rows, "jpn"), "'jpn'"),
+        (lambda rows: caption_table(rows, np.arange(8), "jpn"), "'jpn'"),
         (lambda rows: count_captions(rows, ["eng", "jpn"], "all"), "'jpn'"),
         (lambda rows: count_captions(rows, ["eng"], "some"), "caption_handling.*'some'"),
     ],
