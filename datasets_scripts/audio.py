@@ -23,8 +23,7 @@ from .audio_headers import announce_mp3_frames, ends_as_ogg
 Source: TypeAlias = str | Path | bytes
 """Path of an audio file, or the encoded bytes of the file."""
 
-# First bytes of the formats that FFmpeg decodes: MP4 (m4a), QuickTime; Matroska and WebM, ASF (wma), raw AAC, WavPack,
-# AMR.
+# First bytes of the formats that FFmpeg decodes: MP4 (m4a), QuickTime, Matroska, ASF (wma), raw AAC, WavPack, AMR.
 _MP4 = re.compile(rb"....(?:ftyp|moov|mdat|wide)", re.DOTALL)
 _FFMPEG = re.compile(
     _MP4.pattern + rb"|\x1a\x45\xdf\xa3|\x30\x26\xb2\x75|\xff[\xf0\xf1\xf8\xf9]|ADIF|wvpk|#!AMR", re.DOTALL
@@ -32,8 +31,7 @@ _FFMPEG = re.compile(
 # Playlists can follow such first bytes. FFmpeg would recognise the playlist and fetch the files listed in it.
 _PLAYLIST = re.compile(rb"<MPD|#EXTM3U|ffconcat|c=IN IP|://", re.IGNORECASE)
 
-# First bytes of the formats that only libsndfile may decode. FFmpeg would read a part of a broken file without an
-# error.
+# First bytes of the formats that only libsndfile may decode; FFmpeg reads a part of a broken file without an error.
 _LIBSNDFILE = re.compile(rb"RIFF|RIFX|RF64|FORM|fLaC|OggS|ID3|\xff[\xe2-\xe7\xf2-\xf7\xfa-\xff]", re.DOTALL)
 _MP3 = re.compile(rb"ID3|\xff[\xe2-\xe7\xf2-\xf7\xfa-\xff]", re.DOTALL)
 
@@ -70,7 +68,6 @@ def read_audio(
     """Read an audio file (wav, flac, ogg, mp3, m4a, ...) as a mono waveform, without resampling.
 
     Args:
-        source: Path of the file, or the bytes of the file.
         duration_seconds: Maximum length in seconds; None reads to the end.
         name: Name to show in error messages; defaults to the path.
 
@@ -116,8 +113,6 @@ def read_row(
     (file bytes of a prepared dataset, or a `datasets.Audio` value), or `audio_path` (a file).
 
     Args:
-        row: Row in the format of `schema.Row`.
-        sampling_rate_hz: Sampling rate of the result in Hz.
         max_seconds: Maximum length in seconds; longer recordings are cropped. None keeps the whole recording.
         crop_position: Position of the crop, from 0 (beginning) to 1 (end); random in training.
         from_first_sound: Whether to replace a silent crop by a crop that starts at the first nonzero sample.

@@ -40,12 +40,7 @@ class BadClip(NamedTuple):
 
 
 def read_recording(source: str | bytes, name: str, rate_hz: int) -> np.ndarray:
-    """Read and check a whole recording; return int16 samples `(samples,)` at `rate_hz`.
-
-    Args:
-        source: Path of the file, or the bytes of the file.
-        name: Name to show in error messages.
-        rate_hz: Sampling rate of the result in Hz.
+    """Read and check a whole recording (a path or its bytes); return int16 samples `(samples,)` at `rate_hz`.
 
     Raises:
         BadAudioError: The recording is missing, corrupt, truncated, empty or silent, or a decoder fails for any other
@@ -195,8 +190,8 @@ def map_in_order(function: Callable[[Any], R], rows: Sequence[Any], workers: int
     torch.set_num_threads(1)
     try:
         for result in results:
-            if isinstance(result, _Failure):
-                raise result.error
+            if isinstance(result, Exception):
+                raise result
             yield result
     finally:
         torch.set_num_threads(threads)
@@ -225,12 +220,6 @@ def exit_with_parent(worker: int, then: Callable[[int], None] | None = None) -> 
         then(worker)
 
 
-class _Failure(NamedTuple):
-    """Error to raise again in the parent; `DataLoader` itself would hide the message in the worker's traceback."""
-
-    error: Exception
-
-
 class _Applied:
     def __init__(self, function: Callable[[Any], Any], rows: Sequence[Any]) -> None:
         self.function, self.rows = function, rows
@@ -242,7 +231,7 @@ class _Applied:
         try:
             return self.function(self.rows[index])
         except Exception as error:
-            return _Failure(error)
+            return error  # raised by the parent; `DataLoader` would hide the message in the worker's traceback
 
 
 def _identity(result: Any) -> Any:
@@ -250,11 +239,7 @@ def _identity(result: Any) -> Any:
 
 
 def source_of(row: Mapping[str, Any]) -> str | bytes:
-    """Return the audio bytes of a row if it contains them, else the path of its audio file.
-
-    Raises:
-        ValueError: The row contains only samples.
-    """
+    """Return the audio bytes of a row, else the path of its audio file; raise ValueError if it contains samples."""
     if row.get("samples") is not None:
         raise ValueError(f"clip {row['clip_id']!r} is already stored as int16 samples; prepare the original recordings")
     audio = row.get("audio") or {}

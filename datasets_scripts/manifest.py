@@ -112,10 +112,8 @@ def summary_table(manifest: Mapping[str, Any]) -> str:
         numbers = f"{about['clips']:>8}{about['seconds'] / 3600:>9.2f}{sum(captions.values()):>10}{bad:>9}"
         lines.append(f"{split:<12}{numbers}  {' '.join(captions)}")
 
-    absent = []
-    for reason, clips in {"missing recordings": manifest["missing"], **manifest["left_out"]}.items():
-        absent.append(f"{reason}: {len(clips)}")
-    return "\n".join([*lines, "; ".join(absent)])
+    absent = {"missing recordings": manifest["missing"], **manifest["left_out"]}
+    return "\n".join([*lines, "; ".join(f"{reason}: {len(clips)}" for reason, clips in absent.items())])
 
 
 def write_card(path: str | Path, manifest: Mapping[str, Any]) -> None:

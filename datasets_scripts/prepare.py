@@ -88,7 +88,7 @@ def prepare(
     cache_dir: str | None = None,
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """Check all recordings of a dataset, and write it as Parquet files with a manifest and a dataset card.
+    """Check all recordings of a dataset, and write Parquet files, a manifest and a dataset card; return the manifest.
 
     Resumes an interrupted run with the same options. If the output is already complete, nothing is written.
 
@@ -99,9 +99,6 @@ def prepare(
         overwrite: Whether to replace another prepared dataset in the output folder.
         cache_dir: Cache folder for the rows of the builder; None uses the `datasets` default.
         quiet: Whether to hide the progress bar.
-
-    Returns:
-        The manifest.
 
     Raises:
         BadAudioError: A recording is bad and `on_bad_audio` is "error", or FFmpeg is required but not installed.
@@ -147,16 +144,8 @@ def audio_root(request: Request, splits: Mapping[str, datasets.Dataset]) -> str 
         return None
 
 
-# ---- a row ----
-
-
 def pack(source: str | bytes, name: str, storage: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Check a recording completely, and encode it in the given storage format, a key of `prepared.STORAGES`.
-
-    Args:
-        source: Path of the file, or the bytes of the file.
-        name: Relative path of the recording, for the row and for error messages.
-        storage: Storage format.
+    """Check a recording (a path or its bytes) completely, and encode it in a storage format of `prepared.STORAGES`.
 
     Returns:
         Tuple of two dicts: the audio columns of the row, see `Storage.features`; and statistics for the manifest:
@@ -196,7 +185,7 @@ class Entry(NamedTuple):
     note: dict[str, Any]
 
 
-def _entry(row: Mapping[str, Any], root: str | None, storage: str) -> Entry:
+def _make_entry(row: Mapping[str, Any], root: str | None, storage: str) -> Entry:
     stored = {name: value for name, value in row.items() if name not in AUDIO_COLUMNS}
     stored["audio_path"] = _relative(row["audio_path"], root)
     try:
@@ -220,9 +209,6 @@ def _relative(path: str, root: str | None) -> str:
     return Path(os.path.relpath(path, root)).as_posix() if root is not None and os.path.isabs(path) else path
 
 
-# ---- shards ----
-
-
 def _write_split(
     folder: Path, split: str, rows: datasets.Dataset, request: Request, root: str | None, workers: int, quiet: bool
 ) -> list[dict[str, Any]]:
@@ -232,7 +218,7 @@ def _write_split(
 
     start = writer.next_row
     unread: Sequence[Any] = rows.select(range(start, len(rows))) if start < len(rows) else []
-    entries = map_in_order(partial(_entry, root=root, storage=request.storage), unread, workers)
+    entries = map_in_order(partial(_make_entry, root=root, storage=request.storage), unread, workers)
     bar = progress(entries, split, len(rows), "clips", quiet, start)
     records = writer.write(_checked(bar, request.on_bad_audio))
 
@@ -358,9 +344,6 @@ def payload_bytes(value: Any) -> int:
     return 0 if value is None else 8
 
 
-# ---- the folder ----
-
-
 def _plan(request: Request, splits: Mapping[str, datasets.Dataset], root: str | None) -> str:
     """Hash all inputs of a preparation: options, package versions, rows, and the size and mtime of the audio files."""
     options = asdict(request)
@@ -469,9 +452,6 @@ def push(folder: str | Path, repo_id: str, private: bool = False) -> str:
         commit_message="Upload a prepared set",
     )  # fmt: skip
     return str(address)
-
-
-# ---- the command line ----
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:

@@ -125,11 +125,8 @@ class PreparedSet:
 
     def shard_paths(self, split: str) -> list[str]:
         """Return the shard paths or addresses of a split; raises FileNotFoundError if a local shard is missing."""
-        paths, missing = [], []
-        for shard in self.manifest["splits"][split]["shards"]:
-            paths.append(f"{self.base}/{shard['file']}")
-            if self.is_local and not os.path.isfile(paths[-1]):
-                missing.append(paths[-1])
+        paths = [f"{self.base}/{shard['file']}" for shard in self.manifest["splits"][split]["shards"]]
+        missing = [path for path in paths if self.is_local and not os.path.isfile(path)]
         if missing:
             raise FileNotFoundError(f"{len(missing)} of {len(paths)} shards are missing, the first is {missing[0]}")
         return paths
@@ -146,8 +143,7 @@ class PreparedSet:
         note = Path(self.base, ROOT_NOTE)
         if not folders and note.is_file():
             root = json.loads(note.read_text(encoding="utf-8"))
-            beside = os.path.join(self.base, root["relative"] or ".")
-            folders = [os.path.normpath(beside), root["absolute"] or ""]
+            folders = [os.path.normpath(os.path.join(self.base, root["relative"] or ".")), root["absolute"] or ""]
 
         example = self.manifest["audio_example"]
         for folder in folders:

@@ -114,10 +114,8 @@ def stable_id(text: str) -> int:
 def group_id(row: Mapping[str, Any], positives: str) -> int:
     """Return the group id of a row as an integer; rows with the same group id are positives of each other.
 
-    Args:
-        row: Row in the format of `Row`.
-        positives: `"clip"`: the captions of a clip are positives only for that clip, as in the papers. `"captions"`:
-            clips with identical captions are also positives, for example if captions are generated from class names.
+    With `positives="clip"`, the captions of a clip are positives only for that clip, as in the papers. With "captions",
+    clips with identical captions are also positives, for example if captions are generated from class names.
     """
     return stable_id(row["clip_id"] if positives == "clip" else json.dumps(row["captions"], sort_keys=True))
 
@@ -162,7 +160,6 @@ def lacking_languages(row: Mapping[str, Any], languages: Sequence[str], scheme: 
     """Return the languages in which a clip has no caption; an empty list if its captions suffice for the scheme.
 
     Args:
-        row: Row in the format of `Row`.
         languages: ISO 639-3 codes, the anchor language first.
         scheme: Language scheme of `TrainingCollator`: `random` requires captions in one of the languages, `kcl` in all
             languages, `cacl` in the anchor and at least one other language.

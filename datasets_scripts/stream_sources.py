@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -203,32 +204,24 @@ class TarSplit:
     def _samples(self, path: str) -> list[tuple[int, int]]:
         """Return a list of (start byte, end byte) for the samples with a recording.
 
-        Raises:
-            ValueError: The files of a sample are not adjacent, or a file is sparse, because the size of a sparse file
-                in the header is unreliable.
+        Sparse files are refused, because their size in the header is unreliable.
         """
         samples: list[tuple[int, int]] = []
         keys: set[str] = set()
-        last_key, has_audio, first = None, False, 0
-        for member in read_file(path, _read_headers):
-            if member.issparse():
-                raise ValueError(f"{path}: {member.name} is a sparse file; pack it without --sparse")
-            key, suffix = _split_name(member.name)
-            if key != last_key:
-                if key in keys:
-                    raise ValueError(
-                        f"{path}: the members of sample {key!r} are not adjacent; pack the files sorted by name, such "
-                        "as with tar --sort=name"
-                    )
-                keys.add(key)
-                last_key, has_audio, first = key, False, member.offset
-
-            if suffix in SUFFIXES and not has_audio:
-                has_audio = True
-                samples.append((first, 0))
-            if has_audio:
-                end = member.offset_data + -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
-                samples[-1] = first, end
+        for key, members in groupby(read_file(path, _read_headers), lambda member: _split_name(member.name)[0]):
+            if key in keys:
+                raise ValueError(
+                    f"{path}: the members of sample {key!r} are not adjacent; pack the files sorted by name, such as "
+                    "with tar --sort=name"
+                )
+            keys.add(key)
+            files = list(members)
+            for member in files:
+                if member.issparse():
+                    raise ValueError(f"{path}: {member.name} is a sparse file; pack it without --sparse")
+            if any(_split_name(member.name)[1] in SUFFIXES for member in files):
+                last_blocks = -(-files[-1].size // tarfile.BLOCKSIZE)
+                samples.append((files[0].offset, files[-1].offset_data + last_blocks * tarfile.BLOCKSIZE))
         return samples
 
 
@@ -254,7 +247,7 @@ def _read_row_group(path: str, number: int, columns: Sequence[str]) -> pyarrow.T
 
 
 def _split_name(name: str) -> tuple[str, str]:
-    """Split a file name at the first dot after the last slash into the sample key and the lower-case suffix."""
+    """Split a file name at the first dot after the last slash into sample key and lower-case suffix."""
     folder, _, file = name.rpartition("/")
     stem, dot, suffix = file.partition(".")
     return f"{folder}/{stem}" if folder else stem, dot + suffix.lower()

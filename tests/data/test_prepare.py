@@ -226,10 +226,10 @@ def test_a_recording_that_no_cell_holds_is_listed(tmp_path, monkeypatch):
     soundfile.write(tmp_path / "long.wav", sound(1), 44_100)
     row = {"clip_id": "a", "audio_path": str(tmp_path / "long.wav"), "captions": {}, "license": ""}
     monkeypatch.setattr(prepare, "CELL_BYTES", len(sound(1)))
-    entry = prepare._entry(row, str(tmp_path), "original")
+    entry = prepare._make_entry(row, str(tmp_path), "original")
     assert entry.row is None
     assert "long.wav takes" in entry.note["reason"]
-    assert prepare._entry(row, str(tmp_path), "reference").row is not None
+    assert prepare._make_entry(row, str(tmp_path), "reference").row is not None
 
 
 def test_a_missing_decoder_stops_the_run_whatever_the_policy(tmp_path, monkeypatch):
@@ -237,7 +237,7 @@ def test_a_missing_decoder_stops_the_run_whatever_the_policy(tmp_path, monkeypat
     monkeypatch.setitem(sys.modules, "torchcodec.decoders", None)
     row = {"clip_id": "a", "audio_path": str(tmp_path / "a.m4a")}
     with pytest.raises(MissingDecoderError, match="FFmpeg"):
-        prepare._entry(row, None, "original")
+        prepare._make_entry(row, None, "original")
 
 
 def test_nothing_tells_where_the_set_was_made(folder, cache, tmp_path):
