@@ -17,14 +17,13 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from modeling_supclap.datasets_scripts.atomic_files import atomic_write, folder_lock, write_json
 from modeling_supclap.recipes.arguments import parse_arguments
 from modeling_supclap.recipes.options import CorpusArguments
-from modeling_supclap.recipes.running import run_command, say
+from modeling_supclap.recipes.running import join_processes, run_command, say
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Clip(NamedTuple):
-    """Clip id of a recording, its split, and its row in the split."""
+    """Recording in row number `row` of a split."""
 
     clip_id: str
     split: str
@@ -49,9 +48,6 @@ class Corpus:
     Args:
         splits: Dict from split name to dataset rows, see `datasets_scripts.schema`.
         root: Folder to remove from paths in the manifest; None does not change the paths.
-
-    Attributes:
-        clips: List of all recordings.
     """
 
     def __init__(self, splits: Mapping[str, Any], root: str | None = None) -> None:
@@ -75,12 +71,7 @@ class Corpus:
 
 
 def load_corpus(args: CorpusArguments) -> Corpus:
-    """Load the rows of the dataset, or list the recordings in the folder.
-
-    Raises:
-        ValueError: `dataset` and `folder` are both set, or neither is set.
-        FileNotFoundError: The folder contains no recordings.
-    """
+    """Load the rows of the dataset, or list the recordings in the folder."""
     from modeling_supclap.datasets_scripts.builders.recordings import SUFFIXES, Recordings
 
     if (args.dataset is None) == (args.folder is None):
@@ -99,9 +90,6 @@ def main() -> None:
     """Run the command: write the missing Parquet files and the manifest."""
     (args,) = parse_arguments((CorpusArguments,), about=__doc__)
 
-    import torch
-    from accelerate import PartialState
-
     from modeling_supclap.datasets_scripts.public_names import redact
     from modeling_supclap.evaluation.models import check_device, load_embedding_model
 
@@ -111,9 +99,7 @@ def main() -> None:
     if args.device is not None:
         check_device(args.device)
 
-    # Use a long timeout, because processes wait for the slowest one. If one fails, the launcher stops all processes.
-    on_cpus = args.device == "cpu" or not torch.accelerator.is_available()  # required to join CPU processes
-    state = PartialState(cpu=on_cpus, timeout=timedelta(days=30))
+    state = join_processes(args.device)
     with state.main_process_first():
         corpus = load_corpus(args)
     model = load_embedding_model(args.model, device=args.device or state.device)

@@ -8,12 +8,14 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modeling_supclap.datasets_scripts.atomic_files import InUseError, folder_lock
 
 if TYPE_CHECKING:
+    from accelerate import PartialState
     from transformers import Trainer
 
     from modeling_supclap.training.training_args import SupCLAPTrainingArguments
@@ -82,6 +84,15 @@ def say(text: str) -> None:
         print(text, flush=True)
 
 
+def join_processes(device: str | None) -> PartialState:
+    """Join the launched processes. They wait up to 30 days for the slowest; if one fails, the launcher stops all."""
+    import torch
+    from accelerate import PartialState
+
+    on_cpus = device == "cpu" or not torch.accelerator.is_available()  # required to join CPU processes
+    return PartialState(cpu=on_cpus, timeout=timedelta(days=30))
+
+
 def only_run(args: SupCLAPTrainingArguments) -> AbstractContextManager[None]:
     """Return a context manager that locks the output folder, so that no other run writes to it."""
     return folder_lock(args.output_dir or ".") if is_first_process() else nullcontext()
@@ -91,8 +102,6 @@ def train(trainer: Trainer, checkpoint: str | None = None) -> None:
     """Train a model, optionally from a checkpoint. If training stops, the error message explains how to continue.
 
     Raises:
-        BadAudioError: A recording cannot be used.
-        KeyboardInterrupt: Ctrl-C was pressed.
         StoppedError: `enable_jit_checkpoint` is set, and SIGTERM stopped the run before its last step.
     """
     from modeling_supclap.datasets_scripts.audio import BadAudioError, MissingDecoderError
@@ -131,7 +140,6 @@ def require_usable_audio(splits: Mapping[str, Any], args: SupCLAPTrainingArgumen
 
     if args.on_bad_audio != "error":  # the splits no longer contain such recordings
         return
-
     for name in ("validation", "test"):
         bad = []
         with args.main_process_first(local=False, desc=f"reading the recordings of the {name} split"):

@@ -15,11 +15,10 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from modeling_supclap import require_torchaudio
-from modeling_supclap.recipes.running import run_command
+from modeling_supclap.recipes.running import join_processes, run_command
 
 if TYPE_CHECKING:
     from modeling_supclap.search import Hit
@@ -65,14 +64,10 @@ def make_parser() -> argparse.ArgumentParser:
 
 def run_index(arguments: argparse.Namespace) -> None:
     """Build or update the index; with several processes, each one embeds a part of the files."""
-    import torch
-    from accelerate import PartialState
-
     from modeling_supclap.evaluation import load_embedding_model
     from modeling_supclap.search import build_index
 
-    on_cpus = arguments.device == "cpu" or not torch.accelerator.is_available()  # required to join CPU processes
-    state = PartialState(cpu=on_cpus, timeout=timedelta(days=30))  # processes wait long for the slowest one
+    state = join_processes(arguments.device)
     device = arguments.device or (str(state.device) if state.num_processes > 1 else None)
     report = build_index(
         load_embedding_model(arguments.model, device=device),
@@ -94,8 +89,7 @@ def run_query(arguments: argparse.Namespace) -> None:
     """Search the index and print the hits."""
     from modeling_supclap.search import Searcher
 
-    searcher = Searcher(arguments.index, device=arguments.device)
-    hits = searcher.search(
+    hits = Searcher(arguments.index, device=arguments.device).search(
         arguments.text,
         language=arguments.language,
         audio=arguments.audio,
@@ -120,9 +114,7 @@ def format_hits(hits: Sequence[Hit]) -> str:
     """
     from modeling_supclap.search.app import clock
 
-    lines = []
-    for hit in hits:
-        lines.append(f"{hit.score:.3f}  {clock(hit.start_seconds)}-{clock(hit.end_seconds)}  {hit.file}")
+    lines = [f"{hit.score:.3f}  {clock(hit.start_seconds)}-{clock(hit.end_seconds)}  {hit.file}" for hit in hits]
     return "\n".join(lines) or "no indexed recording to search"
 
 
