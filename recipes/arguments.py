@@ -95,14 +95,10 @@ def parse_arguments(
     Args:
         groups: Dataclasses to fill from one flat file. `ContrastiveOptions` and `AllStagesOptions` are replaced by
             `SupCLAPTrainingArguments` and `AllStagesArguments`, which also have transformers' `TrainingArguments`.
-        argv: Command-line arguments; defaults to `sys.argv[1:]`.
         default_config: YAML file to read if the first argument is not one. It is ignored if `--dataset` differs from
             the dataset in the file.
         about: Docstring of the recipe. If set, `--help` prints it with the options of the recipe and exits, before
             torch and transformers are imported.
-
-    Returns:
-        Tuple with one instance of each dataclass.
 
     Raises:
         FileNotFoundError: The YAML file does not exist.
@@ -176,12 +172,8 @@ def _make_parser(groups: Sequence[Any]) -> HfArgumentParser:
 def read_settings(path: str | Path, scale: str | Path | None = None) -> dict[str, Any]:
     """Read a YAML configuration file and merge it with the file in its key `base`.
 
-    The base file is in the same folder or in the package. Values in `path` override values in `scale`, which override
-    values in the base file.
-
-    Args:
-        path: Path of the file, or name of a configuration in the package.
-        scale: Path of a second file, with the settings of a scale.
+    `path` and the base file are paths or names of configurations in the package. Values in `path` override values in
+    the file `scale`, which override values in the base file.
 
     Raises:
         FileNotFoundError: A file does not exist.

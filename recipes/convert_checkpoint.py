@@ -25,22 +25,6 @@ KINDS = ("ced", "dasheng", "glap", "laion", "ml-clap", "msclap", "sonar")
 """Supported kinds of checkpoints; listed here because importing the layouts would delay `--help` by seconds."""
 
 
-def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Parse the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("source", help="File, folder, Hub id, or a file in a Hub repository (owner/name/file.pt).")
-    parser.add_argument("--out", required=True, type=Path, help="New or empty output folder.")
-    parser.add_argument("--kind", default="auto", choices=("auto", *KINDS), help="Accept only this kind of checkpoint.")
-    parser.add_argument("--part", default="whole", choices=("whole", "audio", "text"), help="Convert only one tower.")
-    parser.add_argument(
-        "--tokenizer",
-        help="Hub id or folder of the text tower's tokenizer, or Meta's SentencePiece file; default: the source's own.",
-    )
-    parser.add_argument("--revision", help="Commit, branch or tag of the Hub repository.")
-    parser.add_argument("--verify", action="store_true", help="Reload the written model and compare it.")
-    return parser.parse_args(arguments)
-
-
 def format_parts(conversion: Conversion) -> str:
     """Format a table of the converted parts, and the numbers of tensors that were not converted, as text."""
     width = max(len(part.part) for part in conversion.parts)
@@ -49,13 +33,21 @@ def format_parts(conversion: Conversion) -> str:
         lines.append(f"{part.part:{width}}  {part.tensors:7,}  {part.parameters:11,}  {part.license or 'none stated'}")
     for description, count in conversion.set_aside.items():
         lines.append(f"set aside: {count:,} tensors, {description}")
-
     return "\n".join([*lines, conversion.remark]).rstrip()
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Parse the command line, convert the checkpoint, and save the model."""
-    args = parse_arguments(arguments)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", help="File, folder, Hub id, or a file in a Hub repository (owner/name/file.pt).")
+    parser.add_argument("--out", required=True, type=Path, help="New or empty output folder.")
+    parser.add_argument("--kind", default="auto", choices=("auto", *KINDS), help="Accept only this kind of checkpoint.")
+    parser.add_argument("--part", default="whole", choices=("whole", "audio", "text"), help="Convert only one tower.")
+    parser.add_argument("--tokenizer", help="Hub id, folder or Meta's SentencePiece file; default: the source's own.")
+    parser.add_argument("--revision", help="Commit, branch or tag of the Hub repository.")
+    parser.add_argument("--verify", action="store_true", help="Reload the written model and compare it.")
+    args = parser.parse_args(arguments)
+
     require_torchaudio()
     from modeling_supclap.conversion import convert_checkpoint, read_checkpoint, save_conversion
     from modeling_supclap.joining import load_tokenizer

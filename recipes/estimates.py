@@ -25,12 +25,9 @@ FLOPS_PER_SECOND = {"cuda": 1e14, "cpu": 2e10}
 
 
 class Estimate(NamedTuple):
-    """Estimated cost of a training run.
+    """Estimated cost of a training run: optimiser steps, hours at `FLOPS_PER_SECOND` without data loading, and memory.
 
-    Attributes:
-        steps: Number of optimiser steps.
-        hours: Computing time at `FLOPS_PER_SECOND`, without data loading.
-        memory_gib: Memory in GiB for weights, gradients, Adam's two moments, and the activations of a batch.
+    The memory contains weights, gradients, Adam's two moments, and the activations of a batch.
     """
 
     steps: int

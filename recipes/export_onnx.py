@@ -48,14 +48,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     if (args.out / "config.json").is_file():
         raise ValueError(f"{args.out} contains a model; the export would overwrite its README.md, give another folder")
-
     model, processor = SupCLAPModel.from_pretrained(args.model), SupCLAPProcessor.from_pretrained(args.model)
     checks = export_onnx(model, processor, args.out)
     write_usage(args.out, model, processor, checks)
 
     for check in checks:
         print(f"{check.graph:<6}{check.batch:>3} x {check.length:<6} largest difference {check.difference:.1e}")
-
     print(f"all within {TOLERANCE:.0e} of the model; audio.onnx and text.onnx are in {args.out}")
 
 

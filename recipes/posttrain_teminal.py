@@ -174,7 +174,7 @@ def main() -> None:
 
 
 def count_trained(model: SupCLAPModel) -> dict[str, float]:
-    """Count the trainable parameters of each tower and its projection, and their fraction (TeminAL table 5)."""
+    """Count the trainable parameters of each tower with its projection, and their fraction (TeminAL table 5)."""
     counts: dict[str, float] = {}
     for tower in ("text", "audio"):
         trains, total = 0, 0

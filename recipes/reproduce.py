@@ -29,6 +29,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -71,11 +72,9 @@ class Step:
         """Whether the folder contains results that can be loaded."""
         from modeling_supclap.evaluation.results import Results
 
-        try:
-            Results.load(self.folder)
-        except (OSError, ValueError):
-            return False
-        return True
+        with suppress(OSError, ValueError):
+            return bool(Results.load(self.folder).content)
+        return False
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,6 @@ def find_tables(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     tables = list_tables()
     if not names:
         raise ValueError(f"no table was named; name one or more of: all, {', '.join(tables)}")
-
     selected: dict[str, dict[str, Any]] = {}
     for name in names:
         if "lacks" in tables.get(name, {}):
@@ -165,8 +163,7 @@ def plan(name: str, table: Mapping[str, Any], args: options.ReproductionArgument
 def list_rows(group: Mapping[str, Any], args: options.ReproductionArguments) -> dict[str, dict[str, Any]]:
     """List the rows of a group, each followed by the rows of the `--controls` file that copy it.
 
-    Returns:
-        Dict from name to table entry. Its key "row" is the name of the configuration file without ".yaml".
+    Returns a dict from name to table entry. Its "row" is the name of the configuration file without ".yaml".
     """
     controls = {} if args.controls is None else read_settings(args.controls)
     for name, control in controls.items():
@@ -240,15 +237,12 @@ def run_step(step: Step) -> None:
 
     from modeling_supclap.training.checkpoints import last_checkpoint
 
-    words = [write_settings(step, step.folder)]
+    before, sys.argv = sys.argv, [f"supclap {step.recipe}", write_settings(step, step.folder)]
     if step.recipe == "posttrain" or (step.recipe == "train" and last_checkpoint(step.folder, resumes=True)):
-        words += ["--resume_from_checkpoint", "last"]
-
-    before = sys.argv
-    sys.argv = [f"supclap {step.recipe}", *words]
+        sys.argv += ["--resume_from_checkpoint", "last"]
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
     try:
-        if torch.cuda.is_available():
-            torch.cuda.reset_peak_memory_stats()
         RECIPES[step.recipe][0]()
     finally:
         sys.argv = before
@@ -266,8 +260,7 @@ def write_settings(step: Step, folder: str | Path) -> str:
 def check_step(step: Step) -> tuple[Estimate | None, list[str]]:
     """Check the settings of a step, and list its missing inputs: models, encoders, translations and data.
 
-    Returns:
-        Tuple of the estimated cost (None unless the recipe is "train") and the missing inputs.
+    Returns the estimated cost (None unless the recipe is "train") and the missing inputs.
     """
     from modeling_supclap.recipes.estimates import estimate
 
@@ -325,10 +318,7 @@ def find_lack(dataset: str, split: str, config: str) -> list[str]:
 
 
 def check_inputs(name: str, cells: Sequence[Cell], args: options.ReproductionArguments) -> list[Cell]:
-    """Check the settings and inputs of a table. A dry run prints the estimated costs and missing inputs instead.
-
-    Returns:
-        Cells without missing inputs; none in a dry run.
+    """Check settings and inputs. Returns the cells to run; a dry run prints the costs and missing inputs instead.
 
     Raises:
         FileNotFoundError: Data, an encoder or a model is missing, and `args.skip_missing` is False.
@@ -434,11 +424,10 @@ def get_value(results: Results, log: Sequence[Mapping[str, Any]], place: Sequenc
 
 
 def get_relative_distance(results: Results) -> float:
-    """Compute how far translations are from their English captions, relative to the distance between captions.
+    """Compute the mean distance of a translation to its English caption, relative to that of two English captions.
 
-    It is the mean distance of a translation to its English caption, divided by the mean distance of two different
-    English captions. 0 means that the languages agree; 1 means that a translation is as far away as an unrelated
-    caption. Unlike the distance in ATRI eq. 15, it is not small for a collapsed model with almost equal embeddings.
+    0 means that the languages agree; 1 means that a translation is as far away as an unrelated caption. Unlike the
+    distance in ATRI eq. 15, it is not small for a collapsed model with almost equal embeddings.
     """
     from scipy.spatial.distance import pdist
 
@@ -493,10 +482,7 @@ def compare_rows(runs: Mapping[int, Run], baseline: Mapping[int, Run], place: Se
     """Compare a row with its baseline on their common seeds; both map a seed to a run.
 
     The interval over recordings is a 95 % bootstrap of the differences per query, averaged over seeds. It requires
-    values per query, and the same two or more recordings in all runs.
-
-    Returns:
-        Dict with the comparison keys described in `gather`; empty without a common seed.
+    values per query, and the same two or more recordings in all runs. `gather` describes the returned dict.
     """
     from modeling_supclap.metrics.bootstrap import bootstrap_intervals, seed_interval
 
@@ -530,18 +516,15 @@ def gather(
 ) -> dict[str, Any]:
     """Collect the measured numbers of a table and the numbers in the paper.
 
-    Returns:
-        Dict with the keys "table", "title", "claim", "scale", "settings", "versions" and "rows". A row is a dict with
-        "row", "model", "dataset", "baseline", "seeds", "cost" (see `get_cost`) and "scores". "scores" is a dict from
-        column to a dict with:
+    Returns a dict with "table", "title", "claim", "scale", "settings", "versions", "rows" and, for a table with example
+    captions, "cases" (see `tabulate_cases`). A row is a dict with "row", "model", "dataset", "baseline", "seeds",
+    "cost" (see `get_cost`) and "scores". "scores" is a dict from column to a dict with:
 
-        - "values" (one per seed), "mean" and "std" (sample standard deviation; None for one seed);
-        - "chance" and "order_blind", if known: the score at chance and of a model that ignores order;
-        - "paper": the number in the paper, or None;
-        - for rows with a baseline: "differences" (one per seed), "recordings" (interval over recordings), "low" and
-          "high" (interval over seeds and recordings; for one seed, over recordings).
-
-        A table with example captions also has the key "cases"; see `tabulate_cases`.
+    - "values" (one per seed), "mean" and "std" (sample standard deviation; None for one seed);
+    - "chance" and "order_blind", if known: the score at chance and of a model that ignores order;
+    - "paper": the number in the paper, or None;
+    - for rows with a baseline: "differences" (one per seed), "recordings" (interval over recordings), "low" and
+      "high" (interval over seeds and recordings; for one seed, over recordings).
     """
     from modeling_supclap import evaluation
 
@@ -717,11 +700,10 @@ def main() -> None:
     tables = find_tables([name for name in names if not name.startswith("evidence")])
 
     plans = {}
-    known: set[str] = set()
     for name, table in tables.items():
         if args.scale in table or len(tables) == 1:
             plans[name] = plan(name, table, args)
-            known.update(*table["groups"])
+    known = {row for name in plans for group in tables[name]["groups"] for row in group}
     unknown = sorted(set(args.rows) - known)
     if unknown:
         raise ValueError(f"{', '.join(plans)} have no rows {unknown}; they have {', '.join(sorted(known))}")
@@ -730,8 +712,8 @@ def main() -> None:
         plans[name] = check_inputs(name, cells, args) if cells else []  # a table may have none of the rows
     for name, cells in plans.items():
         try:
-            for cell in cells:
-                for step in itertools.chain(*cell.runs):
+            for run in itertools.chain(*(cell.runs for cell in cells)):
+                for step in run:
                     run_step(step)
         finally:  # write the finished runs even if another run fails or is interrupted
             finished = []
