@@ -58,12 +58,10 @@ def run_encoder(
 
     # Pad all groups to the same number of frames and restore the order of the clips: (b, n, D) -> (B, N, D)
     order = torch.cat(rows).argsort()
-    most = max(part.last_hidden_state.shape[1] for part in parts)
-    hidden = []
-    for part in parts:
-        hidden.append(nn.functional.pad(part.last_hidden_state, (0, 0, 0, most - part.last_hidden_state.shape[1])))
+    flat = [hidden for part in parts for hidden in part.last_hidden_state]
+    hidden = nn.utils.rnn.pad_sequence(flat, batch_first=True)
     return BaseModelOutputWithPooling(
-        last_hidden_state=torch.cat(hidden)[order],
+        last_hidden_state=hidden[order],
         pooler_output=torch.cat([part.pooler_output for part in parts])[order],
     )
 

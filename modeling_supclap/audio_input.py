@@ -63,16 +63,10 @@ class Recording(NamedTuple):
             return 0.0
 
     def read(self, target_hz: int, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """Read the recording, or a part of it, as a mono waveform at a given sampling rate.
+        """Read the recording, or its samples `start` to `stop`, as a mono waveform (samples,) in float32.
 
-        Args:
-            target_hz: Sampling rate of the result in hertz.
-            start: First sample at `target_hz`.
-            stop: End sample at `target_hz`, exclusive; None reads to the end. With `stop`, only this part of a file and
-                a margin of one second are decoded.
-
-        Returns:
-            Mono waveform, float32 (samples,).
+        The samples are counted at `target_hz`; without `stop`, the recording is read to its end. With `stop`, only this
+        part of a file and a margin of one second are decoded.
 
         Raises:
             OSError: The file does not exist, or the download fails.
@@ -143,16 +137,10 @@ def as_recordings(audio: Any, sampling_rate: Any = None) -> tuple[list[Recording
 
 
 def one_for_each(name: str, value: Any, count: int, kind: Any) -> list[Any]:
-    """Expand an option to one value per input.
-
-    Args:
-        name: Option name to show in error messages.
-        value: A single value or None, which is repeated, or a list with one value per input.
-        count: Number of inputs.
-        kind: Allowed type, or tuple of types, as in `isinstance`.
+    """Expand a single value or None to a list of `count` values, or check the length and types of a list.
 
     Raises:
-        ValueError: The list length is not `count`, or a value has the wrong type.
+        ValueError: The list length is not `count`, or a value is not of the type(s) `kind`.
     """
     if value is None or isinstance(value, kind):
         return [value] * count
@@ -174,7 +162,7 @@ def as_waveform(clip: Any, from_hz: float | None, to_hz: int, name: str = "the c
             [-1, 1]; int16 and int32 samples are PCM.
         from_hz: Sampling rate of the clip.
         to_hz: Sampling rate to convert to.
-        name: Name of the clip to show in error messages.
+        name: Name of the clip for error messages.
 
     Returns:
         Waveform (samples,) in float32.

@@ -46,12 +46,7 @@ class OwnTypeMixin:
 
     @classmethod
     def get_config_dict(cls, pretrained_model_name_or_path: Any, **kwargs: Any) -> tuple[dict, dict]:
-        """Read a configuration as in transformers, and raise if its `model_type` differs.
-
-        Raises:
-            OSError: The folder or Hub id does not exist, or `config.json` cannot be read.
-            ValueError: There is no `config.json`, or its `model_type` is wrong.
-        """
+        """Read a configuration as in transformers; raise ValueError if its `model_type` differs or is missing."""
         name, parent = pretrained_model_name_or_path, cast(Any, super())
         try:
             fields, rest = parent.get_config_dict(name, **kwargs)
@@ -71,8 +66,8 @@ class OwnTypeMixin:
 class CEDConfig(OwnTypeMixin, PreTrainedConfig):
     """Configuration of a CED or Dasheng audio encoder.
 
-    The fields have the same names as in the `mispeech/ced-*` checkpoints, so the published `config.json` files load
-    unchanged. Fields of the published classifier (`outputdim`, `loss`, `eval_avg`, ...) are kept but not used.
+    The published `config.json` files of `mispeech/ced-*` load unchanged. Fields of the published classifier
+    (`outputdim`, `loss`, `eval_avg`, ...) are kept but not used.
 
     Dasheng (Dinkel et al., 2024, arXiv 2406.06992), the audio tower of GLAP, is the same encoder with
     `patch_size=[64, 4]` (all 64 mel bands, 4 frames) and `target_length=1008`.
@@ -141,9 +136,7 @@ class CEDConfig(OwnTypeMixin, PreTrainedConfig):
     def from_size(cls, size: str, **kwargs: Any) -> Self:
         """Create the configuration of a published CED model.
 
-        Args:
-            size: "tiny", "mini", "small" or "base" (5.4, 9.6, 21.4 or 85.3 million parameters).
-            **kwargs: Further fields of the configuration.
+        The size is "tiny", "mini", "small" or "base" (5.4, 9.6, 21.4 or 85.3 million parameters).
 
         Example:
             >>> CEDConfig.from_size("mini").embed_dim
@@ -166,7 +159,7 @@ class CEDConfig(OwnTypeMixin, PreTrainedConfig):
 
     @property
     def patch_frames(self) -> int:
-        """Number of frames per patch; a clip must have at least this number of frames."""
+        """Number of frames per patch, the minimum length of a clip."""
         return _pair(self.patch_size)[1]
 
     def validate_architecture(self) -> None:
@@ -180,10 +173,9 @@ class CEDConfig(OwnTypeMixin, PreTrainedConfig):
         if self.embed_dim % self.num_heads:
             raise ValueError(f"embed_dim={self.embed_dim} must be a multiple of num_heads={self.num_heads}")
 
-        if _pair(self.patch_stride) != _pair(self.patch_size):
-            raise ValueError(
-                f"patch_stride={self.patch_stride} must be {self.patch_size} like patch_size; patches do not overlap"
-            )
+        stride, size = self.patch_stride, self.patch_size
+        if _pair(stride) != _pair(size):
+            raise ValueError(f"patch_stride={stride} must be {size} like patch_size; patches do not overlap")
         if self.n_mels % self.patch_mels:
             raise ValueError(f"n_mels={self.n_mels} must be a multiple of patch_size={self.patch_mels}")
         if self.target_length < self.patch_frames:

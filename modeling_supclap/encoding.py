@@ -5,8 +5,6 @@
     similarity = model.similarity(audio_embeds, text_embeds)
 
 The functions work on any model with `get_audio_features` and `get_text_features`, including transformers' `ClapModel`.
-`EncodingMixin` adds them as methods to the SupCLAP model.
-
 All audio embeddings in this package are computed by `chunk_embeddings`, with these rules:
 
 - Recordings longer than `chunk_seconds` are split into chunks of that length. The default is the model's maximum (CLAP:
@@ -31,7 +29,6 @@ from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
 from transformers.utils import logging
 
 from .audio_input import Recording, as_recordings, one_for_each
@@ -66,20 +63,12 @@ class AudioChunks(NamedTuple):
 
 
 class _Chunk(NamedTuple):
-    """Chunk of a recording.
+    """Samples `start` to `stop` of the recording with this index, or the error if reading failed."""
 
-    Attributes:
-        number: Index of the recording.
-        start: First sample.
-        stop: End sample, exclusive.
-        content: Waveform (samples,), later replaced by the embedding (d,); None if reading failed.
-        error: Exception if reading failed, else None.
-    """
-
-    number: int
+    recording: int
     start: int
     stop: int
-    content: Any
+    content: Any  # the waveform (samples,), later replaced by the embedding (d,)
     error: Exception | None = None
 
 
@@ -97,12 +86,12 @@ def chunk_embeddings(
     """Split recordings into chunks and embed the chunks.
 
     Args:
-        recordings: N recordings; may be a generator.
+        recordings: Recordings; may be a generator.
         encode: Function that embeds n waveforms (samples,) at `rate_hz` as (n, d).
         rate_hz: Sampling rate of the model in hertz.
-        chunk_samples: Chunk length in samples; a shorter recording is a single chunk.
-        hop_samples: Number of samples between the starts of two chunks; None uses `chunk_samples`.
-        min_samples: Minimum chunk length in samples.
+        chunk_samples: Chunk length; a shorter recording is a single chunk.
+        hop_samples: Distance between the starts of two chunks; None uses `chunk_samples`.
+        min_samples: Minimum chunk length.
         batch_size: Chunks of up to 10 s per batch; longer chunks count as several.
         num_workers: Number of threads that prefetch audio; 0 reads in the calling thread.
         on_bad_audio: "error" raises at the first bad recording; "skip" yields it with zero chunks and its error.
@@ -167,7 +156,7 @@ def chunk_embeddings(
             return [_Chunk(index, 0, 0, None, error)]
 
     parts = _embed_chunks(_read_ahead(tasks(), num_workers), encode, batch_size, rate_hz)
-    for index, group in groupby(parts, key=lambda chunk: chunk.number):
+    for index, group in groupby(parts, key=lambda chunk: chunk.recording):
         chunks, name = list(group), names.pop(index)
         errors = [chunk.error for chunk in chunks if chunk.error is not None]
         if not errors:
@@ -233,8 +222,7 @@ def encode_audio(  # type: ignore[misc]  # mypy compares the keywords of an over
             value from a `datasets.Audio` column, decoded or not. A 2-D array outside a list is a batch (clips,
             samples), or one recording if it has more than eight rows and at most eight columns; an array with two rows
             is ambiguous and raises. Floats have full scale 1; int16 and int32 are PCM.
-        processor: Processor of the model, or a `SupCLAPProcessor` built from CLAP's feature extractor and tokenizer;
-            None uses `model.processor`.
+        processor: Processor of the model; None uses `model.processor`.
         sampling_rate: Sampling rate of the waveforms in hertz: one value for all, or a list with one value per input.
             Ignored for inputs that include a sampling rate.
         batch_size: Chunks of up to 10 s per batch; longer chunks count as several.
@@ -329,10 +317,9 @@ def encode_text(  # type: ignore[misc]
     Args:
         model: Model with a `get_text_features` method.
         texts: One text or a list of texts.
-        processor: Processor of the model; None uses `model.processor`.
         language: ISO 639-3 code: one for all texts, or a list with one per text. None uses the tokenizer's setting.
         batch_size: Texts per batch.
-        convert_to_numpy: Whether to return a numpy array; see `encode_audio`, also for the other arguments.
+        convert_to_numpy: Whether to return a numpy array. For the other arguments see `encode_audio`.
 
     Returns:
         Embeddings with unit norm, float32 (N, d) in input order, or (d,) for a single text.
@@ -377,8 +364,7 @@ def encode_text(  # type: ignore[misc]
 
 
 class EncodingMixin:
-    """Mixin with `encode_audio`, `encode_text`, `similarity` and `processor`, for models with `get_audio_features` and
-    `get_text_features`."""
+    """Mixin with `encode_audio`, `encode_text`, `similarity` and `processor`."""
 
     encode_audio = encode_audio
     encode_text = encode_text
@@ -394,8 +380,7 @@ class EncodingMixin:
         if self._processor is not None:
             return self._processor
 
-        model: Any = self
-        name = getattr(model, "name_or_path", "")
+        name = getattr(self, "name_or_path", "")
         advice = "assign one, model.processor = SupCLAPProcessor.from_pretrained(...), or pass processor="
         if not name:
             raise ValueError(f"this model was not loaded from a folder or the Hub, so it has no processor; {advice}")
@@ -403,9 +388,8 @@ class EncodingMixin:
         # If this file runs as remote code, the user already trusts the repository.
         is_remote = type(self).__module__.startswith("transformers_modules")
         options: dict[str, Any] = {"trust_remote_code": True} if is_remote else {}
-        revision = getattr(model.config, "_commit_hash", None)
-        if revision and not os.path.isdir(name):
-            options["revision"] = revision
+        if not os.path.isdir(name):
+            options["revision"] = getattr(getattr(self, "config", None), "_commit_hash", None) or "main"
         try:
             self._processor = SupCLAPProcessor.from_pretrained(name, **options)
         except Exception as error:
@@ -420,14 +404,9 @@ class EncodingMixin:
 
     @staticmethod
     def similarity(first: Any, second: Any) -> Any:
-        """Compute the cosine similarity matrix between two sets of embeddings, as in sentence-transformers.
+        """Compute the cosine similarities (N, M) between embeddings (N, d) and (M, d) of any norm.
 
-        Args:
-            first: Array or tensor of any norm, (N, d) or (d,).
-            second: Array or tensor of any norm, (M, d) or (d,).
-
-        Returns:
-            Cosine similarities (N, M): a numpy array if both inputs are numpy arrays, else a tensor.
+        Returns a numpy array if both inputs are numpy arrays, else a tensor. A single embedding may be (d,).
 
         Example:
             >>> EncodingMixin.similarity(np.eye(2, dtype=np.float32), np.array([[3.0, 4.0]], dtype=np.float32))
@@ -568,9 +547,7 @@ def _embed_chunks(
 @contextmanager
 def inference(model: Any) -> Iterator[None]:
     """Context manager: set evaluation mode and disable gradients; restores the mode of every module on exit."""
-    modes = []
-    for module in model.modules():
-        modes.append((module, module.training))
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         with torch.no_grad():
@@ -581,15 +558,10 @@ def inference(model: Any) -> Iterator[None]:
 
 
 def audio_inputs(model: Any, processor: SupCLAPProcessor, waveforms: list[np.ndarray]) -> Any:
-    """Compute the inputs for `get_audio_features` from waveforms (samples,), on the model's device and in its dtype."""
+    """Compute the inputs for `get_audio_features` from waveforms (samples,), on the model's device."""
     inputs = processor(audio=waveforms, sampling_rate=processor.feature_extractor.sampling_rate, return_tensors="pt")
-    # Use the dtype of the first batch norm, because CED keeps its batch norm in float32 when loaded in half precision.
-    dtype = model.dtype
-    for module in model.modules():
-        if isinstance(module, _BatchNorm):
-            dtype = dtype if module.weight is None else module.weight.dtype
-            break
-    return inputs.to(model.device, dtype=dtype)
+    # SupCLAP models convert the dtype after the batch norm of CED, which is in float32.
+    return inputs.to(model.device, dtype=None if hasattr(model, "run_audio_tower") else model.dtype)
 
 
 def encode_batch(model: Any, processor: SupCLAPProcessor, waveforms: list[np.ndarray]) -> torch.Tensor:

@@ -18,9 +18,6 @@ SILENCE_DB = -100.0
 # Mel bands per matrix product; neighbouring bands use almost the same bins.
 BANDS_TOGETHER = 16
 
-Audio = Any
-"""One or more clips, as numpy arrays, torch tensors or lists of numbers."""
-
 
 class CEDFeatureExtractor(SequenceFeatureExtractor):
     """Feature extractor for CED: log-mel spectrograms in decibels (16 kHz, 64 HTK mel bands, one frame every 10 ms).
@@ -40,10 +37,8 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
         f_max: Highest frequency of the mel bands in hertz; None means half the sampling rate.
         center: Whether to centre frame t at sample t * `hop_size`, with reflection padding at both ends of the clip.
         top_db: Dynamic range of a clip in decibels.
-        padding_value: Not used; kept for compatibility with the published checkpoints. Padding is silence (-100 dB),
-            which the model masks.
+        padding_value: Not used; for the published checkpoints. Padding is silence (-100 dB), which the model masks.
         min_frames: Frames of one patch (16 for CED, 4 for Dasheng). Clips with fewer frames raise ValueError.
-        **kwargs: Further fields of `SequenceFeatureExtractor`.
 
     Example:
         >>> extractor = CEDFeatureExtractor()
@@ -97,14 +92,13 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
         return max(hops, self.n_fft // 2 + 1) if self.center else hops + self.n_fft  # mirroring needs n_fft / 2 + 1
 
     def __call__(
-        self, audio: Audio, sampling_rate: float | None = None, return_tensors: str | None = None
+        self, audio: Any, sampling_rate: float | None = None, return_tensors: str | None = None
     ) -> BatchFeature:
         """Compute a batch of log-mel spectrograms from one or more clips.
 
         Args:
-            audio: One clip (samples,), an array (clips, samples), or a list of clips. A clip in a list may also have
-                the shape (channels, samples) or (samples, channels); channels are averaged. Float samples are in
-                [-1, 1]; int16 and int32 samples are PCM.
+            audio: One clip (samples,), an array (clips, samples), or a list of clips; see `as_waveform` for the shape
+                and type of a clip in a list.
             sampling_rate: Sampling rate of all clips in hertz.
             return_tensors: "pt" returns torch tensors; None and "np" return numpy arrays.
 
@@ -113,8 +107,7 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
             frames of the longest clip, and `audio_attention_mask` (B, T) int64, 1 for the clip, 0 for padding.
 
         Raises:
-            ValueError: The sampling rate is missing or invalid; or a clip is empty, too short, not finite, louder than
-                40 dB above full scale, or has a wrong shape or type. The message contains the index of the clip.
+            ValueError: The sampling rate or a clip is invalid; the message contains the index of the clip.
         """
         spectrograms = []
         for waveform in self.as_waveforms(audio, sampling_rate):
@@ -138,7 +131,7 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
 
         return BatchFeature(batch, tensor_type=return_tensors)
 
-    def as_waveforms(self, audio: Audio, sampling_rate: float | None = None) -> list[np.ndarray]:
+    def as_waveforms(self, audio: Any, sampling_rate: float | None = None) -> list[np.ndarray]:
         """Check clips, mix them to mono and resample them: the first step of `__call__`, with the same arguments.
 
         Returns:
@@ -160,9 +153,7 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
         return 1 + (samples if self.center else samples - self.n_fft) // self.hop_size
 
     def on_device(self, samples: torch.Tensor, sample_counts: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Compute a batch of spectrograms from waveforms, on the device of the waveforms.
-
-        All clips are computed at once. The results equal those of `__call__` except for rounding.
+        """Compute the same spectrograms as `__call__` from a batch of waveforms, on the device of the waveforms.
 
         Args:
             samples: Waveforms (B, S) at `sampling_rate`, where S is the length of the longest clip: floats in [-1, 1],
@@ -172,11 +163,6 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
         Returns:
             Dict with the tensors `input_features` (B, feature_size, T) and `audio_attention_mask` (B, T); see
             `__call__`.
-
-        Example:
-            >>> batch = CEDFeatureExtractor().on_device(torch.zeros(2, 16000), torch.tensor([16000, 8000]))
-            >>> batch["input_features"].shape, batch["audio_attention_mask"].sum(dim=1).tolist()
-            (torch.Size([2, 64, 101]), [101, 51])
         """
         waveforms = samples / 32768 if samples.dtype == torch.int16 else samples
         counts = sample_counts.unsqueeze(1)
@@ -243,7 +229,7 @@ def _front_end(
     return window.to(device), groups
 
 
-def _as_clips(audio: Audio) -> list[Audio]:
+def _as_clips(audio: Any) -> list[Any]:
     """Convert the `audio` argument to a list of clips: one clip, the rows of a 2-D array, or the items of a list."""
     if isinstance(audio, (np.ndarray, torch.Tensor)):
         if audio.ndim > 2:

@@ -1,7 +1,4 @@
-"""Load two pretrained encoders: implements `SupCLAPModel.from_encoders` and `SupCLAPProcessor.from_encoders`.
-
-This file is not copied to the folder of a saved model, because loading a saved model does not need it.
-"""
+"""Load two pretrained encoders: implements `SupCLAPModel.from_encoders` and `SupCLAPProcessor.from_encoders`."""
 
 import os
 from typing import Any, Literal, TypeVar
@@ -78,7 +75,19 @@ def load_tower(kind: Literal["audio", "text"], name: str, pooling: str = "mean")
         OSError: The folder or Hub id does not exist, or a weight file is damaged.
         ValueError: The checkpoint is not a single encoder of this kind, or weights are missing.
     """
-    config = _load_config(name, kind)
+    try:
+        fields, _ = PreTrainedConfig.get_config_dict(name)
+    except OSError as error:
+        raise OSError(
+            f"cannot load the {kind} tower {name!r}; pass an existing folder or a Hub id such as {EXAMPLES[kind]}. "
+            f"{error}"
+        ) from error
+    if "model_type" not in fields:
+        if os.path.isfile(os.path.join(name, "adapter_config.json")):
+            raise ValueError(f"{name} is a LoRA adapter without an encoder; merge it into its base model and save that")
+        raise ValueError(f"{name} is not a checkpoint: it has no config.json with a model_type")
+
+    config = config_from_dict(fields)
     tower_class, options = get_class(kind, config, pooling)
     if kind == "audio" and config.model_type not in AUDIO_TOWERS:
         for field in _RANDOM.keys() & config.to_dict().keys():
@@ -104,24 +113,6 @@ def load_tower(kind: Literal["audio", "text"], name: str, pooling: str = "mean")
     return tower
 
 
-def _load_config(name: str, kind: str) -> PreTrainedConfig:
-    """Load the configuration of an encoder; raise OSError or ValueError with the encoder name if this fails."""
-    try:
-        fields, _ = PreTrainedConfig.get_config_dict(name)
-    except OSError as error:
-        raise OSError(
-            f"cannot load the {kind} tower {name!r}; pass an existing folder or a Hub id such as {EXAMPLES[kind]}. "
-            f"{error}"
-        ) from error
-
-    if "model_type" not in fields:
-        if os.path.isfile(os.path.join(name, "adapter_config.json")):
-            raise ValueError(f"{name} is a LoRA adapter without an encoder; merge it into its base model and save that")
-        raise ValueError(f"{name} is not a checkpoint: it has no config.json with a model_type")
-
-    return config_from_dict(fields)
-
-
 def _load_feature_extractor(name: str) -> SequenceFeatureExtractor:
     try:
         fields, _ = PreTrainedConfig.get_config_dict(name)
@@ -136,11 +127,7 @@ def _load_feature_extractor(name: str) -> SequenceFeatureExtractor:
 
 
 def load_tokenizer(name: Any, **kwargs: Any) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a text encoder.
-
-    Args:
-        name: Hub id, folder, or path of the SentencePiece file that Meta distributes for SONAR and NLLB.
-        **kwargs: Tokenizer options, for example `model_max_length`.
+    """Load a tokenizer from a Hub id, a folder, or the SentencePiece file that Meta distributes for SONAR and NLLB.
 
     Raises:
         OSError: The folder or Hub id does not exist, or tokenizer files are missing.

@@ -74,13 +74,7 @@ def localize(
 
     Raises:
         OSError: The file is missing or unreadable.
-        ValueError: The input is not exactly one recording, the recording is unusable, a text is blank, a length is
-            invalid, or the audio tower does not average its output over time steps.
-
-    Example:
-        >>> import pytest
-        >>> with pytest.raises(ValueError, match="hop_seconds is 0"):
-        ...     localize(None, np.zeros(16000), "rain", SupCLAPProcessor, sampling_rate=16000, hop_seconds=0)
+        ValueError: An input or length is invalid, or the audio tower does not average its output over time steps.
     """
     for name, value in (("window_seconds", window_seconds), ("hop_seconds", hop_seconds)):
         if not 0 < value < math.inf:

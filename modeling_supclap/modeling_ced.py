@@ -17,6 +17,7 @@ from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.clap.modeling_clap import ClapDropPath
 from transformers.models.clip.modeling_clip import eager_attention_forward
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
@@ -69,25 +70,6 @@ class CEDMLP(nn.Module):
         return self.drop(self.fc2(self.drop(self.act(self.fc1(hidden_states)))))
 
 
-class DropPath(nn.Module):
-    """Stochastic depth (Huang et al., 2016, arXiv 1603.09382): randomly drop residual branches during training.
-
-    Args:
-        rate: Probability of dropping the branch, for each sample. Kept branches are scaled by 1 / (1 - rate).
-    """
-
-    def __init__(self, rate: float) -> None:
-        super().__init__()
-        self.rate = rate
-
-    def forward(self, branch: torch.Tensor) -> torch.Tensor:
-        """Set the branch (B, ...) to zero for randomly chosen samples; in evaluation, return it unchanged."""
-        if not self.training or self.rate == 0:
-            return branch
-        keep = branch.new_empty(len(branch), *[1] * (branch.ndim - 1)).bernoulli_(1 - self.rate)
-        return branch * keep / (1 - self.rate)
-
-
 class CEDBlock(GradientCheckpointingLayer):
     """Pre-norm transformer block: x += attention(norm1(x)); x += mlp(norm2(x))."""
 
@@ -97,7 +79,7 @@ class CEDBlock(GradientCheckpointingLayer):
         self.attn = CEDAttention(config)
         self.norm2 = nn.LayerNorm(config.embed_dim, eps=config.layer_norm_eps)
         self.mlp = CEDMLP(config)
-        self.drop_path = DropPath(drop_path_rate)
+        self.drop_path = ClapDropPath(drop_path_rate)  # stochastic depth, Huang et al., 2016, arXiv 1603.09382
 
     def forward(self, hidden_states: torch.Tensor, attention_mask: Any = None, **kwargs: Any) -> torch.Tensor:
         """Map (B, N, D) to (B, N, D)."""
@@ -200,9 +182,8 @@ class CEDModel(CEDPreTrainedModel):
         self.freq_pos_embed = nn.Parameter(torch.empty(1, config.embed_dim, rows, 1))
         self.pos_drop = nn.Dropout(config.drop_rate)
         steps = max(config.depth - 1, 1)
-        self.blocks = nn.ModuleList(
-            CEDBlock(config, config.drop_path_rate * index / steps) for index in range(config.depth)
-        )
+        rates = [config.drop_path_rate * index / steps for index in range(config.depth)]
+        self.blocks = nn.ModuleList(CEDBlock(config, rate) for rate in rates)
         self.norm = nn.LayerNorm(config.embed_dim, eps=config.layer_norm_eps)
         self.post_init()
 
@@ -275,10 +256,9 @@ class CEDModel(CEDPreTrainedModel):
 
     def _count_frames(self, features: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         """Count the frames of each clip, (B,); raise ValueError if the shape, the mask or a length is invalid."""
-        if features.ndim != 3 or features.shape[1] != self.config.n_mels:
-            raise ValueError(
-                f"input_features must be (batch, {self.config.n_mels} mel bands, frames), got {tuple(features.shape)}"
-            )
+        mels = self.config.n_mels
+        if features.ndim != 3 or features.shape[1] != mels:
+            raise ValueError(f"input_features must be (batch, {mels} mel bands, frames), got {tuple(features.shape)}")
         # Compare `shape`, not `len()`, because `torch.export` treats `len()` as a constant.
         if mask is not None and mask.shape != (features.shape[0], features.shape[2]):
             raise ValueError(

@@ -100,8 +100,7 @@ class SupCLAPPreTrainedModel(StrictLoadingMixin, PreTrainedModel):
 class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
     """Two-tower model that embeds recordings and captions into one space, where matching pairs have a high cosine.
 
-    The training losses are in `modeling_supclap.losses`. `forward(..., return_loss=True)` computes only plain InfoNCE,
-    for tools that expect the model to return a loss.
+    The training losses are in `modeling_supclap.losses`; the model itself computes only plain InfoNCE.
 
     Args:
         config: Configuration of the model.
@@ -109,8 +108,7 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         text_model: Pretrained text tower with the configuration `config.text_config`; None: random weights.
 
     Raises:
-        ValueError: A tower configuration does not describe a single encoder, the width of a tower differs from its
-            configuration, or a tower does not support `audio_pooling` or `text_pooling`.
+        ValueError: A tower is not a single encoder, differs from its configuration, or does not support its pooling.
 
     Example:
         >>> text = {"model_type": "bert", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -172,17 +170,15 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
             The model in float32, in evaluation mode.
 
         Raises:
-            ImportError: The package is not installed, only the code of a saved folder is available.
             OSError: The folder or Hub id does not exist, or a weight file is damaged.
             TypeError: A keyword is not a field of `SupCLAPConfig`.
-            ValueError: A checkpoint does not contain a single encoder, weights are missing, or a tower does not
-                support the pooling.
+            ValueError: A checkpoint is not a single encoder, weights are missing, or a pooling is not supported.
         """
         # By name, because transformers requires each package that the code of a saved folder imports.
         return importlib.import_module("modeling_supclap.joining").join_models(cls, audio, text, **kwargs)
 
     def train(self, mode: bool = True) -> Self:
-        """Set the training mode. Batch norms always stay in evaluation mode, so that clips stay independent."""
+        """Set the training mode. Batch norms stay in evaluation mode, so that clips stay independent."""
         super().train(mode)
         for module in self.modules():
             if isinstance(module, _BatchNorm):
@@ -212,8 +208,7 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         """Compute audio embeddings.
 
         Args:
-            input_features: Audio features from the processor, such as (B, 64, T) for CED or (B, samples) for
-                wav2vec 2.0.
+            input_features: Audio features of the processor: (B, 64, T) for CED, (B, samples) for wav2vec 2.0.
             audio_attention_mask: (B, T), 1 for frames of the clip, 0 for padding; None means no padding.
             is_longer: (B, 1), True for clips that CLAP's feature extractor shortened; ignored by other towers.
             **kwargs: `output_hidden_states`, `output_attentions` and `return_dict`, as in transformers.

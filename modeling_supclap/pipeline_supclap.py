@@ -15,9 +15,9 @@ TASK = "zero-shot-audio-classification"
 class ClipPipeline(ZeroShotAudioClassificationPipeline):
     """Zero-shot audio classification pipeline for `SupCLAPModel` with any audio tower.
 
-    transformers pads the clips in a batch along the second axis, which is the mel axis of CED spectrograms. This
-    pipeline therefore swaps the mel and time axes before batching, and swaps them back before the model is called. For
-    other audio encoders, it uses the input names and the mask of `SupCLAPModel`. CLAP inputs are not changed.
+    transformers pads the clips in a batch along the second axis, which is the mel axis of CED spectrograms. Therefore
+    the mel and time axes are swapped before batching, and swapped back before the model is called. For other audio
+    encoders, it uses the input names and the mask of `SupCLAPModel`. CLAP inputs are not changed.
     """
 
     def preprocess(self, *args: Any, **kwargs: Any) -> Any:

@@ -78,8 +78,7 @@ class SupCLAPProcessor(ProcessorMixin):
         """Build a processor from the feature extractor of an audio encoder and the tokenizer of a text encoder.
 
         Args:
-            audio: Hub id or folder of the audio encoder. If a CED checkpoint has no `preprocessor_config.json`, the
-                feature extractor is built from `config.json`.
+            audio: Hub id or folder of the audio encoder.
             text: Hub id or folder of the text encoder.
             caption_prefix: Text to insert before every caption. None uses the prompt of a sentence-transformers
                 model, or no prefix for other encoders.
@@ -95,12 +94,7 @@ class SupCLAPProcessor(ProcessorMixin):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Self:
-        """Load a processor as in transformers. If this fails, the error message lists the required files.
-
-        Raises:
-            OSError: The folder or Hub id does not exist, or has no processor.
-            ValueError: Tokenizer files are missing.
-        """
+        """Load a processor as in transformers. If this fails, the error message lists the required files."""
         try:
             return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
         except (OSError, ValueError) as error:

@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import save_file
 
 from modeling_supclap import CEDConfig, CEDFeatureExtractor, CEDModel
-from modeling_supclap.modeling_ced import DropPath
 
 
 def ced(seed: int = 0, **kwargs) -> CEDModel:
@@ -289,7 +288,7 @@ def test_fresh_weights_follow_the_recipe(tmp_path):
 
 def test_drop_path_drops_whole_samples():
     torch.manual_seed(0)
-    drop = DropPath(0.25)
+    drop = ced(depth=2, drop_path_rate=0.25).blocks[1].drop_path.train()
     kept = drop(torch.ones(2000, 3, 5))
     values = kept.flatten(1)
     assert (values == values[:, :1]).all()
@@ -300,7 +299,7 @@ def test_drop_path_drops_whole_samples():
 
 def test_drop_path_grows_linearly():
     model = ced(depth=3, drop_path_rate=0.2)
-    assert [block.drop_path.rate for block in model.blocks] == pytest.approx([0, 0.1, 0.2])
+    assert [block.drop_path.drop_prob for block in model.blocks] == pytest.approx([0, 0.1, 0.2])
 
 
 @pytest.mark.parametrize(
