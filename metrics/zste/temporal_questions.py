@@ -46,8 +46,8 @@ def zste_outcomes(
         Dict from each task that has questions to their scores in 0..1.
 
     Raises:
-        ValueError: There are no questions, the arguments differ in length, a task is unknown, or a score is NaN or
-            infinite. Or a question has too few, too many, duplicate or out-of-range correct candidates.
+        ValueError: There are no questions, the arguments differ in length, a task is unknown, a score is not finite, or
+            the correct candidates are not as many as the task has, duplicated or out of range.
 
     >>> zste_outcomes([[0.1, 0.9, 0.3], [0.6, 0.5, 0.8]], [[1], [0, 1]], ["3A", "5A"])
     {'3A': array([1.]), '5A': array([0.5])}
@@ -81,7 +81,7 @@ def zste_order_outcomes(
         Array (Q,): 1 if the correct order scores higher, else 0. A tie counts as 0.
 
     Raises:
-        ValueError: A score is NaN or infinite, an index is out of range, or the opposite is the correct candidate.
+        ValueError: A score is not finite, an index is out of range, or the opposite is the correct candidate.
 
     >>> zste_order_outcomes([[0.5, 0.3, 0.9], [0.4, 0.4, 0.1]], [[0], [0]], [1, 1])
     array([1., 0.])

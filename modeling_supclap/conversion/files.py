@@ -26,11 +26,8 @@ from ..hub_ids import is_hub_id
 from ..strict_loading import damaged
 from .provenance import known_license
 
-# Weight files in order of preference; an index lists the files of a sharded checkpoint.
-WEIGHT_FILES = (
-    *("model.safetensors", "model.safetensors.index.json"),
-    *("pytorch_model.bin", "pytorch_model.bin.index.json"),
-)
+# In order of preference; an index lists the files of a sharded checkpoint.
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 # Files other than weights: configurations, tokenizer files, and the card with the license.
 SMALL_FILES = ["*.json", "*.txt", "sentencepiece*.model", "spm.model", "tokenizer.model", "README.md"]
@@ -86,8 +83,7 @@ class Checkpoint:
         digest = hashlib.sha256()
         for path in self.files:
             with path.open("rb") as file:
-                while block := file.read(1 << 22):
-                    digest.update(block)
+                hashlib.file_digest(file, lambda: digest)
         return digest.hexdigest()
 
 
@@ -166,14 +162,13 @@ def get_state_dict(loaded: Any, name: str) -> tuple[dict[str, torch.Tensor], lis
 
     for key, value in tensors.items():
         if not isinstance(value, torch.Tensor):
+            kind = type(value).__name__
             raise ValueError(
-                f"{name} contains {key!r}, a {type(value).__name__}; expected only tensors, at the top level or under "
-                "'state_dict' or 'model'"
+                f"{name} contains {key!r}, a {kind}; expected tensors only, or under 'state_dict' or 'model'"
             )
-        tensors[key] = value.detach()
     if not tensors:
         raise ValueError(f"{name} contains no tensors")
-    return tensors, others
+    return {key: value.detach() for key, value in tensors.items()}, others
 
 
 def _download(origin: str, revision: str | None) -> tuple[Path, str, str]:
@@ -186,21 +181,18 @@ def _download(origin: str, revision: str | None) -> tuple[Path, str, str]:
         if file:
             path = Path(hf_hub_download(repository, file, revision=revision))
             return path, repository, path.parents[file.count("/")].name
-        folder = Path(
-            snapshot_download(repository, revision=revision, allow_patterns=[*SMALL_FILES, "model*.safetensors"])
-        )
+        patterns = [*SMALL_FILES, "model*.safetensors"]
+        folder = Path(snapshot_download(repository, revision=revision, allow_patterns=patterns))
         if not list(folder.glob("model*.safetensors")):
             snapshot_download(repository, revision=revision, allow_patterns=["pytorch_model*.bin"])
         return folder, repository, folder.name
     except (OSError, HfHubHTTPError) as error:
-        raise OSError(
-            f"{origin} is not a local file or folder, and downloading from the Hub failed: {error}"
-        ) from error
+        raise OSError(f"{origin} is not a local path, and downloading from the Hub failed: {error}") from error
 
 
 def _weight_files(folder: Path) -> tuple[Path, ...]:
     """Return the weight files of a folder, which must contain exactly one checkpoint."""
-    for name in WEIGHT_FILES:
+    for name in WEIGHTS:
         path = folder / name
         if path.is_file() and path.suffix == ".json":
             parts = sorted(set(_read_json(path, "weight_map").values()))
@@ -213,7 +205,7 @@ def _weight_files(folder: Path) -> tuple[Path, ...]:
     paths = tuple(sorted(path for path in folder.iterdir() if path.suffix in WEIGHT_SUFFIXES))
     if len(paths) != 1:
         names = ", ".join(path.name for path in paths) or "none"
-        raise ValueError(f"{folder} must contain one checkpoint, such as {WEIGHT_FILES[0]}; has {names}")
+        raise ValueError(f"{folder} must contain one checkpoint, such as {WEIGHTS[0]}; has {names}")
     return paths
 
 

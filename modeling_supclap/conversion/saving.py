@@ -68,10 +68,8 @@ def prepare_tokenizer(conversion: Conversion, tokenizer: PreTrainedTokenizerBase
 
     if len(tokenizer) > config.vocab_size:
         raise ValueError(f"the tokenizer has {len(tokenizer)} tokens and the text tower {config.vocab_size}")
-    if tokenizer.pad_token_id != config.pad_token_id:
-        raise ValueError(
-            f"the tokenizer has pad_token_id {tokenizer.pad_token_id} and the text tower {config.pad_token_id}"
-        )
+    if (padding := tokenizer.pad_token_id) != config.pad_token_id:
+        raise ValueError(f"the tokenizer has pad_token_id {padding} and the text tower {config.pad_token_id}")
     english = tokenizer.convert_tokens_to_ids(NLLB_ENGLISH[0])
     if config.vocab_size == NLLB_VOCABULARY and english != NLLB_ENGLISH[1]:
         raise ValueError(

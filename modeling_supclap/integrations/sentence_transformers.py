@@ -117,7 +117,14 @@ class SupCLAPModule(InputModule):
         """
         texts = list(map(_as_text, inputs))
         if None not in texts:
-            return self._tokenize(inputs, prompt or "", language or self.language)
+            language = language or self.language
+            languages: Any = [one.get("language", language) if isinstance(one, Mapping) else language for one in inputs]
+            if not any(languages):
+                languages = None
+            elif None in languages:
+                raise ValueError("only some texts of the batch have a language; pass language= for the others")
+            texts = [f"{prompt or ''}{text}" for text in texts]
+            return dict(self.processor(text=texts, language=languages, return_tensors="pt"))
         if texts.count(None) < len(texts):
             raise ValueError("the batch has both texts and recordings; encode them in two calls")
 
@@ -126,18 +133,6 @@ class SupCLAPModule(InputModule):
         recordings, _ = as_recordings(audio, sampling_rate or rate_hz)
         clips = [recording.read(rate_hz) for recording in recordings]
         return dict(self.processor(audio=clips, sampling_rate=rate_hz, return_tensors="pt"))
-
-    def _tokenize(self, inputs: Sequence[Any], prompt: str, language: str | None) -> dict[str, torch.Tensor]:
-        texts: list[str] = []
-        languages: list[Any] = []
-        for one in inputs:
-            texts.append(f"{prompt}{_as_text(one)}")
-            languages.append(one.get("language", language) if isinstance(one, Mapping) else language)
-
-        has_language = any(languages)
-        if has_language and None in languages:
-            raise ValueError("only some texts of the batch have a language; pass language= for the others")
-        return dict(self.processor(text=texts, language=languages if has_language else None, return_tensors="pt"))
 
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Add the embeddings to the result of `preprocess`, as `sentence_embedding`, (B, projection_dim), unit norm."""
