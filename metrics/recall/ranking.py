@@ -75,9 +75,7 @@ def retrieval_outcomes(
     counts, sizes = _count_outranking(scores, relevant, depth=last)
     ranks = counts[:, 0]
 
-    outcomes: dict[str, NDArray[Any]] = {}
-    for cutoff in cutoffs:
-        outcomes[f"R@{cutoff}"] = (ranks < cutoff).astype(np.float64)
+    outcomes: dict[str, NDArray[Any]] = {f"R@{cutoff}": (ranks < cutoff).astype(np.float64) for cutoff in cutoffs}
 
     # Average precision: sum the precisions at the relevant ranks up to `last`, divide by the relevant candidates.
     order = np.arange(1, counts.shape[1] + 1)
@@ -117,9 +115,7 @@ def retrieval_scores(
     outcomes = retrieval_outcomes(similarity, relevant, k, map_cutoff)
     ranks = outcomes.pop("rank")
 
-    scores: dict[str, float] = {}
-    for name, outcome in outcomes.items():
-        scores[name] = float(outcome.mean())
+    scores: dict[str, float] = {name: float(outcome.mean()) for name, outcome in outcomes.items()}
     scores["median_rank"] = int(np.median(ranks)) + 1
     scores["mean_rank"] = float(ranks.mean()) + 1.0
     scores["num_queries"] = len(ranks)
@@ -203,9 +199,7 @@ def _count_outranking(
         best = -np.sort(-scores, axis=1)[:, : counts.shape[1]]
 
         # The tiles also contain the relevant candidates. To exclude them, start at minus their own count.
-        block_counts = np.empty(best.shape, np.int64)
-        for i in range(best.shape[1]):
-            block_counts[:, i] = -(scores >= best[:, i : i + 1]).sum(axis=1)
+        block_counts = np.stack([-(scores >= column[:, None]).sum(axis=1) for column in best.T], axis=1)
 
         for _, tile in tiles:
             for i in range(best.shape[1]):
@@ -235,9 +229,7 @@ def _parse_relevant(
     if not num_queries or num_candidates < 1:
         raise ValueError(f"got {num_queries} queries and {num_candidates} candidates; give one or more of each")
     if np.ndim(relevant[0]) != 1:
-        raise ValueError(
-            f"relevant[0] is {relevant[0]!r}; give a list of columns for each query, also for a single one"
-        )
+        raise ValueError(f"relevant[0] is {relevant[0]!r}; give a list of columns for each query")
 
     sizes = np.fromiter(map(len, relevant), np.int64, num_queries)
     if not sizes.all():
@@ -250,12 +242,10 @@ def _parse_relevant(
 
     columns = columns.astype(np.int64)
     owner = np.repeat(np.arange(num_queries), sizes)
-    outside = np.flatnonzero((columns < 0) | (columns >= num_candidates))
-    if len(outside):
-        raise ValueError(
-            f"query {owner[outside[0]]} has the relevant column {columns[outside[0]]}; columns must be in "
-            f"0..{num_candidates - 1}"
-        )
+    outside = (columns < 0) | (columns >= num_candidates)
+    if outside.any():
+        query, column = owner[outside][0], columns[outside][0]
+        raise ValueError(f"query {query} has the relevant column {column}; it must be in 0..{num_candidates - 1}")
 
     pairs, repeats = np.unique(owner * num_candidates + columns, return_counts=True)
     if repeats.max() > 1:
@@ -273,9 +263,7 @@ def as_matrix(values: ArrayLike, name: str) -> NDArray[Any]:
     if matrix.dtype.kind in "biu":
         matrix = matrix.astype(np.float64)
     if matrix.ndim != 2 or not matrix.size or matrix.dtype.kind != "f":
-        raise ValueError(
-            f"{name} has shape {matrix.shape} and type {matrix.dtype}; give a non-empty matrix of real numbers"
-        )
+        raise ValueError(f"{name} has shape {matrix.shape} and type {matrix.dtype}; give a matrix of real numbers")
     return matrix
 
 
@@ -323,10 +311,8 @@ class LazySimilarity:
     ) -> None:
         self.queries, self.candidates = as_matrix(queries, "queries"), as_matrix(candidates, "candidates")
         if self.queries.shape[1] != self.candidates.shape[1]:
-            raise ValueError(
-                f"queries are {self.queries.shape} and candidates {self.candidates.shape}; "
-                "their last dimensions must be equal"
-            )
+            shapes = f"{self.queries.shape} and {self.candidates.shape}"
+            raise ValueError(f"queries and candidates have the shapes {shapes}; the last dimensions must be equal")
         if chunk < 1:
             raise ValueError(f"chunk is {chunk}; give 1 or more queries")
         if similarity not in ("cosine", "dot"):
@@ -340,8 +326,8 @@ class LazySimilarity:
         largest, scales = np.finfo(self._dtype).max, []
         for name, embeds in (("queries", self.queries), ("candidates", self.candidates)):
             norms = get_norms(embeds, name, similarity == "cosine", largest)
-            is_used_as_is = similarity == "dot" or np.abs(norms - 1).max() <= _NORM_TOLERANCE
-            scales.append(None if is_used_as_is else 1 / norms)  # (rows, 1)
+            is_scaled = similarity == "cosine" and np.abs(norms - 1).max() > _NORM_TOLERANCE
+            scales.append(1 / norms if is_scaled else None)  # (rows, 1)
         self._query_scales, self._candidate_scales = scales
 
     def __getitem__(self, rows: slice) -> NDArray[Any]:

@@ -163,9 +163,7 @@ def get_state_dict(loaded: Any, name: str) -> tuple[dict[str, torch.Tensor], lis
     for key, value in tensors.items():
         if not isinstance(value, torch.Tensor):
             kind = type(value).__name__
-            raise ValueError(
-                f"{name} contains {key!r}, a {kind}; expected tensors only, or under 'state_dict' or 'model'"
-            )
+            raise ValueError(f"{name} contains {key!r} of type {kind}; expected a mapping of names to tensors")
     if not tensors:
         raise ValueError(f"{name} contains no tensors")
     return {key: value.detach() for key, value in tensors.items()}, others

@@ -123,8 +123,8 @@ class SupCLAPModule(InputModule):
                 languages = None
             elif None in languages:
                 raise ValueError("only some texts of the batch have a language; pass language= for the others")
-            texts = [f"{prompt or ''}{text}" for text in texts]
-            return dict(self.processor(text=texts, language=languages, return_tensors="pt"))
+            prompted = [f"{prompt or ''}{text}" for text in texts]
+            return dict(self.processor(text=prompted, language=languages, return_tensors="pt"))
         if texts.count(None) < len(texts):
             raise ValueError("the batch has both texts and recordings; encode them in two calls")
 
