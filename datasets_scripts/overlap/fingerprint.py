@@ -47,31 +47,17 @@ class Fingerprint(NamedTuple):
 
 
 class Match(NamedTuple):
-    """Best alignment between a query and a clip in the index.
+    """Best alignment between a query and a clip of the index."""
 
-    Attributes:
-        clip: Position of the clip in the index.
-        score: Score, see `THRESHOLD`.
-        bit_error_rate: Fraction of differing bits: 0 for equal audio, about 0.5 for unrelated audio.
-        offset_seconds: Start of the query relative to the start of the clip; may be negative.
-    """
-
-    clip: int
-    score: float
-    bit_error_rate: float
-    offset_seconds: float
+    clip: int  # position in the index
+    score: float  # see `THRESHOLD`
+    bit_error_rate: float  # 0 for equal audio, about 0.5 for unrelated audio
+    offset_seconds: float  # start of the query relative to the start of the clip; may be negative
     overlap_seconds: float
 
 
 def fingerprint(waveform: np.ndarray) -> Fingerprint | None:
-    """Compute the fingerprint of a clip.
-
-    Args:
-        waveform: `(samples,)` float32 at `RATE_HZ`.
-
-    Returns:
-        The fingerprint, or None if the clip is shorter than 0.5 s.
-    """
+    """Compute the fingerprint of a waveform, `(samples,)` float32 at `RATE_HZ`; None if it is shorter than 0.5 s."""
     if len(waveform) < WINDOW_SAMPLES + MIN_FRAMES * HOP_SAMPLES:
         return None
 
@@ -101,9 +87,7 @@ def fingerprint(waveform: np.ndarray) -> Fingerprint | None:
 def alignment_score(clip: Fingerprint, query: Fingerprint, offset_frames: int) -> tuple[float, float]:
     """Compare two fingerprints, with frame `offset_frames` of the clip aligned to frame 0 of the query.
 
-    Returns:
-        The score (see `THRESHOLD`) and the bit error rate. With fewer than `MIN_FRAMES` loud frames, these are 0 and
-        0.5.
+    Returns the score (see `THRESHOLD`) and the bit error rate; 0 and 0.5 with fewer than `MIN_FRAMES` loud frames.
     """
     start, stop = max(0, offset_frames), min(len(clip.words), len(query.words) + offset_frames)
     if stop - start < MIN_FRAMES:
@@ -120,13 +104,10 @@ def alignment_score(clip: Fingerprint, query: Fingerprint, offset_frames: int) -
 
 
 class FingerprintIndex:
-    """Index of fingerprints to search for clips that share audio with a query.
+    """Index of fingerprints (None for a clip without one) to search for clips that share audio with a query.
 
     The index is a sorted array of words: 50,000 clips of 10 s have 40 million words and need 0.5 GB. A search looks up
     the words in loud frames of the query, and all words that differ from these words in one bit.
-
-    Args:
-        fingerprints: Fingerprint of each clip, or None if the clip has no fingerprint.
     """
 
     def __init__(self, fingerprints: Sequence[Fingerprint | None]) -> None:
