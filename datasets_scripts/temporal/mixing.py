@@ -79,9 +79,7 @@ def active_rms(waveform: np.ndarray, sampling_rate_hz: int) -> float:
     """Compute the RMS level of the active parts of a clip, without padding and pauses.
 
     A 20 ms frame is active if its power is at least the mean power of the clip minus 10 dB.
-
-    Returns:
-        RMS over the active frames, full scale 1. Digital silence has level 0.
+    Digital silence has level 0.
 
     Raises:
         ValueError: The waveform is empty, not mono, not float, or has NaN or infinite samples; or the rate is not

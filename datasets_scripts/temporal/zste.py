@@ -88,7 +88,10 @@ def set_hash(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 class Prompts(NamedTuple):
-    """Distinct candidate texts for one clip, and the indices of the correct candidates, in the order of playback."""
+    """Distinct candidate texts for one clip, and the indices of the correct candidates, in the order of playback.
+
+    One candidate is correct in tasks 1A, 3 and 4, and two in tasks 2 and 5.
+    """
 
     texts: list[str]
     right: list[int]
@@ -123,9 +126,6 @@ def zste_prompts(
         language: ISO 639-3 code. The candidates and their order are the same in all languages.
         num_candidates: Number of candidates in tasks 4 and 5B.
         seed: Random seed of the added candidates and the order.
-
-    Returns:
-        The texts and the indices of the correct candidates: one index in tasks 1A, 3 and 4, two in tasks 2 and 5.
 
     Raises:
         ValueError: The task is unknown, the record has another family, or a class is not in `labels`. Labels or texts
