@@ -109,10 +109,7 @@ def read_caption_columns(given: Sequence[str] | Mapping[str, str]) -> dict[str, 
 def check_merged_languages(unmarked: Sequence[str], language: str, marked: Mapping[str, str]) -> None:
     """Raise a ValueError if columns without a language in their name would have the same language as another column.
 
-    Args:
-        unmarked: Caption columns without a language in their names.
-        language: Language assumed for `unmarked`.
-        marked: Dict from the other caption columns to their languages.
+    `language` is assumed for the columns in `unmarked`; `marked` maps the other caption columns to their languages.
     """
     merged = [column for column, of_column in marked.items() if of_column == language]
     if unmarked and merged:

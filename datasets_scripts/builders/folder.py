@@ -5,7 +5,6 @@ and add an entry to `_BUILDERS` in `datasets_scripts/__init__.py`. `clotho.py` i
 """
 
 import hashlib
-import itertools
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ import datasets
 from modeling_supclap.hub_ids import is_hub_id
 
 from ..atomic_files import write_json
-from ..schema import LANGUAGES, Event, Row, features, validate_row
+from ..schema import LANGUAGES, Event, features, validate_row
 from . import metadata
 from .captions import check_languages
 from .recordings import SUFFIXES, Recordings, some, walk
@@ -53,13 +52,9 @@ class Collection:
     _ids: set[tuple[str, str]] = field(default_factory=set, repr=False)
 
     def add(self, split: str, clip: Clip, name: str, path: Path | None) -> None:
-        """Add a clip to a split, or record the reason for excluding it: repeated, no captions, or no audio.
+        """Add a clip to a split without its blank captions, or record the reason for excluding it.
 
-        Args:
-            split: One of `SPLITS`.
-            clip: Clip to add; blank captions are dropped.
-            name: Name of the recording in the metadata.
-            path: Path of the recording; None if it is missing.
+        `name` is the name of the recording in the metadata, and `path` is its path, or None if it is missing.
         """
         captions = {language: strip_texts(texts) for language, texts in clip.captions.items()}
         if (split, clip.clip_id) in self._ids:
@@ -88,7 +83,7 @@ class Collection:
             self._drop(split, "source in another split", later)
             later.update(clip.source for clip in self.clips[split])
 
-        counts = Counter(clip.audio_path for clip in itertools.chain(*self.clips.values()))
+        counts = Counter(clip.audio_path for clips in self.clips.values() for clip in clips)
         shared = {path for path, count in counts.items() if count > 1}
         for split in SPLITS:
             self._drop(split, "one file for several clips", shared)
@@ -121,9 +116,7 @@ def draw_sources(sources: Iterable[str], counts: Mapping[str, int], seed: int) -
     if sum(counts.values()) > len(order):
         raise ValueError(f"the counts {dict(counts)} exceed the {len(order)} recordings; set smaller numbers")
 
-    splits: list[str] = []
-    for split in reversed(SPLITS):
-        splits += [split] * counts.get(split, 0)
+    splits = ["test"] * counts.get("test", 0) + ["validation"] * counts.get("validation", 0)
     return dict.fromkeys(order, "train") | dict(zip(order, splits, strict=False))
 
 
@@ -271,7 +264,7 @@ class RowBuilder(datasets.GeneratorBasedBuilder):
         raise NotImplementedError
 
     def report(self) -> dict[str, Any]:
-        """Return the clips without a row. If there is no saved report, this method reads the metadata.
+        """Return the clips without a row, from the saved report or else from the metadata.
 
         Returns:
             Dict with two keys. "missing" lists the recordings without an audio file, as named in the metadata;
@@ -331,17 +324,10 @@ class RowBuilder(datasets.GeneratorBasedBuilder):
         splits = [split for split, clips in self._collection.clips.items() if clips]
         return [datasets.SplitGenerator(name=split, gen_kwargs={"split": split}) for split in splits]
 
-    def _generate_examples(self, split: str) -> Iterator[tuple[str, Row]]:
+    def _generate_examples(self, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
         languages = self.config.languages
         for clip in self._collection.clips[split]:
-            row: Row = {
-                "clip_id": clip.clip_id,
-                "audio_path": clip.audio_path,
-                "captions": {language: list(clip.captions.get(language, ())) for language in languages},
-                "labels": list(clip.labels),
-                "events": list(clip.events),
-                "source": clip.source,
-                "license": clip.license,
-            }
+            captions = {language: list(clip.captions.get(language, ())) for language in languages}
+            row = clip._replace(captions=captions, labels=list(clip.labels), events=list(clip.events))._asdict()
             validate_row(row, languages)
-            yield row["clip_id"], row
+            yield clip.clip_id, row

@@ -291,15 +291,11 @@ def identify_recordings(stored: pyarrow.ChunkedArray) -> list[Hashable]:
 
 
 def as_rows(rows: datasets.Dataset, **columns: Any) -> datasets.Dataset:
-    """Convert a dataset with audio and caption columns to rows in the format of `schema.Row`.
+    """Convert a dataset to rows in the format of `schema.Row`; the options and errors are those of `HubDataset`.
 
     Args:
         rows: Dataset to convert.
-        **columns: `audio_column`, `caption_column`, `caption_language`, `caption_columns` and `label_column`, see
-            `HubDatasetConfig`.
-
-    Raises:
-        ValueError: See `Columns`.
+        **columns: `audio_column`, `caption_column`, `caption_language`, `caption_columns` and `label_column`.
     """
     return HubDataset(data_dir="", **columns)._rows("clip", rows)
 

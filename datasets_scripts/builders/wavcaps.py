@@ -30,13 +30,13 @@ PARTS = {
     "SoundBible": Part("sb_final.json", "soundbible", "soundbible", ""),
 }
 
+# Lists of the authors with clips that are also in other datasets: any split of AudioCaps and Clotho, the test splits of
+# these two, and UrbanSound8K, ESC-50 and VGGSound.
 BLACKLISTS = (
     "blacklist_exclude_all_ac.json",
     "blacklist_exclude_test_ac.json",
     "blacklist_exclude_ub8k_esc50_vggsound.json",
 )
-"""The authors' lists of WavCaps clips that are also in other datasets: in any split of AudioCaps and Clotho, in the
-test splits of these two, and in UrbanSound8K, ESC-50 and VGGSound."""
 
 
 @dataclass

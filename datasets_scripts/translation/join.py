@@ -1,6 +1,4 @@
-"""Add translated captions from a Parquet file to a dataset.
-
-`table.py` documents the file; `recipes/translate_captions.py` creates it.
+"""Add translated captions from a Parquet file of `recipes/translate_captions.py` to a dataset.
 
 >>> rows = join_translations(rows, "translations.parquet")  # doctest: +SKIP
 >>> rows["test"][0]["captions"]["fra"]  # doctest: +SKIP
