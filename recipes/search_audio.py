@@ -50,6 +50,7 @@ def make_parser() -> argparse.ArgumentParser:
     query.add_argument("--exact", action="store_true", help="score every window even in a large index")
     query.add_argument("--all_windows", action="store_true", help="keep windows that overlap a better hit")
     query.add_argument("--json", action="store_true", help="print one JSON object")
+    query.add_argument("--model", help="the model, if it is module:function (default: the one in the index)")
     query.add_argument("--device", help="cpu, cuda, ... (default: a GPU if available)")
 
     serve = commands.add_parser("serve", help="serve a search page with audio players")
@@ -58,6 +59,7 @@ def make_parser() -> argparse.ArgumentParser:
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 allows other machines")
     serve.add_argument("--port", type=int, default=7860, help="port of the page (default: 7860)")
     serve.add_argument("--share", action="store_true", help="create a public Gradio link")
+    serve.add_argument("--model", help="the model, if it is module:function (default: the one in the index)")
     serve.add_argument("--device", help="cpu, cuda, ... (default: a GPU if available)")
     return parser
 
@@ -89,7 +91,7 @@ def run_query(arguments: argparse.Namespace) -> None:
     """Search the index and print the hits."""
     from modeling_supclap.search import Searcher
 
-    hits = Searcher(arguments.index, device=arguments.device).search(
+    hits = Searcher(arguments.index, arguments.model, arguments.device).search(
         arguments.text,
         language=arguments.language,
         audio=arguments.audio,
@@ -129,7 +131,8 @@ def main() -> None:
     else:
         from modeling_supclap.search.app import serve
 
-        serve(arguments.index, arguments.recordings, arguments.port, arguments.share, arguments.device, arguments.host)
+        options = {name: value for name, value in vars(arguments).items() if name != "command"}
+        serve(**options)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ def serve(
     share: bool = False,
     device: str | None = None,
     host: str = "127.0.0.1",
+    model: str | None = None,
 ) -> None:
     """Load an index and its model, and serve the search page until interrupted.
 
@@ -46,6 +47,7 @@ def serve(
         share: Whether to create a public Gradio link.
         device: Device of the model; None uses a GPU if available.
         host: Address to listen on; "0.0.0.0" accepts connections from other machines.
+        model: Folder or id of the model, or module:function; None uses the folder or id in the index.
 
     Raises:
         FileNotFoundError: The index or the folder of recordings does not exist.
@@ -56,7 +58,7 @@ def serve(
     except OSError as error:
         raise OSError(f"cannot listen on {host}, port {port}: {error.strerror}; choose another --port") from error
 
-    searcher = Searcher(index, device=device)
+    searcher = Searcher(index, model, device)
     page = launch_page(searcher, find_recordings(searcher, recordings), server_name=host, server_port=port, share=share)
     print(f"serving the page at {page.share_url or page.local_url}; press Ctrl-C to stop", flush=True)
     page.block_thread()
@@ -146,6 +148,9 @@ def render_hits(searcher: Searcher, hits: Sequence[Hit], vector: np.ndarray) -> 
 
     # All plots share one color scale, because the scores within a short recording are almost equal.
     scored = {hit.file: searcher.strip(vector, hit.file) for hit in hits}
+    hits = [hit for hit in hits if len(scored[hit.file][0])]  # without files that `index` removed since the search
+    if not hits:
+        return "<p>The recordings were removed; search again.</p>"
     all_scores = np.concatenate([scores for _, scores in scored.values()])
     lowest, span = all_scores.min(), np.ptp(all_scores)
 

@@ -31,18 +31,23 @@ class Searcher:
 
     Args:
         index: Index folder.
-        model: The model; None loads the model named in the index metadata.
+        model: The model, or its folder, id or module:function; None loads the folder or id in the index metadata.
         device: Device to load the model on; None uses a GPU if available.
 
     Raises:
         FileNotFoundError: The index does not exist.
-        ValueError: The index was built with another model.
+        ValueError: The index was built with another model, or it names a Python function, which could be any, as its
+            model.
     """
 
-    def __init__(self, index: str | Path, model: EmbeddingModel | None = None, device: str | None = None) -> None:
+    def __init__(self, index: str | Path, model: EmbeddingModel | str | None = None, device: str | None = None) -> None:
         self.index = SoundIndex(index)
         about = self.index.about
-        self.model = load_embedding_model(about["model"], device=device) if model is None else model
+        if model is None and ":" in about["model"] and not Path(about["model"]).exists():
+            raise ValueError(
+                f"the index {index} names the function {about['model']} as model; if you trust it, pass it as --model"
+            )
+        self.model = load_embedding_model(model or about["model"], device=device)
         if about["fingerprint"] and self.model.fingerprint not in (None, "", about["fingerprint"]):
             raise ValueError(
                 f"the index {index} was built with {about['model']}, whose fingerprint differs from that of "

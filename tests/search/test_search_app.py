@@ -76,6 +76,16 @@ def test_each_recording_has_one_strip_however_many_hits(searcher):
     assert shown.count("<title>") == 15 + 3  # the windows of both files, once
 
 
+def test_hits_that_index_removes_before_they_are_drawn_are_left_out(folder, tmp_path):
+    shutil.copytree(folder.parent / "index", tmp_path / "index")
+    searcher = Searcher(tmp_path / "index", load_embedding_model(PitchModel()))
+    hits, vector = searcher.search("middle", k=9), searcher.embed("middle")
+    searcher.index.remove(["other.flac"])
+    assert "other.flac" not in render_hits(searcher, hits, vector)
+    searcher.index.remove(sorted({hit.file for hit in hits}))
+    assert "<audio" not in render_hits(searcher, hits, vector)
+
+
 def test_indexed_recordings_are_served_and_nothing_else(searcher, folder):
     (folder / ".env").write_text("TOKEN=1")
     (folder / "new.wav").write_bytes((folder / "other.flac").read_bytes())

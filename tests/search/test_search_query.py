@@ -101,3 +101,11 @@ def test_clips_that_a_real_model_embeds(folder, model, processor):
     hits = Searcher(folder.parent / "index", load_embedding_model(model)).search("a dog barks", k=3)
     assert len(hits) == 3
     assert all(-1 <= hit.score <= 1 for hit in hits)
+
+
+def test_an_index_runs_no_function_that_it_names(folder):
+    name = "fake_models:PitchModel"
+    build_index(load_embedding_model(name), folder, folder.parent / "named", show_progress_bar=False)
+    with pytest.raises(ValueError, match=name):
+        Searcher(folder.parent / "named")
+    assert Searcher(folder.parent / "named", name).search("high", k=1)[0].file == "long.wav"
