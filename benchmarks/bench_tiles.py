@@ -40,14 +40,7 @@ LOSSES: dict[str, dict[str, Any]] = {
 
 
 def run_step(
-    process: int,
-    name: str,
-    clips: int,
-    dim: int,
-    chunk_size: int | None,
-    world: int,
-    folder: str,
-    dtype: torch.dtype,
+    process: int, name: str, clips: int, dim: int, chunk_size: int | None, world: int, folder: str, dtype: torch.dtype
 ) -> None:
     """Run a step in one process; write its loss, the gradients of its embeddings and its peak bytes to a file."""
     torch.set_num_threads(1)

@@ -85,7 +85,6 @@ def measure_training(text: str, batch: int, steps: int, ceiling: float) -> list[
     end.record()
     torch.cuda.synchronize()
     step_s = start.elapsed_time(end) / 1000 / steps
-
     achieved = counter.get_total_flops() / step_s
     row = partial(Row, f"CED-base + {text}, batch {batch}")
     return [

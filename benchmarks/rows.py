@@ -25,7 +25,6 @@ class Row:
         least: Minimum over the rounds.
         median: Median over the rounds; None for a single measurement.
         bound: Required bound of `least`, such as "<= 1.3" or ">= 8"; "" means no bound.
-        unit: Unit to print after the numbers.
     """
 
     benchmark: str
@@ -73,12 +72,7 @@ def read_wall_clock() -> float:
 def take_turns(
     ways: Mapping[str, Callable[[], Any]], rounds: int, clock: Callable[[], float] = read_clock
 ) -> dict[str, list[float]]:
-    """Time each variant once per round, after one warm-up round.
-
-    Args:
-        ways: Dict from variant name to the function to time.
-        rounds: Number of timed rounds.
-        clock: Function that returns the current time in seconds.
+    """Time each variant of `ways` once per round, after one warm-up round.
 
     Returns:
         Dict from variant name to the seconds of each round.

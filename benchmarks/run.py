@@ -15,6 +15,7 @@ import importlib
 import multiprocessing
 import os
 import platform
+import re
 import time
 from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import version
@@ -33,12 +34,9 @@ def describe_machine() -> str:
     """Return a text with the processor, the GPU and the package versions."""
     import torch
 
-    processor = platform.processor() or platform.machine()
-    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else ():
-        if line.startswith("model name"):
-            processor = line.partition(": ")[2]
-            break
-
+    processors = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    found = re.search("model name.*: (.*)", processors)
+    processor = found[1] if found else platform.processor() or platform.machine()
     gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
     versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "numpy"))
     return (
@@ -71,7 +69,6 @@ def main() -> None:
     print()
     print_rows(rows)
     print(*failed, sep="\n")
-
     lines = ["# Benchmarks", "", f"{datetime.date.today()}, in {time.perf_counter() - started:.0f} s, `make bench`:"]
     lines += [f"{describe_machine()}.", "", f"| {' | '.join(HEADER)} |", "|---|---|---|---:|---:|---|"]
     for row in rows:
