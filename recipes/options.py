@@ -132,10 +132,8 @@ class TrainedPartArguments:
         from modeling_supclap.training.lora import add_lora, train_last_layers, trainable_table
 
         numbers = self.train_last_layers, self.audio_layers, self.text_layers
-        last, audio_layers, text_layers = numbers
-        last = 1 if last is None else last
-        audio_layers = last if audio_layers is None else audio_layers
-        text_layers = last if text_layers is None else text_layers
+        last = 1 if self.train_last_layers is None else self.train_last_layers
+        audio_layers, text_layers = (last if number is None else number for number in numbers[1:])
         if self.lora_rank is not None:
             add_lora(model, rank=self.lora_rank, audio_layers=audio_layers, text_layers=text_layers)
         elif numbers != (None, None, None):

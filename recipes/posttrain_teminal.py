@@ -17,6 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,9 +53,6 @@ def load_items(
 
     The recordings come from the training split, or from all splits with `pool_splits`. No source recording is in two
     sets, except that selection and scoring use the same recordings if `load_best_model_at_end` is False.
-
-    Raises:
-        ValueError: The dataset has no training split or no phrases, or a class has too few held-out recordings.
     """
     from datasets import concatenate_datasets
 
@@ -65,7 +63,6 @@ def load_items(
 
     with training.main_process_first(desc="preparing the data"):
         splits = args.load_splits()
-
     if "train" not in splits and not args.pool_splits:
         raise ValueError(f"{args.dataset} has only the splits {list(splits)}; use --pool_splits true to train on them")
     rows = concatenate_datasets(list(splits.values())) if args.pool_splits else splits["train"]
@@ -92,17 +89,19 @@ def load_items(
             phrases = label_phrases(args.origin)
         except ValueError as error:
             raise ValueError(f"{error}; use --languages eng --prompts labels to train on the labels") from error
-    shared: dict[str, Any] = {
-        "phrases": phrases,
-        "languages": training.languages,
-        "use_after": args.use_after,
-        "num_phrasings": args.num_phrasings,
-    }
+    make_items = partial(
+        TemporalItems,
+        seed=training.seed,
+        phrases=phrases,
+        languages=training.languages,
+        use_after=args.use_after,
+        num_phrasings=args.num_phrasings,
+    )
     eval_pairs = min(args.eval_pairs, len(classes) * (len(classes) - 1))
     return (
-        TemporalItems(train, training.seed, pairs_per_epoch=args.pairs_per_epoch, **shared),
-        TemporalItems(selection, training.seed, pairs_per_epoch=eval_pairs, **shared),
-        TemporalItems(scored, training.seed, pairs_per_epoch=eval_pairs, **shared),
+        make_items(train, pairs_per_epoch=args.pairs_per_epoch),
+        make_items(selection, pairs_per_epoch=eval_pairs),
+        make_items(scored, pairs_per_epoch=eval_pairs),
     )
 
 
@@ -136,8 +135,7 @@ def score_stages(
 ) -> evaluation.Results:
     """Compute the temporal accuracy before and after each stage: how often an item's own caption ranks first.
 
-    `predictions` maps a stage to the output of `Trainer.predict` on the held-out pairs, `rows` are the held-out
-    recordings, and `data` (dataset and origin) is recorded in the results.
+    `predictions` maps a stage to predictions of the held-out pairs. `data` (dataset and origin) is recorded.
     """
     from modeling_supclap import evaluation
     from modeling_supclap.datasets_scripts.schema import without_audio

@@ -129,9 +129,6 @@ def plan(name: str, table: Mapping[str, Any], args: options.ReproductionArgument
     """List the runs of a table: one `Cell` for each row (all rows, or `args.rows`) and dataset at this scale.
 
     Datasets that need `--data_dir` are skipped if it is not set, except in a dry run.
-
-    Raises:
-        ValueError: The table has no dataset at this scale, or all of its datasets need `--data_dir`.
     """
     if not table.get(args.scale):
         raise ValueError(f"{name} has no dataset at scale {args.scale}: {table.get(f'no_{args.scale}', 'not yet')}")
@@ -318,11 +315,7 @@ def find_lack(dataset: str, split: str, config: str) -> list[str]:
 
 
 def check_inputs(name: str, cells: Sequence[Cell], args: options.ReproductionArguments) -> list[Cell]:
-    """Check settings and inputs. Returns the cells to run; a dry run prints the costs and missing inputs instead.
-
-    Raises:
-        FileNotFoundError: Data, an encoder or a model is missing, and `args.skip_missing` is False.
-    """
+    """Check settings and inputs. Returns the cells to run; a dry run prints the costs and missing inputs instead."""
     lines, runnable, missing, hours = [f"{name}:"], [], set(), 0.0
     for cell in cells:
         lacking: set[str] = set()

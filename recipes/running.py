@@ -130,15 +130,14 @@ def train(trainer: Trainer, checkpoint: str | None = None) -> None:
 
 
 def require_usable_audio(splits: Mapping[str, Any], args: SupCLAPTrainingArguments) -> None:
-    """Read all validation and test recordings before training, if `args.on_bad_audio` is "error".
+    """Read all validation and test recordings before training, and raise for the first unusable one.
 
-    Raises:
-        BadAudioError: Validation or test recordings cannot be used; the message contains the first one.
+    Does nothing if `args.on_bad_audio` is not "error", because the splits then contain no unusable recordings.
     """
     from modeling_supclap.datasets_scripts.audio import BadAudioError
     from modeling_supclap.datasets_scripts.bad_audio import find_bad_audio
 
-    if args.on_bad_audio != "error":  # the splits no longer contain such recordings
+    if args.on_bad_audio != "error":
         return
     for name in ("validation", "test"):
         bad = []

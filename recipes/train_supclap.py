@@ -42,12 +42,7 @@ DEFAULT_CONFIG = Path(__file__).parent / "configs" / "synthetic.yaml"
 
 
 def check_splits(splits: Mapping[str, Any], data_args: DataArguments, args: SupCLAPTrainingArguments) -> None:
-    """Check before training that the required splits, captions and labels exist.
-
-    Raises:
-        ValueError: The training or validation split is missing, captions are missing, or a test clip does not have
-            exactly one label for zero-shot classification.
-    """
+    """Raise ValueError before training if required splits, captions or labels are missing."""
     from modeling_supclap.datasets_scripts.schema import require_captions, without_audio
 
     name, available = data_args.dataset, ", ".join(splits)
@@ -106,11 +101,7 @@ def build_processor(args: ModelArguments, rows: Any, languages: list[str]) -> Su
 
 
 def build_model(args: ModelArguments, processor: SupCLAPProcessor) -> SupCLAPModel:
-    """Build a model from two encoders, either both pretrained or both from scratch.
-
-    Raises:
-        ValueError: Only one of the encoders is from scratch.
-    """
+    """Build a model from two encoders, either both pretrained or both from scratch."""
     from transformers import BertConfig
 
     from modeling_supclap import CEDConfig, SupCLAPConfig, SupCLAPModel
@@ -155,12 +146,7 @@ def fit_normalisation(encoder: Any, processor: SupCLAPProcessor, rows: Any, max_
 
 
 def find_checkpoint(args: SupCLAPTrainingArguments) -> str | None:
-    """Return the path of the checkpoint to resume from; None for a new run.
-
-    Raises:
-        FileNotFoundError: The checkpoint in `resume_from_checkpoint` does not exist.
-        ValueError: `resume_from_checkpoint` is "last", but the output folder contains no checkpoint.
-    """
+    """Return the path of the checkpoint to resume from; None for a new run. Raise if the checkpoint does not exist."""
     from modeling_supclap.training.checkpoints import last_checkpoint
 
     folder, named = args.output_dir or ".", args.resume_from_checkpoint
@@ -265,8 +251,7 @@ def train_and_save(
     splits["train"] = trainer.train_rows
     if "validation" in splits:
         splits["validation"] = trainer.eval_rows
-    counts = [f"{len(rows)} {name}" for name, rows in splits.items()]
-    say(f"{data_args.dataset}: {', '.join(counts)} clips")
+    say(f"{data_args.dataset}: {', '.join(f'{len(rows)} {name}' for name, rows in splits.items())} clips")
     sizes = f"{model.audio_model.num_parameters():,} audio and {model.text_model.num_parameters():,} text"
     say(f"model: {sizes} parameters")
 
@@ -289,15 +274,12 @@ def train_and_save(
     output = Path(args.output_dir or ".")
     options = data_args.builder_options
     options.pop("data_dir", None)
-    about = {"dataset": data_args.dataset, "origin": origin, "split": "test", "dataset_config": options}
-    results.protocol.update(about)
+    results.protocol.update(dataset=data_args.dataset, origin=origin, split="test", dataset_config=options)
 
     logs: dict[str, list[Any]] = {}
     for entry in trainer.state.log_history:
         for name, value in entry.items():
             logs.setdefault(name, []).append(value)
-    numbers = {name: values for name, values in logs.items() if isinstance(values[-1], (int, float))}
-
     seconds = time.perf_counter() - started
     results.content["training"] = {
         "best_validation": {args.metric_for_best_model: trainer.state.best_metric},
@@ -306,7 +288,7 @@ def train_and_save(
         "seconds": seconds,
         "process_seconds": time.process_time() - started_process,  # less affected by other programs
         "peak_memory_mib": torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else None,
-        "last_logs": {name: values[-1] for name, values in numbers.items()},
+        "last_logs": {name: values[-1] for name, values in logs.items() if isinstance(values[-1], (int, float))},
         "language_errors": {name: sum(logs[name]) / len(logs[name]) for name in LANGUAGE_ERRORS if name in logs},
         "arguments": {**vars(data_args), **arguments_in_use(model_args), **vars(part_args), **args.to_dict()},
     }

@@ -33,11 +33,7 @@ if TYPE_CHECKING:
 
 
 def load_captions(args: CaptionArguments) -> list[Caption]:
-    """Load the captions to translate from a dataset or a file.
-
-    Raises:
-        ValueError: Not exactly one of `dataset` and `captions` is set, or captions are blank, damaged or repeated.
-    """
+    """Load the captions to translate from a dataset or a file. Raise if captions are blank, damaged or repeated."""
     from modeling_supclap.datasets_scripts.translation.jobs import clean
     from modeling_supclap.datasets_scripts.translation.table import listing
 
@@ -56,11 +52,7 @@ def load_captions(args: CaptionArguments) -> list[Caption]:
 
 
 def from_builder(args: CaptionArguments) -> list[Caption]:
-    """Load the captions of all splits of a dataset, in the source language.
-
-    Raises:
-        ValueError: The dataset already has captions in one of the target languages.
-    """
+    """Load the captions of a dataset in the source language. Raise if it has captions in a target language."""
     from modeling_supclap.datasets_scripts.translation.join import read_captions
 
     captions = []
@@ -76,11 +68,7 @@ def from_builder(args: CaptionArguments) -> list[Caption]:
 
 
 def read_caption_file(path: Path) -> list[Caption]:
-    """Read captions from a table. Its columns are clip_id, caption_index (counted from 0 for each clip) and text.
-
-    Raises:
-        ValueError: A column is missing, or a value is invalid.
-    """
+    """Read captions from a table. Its columns are clip_id, caption_index (counted from 0 for each clip) and text."""
     from modeling_supclap.datasets_scripts.builders.metadata import read_table
     from modeling_supclap.datasets_scripts.translation.join import Caption
 
