@@ -99,14 +99,6 @@ class Stamp(NamedTuple):
 _UNKNOWN = Stamp(0, 0, 0)
 
 
-class _Loaded(NamedTuple):
-    """In-memory copy of all windows in one version of the store."""
-
-    version: int
-    columns: dict[str, np.ndarray]
-    vectors: np.ndarray
-
-
 class SoundIndex:
     """LanceDB index of audio windows. Reads always include the latest writes of other processes.
 
@@ -127,7 +119,7 @@ class SoundIndex:
         if dim is None and "://" not in self.folder and not Path(folder).is_dir():
             raise FileNotFoundError(missing)  # LanceDB would create the folder
 
-        self._loaded: _Loaded | None = None
+        self._loaded: tuple[int, dict[str, np.ndarray]] | None = None  # version of the store, and its columns
         lancedb = _import_lancedb()
         session = lancedb.Session(index_cache_size_bytes=_CACHE_BYTES)
         database = lancedb.connect(self.folder, session=session, read_consistency_interval=timedelta(0))
@@ -153,10 +145,8 @@ class SoundIndex:
         """Metadata of the store; raises ValueError if a key is missing, because another program created the store."""
         metadata = self.windows.schema.metadata or {}
         about = {key.decode(): value.decode() for key, value in metadata.items()}
-        if missing := [key for key in _ABOUT if key not in about]:
-            raise ValueError(
-                f"{self.folder} has no metadata {', '.join(missing)}; use an index made by `supclap search index`"
-            )
+        if missing := ", ".join(key for key in _ABOUT if key not in about):
+            raise ValueError(f"{self.folder} has no metadata {missing}; use an index made by `supclap search index`")
         return about
 
     def known_files(self) -> dict[str, dict[str, Any]]:
@@ -258,16 +248,16 @@ class SoundIndex:
         return sorted(hits, key=lambda row: (-row["score"], row["file"], row["start_seconds"]))[:limit]
 
     def _nearest_in_memory(self, vector: np.ndarray, limit: int, within: str | None) -> list[dict[str, Any]]:
-        loaded = self._load()
-        files = loaded.columns["file"]
+        columns = self._load()
+        files, vectors = columns["file"], columns["vector"]
         indices = np.arange(len(files)) if within is None else np.flatnonzero(files == within)
-        scores = (loaded.vectors if within is None else loaded.vectors[indices]) @ vector
+        scores = (vectors if within is None else vectors[indices]) @ vector
         if limit < len(indices):  # keep all windows whose score equals the last score
             best = np.flatnonzero(scores >= np.partition(scores, -limit)[-limit])
             indices, scores = indices[best], scores[best]
 
-        columns = {**{name: column[indices] for name, column in loaded.columns.items()}, "score": scores}
-        return pa.table(columns).to_pylist()
+        hits = {name: columns[name][indices] for name in ("file", "start_seconds", "end_seconds")}
+        return pa.table({**hits, "score": scores}).to_pylist()
 
     def _nearest_in_store(
         self, vector: np.ndarray, limit: int, within: str | None, exact: bool
@@ -286,15 +276,15 @@ class SoundIndex:
             rows.append({**row, "score": 1.0 - row.pop("_distance")})  # LanceDB's distance is 1 - dot product
         return rows
 
-    def _load(self) -> _Loaded:
-        """Return all windows from memory; reload them if the store has a new version."""
+    def _load(self) -> dict[str, np.ndarray]:
+        """Return the columns of all windows from memory; reload them if the store has a new version."""
         version = self.windows.version
-        if self._loaded is None or self._loaded.version != version:
+        if self._loaded is None or self._loaded[0] != version:
             table = self._read(lambda: self.windows.to_arrow()).combine_chunks()
             columns = {name: table[name].to_numpy() for name in ("file", "start_seconds", "end_seconds")}
-            vectors = table["vector"].chunk(0).flatten().to_numpy().reshape(len(table), -1)
-            self._loaded = _Loaded(version, columns, vectors)
-        return self._loaded
+            columns["vector"] = table["vector"].chunk(0).flatten().to_numpy().reshape(len(table), -1)
+            self._loaded = version, columns
+        return self._loaded[1]
 
     def _read(self, read: Callable[[], Any]) -> Any:
         """Call `read` and retry once if it fails, because another process may have deleted the open version."""
@@ -382,9 +372,7 @@ def build_index(
     """
     model.chunk_samples(window_seconds)  # raises if the model does not support this length
     if not 0 < hop_seconds <= window_seconds:
-        raise ValueError(
-            f"hop_seconds is {hop_seconds}; it must be positive and at most window_seconds={window_seconds}"
-        )
+        raise ValueError(f"hop_seconds is {hop_seconds}; it must be positive and at most {window_seconds=}")
 
     report, started = IndexReport(), time.perf_counter()
     root, (rank, processes) = Path(folder), process

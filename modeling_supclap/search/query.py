@@ -128,7 +128,7 @@ class Searcher:
             file: Path of the recording, relative to the indexed folder.
 
         Returns:
-            Tuple of the window start times in seconds, ascending, and the scores; both (windows,).
+            The start times in seconds, ascending, and the scores; both (windows,).
         """
         rows = self.index.nearest(vector, self.index.windows.count_rows(), within=file, exact=True)
         rows.sort(key=lambda row: row["start_seconds"])
