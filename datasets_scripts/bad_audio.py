@@ -111,7 +111,7 @@ def find_bad_audio(
     Raises:
         MissingDecoderError: FFmpeg is required but not installed, so the recordings may be fine.
     """
-    if _are_samples(rows):
+    if len(rows) > 0 and rows[0].get("samples") is not None:
         return []
 
     known: dict[str, str | None] = {}
@@ -149,7 +149,7 @@ def filter_bad_audio(
     """
     if on_bad_audio not in ON_BAD_AUDIO:
         raise ValueError(f"on_bad_audio is {on_bad_audio!r}; expected one of {', '.join(ON_BAD_AUDIO)}")
-    if on_bad_audio == "error" or _are_samples(rows):
+    if on_bad_audio == "error":
         return rows
 
     bad = find_bad_audio(rows, workers, min_seconds, memo)
@@ -246,12 +246,8 @@ def source_of(row: Mapping[str, Any]) -> str | bytes:
     return audio.get("bytes") or row["audio_path"]
 
 
-def _are_samples(rows: Any) -> bool:
-    return len(rows) > 0 and rows[0].get("samples") is not None
-
-
 def _problem(row: Mapping[str, Any], min_seconds: float) -> str | None:
-    """Return the error message of a bad recording, without its folder because runs share it, or None."""
+    """Return the error message of a bad recording, without its local folder because runs share the memo, or None."""
     try:
         check_recording(source_of(row), row["audio_path"], min_seconds)
     except MissingDecoderError:

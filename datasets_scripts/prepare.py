@@ -106,12 +106,9 @@ def prepare(
         RuntimeError: Another run is writing to the folder.
         ValueError: All recordings of a split are bad, or an option is invalid.
     """
-    for name, value, valid in (
-        ("storage", request.storage, tuple(STORAGES)),
-        ("on_bad_audio", request.on_bad_audio, ON_BAD_AUDIO),
-    ):
-        if value not in valid:
-            raise ValueError(f"{name} is {value!r}; expected one of {', '.join(valid)}")
+    for name, valid in (("storage", STORAGES), ("on_bad_audio", ON_BAD_AUDIO)):
+        if getattr(request, name) not in valid:
+            raise ValueError(f"{name} is {getattr(request, name)!r}; expected one of {', '.join(valid)}")
     if request.shard_bytes < 1:
         raise ValueError(f"shard_bytes is {request.shard_bytes}; expected at least 1")
 

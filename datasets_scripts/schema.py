@@ -121,11 +121,7 @@ def group_id(row: Mapping[str, Any], positives: str) -> int:
 
 
 def warn_of_shared_captions(rows: Any) -> None:
-    """Log a warning if several clips have identical captions: with `positives="clip"` each is a negative of the others.
-
-    Args:
-        rows: A dataset or any sequence of rows.
-    """
+    """Log a warning if clips have identical captions, because they are negatives of each other unless grouped."""
     captions = _read_captions(rows)
     texts = []
     for field in captions.type:
@@ -184,7 +180,7 @@ def _suffices(has_captions: np.ndarray, scheme: str) -> Any:
 
 
 def _read_captions(rows: Any) -> Any:
-    """Return the captions of a dataset or a sequence of rows as an Arrow array of structs from language to texts."""
+    """Return the captions of a dataset or a sequence of rows as an Arrow array of structs with a list per language."""
     if isinstance(rows, Dataset) and isinstance(rows.features.get("captions"), dict):
         return rows.select_columns("captions").with_format("arrow")[:]["captions"]
     captions = [row["captions"] for row in without_audio(rows)]

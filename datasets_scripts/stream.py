@@ -136,8 +136,8 @@ class RowStream(IterableDataset):
     def state_dict(self) -> dict[str, int]:
         """Return the position of the iteration in this process, as a dict with "epoch", "rows" and "batch_size".
 
-        A `DataLoader` with workers iterates in other processes, so this method does not know the position. Construct
-        `{"epoch": e, "rows": batches * batch_size, "batch_size": batch_size}` from the number of yielded batches.
+        A `DataLoader` with workers iterates in other processes, which this method does not see. Construct the position
+        as `{"epoch": e, "rows": batches * batch_size, "batch_size": batch_size}` from the number of yielded batches.
         """
         epoch, rows, batch_size = self._state.tolist()
         return {"epoch": epoch, "rows": rows, "batch_size": batch_size}

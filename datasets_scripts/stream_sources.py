@@ -110,8 +110,8 @@ class HubSplit:
 
     def read(self, group: RowGroup, columns: Sequence[str]) -> Callable[[int], Row]:
         """Read columns of a row group and return a function from index to row."""
-        audio, label = self._columns.audio, self._columns.label
-        needed = [*self._columns.languages, *filter(None, [label])]
+        audio = self._columns.audio
+        needed = [*self._columns.languages, *filter(None, [self._columns.label])]
         needed.append(f"{audio}.path" if self._is_struct and "audio" not in columns else audio)
         number_in_file, first_row, numbers = group.location
         table = _read_row_group(group.path, number_in_file, needed)
