@@ -101,10 +101,9 @@ class EpochCallback(TrainerCallback):
 
 
 class BestCheckpointCallback(TrainerCallback):
-    """Callback that finds the best checkpoint of a resumed run, even if the output folder was moved."""
+    """Callback that rebuilds the path of the best checkpoint from its step, in case the output folder was moved."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        # Rebuild the path from the step.
         best = Path(args.output_dir or ".") / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
         if best.is_dir():
             state.best_model_checkpoint = str(best)
@@ -132,9 +131,9 @@ class ThroughputCallback(TrainerCallback):
 class LanguageErrorsCallback(TrainerCallback):
     """Callback that logs the errors from training on only some languages per step (ATRI 3.2, eq. 6).
 
-    The errors are measured on the last batch before each log. Its clips are embedded again without dropout, with their
-    captions in all K languages, so a log costs as much as a KCL training step. Each process measures its own clips; the
-    log contains the values of the first process.
+    The errors are measured on the last batch before each log, without dropout, with the captions in all K languages. A
+    log costs as much as a KCL training step. Each process measures its own clips; the log contains the values of the
+    first process.
 
     - `data_distribution_error`: `losses.data_distribution_error`, 0 to 2. For an untrained model with equal
       similarities it is 0 for KCL, 2(1 - 2/K) for CACL and 2(1 - 1/K) for one language.
@@ -142,12 +141,6 @@ class LanguageErrorsCallback(TrainerCallback):
     - `weight_error`: Distance between the weights after one SGD step on the trained languages and after one SGD step on
       all languages, divided by the learning rate. It is the norm of the gradient of `losses.weight_error_term` with
       respect to all trainable weights.
-
-    Args:
-        module: Training module.
-        collator: Training collator; it samples the same captions of each clip again.
-        rows: Training split, with all captions in all languages.
-        averages: Collects the values for the next log.
     """
 
     def __init__(self, module: ContrastiveModule, collator: TrainingCollator, rows: Any, averages: Averages) -> None:
@@ -159,24 +152,18 @@ class LanguageErrorsCallback(TrainerCallback):
         if module.training:
             self._batch = kwargs
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if control.should_log and self._batch:
-            self.model.eval()
-            self.averages.add(self._numbers())
-            self.model.train()
-
-    on_epoch_end = on_step_end
-
     @torch.enable_grad()
-    def _numbers(self) -> dict[str, Tensor]:
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if not control.should_log or not self._batch:
+            return
+        self.model.eval()
         trained: list[list[bool]] = []
-        languages: list[str] = []
-        texts: list[str] = []
+        captions: list[tuple[str, str]] = []
         for index in self._batch["clip_index"].tolist():
-            trained_of_clip, captions = self.collator.drawn_among_all(self.rows[index])
+            trained_of_clip, captions_of_clip = self.collator.drawn_among_all(self.rows[index])
             trained.append(trained_of_clip)
-            languages += [language for language, _ in captions]
-            texts += [text for _, text in captions]
+            captions += captions_of_clip
+        languages, texts = map(list, zip(*captions, strict=True))
 
         names = {"input_features", "audio_attention_mask", "is_longer"} & self._batch.keys()
         audio = {name: self._batch[name] for name in names}
@@ -195,7 +182,10 @@ class LanguageErrorsCallback(TrainerCallback):
             alignment_direction_error(audio_embeds, text_embeds, mask),
             torch.stack([gradient.norm() for gradient in gradients]).norm(),
         )
-        return dict(zip(LANGUAGE_ERRORS, errors, strict=True))
+        self.averages.add(dict(zip(LANGUAGE_ERRORS, errors, strict=True)))
+        self.model.train()
+
+    on_epoch_end = on_step_end
 
 
 class DriftCallback(TrainerCallback):
@@ -214,10 +204,7 @@ class DriftCallback(TrainerCallback):
     If captions are in K languages, only the anchor language is used. If each sample has R recordings, `(N, R, d)`, and
     texts `(N, R K, d)`, the statistics are computed on all R N pairs as one batch. Clips with the same group id count
     as negatives of each other here, and all negatives have weight 1. Only the first 4,096 samples of a batch are used.
-
-    Args:
-        objective: Objective of the run. Radii are logged if its `regularizer` is a `SupportVectorRegularizer`.
-        averages: Collects the values for the next log.
+    Radii are logged if the `regularizer` of the objective is a `SupportVectorRegularizer`.
     """
 
     def __init__(self, objective: nn.Module, averages: Averages) -> None:
@@ -271,9 +258,8 @@ class DriftCallback(TrainerCallback):
                 radii[direction] = radius.flatten()[: len(text)]  # the anchor language is the first
 
         numbers = drift_statistics(audio, text, batch["logit_scale"], radii.get("t2a"), **svr)
-        exchanged = {}
-        if "a2t" in radii:
-            exchanged = drift_statistics(text, audio, batch["logit_scale"], radii["a2t"])
+        scale = batch["logit_scale"]
+        exchanged = drift_statistics(text, audio, scale, radii["a2t"]) if "a2t" in radii else {}
         for name in ("radius_mean", "radius_std", "svr_factor_mean", "svr_factor_std"):
             if name in numbers:
                 numbers[f"{name}_t2a"] = numbers.pop(name)

@@ -18,9 +18,7 @@ from modeling_supclap.datasets_scripts.stream import EpochBatches
 from .options import get_default
 
 RUN_FILE = "supclap_run.json"
-"""Checkpoint file with the loss settings, the names of the trainable parameters, and hashes of all other files.
-
-It is written last, and only if the checkpoint contains all that is needed to resume."""
+"""File with the settings, the names of the trainable parameters, and hashes of all other files of the checkpoint."""
 
 _MAY_CHANGE = {
     "attn_implementation",
@@ -37,14 +35,11 @@ logger = logging.getLogger(__name__)
 
 
 def last_checkpoint(folder: str | Path, resumes: bool) -> str | None:
-    """Find the newest complete checkpoint in an output folder. Warns about newer incomplete checkpoints.
+    """Return the newest complete checkpoint in an output folder, or None. Warns about newer incomplete checkpoints.
 
     Args:
         folder: Output folder of the run, or of one stage; it may be missing.
         resumes: Whether the run resumes from the checkpoint.
-
-    Returns:
-        Path of the checkpoint folder, or None if there is no checkpoint.
 
     Raises:
         ValueError: The run does not resume, but a checkpoint exists and would be overwritten. Or the run resumes, but
@@ -108,12 +103,6 @@ def refuse_another_run(
     checkpoint: str | Path, args: TrainingArguments, module: nn.Module, batches: EpochBatches | None = None
 ) -> None:
     """Raise if a checkpoint is incomplete or belongs to a run with other settings.
-
-    Args:
-        checkpoint: Checkpoint folder to resume from.
-        args: Training arguments of this run.
-        module: Training module with the model and its objective.
-        batches: Batches of a streamed dataset; their rows depend on the number of processes and workers.
 
     Raises:
         ValueError: The checkpoint is incomplete or damaged, or was saved with other settings (such as loss or seed) or

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +63,8 @@ def filter_bad_audio(rows: Any, args: SupCLAPTrainingArguments, min_seconds: flo
     """Remove rows with unusable recordings, if requested by `args.on_bad_audio`.
 
     All processes and resumed runs use the same rows, because the result is cached in `bad_audio.json` in the output
-    folder. The recordings are read once, by `args.dataloader_num_workers` processes.
-
-    Args:
-        rows: Rows of one split.
-        args: Training arguments.
-        min_seconds: Minimum duration of a recording.
+    folder. The recordings are read once, by `args.dataloader_num_workers` processes. Recordings shorter than
+    `min_seconds` are unusable.
     """
     with args.main_process_first(desc="reading the recordings"):
         cache = Path(args.output_dir or ".") / "bad_audio.json"
@@ -109,14 +106,10 @@ class ContrastiveCollator:
 
     def _inputs(self, clips: Sequence[np.ndarray], captions: Sequence[Sequence[tuple[str, str]]]) -> dict[str, Any]:
         """Build the model inputs and their lengths; `captions` contains K pairs (language, text) for each row."""
-        languages: list[str] = []
-        texts: list[str] = []
-        for pairs in captions:
-            languages += [language for language, _ in pairs]
-            texts += [text for _, text in pairs]
+        languages, texts = map(list, zip(*chain.from_iterable(captions), strict=True))
         extractor = self.processor.feature_extractor
         batch: dict[str, Any] = {}
-        options: dict[str, Any] = {}
+        options: dict[str, Any] = {"audio": clips, "sampling_rate": self.rate_hz}
         if self.gives_samples:
             # 16-bit integers if the conversion is exact.
             waveforms = extractor.as_waveforms(clips, self.rate_hz)
@@ -125,8 +118,7 @@ class ContrastiveCollator:
                 samples = waveforms
             batch["samples"] = pad_sequence(list(map(torch.from_numpy, samples)), batch_first=True)
             batch["sample_counts"] = torch.tensor(list(map(len, samples)))
-        else:
-            options = {"audio": clips, "sampling_rate": self.rate_hz}
+            options = {}
         batch |= self.processor(text=texts, language=languages, return_tensors="pt", **options)
 
         # Lists stay on the CPU, so that a step reads them without waiting for a GPU.
@@ -164,8 +156,7 @@ class TrainingCollator(ContrastiveCollator):
     `audio_lengths` contains the number of frames of each of the B clips, and `text_lengths` the number of tokens of
     each of the B K texts, without padding.
 
-    Crops and captions depend only on `(seed, epoch, clip_id)`, so a resumed run, or a run with another number of
-    processes, uses the same ones.
+    Crops and captions depend only on `(seed, epoch, clip_id)`, not on the batch, the processes or a resumed run.
 
     Args:
         processor: Processor of the model.
@@ -178,9 +169,6 @@ class TrainingCollator(ContrastiveCollator):
             (ATRI 3.1, ML-CLAP). `kcl`: the same caption in all K languages (ATRI eq. 9). `cacl`: the same caption in
             the anchor language and one random other language, K = 2 (ATRI eq. 12). Captions with the same index in two
             languages count as translations of each other.
-
-    Raises:
-        ValueError: `scheme` is unknown.
     """
 
     def __init__(
@@ -228,10 +216,7 @@ class TrainingCollator(ContrastiveCollator):
         """Sample the crop position of a clip, 0 to 1, and its K captions as (language, text)."""
         missing = lacking_languages(row, self.languages, self.scheme)
         if missing:
-            raise ValueError(
-                f"clip {row['clip_id']} has no captions in {missing}; scheme {self.scheme} draws from "
-                f"{list(self.languages)}"
-            )
+            raise ValueError(f"clip {row['clip_id']} has no captions in {missing}, for scheme {self.scheme}")
         fixed_number = row.get("caption_number")
         key = [self.seed, int(self._epoch), stable_id(row["clip_id"])]
         random = np.random.default_rng(key if fixed_number is None else [*key, fixed_number])
@@ -255,8 +240,7 @@ class EvaluationCollator(ContrastiveCollator):
     """Deterministic evaluation collator with all captions of each clip. Long recordings are cropped to their beginning.
 
     The text tensors are `(B, K, L)`, with captions in the order of `languages`. K is the largest number of captions per
-    clip in the batch. If a clip has fewer captions, its first caption is repeated; ignore the embeddings of these
-    copies.
+    clip in the batch. If a clip has fewer captions, its first caption is repeated; ignore the embeddings of the copies.
     """
 
     def __call__(self, rows: Sequence[Row]) -> dict[str, Any]:
@@ -283,11 +267,11 @@ class TemporalCollator(TrainingCollator):
         processor: Processor of the model.
         items: Source of recordings, relations and captions. It samples new items for each epoch.
         stage: `a` or `b`.
-        options: Options for joining clips, see `RenderOptions`.
+        options: Options for joining clips.
         languages: As in `TrainingCollator`.
         max_audio_seconds: Maximum duration of a recording before it is joined with another one. Longer recordings are
-            cropped to their beginning, after leading silence. The duration is limited to half the maximum of the
-            feature extractor (10 s for CLAP) and half of `window_seconds`, so that both sounds fit into one window.
+            cropped to their beginning, after leading silence. It is limited to half the maximum of the feature
+            extractor (10 s for CLAP) and half of `window_seconds`, so that both sounds fit into one window.
         seed: Random seed.
         scheme: Languages of the captions. `kcl`: each item has captions in all languages. `random`: all captions of a
             pair are in the same random language.
@@ -321,21 +305,19 @@ class TemporalCollator(TrainingCollator):
         draw = self.items.stage_a if self.stage == "a" else self.items.triple
 
         clips: list[np.ndarray] = []
-        captions: list[list[tuple[str, str]]] = []
-        meanings: list[list[int]] = []
-        classes: list[list[int]] = []
-        for row in rows:
-            for collected in (captions, meanings, classes):
-                collected.append([])
+        captions: list[list[tuple[str, str]]] = [[] for _ in rows]
+        meanings: list[list[int]] = [[] for _ in rows]
+        classes: list[list[int]] = [[] for _ in rows]
+        for position, row in enumerate(rows):
             # One language for all items of a pair: otherwise the language alone would separate their captions.
             number = row["clip_index"]
             language = drawn(self.languages, self.seed, "language", int(self._epoch), number)
             for item in draw(int(self._epoch), number):  # R items
                 clips.append(render(item, self._read, self.rate_hz, self.options))
                 available = {language: item.captions[language]} if self.scheme == "random" else item.captions
-                captions[-1] += self._draw({"clip_id": item.clip_id, "captions": available})[1]
-                meanings[-1].append(stable_id(item.meaning))
-                classes[-1] += map(self.items.labels.index, item.labels)
+                captions[position] += self._draw({"clip_id": item.clip_id, "captions": available})[1]
+                meanings[position].append(stable_id(item.meaning))
+                classes[position] += map(self.items.labels.index, item.labels)
 
         batch = self._inputs(clips, captions)
         batch |= {"group_ids": torch.tensor(meanings), "clip_index": torch.tensor([row["clip_index"] for row in rows])}

@@ -34,8 +34,7 @@ class ContrastiveOutput(ModelOutput):
         loss: Loss on the global batch, `()`; None in evaluation mode.
         audio_embeds: `(B, d)`, unit norm; `(B, R, d)` if each row has R clips.
         text_embeds: `(B, K, d)`, unit norm, K texts per row.
-        logs: Dict from name to a detached scalar: the logged values of the objective, and the temperature. None in
-            evaluation mode.
+        logs: Logged values of the objective, and the temperature: detached scalars. None in evaluation mode.
     """
 
     loss: torch.Tensor | None = None
@@ -51,8 +50,8 @@ class ContrastiveModule(nn.Module):
 
     The rows of a batch are sorted by length and embedded in chunks, see `grad_cache.py`. If a row has several texts or
     clips, a training step keeps the activations for one text and one clip per row, and recomputes the others in the
-    backward pass. Training on eight languages then needs no more memory than on one. On a GPU, the step keeps the
-    activations of at least 16,384 tokens and 65,536 frames; set a smaller `chunk_size` to save memory.
+    backward pass, so that eight languages need no more memory than one. On a GPU, the step keeps the activations of at
+    least 16,384 tokens and 65,536 frames; set a smaller `chunk_size` to save memory.
 
     Args:
         model: Model that computes the embeddings.
@@ -114,21 +113,16 @@ class ContrastiveModule(nn.Module):
             token_type_ids: `(B, K, L)`.
             group_ids: Group ids of the clips, for the objective.
             class_ids: Class ids of TeminAL stage a, for the objective.
-            clip_index: Not used.
             audio_lengths: Number of real frames of each of the B R clips. None: computed from the mask, which makes the
                 CPU wait for the GPU.
             text_lengths: Number of real tokens of each of the B K texts, like `audio_lengths`.
 
         Raises:
-            ValueError: A batch norm is in training mode. It would use the statistics of its chunk, which changes the
-                gradients (by a tenth for a batch norm on the model input).
+            ValueError: A batch norm is in training mode. The statistics of a chunk would change the gradients.
         """
         for name, layer in self._batch_norms:
             if layer.training:
-                raise ValueError(
-                    f"{name} normalises by the statistics of its batch, so its output differs from chunk to chunk; "
-                    "freeze those statistics (layer.eval())"
-                )
+                raise ValueError(f"{name} is in training mode and would use the statistics of a chunk; call its eval()")
 
         count = len(input_ids)
         texts = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
@@ -205,9 +199,9 @@ class ContrastiveModule(nn.Module):
         return pooled
 
     def activation_checkpointing_enable(self, **kwargs: Any) -> None:
-        """Enable activation checkpointing in both towers; called by the Trainer of transformers 5.23 and later."""
+        """Enable activation checkpointing in both towers, for the Trainer of transformers 5.23 and later."""
         self.model.activation_checkpointing_enable(**kwargs)
 
     def gradient_checkpointing_enable(self, **kwargs: Any) -> None:
-        """Enable activation checkpointing in both towers; called by the Trainer up to transformers 5.22."""
+        """Enable activation checkpointing in both towers, for the Trainer up to transformers 5.22."""
         self.model.gradient_checkpointing_enable(**kwargs)

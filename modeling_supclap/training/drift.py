@@ -44,13 +44,9 @@ def pull_direction(anchors: Tensor, targets: Tensor) -> Tensor:
 
 
 def contrastive_forces(logits: Tensor, targets: Tensor, logit_scale: float | Tensor) -> tuple[Tensor, Tensor]:
-    """Compute pull and push, the two terms of the gradient with respect to each anchor (SupCLAP eq. 4).
+    """Compute pull, (P+ - 1) a+ / tau, and push, the sum of P- a- / tau over the negatives, (N, d) (SupCLAP eq. 4).
 
-    The anchor moves by -(pull + push). `logits` (N, N) is the scaled similarity of anchor i and target j, and P is its
-    softmax over j.
-
-    Returns:
-        Tuple (pull, push), (N, d) each: (P+ - 1) a+ / tau, and the sum of P- a- / tau over the negatives.
+    Their sum is the gradient with respect to each anchor. P is the softmax of `logits` (N, N) over the targets.
     """
     negatives = logits.softmax(dim=-1).fill_diagonal_(0)  # (N, N)
     pull = -logit_scale * negatives.sum(dim=-1, keepdim=True) * targets  # P+ - 1 without cancellation
@@ -127,9 +123,6 @@ def drift_statistics(
         similarity: Similarity of a support vector and a target, "cosine" or "dot".
         decoupled: Whether the denominator of the SVR term excludes the positive.
         logit_bias: SigLIP bias. None: the loss is InfoNCE.
-
-    Raises:
-        ValueError: The shapes do not match, or there are fewer than two clips.
 
     >>> texts, audios = torch.eye(4)[:2], torch.eye(4)[2:]
     >>> statistics = drift_statistics(audios, texts, logit_scale=1.0)

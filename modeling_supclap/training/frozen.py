@@ -8,24 +8,19 @@ projection can still be trained.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
 
-Rows = Mapping[str, Tensor]
+from .grad_cache import Rows
 
 LIMIT_BYTES = 2 << 30
 """Maximum CPU memory for the cached vectors of a tower, per process. When it is full, new vectors are not cached."""
 
 
 class FrozenCache:
-    """Cache for the output vectors of one frozen tower, in CPU memory.
-
-    Args:
-        parts: Modules of the tower.
-        limit_bytes: Maximum cache size in bytes.
-    """
+    """Cache for the output vectors of one frozen tower with the modules `parts`, in CPU memory."""
 
     def __init__(self, parts: Iterable[nn.Module], limit_bytes: int = LIMIT_BYTES) -> None:
         self.limit_bytes = limit_bytes
@@ -42,10 +37,7 @@ class FrozenCache:
     def is_repeatable(self, pool: Callable[[Rows], Tensor], inputs: Rows) -> bool:
         """Return whether the tower uses no random numbers, such as dropout, in its current mode.
 
-        Args:
-            pool: Function that runs the tower.
-            inputs: A batch. The first time in each mode, its first row is passed through the tower as a test. The
-                random state is restored afterwards.
+        The first time in each mode, `pool` runs the tower on the first row. The random state is restored afterwards.
         """
         mode = self._parts[0].training
         if mode not in self._is_repeatable:

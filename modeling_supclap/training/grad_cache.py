@@ -27,10 +27,7 @@ _MUCH_SHORTER = 0.75
 
 
 def real_lengths(mask: Tensor) -> list[int]:
-    """Return the length of each row in a mask `(..., L)` of 1 and 0, up to the last 1.
-
-    For a mask on a GPU, this waits for the GPU.
-    """
+    """Return the length of each row in a mask `(..., L)` of 1 and 0, up to the last 1. For a GPU mask, this waits."""
     columns = torch.arange(1, mask.shape[-1] + 1, device=mask.device)
     lengths: list[int] = (columns * mask.bool()).amax(dim=-1).flatten().tolist()
     return lengths
@@ -67,9 +64,6 @@ def embed_in_chunks(
 
     Returns:
         `(N, d)`, in input order.
-
-    Raises:
-        ValueError: `chunk_size` is below 1, or the inputs have no rows or different numbers of rows.
 
     Example:
         >>> tower = nn.Linear(2, 3)
@@ -112,19 +106,16 @@ def embed_in_chunks(
     if tokens is not None:
         embed = _with_shared_rows(embed, tokens, inputs["input_ids"])
 
-    cells = [len(rows) * width for rows, width in chunks]
-    first_kept = len(chunks) - 1
-    while first_kept > 0 and sum(cells[first_kept - 1 :]) <= kept_cells:
-        first_kept -= 1
-
     parts, order = [], []
-    for number, (numbers, width) in enumerate(chunks):
-        rows = torch.tensor(numbers, device=device)
+    cells = sum(len(indices) * width for indices, width in chunks)  # of this and all later chunks
+    for number, (indices, width) in enumerate(chunks):
+        rows = torch.tensor(indices, device=device)
         order.append(rows)
-        if number < first_kept and torch.is_grad_enabled():
+        if torch.is_grad_enabled() and cells > kept_cells and number < len(chunks) - 1:
             parts.append(refuse_second_derivatives(checkpoint(embed_chunk, rows, width, use_reentrant=False)))
         else:
             parts.append(embed_chunk(rows, width))
+        cells -= len(indices) * width
     return torch.cat(parts)[torch.cat(order).argsort()]
 
 

@@ -36,9 +36,6 @@ def block_names(tower: nn.Module) -> list[str]:
     The blocks are the items of the outermost `nn.ModuleList`, or of the last one if there are several. If the tower has
     stages (HTSAT), the blocks are the items of each stage's `blocks` list.
 
-    Raises:
-        ValueError: The tower has no `nn.ModuleList`.
-
     Example:
         >>> from modeling_supclap import CEDConfig, CEDModel
         >>> block_names(CEDModel(CEDConfig(embed_dim=8, depth=2, num_heads=2)))
@@ -65,9 +62,8 @@ def train_last_layers(model: SupCLAPModel, audio_layers: int = 1, text_layers: i
     norms stay frozen, because the HTSAT batch norm normalizes the input.
 
     TeminAL trains one block of each tower. With BERT-base, its pooler and 1,024 shared dimensions, 9,515,520 text
-    parameters are trainable, as in TeminAL table 5. The paper's number for audio, 8,423,951, is that of CNN14 (both
-    linear layers and the projection), although the paper names HTSAT. With HTSAT and RoBERTa, 10.5 % of the CLAP
-    parameters are trainable.
+    parameters are trainable, as in TeminAL table 5. The number for audio in table 5, 8,423,951, is that of CNN14, not
+    of HTSAT. With HTSAT and RoBERTa, 10.5 % of the CLAP parameters are trainable.
 
     Args:
         model: Model, changed in place. A second call replaces the selection of the first one.
@@ -132,16 +128,11 @@ def add_lora(
         if layers and not names:
             raise ValueError(f"the last {layers} blocks of {tower} have no attention for adapters; set its layers to 0")
         if names and getattr(model, tower).config.model_type == "wavlm":
-            raise ValueError(
-                "the attention of WavLM uses its weights without calling its layers, so adapters would not train; "
-                "use train_last_layers, or set audio_layers to 0"
-            )
+            # Its attention uses the weights without calling the layers.
+            raise ValueError("adapters of WavLM would not train; use train_last_layers, or set audio_layers to 0")
         targets += names
     if not targets:
-        raise ValueError(
-            "audio_layers and text_layers are both 0, so no layer gets an adapter; set one of them, "
-            "or use train_last_layers"
-        )
+        raise ValueError("audio_layers and text_layers are both 0; set one of them, or use train_last_layers")
 
     model.add_adapter(LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, modules_to_save=PROJECTIONS))
     _release_temperature(model)
@@ -153,9 +144,6 @@ def merge_lora(model: SupCLAPModel) -> SupCLAPModel:
 
     The model is changed in place; its outputs change only by rounding. The returned model has the same modules and
     names as before `add_lora`, and all its parameters are trainable.
-
-    Raises:
-        ValueError: The model has no adapters.
     """
     if not getattr(model, "peft_config", None):
         raise ValueError("the model has no adapters to merge; call add_lora first")
@@ -179,18 +167,12 @@ def trainable_table(model: nn.Module) -> str:
         model: `SupCLAPModel`, or `ContrastiveModule` to include its objective.
 
     Example:
-        >>> from modeling_supclap import SupCLAPConfig
-        >>> text = {"model_type": "bert", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
-        >>> audio = {"model_type": "ced", "embed_dim": 8, "depth": 1, "num_heads": 2}
-        >>> model = SupCLAPModel(SupCLAPConfig(audio_config=audio, text_config=text, projection_dim=4))
-        >>> _ = train_last_layers(model, audio_layers=1, text_layers=0)
-        >>> print(trainable_table(model))
+        >>> towers = {"audio_model": nn.Linear(2, 3), "text_model": nn.Linear(2, 2).requires_grad_(False)}
+        >>> print(trainable_table(nn.ModuleDict(towers)))
                               parameters     trainable  percent
-        audio encoder              3,608           888    24.61
-        text encoder             300,856             0     0.00
-        projections                  112           112   100.00
-        temperature, bias              1             1   100.00
-        total                    304,577         1,001     0.33
+        audio encoder                  9             9   100.00
+        text encoder                   6             0     0.00
+        total                         15             9    60.00
     """
     counts, trainable = Counter[str](), Counter[str]()
     for name, parameter in model.named_parameters():
@@ -209,23 +191,20 @@ def trainable_table(model: nn.Module) -> str:
 
 
 def _last_blocks(model: SupCLAPModel, tower: str, count: int) -> list[str]:
-    module = model.get_submodule(tower)
-    blocks = block_names(module)
+    blocks = block_names(model.get_submodule(tower))
     if not 0 <= count <= len(blocks):
-        raise ValueError(
-            f"{tower}: got {count} blocks to train, expected 0 to {len(blocks)}, the blocks of {type(module).__name__}"
-        )
+        raise ValueError(f"{tower}: got {count} blocks to train, expected 0 to {len(blocks)}")
     return [f"{tower}.{name}" for name in blocks[len(blocks) - count :]]
 
 
 def _last_modules(model: SupCLAPModel, tower: str, count: int) -> list[str]:
-    """Return the full dotted names of the last blocks of a tower, and of the modules defined after these blocks."""
+    """Return the dotted names of the first of the last blocks, and of all modules that the tower defines after it."""
     blocks = _last_blocks(model, tower, count)
     if not blocks:
         return []
 
     # From the first of these blocks outward, collect the later siblings of the block and of each of its parents.
-    later: list[str] = []
+    modules = [blocks[0]]
     path = blocks[0].split(".")
     for depth in range(len(path) - 1, 0, -1):
         parent = ".".join(path[:depth])
@@ -233,8 +212,8 @@ def _last_modules(model: SupCLAPModel, tower: str, count: int) -> list[str]:
         after = names.index(path[depth]) + 1
         for name, child in zip(names[after:], children[after:], strict=True):
             if not isinstance(child, _BatchNorm) and list(child.parameters()):
-                later.append(f"{parent}.{name}")
-    return [blocks[0], *later]
+                modules.append(f"{parent}.{name}")
+    return modules
 
 
 def _release_temperature(model: SupCLAPModel) -> list[str]:

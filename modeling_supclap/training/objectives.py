@@ -91,10 +91,8 @@ class SupportVectorRegularizer(nn.Module):
         options: dict[str, Any] = {"similarity": self.similarity, "group_ids": group_ids, "chunk_size": chunk_size}
         for direction, radius_module in self.radii.items():
             assert isinstance(radius_module, StaticRadius | DynamicRadius | RelativeRadius)
-            anchors, targets = audio_embeds, text_embeds
-            if direction == "t2a":
-                anchors, targets = text_embeds, audio_embeds
-
+            is_t2a = direction == "t2a"
+            anchors, targets = (text_embeds, audio_embeds) if is_t2a else (audio_embeds, text_embeds)
             if chunk_size is not None or not isinstance(radius_module, DynamicRadius):
                 radius = radius_module.in_tiles(anchors, targets, logit_scale, group_ids, chunk_size or len(anchors))
             else:
@@ -127,9 +125,6 @@ class ContrastiveObjective(nn.Module):
         regularizer: SVR terms to add to the base loss (SupCLAP eq. 6 and table 8). None: no SVR.
         chunk_size: Number of similarity matrix rows to compute at a time, and again in the backward pass. Memory is
             then linear in the batch size. None: all rows at once.
-
-    Raises:
-        ValueError: The loss is unknown, or `chunk_size` is set for `reweighted`.
     """
 
     def __init__(
@@ -139,10 +134,7 @@ class ContrastiveObjective(nn.Module):
         if loss not in LOSSES:
             raise ValueError(f"got loss={loss!r}; it must be one of {', '.join(LOSSES)}")
         if loss == "reweighted" and chunk_size is not None:
-            raise ValueError(
-                f"got loss='reweighted' with loss_chunk_size={chunk_size}; this loss needs the whole matrix, "
-                "leave loss_chunk_size out"
-            )
+            raise ValueError(f"got loss='reweighted' with loss_chunk_size={chunk_size}; leave loss_chunk_size out")
         self.loss, self.regularizer, self.chunk_size = loss, regularizer, chunk_size
         if loss == "reweighted":
             self.log_positive_weight = nn.Parameter(torch.zeros(1))
@@ -159,15 +151,11 @@ class ContrastiveObjective(nn.Module):
 
         Args:
             audio_embeds: `(N, d)`, unit norm.
-            text_embeds: `(N, K, d)`, unit norm. For `kcl` and `cacl`, the captions in K languages; `cacl` requires the
-                anchor language first. For other losses K = 1.
+            text_embeds: `(N, K, d)`, unit norm. For `kcl` and `cacl`, the captions in K languages, the anchor language
+                first. For other losses K = 1.
             logit_scale: 1 / temperature, `()`.
             logit_bias: SigLIP bias, `()`.
             group_ids: `(N,)` integers; clips with equal ids are positives of each other.
-
-        Raises:
-            ValueError: The loss does not support this number of texts per clip, or the loss is `siglip` and
-                `logit_bias` is None.
         """
         is_multilingual = self.loss in MULTILINGUAL_LOSSES
         count, expected = text_embeds.shape[1], 2 if is_multilingual else 1
@@ -180,9 +168,7 @@ class ContrastiveObjective(nn.Module):
 
         if self.loss == "siglip":
             if logit_bias is None:
-                raise ValueError(
-                    "got a model without logit_bias; siglip needs one: SupCLAPConfig(logit_bias=-10.0, temperature=0.1)"
-                )
+                raise ValueError("siglip needs a model with logit_bias; set SupCLAPConfig(logit_bias=-10.0)")
             base = sigmoid_loss(audio_embeds, texts, logit_scale, logit_bias, **options)
         elif self.loss == "reweighted":
             weight = self.log_positive_weight.exp().squeeze()
@@ -208,9 +194,6 @@ class TemporalObjective(nn.Module):
         stage: `a`: single sounds against pairs of sounds. `b`: pairs in forward order, reversed and overlaid.
         beta: Weight of the text-to-audio direction, relative to audio-to-text.
         **alphas: Keyword arguments of `teminal_a_weights` or `teminal_b_weights`.
-
-    Raises:
-        ValueError: The stage is unknown, or an alpha is outside [0, 1].
     """
 
     def __init__(self, stage: str, beta: float = 1.0, **alphas: float) -> None:
@@ -239,19 +222,13 @@ class TemporalObjective(nn.Module):
             text_embeds: `(N, R K, d)`, unit norm; the captions of each item in K languages.
             logit_scale: 1 / temperature, `()`.
             logit_bias: Not used.
-            group_ids: `(N, R)` integers; items with equal ids have the same meaning and are positives of each other,
-                with weight 1.
-            class_ids: `(N, 3)` integers, required for stage a only: the class of the single sound, then the two
-                classes of the pair.
-
-        Raises:
-            ValueError: The number of items per sample does not match the stage, or stage a has no class ids.
+            group_ids: `(N, R)` integers; items with equal ids are positives of each other, with weight 1.
+            class_ids: `(N, 3)` integers, for stage a: the class of the single sound, then the two classes of the pair.
         """
         roles = 2 if self.stage == "a" else 3
-        if audio_embeds.ndim != 3 or audio_embeds.shape[1] != roles:
-            raise ValueError(
-                f"got audio of shape {tuple(audio_embeds.shape)}; stage {self.stage} expects (N, {roles}, d)"
-            )
+        shape = tuple(audio_embeds.shape)
+        if len(shape) != 3 or shape[1] != roles:
+            raise ValueError(f"got audio of shape {shape}; stage {self.stage} expects (N, {roles}, d)")
 
         audio = audio_embeds.transpose(0, 1).flatten(0, 1)  # (N, R, d) -> (R N, d)
         text = text_embeds.unflatten(1, (roles, -1)).permute(2, 1, 0, 3).flatten(1, 2)  # (N, R K, d) -> (K, R N, d)
@@ -282,14 +259,9 @@ def build_objective(args: SupCLAPTrainingArguments) -> ContrastiveObjective:
     if args.svr == "none":
         return ContrastiveObjective(args.loss, chunk_size=args.loss_chunk_size)
     if args.loss == "reweighted":
-        raise ValueError(
-            f"got loss='reweighted' with svr={args.svr!r}; this baseline has no support vectors, set svr=none"
-        )
+        raise ValueError(f"got loss='reweighted' with svr={args.svr!r}; this baseline needs svr=none")
     if args.loss == "siglip" and args.svr_decoupled:
-        raise ValueError(
-            "got svr_decoupled with loss='siglip'; it changes the denominator of a softmax, which siglip does not have"
-        )
-
+        raise ValueError("got svr_decoupled with loss='siglip'; it changes a softmax, which siglip does not have")
     init = math.nan if args.radius_init is None else args.radius_init
     radii: dict[str, nn.Module] = {}
     for direction in ("t2a", "a2t") if args.svr.startswith("bi") else ("t2a",):
@@ -299,13 +271,7 @@ def build_objective(args: SupCLAPTrainingArguments) -> ContrastiveObjective:
             radii[direction] = RelativeRadius(args.radius_ratio)
         else:
             radii[direction] = DynamicRadius(args.radius_num_similarities, init=init)
-
     regularizer = SupportVectorRegularizer(
-        radii,
-        base=args.loss,
-        alpha=args.svr_alpha,
-        beta=args.svr_beta,
-        similarity=args.svr_similarity,
-        decoupled=args.svr_decoupled,
+        radii, args.loss, args.svr_alpha, args.svr_beta, args.svr_similarity, args.svr_decoupled
     )
     return ContrastiveObjective(args.loss, regularizer, args.loss_chunk_size)

@@ -67,9 +67,8 @@ class ContrastiveOptions:
         cache_frozen: When to cache the outputs of frozen towers, up to 2 GiB per tower: `auto`, if the tower has no
             dropout; `always`, with frozen towers in evaluation mode; `never`. Towers with sharded weights are never
             cached.
-        attn_implementation: Attention of both towers, as in `from_pretrained`: `sdpa`, `eager`, or `flash_attention_2`,
-            which requires the package flash-attn and training in bf16 or fp16. By default that of the loaded model,
-            usually `sdpa`.
+        attn_implementation: Attention of both towers: `sdpa`, `eager`, or `flash_attention_2`, which requires the
+            package flash-attn and training in bf16 or fp16. By default that of the loaded model, usually `sdpa`.
         per_device_train_batch_size: Number of clips per device in a training step.
         per_device_eval_batch_size: Number of clips per device in an evaluation step.
         num_train_epochs: Number of epochs.

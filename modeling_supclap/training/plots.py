@@ -59,20 +59,14 @@ def plot_drift(log_history: Sequence[Mapping[str, Any]], path: str | Path) -> No
 
     The panels show the drift cosine over the steps (1 is no drift); the mean radius, if the run has one; and histograms
     of the cosine similarity of positive pairs at the start, middle and end of the run, each over a tenth of the logged
-    batches.
-
-    The arguments are those of `plot_training_curves`.
+    batches. The arguments are those of `plot_training_curves`.
 
     Raises:
         ValueError: The log contains no drift values.
     """
     tracked = [entry for entry in log_history if "drift_cosine" in entry]
     if not tracked:
-        raise ValueError(
-            f"the log history of {len(log_history)} entries contains no drift_cosine; train with track_drift "
-            "for at least logging_steps steps"
-        )
-
+        raise ValueError(f"the {len(log_history)} entries of the log contain no drift_cosine; train with track_drift")
     panels: dict[str, dict[str, Curve]] = {"drift (cosine of update and pull)": {}}
     for key, label in _DRIFT_CURVES.items():
         if key in tracked[0]:
@@ -120,7 +114,12 @@ def _draw_panel(axes: Axes, title: str, curves: Mapping[str, Curve]) -> None:
             continue
 
         if isinstance(logged[0][0][key], Mapping):
-            _draw_histogram(axes, [entry[key] for entries in logged for entry in entries], label)
+            # The sum of histograms with equal bins, from the first to the last non-empty bin.
+            histograms = [entry[key] for entries in logged for entry in entries]
+            counts = np.sum([histogram["counts"] for histogram in histograms], axis=0)
+            edges = np.linspace(histograms[0]["low"], histograms[0]["high"], len(counts) + 1)
+            first, last = np.flatnonzero(counts)[[0, -1]]
+            axes.stairs(counts[first : last + 1] / counts.sum(), edges[first : last + 2], label=label)
             xlabel = "cosine"
             continue
 
@@ -142,13 +141,3 @@ def _draw_panel(axes: Axes, title: str, curves: Mapping[str, Curve]) -> None:
     axes.set(title=title, xlabel=xlabel)
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
-
-
-def _draw_histogram(axes: Axes, histograms: Sequence[Mapping[str, Any]], label: str) -> None:
-    """Plot the sum of histograms with equal bins, from the first to the last non-empty bin."""
-    counts = np.sum([histogram["counts"] for histogram in histograms], axis=0)
-    edges = np.linspace(histograms[0]["low"], histograms[0]["high"], len(counts) + 1)
-
-    filled = np.flatnonzero(counts)
-    first, last = filled[0], filled[-1]
-    axes.stairs(counts[first : last + 1] / counts.sum(), edges[first : last + 2], label=label)

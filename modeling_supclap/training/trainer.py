@@ -69,10 +69,10 @@ class SupCLAPTrainer(Trainer):
     Args:
         model: Model to train. `trainer.clap` is the same object; `trainer.model` wraps it together with its objective.
         args: Training arguments.
-        train_dataset: Training rows: a map-style dataset, or a `stream.RowStream`, which reads rows on the fly. With
-            both, a resumed run trains on the same batches. A Hugging Face `datasets.Dataset` with an `Audio` column
-            and a caption column is converted by `builders.hf.as_rows`, which also recognizes other column names.
-            `trainer.train_rows` and `trainer.eval_rows` are the rows left after `args.on_bad_audio` is applied.
+        train_dataset: Training rows: a map-style dataset, or a `stream.RowStream`, which reads rows on the fly. A
+            Hugging Face `datasets.Dataset` with an `Audio` column and a caption column is converted by
+            `builders.hf.as_rows`. `trainer.train_rows` and `trainer.eval_rows` are the rows left after
+            `args.on_bad_audio` is applied.
         eval_dataset: Map-style evaluation rows, converted in the same way. Or a dict from name to such rows; its
             metrics are named `eval_<name>_...`.
         processing_class: Processor of the model.
@@ -104,16 +104,10 @@ class SupCLAPTrainer(Trainer):
         if args.n_gpu > 1:
             raise ValueError(f"one process sees {args.n_gpu} GPUs; start one process per GPU with `accelerate launch`")
         if objective is None and args.loss == "siglip" and model.logit_bias is None:
-            raise ValueError(
-                "the model has no logit_bias, which loss='siglip' needs; create a model with "
-                "--logit_bias -10 --temperature 0.1"
-            )
+            raise ValueError("loss='siglip' needs a model with a bias: --logit_bias -10 --temperature 0.1")
         extractor = processing_class.feature_extractor
         if args.features_on_device and not isinstance(extractor, CEDFeatureExtractor):
-            raise ValueError(
-                f"features_on_device does not support {type(extractor).__name__}; it requires CEDFeatureExtractor, the "
-                "only feature extractor that runs on the GPU"
-            )
+            raise ValueError(f"features_on_device requires CEDFeatureExtractor, got {type(extractor).__name__}")
         if args.attn_implementation is not None:
             model.set_attn_implementation(args.attn_implementation)
 
@@ -129,9 +123,8 @@ class SupCLAPTrainer(Trainer):
 
         if (args.gradient_accumulation_steps > 1 or args.auto_find_batch_size) and args.process_index == 0:
             warnings.warn(
-                f"gradient_accumulation_steps is {args.gradient_accumulation_steps} and auto_find_batch_size "
-                f"{args.auto_find_batch_size}: clips are contrasted only with those of the same smaller batch. To save "
-                "memory with all negatives, set cached_chunk_size instead",
+                "gradient_accumulation_steps and auto_find_batch_size leave fewer negatives, because clips are "
+                "contrasted within a smaller batch; to save memory, set cached_chunk_size instead",
                 stacklevel=2,
             )
 
@@ -201,11 +194,8 @@ class SupCLAPTrainer(Trainer):
         if rows is None:
             return None
         if not hasattr(rows, "__len__"):
-            raise ValueError(
-                f"got a stream of rows ({type(rows).__name__}), which would have other batches in a resumed run; "
-                "use a map-style dataset or a stream of load_splits(..., streaming=True)"
-            )
-
+            name = type(rows).__name__
+            raise ValueError(f"{name} has no length; use a map-style dataset or load_splits(..., streaming=True)")
         if isinstance(rows, RowStream):
             if args.on_bad_audio != "error" or args.every_caption or args.track_language_errors:
                 raise ValueError(
@@ -228,9 +218,8 @@ class SupCLAPTrainer(Trainer):
         """Build `compute_metrics` for a split: retrieval metrics, and the radius by number of hard negatives."""
         retrieval = retrieval_metrics(rows, self.args.eval_languages, self.args.positives)
         regularizer = getattr(self.module.objective, "regularizer", None)
-        radius: Any = None
-        if isinstance(regularizer, SupportVectorRegularizer) and "t2a" in regularizer.radii:
-            radius = regularizer.radii["t2a"]
+        radii = dict(regularizer.radii) if isinstance(regularizer, SupportVectorRegularizer) else {}
+        radius = radii.get("t2a")
         is_sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
         if not self.args.track_drift or is_sharded or not isinstance(radius, DynamicRadius):
             return retrieval
@@ -240,8 +229,8 @@ class SupCLAPTrainer(Trainer):
             audio_embeds, text_embeds = (torch.from_numpy(embeds).to(device) for embeds in in_row_order(prediction))
             groups = [group_id(row, self.args.positives) for row in without_audio(rows.rows)]
             scale, group_ids = self.clap.logit_scale.exp(), torch.tensor(groups, device=device)
-            radii = radius_by_hard_negatives(radius, audio_embeds, text_embeds[:, 0], scale, group_ids)
-            return retrieval(prediction) | {name: value.item() for name, value in radii.items()}
+            by_count = radius_by_hard_negatives(radius, audio_embeds, text_embeds[:, 0], scale, group_ids)
+            return retrieval(prediction) | {name: value.item() for name, value in by_count.items()}
 
         return with_radii
 
@@ -253,8 +242,8 @@ class SupCLAPTrainer(Trainer):
             return super().get_train_dataloader()
 
         # Not prepared by accelerate, which would split the batches of one loader between the processes.
-        workers, rows = self.args.dataloader_num_workers, self.train_dataset
-        assert isinstance(rows, EpochRows)
+        rows: Any = self.train_dataset
+        workers = self.args.dataloader_num_workers
         return DataLoader(
             rows,
             batch_sampler=self._batches,
@@ -312,8 +301,7 @@ class SupCLAPTrainer(Trainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Train as in the Trainer, but lock the output folder and check the checkpoint before resuming.
 
-        Args:
-            resume_from_checkpoint: Checkpoint folder, or True for the newest complete checkpoint in the output folder.
+        `resume_from_checkpoint` is a checkpoint folder, or True for the newest complete one in the output folder.
 
         Raises:
             RuntimeError: Another run is using the output folder.
@@ -344,10 +332,8 @@ class SupCLAPTrainer(Trainer):
         """Compute retrieval metrics on a split, in both directions and each language.
 
         See `evaluation.retrieval_metrics`. To add your own metrics, set `trainer.compute_metrics` to a function.
-
-        Args:
-            eval_dataset: Rows, a dict from name to rows, or the name of an evaluation set of this trainer. None: all
-                evaluation sets of this trainer.
+        `eval_dataset` is a set of rows, a dict from name to rows, or the name of an evaluation set of this trainer.
+        None: all evaluation sets of this trainer.
         """
         sets: Any = self.eval_dataset
         rows = sets if eval_dataset is None else eval_dataset
@@ -455,7 +441,7 @@ class SupCLAPTrainer(Trainer):
         if broken:
             raise FloatingPointError(
                 f"after step {self.state.global_step}, {len(broken)} weight tensors are not finite, such as "
-                f"{broken[0]}; nothing is saved, and the last checkpoint is unchanged"
+                f"{broken[0]}; nothing is saved"
             )
 
         if folder.name.startswith(PREFIX_CHECKPOINT_DIR):
@@ -479,31 +465,28 @@ class SupCLAPTrainer(Trainer):
 
         `push_to_hub` calls this method. A model card that was edited by hand is not overwritten.
         """
-        named = inspect.signature(Trainer.create_model_card).bind(self, *args, **kwargs).arguments
-        facts: dict[str, Any] = {"name": named.get("model_name"), "license": named.get("license")}
-        facts["base_model"] = named.get("finetuned_from")
-        lists = {"languages": named.get("language"), "tags": named.get("tags")}
-        lists["dataset"] = named.get("dataset_tags") or named.get("dataset")
-        facts |= {name: [value] if isinstance(value, str) else value for name, value in lists.items()}
         if self.is_world_process_zero():
             from ..model_card import write_card_of_run
 
+            given = inspect.signature(Trainer.create_model_card).bind(self, *args, **kwargs).arguments.get
+            lists = {"languages": given("language"), "tags": given("tags")}
+            lists["dataset"] = given("dataset_tags") or given("dataset")
+            facts = {name: [value] if isinstance(value, str) else value for name, value in lists.items()}
+            facts |= {"name": given("model_name"), "license": given("license"), "base_model": given("finetuned_from")}
             write_card_of_run(self, **facts)
 
 
 class TemporalTrainer(SupCLAPTrainer):
     """Hugging Face Trainer for one TeminAL stage, post-training on the order of sounds (TeminAL 3.2).
 
-    A training example, an item, is a single sound or two sounds joined into one clip. Evaluation measures
-    `temporal_accuracy`: how often an item is closer to its own caption than to the captions of the other items made
-    from the same two sounds.
+    An item is a single sound, or two sounds joined into one clip. Evaluation measures `temporal_accuracy`: how often
+    an item is closer to its own caption than to the captions of the other items made from the same two sounds.
 
     Args:
         model: Model to post-train. Freeze some of its parameters first, see `lora.py`.
         args: Training arguments, with the stage and its candidate weights.
         train_items: Training items, sampled from the training split of a labelled dataset.
         eval_items: Evaluation items, the same in each evaluation.
-        **kwargs: As in `SupCLAPTrainer`.
     """
 
     args: TemporalTrainingArguments

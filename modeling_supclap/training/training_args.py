@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -28,6 +27,17 @@ _UNSUPPORTED = {
 }
 """Trainer arguments that contrastive training does not support, with the only valid value and the reason."""
 
+_CHOICES = {
+    "loss": options.LOSSES,
+    "svr": options.SUPPORT_VECTORS,
+    "svr_similarity": ("cosine", "dot"),
+    "positives": options.POSITIVES,
+    "on_bad_audio": ON_BAD_AUDIO,
+    "cache_frozen": options.CACHE_FROZEN,
+    "stage": ("a", "b"),
+    "text_scheme": ("random", "kcl"),
+}
+
 
 @dataclass
 class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
@@ -35,11 +45,7 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
 
     The defaults follow the SupCLAP paper (SupCLAP 4.1.2): Adam without weight decay, learning rate 5e-5, batch size 24,
     10 epochs. Each epoch ends with an evaluation and a checkpoint, and the checkpoint with the best *validation* recall
-    is loaded at the end. The last incomplete training batch is dropped, because the loss depends on the number of
-    negatives.
-
-    Args:
-        dataloader_pin_memory: Whether to pin batches in memory. Defaults to True if a GPU is available.
+    is loaded at the end. By default, `dataloader_pin_memory` is True if a GPU is available.
     """
 
     dataloader_pin_memory: bool = field(default_factory=torch.cuda.is_available)
@@ -58,8 +64,7 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
         super().__post_init__()
         if num_launched > self.world_size:  # each process would train alone and write the same files
             raise ValueError(
-                f"{num_launched} processes were started, but only {self.world_size} would train together; "
-                "on CPUs set --use_cpu true"
+                f"{num_launched} processes started, {self.world_size} would train together; on CPUs set --use_cpu true"
             )
 
         for name, (value, reason) in _UNSUPPORTED.items():
@@ -68,12 +73,9 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
         for language in (*self.languages, *self.eval_languages):
             require_language_code(language)
 
-        self._require_one_of("loss", options.LOSSES)
-        self._require_one_of("svr", options.SUPPORT_VECTORS)
-        self._require_one_of("svr_similarity", ("cosine", "dot"))
-        self._require_one_of("positives", options.POSITIVES)
-        self._require_one_of("on_bad_audio", ON_BAD_AUDIO)
-        self._require_one_of("cache_frozen", options.CACHE_FROZEN)
+        for name, valid in _CHOICES.items():
+            if getattr(self, name, valid[0]) not in valid:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(valid)}")
 
         if self.max_steps <= 0 and self.num_train_epochs <= 0:
             raise ValueError(f"num_train_epochs is {self.num_train_epochs}; set it or max_steps to a positive value")
@@ -85,21 +87,15 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
             option = f"loss {self.loss}" if is_multilingual else "track_language_errors"
             raise ValueError(f"{option} needs two languages or more, got {self.languages}")
         if self.every_caption and self.track_language_errors:
-            raise ValueError(
-                "got track_language_errors with every_caption; it supports random captions only, leave out one of them"
-            )
+            raise ValueError("got track_language_errors with every_caption; leave out one of them")
 
-        if self.max_audio_seconds <= 0:
-            raise ValueError(f"max_audio_seconds is {self.max_audio_seconds}; it must be positive")
-        for name in ("loss_chunk_size", "cached_chunk_size"):
+        for name in ("max_audio_seconds", "loss_chunk_size", "cached_chunk_size"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}; it must be 1 or more, or left out")
+            if value is not None and value <= 0:
+                raise ValueError(f"{name} is {value}; it must be positive")
         if self.per_device_train_batch_size * self.world_size < 2:
-            raise ValueError(
-                f"per_device_train_batch_size is {self.per_device_train_batch_size}; it must be 2 or more, because the "
-                "negatives are the other clips of the batch"
-            )
+            size = self.per_device_train_batch_size
+            raise ValueError(f"per_device_train_batch_size is {size}; it must be 2 or more, to have negatives")
 
         self.eval_languages = self.eval_languages or list(self.languages)
 
@@ -107,10 +103,6 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
         """Return the fields for `training_args.bin`, without the Hub token and local paths."""
         state = {name: redact(value) if isinstance(value, str) else value for name, value in vars(self).items()}
         return state | {"hub_token": None}
-
-    def _require_one_of(self, name: str, valid: Sequence[str]) -> None:
-        if getattr(self, name) not in valid:
-            raise ValueError(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(valid)}")
 
     @property
     def caption_scheme(self) -> str:
@@ -128,8 +120,6 @@ class TemporalTrainingArguments(options.TemporalOptions, SupCLAPTrainingArgument
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require_one_of("stage", ("a", "b"))
-        self._require_one_of("text_scheme", ("random", "kcl"))
         for name in ("loss", "loss_chunk_size", "svr", "every_caption", "track_language_errors"):
             value = getattr(self, name)
             if value != getattr(options.ContrastiveOptions, name):
