@@ -69,7 +69,7 @@ def last_checkpoint(folder: str | Path, resumes: bool) -> str | None:
 
 
 def checkpoint_flaws(checkpoint: str | Path) -> list[str]:
-    """List the missing or damaged files of a checkpoint, such as "optimizer.pt missing", by their hashes."""
+    """Compare the files of a checkpoint with their hashes; return the flaws, such as "optimizer.pt missing"."""
     try:
         hashes = json.loads(Path(checkpoint, RUN_FILE).read_text(encoding="utf-8"))["sha256"]
     except FileNotFoundError:

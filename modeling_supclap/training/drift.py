@@ -23,7 +23,7 @@ from ..losses.support_vector import DynamicRadius, Similarity, displacement_rati
 
 
 def decompose(force: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
-    """Split each force (N, d) into its components parallel and perpendicular to a unit vector or zero, (N, d) each.
+    """Split each force (N, d) into two components (N, d): parallel and perpendicular to a unit vector. 0 is allowed.
 
     >>> parallel, perpendicular = decompose(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 1.0]]))
     >>> parallel.tolist(), perpendicular.tolist()
@@ -34,7 +34,7 @@ def decompose(force: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def pull_direction(anchors: Tensor, targets: Tensor) -> Tensor:
-    """Compute u = (a - t) / ||a - t||, the unit vector from each anchor t to its target a, (N, d); 0 if they coincide.
+    """Compute u = (a - t) / ||a - t|| (N, d), the unit vector from each anchor t to its target a; 0 if they coincide.
 
     >>> pull_direction(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([[-1.0, 0.0], [1.0, 0.0]])).tolist()
     [[-1.0, 0.0], [0.0, 0.0]]
@@ -44,7 +44,7 @@ def pull_direction(anchors: Tensor, targets: Tensor) -> Tensor:
 
 
 def contrastive_forces(logits: Tensor, targets: Tensor, logit_scale: float | Tensor) -> tuple[Tensor, Tensor]:
-    """Compute pull, (P+ - 1) a+ / tau, and push, the sum of P- a- / tau over the negatives, (N, d) (SupCLAP eq. 4).
+    """Compute the pull (P+ - 1) a+ / tau and the push sum P- a- / tau of each anchor, (N, d) each (SupCLAP eq. 4).
 
     Their sum is the gradient with respect to each anchor. P is the softmax of `logits` (N, N) over the targets.
     """

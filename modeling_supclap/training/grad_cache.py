@@ -27,7 +27,7 @@ _MUCH_SHORTER = 0.75
 
 
 def real_lengths(mask: Tensor) -> list[int]:
-    """Return the length of each row in a mask `(..., L)` of 1 and 0, up to the last 1. For a GPU mask, this waits."""
+    """Return the length of each row in a mask `(..., L)`, up to its last 1. A mask on a GPU makes the CPU wait."""
     columns = torch.arange(1, mask.shape[-1] + 1, device=mask.device)
     lengths: list[int] = (columns * mask.bool()).amax(dim=-1).flatten().tolist()
     return lengths

@@ -471,7 +471,7 @@ class SupCLAPTrainer(Trainer):
             given = inspect.signature(Trainer.create_model_card).bind(self, *args, **kwargs).arguments.get
             lists = {"languages": given("language"), "tags": given("tags")}
             lists["dataset"] = given("dataset_tags") or given("dataset")
-            facts = {name: [value] if isinstance(value, str) else value for name, value in lists.items()}
+            facts: dict[str, Any] = {name: [v] if isinstance(v, str) else v for name, v in lists.items()}
             facts |= {"name": given("model_name"), "license": given("license"), "base_model": given("finetuned_from")}
             write_card_of_run(self, **facts)
 
