@@ -250,12 +250,7 @@ class TemporalObjective(nn.Module):
 
 
 def build_objective(args: SupCLAPTrainingArguments) -> ContrastiveObjective:
-    """Build the objective from `loss`, `svr` and their options.
-
-    Raises:
-        ValueError: `svr` is combined with the loss `reweighted`, or `svr_decoupled` with `siglip`, which has no
-            softmax.
-    """
+    """Build the objective from `loss`, `svr` and their options; raise if these do not fit together."""
     if args.svr == "none":
         return ContrastiveObjective(args.loss, chunk_size=args.loss_chunk_size)
     if args.loss == "reweighted":

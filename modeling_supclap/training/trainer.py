@@ -68,14 +68,12 @@ class SupCLAPTrainer(Trainer):
 
     Args:
         model: Model to train. `trainer.clap` is the same object; `trainer.model` wraps it together with its objective.
-        args: Training arguments.
         train_dataset: Training rows: a map-style dataset, or a `stream.RowStream`, which reads rows on the fly. A
             Hugging Face `datasets.Dataset` with an `Audio` column and a caption column is converted by
             `builders.hf.as_rows`. `trainer.train_rows` and `trainer.eval_rows` are the rows left after
             `args.on_bad_audio` is applied.
         eval_dataset: Map-style evaluation rows, converted in the same way. Or a dict from name to such rows; its
             metrics are named `eval_<name>_...`.
-        processing_class: Processor of the model.
         objective: Custom objective. None: `build_objective(args)`.
 
     Raises:
@@ -484,7 +482,6 @@ class TemporalTrainer(SupCLAPTrainer):
 
     Args:
         model: Model to post-train. Freeze some of its parameters first, see `lora.py`.
-        args: Training arguments, with the stage and its candidate weights.
         train_items: Training items, sampled from the training split of a labelled dataset.
         eval_items: Evaluation items, the same in each evaluation.
     """
