@@ -62,16 +62,17 @@ test-slow: setup
 test-gpu: setup
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m gpu $(ARGS)
 
-# Killed processes, broken input, hostile files, small disks, two writers: the runs of tests/campaigns/RESULTS.md. They take
+# Killed processes, broken input, hostile files, small disks, two writers, live folders and servers: the runs of tests/campaigns/RESULTS.md. They take
 # half an hour; the disks need root, to mount them.
 CAMPAIGN := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 PYTHONPATH=tests:tests/campaigns HF_HOME=$(abspath .cache/campaigns/hf) $(BIN)/python
 campaigns: setup
-	rm -rf .cache/campaigns && mkdir -p .cache/campaigns/kills .cache/campaigns/hostile .cache/campaigns/disks .cache/campaigns/writers
+	rm -rf .cache/campaigns && mkdir -p .cache/campaigns/kills .cache/campaigns/hostile .cache/campaigns/disks .cache/campaigns/writers .cache/campaigns/live
 	$(CAMPAIGN) tests/campaigns/kills.py --kills 200 --folder .cache/campaigns/kills
 	$(CAMPAIGN) tests/campaigns/fuzz.py --inputs 20000 --folder .cache/campaigns/fuzz
 	$(CAMPAIGN) tests/campaigns/hostile.py --folder .cache/campaigns/hostile
 	$(CAMPAIGN) tests/campaigns/disks.py --trials 30 --folder .cache/campaigns/disks
 	$(CAMPAIGN) tests/campaigns/writers.py --trials 20 --folder .cache/campaigns/writers
+	$(CAMPAIGN) tests/campaigns/live.py --trials 20 --folder .cache/campaigns/live
 
 # Tests with the oldest transformers and huggingface_hub that pyproject.toml allows, placed before those of .venv.
 OLDEST := .cache/oldest

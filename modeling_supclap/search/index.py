@@ -282,7 +282,7 @@ class SoundIndex:
         if self._loaded is None or self._loaded[0] != version:
             table = self._read(lambda: self.windows.to_arrow()).combine_chunks()
             columns = {name: table[name].to_numpy() for name in ("file", "start_seconds", "end_seconds")}
-            columns["vector"] = table["vector"].chunk(0).flatten().to_numpy().reshape(len(table), -1)
+            columns["vector"] = table["vector"].combine_chunks().flatten().to_numpy().reshape(len(table), self.dim)
             self._loaded = version, columns
         return self._loaded[1]
 

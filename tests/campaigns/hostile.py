@@ -9,11 +9,14 @@ a fault: an unsafe reader of the same bytes runs the command, and a request to t
 
 import argparse
 import contextlib
+import dataclasses
 import io
 import json
+import os
 import pickle
 import runpy
 import sys
+import tarfile
 import threading
 import urllib.error
 import urllib.request
@@ -26,15 +29,23 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import builders
+import datasets
 import numpy as np
+import pyarrow.parquet
 import soundfile
 import torch
 import yaml
+from commands import run_recipe
+from fake_models import PitchModel
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.conversion.files import read_checkpoint
 from modeling_supclap.datasets_scripts import load_splits
-from modeling_supclap.datasets_scripts.audio import read_audio
+from modeling_supclap.datasets_scripts.audio import read_audio, read_row
+from modeling_supclap.datasets_scripts.builders.hf import as_rows
+from modeling_supclap.evaluation import load_embedding_model
+from modeling_supclap.recipes import embed_corpus
+from modeling_supclap.search import Searcher, build_index
 
 
 class Payload:
@@ -124,6 +135,8 @@ def attempts(folder: Path, mark: Path, address: str, secret: Path) -> Iterator[A
 
     yield from _recordings(folder, address, secret)
 
+    yield from _corpus(folder, mark, address)
+
     table = folder / "table"
     table.mkdir()
     soundfile.write(table / "a.wav", 0.1 * np.ones(1600), 16000)
@@ -132,6 +145,75 @@ def attempts(folder: Path, mark: Path, address: str, secret: Path) -> Iterator[A
         cache = str(folder / "cache" / str(abs(hash(name))))
         load = partial(load_splits, "audio_folder", cache, data_dir=str(table))
         yield Attempt(f"a table that names {name[:9]}", load)
+
+
+def _corpus(folder: Path, mark: Path, address: str) -> Iterator[Attempt]:
+    """Index, embed, stream and convert the files made so far as recordings, and open an index that names a function."""
+    hostile = folder / "hostile"
+    hostile.mkdir()
+    for path in [path for path in folder.iterdir() if path.is_file()]:
+        (hostile / f"{path.name}.wav").write_bytes(path.read_bytes())
+    names = {path.name for path in hostile.iterdir()}
+    sounds = folder / "sounds"
+    sounds.mkdir()
+    soundfile.write(sounds / "a.wav", builders.tone(440.0), 16000)
+    model, index = load_embedding_model(PitchModel()), folder / "index"
+
+    def index_them() -> None:
+        assert build_index(model, hostile, folder / "other", show_progress_bar=False).unreadable.keys() == names
+
+    def embed_them() -> None:
+        words = ["--model", "fake_models:PitchModel", "--folder", hostile, "--output", folder / "embeds"]
+        run_recipe(embed_corpus, *words, "--device", "cpu")
+        manifest = json.loads((folder / "embeds" / "manifest.json").read_text(encoding="utf-8"))
+        assert {entry["clip_id"] for entry in manifest["bad_audio"]} == names
+
+    yield Attempt("index of all files", index_them, partial(load_unsafely, folder / "protocol2.pt"))
+    yield Attempt("embed of all files", embed_them)
+    build_index(model, sounds, index, show_progress_bar=False)
+    for name in sorted(names):
+        query = partial(Searcher(index, model).search, audio=hostile / name)
+        yield Attempt(f"query by {name}", partial(_refused, query))
+
+    files = [{"bytes": (hostile / name).read_bytes(), "path": name} for name in sorted(names)]
+    files += [{"bytes": None, "path": f"{address}/{suffix}.wav"} for suffix in ("a", "b")]
+    rows = {"audio": files, "caption": [f"sound {number}" for number in range(len(files))]}
+    table = datasets.Dataset.from_dict(rows).cast_column("audio", datasets.Audio(decode=False))
+    (folder / "stream").mkdir()
+    pyarrow.parquet.write_table(table.data.table, folder / "stream" / "train.parquet")
+    streamed = partial(load_splits, "hf", data_dir=f"file://{folder}/stream", streaming=True)
+    tar = folder / "tars" / "train.tar"
+    tar.parent.mkdir()
+    with tarfile.open(tar, "w") as archive:
+        for name in sorted(names):  # a decoder of WebDataset would unpickle the second file of a sample
+            for suffix in (".wav", ".pyd", ".json"):
+                content = b'{"text": "rain"}' if suffix == ".json" else (hostile / name).read_bytes()
+                member = tarfile.TarInfo(f"../{name.replace('.', '-')}{suffix}")
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+
+    def read_all(load: Callable[[], Any]) -> None:
+        for row in load():
+            _refused(read_row, row, 16000)
+
+    yield Attempt("as_rows of all files", partial(read_all, partial(as_rows, table)))
+    held_out = {"validation_fraction": 0, "test_fraction": 0}
+    yield Attempt("a stream of Parquet", partial(read_all, lambda: streamed(**held_out)["train"]))
+    tars = partial(load_splits, "webdataset", data_dir=str(tar.parent), streaming=True)
+    yield Attempt("a stream of tar files", partial(read_all, lambda: tars()["train"]))
+
+    # In place of a function of the standard library that does harm, such as os:abort.
+    os.environ["HOSTILE_MARK"] = str(mark)
+    named = dataclasses.replace(model, name="hostile:leave_mark", fingerprint="")
+    build_index(named, sounds, folder / "named", show_progress_bar=False)
+    mark.unlink(missing_ok=True)
+    yield Attempt("an index that names a function", partial(_refused, Searcher, folder / "named"), leave_mark)
+
+
+def leave_mark() -> Any:
+    """Make the file that shows that code ran."""
+    Path(os.environ["HOSTILE_MARK"]).touch()
+    return PitchModel()
 
 
 def _recordings(folder: Path, address: str, secret: Path) -> Iterator[Attempt]:

@@ -28,9 +28,9 @@ def test_killed_jobs_end_like_jobs_that_nobody_disturbed(tmp_path):
 
 
 def test_broken_input_is_taken_or_refused_by_name(tmp_path):
-    printed = run_campaign(tmp_path, "fuzz", "--inputs", "700")
+    printed = run_campaign(tmp_path, "fuzz", "--inputs", "1000")
     assert "fault" not in printed
-    for kind in ("audio", "texts", "losses", "metrics", "yaml", "rows", "search"):
+    for kind in ("audio", "texts", "losses", "metrics", "yaml", "rows", "search", "options", "streams", "splits"):
         assert f"{kind}: refused" in printed
         assert f"{kind}: taken" in printed
 
@@ -50,6 +50,13 @@ def test_jobs_on_full_and_read_only_disks_say_so_and_go_on(tmp_path):
     subprocess.run(["umount", "-l", tmp_path], check=True)
     printed = run_campaign(tmp_path, "disks", "--trials", "2", *FEW)
     assert "and ended like one run" in printed
+
+
+def test_live_folders_and_flaky_servers_have_the_results_of_calm_ones(tmp_path):
+    printed = run_campaign(tmp_path, "live", "--trials", "2")
+    assert "folder: the index is that of a calm folder" in printed
+    assert "server: the rows are those of the folder" in printed
+    assert printed.count("control: ") == 2
 
 
 def test_two_writers_of_one_folder_leave_the_result_of_one(tmp_path):

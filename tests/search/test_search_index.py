@@ -166,6 +166,13 @@ def test_a_second_run_on_one_store_is_refused(fake_model, folder):
         another.submit(build, fake_model, folder).result()
 
 
+def test_a_store_that_is_emptied_during_a_search_has_no_hits(fake_model, folder):
+    build(fake_model, folder)
+    index = SoundIndex(folder.parent / "index")
+    index.remove(list(index.known_files()))
+    assert index._nearest_in_memory(np.zeros(index.dim, np.float32), 3, None) == []
+
+
 @pytest.mark.parametrize("threshold", [0, 100_000])
 def test_an_open_searcher_sees_what_another_run_writes(fake_model, folder, monkeypatch, threshold):
     monkeypatch.setattr(index_module, "APPROXIMATE_FROM_ROWS", 10**9)  # too few windows to train an index
