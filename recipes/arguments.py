@@ -46,9 +46,7 @@ def print_help(text: str) -> None:
 def format_help(groups: Sequence[Any], about: str) -> str:
     """Format the help text of a recipe: `about` and the options of `groups`, without those of `TrainingArguments`."""
     first = "TABLE [TABLE ...]" if ReproductionArguments in groups else "[CONFIG.yaml]"
-    lines = [f"usage: {Path(sys.argv[0]).name} {first} [--KEY VALUE ...]", ""]
-    lines.append(about.strip())
-
+    lines = [f"usage: {Path(sys.argv[0]).name} {first} [--KEY VALUE ...]", "", about.strip()]
     for group in groups:
         lines += ["", (group.__doc__ or "").strip().splitlines()[0]]
         texts = option_texts(group)  # from docstrings
@@ -58,10 +56,7 @@ def format_help(groups: Sequence[Any], about: str) -> str:
 
     lines.append("")
     if any(issubclass(group, ContrastiveOptions) for group in groups):
-        lines.append(
-            "All keys of transformers' TrainingArguments work, too, such as --output_dir and --learning_rate;"
-            " --help_all lists them."
-        )
+        lines.append("All keys of transformers' TrainingArguments are accepted, too; --help_all lists them.")
     if any(issubclass(group, DatasetArguments) for group in groups):
         lines.append("Options of the dataset's builder are accepted, too; `supclap prepare NAME --help` lists them.")
     return "\n".join(lines)

@@ -128,11 +128,7 @@ def main() -> None:
 
 
 def start_output(output: Path, plan: Mapping[str, Any]) -> None:
-    """Create the output folder or continue in it, and remove unfinished files from an interrupted run.
-
-    Raises:
-        FileExistsError: The folder was started with another plan, or contains other files.
-    """
+    """Create the output folder, or continue in one with the same plan. Removes unfinished files of another run."""
     plan_path = output / "plan.json"
     if plan_path.is_file():
         stored = json.loads(plan_path.read_text(encoding="utf-8"))

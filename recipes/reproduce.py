@@ -234,11 +234,13 @@ def run_step(step: Step) -> None:
 
     from modeling_supclap.training.checkpoints import last_checkpoint
 
-    before, sys.argv = sys.argv, [f"supclap {step.recipe}", write_settings(step, step.folder)]
+    words = [f"supclap {step.recipe}", write_settings(step, step.folder)]
     if step.recipe == "posttrain" or (step.recipe == "train" and last_checkpoint(step.folder, resumes=True)):
-        sys.argv += ["--resume_from_checkpoint", "last"]
+        words += ["--resume_from_checkpoint", "last"]
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
+
+    before, sys.argv = sys.argv, words
     try:
         RECIPES[step.recipe][0]()
     finally:
@@ -396,9 +398,8 @@ def get_value(results: Results, log: Sequence[Mapping[str, Any]], place: Sequenc
         return {**training.get("last_logs", {}), **training}.get(place[1])
     if place[0] == "similarity":
         positive, negative = results.arrays["similarity/eng/positive"], results.arrays["similarity/eng/negative"]
-        means = {"positive": positive.mean(), "negative": negative.mean()}
-        means["separation"] = (positive.mean() - negative.mean()) / negative.std()
-        return float(means[place[1]])
+        separation = (positive.mean() - negative.mean()) / negative.std()
+        return float({"positive": positive.mean(), "negative": negative.mean(), "separation": separation}[place[1]])
     if place[0] == "captions":
         return get_relative_distance(results)
     if place[0] == "log":
@@ -649,14 +650,12 @@ def write_table(
     write_json(stem.with_suffix(".json"), content)
     write_text(stem.with_suffix(".md"), markdown_table(content))
 
-    figure = stem.with_suffix(".png")
-    if "curves" in table:
+    figure = stem.with_suffix(".png") if {"curves", "spaces"} & table.keys() else None
+    if figure is not None and "curves" in table:
         plot_runs(arrange_curves(table["curves"], cells), figure)
-    elif "spaces" in table:
-        first_seed = {cell.model: Results.load(cell.runs[0][-1].folder) for cell in cells}
-        save_projections(first_seed, figure)
-    figure_name = figure.name if {"curves", "spaces"} & table.keys() else None
-    write_text(stem.with_suffix(".html"), html_table(content, figure_name))
+    elif figure is not None:  # of the first seed
+        save_projections({cell.model: Results.load(cell.runs[0][-1].folder) for cell in cells}, figure)
+    write_text(stem.with_suffix(".html"), html_table(content, None if figure is None else figure.name))
     return stem.with_suffix(".md")
 
 

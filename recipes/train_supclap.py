@@ -139,9 +139,8 @@ def fit_normalisation(encoder: Any, processor: SupCLAPProcessor, rows: Any, max_
     rate_hz = processor.feature_extractor.sampling_rate
     if isinstance(rows, RowStream):
         rows = list(islice(rows.shuffle(0), 256))
-    clips = []
-    for index in range(0, len(rows), max(1, len(rows) // 256)):
-        clips.append(read_row(rows[index], rate_hz, max_audio_seconds))
+    indices = range(0, len(rows), max(1, len(rows) // 256))
+    clips = [read_row(rows[index], rate_hz, max_audio_seconds) for index in indices]
     encoder.fit_normalisation(**processor(audio=clips, sampling_rate=rate_hz, return_tensors="pt"))
 
 
