@@ -158,7 +158,7 @@ def _describe_objective(arguments: Mapping[str, Any]) -> str:
 
     base = LOSS_NAMES.get(str(arguments.get("loss")), "A contrastive objective")
     svr = arguments.get("svr", "none")
-    return f"{base}." if svr == "none" else f"{base} with Support Vector Regularisation ({svr})."
+    return f"{base}." if svr == "none" else f"{base} with Support Vector Regularization ({svr})."
 
 
 def citations(arguments: Mapping[str, Any], parts: Sequence[Origin]) -> list[str]:

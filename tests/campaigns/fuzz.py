@@ -591,7 +591,7 @@ def _check_shards(stream: Any, seed: int, epoch: int, count: int, after: int) ->
 def _streamed(name: str, place: Path) -> int:
     """Stream a folder and check each row; return their number."""
     count = 0
-    extra = {"validation_fraction": 0, "test_fraction": 0} if name == "hf" else {}
+    extra: dict[str, Any] = {"validation_fraction": 0, "test_fraction": 0} if name == "hf" else {}
     for rows in load_splits(name, data_dir=f"file://{place}", streaming=True, **extra).values():
         for row in rows:
             captions = row["captions"]["eng"]
