@@ -43,10 +43,8 @@ def run_encoder(
     count_frames = getattr(encoder, "_get_feat_extract_output_lengths", None)
     shortest = int(lengths.min())
     if count_frames is not None and int(count_frames(torch.tensor(shortest))) < 1:
-        raise ValueError(
-            f"clip {int(lengths.argmin())} has {shortest} values, fewer than one frame of {type(encoder).__name__}; "
-            "pass longer clips"
-        )
+        clip, name = int(lengths.argmin()), type(encoder).__name__
+        raise ValueError(f"clip {clip} has {shortest} values, fewer than one frame of {name}; pass longer clips")
 
     parts: list[Any] = []
     rows: list[torch.Tensor] = []

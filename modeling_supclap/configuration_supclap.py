@@ -84,9 +84,9 @@ class CEDConfig(OwnTypeMixin, PreTrainedConfig):
         target_length: Maximum chunk length in frames; longer clips are split into chunks (1012 frames = 10.12 s).
         pad_last: Whether to pad the incomplete last chunk of a long clip with zeros; False drops this chunk.
         qkv_bias: Whether the query, key and value projections have a bias.
-        drop_rate: Dropout probability of embeddings, attention output and MLP, in training.
-        attn_drop_rate: Dropout probability of attention weights, in training.
-        drop_path_rate: Stochastic depth rate of the last block, in training; it rises linearly from 0 in the first.
+        drop_rate: Dropout probability of embeddings, attention output and MLP.
+        attn_drop_rate: Dropout probability of attention weights.
+        drop_path_rate: Stochastic depth rate of the last block; it rises linearly from 0 in the first.
         layer_norm_eps: Epsilon of the layer norms.
         initializer_range: Standard deviation of newly initialised weights.
         n_fft: FFT size in samples. Only `CEDFeatureExtractor.from_config` uses this field and the fields below.
@@ -200,12 +200,8 @@ class CNN14Config(OwnTypeMixin, PreTrainedConfig):
         hidden_size: Dimension of the embedding.
         channels: Output channels of each convolution block. Each block except the last halves time and frequency.
         n_mels: Number of mel bands of the input.
-        dropout: Dropout probability after each block, in training.
-        embedding_dropout: Dropout probability before and after the last linear layer, in training.
-
-    Example:
-        >>> CNN14Config().hidden_size
-        2048
+        dropout: Dropout probability after each block.
+        embedding_dropout: Dropout probability before and after the last linear layer.
     """
 
     model_type = "cnn14"
@@ -223,7 +219,7 @@ class CNN14Config(OwnTypeMixin, PreTrainedConfig):
             raise ValueError(f"sizes must be at least 1, got {self.hidden_size}, {self.n_mels} and {self.channels}")
 
 
-# Configurations of the audio towers that transformers lacks. The text tower of SONAR uses that of M2M100.
+# Configurations of the audio towers that transformers lacks.
 OWN_CONFIGS = (CEDConfig, CNN14Config)
 
 

@@ -145,10 +145,8 @@ def chunk_embeddings(
                 chunks.append(_Chunk(index, start, start + len(content), content))
             if len(chunks[-1].content) < min_samples:  # also if a file is shorter than its header states
                 seconds = (first + len(waveform)) / rate_hz
-                raise ValueError(
-                    f"{recording.name} ends after {seconds:.4f} s, so a chunk is too short to encode; "
-                    f"the minimum is {min_samples / rate_hz} s"
-                )
+                shortest = min_samples / rate_hz
+                raise ValueError(f"{recording.name} ends after {seconds:.4f} s; the minimum is {shortest} s per chunk")
             return chunks
         except (OSError, ValueError, RuntimeError, MemoryError) as error:
             if on_bad_audio == "error":
@@ -393,9 +391,7 @@ class EncodingMixin:
         try:
             self._processor = SupCLAPProcessor.from_pretrained(name, **options)
         except Exception as error:
-            raise ValueError(
-                f"cannot load a processor from {name}, the model's folder or Hub id: {error}; {advice}"
-            ) from error
+            raise ValueError(f"cannot load a processor from {name}, the model's folder: {error}; {advice}") from error
         return self._processor
 
     @processor.setter

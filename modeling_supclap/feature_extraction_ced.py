@@ -141,10 +141,8 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
         for index, clip in enumerate(_as_clips(audio)):
             waveform = as_waveform(clip, sampling_rate, self.sampling_rate, f"clip {index}")
             if len(waveform) < self.min_samples:
-                raise ValueError(
-                    f"clip {index} lasts {len(waveform) / self.sampling_rate:.4f} s; "
-                    f"the minimum is {self.min_samples / self.sampling_rate} s"
-                )
+                seconds, shortest = len(waveform) / self.sampling_rate, self.min_samples / self.sampling_rate
+                raise ValueError(f"clip {index} lasts {seconds:.4f} s; the minimum is {shortest} s")
             waveforms.append(waveform)
         return waveforms
 
@@ -233,9 +231,8 @@ def _as_clips(audio: Any) -> list[Any]:
     """Convert the `audio` argument to a list of clips: one clip, the rows of a 2-D array, or the items of a list."""
     if isinstance(audio, (np.ndarray, torch.Tensor)):
         if audio.ndim > 2:
-            raise ValueError(
-                f"audio has shape {tuple(audio.shape)}; pass one clip (samples,), an array (clips, samples) or a list"
-            )
+            shape = tuple(audio.shape)
+            raise ValueError(f"audio has shape {shape}; pass one clip (samples,), an array (clips, samples) or a list")
         clips = [audio] if audio.ndim < 2 else list(audio)
     elif isinstance(audio, (list, tuple)):
         clips = [audio] if audio and isinstance(audio[0], (int, float, np.number)) else list(audio)

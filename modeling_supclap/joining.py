@@ -78,10 +78,8 @@ def load_tower(kind: Literal["audio", "text"], name: str, pooling: str = "mean")
     try:
         fields, _ = PreTrainedConfig.get_config_dict(name)
     except OSError as error:
-        raise OSError(
-            f"cannot load the {kind} tower {name!r}; pass an existing folder or a Hub id such as {EXAMPLES[kind]}. "
-            f"{error}"
-        ) from error
+        advice = f"pass an existing folder or a Hub id such as {EXAMPLES[kind]}"
+        raise OSError(f"cannot load the {kind} tower {name!r}; {advice}. {error}") from error
     if "model_type" not in fields:
         if os.path.isfile(os.path.join(name, "adapter_config.json")):
             raise ValueError(f"{name} is a LoRA adapter without an encoder; merge it into its base model and save that")
@@ -106,10 +104,8 @@ def load_tower(kind: Literal["audio", "text"], name: str, pooling: str = "mean")
     if missing:
         only_pooler = all(key.startswith("pooler.") for key in missing)
         advice = POOLINGS_OF_ALL[kind] if only_pooler else "pass a checkpoint of this encoder alone"
-        raise ValueError(
-            f"{name} lacks {len(missing)} weights of {type(tower).__name__}, such as {missing[:3]}; {advice}"
-        )
-
+        lacking = f"{len(missing)} weights of {type(tower).__name__}, such as {missing[:3]}"
+        raise ValueError(f"{name} lacks {lacking}; {advice}")
     return tower
 
 
@@ -137,9 +133,8 @@ def load_tokenizer(name: Any, **kwargs: Any) -> PreTrainedTokenizerBase:
             return _read_sentencepiece(str(name), **kwargs)
         return AutoTokenizer.from_pretrained(str(name), **kwargs)
     except (OSError, ValueError, TypeError) as error:  # TypeError: the vocabulary file is missing
-        raise OSError(
-            f"no tokenizer can be loaded from the folder or Hub id {name!r}: {error}{missing_protobuf()}"
-        ) from error
+        cause = f"{error}{missing_protobuf()}"
+        raise OSError(f"no tokenizer can be loaded from the folder or Hub id {name!r}: {cause}") from error
 
 
 def _read_sentencepiece(path: str, **kwargs: Any) -> NllbTokenizer:

@@ -115,7 +115,11 @@ def localize(
         is_new = (times >= previous_ends[:, None]) & (times < chunks.offset_seconds[:, None])
         steps, centers = chunks.embeds[torch.from_numpy(is_new).to(chunks.embeds.device)], times[is_new]
 
-        starts_seconds, ends_seconds = _windows(chunks.offset_seconds[-1], window_seconds, hop_seconds)
+        # The last window ends with the recording.
+        seconds = chunks.offset_seconds[-1]
+        last = max(seconds - window_seconds, 0.0)
+        starts_seconds = np.minimum(np.arange(math.ceil(last / hop_seconds - 1e-6) + 1) * hop_seconds, last)
+        ends_seconds = np.minimum(starts_seconds + window_seconds, seconds)
         pooled = _pool(model.audio_model, steps, centers, starts_seconds, ends_seconds)
         # (T, D) -> (T, d), (n_texts, d) -> (T, n_texts)
         embeds = torch.nn.functional.normalize(model.audio_projection(pooled).float(), dim=-1)
@@ -145,20 +149,6 @@ def _steps_of_time(model: Any, extractor: Any, hidden: torch.Tensor, chunk_sampl
             seconds = max_chunk_seconds(extractor)
             samples = chunk_samples if seconds is None else seconds * extractor.sampling_rate
             return hidden, samples / hidden.shape[1]
-
-
-def _windows(seconds: float, window_seconds: float, hop_seconds: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return the start and end times of the windows in seconds, both (T,); the last window ends with the recording.
-
-    >>> _windows(2.2, 1.0, 0.5)
-    (array([0. , 0.5, 1. , 1.2]), array([1. , 1.5, 2. , 2.2]))
-    >>> _windows(2.0, 1.0, 1e9)
-    (array([0., 1.]), array([1., 2.]))
-    """
-    last = max(seconds - window_seconds, 0.0)
-    number = max(math.ceil(last / hop_seconds - 1e-6), int(last > 0)) + 1
-    starts = np.minimum(np.arange(number) * hop_seconds, last)
-    return starts, np.minimum(starts + window_seconds, seconds)
 
 
 def _pool(tower: Any, steps: torch.Tensor, centers: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> torch.Tensor:

@@ -246,7 +246,13 @@ class CEDModel(CEDPreTrainedModel):
         for block in self.blocks:
             tokens = block(tokens, attention_mask, **kwargs)
 
-        hidden = _put_back(self.norm(tokens), live, chunks.shape[:2])
+        # (N, tokens, D) -> (B, chunks, tokens, D), with zeros for the chunks that were not computed
+        hidden = self.norm(tokens)
+        if live is None:
+            hidden = hidden.unflatten(0, chunks.shape[:2])
+        else:
+            computed, hidden = hidden, hidden.new_zeros(*chunks.shape[:2], *hidden.shape[1:])
+            hidden[live] = computed
 
         weights = token_mask.unsqueeze(-1).to(hidden.dtype)
         hidden = (hidden * weights).flatten(1, 2)
@@ -260,11 +266,9 @@ class CEDModel(CEDPreTrainedModel):
         if features.ndim != 3 or features.shape[1] != mels:
             raise ValueError(f"input_features must be (batch, {mels} mel bands, frames), got {tuple(features.shape)}")
         # Compare `shape`, not `len()`, because `torch.export` treats `len()` as a constant.
-        if mask is not None and mask.shape != (features.shape[0], features.shape[2]):
-            raise ValueError(
-                f"audio_attention_mask must have one value per frame, {(len(features), features.shape[2])}, "
-                f"got {tuple(mask.shape)}"
-            )
+        expected = (features.shape[0], features.shape[2])
+        if mask is not None and mask.shape != expected:
+            raise ValueError(f"audio_attention_mask must have the shape {expected}, got {tuple(mask.shape)}")
 
         # A traced graph (torch.compile, torch.export) has no values to check. In training, reading them would wait for
         # the GPU at each step, and the masks of the feature extractor are always valid.
@@ -277,11 +281,8 @@ class CEDModel(CEDPreTrainedModel):
             n_frames = mask.sum(dim=1)
             shortest = self.config.patch_frames if is_unchecked else int(n_frames.min())
         if shortest < self.config.patch_frames:
-            raise ValueError(
-                f"clip {int(n_frames.argmin())} has {shortest} frames, fewer than the {self.config.patch_frames} of "
-                "one patch; pass longer clips"
-            )
-
+            clip, patch = int(n_frames.argmin()), self.config.patch_frames
+            raise ValueError(f"clip {clip} has {shortest} frames; pass longer clips, one patch has {patch}")
         return n_frames.to(features.device)
 
     def _split(self, frames: torch.Tensor) -> torch.Tensor:
@@ -296,7 +297,6 @@ class CEDModel(CEDPreTrainedModel):
         n_chunks = (n_frames + length - 1) // length
         chunk_frames = torch.sym_min(n_frames, length)
         frames = nn.functional.pad(frames, (0, 0, 0, n_chunks * chunk_frames - n_frames))
-
         return frames.reshape(frames.shape[0], n_chunks, chunk_frames, frames.shape[2])
 
     def _token_mask(self, n_frames: torch.Tensor, n_chunks: int, chunk_frames: int) -> torch.Tensor:
@@ -308,22 +308,12 @@ class CEDModel(CEDPreTrainedModel):
         starts = torch.arange(n_chunks, device=n_frames.device) * length
         clip_columns = (ends.unsqueeze(1) - starts).clamp(0, chunk_frames) // patch
         columns = torch.arange(chunk_frames // patch, device=n_frames.device) < clip_columns.unsqueeze(-1)
-
         return columns.repeat(1, 1, self.config.n_mels // self.config.patch_mels)
 
 
 def _take(chunks: torch.Tensor, live: torch.Tensor | None) -> torch.Tensor:
     """Flatten (B, chunks, ...) to (N, ...), and keep only chunks where `live` is True; None keeps all."""
     return chunks.flatten(0, 1) if live is None else chunks[live]
-
-
-def _put_back(tokens: torch.Tensor, live: torch.Tensor | None, shape: torch.Size) -> torch.Tensor:
-    """Undo `_take`: reshape (N, ...) to (B, chunks, ...), with zeros for the removed chunks."""
-    if live is None:
-        return tokens.unflatten(0, shape)
-    grid = tokens.new_zeros(*shape, *tokens.shape[1:])
-    grid[live] = tokens
-    return grid
 
 
 register(AutoModel, CEDConfig, CEDModel)

@@ -294,10 +294,8 @@ def as_list(texts: Any) -> list[Any]:
     if texts is None:
         raise ValueError("got None; pass a text or a list of texts")
     if isinstance(texts, Mapping):
-        raise ValueError(
-            f"got a {type(texts).__name__} with the keys {list(texts)}; pass a text or a list of texts, for example "
-            "one of its values"
-        )
+        kind = type(texts).__name__
+        raise ValueError(f"got a {kind} with the keys {list(texts)}; pass a list of texts, such as one of its values")
     return [texts] if isinstance(texts, str) else list(texts)
 
 

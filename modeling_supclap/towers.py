@@ -73,10 +73,7 @@ def check_text_config(config: PreTrainedConfig, pooling: str = "mean") -> None:
     if config.is_encoder_decoder:
         raise ValueError(f"{kind!r} has an encoder and a decoder and cannot be a text tower; {advice}")
     if _is_decoder(config) and pooling != "last":
-        raise ValueError(
-            f"{kind!r} is a decoder, so pooling={pooling!r} does not cover the whole text; {advice}, or set "
-            "text_pooling='last'"
-        )
+        raise ValueError(f"{kind!r} is a decoder; {advice}, or set text_pooling='last' instead of {pooling!r}")
 
     model_class: Any = get_tower_class(kind) or MODEL_MAPPING.get(type(config), None)
     if isinstance(model_class, type) and not takes(model_class, "input_ids"):
