@@ -140,11 +140,13 @@ def attempts(folder: Path, mark: Path, address: str, secret: Path) -> Iterator[A
     table = folder / "table"
     table.mkdir()
     soundfile.write(table / "a.wav", 0.1 * np.ones(1600), 16000)
-    for name in (str(secret), f"../{secret.name}", f"file://{secret}", f"{address}/a.wav"):
+    for name in (f"../{secret.name}", f"file://{secret}", f"{address}/a.wav", str(secret)):
         (table / "metadata.jsonl").write_text(json.dumps({"file_name": name, "caption": "rain"}) + "\n")
         cache = str(folder / "cache" / str(abs(hash(name))))
-        load = partial(load_splits, "audio_folder", cache, data_dir=str(table))
-        yield Attempt(f"a table that names {name[:9]}", load)
+        if name == str(secret):  # the control: a table may name any recording by its absolute path
+            assert _loads(secret, table, cache)
+        else:
+            yield Attempt(f"a table that names {name[:9]}", partial(_refused, _loads, secret, table, cache))
 
 
 def _corpus(folder: Path, mark: Path, address: str) -> Iterator[Attempt]:
@@ -237,6 +239,13 @@ def _recordings(folder: Path, address: str, secret: Path) -> Iterator[Attempt]:
             yield Attempt(f"{kind} named .{suffix}", partial(_refused, read_audio, path))
             as_bytes = partial(_refused, read_audio, text.encode(), name="clip 7")
             yield Attempt(f"{kind} as bytes, .{suffix}", as_bytes)
+
+
+def _loads(secret: Path, table: Path, cache: str) -> bool:
+    """Load a folder; return whether one of its rows is the recording outside."""
+    whole = {"validation_fraction": 0.0, "test_fraction": 0.0}
+    splits = load_splits("audio_folder", cache, data_dir=str(table), **whole)
+    return any(Path(row["audio_path"]).resolve() == secret.resolve() for rows in splits.values() for row in rows)
 
 
 def _refused(call: Callable[..., Any], *arguments: Any, **options: Any) -> None:
