@@ -7,6 +7,7 @@ from .multilingual import (
     cacl_loss,
     data_distribution_error,
     kcl_loss,
+    language_distribution_error,
     weight_error_term,
 )
 from .similarity import similarity_matrix
@@ -30,6 +31,7 @@ __all__ = [
     "data_distribution_error",
     "info_nce",
     "kcl_loss",
+    "language_distribution_error",
     "radius_constraint",
     "reweighted_info_nce",
     "sigmoid_loss",

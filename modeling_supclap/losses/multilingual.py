@@ -109,6 +109,25 @@ def cacl_loss(
 
 
 @torch.no_grad()
+def language_distribution_error(trained: Tensor) -> Tensor:
+    """Compute how far the languages of a training step are from uniform, without a model (ATRI eq. 6).
+
+    The distance is mean_i sum_k |1/K - q_ik|, where q_i is uniform over the trained languages of clip i. It is 0 for
+    KCL, 2(1 - 2/K) for CACL, and 2(1 - 1/K), the maximum, for one random language.
+
+    Args:
+        trained: (N, K) bool; [i, k] is True if this step trains clip i in language k; True at least once per clip.
+
+    Returns:
+        0-d tensor, 0 to 2.
+
+    >>> language_distribution_error(torch.eye(4, dtype=torch.bool))
+    tensor(1.5000)
+    """
+    distribution = trained.float() / trained.sum(dim=1, keepdim=True)
+    return (distribution - 1 / trained.shape[1]).abs().sum(dim=1).mean()
+
+
 def data_distribution_error(
     audio_embeds: Tensor, text_embeds: Tensor, logit_scale: float | Tensor, trained: Tensor
 ) -> Tensor:

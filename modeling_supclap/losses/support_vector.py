@@ -231,9 +231,8 @@ class DynamicRadius(nn.Module):
     """DynamicSVR: an MLP that predicts the radius of each pair from its similarities (SupCLAP 3.2).
 
     R_i = f([s(t_i, a_i), s(t_i, a_j), ...]): the input is the similarity of the positive, followed by those of the
-    `num_similarities - 1` hardest negatives in descending order. No gradient flows to the encoders. In the paper, the
-    input of f: R^N -> R is the whole batch of N clips (`num_similarities` = N). A smaller batch is padded with
-    similarities of 0, as if the missing clips were orthogonal.
+    `num_similarities - 1` hardest negatives. In the paper, the input of f: R^N -> R is the whole batch of N clips
+    (`num_similarities` = N). A smaller batch is padded with similarities of 0, as if the missing clips were orthogonal.
 
     The last layer is initialized with zero weights and bias `init`, so that training starts from `StaticRadius(init)`.
 
@@ -241,21 +240,34 @@ class DynamicRadius(nn.Module):
         num_similarities: Number of MLP inputs, including the positive; usually the training batch size.
         hidden_size: Width of the two hidden layers.
         init: Initial radius.
+        order: Order of the negatives: "sorted", descending similarity, or "batch", which makes the radius depend on
+            the order of the batch.
+        detach_input: Whether to stop gradients from the radius to the encoders.
 
     Raises:
-        ValueError: `num_similarities` is below 2.
+        ValueError: `num_similarities` is below 2, or `order` is unknown.
 
     >>> DynamicRadius(num_similarities=4)(torch.eye(3)).tolist() == StaticRadius()(torch.eye(3)).tolist()
     True
     """
 
-    def __init__(self, num_similarities: int, hidden_size: int = 64, init: float = 0.1) -> None:
+    def __init__(
+        self,
+        num_similarities: int,
+        hidden_size: int = 64,
+        init: float = 0.1,
+        order: Literal["sorted", "batch"] = "sorted",
+        detach_input: bool = True,
+    ) -> None:
         super().__init__()
+        if order not in ("sorted", "batch"):
+            raise ValueError(f"got order={order!r}; it must be 'sorted' or 'batch'")
         if num_similarities < 2:
             raise ValueError(
                 f"got num_similarities={num_similarities}; it must be at least 2, the positive and one negative"
             )
         self.num_negatives = num_similarities - 1
+        self.order, self.detach_input = order, detach_input
         last = nn.Linear(hidden_size, 1)
         nn.init.zeros_(last.weight)
         nn.init.constant_(last.bias, init)
@@ -275,7 +287,8 @@ class DynamicRadius(nn.Module):
             (..., N), float32 or wider. The radii are not clamped; `radius_constraint` penalizes radii outside
             [0, ||a - t||].
         """
-        return self._predict(self._inputs(scaled_similarities.detach(), 0, group_ids))
+        inputs = scaled_similarities.detach() if self.detach_input else scaled_similarities
+        return self._predict(self._inputs(inputs, 0, group_ids))
 
     def in_tiles(
         self,
@@ -287,7 +300,7 @@ class DynamicRadius(nn.Module):
     ) -> Tensor:
         """Predict the same radii as `forward`, from embeddings (..., N, d), with `chunk_size` matrix rows at a time."""
         inputs = []
-        with torch.no_grad():
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.detach_input):
             for first, second in pairs_of_batches(anchors, targets):
 
                 def tile_inputs(rows: slice, first: Tensor = first, second: Tensor = second) -> Tensor:
@@ -313,8 +326,10 @@ class DynamicRadius(nn.Module):
         negatives = negatives.masked_fill(positive_mask(size, None, device, rows), -torch.inf)
         negatives = F.pad(negatives, (0, max(self.num_negatives - (size - 1), 0)))
 
-        hardest = negatives.topk(self.num_negatives, dim=-1).values  # (..., n, num_negatives), descending
-        return torch.cat([positives, hardest], dim=-1)
+        hardest = negatives.topk(self.num_negatives, dim=-1)  # (..., n, num_negatives), descending
+        if self.order == "sorted":
+            return torch.cat([positives, hardest.values], dim=-1)
+        return torch.cat([positives, negatives.gather(-1, hardest.indices.sort(dim=-1).values)], dim=-1)
 
     def _predict(self, inputs: Tensor) -> Tensor:
         with torch.autocast(inputs.device.type, enabled=False):

@@ -296,6 +296,12 @@ class SupCLAPTrainer(Trainer):
             "the last checkpoint is unchanged, try a lower learning rate or fp32"
         )
 
+    def hyperparameter_search(self, *args: Any, **kwargs: Any) -> Any:
+        """Raise NotImplementedError, because model and objective are created only once."""
+        raise NotImplementedError(
+            "SupCLAPTrainer does not support hyperparameter_search; create a new trainer for each trial"
+        )
+
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Train as in the Trainer, but lock the output folder and check the checkpoint before resuming.
 

@@ -15,6 +15,7 @@ from modeling_supclap.losses import (
     data_distribution_error,
     info_nce,
     kcl_loss,
+    language_distribution_error,
     weight_error_term,
 )
 
@@ -92,6 +93,14 @@ def test_data_distribution_error_equals_the_loops(name: str) -> None:
     trained = scheme(name, 5, 4)
     expected = reference.data_distribution_error(audio, text, SCALE, trained.tolist())
     assert data_distribution_error(audio, text, SCALE, trained).item() == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("languages", [2, 3, 8])
+def test_language_distribution_error_has_its_closed_forms(languages: int) -> None:
+    expected = {"random": 2 * (1 - 1 / languages), "cacl": 2 * (1 - 2 / languages), "kcl": 0.0}
+    for name, value in expected.items():
+        error = language_distribution_error(scheme(name, 6, languages))
+        assert error.item() == pytest.approx(value, abs=1e-6)
 
 
 def test_the_error_orders_the_schemes() -> None:

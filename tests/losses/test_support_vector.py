@@ -1,6 +1,7 @@
 """SVR against loops, the paper's gradient identities, the optimum of the radius, coincident pairs and low precision."""
 
 import math
+from typing import Literal
 
 import pytest
 import reference
@@ -380,10 +381,15 @@ def test_dynamic_radius_starts_as_the_static_one_and_learns() -> None:
     assert module(scaled).std() > 0
 
 
-def test_dynamic_radius_reads_the_positive_first_then_the_negatives(predictor: DynamicRadius) -> None:
+@pytest.mark.parametrize("order", ["sorted", "batch"])
+def test_dynamic_radius_reads_the_positive_first_then_the_negatives(
+    predictor: DynamicRadius, order: Literal["sorted", "batch"]
+) -> None:
+    predictor.order = order
     scaled = SCALE * similarity_matrix(*related_pair())
     for i, radius in enumerate(predictor(scaled)):
-        negatives = sorted([scaled[i, j].item() for j in range(5) if j != i], reverse=True)
+        negatives = [scaled[i, j].item() for j in range(5) if j != i]
+        negatives = sorted(negatives, reverse=True) if order == "sorted" else negatives
         row = torch.tensor([scaled[i, i].item(), *negatives], dtype=torch.float64)
         assert radius.item() == pytest.approx(predictor.layers(row).item(), abs=1e-12)
 
@@ -393,6 +399,8 @@ def test_sorted_radius_follows_its_pair_through_any_order_of_the_batch(predictor
     order = torch.tensor([3, 0, 4, 1, 2])
     radius = predictor(scaled)
     torch.testing.assert_close(predictor(scaled[order][:, order]), radius[order])
+    predictor.order = "batch"
+    assert not torch.allclose(predictor(scaled[order][:, order]), predictor(scaled)[order])
 
 
 def test_incomplete_batch_is_a_full_one_filled_with_unrelated_clips(predictor: DynamicRadius) -> None:
@@ -422,10 +430,13 @@ def test_other_captions_of_the_clip_count_as_unrelated(predictor: DynamicRadius)
     assert not torch.allclose(predictor(scaled, ids), predictor(scaled))
 
 
-def test_radius_does_not_steer_the_encoders(predictor: DynamicRadius) -> None:
+def test_radius_steers_the_encoders_only_on_request(predictor: DynamicRadius) -> None:
     scaled = (SCALE * similarity_matrix(*related_pair())).requires_grad_()
     (detached,) = torch.autograd.grad(predictor(scaled).sum() + 0 * scaled.sum(), scaled)
     assert not detached.any()
+    predictor.detach_input = False
+    (attached,) = torch.autograd.grad(predictor(scaled).sum(), scaled)
+    assert attached.any(dim=1).all()
 
 
 def test_predictor_takes_languages_and_low_precision(predictor: DynamicRadius) -> None:
@@ -452,3 +463,5 @@ def test_errors_say_what_would_be_right() -> None:
         support_vector_loss(texts, audios, 0.1, SCALE, decoupled=True, group_ids=torch.zeros(5, dtype=torch.long))
     with pytest.raises(ValueError, match="num_similarities=1"):
         DynamicRadius(num_similarities=1)
+    with pytest.raises(ValueError, match="order='random'"):
+        DynamicRadius(num_similarities=4, order="random")  # type: ignore[arg-type]

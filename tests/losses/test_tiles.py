@@ -74,9 +74,10 @@ def test_equals_the_plain_loss_in_lower_precision_and_under_autocast(loss: Loss,
 
 @pytest.mark.parametrize("groups", [None, GROUPS])
 @pytest.mark.parametrize("size", [4, 9])
-def test_a_radius_in_tiles_is_that_of_the_matrix(groups: Tensor | None, size: int) -> None:
+@pytest.mark.parametrize("detach_input", [True, False])
+def test_a_radius_in_tiles_is_that_of_the_matrix(groups: Tensor | None, size: int, detach_input: bool) -> None:
     torch.manual_seed(0)
-    module = DynamicRadius(size).double()
+    module = DynamicRadius(size, detach_input=detach_input).double()
     torch.nn.init.normal_(list(module.parameters())[-2], std=0.1)
     audio, text = (embeds.requires_grad_() for embeds in related_pair(7, 5))
     texts = torch.stack([text, unit_rows(7, 5, seed=3)])
@@ -84,7 +85,7 @@ def test_a_radius_in_tiles_is_that_of_the_matrix(groups: Tensor | None, size: in
     tiled = module.in_tiles(texts, audio, 9.0, groups, chunk_size=3)
     torch.testing.assert_close(tiled, whole, rtol=0, atol=1e-12)
 
-    inputs = list(module.parameters())
+    inputs = [*module.parameters(), *([] if detach_input else [audio, text])]
     for own, other in zip(
         torch.autograd.grad(tiled.sum(), inputs), torch.autograd.grad(whole.sum(), inputs), strict=True
     ):

@@ -340,6 +340,11 @@ def test_smaller_batches_of_negatives_are_named(tmp_path, rows, options):
         build(tmp_path, rows, **options)
 
 
+def test_hyperparameter_search_is_refused(tmp_path, rows):
+    with pytest.raises(NotImplementedError, match="hyperparameter_search"):
+        build(tmp_path, rows).hyperparameter_search(n_trials=1)
+
+
 def test_activation_checkpointing_reaches_both_towers(tmp_path, rows):
     names = {option.name for option in dataclasses.fields(SupCLAPTrainingArguments)}
     name = "activation_checkpointing" if "activation_checkpointing" in names else "gradient_checkpointing"
