@@ -319,7 +319,7 @@ class LazySimilarity:
             raise ValueError(f"similarity is {similarity!r}; give 'cosine' or 'dot'")
 
         self.shape = (len(self.queries), len(self.candidates))
-        self.chunk = chunk
+        self.chunk, self.similarity = chunk, similarity
         self._dtype = np.result_type(self.queries, self.candidates, np.float32)
 
         # If the squared norms fit into the score dtype, every dot product does too (Cauchy-Schwarz).
@@ -329,6 +329,11 @@ class LazySimilarity:
             is_scaled = similarity == "cosine" and np.abs(norms - 1).max() > _NORM_TOLERANCE
             scales.append(1 / norms if is_scaled else None)  # (rows, 1)
         self._query_scales, self._candidate_scales = scales
+
+    @property
+    def T(self) -> LazySimilarity:
+        """Similarity with queries and candidates exchanged."""
+        return LazySimilarity(self.candidates, self.queries, self.chunk, self.similarity)
 
     def __getitem__(self, rows: slice) -> NDArray[Any]:
         """Return the score matrix of a slice of queries; `lazy[:]` returns all scores."""

@@ -25,6 +25,7 @@ Row = Mapping[str, Any]
 
 # Number of threads that prefetch audio.
 _READERS = 4
+_STORED_SIMILARITIES = 2**24  # 64 MiB
 
 
 @dataclass(frozen=True)
@@ -98,21 +99,20 @@ class ClipEmbeddings:
         means[single] = self.embeds[self.starts[single]]
         return means
 
-    def similarity(self, text_embeds: np.ndarray, direction: str = "t2a") -> np.ndarray | LazySimilarity:
-        """Compute the cosine similarity between M texts (M, d) and the clips. Equal embeddings have equal cosines.
+    def similarity(self, text_embeds: np.ndarray) -> np.ndarray | LazySimilarity:
+        """Compute the cosine similarity between M texts (M, d) and the N clips. Equal embeddings have equal cosines.
 
         Args:
             text_embeds: Text embeddings with unit norm, (M, d).
-            direction: "t2a" (text to audio) returns (M, N); "a2t" (audio to text) returns (N, M).
 
         Returns:
-            A `LazySimilarity`, or an array with `pooling="best"` and several chunks per clip.
+            (M, N): a `LazySimilarity` of more than `_STORED_SIMILARITIES` values with mean pooling, otherwise an array.
         """
         if self.pooling == "best" and not (self.counts == 1).all():
             # (M, P) -> (M, N): maximum over the chunks of each clip
-            similarity = np.maximum.reduceat(LazySimilarity(text_embeds, self.embeds)[:], self.starts, axis=1)
-            return similarity if direction == "t2a" else np.ascontiguousarray(similarity.T)
-        return LazySimilarity(*((text_embeds, self.mean) if direction == "t2a" else (self.mean, text_embeds)))
+            return np.maximum.reduceat(LazySimilarity(text_embeds, self.embeds)[:], self.starts, axis=1)
+        similarity = LazySimilarity(text_embeds, self.mean)
+        return similarity if np.prod(similarity.shape) > _STORED_SIMILARITIES else similarity[:]
 
 
 @dataclass

@@ -147,15 +147,17 @@ def evaluate_retrieval(
 
         counts[language] = len(table.texts)
         scores[language] = {}
+        similarity = clips.similarity(texts)
         for direction in DIRECTIONS:
+            of_queries = similarity if direction == "t2a" else similarity.T
             scores[language][direction], query_arrays = _score_direction(
-                split, table, clips.similarity(texts, direction), direction, groups, units, intervals, is_light
+                split, table, of_queries, direction, groups, units, intervals, is_light
             )
             for name, values in query_arrays.items():
                 arrays[f"retrieval/{language}/{direction}/{name}"] = values
 
         if not is_light:
-            positive, negative = _draw_similarities(table, groups, texts, clips)
+            positive, negative = _draw_similarities(table, groups, texts, clips, similarity)
             owners, firsts = np.unique(table.text_rows, return_index=True)
             is_sampled = np.isin(owners, sampled)
             arrays |= {
@@ -297,10 +299,9 @@ def find_top(similarity: Any) -> np.ndarray:
 
 
 def _draw_similarities(
-    table: CaptionTable, groups: np.ndarray, texts: np.ndarray, clips: ClipEmbeddings
+    table: CaptionTable, groups: np.ndarray, texts: np.ndarray, clips: ClipEmbeddings, similarity: Any
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Compute the cosines of all matching pairs, and of a random sample of non-matching pairs (fixed seed)."""
-    similarity = clips.similarity(texts)
+    """Return the cosines of all matching pairs, and of a random sample of non-matching pairs (fixed seed)."""
 
     def cosines(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
         if isinstance(similarity, np.ndarray):

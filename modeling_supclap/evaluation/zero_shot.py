@@ -148,7 +148,7 @@ def _classify(
         Tuple of the scores over all clips, per class and per fold; and the top-1 and top-5 hits, the predicted class of
         each clip and the confusion matrix.
     """
-    cosines = split.clips.similarity(embeds, "a2t")[:]
+    cosines = split.clips.similarity(embeds)[:].T
     outcomes = retrieval_outcomes(cosines, truth[:, None], k=(1, 5))
     hits = {"top1": outcomes["R@1"], "top5": outcomes["R@5"]}
 

@@ -118,7 +118,7 @@ def evaluate_zste(
             # One column per distinct text; select those of the candidates of each question.
             texts = list(dict.fromkeys(text for prompt in prompts for text in prompt.texts))
             column = {text: number for number, text in enumerate(texts)}
-            similarity = clips.select(indices).similarity(split.texts(texts, language), "a2t")[:]
+            similarity = clips.select(indices).similarity(split.texts(texts, language))[:].T
             cosines = []
             for row, prompt in zip(similarity, prompts, strict=True):
                 cosines.append(row[[column[text] for text in prompt.texts]].tolist())
