@@ -289,7 +289,7 @@ def load_parquet(**options: Any) -> dict[str, RowStream]:
         if not all(path.endswith(".parquet") for path in paths):
             raise FileNotFoundError(f"streaming requires Parquet files; {data_dir} contains {paths[0]}")
         with ThreadPoolExecutor(SHUFFLE_SHARDS) as pool:
-            footers = list(pool.map(partial(read_file, read=pyarrow.parquet.read_metadata), paths))
+            footers = list(pool.map(partial(read_file, read=_read_footer), paths))
 
         groups[split] = []
         first_row = 0
@@ -307,6 +307,15 @@ def load_parquet(**options: Any) -> dict[str, RowStream]:
             origins[split] = origins["train"]
 
     return {split: RowStream(HubSplit(groups[split], origins[split], types, config)) for split in groups}
+
+
+def _read_footer(file: Any) -> pyarrow.parquet.FileMetaData:
+    footer = pyarrow.parquet.read_metadata(file)
+    for number in range(footer.num_row_groups):
+        for column in range(footer.num_columns):  # pyarrow aborts the process if it reads the statistics of such a file
+            if footer.row_group(number).column(column).physical_type != footer.schema.column(column).physical_type:
+                raise ValueError(f"column {column} of row group {number} has another type than the schema")
+    return footer
 
 
 def _may_be_empty(row_group: pyarrow.parquet.RowGroupMetaData) -> frozenset[str]:

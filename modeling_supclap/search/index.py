@@ -124,7 +124,9 @@ class SoundIndex:
         session = lancedb.Session(index_cache_size_bytes=_CACHE_BYTES)
         database = lancedb.connect(self.folder, session=session, read_consistency_interval=timedelta(0))
         names = self._read(lambda: database.list_tables().tables)
-        if "windows" in names and "files" in names:
+        # A kill or a full disk can leave the folder of a table without a version.
+        versions = Path(self.folder, "files.lance", "_versions")
+        if "files" in names and ("://" in self.folder or list(versions.glob("*.manifest"))):
             self.windows = self._read(lambda: database.open_table("windows"))
             self.files = self._read(lambda: database.open_table("files"))
         elif dim is None:

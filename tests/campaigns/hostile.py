@@ -177,7 +177,7 @@ def _corpus(folder: Path, mark: Path, address: str) -> Iterator[Attempt]:
         query = partial(Searcher(index, model).search, audio=hostile / name)
         yield Attempt(f"query by {name}", partial(_refused, query))
 
-    files = [{"bytes": (hostile / name).read_bytes(), "path": name} for name in sorted(names)]
+    files: list[dict[str, Any]] = [{"bytes": (hostile / name).read_bytes(), "path": name} for name in sorted(names)]
     files += [{"bytes": None, "path": f"{address}/{suffix}.wav"} for suffix in ("a", "b")]
     rows = {"audio": files, "caption": [f"sound {number}" for number in range(len(files))]}
     table = datasets.Dataset.from_dict(rows).cast_column("audio", datasets.Audio(decode=False))
@@ -199,7 +199,7 @@ def _corpus(folder: Path, mark: Path, address: str) -> Iterator[Attempt]:
             _refused(read_row, row, 16000)
 
     yield Attempt("as_rows of all files", partial(read_all, partial(as_rows, table)))
-    held_out = {"validation_fraction": 0, "test_fraction": 0}
+    held_out: dict[str, Any] = {"validation_fraction": 0, "test_fraction": 0}
     yield Attempt("a stream of Parquet", partial(read_all, lambda: streamed(**held_out)["train"]))
     tars = partial(load_splits, "webdataset", data_dir=str(tar.parent), streaming=True)
     yield Attempt("a stream of tar files", partial(read_all, lambda: tars()["train"]))
@@ -243,7 +243,7 @@ def _recordings(folder: Path, address: str, secret: Path) -> Iterator[Attempt]:
 
 def _loads(secret: Path, table: Path, cache: str) -> bool:
     """Load a folder; return whether one of its rows is the recording outside."""
-    whole = {"validation_fraction": 0.0, "test_fraction": 0.0}
+    whole: dict[str, Any] = {"validation_fraction": 0.0, "test_fraction": 0.0}
     splits = load_splits("audio_folder", cache, data_dir=str(table), **whole)
     return any(Path(row["audio_path"]).resolve() == secret.resolve() for rows in splits.values() for row in rows)
 

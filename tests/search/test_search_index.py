@@ -199,6 +199,17 @@ def test_a_damaged_store_is_named(fake_model, folder, part):
         Searcher(folder.parent / "index", load_embedding_model(fake_model))
 
 
+def test_a_store_that_a_kill_left_without_a_version_is_completed(fake_model, folder):
+    windows = build(fake_model, folder).windows
+    shutil.rmtree(folder.parent / "index" / "files.lance" / "_versions")
+    with pytest.raises(FileNotFoundError, match="index"):
+        SoundIndex(folder.parent / "index")
+    assert build(fake_model, folder).windows == windows
+    shutil.rmtree(folder.parent / "index" / "windows.lance" / "_versions")
+    with pytest.raises(ValueError, match=f"{folder.parent / 'index'} is damaged"):
+        build(fake_model, folder)
+
+
 def test_a_store_without_its_data_is_named(fake_model, folder):
     build(fake_model, folder)
     searcher = Searcher(folder.parent / "index", load_embedding_model(fake_model))
