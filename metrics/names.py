@@ -33,6 +33,7 @@ METRICS = {
     "top5": MetricName("top-5 accuracy"),
     "mean_per_class": MetricName("accuracy, mean over the classes"),
     "mean_over_folds": MetricName("accuracy, mean over the folds"),
+    "mAP": MetricName("mean average precision"),
     "temporal_accuracy": MetricName("temporal accuracy"),
     "single_accuracy": MetricName("accuracy, single sounds"),
     "combined_accuracy": MetricName("accuracy, two sounds"),

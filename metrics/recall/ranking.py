@@ -122,6 +122,25 @@ def retrieval_scores(
     return scores
 
 
+def average_precision(scores: NDArray[Any], is_relevant: NDArray[np.bool_]) -> float:
+    """Compute the average precision of one ranking, without interpolation, as scikit-learn does.
+
+    It is the mean, over the relevant candidates, of the share of relevant candidates among all with at least the same
+    score. Candidates with equal scores share a precision, so constant scores have the share of relevant candidates.
+
+    Args:
+        scores: Score of each candidate, (C,).
+        is_relevant: Whether each candidate is relevant, (C,); at least one must be.
+
+    >>> round(average_precision(np.array([0.9, 0.8, 0.7]), np.array([True, False, True])), 4)
+    0.8333
+    """
+    ordered, hits = np.sort(scores), np.sort(scores[is_relevant])
+    num_above = len(ordered) - np.searchsorted(ordered, hits)
+    num_hits_above = len(hits) - np.searchsorted(hits, hits)
+    return float((num_hits_above / num_above).mean())
+
+
 def chance_scores(
     relevant: RelevantColumns, num_candidates: int, k: int | Sequence[int] = (1, 5, 10), map_cutoff: int = MAP_CUTOFF
 ) -> dict[str, float]:

@@ -267,14 +267,16 @@ def _write_cell(cell: Any, metric: str) -> tuple[str, str]:
 
 
 def _zero_shot(results: Results) -> tuple[dict[str, float], dict[str, Any] | None]:
-    """Return the accuracy per class and the confusion matrix of the first prompt set; no matrix above 100 classes.
+    """Return the scores per class and the confusion matrix of the first prompt set.
+
+    The matrix is None above 100 classes, or if clips have several labels.
 
     The matrix is a dict with "classes" (class names) and "rows" (C, C, 2); the last axis is (count, share of the row).
     """
     for language, sets in results.scores.get("zero_shot", {}).items():
         for name, set_scores in sets.items():
-            counts = results.arrays[f"zero_shot/{language}/{name}/confusion"]
-            if len(counts) > MAX_CLASSES_DRAWN:
+            counts = results.arrays.get(f"zero_shot/{language}/{name}/confusion")
+            if counts is None or len(counts) > MAX_CLASSES_DRAWN:
                 return set_scores["per_class"], None
             shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
             rows = np.stack([counts, shares], axis=2).tolist()  # (C, C) twice -> (C, C, 2)

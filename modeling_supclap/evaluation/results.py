@@ -68,6 +68,8 @@ class Section(NamedTuple):
     note: str = ""
 
 
+CLASS_METRICS = ("top1", "top5", "mean_per_class", "mean_over_folds", "mAP")
+
 SECTIONS = {
     "retrieval": Section(
         "Retrieval",
@@ -79,9 +81,9 @@ SECTIONS = {
     "distances": Section("Distance to the caption embeddings in", ("Gap", "Dis")),
     "zero_shot": Section(
         "Zero-shot classification",
-        ("top1", "top5", "mean_per_class", "mean_over_folds"),
+        CLASS_METRICS,
         ("top1", "clips are assigned the correct class"),
-        ("top1",),
+        ("top1", "mAP"),
         "zero-shot",
     ),
     "zste": Section(

@@ -30,8 +30,8 @@ class EvaluationOptions:
     """Evaluation options.
 
     Attributes:
-        tasks: Any of "retrieval", "zero_shot" and "zste" (zero-shot temporal evaluation). The last two require clips
-            with exactly one label.
+        tasks: Any of "retrieval", "zero_shot" and "zste" (zero-shot temporal evaluation). "zero_shot" requires labels,
+            and "zste" exactly one label per clip.
         languages: Retrieval languages, ISO 639-3 codes. With several languages, MRV, Gap and Dis are computed; Gap and
             Dis are relative to English, or to the first language if English is not included.
         positives: "clip" matches each clip only with its own captions; "captions" also matches clips with identical
@@ -157,7 +157,7 @@ def score_split(split: EmbeddedSplit, options: EvaluationOptions) -> Results:
         "clips/id": split.ids,
         "clips/audio_path": np.array([Path(row["audio_path"]).name for row in split.rows]),
         "clips/source": split.sources,
-        "clips/label": np.array([next(iter(row.get("labels") or ()), "") for row in split.rows]),
+        "clips/label": np.array([", ".join(row.get("labels") or ()) for row in split.rows]),
     }
     for task, evaluate_task in TASKS.items():
         if task in options.tasks:

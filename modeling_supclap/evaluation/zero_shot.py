@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from modeling_supclap.datasets_scripts.builders.captions import render_captions
-from modeling_supclap.metrics.recall.ranking import chance_scores, retrieval_outcomes
+from modeling_supclap.metrics.recall.ranking import average_precision, chance_scores, retrieval_outcomes
 
 from .cache import digest_of
 from .embed import EmbeddedSplit, Row
@@ -78,25 +78,20 @@ def evaluate_zero_shot(
 ) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, Any]]:
     """Classify the clips of a split with each template set in each language.
 
-    A tie between the correct class and another class counts as wrong.
+    A tie between the correct class and another class counts as wrong. If clips have several labels, the score is mAP:
+    the mean over classes of the average precision with which the class ranks the clips.
 
     Args:
-        split: Embedded split; each clip must have exactly one label.
+        split: Embedded split; each clip must have a label.
         options: Template sets, languages, classes, phrases, folds and intervals.
 
     Returns:
         Tuple of the scores `{"zero_shot": ...}`, the arrays for `Results`, and the prompt settings for the protocol.
 
     Raises:
-        ValueError: A clip does not have exactly one label, a label is not in `classes`, or `class_texts` fails.
+        ValueError: A clip has no label, a label is not in `classes`, or `class_texts` fails.
     """
-    labels = single_labels(split.rows)
-    names = sorted(set(labels)) if options.classes is None else list(options.classes)
-    unknown = sorted(set(labels) - set(names))
-    if unknown:
-        raise ValueError(f"the labels {unknown[:5]} are not among the {len(names)} classes")
-    truth = np.array(list(map(names.index, labels)))
-
+    truth, names = label_matrix(split.rows, options.classes)
     scores: dict[str, Any] = {}
     arrays: dict[str, np.ndarray] = {"zero_shot/classes": np.array(names)}
     prompts: dict[str, list[list[str]]] = {}
@@ -107,8 +102,8 @@ def evaluate_zero_shot(
         for name, templates in sets.items():
             texts = prompts[f"{language} {name}"] = class_texts(names, templates, language, options.phrases)
             embeds = class_means(split.texts(list(itertools.chain(*texts)), language), len(names))
-            scores[language][name], outcomes = _classify(split, embeds, truth, names, options)
-            outcomes |= {"query_id": split.ids, "cluster": split.sources, "truth": truth}
+            cosines = split.clips.similarity(embeds)[:].T
+            scores[language][name], outcomes = score_classes(cosines, truth, names, split, options)
             for key, values in outcomes.items():
                 arrays[f"zero_shot/{language}/{name}/{key}"] = values
 
@@ -122,53 +117,59 @@ def evaluate_zero_shot(
     return {"zero_shot": scores}, arrays, {"zero_shot": protocol}
 
 
-def single_labels(rows: Sequence[Row]) -> list[str]:
-    """Return the single label of each row; raise `ValueError` if a clip does not have exactly one."""
-    labels = []
-    for row in rows:
-        if len(row.get("labels") or ()) != 1:
-            raise ValueError(
-                f"clip {row['clip_id']} has the labels {row.get('labels')}; zero-shot classification and ZSTE need "
-                "exactly one label per clip"
-            )
-        labels += row["labels"]
-    return labels
+def label_matrix(rows: Sequence[Row], classes: Sequence[str] | None = None) -> tuple[np.ndarray, list[str]]:
+    """Return the labels of N clips as a bool matrix (N, C), and the C class names; by default, all labels in order.
+
+    Raises:
+        ValueError: A clip has no label, or a label is not in `classes`.
+    """
+    labels = [list(row.get("labels") or ()) for row in rows]
+    if not all(labels):
+        raise ValueError(f"clip {rows[labels.index([])]['clip_id']} has no label; each clip needs one or more labels")
+    names = sorted(set(itertools.chain(*labels))) if classes is None else list(classes)
+    unknown = sorted(set(itertools.chain(*labels)).difference(names))
+    if unknown:
+        raise ValueError(f"the labels {unknown[:5]} are not among the {len(names)} classes")
+
+    columns = {name: column for column, name in enumerate(names)}
+    truth = np.zeros((len(rows), len(names)), dtype=bool)
+    for row, of_clip in zip(truth, labels, strict=True):
+        row[[columns[label] for label in of_clip]] = True
+    return truth, names
 
 
-def _classify(
-    split: EmbeddedSplit,
-    embeds: np.ndarray,
-    truth: np.ndarray,
-    classes: Sequence[str],
-    options: EvaluationOptions,
+def score_classes(
+    similarity: np.ndarray, truth: np.ndarray, classes: Sequence[str], split: EmbeddedSplit, options: EvaluationOptions
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Classify the clips with one prompt set, with class embeddings (C, d).
+    """Score the similarity of N clips to C classes, (N, C), against their labels, bool (N, C).
 
     Returns:
-        Tuple of the scores over all clips, per class and per fold; and the top-1 and top-5 hits, the predicted class of
-        each clip and the confusion matrix.
+        Tuple of the scores and the outcomes. With one label per clip: accuracy over all clips, per class and per fold;
+        the top-1 and top-5 hits, the true and the predicted class of each clip, and the confusion matrix. If clips have
+        several labels: mAP and its chance level over the classes with a clip, and the average precision of each class.
     """
-    cosines = split.clips.similarity(embeds)[:].T
-    outcomes = retrieval_outcomes(cosines, truth[:, None], k=(1, 5))
+    if (truth.sum(axis=1) > 1).any():
+        return _score_multi_label(similarity, truth, classes, options)
+    targets = truth.argmax(axis=1)
+    outcomes = retrieval_outcomes(similarity, targets[:, None], k=(1, 5))
     hits = {"top1": outcomes["R@1"], "top5": outcomes["R@5"]}
 
     # A tie counts as wrong, as in top1: the predicted class is then the best of the other classes.
-    rivals = cosines.copy()
-    rivals[np.arange(len(truth)), truth] = -np.inf
-    predicted = np.where(outcomes["rank"] == 0, truth, rivals.argmax(axis=1))
+    rivals = np.where(truth, -np.inf, similarity)
+    predicted = np.where(outcomes["rank"] == 0, targets, rivals.argmax(axis=1))
     confusion = np.zeros((len(classes), len(classes)), dtype=np.int64)
-    np.add.at(confusion, (truth, predicted), 1)
+    np.add.at(confusion, (targets, predicted), 1)
 
     interval_of = options.intervals.draw(hits, split.sources)
-    chance = chance_scores(truth[:, None], len(classes), k=(1, 5))
+    chance = chance_scores(targets[:, None], len(classes), k=(1, 5))
     per_class = {}
-    for index in np.unique(truth).tolist():
-        per_class[classes[index]] = float(hits["top1"][truth == index].mean())
+    for index in np.unique(targets).tolist():
+        per_class[classes[index]] = float(hits["top1"][targets == index].mean())
     scores: dict[str, Any] = {
         "top1": score(hits["top1"].mean(), interval_of["top1"], chance["R@1"]),
         "top5": score(hits["top5"].mean(), interval_of["top5"], chance["R@5"]),
         "mean_per_class": score(float(np.mean(list(per_class.values()))), None, chance["R@1"]),
-        "num_clips": len(truth),
+        "num_clips": len(targets),
         "per_class": per_class,
     }
     if options.folds is not None:
@@ -177,4 +178,20 @@ def _classify(
         for fold in np.unique(clip_folds).tolist():
             scores["per_fold"][str(fold)] = float(hits["top1"][clip_folds == fold].mean())
         scores["mean_over_folds"] = score(float(np.mean(list(scores["per_fold"].values()))), None, chance["R@1"])
-    return scores, {**hits, "predicted": predicted, "confusion": confusion}
+    queries = {"query_id": split.ids, "cluster": split.sources, "truth": targets}
+    return scores, {**hits, "predicted": predicted, "confusion": confusion, **queries}
+
+
+def _score_multi_label(
+    similarity: np.ndarray, truth: np.ndarray, classes: Sequence[str], options: EvaluationOptions
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Compute mAP over the classes that have a clip. Each class is a query, so the interval resamples the classes."""
+    columns, num_clips = np.flatnonzero(truth.any(axis=0)), len(truth)
+    names = np.array(classes)[columns]
+    precisions = np.array([average_precision(similarity[:, column], truth[:, column]) for column in columns])
+    interval = options.intervals.draw({"mAP": precisions}, names)["mAP"]
+    relevant = [np.arange(count) for count in truth.sum(axis=0)[columns]]
+    chance = chance_scores(relevant, num_clips, map_cutoff=num_clips)[f"mAP@{num_clips}"]
+    per_class = dict(zip(names.tolist(), precisions.tolist(), strict=True))
+    scores = {"mAP": score(precisions.mean(), interval, chance), "num_clips": num_clips, "per_class": per_class}
+    return scores, {"mAP": precisions, "query_id": names, "cluster": names}

@@ -22,7 +22,7 @@ from modeling_supclap.metrics.zste import zste_chance, zste_order_outcomes, zste
 from ..audio_input import Recording
 from .embed import AudioPolicy, ClipEmbeddings, EmbeddedSplit, embed_recordings, in_row_order
 from .results import Intervals, score
-from .zero_shot import single_labels
+from .zero_shot import label_matrix
 
 if TYPE_CHECKING:
     from .run import EvaluationOptions
@@ -84,7 +84,10 @@ def evaluate_zste(
             a label has no phrase in a language.
     """
     zste, languages, intervals = options.zste, options.zste_languages, options.intervals
-    labels = sorted(set(single_labels(split.rows)))
+    truth, labels = label_matrix(split.rows)
+    if (truth.sum(axis=1) > 1).any():
+        row = split.rows[int(truth.sum(axis=1).argmax())]
+        raise ValueError(f"clip {row['clip_id']} has the labels {row['labels']}; ZSTE needs one label per clip")
     prompt_names = zste.prompts or (split.model.prompts if split.model else None)
     prompt_names = prompt_names or ("labels" if list(languages) == ["eng"] else "phrases")
     class_phrases = None if prompt_names == "labels" else options.phrases

@@ -43,7 +43,7 @@ class CardScore:
             dataset_name=self.dataset or "unknown",
             dataset_config=self.language or None,
             dataset_split=self.split,
-            metric_type="accuracy" if self.task.startswith("zero-shot") else re.sub(r"[^a-z0-9]+", "_", kind),
+            metric_type="accuracy" if self.metric == "top1" else re.sub(r"[^a-z0-9]+", "_", kind),
             metric_name=f"{self.task} {self.metric}",
             metric_value=round(self.score.value, 4),
             metric_args=arguments,

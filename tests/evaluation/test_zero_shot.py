@@ -4,11 +4,15 @@ import numpy as np
 import pytest
 from fake_models import ToneModel
 from recordings import tone_rows
+from sklearn.metrics import average_precision_score
 
+from modeling_supclap.evaluation import EmbeddingCache, compare, evaluate
 from modeling_supclap.evaluation.embed import embed_split
 from modeling_supclap.evaluation.models import load_embedding_model
+from modeling_supclap.evaluation.report import render_report
 from modeling_supclap.evaluation.run import EvaluationOptions
 from modeling_supclap.evaluation.zero_shot import class_means, class_texts, evaluate_zero_shot
+from modeling_supclap.model_card.results import get_card_scores
 
 
 def classify(split, **options):
@@ -98,13 +102,83 @@ def test_a_class_is_the_normalised_mean_of_its_prompts():
     np.testing.assert_allclose(class_means(embeds, 2), [[0.5**0.5] * 2] * 2, atol=1e-7)
 
 
-@pytest.mark.parametrize("labels", [[], ["tone_0", "tone_1"]])
-def test_each_clip_needs_exactly_one_label(tmp_path, labels):
+def test_each_clip_needs_a_label(tmp_path):
     rows = tone_rows(tmp_path)
-    rows[3]["labels"] = labels
+    rows[3]["labels"] = []
     split = embed_split(load_embedding_model(ToneModel()), rows)
     with pytest.raises(ValueError, match="clip3"):
         classify(split)
+
+
+class Random(ToneModel):
+    """Unit vectors without meaning; equal inputs have equal vectors."""
+
+    def encode_audio(self, waveforms, sampling_rate):
+        return self._unit([np.random.default_rng(int(1e6 * abs(w[:100]).sum())).normal(size=6) for w in waveforms])
+
+    def encode_text(self, texts, language):
+        return self._unit([np.random.default_rng(list(text.encode())).normal(size=6) for text in texts])
+
+
+def multi_label_rows(folder, count=36):
+    rng = np.random.default_rng(0)
+    rows = tone_rows(folder, count)
+    for row in rows:
+        row["labels"] = [f"tone_{label}" for label in rng.permutation(4)[: rng.integers(1, 4)]]
+    return rows
+
+
+def test_several_labels_per_clip_are_scored_by_map(tmp_path):
+    rows = multi_label_rows(tmp_path)
+    split = embed_split(load_embedding_model(Random()), rows)
+    classes = ["tone_3", "tone_0", "nowhere", "tone_1", "tone_2"]
+    scores, arrays, _ = classify(split, classes=classes)
+    metrics = scores["zero_shot"]["eng"]["supclap"]
+
+    # scikit-learn, in float64, class by class; a class without clips has no average precision.
+    expected = {}
+    for name in classes[:2] + classes[3:]:
+        text = split.texts([f"This is a sound of {name.replace('_', ' ')}"], "eng")[0]
+        cosines = split.clips.mean.astype(np.float64) @ text.astype(np.float64)
+        expected[name] = average_precision_score([name in row["labels"] for row in rows], cosines)
+    assert metrics["per_class"] == pytest.approx(expected, abs=1e-9)
+    assert metrics["mAP"]["value"] == pytest.approx(np.mean(list(expected.values())))
+    assert metrics["mAP"]["low"] < metrics["mAP"]["value"] < metrics["mAP"]["high"]
+    assert metrics["num_clips"] == 36
+    assert arrays["zero_shot/eng/supclap/query_id"].tolist() == list(expected)
+    assert "top1" not in metrics
+
+    rng = np.random.default_rng(1)
+    random = []
+    for name in expected:
+        truth = np.array([name in row["labels"] for row in rows])
+        random.append(np.mean([average_precision_score(truth, rng.random(36)) for _ in range(1000)]))
+    assert metrics["mAP"]["chance"] == pytest.approx(np.mean(random), abs=0.01)
+
+
+def test_two_results_with_several_labels_are_compared_by_class(tmp_path):
+    rows = multi_label_rows(tmp_path)
+    first, second = (
+        evaluate(model, rows, tasks=["zero_shot"], cache=EmbeddingCache(None)) for model in (ToneModel(), Random())
+    )
+    (line,) = compare(first, second)
+    assert (line["score"], line["queries"]) == ("zero_shot eng supclap mAP", 4)
+    means = [results.scores["zero_shot"]["eng"]["supclap"]["mAP"]["value"] for results in (first, second)]
+    assert (line["first"], line["second"]) == pytest.approx(means)
+
+
+def test_several_labels_per_clip_in_the_report_and_on_the_card(tmp_path):
+    results = evaluate(Random(), multi_label_rows(tmp_path), tasks=["zero_shot"], cache=EmbeddingCache(None))
+    results.content["protocol"] |= {"dataset": "tones", "split": "test"}
+    value = results.scores["zero_shot"]["eng"]["supclap"]["mAP"]["value"]
+    page = render_report(results)
+    assert "mean average precision" in page
+    assert "Average precision per class" in page
+    assert f"{100 * value:.1f}" in page
+    (entry,) = get_card_scores(results.content)
+    assert entry.metric == "mAP"
+    assert entry.as_eval_result().metric_type != "accuracy"
+    assert results.arrays["clips/label"][0] == ", ".join(multi_label_rows(tmp_path)[0]["labels"])
 
 
 def test_a_label_outside_the_classes_is_an_error(split):

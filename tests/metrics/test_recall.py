@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 from memory import traced_peak
-from sklearn.metrics import coverage_error
+from sklearn.metrics import average_precision_score, coverage_error
 
 from modeling_supclap.metrics.recall import (
     LazySimilarity,
+    average_precision,
     best_ranks,
     chance_scores,
     retrieval_outcomes,
@@ -397,3 +398,12 @@ def test_an_empty_split_is_an_error(load_metric):
 def test_evaluate_errors_are_clear(load_metric, inputs, message):
     with pytest.raises(ValueError, match=message):
         load_metric("recall").compute(**inputs)
+
+
+@pytest.mark.parametrize("levels", [2, 5, 1000])
+def test_average_precision_is_that_of_scikit_learn_with_and_without_ties(levels):
+    rng = np.random.default_rng(levels)
+    for size in (1, 2, 7, 50):
+        scores, is_relevant = rng.integers(levels, size=size) / levels, rng.random(size) < 0.4
+        is_relevant[rng.integers(size)] = True
+        assert average_precision(scores, is_relevant) == pytest.approx(average_precision_score(is_relevant, scores))

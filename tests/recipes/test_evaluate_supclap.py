@@ -1,5 +1,6 @@
 """The evaluation command: all kinds of checkpoints, the cache of embeddings, and the comparison of two results."""
 
+import json
 import re
 
 import builders
@@ -100,6 +101,20 @@ def test_all_folds_at_once(folder, esc):
     assert found["per_fold"].keys() == {"1", "2", "3"}
     assert found["mean_over_folds"]["value"] == pytest.approx(np.mean(list(found["per_fold"].values())))
     assert found["top1"]["value"] == pytest.approx(found["mean_over_folds"]["value"])
+
+
+def test_clips_with_several_labels(folder, tmp_path, capsys):
+    labels = (["dog", "rain"], ["rain"], ["dog", "bell"], ["bell"])
+    lines = []
+    for number, of_clip in enumerate(labels):
+        soundfile.write(tmp_path / f"{number}.wav", builders.noise(16000, number), 16000)
+        lines.append(json.dumps({"file_name": f"{number}.wav", "caption": "a", "split": "test", "labels": of_clip}))
+    (tmp_path / "metadata.jsonl").write_text("\n".join(lines))
+    options = ["--model", folder / "model0", "--dataset", "audio_folder", "--data_dir", tmp_path, "--cache_dir", "none"]
+    run_recipe(evaluate_supclap, *options, "--tasks", "zero_shot", "--output_dir", tmp_path / "out")
+    assert "zero_shot eng supclap mAP" in capsys.readouterr().out
+    metrics = Results.load(tmp_path / "out").scores["zero_shot"]["eng"]["supclap"]
+    assert metrics["per_class"].keys() == {"bell", "dog", "rain"}
 
 
 @pytest.mark.parametrize("folds", [[], [1, 2]])
