@@ -165,6 +165,7 @@ def main() -> None:
     (args,) = parse_arguments((EvaluationArguments,), default_config=DEFAULT_CONFIG, about=__doc__)
 
     from modeling_supclap import evaluation
+    from modeling_supclap.datasets_scripts.overlap.trained_sources import refuse_trained_sources
     from modeling_supclap.datasets_scripts.schema import warn_of_shared_captions
     from modeling_supclap.evaluation.report import write_report
 
@@ -184,6 +185,7 @@ def main() -> None:
 
     options = options_of(args)
     rows, folds, data = load_rows(args)
+    trained_clips = refuse_trained_sources(rows, args.model, args.allow_trained)
     folder = None if args.cache_dir in (None, "none") else args.cache_dir
     cache = evaluation.EmbeddingCache.default() if args.cache_dir is None else evaluation.EmbeddingCache(folder)
 
@@ -194,6 +196,7 @@ def main() -> None:
     if args.positives == "clip" and "retrieval" in args.tasks:
         warn_of_shared_captions(rows)
     results = evaluation.evaluate(model, rows, options, cache, phrases=phrases, folds=folds, data=data)
+    results.content["run"]["trained_clips"] = trained_clips
 
     path = results.save(args.output_dir)
     report = write_report(results, Path(args.output_dir, "report.html"), rows)

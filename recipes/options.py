@@ -189,6 +189,7 @@ class EvaluationArguments(DatasetArguments):
     split: str = option("Split to evaluate, or several splits joined by +.", "test")
     folds: list[int] = option("Folds to evaluate, each on its own test split.", [])
     train_split: str | None = option("Training split of the model, to count its recordings in the evaluated split.")
+    allow_trained: bool = option("Also evaluate clips that the model has trained on.", False)
     on_bad_audio: str = option("Action for missing or unusable recordings: error or skip.", "error")
     tasks: list[str] = option("Tasks: retrieval, zero_shot, zste.", ["retrieval"])
     languages: list[str] = option("Languages of retrieval.", ["eng"])

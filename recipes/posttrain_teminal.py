@@ -191,6 +191,7 @@ def train_and_save(
     from transformers import ClapProcessor, set_seed
 
     from modeling_supclap.conversion import clap_from_supclap
+    from modeling_supclap.datasets_scripts.overlap.trained_sources import save_trained_sources
     from modeling_supclap.evaluation.report import write_report
     from modeling_supclap.recipes.models import is_clap, load_start
     from modeling_supclap.training.trainer import TemporalTrainer
@@ -219,6 +220,7 @@ def train_and_save(
     output = Path(args.output_dir or ".")
     part_args.finished(model).save_pretrained(output)
     processor.save_pretrained(output)
+    save_trained_sources(items[0].rows, output, post_args.model)
     if is_clap(post_args.model):
         clap_from_supclap(model).save_pretrained(output / "clap")
         ClapProcessor.from_pretrained(post_args.model).save_pretrained(output / "clap")

@@ -217,6 +217,7 @@ def train_and_save(
     from transformers import set_seed
 
     from modeling_supclap import SupCLAPModel, evaluation
+    from modeling_supclap.datasets_scripts.overlap.trained_sources import save_trained_sources
     from modeling_supclap.datasets_scripts.schema import without_audio
     from modeling_supclap.evaluation.report import write_report
     from modeling_supclap.training.callbacks import LANGUAGE_ERRORS
@@ -271,6 +272,8 @@ def train_and_save(
         return
 
     output = Path(args.output_dir or ".")
+    if not data_args.streaming:
+        save_trained_sources(splits["train"], output, model_args.model)
     options = data_args.builder_options
     options.pop("data_dir", None)
     results.protocol.update(dataset=data_args.dataset, origin=origin, split="test", dataset_config=options)

@@ -1,0 +1,61 @@
+"""Record the source recordings that a run has trained on, so that no evaluation uses them unnoticed."""
+
+import hashlib
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..atomic_files import atomic_write
+from ..schema import without_audio
+
+FILE_NAME = "trained_sources.npy"
+"""File in the model folder: sorted 64-bit hashes of the sources."""
+
+
+def save_trained_sources(rows: Any, folder: str | Path, start: str | Path | None = None) -> None:
+    """Save the hashes of the sources of training rows in a model folder.
+
+    Args:
+        rows: Map-style dataset of training rows.
+        folder: Model folder.
+        start: Folder of the model from which the training started; its trained sources are included.
+    """
+    sources = [row["source"] for row in without_audio(rows)]
+    hashes = np.union1d(_hash_sources(sources), load_trained_sources(start))
+    with atomic_write(Path(folder, FILE_NAME)) as unfinished, unfinished.open("wb") as file:
+        np.save(file, hashes)
+
+
+def load_trained_sources(folder: str | Path | None) -> np.ndarray:
+    """Return the saved hashes of a model folder, uint64; empty if there are none, as for a model on the Hub."""
+    path = Path(folder or "", FILE_NAME)
+    return np.load(path) if folder is not None and path.is_file() else np.empty(0, np.uint64)
+
+
+def refuse_trained_sources(rows: Any, model: str, allow: bool = False) -> int:
+    """Count the rows whose source a model has trained on.
+
+    Args:
+        rows: Rows to evaluate.
+        model: Model folder.
+        allow: Whether to warn instead of raising an error.
+
+    Raises:
+        ValueError: The model has trained on some of the sources, and `allow` is False.
+    """
+    sources = [row["source"] for row in without_audio(rows)]
+    is_trained = np.isin(_hash_sources(sources), load_trained_sources(model))
+    count = int(is_trained.sum())
+    if count:
+        problem = f"{model} has trained on {count} of {len(sources)} clips, for example {sources[is_trained.argmax()]}"
+        if not allow:
+            raise ValueError(f"{problem}; evaluate on other clips, or set --allow_trained true")
+        warnings.warn(problem, stacklevel=2)
+    return count
+
+
+def _hash_sources(sources: list[str]) -> np.ndarray:
+    hashes = [hashlib.blake2b(source.encode(), digest_size=8).digest() for source in sources]
+    return np.frombuffer(b"".join(hashes), dtype="<u8").astype(np.uint64)

@@ -1,0 +1,41 @@
+"""Recordings that a model has trained on are refused in its evaluation."""
+
+import numpy as np
+import pytest
+
+from modeling_supclap.datasets_scripts.overlap.trained_sources import (
+    load_trained_sources,
+    refuse_trained_sources,
+    save_trained_sources,
+)
+
+
+def rows(*sources):
+    return [{"clip_id": source, "source": source} for source in sources]
+
+
+def test_trained_sources_are_counted_and_refused(tmp_path):
+    save_trained_sources(rows("freesound:1", "freesound:2", "freesound:1"), tmp_path)
+    assert load_trained_sources(tmp_path).dtype == np.uint64
+    assert len(load_trained_sources(tmp_path)) == 2
+    assert refuse_trained_sources(rows("freesound:3"), str(tmp_path)) == 0
+    with pytest.raises(ValueError, match=r"2 of 3 clips, for example freesound:2"):
+        refuse_trained_sources(rows("freesound:3", "freesound:2", "freesound:1"), str(tmp_path))
+    with pytest.warns(UserWarning, match="1 of 1"):
+        assert refuse_trained_sources(rows("freesound:2"), str(tmp_path), allow=True) == 1
+
+
+def test_the_sources_of_the_starting_model_stay(tmp_path):
+    start, model = tmp_path / "start", tmp_path / "model"
+    start.mkdir()
+    model.mkdir()
+    save_trained_sources(rows("a", "b"), start)
+    save_trained_sources(rows("b", "c"), model, start)
+    for source in "abc":
+        with pytest.raises(ValueError, match=source):
+            refuse_trained_sources(rows(source), str(model))
+
+
+def test_a_model_without_record_is_not_refused(tmp_path):
+    assert len(load_trained_sources("laion/clap-htsat-unfused")) == 0
+    assert len(load_trained_sources(None)) == 0
