@@ -118,7 +118,8 @@ def localize(
         # The last window ends with the recording.
         seconds = chunks.offset_seconds[-1]
         last = max(seconds - window_seconds, 0.0)
-        starts_seconds = np.minimum(np.arange(math.ceil(last / hop_seconds - 1e-6) + 1) * hop_seconds, last)
+        hops = max(math.ceil(last / hop_seconds - 1e-6), int(last > 0))
+        starts_seconds = np.minimum(np.arange(hops + 1) * hop_seconds, last)
         ends_seconds = np.minimum(starts_seconds + window_seconds, seconds)
         pooled = _pool(model.audio_model, steps, centers, starts_seconds, ends_seconds)
         # (T, D) -> (T, d), (n_texts, d) -> (T, n_texts)

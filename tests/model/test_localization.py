@@ -93,3 +93,12 @@ def test_bad_arguments_are_refused(options, words):
     model.processor = builders.bert_processor()
     with pytest.raises(ValueError, match=words), torch.no_grad():
         model.localize(**{"audio": builders.noise(16000), "texts": "rain", "sampling_rate": 16000, **options})
+
+
+def test_a_hop_beyond_the_recording_has_a_window_at_its_end():
+    model = builders.supclap_model()
+    model.processor = builders.bert_processor()
+    waveform = builders.noise(16000)
+    found = model.localize(waveform, TEXTS, sampling_rate=16000, window_seconds=0.25, hop_seconds=1e9)
+    assert found.start_seconds.tolist() == [0.0, 0.75]
+    assert found.end_seconds.tolist() == [0.25, 1.0]
