@@ -38,7 +38,7 @@ HEADLINES = (
     ("supclap_table9", _R1, _SVR, "420 steps: a speed-up, the baseline still rises"),
     ("supclap_table3_num_train_epochs-40", _R1, _SVR, "1,680 steps: the gain near convergence"),
     ("atri_table1", "retrieval mean t2a R@1", "KCL", "at equal steps, with 8 x the captions"),
-    ("teminal_table3", "zste eng 3A", "T-CLAP, TeminAL A and B", "an order-blind model has 50"),
+    ("teminal_table3", "zste eng 3A", "T-CLAP, TeminAL A and B", "reference: 50 for an order-blind model"),
 )
 """Rows of the README table, as (result file, column, row, description of the comparison)."""
 
@@ -62,7 +62,7 @@ def render_results(page: str) -> str:
 
 def render_readme(page: str) -> str:
     """Replace the text between the two marks in the README with a table of the headline results."""
-    lines = [["table", "measure", "comparison", "baseline", "with the method", "seeds", "paper"]]
+    lines = [["table", "measure", "comparison", "baseline", "with the method", "seeds", "paper: baseline to method"]]
     for stem, column, model, comparison in HEADLINES:
         content = json.loads((RESULTS / "mini" / f"{stem}.json").read_text(encoding="utf-8"))
         selected = next(row for row in content["rows"] if row["model"] == model)
