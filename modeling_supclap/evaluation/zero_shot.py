@@ -190,7 +190,7 @@ def _score_multi_label(
     names = np.array(classes)[columns]
     precisions = np.array([average_precision(similarity[:, column], truth[:, column]) for column in columns])
     interval = options.intervals.draw({"mAP": precisions}, names)["mAP"]
-    relevant = [np.arange(count) for count in truth.sum(axis=0)[columns]]
+    relevant = list(map(range, truth.sum(axis=0)[columns].tolist()))
     chance = chance_scores(relevant, num_clips, map_cutoff=num_clips)[f"mAP@{num_clips}"]
     per_class = dict(zip(names.tolist(), precisions.tolist(), strict=True))
     scores = {"mAP": score(precisions.mean(), interval, chance), "num_clips": num_clips, "per_class": per_class}
