@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 _BUILDERS = {
     "audio_folder": (".builders.audio_folder", "AudioFolder"),
     "audiocaps": (".builders.audiocaps", "AudioCaps"),
+    "audioset": (".builders.audioset", "AudioSet"),
     "clotho": (".builders.clotho", "Clotho"),
     "esc50": (".builders.esc50", "ESC50"),
+    "fsd50k": (".builders.fsd50k", "FSD50K"),
     "hf": (".builders.hf", "HubDataset"),
     "prepared": (".prepared", "Prepared"),
     "scenes": (".builders.scenes", "Scenes"),
@@ -40,9 +42,9 @@ def load_splits(
     """Prepare a dataset, or load it from the cache, and return all splits.
 
     Args:
-        name: "audio_folder" (any folder of recordings with captions), "audiocaps", "clotho", "esc50", "hf", "prepared"
-            (output of `prepare.py`), "scenes", "synthetic", "urbansound8k", "vggsound", "wavcaps" or "webdataset" (only
-            with `streaming`).
+        name: "audio_folder" (any folder of recordings with captions), "audiocaps", "audioset", "clotho", "esc50",
+            "fsd50k", "hf", "prepared" (output of `prepare.py`), "scenes", "synthetic", "urbansound8k", "vggsound",
+            "wavcaps" or "webdataset" (only with `streaming`).
         cache_dir: Cache folder for the rows; None uses the `datasets` default.
         translations: One or several Parquet files with translated captions to join, or a dict with the arguments of
             `join_translations`, such as `{"path": "fra.parquet", "strict": False}`.

@@ -141,6 +141,37 @@ def vggsound(folder: Path, naming: str = "{id}_{start:06d}.wav") -> Made:
     return Made({"data_dir": str(folder)}, {"train": 8, "test": 3}, audio, table, "zebra braying")
 
 
+def audioset(folder: Path) -> Made:
+    """AudioSet: the balanced train and the eval table with their comments and spaces, and names with commas."""
+    names = ["Dog", "Bark", "Speech", "Child speech, kid speaking"]
+    classes = [[number, f"/m/0{number}", name] for number, name in enumerate(names)]
+    write_csv(folder / "class_labels_indices.csv", [["index", "mid", "display_name"], *classes])
+    audio, counts = [], {"eval": 3, "balanced_train": 6}
+    for start, (part, count) in enumerate(counts.items()):
+        lines = [f"# Segments csv created Sun Mar  5 10:54:31 2017\n# num_ytids={count}, num_segs={count}"]
+        lines += ["# YTID, start_seconds, end_seconds, positive_labels"]
+        for number in range(10 * start, 10 * start + count):
+            labels = "/m/03" if number == 10 else ",".join(f"/m/0{label}" for label in range(number % 2 + 1))
+            lines.append(f'{youtube_id(number)}, {10 * start}.000, {10 * start + 10}.000, "{labels}"')
+            audio += touch(folder / "audio" / part, [f"Y{youtube_id(number)}.wav"])
+        (folder / f"{part}_segments.csv").write_text("\n".join([*lines, ""]))
+    return Made({"data_dir": str(folder)}, {"train": 6, "test": 3}, audio, folder / "eval_segments.csv", "")
+
+
+def fsd50k(folder: Path) -> Made:
+    """FSD50K: a table with train and val, one of the test clips, and labels from specific to general."""
+    labels = ["Bark,Dog,Animal", "Acoustic_guitar,Guitar", "Speech"]
+    dev = [[number, labels[number % 3], "/m/0", "val" if number > 5 else "train"] for number in range(8)]
+    dev[0][1] = "Zither"
+    test = [[number, labels[number % 3], "/m/0"] for number in range(100, 103)]
+    table = write_csv(folder / "FSD50K.ground_truth" / "dev.csv", [["fname", "labels", "mids", "split"], *dev])
+    write_csv(folder / "FSD50K.ground_truth" / "eval.csv", [["fname", "labels", "mids"], *test])
+    write_json(folder / "FSD50K.metadata" / "dev_clips_info_FSD50K.json", {"1": {"license": "CC0"}})
+    audio = touch(folder / "FSD50K.dev_audio", [f"{row[0]}.wav" for row in dev])
+    audio += touch(folder / "FSD50K.eval_audio", [f"{row[0]}.wav" for row in test])
+    return Made({"data_dir": str(folder)}, {"train": 6, "validation": 2, "test": 3}, audio, table, "Zither")
+
+
 US8K_COLUMNS = ["slice_file_name", "fsID", "start", "end", "salience", "fold", "classID", "class"]
 
 
@@ -199,7 +230,18 @@ def scenes(folder: Path) -> Made:
 
 
 FOLDERS: dict[str, Callable[[Path], Made]] = {
-    make.__name__: make for make in (audio_folder, audiocaps, clotho, esc50, urbansound8k, vggsound, wavcaps)
+    make.__name__: make
+    for make in (
+        audio_folder,
+        audiocaps,
+        audioset,
+        clotho,
+        esc50,
+        fsd50k,
+        urbansound8k,
+        vggsound,
+        wavcaps,
+    )
 }
 """Datasets with files on disk."""
 

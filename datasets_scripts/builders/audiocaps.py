@@ -5,6 +5,7 @@ must be downloaded separately; the files may have any of the usual names, see `r
 are no longer available. See https://audiocaps.github.io.
 """
 
+import re
 from typing import ClassVar
 
 from .folder import ENGLISH, Clip, Collection, FolderConfig, RowBuilder
@@ -65,7 +66,7 @@ class AudioCaps(RowBuilder):
 def start_seconds(line: Line, column: str) -> int:
     """Parse the start of a clip in whole seconds; any other value raises a ValueError with the line number."""
     text = line.values[column].strip()
-    whole = text.removesuffix(".0")
-    if not whole.isdecimal():
+    whole = re.fullmatch(r"(\d+)(\.0+)?", text)
+    if not whole:
         raise ValueError(f"{line.where}: {column} is {text!r}; expected whole seconds")
-    return int(whole)
+    return int(whole[1])

@@ -65,6 +65,18 @@ def render_captions(
     return captions
 
 
+def caption_classes(labels: Sequence[str]) -> dict[str, list[str]]:
+    """Generate the English captions of a clip from all its class names; there are none without a class.
+
+    >>> caption_classes(["Acoustic_guitar", "Guitar", "Speech"])["eng"][1]
+    'This is the sound of acoustic guitar, guitar and speech.'
+    """
+    names = [label.replace("_", " ") for label in labels]
+    names = [name[:1].lower() + name[1:] for name in names]
+    phrase = " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+    return render_captions({"eng": phrase}, ["eng"]) if phrase else {}
+
+
 def check_languages(languages: Sequence[str]) -> tuple[str, ...]:
     """Return language codes, or a single code, as a tuple.
 

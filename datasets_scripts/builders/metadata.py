@@ -56,7 +56,9 @@ def read_csv(path: Path, columns: Sequence[str], header: bool = True) -> list[Li
     text = _text(path)
     first_line = re.sub('"[^"]*"', "", text.partition("\n")[0])  # without quoted cells
     delimiter = max(",;\t", key=first_line.count)
-    reader = csv.DictReader(io.StringIO(text, newline=""), None if header else columns, restval="", delimiter=delimiter)
+    # AudioSet, without a header, has spaces before its quotes.
+    form: dict[str, Any] = {"restval": "", "delimiter": delimiter, "skipinitialspace": not header}
+    reader = csv.DictReader(io.StringIO(text, newline=""), None if header else columns, **form)
 
     try:
         names = list(reader.fieldnames or [])

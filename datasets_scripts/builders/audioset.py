@@ -1,0 +1,68 @@
+"""AudioSet: ten-second clips from YouTube videos with one or more of 527 classes (Gemmeke et al., 2017).
+
+Reads `balanced_train_segments.csv`, `eval_segments.csv` and `class_labels_indices.csv` of
+https://research.google.com/audioset. The audio must be downloaded separately; the files may have any of the usual
+names, see `recordings.YOUTUBE_NAMINGS`.
+"""
+
+from pathlib import Path
+from typing import ClassVar
+
+from .audiocaps import start_seconds
+from .captions import caption_classes
+from .folder import Clip, Collection, FolderConfig, RowBuilder
+from .metadata import Line, read_csv
+from .recordings import YOUTUBE_NAMINGS, Segment, find_segments
+
+CLASSES = "class_labels_indices.csv"
+COLUMNS = ("YTID", "start_seconds", "end_seconds", "positive_labels")
+
+
+class AudioSetConfig(FolderConfig):
+    """AudioSet configuration; `data_dir` must contain the class names and at least one table. See `FolderConfig`."""
+
+    DATASET = "AudioSet"
+    LAYOUT = "the folder that holds balanced_train_segments.csv, eval_segments.csv and class_labels_indices.csv"
+    TABLES: ClassVar = {
+        "train": ("balanced_train_segments.csv",),
+        "test": ("eval_segments.csv",),
+        "classes": (CLASSES,),
+    }
+
+    def tables(self) -> dict[str, Path]:
+        """Return a dict from the keys of `TABLES` to files; raise FileNotFoundError without class names or clips."""
+        tables = super().tables()
+        if "classes" not in tables or len(tables) < 2:
+            raise FileNotFoundError(f"{self.folder} has only {sorted(map(str, tables.values()))}; need {self.LAYOUT}")
+        return tables
+
+
+class AudioSet(RowBuilder):
+    """AudioSet builder with the balanced train split and the test split; the captions are generated from the labels."""
+
+    BUILDER_CONFIG_CLASS = AudioSetConfig
+    NAMINGS = YOUTUBE_NAMINGS
+
+    def collect(self) -> Collection:
+        """Return the clips in the tables."""
+        collection, tables = Collection(), self.config.tables()
+        names = {}
+        for line in read_csv(tables.pop("classes"), ("index", "mid", "display_name")):
+            names[line.values["mid"]] = line.values["display_name"].strip()
+
+        clips: list[tuple[str, Line, Segment]] = []
+        for split, path in tables.items():
+            for line in read_csv(path, COLUMNS, header=False):
+                if not line.values["YTID"].startswith("#"):  # comments, with the column names
+                    clips.append((split, line, (line.values["YTID"], start_seconds(line, "start_seconds"))))
+
+        paths = find_segments(self.config.recordings, list(dict.fromkeys(segment for _, _, segment in clips)))
+        for split, line, segment in clips:
+            mids = [mid.strip() for mid in line.values["positive_labels"].split(",") if mid.strip()]
+            unknown = [mid for mid in mids if mid not in names]
+            if unknown:
+                raise ValueError(f"{line.where}: the class {unknown[0]!r} is not in {CLASSES}")
+            labels, clip_id = [names[mid] for mid in mids], "{}_{}".format(*segment)
+            clip = Clip(clip_id, caption_classes(labels), f"youtube:{segment[0]}", "unknown (YouTube)", labels)
+            collection.add(split, clip, clip_id, paths.get(segment))
+        return collection
