@@ -156,15 +156,18 @@ def summarize(
     """Compare each arm with the first one.
 
     Returns:
-        Dict from arm to a dict with "model" (its name), "tuned" (settings chosen on validation), "points" (all runs),
-        "final" (mean test score after the longest training, with its interval), "to_90" (for each of `COSTS`, the cost
-        at which the arm reaches 90 % of the baseline's final score, divided by that of the baseline: geometric mean and
-        interval; missing if a run never reaches it) and, except for the baseline, "differences": the difference in
-        test score to the baseline with its interval, after the longest training ("final") and at equal "steps",
-        "captions" and "seconds": the largest cost that both arms have reached.
+        Dict from arm to a dict with these keys:
+
+        - "model" and "tuned": its name and the settings chosen on validation; "points": all its runs;
+        - "final": mean test score after the longest training, with its interval;
+        - "to_90": for each of `COSTS`, the cost at which the arm reaches 90 % of the best score of the baseline with
+          the same seed, divided by that of the baseline: geometric mean and interval. A cost is missing if a run never
+          reaches this score;
+        - "differences" (except for the baseline): difference in test score to the baseline with its interval, after
+          the longest training ("final") and at equal "steps", "captions" and "seconds". Equal means the largest cost
+          that both arms have reached.
     """
     first = next(iter(points))
-    level = 0.9 * np.mean([point["score"] for point in points[first][-1]])
     summary: dict[str, dict[str, Any]] = {}
     for arm, of_arm in points.items():
         finals = np.array([point["score"] for point in of_arm[-1]])
@@ -175,10 +178,12 @@ def summarize(
         }
         about["final"] = with_interval(finals)
 
+        pairs = list(zip(zip(*of_arm, strict=True), zip(*points[first], strict=True), strict=True))
         about["to_90"] = {}
         for cost in COSTS:
             ratios = []
-            for of_seed, of_baseline in zip(zip(*of_arm, strict=True), zip(*points[first], strict=True), strict=True):
+            for of_seed, of_baseline in pairs:
+                level = 0.9 * max(run["score"] for run in of_baseline)
                 ratios.append(cost_to_reach(of_seed, cost, level) / cost_to_reach(of_baseline, cost, level))
             if np.isfinite(ratios).all():
                 interval = with_interval(np.log(ratios))
@@ -188,9 +193,7 @@ def summarize(
             differences = {"final": with_interval(finals - [point["score"] for point in points[first][-1]])}
             for cost in COSTS:
                 values = []
-                for of_seed, of_baseline in zip(
-                    zip(*of_arm, strict=True), zip(*points[first], strict=True), strict=True
-                ):
+                for of_seed, of_baseline in pairs:
                     common = min(of_seed[-1][cost], of_baseline[-1][cost])
                     values.append(score_at(of_seed, cost, common) - score_at(of_baseline, cost, common))
                 differences[cost] = with_interval(np.array(values))
@@ -276,7 +279,10 @@ def plot_curves(content: Mapping[str, Any], path: Path) -> None:
             panel.plot(costs, [100 * score["mean"] for score in scores], marker="o", label=arm["model"])
             low, high = ([100 * score[end] for score in scores] for end in ("low", "high"))
             panel.fill_between(costs, low, high, alpha=0.15)
-        panel.set_xscale("log", base=2)
+        panel.set_xscale("log")
+        ticks = [np.mean([run[cost] for run in runs]) for runs in next(iter(content["arms"].values()))["points"]]
+        panel.set_xticks(ticks, [f"{tick:,.0f}" for tick in ticks])
+        panel.minorticks_off()
         panel.set_xlabel({"steps": "training steps", "seconds": "processor time (seconds)"}[cost])
     panels[0].set_ylabel("test score (%)")
     panels[0].legend()

@@ -86,6 +86,19 @@ def test_differences_are_paired_and_have_t_intervals():
     assert arms["new"]["to_90"]["steps"]["mean"] < 1
 
 
+def test_seeds_of_different_difficulty_have_their_own_level():
+    """The level is a share of the baseline with the same seed: no seed is infinitely far from the mean."""
+    curves = ([0.2, 0.40, 0.50], [0.1, 0.2, 0.3])
+    points = {
+        "base": by_length(*(runs(curve, seed=seed) for seed, curve in enumerate(curves))),
+        "new": by_length(*(runs([2 * value for value in curve], seed=seed) for seed, curve in enumerate(curves))),
+    }
+    arms = evidence.summarize(points, STUDY, {"base": {}, "new": {}})
+    assert arms["base"]["to_90"]["steps"] == pytest.approx({"mean": 1, "low": 1, "high": 1})
+    ratio = arms["new"]["to_90"]["steps"]
+    assert 0 < ratio["low"] < ratio["mean"] < ratio["high"] < 1
+
+
 def test_equal_seconds_count_the_cost_of_a_step():
     """A method that takes twice as long for a step, with the curve of the baseline, is worse at equal seconds."""
     points = {
