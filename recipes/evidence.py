@@ -236,6 +236,7 @@ def judge(arms: Mapping[str, Mapping[str, Any]], study: Mapping[str, Any], conve
 
     - "holds at convergence": the interval of the final difference is above 0, and the baseline has converged;
     - "holds as a speed-up": it is not, but the interval of the ratio of steps to 90 % of the baseline is below 1;
+    - "open" if neither holds and the baseline has not converged;
     - "does not hold" otherwise;
     - "not judged" if the method was left out.
 
@@ -251,7 +252,7 @@ def judge(arms: Mapping[str, Mapping[str, Any]], study: Mapping[str, Any], conve
     elif ratio is not None and ratio["high"] < 1:
         verdict = "holds as a speed-up"
     else:
-        return "does not hold" if converged else "does not hold in the steps of the study"
+        return "does not hold" if converged else "open, because the baseline has not converged"
 
     scores = np.array([point["score"] for point in method["points"][-1]])
     for name in study.get("controls", ()):

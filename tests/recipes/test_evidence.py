@@ -67,7 +67,7 @@ def test_verdicts():
     assert judged(shifted(0.2, 0.1, 0.0))[1] == "holds as a speed-up"
     assert judged(shifted(0.0, 0.0, 0.0))[1] == "does not hold"
     assert judged(shifted(-0.1, -0.1, -0.05))[1] == "does not hold"
-    assert judged(shifted(-0.1, -0.1, -0.05), converged=False)[1] == "does not hold in the steps of the study"
+    assert judged(shifted(-0.1, -0.1, -0.05), converged=False)[1] == "open, because the baseline has not converged"
     gain = shifted(0.1, 0.1, 0.05)
     assert judged(gain, simple=gain)[1] == "holds at convergence, explained by a control: Simple"
     assert judged(gain, simple=shifted(0.0, 0.0, 0.01))[1] == "holds at convergence"  # the method is better
