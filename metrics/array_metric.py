@@ -16,11 +16,12 @@ import numpy as np
 
 
 class ArrayMetric(evaluate.Metric):
-    """Metric with rows of numbers as input, or with row indices of an array that `compute` receives as a keyword.
+    """Base class of metrics with rows of numbers as input.
 
-    `evaluate` stores the input rows in Arrow, but not the keyword arrays. It shows a subclass docstring up to "Args:"
-    as the description of the metric, and the rest as its inputs. `_compute` accepts `**kwargs`, because
-    `evaluate.combine` passes all keywords to every metric.
+    `compute` also accepts row indices as input, together with an array as a keyword argument. `evaluate` stores the
+    input in Arrow, but not the keyword arguments. The description of the metric is the subclass docstring up to
+    "Args:"; the rest documents its inputs. `_compute` accepts `**kwargs` because `evaluate.combine` passes all keywords
+    to every metric.
     """
 
     citation_text: ClassVar[str] = ""
@@ -46,12 +47,12 @@ class ArrayMetric(evaluate.Metric):
         return super()._infer_feature_from_batch(batch)
 
 
-def take_rows(array: Any, numbers: Sequence[int], name: str) -> list[Any]:
+def take_rows(array: Any, indices: Sequence[int], name: str) -> list[Any]:
     """Return the array rows with the given indices; raise ValueError if an index is not in 0..len(array) - 1."""
-    for number in numbers:
-        if np.ndim(number) or not 0 <= number < len(array):
-            raise ValueError(f"with {name}, the input must be row numbers in 0..{len(array) - 1}, not {number}")
-    return [array[number] for number in numbers]
+    for index in indices:
+        if np.ndim(index) or not 0 <= index < len(array):
+            raise ValueError(f"each row index of {name} must be an integer in 0..{len(array) - 1}, not {index}")
+    return [array[index] for index in indices]
 
 
 ATRI = """\

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-# Random numbers per batch, so that a batch fits into the cache of a core.
+# Random numbers per batch. A batch of this size fits into the cache of a core.
 _DRAWS = 1 << 18
 # Maximum number of differing clusters for the exact test with all 2^n sign patterns.
 _EXACT_CLUSTERS = 12
@@ -37,8 +37,8 @@ def bootstrap_intervals(
 
     Args:
         outcomes: Dict from the score name to the outcomes of the queries, (Q,).
-        clusters: Cluster of each query, such as its clip id. With None, every query is its own cluster.
-        num_resamples: Number of bootstrap resamples; all scores share them.
+        clusters: Cluster of each query, such as its clip id. None: each query is its own cluster.
+        num_resamples: Number of bootstrap resamples. All scores use the same resamples.
         confidence: Confidence level of the intervals, between 0 and 1.
         seed: Random seed.
 
@@ -91,11 +91,11 @@ def paired_test(
 
     Under the null hypothesis, the sign of each cluster's difference is random. The two-sided p-value is the share of
     sign patterns with an absolute mean difference at least as large as the observed one. If at most 12 clusters differ,
-    all patterns are evaluated. Otherwise `num_resamples` random patterns are sampled, and the p-value is
-    (1 + hits) / (1 + patterns), which is never 0 (Smucker, Allan and Carterette 2007, "A comparison of statistical
-    significance tests for information retrieval evaluation").
+    all patterns are evaluated. Otherwise `num_resamples` random patterns are sampled. If `hits` of them have a
+    difference this large, the p-value is (1 + hits) / (1 + num_resamples), which is never 0 (Smucker, Allan and
+    Carterette 2007, "A comparison of statistical significance tests for information retrieval evaluation").
 
-    Each score is a separate test, without correction for multiple testing.
+    Each score is tested separately. There is no correction for multiple testing.
 
     The other arguments are those of `bootstrap_intervals`; `num_resamples` is also the number of random sign patterns.
 
@@ -151,8 +151,7 @@ def seed_interval(
 
     Args:
         values: Score of each run, or its difference to a baseline, (n,).
-        recordings: Bootstrap interval of the mean of `values` over recordings. With None, the result is the t-interval
-            over seeds.
+        recordings: Bootstrap interval of the mean of `values` over recordings. None: return the t-interval over seeds.
         confidence: Confidence level of the t-interval, between 0 and 1.
 
     Raises:

@@ -16,7 +16,7 @@ class MetricName:
 
     display: str
     higher_is_better: bool = True
-    percent: bool = True  # a fraction in 0..1 that is shown as a percentage
+    percent: bool = True  # whether to show a fraction in 0..1 as a percentage
     digits: int = 1  # decimal places
 
     def format(self, value: float) -> str:

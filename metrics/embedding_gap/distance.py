@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike
 
 from modeling_supclap.metrics.recall.ranking import as_matrix, get_norms
 
-_BLOCK_ROWS = 128  # with 512 dimensions, the float64 copies of a block fit into the cache of a core
+_BLOCK_ROWS = 128  # rows per block; with 512 dimensions, the float64 copies of a block fit into the cache of a core
 
 
 def gap_and_distance(other_embeds: ArrayLike, english_embeds: ArrayLike) -> dict[str, float]:
@@ -32,7 +32,7 @@ def gap_and_distance(other_embeds: ArrayLike, english_embeds: ArrayLike) -> dict
     Warns:
         UserWarning: A norm is not within 0.01 of 1; the embeddings are normalised.
 
-    >>> gap_and_distance([[1.0, 0.0], [0.0, 1.0]], [[0.0, 1.0], [1.0, 0.0]])  # a permutation: one centre
+    >>> gap_and_distance([[1.0, 0.0], [0.0, 1.0]], [[0.0, 1.0], [1.0, 0.0]])  # equal means
     {'Gap': 0.0, 'Dis': 1.4142135623730951}
     """
     other, english = as_matrix(other_embeds, "other_embeds"), as_matrix(english_embeds, "english_embeds")

@@ -1,4 +1,4 @@
-"""Mean rank variance (MRV): variance over languages of the rank of a query's correct answer."""
+"""Mean rank variance (MRV): how much the rank of the correct answer varies between languages."""
 
 from .rank_variance import mean_rank_variance
 

@@ -13,15 +13,16 @@ def mean_rank_variance(ranks: Sequence[Sequence[float]] | NDArray[np.integer]) -
 
     MRV = 1/(N K) * sum over queries i and languages k of (Rank_ik - mean over k of Rank_ik)^2
 
-    Rank_ik is the rank of the correct answer to query i in language k, from 0 or 1. The paper writes the mean with
-    index j in the formula and i in the text; we average over languages. The variance is divided by K, not K - 1.
+    Rank_ik is the rank of the correct answer to query i in language k. Counting ranks from 0 or from 1 does not change
+    the result. The paper's formula and text disagree on the index of the inner mean; here it is over the languages. The
+    variance is divided by K, not K - 1.
 
     Args:
         ranks: (N, K) ranks of the correct answers. Column k contains the result of
             `modeling_supclap.metrics.recall.best_ranks` for language k.
 
     Returns:
-        MRV. Lower is better; 0 means that each query has the same rank in all languages. For random ranks among C
+        MRV. Lower is better. It is 0 if each query has the same rank in all languages. For random ranks among C
         candidates, the expected MRV is (1 - 1/K) (C^2 - 1)/12.
 
     Raises:
@@ -36,8 +37,8 @@ def mean_rank_variance(ranks: Sequence[Sequence[float]] | NDArray[np.integer]) -
     for query, row in enumerate(ranks):
         if np.ndim(row) != 1 or len(row) != len(ranks[0]) or len(row) < 2:
             raise ValueError(
-                f"query {query} has the ranks {row!r}; give each query a row of ranks in the same languages, two or "
-                "more, and leave out queries that are not in every language"
+                f"query {query} has the ranks {row!r}; expected one rank per language, for the same two or more "
+                "languages in every query; leave out queries that are missing in a language"
             )
 
     table = np.asarray(ranks, np.float64)

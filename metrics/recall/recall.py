@@ -54,7 +54,10 @@ class Recall(array_metric.ArrayMetric):
         references: Sequence[Sequence[int]] | None = None,
         **kwargs: Any,
     ) -> dict[str, float] | None:
-        """Compute the metrics; without `add_batch` and with one process, the inputs are not stored in Arrow."""
+        """Compute the metrics.
+
+        If all inputs are passed here and there is one process, they are not stored in Arrow, which is faster.
+        """
         if predictions is not None and references is not None and self.writer is None and self.num_process == 1:
             # Leave the conversion of other types, such as tensors on a GPU, to `evaluate`.
             plain = isinstance(predictions, np.ndarray | list | range) and len(predictions) > 0
@@ -76,7 +79,8 @@ class Recall(array_metric.ArrayMetric):
         if query_embeds is not None or candidate_embeds is not None:
             if similarity is not None or query_embeds is None or candidate_embeds is None:
                 raise ValueError(
-                    "give both query_embeds and candidate_embeds, or only similarity, or rows of scores as predictions"
+                    "give both query_embeds and candidate_embeds, or only similarity, or only rows of scores as "
+                    "predictions"
                 )
             similarity = LazySimilarity(query_embeds, candidate_embeds)
 

@@ -46,8 +46,8 @@ def zste_outcomes(
         Dict from each task that has questions to their scores in 0..1.
 
     Raises:
-        ValueError: There are no questions, the arguments differ in length, a task is unknown, a score is not finite, or
-            the correct candidates are not as many as the task has, duplicated or out of range.
+        ValueError: There are no questions, the arguments differ in length, a task is unknown, or a score is not finite.
+            Also if the correct candidates of a question are duplicated, out of range, or too few or too many.
 
     >>> zste_outcomes([[0.1, 0.9, 0.3], [0.6, 0.5, 0.8]], [[1], [0, 1]], ["3A", "5A"])
     {'3A': array([1.]), '5A': array([0.5])}
@@ -70,7 +70,8 @@ def zste_order_outcomes(
     """Check for each question whether the correct order scores higher than the opposite order of the same sounds.
 
     Only the candidates "X before Y" and "Y before X" are compared, so recognising the sounds or their overlap does not
-    help. The chance level is 1/2, which is also the expected score of a model that ignores order.
+    help. The chance level is 1/2. A model with an audio encoder that ignores order also scores 1/2 on average, if both
+    orders are equally frequent. If the text encoder ignores order, the two candidates tie and the score is 0.
 
     Args:
         scores: Scores of the candidates, as in `zste_outcomes`.
@@ -142,11 +143,13 @@ def zste_scores(
     tasks: Sequence[str],
     opposites: Sequence[int | None] | None = None,
 ) -> dict[str, float]:
-    """Compute the score and the chance level of each task; for the other arguments see `zste_outcomes`.
+    """Compute the score and the chance level of each task.
+
+    The other arguments are those of `zste_outcomes`.
 
     Args:
         opposites: For each question, the index of the candidate with the opposite order, or None if there is no such
-            candidate; see `zste_order_outcomes`.
+            candidate (see `zste_order_outcomes`).
 
     Returns:
         Dict with three entries per task. For example, task 3A has `3A`, its score in 0..1 (1 for a perfect model, 0 for
@@ -188,8 +191,9 @@ def zste_scores_by_language(
 ) -> dict[str, float]:
     """Compute the ZSTE scores of each language, and the mean rank variance (MRV) over languages.
 
-    MRV (ATRI eq. 16) uses the questions that exist in all K languages. For each question, take the variance over
-    languages of the rank of its best correct candidate, divided by K. The MRV of a task is the mean over its questions.
+    MRV (ATRI eq. 16) uses the questions that exist in all K languages. For each question, it takes the rank of the best
+    correct candidate in each language, and the variance of these K ranks (with divisor K). The MRV of a task is the
+    mean over its questions.
     If m of n candidates are correct, the expected MRV for random ranks is
     (1 - 1/K) m (n + 1) (n - m) / ((m + 1)^2 (m + 2)). For m = 1 this is (1 - 1/K) (n^2 - 1) / 12.
 
@@ -198,7 +202,7 @@ def zste_scores_by_language(
     Args:
         languages: Language code of each question, such as "fra".
         questions: Id of each question, such as the clip id. Translations of a question have the same id; ids are unique
-            per task and language. None assumes that every language has the same questions in the same order.
+            per task and language. None: every language has the same questions in the same order.
 
     Returns:
         Dict with the results of `zste_scores` per language, such as `fra_3A`, `fra_3A_chance` and `fra_3A_questions`.
@@ -206,9 +210,9 @@ def zste_scores_by_language(
         the number of questions that exist in all languages.
 
     Raises:
-        ValueError: As in `zste_scores`. Also if `languages` or `questions` has a different length, a question is
-            duplicated in a language, its number of candidates differs between languages, or `questions` is None and
-            the languages have different numbers of questions.
+        ValueError: As in `zste_scores`, or `languages` or `questions` has a different length. Also if a question is
+            duplicated in a language, if its number of candidates differs between languages, or if `questions` is None
+            and the languages have different numbers of questions.
 
     >>> scores = zste_scores_by_language(
     ...     [[0.9, 0.1, 0.3], [0.1, 0.9, 0.3]], [[0], [0]], ["3A", "3A"], ["eng", "fra"]

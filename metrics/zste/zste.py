@@ -27,9 +27,10 @@ class ZSTE(array_metric.ArrayMetric):
         opposites: for each question, the candidate with the opposite order of the same sounds, or None.
 
     Returns:
-        dict with score (3A), chance level (3A_chance) and number of questions (3A_questions) of each task. With
-        opposites also the order score and its chance level (3A_order, 3A_order_chance). With languages, these keys have
-        the language as prefix (fra_3A, ...), and 3A_MRV, 3A_MRV_chance and 3A_MRV_questions are added.
+        dict with score (3A), chance level (3A_chance) and number of questions (3A_questions) of each task. If opposites
+        are passed, it also contains the order score and its chance level (3A_order, 3A_order_chance). If languages are
+        passed, these keys start with the language (fra_3A, ...), and 3A_MRV, 3A_MRV_chance and 3A_MRV_questions are
+        added.
 
     Examples:
         >>> import evaluate

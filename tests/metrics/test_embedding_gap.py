@@ -111,7 +111,7 @@ def test_evaluate_takes_whole_matrices_as_keywords(metric):
         ),
         (
             {"predictions": np.eye(2), "references": np.eye(2), "other_embeds": np.eye(2), "english_embeds": np.eye(2)},
-            "row numbers",
+            "row index",
         ),
     ],
 )

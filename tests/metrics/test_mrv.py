@@ -75,7 +75,7 @@ def test_evaluate_takes_the_ranks_as_a_keyword(metric):
     [
         ({"predictions": [0, 6], "ranks": [[1, 2]] * 3}, r"0\.\.2.*\b6\b"),
         ({"predictions": [-1], "ranks": [[1, 2]] * 3}, r"0\.\.2.*-1"),
-        ({"predictions": [[1, 2]], "ranks": [[1, 2]]}, "row numbers"),
+        ({"predictions": [[1, 2]], "ranks": [[1, 2]]}, "row index"),
         ({"predictions": [3, 4]}, "query 0.*3"),
         ({"predictions": []}, "predictions are missing"),
     ],

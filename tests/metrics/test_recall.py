@@ -392,7 +392,7 @@ def test_an_empty_split_is_an_error(load_metric):
         ({"predictions": [0, 1], "references": [[0], [0]]}, r"similarity.*\(2,\)"),
         ({"predictions": [0, 0], "references": [[0], [0]], "similarity": np.eye(2)}, "row 0 .* 2 times"),
         ({"predictions": [0, 5], "references": [[0], [0]], "similarity": np.eye(2)}, r"0\.\.1.*\b5\b"),
-        ({"predictions": np.eye(2), "references": [[0], [0]], "similarity": np.eye(2)}, "row numbers"),
+        ({"predictions": np.eye(2), "references": [[0], [0]], "similarity": np.eye(2)}, "row index"),
     ],
 )
 def test_evaluate_errors_are_clear(load_metric, inputs, message):
