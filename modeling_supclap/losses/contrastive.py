@@ -65,9 +65,9 @@ def info_nce(
         audio_embeds: (N, d), unit norm.
         text_embeds: (N, d), unit norm; text i belongs to audio i.
         logit_scale: 1 / temperature, > 0; a number, or a 0-d tensor if the temperature is learned.
-        group_ids: (N,) integers; clips with the same id (two captions of one recording, two crops of one file) are
-            positives of each other. None: each clip is its own group.
-        chunk_size: Number of similarity matrix rows to compute at a time. Memory is then linear in N, see `tiles.py`.
+        group_ids: (N,) integers; clips with the same id (two captions or two crops of one recording) are positives of
+            each other. None: each clip is its own group.
+        chunk_size: Number of similarity matrix rows to compute at a time. Memory is then linear in N (see `tiles.py`).
             None: all rows at once.
 
     Returns:
@@ -136,13 +136,15 @@ def reweighted_info_nce(
 
     The paper describes this baseline without an equation: a learnable scalar w amplifies the gradient of the positive,
     so the gradient changes direction and becomes larger. The paper reports lower retrieval scores than for plain
-    InfoNCE. Let s+ and P+ be the logit and the probability of the positive. InfoNCE moves an anchor by
-    logit_scale ((1 - P+) a+ - sum_- P a-). Here w multiplies the first term, the pull of the positive:
+    InfoNCE. Let a+ be the embedding of the positive, and s+ and P+ its logit and probability. InfoNCE moves an anchor
+    by logit_scale ((1 - P+) a+ - sum over negatives of P- a-). Here w multiplies the first term, the pull of the
+    positive:
 
     L = InfoNCE - (w - 1) (1 - P+) s+, with 1 - P+ detached; with w = 1 it equals `info_nce`.
 
-    The derivative with respect to w is -(1 - P+) s+, so w and the pull grow while the positives are similar. A weight
-    of the positive in the softmax would also fit the description, but it does not lower retrieval (`recipes/LOG.md`).
+    The derivative with respect to w is -(1 - P+) s+, so w and the pull grow as long as the positives have similarities
+    above 0. Weighting the positive inside the softmax would also fit the description, but it does not lower the
+    retrieval scores (see `recipes/LOG.md`).
 
     Args:
         audio_embeds: (N, d), unit norm.

@@ -1,6 +1,6 @@
 """Multilingual ATRI losses, and measures of the error from training on only some languages in each step.
 
-Random-language training (ML-CLAP) is `info_nce` with a caption in one random language per clip.
+For random-language training (ML-CLAP), use `info_nce` with one caption per clip, in a random language.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from torch import Tensor
 from .contrastive import info_nce
 from .similarity import at_least_float32
 
-# Weight of the mean loss of one direction: NK / (2NK) for KCL, and 2N / (6N) for CACL, which has two texts per clip.
-# SVR terms have the same weight (SupCLAP table 8). CACL has SVR on its two audio-text terms, not on the text-text term.
+# Weight of the loss of one direction, averaged over clips and languages. KCL: NK / (2NK). CACL: 2N / (6N), because each
+# clip has two texts. SVR terms have the same weight (SupCLAP table 8). In CACL, only the two audio-text terms have SVR.
 DIRECTION_SCALE = {"kcl": 1 / 2, "cacl": 1 / 3}
 
 
@@ -110,13 +110,14 @@ def cacl_loss(
 
 @torch.no_grad()
 def language_distribution_error(trained: Tensor) -> Tensor:
-    """Compute how far the languages of a training step are from uniform, without a model (ATRI eq. 6).
+    """Compute how far the distribution of the trained languages is from uniform (ATRI eq. 6).
 
-    The distance is mean_i sum_k |1/K - q_ik|, where q_i is uniform over the trained languages of clip i. It is 0 for
-    KCL, 2(1 - 2/K) for CACL, and 2(1 - 1/K), the maximum, for one random language.
+    The distance is mean_i sum_k |1/K - q_ik|, where q_i is uniform over the trained languages of clip i. It does not
+    depend on the model. It is 0 for KCL, 2(1 - 2/K) for CACL, and 2(1 - 1/K), the maximum, for one random language.
 
     Args:
-        trained: (N, K) bool; [i, k] is True if this step trains clip i in language k; True at least once per clip.
+        trained: (N, K) bool; [i, k] is True if this step trains clip i in language k. Each clip needs at least one
+            True.
 
     Returns:
         0-d tensor, 0 to 2.
@@ -160,12 +161,12 @@ def data_distribution_error(
 def weight_error_term(
     audio_embeds: Tensor, text_embeds: Tensor, logit_scale: float | Tensor, trained: Tensor
 ) -> Tensor:
-    """Compute a scalar; the norm of its gradient is the weight error of one training step (ATRI eq. 21).
+    """Compute a scalar with a gradient norm equal to the weight error of one training step (ATRI eq. 21).
 
-    Compare two runs that start from the same weights w: one trains on all languages, the other on the languages of this
-    step. After one SGD step with learning rate eta, the distance between their weights is eta times the norm of
-    sum (p'_e - p) grad_w log p; see `data_distribution_error` for p and p'_e. This function returns
-    sum (p'_e - p) log p with (p'_e - p) detached, so the gradient with respect to w is the sum above. The scalar is 0
+    Two runs start from the same weights w: one trains on all languages, the other on the languages of this step. After
+    one SGD step with learning rate eta, the distance between their weights is eta times the norm of
+    sum (p'_e - p) grad_w log p (p and p'_e are defined in `data_distribution_error`). This function returns
+    sum (p'_e - p) log p with (p'_e - p) detached, so its gradient with respect to w is the sum above. The scalar is 0
     for KCL.
 
     Args:
@@ -207,7 +208,8 @@ def alignment_direction_error(audio_embeds: Tensor, text_embeds: Tensor, trained
     Args:
         audio_embeds: (N, d), unit norm.
         text_embeds: (N, K, d), unit norm; [i, k] is the caption of clip i in language k.
-        trained: (N, K) bool; [i, k] is True if this step trains clip i in language k; True at least once per clip.
+        trained: (N, K) bool; [i, k] is True if this step trains clip i in language k. Each clip needs at least one
+            True.
 
     Returns:
         0-d tensor without gradient: mean angle over the clips in degrees, 0 to 180.

@@ -1,6 +1,6 @@
 """Similarity matrices and positive-pair masks, used by all losses.
 
-All arithmetic is in float32 or wider, also under autocast and for half-precision embeddings. At a temperature of 0.07,
+All arithmetic is in float32 or wider, even under autocast and for half-precision embeddings. At a temperature of 0.07,
 rounding cosines near 1 to bfloat16 would change the logits by 0.06.
 """
 
@@ -35,7 +35,7 @@ def check_pairs(first: Tensor, second: Tensor) -> None:
 def check_negatives(group_ids: Tensor | None) -> None:
     """Raise ValueError if the whole batch is one group, because the denominator of a decoupled loss is then empty."""
     if group_ids is not None and bool((group_ids == group_ids[0]).all()):
-        raise ValueError("got one group for the whole batch; a decoupled loss needs a negative in every row")
+        raise ValueError("all clips of the batch have the same group id; a decoupled loss needs negatives")
 
 
 def similarity_matrix(first: Tensor, second: Tensor) -> Tensor:
@@ -66,9 +66,9 @@ def positive_mask(size: int, group_ids: Tensor | None, device: torch.device, row
 
     Args:
         size: Number of clips, N.
-        group_ids: (N,) integers; None: the diagonal only.
+        group_ids: (N,) integers. None: only the diagonal is positive.
         device: Device of the mask.
-        rows: Rows to return; all by default.
+        rows: Mask rows to return; all by default.
 
     Returns:
         (n, N) bool for n rows.
@@ -88,7 +88,7 @@ def positive_mask(size: int, group_ids: Tensor | None, device: torch.device, row
 
 
 def positive_mean(values: Tensor, group_ids: Tensor | None = None) -> Tensor:
-    """Average the values at the positives of each row, (..., N, N) -> (..., N)."""
+    """Average the values of each matrix row over its positives, (..., N, N) -> (..., N)."""
     if group_ids is None:
         return values.diagonal(dim1=-2, dim2=-1)
     positives = positive_mask(values.shape[-1], group_ids, values.device)

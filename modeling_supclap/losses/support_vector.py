@@ -28,7 +28,7 @@ Similarity = Literal["cosine", "dot"]
 
 
 def positive_distance(anchors: Tensor, targets: Tensor) -> Tensor:
-    """Compute the distance ||a - t|| of each pair, (..., N, d) -> (..., N), in float32 or wider.
+    """Compute the distance ||target - anchor|| of each pair, (..., N, d) -> (..., N), in float32 or wider.
 
     The norm of the difference is exact for close pairs; sqrt(2 - 2 cos) has an error of 3e-4 in float32.
 
@@ -40,10 +40,10 @@ def positive_distance(anchors: Tensor, targets: Tensor) -> Tensor:
 
 
 def displacement_ratio(distance: Tensor, radius: float | Tensor) -> Tensor:
-    """Compute R / ||a - t||, the displacement of each anchor as a fraction of the distance to its target.
+    """Compute R / distance, the displacement of each anchor as a fraction of the distance to its target.
 
-    SVR scales the perpendicular component of the pushing force by 1 minus this ratio (SupCLAP eq. 8). The ratio is 0
-    for coincident pairs, which are closer than the square root of the machine epsilon (3e-4 in float32).
+    SVR scales the perpendicular component of the negatives' pushing force by 1 minus this ratio (SupCLAP eq. 8). For
+    pairs closer than the square root of the machine epsilon (3e-4 in float32), the ratio is 0.
 
     Args:
         distance: (..., N), from `positive_distance`.
@@ -67,7 +67,9 @@ def displacement_ratio(distance: Tensor, radius: float | Tensor) -> Tensor:
 def support_vectors(
     anchors: Tensor, targets: Tensor, radius: float | Tensor, similarity: Similarity = "cosine"
 ) -> Tensor:
-    """Compute the support vectors t_sup = t + R (a - t) / ||a - t||; for the arguments see `support_vector_loss`.
+    """Compute the support vectors anchor + R (target - anchor) / ||target - anchor||.
+
+    The arguments are those of `support_vector_loss`.
 
     Returns:
         (N, d), float32 or wider; unit norm if `similarity` is "cosine".
@@ -85,7 +87,7 @@ def support_vectors(
     supports = anchors + ratio.unsqueeze(-1) * (targets - anchors)
     if similarity == "dot":
         return supports
-    # The support vector is zero at half the distance between opposite embeddings; eps then avoids a division by zero.
+    # Halfway between opposite embeddings the support vector is zero; eps then avoids a division by zero.
     return F.normalize(supports, dim=-1, eps=torch.finfo(supports.dtype).eps ** 0.5)
 
 
@@ -103,17 +105,18 @@ def support_vector_loss(
 
     L = mean_i -log( exp(s(t_sup_i, a_i)) / sum_j exp(s(t_sup_i, a_j)) ), t_sup_i = t_i + R_i u_i, s = logit_scale cos.
 
-    The SVR term scales the perpendicular component of the negatives' pushing force by 1 - R / ||a - t|| and does not
-    change the component parallel to u (SupCLAP eq. 7 and 8). This is exact for `similarity="dot"` (SupCLAP eq. 16). A
-    random model has a loss of log N at R = 0, and a smaller one at R > 0. The loss of a perfect model approaches 0.
+    Here t_i is anchor i (a text), a_i is target i (its audio clip), and u_i is the unit vector from t_i to a_i. The SVR
+    term scales the perpendicular component of the negatives' pushing force by 1 - R / ||a - t||. It does not change the
+    component parallel to u (SupCLAP eq. 7 and 8). This is exact for `similarity="dot"` (SupCLAP eq. 16). A random model
+    has a loss of log N at R = 0, and a smaller loss at R > 0. The loss of a perfect model approaches 0.
 
     Args:
         anchors: (N, d), unit norm; texts for the text-to-audio direction.
         targets: (N, d), unit norm; target i is the positive of anchor i.
         radius: R, a distance on the scale of ||a - t||: a number, a 0-d tensor (StaticSVR) or (N,) (DynamicSVR).
         logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
-        similarity: Similarity of a support vector to a target. "cosine" is the similarity s of the paper, with an
-            optimal radius near ||a - t||. "dot" grows with R without bound.
+        similarity: Similarity of a support vector to a target. "cosine" is the similarity s of the paper; the best
+            radius is near ||a - t||. The "dot" similarity of a positive pair grows with R without bound.
         decoupled: Whether to exclude the positives from the denominator, as printed in eq. 6 of the paper. The paper's
             eq. 3 includes them, and eq. 16 is derived from eq. 3.
         group_ids: (N,) integers; all pairs with the same id are positives of each other, and the softmax target is
@@ -151,11 +154,12 @@ def support_vector_sigmoid_loss(
 
     L = 1/N sum_ij -log sigmoid(z_ij (logit_scale cos(t_sup_i, a_j) + logit_bias)), z_ij = +1 on positives, else -1.
 
-    At R = 0 this equals `sigmoid_loss`. The SigLIP loss has only one direction, so bi-SVR adds two terms to it. For
-    the other arguments, the result and the errors see `support_vector_loss`.
+    Here t_sup_i is the support vector of anchor i, and a_j is target j. At R = 0 this equals `sigmoid_loss`. The SigLIP
+    loss has only one direction, so bi-SVR adds two terms to it. The other arguments, the result and the errors are
+    those of `support_vector_loss`.
 
     Args:
-        logit_bias: Added to every logit; a number or a 0-d tensor.
+        logit_bias: Bias added to every logit; a number or a 0-d tensor.
 
     >>> texts, audios = torch.eye(3)[:2], torch.eye(3)[1:]
     >>> round(support_vector_sigmoid_loss(texts, audios, 2**0.5, logit_scale=2.0, logit_bias=-1.0).item(), 4)
@@ -204,8 +208,8 @@ class StaticRadius(nn.Module):
 class RelativeRadius(nn.Module):
     """Radius at a fixed fraction of the distance of each pair, a control without parameters (not in the paper).
 
-    The support vector is then (1 - ratio) t + ratio a. At 0 it is the anchor, and the SVR term is InfoNCE. At 1 it is
-    the target, and the term contrasts each target with all other targets.
+    The support vector is then (1 - ratio) anchor + ratio target. At ratio 0 it is the anchor, and the SVR term is
+    InfoNCE in one direction. At ratio 1 it is the target, and the term contrasts each target with all other targets.
 
     >>> RelativeRadius(0.5).in_tiles(torch.eye(2), torch.eye(2).flip(0), 1.0)
     tensor([0.7071, 0.7071])
@@ -230,9 +234,10 @@ class RelativeRadius(nn.Module):
 class DynamicRadius(nn.Module):
     """DynamicSVR: an MLP that predicts the radius of each pair from its similarities (SupCLAP 3.2).
 
-    R_i = f([s(t_i, a_i), s(t_i, a_j), ...]): the input is the similarity of the positive, followed by those of the
-    `num_similarities - 1` hardest negatives. In the paper, the input of f: R^N -> R is the whole batch of N clips
-    (`num_similarities` = N). A smaller batch is padded with similarities of 0, as if the missing clips were orthogonal.
+    R_i = f([s(t_i, a_i), s(t_i, a_j), ...]), where t_i is anchor i and a_j is target j. The input is the similarity of
+    the positive, followed by those of the `num_similarities - 1` hardest negatives. In the paper, f: R^N -> R uses all
+    N similarities of the batch (`num_similarities` = N). A smaller batch is padded with similarities of 0, as if the
+    missing clips were orthogonal.
 
     The last layer is initialized with zero weights and bias `init`, so that training starts from `StaticRadius(init)`.
 
@@ -279,7 +284,7 @@ class DynamicRadius(nn.Module):
         """Predict a radius for each row.
 
         Args:
-            scaled_similarities: (..., N, N), logit_scale times anchors . targets, with positives on the diagonal.
+            scaled_similarities: (..., N, N) cosines of anchors (rows) and targets (columns), times logit_scale.
             group_ids: (N,) integers; pairs with the same id are not negatives of each other, so their similarity is
                 replaced by 0.
 
@@ -338,10 +343,11 @@ class DynamicRadius(nn.Module):
 
 
 def radius_constraint(anchors: Tensor, targets: Tensor, radius: float | Tensor) -> Tensor:
-    """Compute the penalty for radii outside [0, ||a - t||] (SupCLAP appendix B).
+    """Compute the penalty for radii outside [0, distance of the pair] (SupCLAP appendix B).
 
-    L = mean(relu(R - ||a - t||) + relu(-R)). R > ||a - t|| would invert the perpendicular component of the pushing
-    force, and R < 0 would amplify it. The distance is detached, so that the penalty trains only the radius.
+    L = mean(relu(R - distance) + relu(-R)). A radius R > distance would invert the perpendicular component of the
+    negatives' pushing force, and R < 0 would amplify it. The distance is detached, so that the penalty trains only the
+    radius.
 
     Args:
         anchors: (N, d), unit norm.

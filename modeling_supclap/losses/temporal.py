@@ -35,12 +35,12 @@ def temporal_nce(
         text_embeds: (M, d), unit norm; text i belongs to audio i. Captions in K languages have shape (K, M, d), and
             the loss is averaged over the languages.
         logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
-        weights: (M, M), from `teminal_a_weights` or `teminal_b_weights`; 1 on the diagonal and elsewhere 0 to 1, where
-            0 removes the candidate from the denominator.
+        weights: (M, M), from `teminal_a_weights` or `teminal_b_weights`; 1 on the diagonal, 0 to 1 elsewhere. 0 removes
+            a candidate from the denominator.
         beta: Weight of L_audio, the text-to-audio loss.
         group_ids: (M,) integers; items with the same id are positives of each other and need a weight above 0. Items
-            with the same caption, such as single sounds of one class, should share an id. None: each item is its own
-            group.
+            with the same caption, such as single sounds of one class, should have the same id. None: each item is its
+            own group.
 
     Returns:
         0-d tensor.
@@ -74,8 +74,8 @@ def teminal_a_weights(
 ) -> Tensor:
     """Build the candidate weights of TeminAL A, which contrasts single sounds with pairs of sounds (TeminAL eq. 22-26).
 
-    Two single sounds, or two pairs, have a weight of 1. A single sound and a pair have a weight of `alpha_same` if the
-    pair contains the class of the single sound, otherwise `alpha_diff`.
+    The weight between two single sounds or between two pairs is 1. Between a single sound and a pair, it is
+    `alpha_same` if the pair contains the class of the single sound, otherwise `alpha_diff`.
 
     Args:
         single_classes: (n,) integers, class of each single sound.
@@ -124,8 +124,9 @@ def teminal_b_weights(
 ) -> Tensor:
     """Build the candidate weights of TeminAL B, for n forward, n reversed and n overlaid pairs (TeminAL eq. 3-7).
 
-    The table lists the alphas by type of item and candidate. "time" is `alpha_same_time` if both come from the same
-    pair of sounds, otherwise `alpha_cross_time`. "overlay" is `alpha_same_overlay` or `alpha_cross_overlay`, likewise.
+    The weight depends on the type of the item and of the candidate (see the table). "time" is `alpha_same_time` if both
+    come from the same pair of sounds, otherwise `alpha_cross_time`. "overlay" is `alpha_same_overlay` if both come from
+    the same pair of sounds, otherwise `alpha_cross_overlay`.
 
     | item \\ candidate | forward | reversed | overlaid |
     |---|---|---|---|
@@ -133,7 +134,7 @@ def teminal_b_weights(
     | reversed | time | 1 | overlay |
     | overlaid | 1 (eq. 6) | time | 1 |
 
-    In table 2 of the paper, setting all weights to 1 mostly gives the best results.
+    In table 2 of the paper, most of the best results have all weights set to 1.
 
     Args:
         n: Number of pairs of sounds.

@@ -1,9 +1,10 @@
 """Contrastive losses with memory linear in the number of clips, computed from a few similarity matrix rows at a time.
 
-The similarity matrix for a global batch of 65,536 clips needs 16 GB. Here only a tile of `chunk_size` rows is in memory
-at a time. Each tile is reduced to one number per row and one per column, and the backward pass recomputes the tile.
-This costs one more matrix product. The values equal the plain losses up to float32 rounding. On a CPU, use tiles larger
-than 32 MB (256 rows for 32,768 clips): smaller tiles fragment the heap, and the C library does not free that memory.
+The similarity matrix for a global batch of 65,536 clips needs 16 GB. Here only a tile of `chunk_size` rows of the
+matrix is in memory at a time. Each tile is reduced to one number per row and one per column, and the backward pass
+recomputes the tile. This costs one more matrix product. The values equal the plain losses up to float32 rounding. On a
+CPU, use tiles larger than 32 MB (256 rows for 32,768 clips), because smaller tiles fragment the heap and the C library
+does not free that memory.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def tiled_symmetric_contrast(
     group_ids: Tensor | None,
     chunk_size: int,
 ) -> Tensor:
-    """Compute `info_nce` on (..., N, d) embeddings, with `chunk_size` similarity matrix rows at a time."""
+    """Compute `info_nce` of (..., N, d) embeddings, with `chunk_size` similarity matrix rows at a time."""
 
     def loss(audio: Tensor, text: Tensor) -> Tensor:
         audio_positives = logit_scale * _positive_similarity(audio, text, group_ids)
@@ -58,8 +59,8 @@ def tiled_row_contrast(
 ) -> Tensor:
     """Compute InfoNCE in one direction, -log softmax at the positives, for `chunk_size` anchors at a time.
 
-    The anchors (..., N, d) may have any norm, because support vectors are not always normalized. For the other
-    arguments see `support_vector_loss`.
+    The anchors (..., N, d) may have any norm, because support vectors are not always normalized. The other arguments
+    are those of `support_vector_loss`.
     """
     if decoupled:
         check_negatives(group_ids)
@@ -110,14 +111,16 @@ _share: ContextVar[_Share | None] = ContextVar("share", default=None)
 
 @contextmanager
 def shared_tiles(process: int, num_processes: int, gather: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Return a context manager that splits the tiles among the processes; each all-gathers the results of the others.
+    """Context manager that divides the work on the tiles of the similarity matrix among the processes.
+
+    Each process computes a part of the tiles, and the results are all-gathered. All processes must pass the same
+    embeddings, those of the global batch. The caller must average the gradients over the processes, including those of
+    the loss parameters, as data-parallel training does.
 
     Args:
         process: Rank of this process.
-        num_processes: Number of processes that compute this loss, all from the same embeddings of the global batch. The
-            caller must average the gradients over the processes, including those of the loss parameters, as
-            data-parallel training does.
-        gather: Function that concatenates the tensors of all processes along the first axis; its backward pass must sum
+        num_processes: Number of processes that compute this loss.
+        gather: Function that concatenates the tensors of all processes along the first axis. Its backward pass must sum
             the gradients of all processes.
     """
     token = _share.set(_Share(process, num_processes, gather))
@@ -130,8 +133,9 @@ def shared_tiles(process: int, num_processes: int, gather: Callable[[Tensor], Te
 def checkpoint_tiles(tile: Callable[[slice], T], size: int, chunk_size: int) -> list[T]:
     """Call a function on each slice of at most `chunk_size` rows, with activation checkpointing.
 
-    The function returns a tensor or a tree of tensors. Inside `shared_tiles` the list of results, in row order,
-    includes those of all processes.
+    Return the list of its results, in row order; a result is a tensor or a tree of tensors. Inside `shared_tiles`, each
+    process calls the function on its own rows, and the list contains the results of all processes. If `size` is not
+    divisible by the number of processes, each process computes all rows.
     """
     if chunk_size < 1:
         raise ValueError(f"got chunk_size={chunk_size}; it must be 1 or more rows")
@@ -159,13 +163,13 @@ def checkpoint_tiles(tile: Callable[[slice], T], size: int, chunk_size: int) -> 
 def refuse_second_derivatives(recomputed: Tensor) -> Tensor:
     """Register a hook that raises RuntimeError in a backward pass with `create_graph=True`; return the tensor.
 
-    Checkpointing saves detached activations, so second derivatives would be silently wrong.
+    The reason is that checkpointing saves detached activations, so second derivatives would be silently wrong.
     """
 
     def check(gradient: Tensor) -> None:
         if torch.is_grad_enabled():
             raise RuntimeError(
-                "got create_graph=True for recomputed activations, but their second derivatives would be wrong; "
+                "got create_graph=True, but second derivatives of recomputed activations would be wrong; "
                 "leave out chunk_size (loss_chunk_size, cached_chunk_size) to keep all activations"
             )
 
@@ -198,7 +202,7 @@ def _without_autocast(tile: Callable[[slice], T], rows: slice) -> T:
 
 
 def _positive_similarity(anchors: Tensor, targets: Tensor, group_ids: Tensor | None) -> Tensor:
-    """Compute the mean similarity of each anchor to its positives, without the similarity matrix; returns (N,)."""
+    """Compute the mean similarity (N,) of each anchor to its positives, without the similarity matrix."""
     if group_ids is None:
         return (anchors * targets).sum(-1)
     if group_ids.shape != anchors.shape[:1]:
