@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -200,11 +201,21 @@ def map_in_order(function: Callable[[Any], R], rows: Sequence[Any], workers: int
 def exit_with_parent(worker: int, then: Callable[[int], None] | None = None) -> None:
     """Make a `DataLoader` worker exit when its parent dies, and ignore Ctrl-C; pass it as `worker_init_fn`.
 
-    Otherwise, a worker waits forever to deliver its results if the parent is killed. `then` is another `worker_init_fn`
-    to call afterwards.
+    Otherwise, a worker waits forever to deliver its results if the parent is killed. SIGTERM ends a worker only if its
+    parent sends it: schedulers send it to all processes of a run, and the run still saves a checkpoint. `then` is
+    another `worker_init_fn` to call afterwards.
     """
     parent = os.getppid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def wait_for_sigterm() -> None:
+        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
+            pass
+        os._exit(0)
+
+    if hasattr(signal, "sigwaitinfo"):  # not on macOS
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=wait_for_sigterm, daemon=True).start()
 
     def exit_if_orphaned() -> None:
         if os.getppid() != parent:

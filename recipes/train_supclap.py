@@ -145,13 +145,13 @@ def fit_normalisation(encoder: Any, processor: SupCLAPProcessor, rows: Any, max_
 
 
 def find_checkpoint(args: SupCLAPTrainingArguments) -> str | None:
-    """Return the path of the checkpoint to resume from; None for a new run. Raise if the checkpoint does not exist."""
+    """Return the path of the checkpoint to resume from; None for a new run, also if "last" finds no checkpoint."""
     from modeling_supclap.training.checkpoints import last_checkpoint
 
     folder, named = args.output_dir or ".", args.resume_from_checkpoint
     last = last_checkpoint(folder, resumes=named is not None)
     if named == "last" and last is None:
-        raise ValueError(f"--resume_from_checkpoint last: {folder} contains no checkpoint; omit it to start a new run")
+        say(f"{folder} contains no checkpoint; starting a new run")
     if named not in (None, "last") and not Path(named).is_dir():
         raise FileNotFoundError(f"checkpoint {named} does not exist; --resume_from_checkpoint last uses the newest")
     return last if named == "last" else named

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import ProgressCallback, TrainerCallback
+from transformers.trainer_jit_checkpoint import JITCheckpointCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from modeling_supclap.datasets_scripts.stream import EpochBatches
@@ -18,6 +19,7 @@ from ..losses.multilingual import alignment_direction_error, data_distribution_e
 from ..losses.similarity import at_least_float32
 from .collator import TrainingCollator
 from .contrastive_module import ContrastiveModule
+from .distributed import gather
 from .drift import drift_cosine, drift_statistics, similarity_histogram
 from .objectives import SupportVectorRegularizer
 
@@ -107,6 +109,28 @@ class BestCheckpointCallback(TrainerCallback):
         best = Path(args.output_dir or ".") / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
         if best.is_dir():
             state.best_model_checkpoint = str(best)
+
+
+class SigtermCallback(JITCheckpointCallback):
+    """After SIGTERM, saves a checkpoint and ends the run, at the end of a step and at the same step in all processes.
+
+    The callback of transformers also saves in the middle of a step, where a resumed run draws other random numbers, and
+    each process saves at a step of its own.
+    """
+
+    def __init__(self, jit_manager: Any) -> None:
+        super().__init__()
+        self.jit_manager: Any = jit_manager
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        requested = torch.tensor([float(self.jit_manager.is_checkpoint_requested)], device=args.device)
+        if gather(requested).any():
+            control.should_save = control.should_training_stop = True
+
+    def _wait(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Save at the end of the step."""
+
+    on_step_begin = on_pre_optimizer_step = on_epoch_end = _wait
 
 
 class ThroughputCallback(TrainerCallback):

@@ -21,6 +21,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_jit_checkpoint import JITCheckpointCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 
 from modeling_supclap.datasets_scripts.atomic_files import folder_lock
@@ -44,6 +45,7 @@ from .callbacks import (
     EpochCallback,
     LanguageErrorsCallback,
     LineCallback,
+    SigtermCallback,
     SupCLAPProgressCallback,
     ThroughputCallback,
 )
@@ -173,6 +175,10 @@ class SupCLAPTrainer(Trainer):
             require_captions(light, args.languages, "kcl", "train")
             self.add_callback(LanguageErrorsCallback(self.module, collator, light, self._logs))
         self.add_callback(ThroughputCallback(self._logs))
+        jit = self.pop_callback(JITCheckpointCallback)
+        if jit is not None:
+            jit.jit_manager.kill_wait = 0  # checkpoints appear only when they are complete, so a kill is harmless
+            self.add_callback(SigtermCallback(jit.jit_manager))
         has_bar = self.pop_callback(ProgressCallback) is not None and sys.stderr.isatty()
         self.pop_callback(PrinterCallback)  # without bars it would print all 40 values of a log
         self.add_callback(SupCLAPProgressCallback() if has_bar else LineCallback())

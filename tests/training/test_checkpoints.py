@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -164,19 +165,17 @@ def test_weights_have_the_permissions_of_other_files(run, tmp_path):
 
 
 class Terminate(TrainerCallback):
-    """Sends SIGTERM at the first step, as a scheduler does before it kills."""
+    """Sends SIGTERM in the middle of the second step, as a scheduler does before it kills."""
 
-    def on_step_end(self, args, state, control, **kwargs):
+    def on_pre_optimizer_step(self, args, state, control, **kwargs):
         if state.global_step == 1:
             os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.1)  # transformers requests the checkpoint in a thread
 
 
-def test_sigterm_ends_a_run_with_a_checkpoint_and_a_status_of_its_own(tmp_path, rows, capsys):
-    trainer = build(tmp_path, rows, callbacks=[Terminate()], num_train_epochs=500, enable_jit_checkpoint=True, **STEPS)
-    for callback in trainer.callback_handler.callbacks:
-        if getattr(callback, "jit_manager", None):
-            callback.jit_manager.kill_wait = 0
-
+def test_sigterm_ends_a_run_with_a_checkpoint_and_a_status_of_its_own(tmp_path, rows, capsys, whole):
+    options = {"enable_jit_checkpoint": True, "max_steps": 4, "svr": "uni-static", **STEPS, "save_steps": 4}
+    trainer = build(tmp_path, rows, model=with_dropout(), callbacks=[Terminate()], **options)
     before = signal.getsignal(signal.SIGINT)
     try:
         with pytest.raises(SystemExit) as ended:
@@ -185,7 +184,11 @@ def test_sigterm_ends_a_run_with_a_checkpoint_and_a_status_of_its_own(tmp_path, 
         signal.signal(signal.SIGINT, before)
     assert ended.value.code == 143
     assert "--resume_from_checkpoint last" in capsys.readouterr().err
-    assert last_checkpoint(tmp_path, resumes=True) == str(tmp_path / f"checkpoint-{trainer.state.global_step}")
+    assert last_checkpoint(tmp_path, resumes=True) == str(tmp_path / "checkpoint-2")
+
+    again = build(tmp_path, rows, model=with_dropout(), **options)
+    again.train(resume_from_checkpoint=True)
+    assert losses(again) == losses(whole)
 
 
 def test_a_folder_in_use_is_continued_when_asked_and_never_written_over(tmp_path, run):
