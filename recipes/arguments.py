@@ -22,7 +22,7 @@ from modeling_supclap.datasets_scripts import find_config
 from modeling_supclap.datasets_scripts.builders.options import add_builder_options, option_texts
 from modeling_supclap.training.options import AllStagesOptions, ContrastiveOptions, get_default
 
-from .options import DatasetArguments, ReproductionArguments, as_mapping
+from .options import DatasetArguments, as_mapping
 
 if TYPE_CHECKING:
     from transformers import HfArgumentParser
@@ -45,7 +45,7 @@ def print_help(text: str) -> None:
 
 def format_help(groups: Sequence[Any], about: str) -> str:
     """Format the help text of a recipe: `about` and the options of `groups`, without those of `TrainingArguments`."""
-    first = "TABLE [TABLE ...]" if ReproductionArguments in groups else "[CONFIG.yaml]"
+    first = getattr(groups[0], "positional", "[CONFIG.yaml]")
     lines = [f"usage: {Path(sys.argv[0]).name} {first} [--KEY VALUE ...]", "", about.strip()]
     for group in groups:
         lines += ["", (group.__doc__ or "").strip().splitlines()[0]]

@@ -31,6 +31,7 @@ LAUNCHED = {"train": "recipes.train_supclap", "posttrain": "recipes.posttrain_te
 COMMANDS = {
     **LAUNCHED,
     "evaluate": "recipes.evaluate_supclap",
+    "compare": "recipes.compare_results",
     "reproduce": "recipes.reproduce",
     "convert": "recipes.convert_checkpoint",
     "export": "recipes.export_onnx",

@@ -1,30 +1,44 @@
-"""Evaluate a model on a dataset: retrieval, zero-shot classification and ZSTE (zero-shot temporal evaluation).
+"""Evaluate models on datasets: retrieval, zero-shot classification and ZSTE (zero-shot temporal evaluation).
 
     supclap evaluate --model outputs/synthetic
     supclap evaluate --model outputs/esc10 --dataset esc50 --data_dir DIR \\
         --folds 1 2 3 4 5 --tasks zero_shot zste --output_dir outputs/evaluation/esc50
     supclap evaluate --model laion/clap-htsat-fused --dataset clotho --data_dir DIR
     supclap evaluate --model my_module:load_my_model --dataset prepared --data_dir DIR
-    supclap evaluate --compare outputs/evaluation/one outputs/evaluation/other
+    supclap evaluate --suite suite.yaml --model outputs/esc10 laion/clap-htsat-unfused
+    supclap evaluate --suite esc50 clotho --data_dir DATA --model outputs/one outputs/other --tasks retrieval
 
 The first argument may be a YAML file; `--key value` pairs override it. Without a file and without `--dataset`,
 `configs/evaluate.yaml` is used, with the synthetic test split of `configs/synthetic.yaml`.
 
 The command writes `results.json` (scores with intervals and chance levels, settings, versions), `outcomes.npz` (the
-outcome of each query) and the report `report.html` to the output folder. `--compare` tests whether two results differ;
-results of training runs can also be compared. Embeddings are cached in the Hugging Face cache folder, so a second run
-does not compute them again. If started with several processes, only the first one evaluates.
+outcome of each query) and the report `report.html` to the output folder. Embeddings are cached in the Hugging Face
+cache folder, so a second run does not compute them again. If started with several processes, only the first one
+evaluates.
+
+With several models, or with `--suite`, each evaluation has the folder `DATASET/MODEL` in the output folder, and all
+scores are in one table, with intervals and paired differences to the first model: `table.md`, `table.html`, `table.csv`
+and `table.tex`. The suite may be a YAML file, whose settings the command line overrides:
+
+    - {dataset: esc50, data_dir: ESC-50, folds: [1, 2, 3, 4, 5], tasks: [zero_shot]}
+    - {name: clotho_5, dataset: clotho, data_dir: CLOTHO, tasks: [retrieval]}
 """
 
 from __future__ import annotations
 
+import re
+import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from modeling_supclap.datasets_scripts import load_builder, splits_of
-from modeling_supclap.recipes.arguments import parse_arguments
+from modeling_supclap.recipes.arguments import parse_arguments, read_settings
 from modeling_supclap.recipes.options import EvaluationArguments
 from modeling_supclap.recipes.running import is_first_process, run_command
 
@@ -160,46 +174,70 @@ def options_of(args: EvaluationArguments) -> evaluation.EvaluationOptions:
     )
 
 
-def main() -> None:
-    """Run the command: evaluate a model, or compare two results."""
-    (args,) = parse_arguments((EvaluationArguments,), default_config=DEFAULT_CONFIG, about=__doc__)
+def read_suite(args: EvaluationArguments, words: Sequence[str]) -> dict[str, EvaluationArguments]:
+    """Return the options for each entry of `args.suite`, by name; `words` are the command line, which overrides them.
 
-    from modeling_supclap import evaluation
-    from modeling_supclap.datasets_scripts.overlap.trained_sources import refuse_trained_sources
+    Raises:
+        ValueError: An entry is not a mapping with `dataset`, or two entries have the same name.
+    """
+    shared: dict[str, Any] = {}
+    entries: Any = [{"dataset": name} for name in args.suite]
+    if words[0].endswith((".yaml", ".yml")):
+        shared, words = read_settings(words[0]), words[1:]
+        shared = {key: value for key, value in shared.items() if key not in ("dataset", "data_dir", "dataset_config")}
+    if args.suite[0].endswith((".yaml", ".yml")):
+        entries = yaml.safe_load(Path(args.suite[0]).read_text(encoding="utf-8"))
+
+    suite: dict[str, EvaluationArguments] = {}
+    for entry in entries if isinstance(entries, list) else [entries]:
+        settings = {**shared, **entry} if isinstance(entry, dict) else {}
+        name = str(settings.pop("name", settings.get("dataset")))
+        if "dataset" not in settings or name in suite or not re.fullmatch(r"[\w.-]+", name):
+            raise ValueError(f"{args.suite[0]} contains {entry}; expected `dataset`, and a `name` no other entry has")
+
+        data_dir = settings.pop("data_dir", None)
+        if data_dir is None and args.data_dir is not None and Path(args.data_dir, settings["dataset"]).is_dir():
+            data_dir = str(Path(args.data_dir, settings["dataset"]))
+        config = dict(settings.pop("dataset_config", None) or {})
+        for key in settings.keys() - EvaluationArguments.__dataclass_fields__.keys():
+            config[key] = settings.pop(key)  # an option of the dataset's builder
+        with TemporaryDirectory() as temporary:
+            path = Path(temporary, "entry.yaml")
+            path.write_text(yaml.safe_dump({**settings, "dataset_config": config}, allow_unicode=True), "utf-8")
+            (parsed,) = parse_arguments((EvaluationArguments,), [str(path), *words])
+        suite[name] = replace(parsed, data_dir=data_dir)
+    return suite
+
+
+def prepare(args: EvaluationArguments) -> tuple[Any, evaluation.EvaluationOptions]:
+    """Load the rows of a dataset, and build the options of its evaluation."""
     from modeling_supclap.datasets_scripts.schema import warn_of_shared_captions
-    from modeling_supclap.evaluation.report import write_report
-
-    if not is_first_process():
-        return
-    if args.compare:
-        if len(args.compare) != 2:
-            raise ValueError(f"--compare got {args.compare}; pass two folders of results")
-        first, second = map(evaluation.Results.load, args.compare)
-        table = evaluation.compare(first, second, args.num_resamples, args.seed, args.allow_different)
-        for name, path, results in zip(("first", "second"), args.compare, (first, second), strict=True):
-            print(f"{name}: {path}, model {results.content['model']['name']}")
-        print(evaluation.format_comparison(table))
-        return
-    if args.model is None:
-        raise ValueError("model is not set; pass --model with a folder, a Hub id or module:function")
 
     options = options_of(args)
     rows, folds, data = load_rows(args)
-    trained_clips = refuse_trained_sources(rows, args.model, args.allow_trained)
-    folder = None if args.cache_dir in (None, "none") else args.cache_dir
-    cache = evaluation.EmbeddingCache.default() if args.cache_dir is None else evaluation.EmbeddingCache(folder)
-
-    model = evaluation.load_embedding_model(args.model, device=args.device)
-    phrases = load_phrases(args, data["origin"])
-    Path(args.output_dir).mkdir(parents=True, exist_ok=True)  # fail before the evaluation
-    print(f"{args.model} on {args.dataset}, split {args.split}: {len(rows)} clips")
     if args.positives == "clip" and "retrieval" in args.tasks:
         warn_of_shared_captions(rows)
-    results = evaluation.evaluate(model, rows, options, cache, phrases=phrases, folds=folds, data=data)
+    return rows, replace(options, phrases=load_phrases(args, data["origin"]), folds=folds, data=data)
+
+
+def evaluate(
+    args: EvaluationArguments, model: evaluation.EmbeddingModel, rows: Any, options: Any, folder: Path
+) -> evaluation.Results:
+    """Evaluate a model on rows, save the results and the report, and print the scores."""
+    from modeling_supclap import evaluation
+    from modeling_supclap.datasets_scripts.overlap.trained_sources import refuse_trained_sources
+    from modeling_supclap.evaluation.report import write_report
+
+    trained_clips = refuse_trained_sources(rows, model.name, args.allow_trained)
+    cache_dir = None if args.cache_dir in (None, "none") else args.cache_dir
+    cache = evaluation.EmbeddingCache.default() if args.cache_dir is None else evaluation.EmbeddingCache(cache_dir)
+    folder.mkdir(parents=True, exist_ok=True)  # fail before the evaluation
+    print(f"{model.name} on {args.dataset}, split {args.split}: {len(rows)} clips")
+    results = evaluation.evaluate(model, rows, options, cache)
     results.content["run"]["trained_clips"] = trained_clips
 
-    path = results.save(args.output_dir)
-    report = write_report(results, Path(args.output_dir, "report.html"), rows)
+    path = results.save(folder)
+    report = write_report(results, folder / "report.html", rows)
     run = results.content["run"]
     cached = "" if cache.folder is None else f", {run['cache']['read']} read from {cache.folder}"
     print(results.table())
@@ -207,6 +245,36 @@ def main() -> None:
         f"{len(results.protocol['missing_clips'])} clips missing; {run['cache']['embedded']} sets of embeddings "
         f"computed{cached}; {path} and {report.name} ({run['seconds']['all']:.0f} s)"
     )
+    return results
+
+
+def main() -> None:
+    """Run the command: evaluate one model on one dataset, or several and write their table."""
+    (args,) = parse_arguments((EvaluationArguments,), default_config=DEFAULT_CONFIG, about=__doc__)
+
+    from modeling_supclap import evaluation
+    from modeling_supclap.recipes.compare_results import write_tables
+
+    if not is_first_process():
+        return
+    if not args.model or len(set(args.model)) < len(args.model):
+        raise ValueError(f"model is {args.model}; pass --model with distinct folders, Hub ids or module:function")
+
+    # Read every dataset before the first evaluation.
+    suite = read_suite(args, sys.argv[1:]) if args.suite else {str(args.dataset): args}
+    prepared = {dataset: prepare(each) for dataset, each in suite.items()}
+    is_table = bool(args.suite) or len(args.model) > 1
+    names = [Path(model).name for model in args.model]
+    names = names if len(set(names)) == len(names) else args.model
+    tables: dict[str, dict[str, dict[int, evaluation.Results]]] = {dataset: {} for dataset in suite}
+    for name, path in zip(names, args.model, strict=True):
+        model = evaluation.load_embedding_model(path, device=args.device)
+        for dataset, each in suite.items():
+            subfolder = f"{dataset}/{re.sub('[^A-Za-z0-9_.-]+', '-', name)}" if is_table else ""
+            results = evaluate(each, model, *prepared[dataset], Path(args.output_dir, subfolder))
+            tables[dataset][name] = {each.seed: results}
+    if is_table:
+        write_tables(tables, args.output_dir)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from modeling_supclap.datasets_scripts import load_builder, load_splits, splits_of
 from modeling_supclap.languages import LANGUAGES, require_language_code
@@ -184,7 +184,12 @@ class LastPartArguments(TrainedPartArguments):
 class EvaluationArguments(DatasetArguments):
     """Model, data and tasks of an evaluation."""
 
-    model: str | None = option("SupCLAP or CLAP model (id or folder), or module:function.")
+    model: list[str] = option("One or more SupCLAP or CLAP models (id or folder), or module:function.", [])
+    suite: list[str] = option(
+        "Names of several datasets, each in the folder of its name in --data_dir; or a YAML file with a list of "
+        "mappings with `dataset`, `data_dir`, options of this command and of the dataset, and a `name`.",
+        [],
+    )
     device: str | None = option("Device such as cpu or cuda; by default, a GPU if available.")
     split: str = option("Split to evaluate, or several splits joined by +.", "test")
     folds: list[int] = option("Folds to evaluate, each on its own test split.", [])
@@ -213,12 +218,19 @@ class EvaluationArguments(DatasetArguments):
     seed: int = option("Seed of the bootstrap and of ZSTE's items.", 0)
     output_dir: str = option("Folder of the results.", "outputs/evaluation")
     cache_dir: str | None = option("Folder of cached embeddings, or none; by default, in the Hugging Face cache.")
-    compare: list[str] = option("Two folders of results to compare, instead of an evaluation.", [])
-    allow_different: bool = option("Also compare results of different protocols.", False)
 
     def __post_init__(self) -> None:
         for language in (*self.languages, *self.zero_shot_languages, *self.zste_languages):
             require_language_code(language)
+
+
+@dataclass
+class ComparisonArguments:
+    """Comparison of results."""
+
+    positional: ClassVar[str] = "FOLDER FOLDER [FOLDER ...]"
+    output_dir: str = option("Folder of the tables.", "outputs/comparison")
+    allow_different: bool = option("Also compare results of different protocols.", False)
 
 
 @dataclass
@@ -254,6 +266,7 @@ class CorpusArguments(SplitsArguments):
 class ReproductionArguments:
     """Rows to reproduce, and their scale."""
 
+    positional: ClassVar[str] = "TABLE [TABLE ...]"
     scale: str = option("Size of the runs: mini or full.", "mini")
     seeds: list[int] = option("Seeds; by default, those of the table, or 0 1 2.", [])
     rows: list[str] = option("Rows to reproduce, such as table1_infonce; by default, all.", [])

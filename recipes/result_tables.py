@@ -161,14 +161,19 @@ def markdown_lines(table: Sequence[Sequence[str]]) -> list[str]:
 
 def html_table(content: Mapping[str, Any], figure: str | None = None) -> str:
     """Format a table from `reproduce.gather` as an HTML page; `figure` is the file name of an image to include."""
+    return html_page(full_title(content), table_lines(content), caption(content), content, figure)
+
+
+def html_page(
+    title: str,
+    lines: Sequence[Sequence[str]],
+    caption: str,
+    content: Mapping[str, Any] | None = None,
+    figure: str | None = None,
+) -> str:
+    """Format rows of cells, heading first, as an HTML page; `content` may contain a "claim" and "cases"."""
     import jinja2
 
     source = Path(__file__).with_name("table.html.j2").read_text(encoding="utf-8")
-    return jinja2.Template(source, autoescape=True, trim_blocks=True).render(
-        content=content,
-        title=full_title(content),
-        lines=table_lines(content),
-        caption=caption(content),
-        cases=CASES,
-        figure=figure,
-    )
+    template = jinja2.Template(source, autoescape=True, trim_blocks=True)
+    return template.render(content=content or {}, title=title, lines=lines, caption=caption, cases=CASES, figure=figure)

@@ -332,7 +332,7 @@ def compare(
         UserWarning: The audio policy, the missing clips or the interval options differ. With `allow_different`, also if
             the data or other settings differ.
     """
-    _check_protocols(first, second, allow_different)
+    check_protocols(first, second, allow_different)
     suffix, table = "/query_id", []
     for name in sorted(first.arrays.keys() & second.arrays.keys()):
         prefix = name.removesuffix(suffix)
@@ -423,7 +423,7 @@ def package_versions() -> dict[str, str]:
     return {"python": platform.python_version(), **packages, "supclap": __version__}
 
 
-def _check_protocols(first: Results, second: Results, allow_different: bool) -> None:
+def check_protocols(first: Results, second: Results, allow_different: bool) -> None:
     """Raise or warn if two results were evaluated on different data or with different settings."""
     differing = []
     for key in (*_MUST_AGREE, *filter(second.scores.__contains__, first.scores)):

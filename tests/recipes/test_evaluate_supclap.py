@@ -5,13 +5,14 @@ import re
 
 import builders
 import numpy as np
+import pandas
 import processes
 import pytest
 import soundfile
 from commands import run_recipe
 from recordings import esc50_folder
 
-from modeling_supclap import datasets_scripts
+from modeling_supclap import datasets_scripts, evaluation
 from modeling_supclap.evaluation.results import Results
 from modeling_supclap.recipes import evaluate_supclap
 
@@ -63,24 +64,6 @@ def test_one_command_one_results_and_a_second_embeds_nothing(folder, capsys):
     assert second.content["run"]["cache"]["embedded"] == 0
     assert second.scores == first.scores
     assert (folder / "out_model0" / "outcomes.npz").read_bytes() == outcomes
-
-
-def test_results_are_compared(folder, capsys):
-    for model in ("model0", "model1", "clap"):
-        run_recipe(evaluate_supclap, *command(folder, model))
-    capsys.readouterr()
-    run_recipe(evaluate_supclap, "--compare", folder / "out_model0", folder / "out_model1")
-    table = capsys.readouterr().out
-    assert str(folder / "out_model1") in table
-    for name in ("retrieval eng t2a R@1", "zero_shot eng supclap top1", "zste jpn 3A"):
-        assert name in table
-    with pytest.warns(UserWarning, match=r"\baudio\b"):
-        run_recipe(evaluate_supclap, "--compare", folder / "out_model0", folder / "out_clap")
-    run_recipe(evaluate_supclap, *command(folder, "model1", "--positives", "clip"))
-    with pytest.raises(ValueError, match="positives"):
-        run_recipe(evaluate_supclap, "--compare", folder / "out_model0", folder / "out_model1")
-    with pytest.raises(ValueError, match="--compare"):
-        run_recipe(evaluate_supclap, "--compare", folder / "out_model0")
 
 
 @pytest.fixture
@@ -195,3 +178,74 @@ def test_one_of_two_processes_without_a_gpu_evaluates(folder, monkeypatch):
     printed = processes.run_processes("recipes/evaluate_supclap.py", *arguments)
     assert printed.count("sets of embeddings") == 1
     assert (folder / "two" / "results.json").exists()
+
+
+SUITE = """
+- {dataset: synthetic, num_train: 4, num_test: 16, tasks: [retrieval]}
+- {name: classes, dataset: synthetic, dataset_config: {num_train: 4, num_test: 24}, tasks: [zero_shot]}
+"""
+
+
+def test_a_suite_of_three_models_has_one_table(folder, tmp_path, capsys):
+    (tmp_path / "suite.yaml").write_text(SUITE)
+    models = [folder / "model0", folder / "model1", folder / "clap"]
+    arguments = [folder / "config.yaml", "--suite", tmp_path / "suite.yaml", "--output_dir", tmp_path / "out"]
+    arguments += ["--model", *models, "--cache_dir", tmp_path / "cache", "--num_resamples", "200"]
+    with pytest.warns(UserWarning, match=r"\baudio\b"):  # the models have different sampling rates
+        run_recipe(evaluate_supclap, *arguments)
+    capsys.readouterr()
+
+    # Each evaluation has its own folder, and equals the evaluation of one model on one dataset.
+    results = {path.parent.relative_to(tmp_path / "out"): path for path in tmp_path.glob("out/*/*/results.json")}
+    names = [(dataset, model) for dataset in ("classes", "synthetic") for model in ("clap", "model0", "model1")]
+    assert sorted(path.parts for path in results) == names
+    one = Results.load(tmp_path / "out" / "synthetic" / "model1")
+    assert (one.protocol["dataset_config"], one.protocol["intervals"]["num_resamples"]) == (
+        {"num_train": 4, "num_test": 16},
+        200,
+    )
+    assert Results.load(tmp_path / "out" / "classes" / "clap").scores.keys() == {"zero_shot"}
+
+    # The table contains these scores, and the paired differences to the first model.
+    table = pandas.read_csv(tmp_path / "out" / "table.csv").set_index(["dataset", "score", "model"])
+    place = "retrieval eng t2a R@10"
+    line, stored = table.loc["synthetic", place, "model1"], one.scores["retrieval"]["eng"]["t2a"]["R@10"]
+    assert line[["value", "low", "high"]].tolist() == [stored["value"], stored["low"], stored["high"]]
+    compared = evaluation.compare(Results.load(tmp_path / "out" / "synthetic" / "model0"), one)
+    (paired,) = [row for row in compared if row["score"] == place]
+    assert line["difference"] == pytest.approx(paired["difference"])
+    assert line["p_value"] == paired["p_value"]
+    assert pandas.isna(table.loc["synthetic", place, "model0"]["difference"])
+    for suffix in ("md", "html", "tex"):
+        text = (tmp_path / "out" / f"table.{suffix}").read_text()
+        for words in ("model1 - model0", "classes", f"{100 * stored['value']:.1f} ("):
+            assert words in text
+
+    run_recipe(evaluate_supclap, *arguments[:-2])  # other resamples: all embeddings are cached
+    assert set(re.findall(r"(\d+) sets of embeddings", capsys.readouterr().out)) == {"0"}
+
+
+@pytest.mark.parametrize(
+    ("suite", "message"),
+    [
+        ("dataset: esc50", "esc50"),
+        ("- {data_dir: a}", "'data_dir': 'a'"),
+        ("- {dataset: synthetic}\n- {dataset: synthetic, num_test: 3}", "'num_test': 3"),
+        ("- {dataset: synthetic, num_tset: 3}", "num_tset"),
+    ],
+)
+def test_wrong_suites_are_named(folder, tmp_path, suite, message):
+    (tmp_path / "suite.yaml").write_text(suite)
+    words = ["--suite", tmp_path / "suite.yaml", "--model", folder / "model0", "--output_dir", folder / "never"]
+    with pytest.raises((ValueError, TypeError), match=message):
+        run_recipe(evaluate_supclap, *words)
+    assert not (folder / "never").exists()
+
+
+def test_datasets_of_a_suite_lie_in_folders_of_their_names(folder, tmp_path):
+    esc50_folder(tmp_path / "esc50", 3, 3)
+    words = ["--suite", "esc50", "--data_dir", tmp_path, "--model", folder / "model0", "--tasks", "zero_shot"]
+    words += ["--cache_dir", "none", "--num_resamples", "0"]
+    run_recipe(evaluate_supclap, *words, "--output_dir", tmp_path / "out")
+    assert Results.load(tmp_path / "out" / "esc50" / "model0").protocol["clips"] == 4
+    assert "esc50" in (tmp_path / "out" / "table.md").read_text()

@@ -1,0 +1,111 @@
+"""The table of several results: differences, seeds, and files that other programs read."""
+
+import re
+import shutil
+import subprocess
+
+import numpy as np
+import pandas
+import pytest
+from commands import run_recipe
+from scipy import stats
+
+from modeling_supclap.evaluation.results import SCHEMA, Results, score
+from modeling_supclap.recipes import compare_results
+
+R1 = "retrieval eng t2a R@1"
+
+
+def save(folder, name, hits, arguments=None, **protocol):
+    """Save results of one query per recording."""
+    queries = np.arange(len(hits)).astype(str)
+    prefix = "retrieval/eng/t2a/"
+    arrays = {"R@1": np.array(hits, float), "query_id": queries, "cluster": queries}
+    scores = {"retrieval": {"eng": {"t2a": {"R@1": score(float(np.mean(hits)), (0.1, 0.9), 0.05)}}}}
+    content = {"schema": SCHEMA, "model": {"name": name}, "scores": scores}
+    content["protocol"] = {"dataset": "esc50", "languages": ["eng"], **protocol}
+    if arguments is not None:
+        content["training"] = {"arguments": {"output_dir": str(folder), **arguments}}
+    Results(content, {prefix + key: values for key, values in arrays.items()}).save(folder)
+    return folder
+
+
+def compare(tmp_path, *folders):
+    run_recipe(compare_results, *folders, "--output_dir", tmp_path / "out")
+    return pandas.read_csv(tmp_path / "out" / "table.csv").set_index("model")
+
+
+def test_evaluations_are_paired_with_the_first(tmp_path, capsys):
+    first = save(tmp_path / "a", "models/first", [1, 0, 0, 0] * 10)
+    second = save(tmp_path / "b", "models/second", [1, 1, 0, 0] * 10)
+    table = compare(tmp_path, first, second, tmp_path)
+    assert table["score"].tolist() == [R1, R1]
+    assert table["value"].tolist() == [0.25, 0.5]
+    line = table.loc["second"]
+    assert (line["difference"], line["p_value"]) == (0.25, pytest.approx(1 / 512, abs=0.002))  # 10 signs, both ends
+    assert 0 < line["difference_low"] < 0.25 < line["difference_high"]
+    assert table.loc["first"][["difference", "p_value"]].isna().all()
+    printed = capsys.readouterr().out
+    assert f"{tmp_path} contains no results.json" in printed
+    assert "| esc50 | text to audio R@1 | 5.0 | 25.0 (10.0 to 90.0) | 50.0 (10.0 to 90.0) | +25.0 (" in printed
+
+
+def test_results_of_different_protocols_are_refused(tmp_path):
+    folders = [save(tmp_path / kind, kind, [1, 0], positives=kind) for kind in ("clip", "captions")]
+    with pytest.raises(ValueError, match="positives"):
+        compare(tmp_path, *folders)
+    with pytest.warns(UserWarning, match="positives"):
+        compare(tmp_path, *folders, "--allow_different", "true")
+    with pytest.raises(ValueError, match=r"\[\]"):
+        compare(tmp_path)
+
+
+def test_runs_that_differ_in_their_seed_are_one_model(tmp_path):
+    hits = {0: 10, 1: 14, 2: 12}
+    for seed, count in hits.items():
+        for svr, more in (("none", 0), ("bi-static", 4)):
+            words = {"seed": seed, "data_seed": seed, "svr": svr, "model": f"start-seed{seed}"}
+            save(tmp_path / f"{svr}-seed{seed}", "x", [1] * (count + more) + [0] * (40 - count - more), words)
+    folders = [tmp_path / f"{svr}-seed{seed}" for svr in ("none", "bi-static") for seed in hits]
+    table = compare(tmp_path, *folders)
+    assert table.index.tolist() == ["none", "bi-static"]
+    values = np.array(list(hits.values())) / 40
+    line = table.loc["none"]
+    assert (line["seeds"], line["value"], line["std"]) == (3, pytest.approx(0.3), pytest.approx(0.05))
+    interval = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    assert line[["low", "high"]].tolist() == pytest.approx(list(interval))
+    line = table.loc["bi-static"]
+    assert line["difference"] == pytest.approx(0.1)
+    assert 0 < line["difference_low"] < 0.1 < line["difference_high"]  # the seeds agree, the recordings vary
+    text = (tmp_path / "out" / "table.md").read_text()
+    assert "| 30.0 ± 5.0 (17.6 to 42.4) | 40.0 ± 5.0 (27.6 to 52.4) | +10.0 (" in text
+
+
+def test_evaluations_of_one_model_with_several_seeds_are_one_model(tmp_path):
+    folders = [save(tmp_path / str(seed), f"runs/mine-seed{seed}", [1] * seed + [0] * 4) for seed in (1, 2)]
+    folders += [save(tmp_path / "again", "others/mine-seed2", [1, 1, 0, 0])]
+    table = compare(tmp_path, *folders[:2], "--allow_different", "true")
+    assert table.loc["mine", "seeds"] == 2
+    again = compare(tmp_path, *folders[1:], "--allow_different", "true")
+    assert again.index.tolist() == ["mine", str(folders[2])]  # a seed twice is another model
+
+
+def test_latex_is_escaped_and_compiles(tmp_path):
+    names = ["a_1 & 50%", r"#b^{2}\c~$x"]
+    folders = [save(tmp_path / str(number), name, [1, number]) for number, name in enumerate(names)]
+    compare(tmp_path, *folders)
+    text = (tmp_path / "out" / "table.tex").read_text()
+    rows = [line.removesuffix(r"\\") for line in text.splitlines() if line.endswith(r"\\")]
+    assert [len(re.findall(r"(?<!\\)&", row)) for row in rows] == [5, 5]
+    assert r"a\_1 \& 50\%" in rows[0]
+    body = re.sub(r"\\[{}]", "", text)
+    assert body.count("{") == body.count("}")
+    assert re.findall(r"\\(\w+rule)", text) == ["toprule", "midrule", "bottomrule"]
+    assert re.findall(r"\\(begin|end){tabular}", text) == ["begin", "end"]
+
+    compiler = shutil.which("tectonic") or shutil.which("pdflatex")
+    if compiler:
+        document = rf"\documentclass{{article}}\usepackage{{booktabs}}\begin{{document}}{text}\end{{document}}"
+        (tmp_path / "page.tex").write_text(document.replace("% needs", "\n% needs"))
+        subprocess.run([compiler, "page.tex"], cwd=tmp_path, check=True, stdin=subprocess.DEVNULL, timeout=120)
+        assert (tmp_path / "page.pdf").stat().st_size
