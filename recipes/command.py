@@ -34,6 +34,7 @@ COMMANDS = {
     "compare": "recipes.compare_results",
     "reproduce": "recipes.reproduce",
     "convert": "recipes.convert_checkpoint",
+    "average": "recipes.average_models",
     "export": "recipes.export_onnx",
     "search": "recipes.search_audio",
     "prepare": "datasets_scripts.prepare",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -92,21 +92,22 @@ def write_provenance(folder: str | Path, parts: Iterable[Origin]) -> None:
     write_json(Path(folder) / PROVENANCE_FILE, list(map(asdict, parts)), indent=2, ensure_ascii=True)
 
 
-def origins(model: SupCLAPModel, base_model: str | None = None) -> list[Origin]:
-    """Return the origins of both towers, and of the base model if training continued from a whole model.
+def origins(model: SupCLAPModel, base_model: str | Sequence[str] | None = None) -> list[Origin]:
+    """Return the origins of both towers, and of the base models if training continued from whole models.
 
     Args:
         model: The model. The source of each tower is read from its configuration.
-        base_model: Hub id or folder of the base model; None reads it from `model.name_or_path`.
+        base_model: Hub ids or folders of the base models; None reads one from `model.name_or_path`.
     """
     config: Any = model.config
-    whole = base_model or model.name_or_path
-    recorded = read_provenance(whole) if whole else []
+    base_model = base_model or model.name_or_path or []
+    wholes = [base_model] if isinstance(base_model, str) else base_model
+    recorded = read_provenance(wholes[0]) if wholes else []
 
     parts = []
     for part, tower in (("audio tower", config.audio_config), ("text tower", config.text_config)):
         parts.append(_tower(part, tower.model_type, str(getattr(tower, "_name_or_path", "") or ""), recorded))
-    if whole:
+    for whole in wholes:
         parts.append(Origin("whole model", config.model_type, public_name(whole), stated_license(whole)))
     return parts
 

@@ -43,7 +43,7 @@ class CardFacts:
     clips: int | None = None  # number of training clips
     licenses: Mapping[str, int] = field(default_factory=dict)  # license -> number of training clips
     results: Sequence[Mapping[str, Any]] = ()  # contents of `results.json` files
-    base_model: str | None = None  # start of the training; None reads it from the model
+    base_model: str | Sequence[str] | None = None  # start of the training; None reads it from the model
     license: str | None = None  # None derives it from the licenses of the parts
     tags: Sequence[str] = ()  # additional Hub tags
     command: str = ""  # command line of the training run

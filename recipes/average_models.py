@@ -1,0 +1,85 @@
+"""Average the weights of saved models with the same architecture (model soup, https://arxiv.org/abs/2203.05482).
+
+    supclap average outputs/seed_0 outputs/seed_1 --output_dir outputs/soup
+    supclap average outputs/base outputs/tuned --weights 0.3 0.7 --output_dir outputs/between
+
+The average is useful if the models were trained from the same weights. The output folder contains the model, the
+processor of the first model, a model card, and the hashes of all recordings that the models have trained on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from modeling_supclap.recipes.running import run_command
+
+
+def average_models(models: Sequence[Any], weights: Sequence[float]) -> Any:
+    """Set the weights of the first model to the weighted mean of all models, and return it."""
+    states = [model.state_dict() for model in models]
+    means = states[0].copy()
+    for name, value in means.items():
+        if value.is_floating_point():
+            means[name] = sum(weight * state[name].double() for weight, state in zip(weights, states, strict=True))
+    models[0].load_state_dict(means)
+    return models[0]
+
+
+def describe(model: Any, processor: Any) -> dict[str, Any]:
+    """Return the properties that models must have in common, by name."""
+    import pandas
+
+    parts = {"config": model.config.to_dict(), "feature_extractor": processor.feature_extractor.to_dict()}
+    properties = {"tokenizer": processor.tokenizer.get_vocab(), **pandas.json_normalize(parts).iloc[0]}
+    left_out = ("_name_or_path", "transformers_version", "dtype")
+    return {name: value for name, value in properties.items() if not name.endswith(left_out)}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Parse the command line, and average and save the models."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="+", help="Folders or Hub ids of two or more SupCLAP or CLAP models.")
+    parser.add_argument("--weights", nargs="+", type=float, help="Weights of the models, with sum 1; default: equal.")
+    parser.add_argument("--output_dir", required=True, type=Path, help="New or empty output folder.")
+    args = parser.parse_args(arguments)
+    names, weights, folder = args.models, args.weights or [1 / len(args.models)] * len(args.models), args.output_dir
+    if len(names) < 2 or len(weights) != len(names) or abs(sum(weights) - 1) > 1e-6:
+        raise ValueError(f"got models {names} with weights {weights}; expected two or more, with weights of sum 1")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder} is not an empty folder; choose another --output_dir")
+
+    import numpy as np
+
+    from modeling_supclap.conversion.provenance import origins, write_provenance
+    from modeling_supclap.datasets_scripts.overlap import trained_sources
+    from modeling_supclap.model_card import CardFacts, model_card, write_card
+    from modeling_supclap.model_card.facts import public_command
+    from modeling_supclap.recipes.models import load_start
+
+    models, processors = zip(*map(load_start, names), strict=True)
+    first, *others = map(describe, models, processors)
+    for name, other in zip(names[1:], others, strict=True):
+        if differences := sorted(key for key in first.keys() | other.keys() if first.get(key) != other.get(key)):
+            raise ValueError(
+                f"{name} and {names[0]} differ in {', '.join(differences)}; only models of the same architecture and "
+                "tokenizer have an average, leave one out"
+            )
+
+    model = average_models(models, weights)
+    for part in (model, processors[0]):
+        part.save_pretrained(folder)
+    write_provenance(folder, origins(model, names))
+    hashes = np.concatenate([trained_sources.load_trained_sources(name) for name in names])
+    np.save(folder / trained_sources.FILE_NAME, np.unique(hashes))
+    rate_hz, command = processors[0].feature_extractor.sampling_rate, public_command(sys.argv)
+    facts = CardFacts(model, folder.resolve().name, sampling_rate_hz=rate_hz, base_model=names, command=command)
+    write_card(folder, model_card(facts))
+    print(f"the average of {len(names)} models is in {folder}")
+
+
+if __name__ == "__main__":
+    run_command(main)
