@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 from transformers import ProgressCallback, TrainerCallback
 from transformers.trainer_jit_checkpoint import JITCheckpointCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
@@ -25,6 +26,9 @@ from .objectives import SupportVectorRegularizer
 
 LANGUAGE_ERRORS = ("data_distribution_error", "alignment_direction_error", "weight_error")
 """Log keys of `LanguageErrorsCallback`."""
+
+TRAINED_WEIGHTS = "trained_weights.pt"
+"""File of a checkpoint with the trained weights, if the model has averaged weights."""
 
 MOST_WATCHED = 4096
 """Maximum batch samples used for drift statistics, which need the full similarity matrix of these samples."""
@@ -131,6 +135,57 @@ class SigtermCallback(JITCheckpointCallback):
         """Save at the end of the step."""
 
     on_step_begin = on_pre_optimizer_step = on_epoch_end = _wait
+
+
+class EMACallback(TrainerCallback):
+    """Callback that averages the trained weights after each step: average = decay average + (1 - decay) weights.
+
+    The average starts at the weights after the first step, as in torch. Evaluations, saved models and the model in a
+    checkpoint have the averaged weights. To resume, a checkpoint has the trained weights in the file `TRAINED_WEIGHTS`.
+
+    During the training, `with callback:` exchanges the trained weights for their average.
+
+    Attributes:
+        checkpoint: Checkpoint from which the run resumes, or None.
+    """
+
+    def __init__(self, module: nn.Module, decay: float) -> None:
+        self.module = module
+        self.checkpoint: str | None = None
+        self._update = get_ema_multi_avg_fn(decay)
+        self._average: list[Tensor] = []  # empty before the first step and after the last one
+
+    def trained(self) -> dict[str, Tensor]:
+        """Return the weights that train, by name."""
+        return {name: weight.data for name, weight in self.module.named_parameters() if weight.requires_grad}
+
+    def _exchange(self, *_: object) -> None:
+        for weight, average in zip(self.trained().values(), self._average, strict=False):
+            trained = weight.clone()
+            weight.copy_(average)
+            average.copy_(trained)
+
+    __enter__ = __exit__ = _exchange
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        weights = self.trained()
+        for name, weight in weights.items():
+            if torch.finfo(weight.dtype).bits < 32:
+                raise ValueError(f"ema_decay needs float32 weights, but {name} is {weight.dtype}; load it in float32")
+        if self.checkpoint is not None:
+            self._average = [weight.clone() for weight in weights.values()]
+            for name, value in torch.load(Path(self.checkpoint, TRAINED_WEIGHTS), "cpu", weights_only=True).items():
+                weights[name].copy_(value)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        weights = list(self.trained().values())
+        self._average = self._average or [weight.clone() for weight in weights]
+        self._update(self._average, weights, 0)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if not args.load_best_model_at_end or state.best_model_checkpoint is None:
+            self._exchange()
+        self._average = []
 
 
 class ThroughputCallback(TrainerCallback):

@@ -25,6 +25,7 @@ from modeling_supclap.datasets_scripts.temporal.items import RenderOptions, Temp
 
 from ..encoding import max_chunk_seconds
 from ..processing_supclap import SupCLAPProcessor
+from .augmentation import WaveformAugmentation
 from .grad_cache import real_lengths
 from .training_args import SupCLAPTrainingArguments
 
@@ -78,10 +79,12 @@ class ContrastiveCollator:
     Attributes:
         gives_samples: Whether batches contain `samples` `(B, S)` and `sample_counts` `(B,)` instead of spectrograms.
             `CEDFeatureExtractor.on_device` then computes the spectrograms.
+        augment: Augmentation of each waveform; set in training only.
     """
 
     recordings_per_clip = 1
     gives_samples = False
+    augment: WaveformAugmentation | None = None
 
     def __init__(
         self,
@@ -139,7 +142,8 @@ class ContrastiveCollator:
         """Build the model inputs for B rows, with group ids and clip indices."""
         clips = []
         for row, position in zip(rows, crop_positions, strict=True):
-            clips.append(read_row(row, self.rate_hz, self.max_audio_seconds, position, min_seconds=self.min_seconds))
+            clip = read_row(row, self.rate_hz, self.max_audio_seconds, position, min_seconds=self.min_seconds)
+            clips.append(clip if self.augment is None else self.augment(clip, row))
         return {
             **self._inputs(clips, captions),
             "group_ids": torch.tensor([group_id(row, self.positives) for row in rows]),
@@ -187,10 +191,10 @@ class TrainingCollator(ContrastiveCollator):
         self.scheme = scheme
 
         # In shared memory, so that persistent workers see a new epoch.
-        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
+        self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()
 
     def set_epoch(self, epoch: int) -> None:
-        self._epoch.fill_(epoch)
+        self.epoch.fill_(epoch)
 
     def __call__(self, rows: Sequence[Row]) -> dict[str, Any]:
         positions, captions = zip(*map(self._draw, rows), strict=True)
@@ -218,7 +222,7 @@ class TrainingCollator(ContrastiveCollator):
         if missing:
             raise ValueError(f"clip {row['clip_id']} has no captions in {missing}, for scheme {self.scheme}")
         fixed_number = row.get("caption_number")
-        key = [self.seed, int(self._epoch), stable_id(row["clip_id"])]
+        key = [self.seed, int(self.epoch), stable_id(row["clip_id"])]
         random = np.random.default_rng(key if fixed_number is None else [*key, fixed_number])
         present = [language for language in sorted(self.languages) if row["captions"].get(language)]
         position = random.random()
@@ -311,9 +315,10 @@ class TemporalCollator(TrainingCollator):
         for position, row in enumerate(rows):
             # One language for all items of a pair: otherwise the language alone would separate their captions.
             number = row["clip_index"]
-            language = drawn(self.languages, self.seed, "language", int(self._epoch), number)
-            for item in draw(int(self._epoch), number):  # R items
-                clips.append(render(item, self._read, self.rate_hz, self.options))
+            language = drawn(self.languages, self.seed, "language", int(self.epoch), number)
+            for item in draw(int(self.epoch), number):  # R items
+                clip = render(item, self._read, self.rate_hz, self.options)
+                clips.append(clip if self.augment is None else self.augment(clip, {"clip_id": item.clip_id}))
                 available = {language: item.captions[language]} if self.scheme == "random" else item.captions
                 captions[position] += self._draw({"clip_id": item.clip_id, "captions": available})[1]
                 meanings[position].append(stable_id(item.meaning))

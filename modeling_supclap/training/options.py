@@ -53,6 +53,20 @@ class ContrastiveOptions:
             training, to their beginning in evaluation.
         on_bad_audio: Action for unusable recordings: `error`, stop at the first one; `skip`, check all recordings
             before training and skip the bad ones; `report`, also list them in the log.
+        apply_spec_augment: Mask random frames and mel bands of spectrograms in training; a masked value is the mean of
+            its clip. Encoders that mask by their own configurations, such as wav2vec 2.0, still do so.
+        mask_time_prob: Fraction of the frames to mask, if spans do not overlap; 0 masks no frames.
+        mask_time_length: Number of frames of a masked span.
+        mask_time_min_masks: Minimum number of masked spans of frames.
+        mask_feature_prob: Fraction of the mel bands to mask, if spans do not overlap; 0 masks no bands.
+        mask_feature_length: Number of mel bands of a masked span.
+        mask_feature_min_masks: Minimum number of masked spans of mel bands.
+        random_gain_db: Largest random change of the level of a clip in training, up or down, in dB.
+        background_dir: Folder of recordings to mix with the clips in training.
+        background_snr_db: Lowest and highest level of a clip above its background, in dB.
+        background_prob: Probability of a background for each clip.
+        ema_decay: Decay of an exponential moving average of the trained weights over about 1/(1 - decay) steps, such as
+            0.999. Evaluations and saved models use the average. By default off.
         features_on_device: Compute spectrograms on the training device, one batch at a time, instead of in the data
             loader workers. Use this if the GPU waits for the workers.
         track_drift: Log the drift, radius and positive similarity of the last batch, see `callbacks.DriftCallback`.
@@ -102,6 +116,18 @@ class ContrastiveOptions:
     every_caption: bool = False
     max_audio_seconds: float = 30.0
     on_bad_audio: str = "error"
+    apply_spec_augment: bool = False
+    mask_time_prob: float = 0.05
+    mask_time_length: int = 10
+    mask_time_min_masks: int = 2
+    mask_feature_prob: float = 0.0
+    mask_feature_length: int = 10
+    mask_feature_min_masks: int = 0
+    random_gain_db: float = 0.0
+    background_dir: str | None = None
+    background_snr_db: list[float] = field(default_factory=lambda: [3.0, 30.0])
+    background_prob: float = 0.5
+    ema_decay: float | None = None
     features_on_device: bool = False
     track_drift: bool = True
     track_language_errors: bool = False

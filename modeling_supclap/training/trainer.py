@@ -38,10 +38,13 @@ from ..losses.support_vector import DynamicRadius
 from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
 from ..strict_loading import apply_umask
+from .augmentation import SpecAugment, WaveformAugmentation
 from .callbacks import (
+    TRAINED_WEIGHTS,
     Averages,
     BestCheckpointCallback,
     DriftCallback,
+    EMACallback,
     EpochCallback,
     LanguageErrorsCallback,
     LineCallback,
@@ -49,7 +52,7 @@ from .callbacks import (
     SupCLAPProgressCallback,
     ThroughputCallback,
 )
-from .checkpoints import last_checkpoint, refuse_another_run, write_frozen, write_run_file
+from .checkpoints import last_checkpoint, refuse_another_run, write_run_file
 from .collator import EvaluationCollator, IndexedRows, TemporalCollator, TrainingCollator, filter_bad_audio
 from .contrastive_module import ContrastiveModule
 from .drift import radius_by_hard_negatives
@@ -138,6 +141,10 @@ class SupCLAPTrainer(Trainer):
 
         indexed: Any = None
         epochs: list[Any] = [collator]
+        if args.random_gain_db or args.background_dir is not None:
+            collator.augment = WaveformAugmentation(args, collator.rate_hz, collator.epoch)
+        self._spec_augment = SpecAugment(processing_class, args) if args.apply_spec_augment else None
+        self._ema = EMACallback(self.module, args.ema_decay or 0)
         self._batches: EpochBatches | None = None
         if isinstance(train_dataset, RowStream):
             shard = train_dataset.shuffle(args.seed).shard(args.process_index, args.world_size)
@@ -164,9 +171,12 @@ class SupCLAPTrainer(Trainer):
 
         if self.is_fsdp_enabled and args.track_language_errors:
             raise ValueError("track_language_errors does not support FSDP; set it to false")
+        if args.ema_decay is not None:
+            if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+                raise ValueError("ema_decay does not support FSDP and DeepSpeed, which shard the weights; leave it out")
+            self.add_callback(self._ema)
 
         self._saving = False  # True while a checkpoint is being written
-        self._frozen: dict[str, str] = {}  # file of frozen weights and its hash, see `write_frozen`
         self._logs = Averages()
         self._recent: list[tuple[int, torch.Tensor, dict[str, torch.Tensor], torch.Tensor]] = []  # since the last check
         if args.track_drift:
@@ -261,11 +271,14 @@ class SupCLAPTrainer(Trainer):
         )
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """As in the Trainer. Also compute spectrograms on the device if the batch contains audio samples."""
+        """As in the Trainer. Also compute spectrograms from audio samples, and mask them in training."""
         prepared: dict[str, Any] = super()._prepare_inputs(inputs)
         if "samples" in prepared:
             samples, counts = prepared.pop("samples"), prepared.pop("sample_counts")
             prepared |= self.processor.feature_extractor.on_device(samples, counts)
+        if self._spec_augment is not None and self.module.training:
+            mask = prepared.get("audio_attention_mask")
+            prepared["input_features"] = self._spec_augment(prepared["input_features"], mask, self.state.global_step)
         return prepared
 
     def _get_dataloader(self, *args: Any, **kwargs: Any) -> DataLoader:
@@ -325,6 +338,7 @@ class SupCLAPTrainer(Trainer):
                 resume_from_checkpoint = last_checkpoint(folder, resumes=True)
             if resume_from_checkpoint:
                 refuse_another_run(resume_from_checkpoint, self.args, self.module, self._batches)
+            self._ema.checkpoint = resume_from_checkpoint or None
             return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -371,7 +385,8 @@ class SupCLAPTrainer(Trainer):
         custom, ours = self.compute_metrics, self._metrics_of(rows)
         self.compute_metrics = ours if custom is None else lambda prediction: ours(prediction) | custom(prediction)
         try:
-            yield
+            with self._ema:
+                yield
         finally:
             self.data_collator, self.args.dataloader_drop_last, self.compute_metrics = before
 
@@ -421,7 +436,9 @@ class SupCLAPTrainer(Trainer):
             state = replace(self.state, best_model_checkpoint=None)
             state.save_to_json(str(unfinished / name / TRAINER_STATE_NAME))
             if not self.args.save_only_model:  # a run cannot resume without its optimizer
-                write_run_file(unfinished / name, self.args, self.module, self._batches, self._frozen)
+                if self.args.ema_decay is not None:
+                    torch.save(self._ema.trained(), unfinished / name / TRAINED_WEIGHTS)
+                write_run_file(unfinished / name, self.args, self.module, self._batches)
             if (folder / name).exists():
                 os.replace(folder / name, unfinished / "replaced")
             os.replace(unfinished / name, folder / name)
@@ -442,19 +459,14 @@ class SupCLAPTrainer(Trainer):
         plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
         if not self._saving and plugin is not None and "SHARDED_STATE_DICT" in str(plugin.state_dict_type):
             self._save(output_dir, state_dict=self.accelerator.get_state_dict(self.model))
-        super().save_model(output_dir, _internal_call)
+        with self._ema:
+            super().save_model(output_dir, _internal_call)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, torch.Tensor] | None = None) -> None:
-        """Save the model for `from_pretrained`. A checkpoint also contains the objective's parameters.
-
-        A checkpoint with its optimizer contains no frozen weights, except if it is pushed to the Hub or the model is
-        sharded. They are in the output folder, see `write_frozen`.
-        """
+        """Save the model for `from_pretrained`. A checkpoint also contains the objective's parameters."""
         folder = Path(output_dir or self.args.output_dir or ".")
         weights = self.module.state_dict() if state_dict is None else state_dict
-        # The extrema are NaN or infinite if any value is. Unlike isfinite, they need no memory.
-        floats = {name: w for name, w in weights.items() if w.is_floating_point() and w.numel()}
-        broken = [name for name, w in floats.items() if not torch.stack(w.aminmax()).isfinite().all()]
+        broken = [name for name, w in weights.items() if w.is_floating_point() and not w.isfinite().all()]
         if broken:
             raise FloatingPointError(
                 f"after step {self.state.global_step}, {len(broken)} weight tensors are not finite, such as "
@@ -462,13 +474,8 @@ class SupCLAPTrainer(Trainer):
             )
 
         if folder.name.startswith(PREFIX_CHECKPOINT_DIR):
-            is_whole = not self._saving or state_dict is not None or self.args.save_only_model or self.args.push_to_hub
-            variables = {} if is_whole else self.module.state_dict(keep_vars=True)
-            frozen = {name for name, w in variables.items() if isinstance(w, nn.Parameter) and not w.requires_grad}
-            super()._save(str(folder), {name: w for name, w in weights.items() if name not in frozen})
+            super()._save(str(folder), state_dict)
             if self.args.should_save:
-                output = folder.parents[1]  # of `unfinished/checkpoint-N`
-                self._frozen = write_frozen(folder, output, weights, frozen, self._frozen) if frozen else {}
                 self.clap.config.save_pretrained(folder)
                 apply_umask(folder)
 
@@ -477,9 +484,7 @@ class SupCLAPTrainer(Trainer):
             if getattr(self.clap, "peft_config", None):  # a PEFT adapter folder does not include the temperature
                 from .lora import merge_lora  # imported here, because only runs with LoRA need peft
 
-                # The copy shares all weights with the model; merging replaces weights, and changes none in place.
-                memo = {id(weight): nn.Parameter(weight.detach()) for weight in self.clap.parameters()}
-                merge_lora(copy.deepcopy(self.clap, memo)).save_pretrained(folder)
+                merge_lora(copy.deepcopy(self.clap)).save_pretrained(folder)
             else:
                 self.clap.save_pretrained(folder, state_dict=inference)
             self.processor.save_pretrained(folder)

@@ -6,16 +6,19 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import builders
 import numpy as np
 import pytest
 import reference
 import torch
+from crash_callbacks import KillAt, Killed
 from processes import run_processes
 from recordings import tone_rows
-from test_trainer import QUICK, build, with_dropout
+from test_trainer import QUICK, build, declare_sharded, with_dropout
 from torch import distributed, nn
 from transformers import TrainerCallback
 
+from modeling_supclap import SupCLAPModel
 from modeling_supclap.losses import DynamicRadius, StaticRadius, info_nce
 from modeling_supclap.training import callbacks
 from modeling_supclap.training.callbacks import (
@@ -95,6 +98,108 @@ def test_other_processes_print_nothing(capsys):
     state = SimpleNamespace(is_world_process_zero=False, global_step=10, max_steps=200)
     LineCallback().on_log(None, state, None, logs={"loss": 1.23456, "clips_per_second": 98.7})
     assert capsys.readouterr().out == ""
+
+
+# ---- the average of the weights ----
+
+
+class Weights(TrainerCallback):
+    """Keeps the trained weights after each step."""
+
+    def __init__(self):
+        self.steps = []
+
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        self.steps.append({name: value.detach().double() for name, value in model.named_parameters()})
+
+
+AVERAGED = {"ema_decay": 0.8, "eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
+
+
+def averages_by_loop(steps, decay=0.8):
+    """The average after each step, from the formula."""
+    average, found = steps[0], []
+    for weights in steps:
+        average = {name: decay * average[name] + (1 - decay) * value for name, value in weights.items()}
+        found.append(average)
+    return found
+
+
+def watch_weights(trainer):
+    """Log the mean of the weights during each evaluation."""
+    trainer.compute_metrics = lambda _: {"weights": sum(w.double().mean().item() for w in trainer.model.parameters())}
+
+
+@pytest.mark.parametrize("best", [False, True])
+def test_evaluations_checkpoints_and_the_saved_model_have_the_average_of_a_loop(tmp_path, rows, best):
+    watcher = Weights()
+    settings = {**AVERAGED, "load_best_model_at_end": best, "save_total_limit": 9, "svr": "bi-static"}
+    if best:  # the weights grow or shrink, so that one end of the run is the best
+        settings |= {"metric_for_best_model": "weights", "greater_is_better": True}
+    trainer = build(tmp_path, rows, callbacks=[watcher], **settings)
+    watch_weights(trainer)
+    trainer.train()
+    averages = averages_by_loop(watcher.steps)
+    assert not torch.equal(averages[-1]["model.logit_scale"], watcher.steps[-1]["model.logit_scale"])
+
+    logged = [entry["eval_weights"] for entry in trainer.state.log_history if "eval_weights" in entry]
+    expected = [sum(value.mean().item() for value in average.values()) for average in averages[1::2]]
+    assert logged == pytest.approx(expected, abs=1e-6)
+    for step in (2, 4, 6):
+        saved = dict(SupCLAPModel.from_pretrained(tmp_path / f"checkpoint-{step}").named_parameters())
+        for name, value in saved.items():
+            torch.testing.assert_close(value.detach().double(), averages[step - 1][f"model.{name}"], rtol=0, atol=1e-6)
+
+    last = trainer.state.best_global_step if best else 6
+    trainer.save_model(str(tmp_path / "final"))
+    final = dict(SupCLAPModel.from_pretrained(tmp_path / "final").named_parameters())
+    assert trainer.evaluate()["eval_weights"] == pytest.approx(expected[last // 2 - 1], abs=1e-6)
+    for name, value in final.items():
+        assert torch.equal(value, dict(trainer.clap.named_parameters())[name])
+        torch.testing.assert_close(value.detach().double(), averages[last - 1][f"model.{name}"], rtol=0, atol=1e-6)
+
+
+def test_averaging_does_not_change_the_training_and_resumes_bit_for_bit(tmp_path, rows):
+    def run(folder, resumed=None, model=None, callbacks=(), **settings):
+        settings = {**AVERAGED, "load_best_model_at_end": False, **settings}
+        watcher = Weights()
+        trainer = build(tmp_path / folder, rows, model or with_dropout(), [watcher, *callbacks], **settings)
+        watch_weights(trainer)
+        trainer.train(resumed)
+        return watcher.steps, trainer
+
+    steps, whole = run("whole")
+    plain, _ = run("plain", ema_decay=None)
+    for one, other in zip(steps, plain, strict=True):
+        assert all(torch.equal(value, other[name]) for name, value in one.items())
+
+    with pytest.raises(Killed):
+        run("cut", callbacks=[KillAt(5)])
+    other = builders.supclap_model(with_dropout().config, seed=99)
+    checkpoint = str(tmp_path / "cut" / "checkpoint-4")
+    after, resumed = run("cut", checkpoint, other)
+    assert all(torch.equal(value, after[-1][name]) for name, value in steps[-1].items())
+    evaluations = [
+        [entry["eval_weights"] for entry in each.state.log_history if "eval_weights" in entry]
+        for each in (whole, resumed)
+    ]
+    assert evaluations[0] == evaluations[1]
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(value, resumed.model.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("sharding", ["fsdp", "deepspeed"])
+def test_sharded_weights_have_no_average(tmp_path, rows, monkeypatch, sharding):
+    declare_sharded(monkeypatch, sharding)
+    with pytest.raises(ValueError, match="ema_decay"):
+        build(tmp_path, rows, ema_decay=0.9)
+
+
+def test_weights_of_half_precision_have_no_average(tmp_path, rows):
+    model = builders.supclap_model()
+    model.text_projection.to(torch.bfloat16)
+    with pytest.raises(ValueError, match=r"ema_decay.*text_projection.*bfloat16"):
+        build(tmp_path, rows, model, ema_decay=0.9).train()
 
 
 # ---- the errors of the languages ----

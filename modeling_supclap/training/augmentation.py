@@ -1,0 +1,120 @@
+"""Augmentation in training: SpecAugment on the device, and random gain and background recordings for waveforms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torchaudio.functional import add_noise
+
+from modeling_supclap.datasets_scripts.audio import read_row
+from modeling_supclap.datasets_scripts.builders.recordings import SUFFIXES
+from modeling_supclap.datasets_scripts.schema import stable_id
+
+from ..processing_supclap import SupCLAPProcessor
+from .training_args import SupCLAPTrainingArguments
+
+
+class SpecAugment:
+    """SpecAugment (https://arxiv.org/abs/1904.08779): mask random spans of frames and of mel bands of each clip.
+
+    As in transformers, an axis of length L has max(min_masks, floor(prob * L / length + u)) spans, at most L // length,
+    with u uniform in [0, 1). They start at different random positions and may overlap. Padding is not masked and not
+    counted in L. Masked values are set to the mean of the clip without padding, which suits spectrograms of any scale.
+
+    The masks depend only on the seed, the step and the process. A resumed run draws the same masks.
+
+    Raises:
+        ValueError: The audio encoder takes waveforms.
+    """
+
+    def __init__(self, processor: SupCLAPProcessor, args: SupCLAPTrainingArguments) -> None:
+        extractor, rate_hz = processor.feature_extractor, processor.feature_extractor.sampling_rate
+        ramp = np.linspace(-1, 1, 10 * rate_hz, dtype=np.float32)  # 10 s have more frames than mel bands
+        *_, rows, columns = shape = np.shape(processor(audio=[ramp], sampling_rate=rate_hz)["input_features"])
+        if len(shape) < 3:
+            raise ValueError(
+                f"apply_spec_augment needs spectrograms, but {type(extractor).__name__} returns waveforms; "
+                "leave it out, encoders of waveforms mask by their own configurations"
+            )
+        self.time_is_last = columns > rows
+        self._time = args.mask_time_prob, args.mask_time_length, args.mask_time_min_masks
+        self._bands = args.mask_feature_prob, args.mask_feature_length, args.mask_feature_min_masks
+        self._args, self._generator, self._step = args, torch.Generator(args.device), -1
+
+    def __call__(self, features: Tensor, mask: Tensor | None, step: int) -> Tensor:
+        """Return masked spectrograms (B, ..., frames, bands) or (B, ..., bands, frames), in the layout of `features`.
+
+        Args:
+            mask: (B, frames), ones followed by zeros for padding; None means no padding.
+            step: Number of the training step. All batches of a step are drawn from one generator.
+        """
+        if step != self._step:
+            self._step = step
+            self._generator.manual_seed(stable_id(f"{self._args.seed} {step} {self._args.process_index}"))
+
+        spectrograms = features.mT if self.time_is_last else features
+        grid = spectrograms.reshape(len(features), -1, *spectrograms.shape[-2:])  # (B, channels, frames, bands)
+        frames, bands = grid.shape[2:]
+        mask = grid.new_ones(len(grid), frames, dtype=torch.long) if mask is None else mask
+        lengths = mask.sum(dim=1) * frames // mask.shape[1]
+        in_time = self._spans(lengths, frames, *self._time)
+        in_bands = self._spans(torch.full_like(lengths, bands), bands, *self._bands)
+
+        is_clip = (torch.arange(frames, device=grid.device) < lengths[:, None])[:, None, :, None]
+        is_masked = is_clip & (in_time[:, None, :, None] | in_bands[:, None, None, :])  # (B, 1, frames, bands)
+        means = grid.masked_fill(~is_clip, torch.nan).nanmean(dim=(1, 2, 3), keepdim=True)
+        masked = torch.where(is_masked, means, grid).view(spectrograms.shape)
+        return masked.mT if self.time_is_last else masked
+
+    def _spans(self, lengths: Tensor, size: int, prob: float, length: int, min_masks: int) -> Tensor:
+        """Draw spans for axes of the given lengths (B,), as a mask (B, size)."""
+        chances = torch.rand(len(lengths), 1 + size, generator=self._generator, device=lengths.device)
+        counts = (prob * lengths / length + chances[:, 0]).long().clamp(min=min_masks)
+        counts = torch.minimum(counts, lengths // length) * (prob > 0)
+
+        # The spans start at the positions with the smallest random keys, among those where a span fits.
+        positions = torch.arange(size, device=lengths.device)
+        keys = chances[:, 1:].masked_fill(positions > (lengths - length)[:, None], 2.0)
+        is_start = keys.argsort(dim=1).argsort(dim=1) < counts[:, None]
+        return functional.max_pool1d(functional.pad(is_start.float(), (length - 1, 0)), length, stride=1) > 0
+
+
+class WaveformAugmentation:
+    """Random gain, and background recordings from a folder, for one waveform at a time.
+
+    The draws depend only on the seed, the epoch and the clip, not on the batch, the processes or a resumed run.
+
+    Args:
+        rate_hz: Sampling rate of the waveforms in hertz.
+        epoch: Number of the epoch, in shared memory.
+
+    Raises:
+        FileNotFoundError: `args.background_dir` contains no recordings.
+    """
+
+    def __init__(self, args: SupCLAPTrainingArguments, rate_hz: int, epoch: Tensor) -> None:
+        self.rate_hz, self.epoch, self.seed, self.gain_db = rate_hz, epoch, args.seed, args.random_gain_db
+        self.prob, self.snr_db = args.background_prob, (min(args.background_snr_db), max(args.background_snr_db))
+        paths = [] if args.background_dir is None else sorted(Path(args.background_dir).rglob("*"))
+        self.backgrounds = [str(path) for path in paths if path.suffix.lower() in SUFFIXES]
+        if args.background_dir is not None and not self.backgrounds:
+            raise FileNotFoundError(f"background_dir {args.background_dir} has no recordings; name another folder")
+
+    def __call__(self, waveform: np.ndarray, row: Mapping[str, Any]) -> np.ndarray:
+        """Augment the waveform of a row, float32 (samples,)."""
+        key = stable_id(f"{row['clip_id']} {row.get('caption_number')}")
+        random = np.random.default_rng([self.seed, int(self.epoch), key])
+        if self.backgrounds and random.random() < self.prob:
+            background = {"clip_id": "background", "audio_path": random.choice(self.backgrounds)}
+            seconds, position = len(waveform) / self.rate_hz, random.random()
+            noise = read_row(background, self.rate_hz, seconds, position, from_first_sound=True)
+            noise = np.resize(noise, len(waveform))  # repeats a short recording
+            snr_db = torch.tensor(random.uniform(*self.snr_db))
+            waveform = add_noise(torch.from_numpy(waveform), torch.from_numpy(noise), snr_db).numpy()
+        return waveform * np.float32(10 ** (random.uniform(-self.gain_db, self.gain_db) / 20))
