@@ -45,13 +45,13 @@ def load_splits(
         name: "audio_folder" (any folder of recordings with captions), "audiocaps", "audioset", "clotho", "esc50",
             "fsd50k", "hf", "prepared" (output of `prepare.py`), "scenes", "synthetic", "urbansound8k", "vggsound",
             "wavcaps" or "webdataset" (only with `streaming`).
-        cache_dir: Cache folder for the rows; None uses the `datasets` default.
+        cache_dir: Cache folder for the rows. None: the default of `datasets`.
         translations: One or several Parquet files with translated captions to join, or a dict with the arguments of
             `join_translations`, such as `{"path": "fra.parquet", "strict": False}`.
         streaming: Whether to read rows on demand from a folder, the Hub or object storage. Supported: "prepared",
             "hf" if the dataset consists of Parquet files, and "webdataset".
-        **config: Fields of the builder config, such as `data_dir` or `num_train` ("scenes" and
-            "synthetic"). The module of each builder describes the expected files.
+        **config: Fields of the builder config, such as `data_dir`, or `num_train` for "scenes" and "synthetic". The
+            module of each builder describes the expected files.
 
     Returns:
         `DatasetDict` from split name to dataset; with `streaming`, a dict from split name to `RowStream`. The rows have
@@ -60,7 +60,7 @@ def load_splits(
     Raises:
         FileNotFoundError: The metadata or all audio files are missing.
         ValueError: The name or a config key is unknown (the message lists the valid ones), or the translations do not
-            match, see `join_translations`.
+            match the rows (see `join_translations`).
     """
     _check_config(name, config, "translations", "streaming")
     if not streaming:
@@ -74,7 +74,7 @@ def load_splits(
 
 
 def splits_of(builder: Any, translations: str | Sequence[str] | Mapping[str, Any] | None = None) -> "DatasetDict":
-    """Return all splits of a builder from `load_builder`; joins `translations` as `load_splits` does."""
+    """Return all splits of a builder from `load_builder`, joined with `translations` as in `load_splits`."""
     return _translated(builder.as_dataset(), translations)
 
 
@@ -90,10 +90,10 @@ def _translated(splits: Any, translations: str | Sequence[str] | Mapping[str, An
 
 
 def load_builder(name: str, cache_dir: str | None = None, **config: Any) -> Any:
-    """Create the builder of a dataset and prepare its rows; for arguments and errors see `load_splits`.
+    """Create the builder of a dataset and prepare its rows.
 
-    The `report()` method of the builder returns a dict of the excluded clips: "missing" lists recordings without a
-    file, "left_out" maps each reason to clip ids.
+    The arguments and errors are those of `load_splits`. The `report()` method of the builder returns a dict of the
+    excluded clips: "missing" lists recordings without a file, and "left_out" is `{reason: [clip id, ...]}`.
     """
     _check_config(name, config)
     builder = find_builder(name)(cache_dir=cache_dir, **config)

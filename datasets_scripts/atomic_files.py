@@ -12,7 +12,7 @@ from filelock import FileLock, Timeout
 
 
 class InUseError(RuntimeError):
-    """Another process is writing to the same file or folder."""
+    """Error if another process is writing to the same file or folder."""
 
 
 @contextmanager
@@ -43,7 +43,7 @@ def atomic_write(path: str | Path, one_writer: bool = False) -> Iterator[Path]:
 
 
 def write_text(path: str | Path, text: str, one_writer: bool = False) -> None:
-    """Write a UTF-8 text file atomically, with LF line ends on every system; for the arguments see `atomic_write`."""
+    """Write a UTF-8 text file atomically (see `atomic_write`), with LF line ends on every system."""
     with atomic_write(path, one_writer) as unfinished:
         unfinished.write_text(text, encoding="utf-8", newline="\n")
 
@@ -51,7 +51,7 @@ def write_text(path: str | Path, text: str, one_writer: bool = False) -> None:
 def write_json(path: str | Path, content: Any, one_writer: bool = False, **style: Any) -> None:
     """Write a JSON file atomically; equal contents produce equal bytes.
 
-    `style` contains keyword arguments of `json.dumps`; defaults to `indent=1` and `ensure_ascii=False`.
+    `style` contains keyword arguments of `json.dumps`. By default, `indent=1` and `ensure_ascii=False`.
     """
     write_text(path, json.dumps(content, **{"indent": 1, "ensure_ascii": False, **style}) + "\n", one_writer)
 
@@ -60,8 +60,8 @@ def write_json(path: str | Path, content: Any, one_writer: bool = False, **style
 def folder_lock(path: str | Path) -> Iterator[None]:
     """Hold an exclusive lock on a file or folder during the block; raise InUseError if another process has the lock.
 
-    The same process may acquire the lock several times. The lock file is `<path>.lock`; `path` itself may not exist
-    yet. The operating system releases the lock when the process ends, even if it is killed.
+    The same process may acquire the lock several times. The lock file is `<path>.lock`; `path` itself need not exist.
+    The operating system releases the lock when the process ends, even if it is killed.
     """
     target = Path(path).resolve()
     target.parent.mkdir(parents=True, exist_ok=True)

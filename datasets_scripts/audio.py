@@ -31,7 +31,8 @@ _FFMPEG = re.compile(
 # Playlists can follow such first bytes. FFmpeg would recognise the playlist and fetch the files listed in it.
 _PLAYLIST = re.compile(rb"<MPD|#EXTM3U|ffconcat|c=IN IP|://", re.IGNORECASE)
 
-# First bytes of the formats that only libsndfile may decode; FFmpeg reads a part of a broken file without an error.
+# First bytes of the formats that only libsndfile may decode, because FFmpeg reads a part of a broken file without an
+# error.
 _LIBSNDFILE = re.compile(rb"RIFF|RIFX|RF64|FORM|fLaC|OggS|ID3|\xff[\xe2-\xe7\xf2-\xf7\xfa-\xff]", re.DOTALL)
 _MP3 = re.compile(rb"ID3|\xff[\xe2-\xe7\xf2-\xf7\xfa-\xff]", re.DOTALL)
 
@@ -48,8 +49,8 @@ _FFMPEG_SECONDS = 120  # only malicious files take longer to decode
 _BLOCK_FRAMES = 2**22  # frames per read, because a header may announce more frames than fit in memory
 _MOST_FRAMES = 2**40  # libsndfile reports at least this many frames for a FLAC that was written to a pipe
 
-# Same limits as in the feature extractors, but here the errors can name the file. Samples more than 40 dB over full
-# scale are unscaled integers; rates outside the limits are in kilohertz or come from a damaged header.
+# The feature extractors have the same limits, but these errors can contain the file name. Samples more than 40 dB over
+# full scale are unscaled integers. Rates outside the limits are in kilohertz or come from a damaged header.
 _MAX_AMPLITUDE = 100.0
 _LEAST_RATE_HZ, _MOST_RATE_HZ = 200, 10_000_000
 
@@ -68,7 +69,7 @@ def read_audio(
     """Read an audio file (wav, flac, ogg, mp3, m4a, ...) as a mono waveform, without resampling.
 
     Args:
-        duration_seconds: Maximum length in seconds; None reads to the end.
+        duration_seconds: Maximum length in seconds. None: read to the end.
         name: Name to show in error messages; defaults to the path.
 
     Returns:
@@ -90,7 +91,7 @@ def read_audio(
 
 
 def measure_audio(source: Source, name: str) -> tuple[float, bool]:
-    """Return the length of a recording in seconds, and whether any sample is nonzero; reads it in blocks."""
+    """Return the length of a recording in seconds, and whether any sample is nonzero. Read the file in blocks."""
     samples, is_sound = 0, False
     with closing(_open(source, name)) as recording:
         for part in recording.parts():
@@ -113,8 +114,8 @@ def read_row(
     (file bytes of a prepared dataset, or a `datasets.Audio` value), or `audio_path` (a file).
 
     Args:
-        max_seconds: Maximum length in seconds; longer recordings are cropped. None keeps the whole recording.
-        crop_position: Position of the crop, from 0 (beginning) to 1 (end); random in training.
+        max_seconds: Maximum length in seconds; longer recordings are cropped. None: no cropping.
+        crop_position: Position of the crop, from 0 (beginning) to 1 (end); training uses random positions.
         from_first_sound: Whether to replace a silent crop by a crop that starts at the first nonzero sample.
         min_seconds: Minimum length that the model accepts, such as 0.15 s for CED; shorter clips raise an error.
 
@@ -123,8 +124,8 @@ def read_row(
 
     Raises:
         FileNotFoundError: The file does not exist.
-        BadAudioError: See `read_audio`; also raised if all samples are zero or the clip is too short. The message
-            contains the file name and the clip id.
+        BadAudioError: As in `read_audio`, or all samples are zero, or the clip is too short. The message contains the
+            file name and the clip id.
 
     >>> row = {"clip_id": "a", "samples": np.array([16384, -32768], "<i2").tobytes(), "sampling_rate_hz": 16000}
     >>> read_row(row, 16000)
@@ -196,7 +197,7 @@ def resample(waveform: np.ndarray, from_hz: int, to_hz: int) -> np.ndarray:
 
 
 def read_int16(source: Source, name: str, rate_hz: int) -> tuple[np.ndarray, bool]:
-    """Read and resample a recording to int16, in blocks, so that the decoded floats are never in memory as a whole.
+    """Read and resample a recording to int16, in blocks to avoid storing the whole recording as floats.
 
     Returns:
         Tuple of the samples at `rate_hz`, int16 `(samples,)`, and whether any sample was nonzero before rounding.
@@ -204,7 +205,7 @@ def read_int16(source: Source, name: str, rate_hz: int) -> tuple[np.ndarray, boo
     parts, is_sound = [], False
     with closing(_open(source, name)) as recording:
         from_hz = recording.rate_hz
-        # Samples that are not resampled yet, and the seconds at their start that only the filter needs.
+        # Samples that are not resampled yet. The first `margin` seconds are only context for the resampling filter.
         pending, margin = np.zeros(0, np.float32), 0
 
         for part in recording.parts():
@@ -264,7 +265,10 @@ class _File(soundfile.SoundFile):
         self.label, self.rate_hz = label, _check_rate(self.samplerate, label)
 
     def seekable(self) -> bool:
-        """Return False: soundfile would seek after each read, which fails at the end of a FLAC without length."""
+        """Return False, because soundfile would otherwise seek after each read.
+
+        Such a seek fails at the end of a FLAC file with unknown length.
+        """
         return False
 
     def read_mono(self, start: int, count: int | None) -> np.ndarray:
@@ -327,7 +331,7 @@ def _open(source: Source, name: str) -> _Samples | _File:
 def _decode_with_ffmpeg(content: bytes, name: str, refusal: Exception) -> tuple[np.ndarray, int]:
     """Decode a whole recording with FFmpeg, because seeking in these formats is inexact.
 
-    FFmpeg receives only bytes that start like an audio file, and no path, because a playlist could make FFmpeg fetch
+    FFmpeg receives no path, only bytes that start like an audio file. Otherwise, a playlist could make FFmpeg fetch
     other files.
     """
     if not _FFMPEG.match(content) or _PLAYLIST.search(content[: 2**20].split(b"\0", 1)[0]):

@@ -26,9 +26,9 @@ def ends_as_ogg(tail: bytes) -> bool:
 def announce_mp3_frames(content: bytes) -> bytes:
     """Insert a header frame with the frame count into the bytes of an MP3 file that has none.
 
-    Without a frame count, libsndfile divides the file size by the bit rate of the first frame. This estimate can be too
-    short for variable bit rates, and too long if the file contains tags. Returns `content` itself if it is not MP3 or
-    already contains a frame count.
+    If there is no frame count, libsndfile divides the file size by the bit rate of the first frame. This estimate of
+    the length can be too short for variable bit rates, and too long if the file contains tags. If `content` is not MP3
+    or already contains a frame count, it is returned unchanged.
     """
     start = 0
     if content[:3] == b"ID3" and len(content) >= 10:  # ID3 tag: the size is stored as four bytes of seven bits
@@ -49,13 +49,13 @@ def announce_mp3_frames(content: bytes) -> bytes:
         length = _frame_length(content, position)
         if length and position + length <= len(content):
             num_frames, position = num_frames + 1, position + length
-        else:  # a tag, or something damaged
+        else:  # a tag, or damaged data
             position = content.find(b"\xff", position + 1)
     return _make_announcing_frame(int.from_bytes(first[:4], "big"), num_frames) + content[start:]
 
 
 def _frame_length(content: bytes, start: int) -> int:
-    """Return the size in bytes of the layer III frame at `start`; 0 if no frame starts there."""
+    """Return the size in bytes of the layer III frame at `start`, or 0 if no frame starts there."""
     header = int.from_bytes(content[start : start + 4].ljust(4, b"\0"), "big")
     version, layer = header >> 19 & 3, header >> 17 & 3
     bit_rate, rate = header >> 12 & 15, header >> 10 & 3

@@ -26,7 +26,7 @@ from .atomic_files import write_json
 from .audio import BadAudioError, MissingDecoderError, measure_audio, read_int16
 
 ON_BAD_AUDIO = ("error", "skip", "report")
-"""Actions for bad recordings: "error" raises, "skip" excludes the rows, "report" excludes the rows and logs each."""
+"""Actions for bad recordings: "error" raises, "skip" excludes their rows, "report" also logs each of them."""
 
 R = TypeVar("R")
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ def read_recording(source: str | bytes, name: str, rate_hz: int) -> np.ndarray:
     """Read and check a whole recording (a path or its bytes); return int16 samples `(samples,)` at `rate_hz`.
 
     Raises:
-        BadAudioError: The recording is missing, corrupt, truncated, empty or silent, or a decoder fails for any other
+        BadAudioError: The recording is missing, corrupt, truncated, empty or silent, or decoding fails for another
             reason.
         MissingDecoderError: FFmpeg is required but not installed, so the recording may be fine.
     """
@@ -57,7 +57,7 @@ def read_recording(source: str | bytes, name: str, rate_hz: int) -> np.ndarray:
 
 
 def measure_content(source: str | bytes, name: str) -> tuple[int, str]:
-    """Return the size in bytes and the SHA-256 of a recording, read in blocks."""
+    """Return the size in bytes and the SHA-256 of a recording (a path or its bytes)."""
     if isinstance(source, bytes):
         return len(source), hashlib.sha256(source).hexdigest()
     with _naming(name), open(source, "rb") as file:
@@ -66,15 +66,15 @@ def measure_content(source: str | bytes, name: str) -> tuple[int, str]:
 
 
 def read_content(source: str | bytes, name: str) -> bytes:
-    """Return the bytes of a recording; raises `BadAudioError` with the name if the file cannot be read."""
+    """Return the bytes of a recording; raise `BadAudioError` with the name if the file cannot be read."""
     with _naming(name):
         return source if isinstance(source, bytes) else Path(source).read_bytes()
 
 
 def check_recording(source: str | bytes, name: str, min_seconds: float = 0.0) -> float:
-    """Check a whole recording in blocks, and return its length in seconds; for errors see `read_recording`.
+    """Check a whole recording in blocks, and return its length in seconds.
 
-    Raises BadAudioError also if the recording is shorter than `min_seconds`.
+    The errors are those of `read_recording`. A recording shorter than `min_seconds` also raises BadAudioError.
     """
     with _naming(name):
         seconds, is_sound = measure_audio(source, name)
@@ -87,7 +87,7 @@ def check_recording(source: str | bytes, name: str, min_seconds: float = 0.0) ->
 
 @contextmanager
 def _naming(name: str) -> Iterator[None]:
-    """Convert every error in the block to a `BadAudioError` that contains the name of the recording."""
+    """Context manager that converts every error to a `BadAudioError` with the name of the recording."""
     try:
         yield
     except BadAudioError:
@@ -104,7 +104,8 @@ def find_bad_audio(
     """Decode all recordings completely and return a list of the bad clips.
 
     Args:
-        rows: Rows in the format of `schema.Row`; int16 samples are not checked again, because `prepare.py` does so.
+        rows: Rows in the format of `schema.Row`. If they contain int16 samples, the result is an empty list, because
+            `prepare.py` has already checked these.
         workers: Number of processes that read recordings.
         min_seconds: Minimum length in seconds.
         memo: JSON file that caches the results; only new and changed recordings are read.
@@ -138,11 +139,13 @@ def find_bad_audio(
 def filter_bad_audio(
     rows: Any, on_bad_audio: str, workers: int = 1, memo: str | Path | None = None, min_seconds: float = 0.0
 ) -> Any:
-    """Remove the rows with bad recordings from a dataset or list; for the other arguments see `find_bad_audio`.
+    """Remove the rows with bad recordings from a dataset or list.
+
+    The other arguments are those of `find_bad_audio`.
 
     Args:
-        on_bad_audio: "error" returns all rows unchecked, because reading a bad recording raises later; "skip" removes
-            bad rows and logs their number; "report" also logs the problem of each.
+        on_bad_audio: "error" returns all rows unchecked, because reading a bad recording raises an error later. "skip"
+            removes bad rows and logs their number. "report" also logs the problem of each bad row.
 
     Raises:
         BadAudioError: All recordings are bad.
@@ -172,8 +175,8 @@ def map_in_order(function: Callable[[Any], R], rows: Sequence[Any], workers: int
     """Apply a function to each row, optionally in several processes, and yield the results in row order.
 
     Torch uses one thread in every process, so that the results do not depend on the number of processes. With several
-    processes, the function must be picklable. Raises RuntimeError if a process dies, for example because memory ran
-    out.
+    processes, the function must be picklable. If a process dies, for example because it runs out of memory, a
+    RuntimeError is raised.
 
     >>> list(map_in_order(abs, [-1, 2, -3]))
     [1, 2, 3]
@@ -199,11 +202,11 @@ def map_in_order(function: Callable[[Any], R], rows: Sequence[Any], workers: int
 
 
 def exit_with_parent(worker: int, then: Callable[[int], None] | None = None) -> None:
-    """Make a `DataLoader` worker exit when its parent dies, and ignore Ctrl-C; pass it as `worker_init_fn`.
+    """Make a `DataLoader` worker exit when its parent dies, and ignore Ctrl-C. This is a `worker_init_fn`.
 
-    Otherwise, a worker waits forever to deliver its results if the parent is killed. SIGTERM ends a worker only if its
-    parent sends it: schedulers send it to all processes of a run, and the run still saves a checkpoint. `then` is
-    another `worker_init_fn` to call afterwards.
+    Without it, a worker waits forever to deliver its results if the parent is killed. SIGTERM ends a worker only if its
+    parent sends it: schedulers send SIGTERM to all processes of a run, and the run must still save a checkpoint. `then`
+    is another `worker_init_fn` to call afterwards.
     """
     parent = os.getppid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -250,7 +253,10 @@ def _identity(result: Any) -> Any:
 
 
 def source_of(row: Mapping[str, Any]) -> str | bytes:
-    """Return the audio bytes of a row, else the path of its audio file; raise ValueError if it contains samples."""
+    """Return the audio bytes of a row, or the path of its audio file if the row contains no bytes.
+
+    Raises ValueError if the row contains int16 samples, because the original recording is then not available.
+    """
     if row.get("samples") is not None:
         raise ValueError(f"clip {row['clip_id']!r} is already stored as int16 samples; prepare the original recordings")
     audio = row.get("audio") or {}
@@ -258,7 +264,10 @@ def source_of(row: Mapping[str, Any]) -> str | bytes:
 
 
 def _problem(row: Mapping[str, Any], min_seconds: float) -> str | None:
-    """Return the error message of a bad recording, without its local folder because runs share the memo, or None."""
+    """Return the error message of a bad recording, or None if the recording is usable.
+
+    The message does not contain the local folder.
+    """
     try:
         check_recording(source_of(row), row["audio_path"], min_seconds)
     except MissingDecoderError:

@@ -41,12 +41,12 @@ def make_manifest(
     Args:
         request: Options of the preparation: "dataset", "options", "storage" and "shard_bytes".
         types: Features of the rows.
-        notes: Dict from split name to one note per recording. A note contains statistics such as "seconds", or the
+        notes: `{split: [note, ...]}` with one note per recording. A note contains statistics such as "seconds", or the
             "reason" if the recording is bad.
-        shards: Dict from split name to the shard records of `ShardWriter`.
-        report: Clips without a row, see `RowBuilder.report`.
-        data_dir: Folder of the original dataset; the manifest contains hashes of its tables and text files.
-        ignored_folder: Folder of the prepared dataset; its files are excluded from these hashes.
+        shards: `{split: [record, ...]}` with the shard records of `ShardWriter`.
+        report: Recordings and clips without a row (see `RowBuilder.report`).
+        data_dir: Folder of the original dataset. The manifest contains hashes of its tables and text files.
+        ignored_folder: Folder of the prepared dataset. Its files are excluded from these hashes.
     """
     splits, bad = {}, {}
     licenses: Counter[str] = Counter()
@@ -85,7 +85,7 @@ def make_manifest(
 
 
 def installed_versions(packages: Iterable[str]) -> dict[str, str]:
-    """Return a dict from package to version, in the given order, without packages that are not installed.
+    """Return `{package: version}` of the installed packages among the given ones, in the same order.
 
     >>> list(installed_versions(["numpy", "no-such-package"]))
     ['numpy']
@@ -117,7 +117,10 @@ def summary_table(manifest: Mapping[str, Any]) -> str:
 
 
 def write_card(path: str | Path, manifest: Mapping[str, Any]) -> None:
-    """Write the dataset card (README.md); its YAML header lists the files of each split for `datasets.load_dataset`."""
+    """Write the dataset card (README.md).
+
+    Its YAML header lists the files of each split for `datasets.load_dataset`.
+    """
     from datasets.info import DatasetInfosDict
     from datasets.utils.metadata import MetadataConfigs
     from huggingface_hub import DatasetCard, DatasetCardData

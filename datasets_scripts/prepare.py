@@ -1,7 +1,7 @@
-"""Prepare a dataset once: check all recordings and write Parquet files, with or without audio, locally or to the Hub.
+"""Prepare a dataset: check all recordings, write Parquet files with or without the audio, and upload them if requested.
 
     supclap prepare esc50 --data_dir ESC-50 --out prepared/esc50 --storage int16 --workers 8
-    supclap prepare esc50 --help  # with the options of that builder
+    supclap prepare esc50 --help  # lists the options of this dataset
 
 Then `load_splits("prepared", data_dir="prepared/esc50")` returns the splits. Every recording is read completely; bad
 recordings are excluded and listed in `manifest.json`. A killed run resumes where it stopped. The same data produce the
@@ -65,7 +65,7 @@ class Request:
     """Options of a preparation.
 
     Attributes:
-        dataset: Dataset name, see `load_splits`.
+        dataset: Dataset name (see `load_splits`).
         options: Builder options of the dataset.
         storage: Storage format of the audio, a key of `prepared.STORAGES`.
         shard_bytes: Approximate maximum size of a shard in bytes.
@@ -90,14 +90,14 @@ def prepare(
 ) -> dict[str, Any]:
     """Check all recordings of a dataset, and write Parquet files, a manifest and a dataset card; return the manifest.
 
-    Resumes an interrupted run with the same options. If the output is already complete, nothing is written.
+    An interrupted run with the same options is resumed. If the output is already complete, nothing is written.
 
     Args:
         request: Options of the preparation.
         out: Output folder.
         workers: Number of processes that read recordings.
         overwrite: Whether to replace another prepared dataset in the output folder.
-        cache_dir: Cache folder for the rows of the builder; None uses the `datasets` default.
+        cache_dir: Cache folder for the rows of the builder. None: the default of `datasets`.
         quiet: Whether to hide the progress bar.
 
     Raises:
@@ -127,7 +127,10 @@ def prepare(
 
 
 def audio_root(request: Request, splits: Mapping[str, datasets.Dataset]) -> str | None:
-    """Return `data_dir` if it contains all recordings, else their common parent folder; None if there is none."""
+    """Return `data_dir` if it contains all recordings, otherwise their common parent folder.
+
+    Return None if the recordings have no common folder or no path.
+    """
     parents: set[str] = set()
     for rows in splits.values():
         parents.update(map(os.path.dirname, filter(os.path.isabs, rows["audio_path"])))
@@ -145,8 +148,8 @@ def pack(source: str | bytes, name: str, storage: str) -> tuple[dict[str, Any], 
     """Check a recording (a path or its bytes) completely, and encode it in a storage format of `prepared.STORAGES`.
 
     Returns:
-        Tuple of two dicts: the audio columns of the row, see `Storage.features`; and statistics for the manifest:
-        "seconds", "source_bytes" and "source_sha256".
+        Tuple of two dicts: the audio columns of the row (see `Storage.features`), and statistics for the manifest
+        ("seconds", "source_bytes" and "source_sha256").
 
     Raises:
         BadAudioError: The recording is bad; the message contains `name`.
@@ -209,7 +212,7 @@ def _relative(path: str, root: str | None) -> str:
 def _write_split(
     folder: Path, split: str, rows: datasets.Dataset, request: Request, root: str | None, workers: int, quiet: bool
 ) -> list[dict[str, Any]]:
-    """Write the rows of a split that are not in finished shards; return the records of all its shards."""
+    """Write the rows of a split that are not in finished shards yet; return the records of all its shards."""
     types = datasets.Features({**without_audio(rows).features, **STORAGES[request.storage].features()})
     writer = ShardWriter(folder, split, types, request.shard_bytes)
 
@@ -226,7 +229,7 @@ def _write_split(
 
 
 def _checked(entries: tqdm, on_bad_audio: str) -> Iterator[Entry]:
-    """Yield all entries; raise or print the problem of each bad recording, depending on `on_bad_audio`."""
+    """Yield all entries. Raise BadAudioError for a bad recording, or print its problem, depending on `on_bad_audio`."""
     for entry in entries:
         if entry.row is None and on_bad_audio != "skip":
             problem = f"clip {entry.note['clip_id']!r}: {entry.note['reason']}"
@@ -237,11 +240,11 @@ def _checked(entries: tqdm, on_bad_audio: str) -> Iterator[Entry]:
 
 
 class ShardWriter:
-    """Write the rows of a split to Parquet shards of limited size, and resume after an interruption.
+    """Writer of Parquet shards of limited size that can resume after an interruption.
 
-    The working folder contains each finished shard and a JSON record of its content. The end of a shard depends only
-    on the rows. A new run therefore continues after the last record, and writes the same bytes. A shard with a single
-    row may exceed `shard_bytes`.
+    The working folder contains each finished shard and a JSON record of its content. The division into shards depends
+    only on the rows. A new run therefore continues after the last record, and writes the same bytes. A shard with a
+    single row may exceed `shard_bytes`.
     """
 
     def __init__(self, folder: str | Path, split: str, types: datasets.Features, shard_bytes: int) -> None:
@@ -257,7 +260,7 @@ class ShardWriter:
         return sum(len(record["notes"]) for record in self.records)
 
     def write(self, entries: Iterable[Entry]) -> list[dict[str, Any]]:
-        """Write the rows from `next_row` to the end of the split; return the records of all shards, also earlier ones.
+        """Write the rows from `next_row` to the end of the split; return the records of all shards of the split.
 
         The keys of a record are "file", "rows", "row_groups", "bytes", "payload_bytes", "sha256" and "notes".
         """
@@ -268,7 +271,7 @@ class ShardWriter:
         return self.records
 
     def _write_shard(self, pending: list[Entry], rest: Iterator[Entry]) -> None:
-        """Write one shard, starting with the pending entry; the first entry that does not fit becomes pending."""
+        """Write one shard, starting with the entry in `pending`; put the first entry that does not fit in `pending`."""
         path = self._record_path().with_suffix(".parquet")
         unfinished = self.folder / f"{self.split}.part"
         notes: list[dict[str, Any]] = []
@@ -434,8 +437,8 @@ def _finish(
 def push(folder: str | Path, repo_id: str, private: bool = False) -> str:
     """Upload a prepared dataset to a Hub dataset repository "user/name" in one commit, and return its URL.
 
-    The repository is created if it does not exist, and then private if `private` is set. Raises ValueError if the
-    storage is "reference", because there is no audio to upload.
+    If the repository does not exist, it is created, as a private repository if `private` is set. Raises ValueError if
+    the storage is "reference", because there is no audio to upload.
     """
     from huggingface_hub import HfApi
 
@@ -485,7 +488,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; return exit status 0, or 1 after an error, which is printed as one line."""
+    """Run the command. Return 0, or print an error as one line and return 1."""
     args = parse_arguments(sys.argv[1:] if argv is None else argv)
     request = Request(args.dataset, args.builder_options, args.storage, args.shard_size, args.on_bad_audio)
 

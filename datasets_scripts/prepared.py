@@ -29,7 +29,7 @@ from .remote_files import read_file
 
 MANIFEST = "manifest.json"
 ROOT_NOTE = ".prepare/audio_root"
-"""File with the local audio folder of a dataset with storage "reference" (no audio inside); never uploaded."""
+"""File that stores the local audio folder of a dataset with storage "reference" (no audio in it); never uploaded."""
 
 FORMAT = 2
 """Format version of prepared datasets; other versions are not supported."""
@@ -41,7 +41,7 @@ class Storage(NamedTuple):
     Attributes:
         codec: "none" stores only the path, "file" the bytes of the original file, "flac" and "int16" the decoded and
             resampled audio.
-        sampling_rate_hz: Sampling rate for "flac" and "int16"; None for the other codecs.
+        sampling_rate_hz: Sampling rate in Hz for "flac" and "int16", None for the other codecs.
         meaning: Description in `--help` and in the dataset card.
     """
 
@@ -50,7 +50,10 @@ class Storage(NamedTuple):
     meaning: str
 
     def features(self) -> dict[str, Any]:
-        """Return the `datasets` features of the audio columns by name; `cast_column("audio", Audio())` decodes them."""
+        """Return the `datasets` features of the audio columns, by column name.
+
+        For the codecs "file" and "flac", `cast_column("audio", Audio())` decodes the audio.
+        """
         if self.codec == "none":
             return {}
         if self.codec == "int16":
@@ -78,8 +81,8 @@ class PreparedSet:
         revision: Branch, tag or commit of the Hub repository.
 
     Attributes:
-        base: Folder or address; file names in the manifest are relative to it. On the Hub it contains the commit, so
-            that all shards come from the same commit.
+        base: Folder or address; file names in the manifest are relative to it. An address on the Hub contains the
+            commit, so that all shards come from the same commit.
         manifest: Content of `manifest.json`: "splits" (clips, seconds, captions per language, shards), "storage",
             "options", "bad_audio", "missing", "left_out" and more.
         digest: SHA-256 of the manifest, which contains the hashes of all shards.
@@ -124,7 +127,7 @@ class PreparedSet:
             raise ValueError(f"{data_dir} has format {version}, this version reads {FORMAT}; prepare the set again")
 
     def shard_paths(self, split: str) -> list[str]:
-        """Return the shard paths or addresses of a split; raises FileNotFoundError if a local shard is missing."""
+        """Return the shard paths or addresses of a split; raise FileNotFoundError if a local shard is missing."""
         paths = [f"{self.base}/{shard['file']}" for shard in self.manifest["splits"][split]["shards"]]
         missing = [path for path in paths if self.is_local and not os.path.isfile(path)]
         if missing:
@@ -132,9 +135,9 @@ class PreparedSet:
         return paths
 
     def audio_root(self) -> str | None:
-        """Return the audio folder of a dataset with storage "reference"; None if the dataset contains its audio.
+        """Return the audio folder of a dataset with storage "reference", or None if the dataset contains its audio.
 
-        Raises FileNotFoundError if the first recording is in none of the known folders.
+        Raises FileNotFoundError if none of the known folders contains the first recording.
         """
         if self.manifest["storage"] != "reference":
             return None
@@ -168,7 +171,7 @@ def _download_manifest(repo_id: str, revision: str | None) -> Path:
 
 @dataclass
 class PreparedConfig(datasets.BuilderConfig):
-    """Location of a prepared dataset, see `PreparedSet`.
+    """Location of a prepared dataset (see `PreparedSet`).
 
     Attributes:
         data_dir: Output folder of `prepare.py`, Hub dataset id, or remote address.
@@ -249,7 +252,7 @@ class Prepared(datasets.ArrowBasedBuilder):
 
 
 def with_absolute_paths(table: pyarrow.Table, root: str | None) -> pyarrow.Table:
-    """Join `root` and the relative paths in the column `audio_path`; returns the table unchanged if `root` is None."""
+    """Join `root` and the relative paths in the column `audio_path`. If `root` is None, return the table unchanged."""
     if root is None:
         return table
     column = table.column_names.index("audio_path")

@@ -17,14 +17,14 @@ WAIT_SECONDS = 1.0
 """Wait in seconds before the second attempt; doubles for each further attempt."""
 
 STALL_SECONDS = 60.0
-"""Timeout in seconds for HTTP connections without data; other file systems have their own timeouts."""
+"""Seconds without data until an HTTP connection times out. Other file systems have their own timeouts."""
 
 R = TypeVar("R")
 logger = logging.getLogger(__name__)
 
 
 def read_file(address: str, read: Callable[[Any], R]) -> R:
-    """Open a file in binary mode and return `read(file)`; for retries and errors see `use_files`."""
+    """Open a file in binary mode and return `read(file)`, with the retries and errors of `use_files`."""
 
     def open_and_read(system: Any, path: str) -> R:
         with system.open(path, "rb") as file:
@@ -69,6 +69,9 @@ def use_files(address: str, use: Callable[[Any, str], R]) -> R:
 
 
 def _is_missing(error: Exception) -> bool:
-    """Return whether a file does not exist; fsspec also raises FileNotFoundError for server errors."""
+    """Return whether the error means that the file does not exist.
+
+    FileNotFoundError alone is not enough, because fsspec also raises it for server errors.
+    """
     cause = error.__cause__
     return isinstance(error, FileNotFoundError) and (cause is None or getattr(cause, "status", None) in (404, 410))

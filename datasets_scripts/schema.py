@@ -1,6 +1,6 @@
 """Row format of all datasets: builders produce it, and collators, training and evaluation read it.
 
-A row is one clip, see `Row`. Rows of a prepared dataset may also contain the audio itself, in `AUDIO_COLUMNS`.
+A row is one clip (see `Row`). Rows of a prepared dataset may also contain the audio itself, in `AUDIO_COLUMNS`.
 """
 
 import hashlib
@@ -27,17 +27,17 @@ SPLIT_NAMES = {
     **dict.fromkeys(("validation", "valid", "val", "dev", "development"), "validation"),
     **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
 }
-"""Maps split names of other datasets, in lower case, to "train", "validation" or "test"."""
+"""Dict from the split names of other datasets, in lower case, to "train", "validation" or "test"."""
 
 FILE_SOURCE = "file:"
-"""Prefix of a `source` that is only a file name; the same name in another dataset may be a different recording."""
+"""Prefix of a `source` that is only a file name. The same name in another dataset may be a different recording."""
 
 
 class Event(TypedDict):
     """A sound event in a clip.
 
     Attributes:
-        label: Class of the sound; in the `labels` of the row if the dataset has labels.
+        label: Class of the sound. If the dataset has labels, it is one of the `labels` of the row.
         onset_seconds: Start in seconds from the beginning of the clip.
         offset_seconds: End in seconds from the beginning of the clip.
     """
@@ -53,7 +53,7 @@ class Row(TypedDict):
     Attributes:
         clip_id: Unique id within the dataset, stable between runs; translated captions are joined on this column.
         audio_path: Path of the audio file.
-        captions: Dict from ISO 639-3 language code to a list of captions; the list is empty if there are none.
+        captions: `{language: [caption, ...]}` with ISO 639-3 codes; the list is empty if there is no caption.
         labels: Classes of the sounds in the clip; empty if the dataset has no classes.
         events: Sound events with start and end; empty if the dataset has no events.
         source: Id of the original recording, such as "freesound:100032". Clips with the same source must be in the same
@@ -96,7 +96,7 @@ def features(languages: Sequence[str] = LANGUAGES) -> Features:
 def without_audio(rows: Any) -> Any:
     """Return a dataset without its audio columns, so that iterating over its rows does not load the audio.
 
-    Returns `rows` itself if it is not a dataset or has no such columns.
+    If `rows` is not a dataset or has no such columns, it is returned unchanged.
     """
     columns = [name for name in AUDIO_COLUMNS if name in (getattr(rows, "column_names", None) or ())]
     return rows.remove_columns(columns) if columns else rows
@@ -121,7 +121,7 @@ def group_id(row: Mapping[str, Any], positives: str) -> int:
 
 
 def warn_of_shared_captions(rows: Any) -> None:
-    """Log a warning if clips have identical captions, because they are negatives of each other unless grouped."""
+    """Log a warning if several clips have identical captions, because each counts as a negative of the others."""
     captions = _read_captions(rows)
     texts = []
     for field in captions.type:
@@ -153,7 +153,7 @@ def all_captions(row: Mapping[str, Any], languages: Sequence[str]) -> list[tuple
 
 
 def lacking_languages(row: Mapping[str, Any], languages: Sequence[str], scheme: str = "random") -> list[str]:
-    """Return the languages in which a clip has no caption; an empty list if its captions suffice for the scheme.
+    """Return the languages in which a clip has no caption, or an empty list if its captions suffice for the scheme.
 
     Args:
         languages: ISO 639-3 codes, the anchor language first.
@@ -180,7 +180,7 @@ def _suffices(has_captions: np.ndarray, scheme: str) -> Any:
 
 
 def _read_captions(rows: Any) -> Any:
-    """Return the captions of a dataset or a sequence of rows as an Arrow array of structs with a list per language."""
+    """Return the captions of all rows as an Arrow array of structs, with one list of captions per language."""
     if isinstance(rows, Dataset) and isinstance(rows.features.get("captions"), dict):
         return rows.select_columns("captions").with_format("arrow")[:]["captions"]
     captions = [row["captions"] for row in without_audio(rows)]
@@ -190,7 +190,7 @@ def _read_captions(rows: Any) -> Any:
 
 
 def caption_counts(rows: Any) -> dict[str, np.ndarray]:
-    """Count the captions of each row of a dataset or sequence; returns a dict from language to int64 array `(rows,)`.
+    """Count the captions of each row per language, as `{language: counts}` with int64 arrays `(rows,)`.
 
     >>> caption_counts([{"captions": {"eng": ["a dog", "barks"]}}, {"captions": {"fra": ["un chien"]}}])
     {'eng': array([2, 0]), 'fra': array([0, 1])}
@@ -208,10 +208,10 @@ def require_captions(
 ) -> None:
     """Check before training that all clips have the captions that the language scheme requires.
 
-    For the arguments see `lacking_languages`; `split` is a name for error messages.
+    `languages` and `scheme` are those of `lacking_languages`; `split` is the split name for error messages.
 
     Raises:
-        ValueError: A clip lacks captions that the scheme requires, or one of the languages has no caption at all.
+        ValueError: A clip lacks captions that the scheme requires, or no clip has a caption in one of the languages.
     """
     counts = caption_counts(rows)
     present = {language for language, of_language in counts.items() if of_language.any()}

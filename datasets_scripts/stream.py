@@ -4,10 +4,11 @@
 >>> rows = load_splits("prepared", data_dir="s3://bucket/clotho", streaming=True)["train"]  # doctest: +SKIP
 >>> rows = rows.shuffle(seed=0).shard(process=0, num_processes=8)  # doctest: +SKIP
 
-The row order depends only on the seed and the epoch; with `datasets.IterableDataset.shuffle` it would also depend on
-the number of processes, and on the position of a resumed run. The row groups are distributed in random order over 16
-shuffle shards, and the rows of each row group are shuffled. The stream takes one row from each shard in turn. If 16 is
-a multiple of (number of processes x number of workers), each worker reads only the row groups of its own shards.
+The row order depends only on the seed and the epoch. With `datasets.IterableDataset.shuffle`, it would also depend on
+the number of processes, and on the position of a resumed run. A file consists of row groups, which are read at once.
+The row groups are distributed in random order over 16 shuffle shards, and the rows of each row group are shuffled. The
+stream takes one row from each shard in turn. If 16 is a multiple of (number of processes x number of workers), each
+worker reads only the row groups of its own shards.
 """
 
 from __future__ import annotations
@@ -39,14 +40,15 @@ class RowGroup(NamedTuple):
     path: str
     location: Any  # Parquet: number of the row group (`HubSplit` adds more fields); tar: start and end byte
     rows: int
-    start: int = 0  # index in the split of the first row, set by `RowStream`
+    start: int = 0  # index of the first row in the split, set by `RowStream`
 
 
 class RowStream(IterableDataset):
     """Iterable dataset that reads the rows of one split on demand, in file order unless it is shuffled.
 
-    Each row has the additional column `clip_index`, its index in the split. The workers of a `DataLoader` share the
-    rows of a process, so the batches depend on the number of workers; a resumed run must use the same number.
+    Each row has the additional column `clip_index`, its index in the split. The rows of a process are divided among the
+    workers of its `DataLoader`. The batches therefore depend on the number of workers, and a resumed run must use the
+    same number.
 
     Attributes:
         num_rows: Number of rows in the whole split.
@@ -80,15 +82,15 @@ class RowStream(IterableDataset):
         return self.num_rows // self._num_processes + rest
 
     def shuffle(self, seed: int) -> RowStream:
-        """Return a stream in random order; the order depends on the seed and the epoch."""
+        """Return a stream in random order, which depends on the seed and the epoch."""
         return self._changed(_seed=seed)
 
     def shard(self, process: int, num_processes: int) -> RowStream:
-        """Return a stream with the rows of one process, of index `process`; no row belongs to two processes.
+        """Return a stream with the rows of one process; no row belongs to two processes.
 
         Successive rows go to successive processes, so that a global batch contains the same rows for any number of
         processes. In a shuffled stream all processes have the same number of rows, because every training step needs
-        all of them; the last rows of an epoch, fewer than the number of processes, are dropped.
+        all processes. If the number of rows is not divisible by `num_processes`, the remaining rows are dropped.
         """
         if not 0 <= process < num_processes:
             raise ValueError(f"process is {process} of {num_processes}; expected 0 to {num_processes - 1}")
@@ -99,12 +101,12 @@ class RowStream(IterableDataset):
 
         Args:
             function: Function from row to row; it must be picklable if workers are spawned.
-            features: Features of the new rows; None keeps the current features.
+            features: Features of the new rows. None: the current features.
         """
         return self._changed(_functions=[*self._functions, function], features=features or self.features)
 
     def remove_columns(self, names: Sequence[str]) -> RowStream:
-        """Return a stream without some columns; removed Parquet columns are not downloaded."""
+        """Return a stream without the given columns. Removed Parquet columns are not downloaded."""
         rest = {name: kind for name, kind in self.features.items() if name not in names}
         columns = [name for name in self._columns if name not in names]
         return self._changed(_columns=columns, features=datasets.Features(rest))
@@ -129,21 +131,25 @@ class RowStream(IterableDataset):
         return changed
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the current epoch, from 0. A new epoch starts at its beginning; the current epoch keeps its position."""
+        """Set the current epoch, counted from 0.
+
+        If the epoch changes, the iteration starts at its first row; otherwise the position does not change.
+        """
         if epoch != int(self._state[0]):
             self._state.copy_(torch.tensor([epoch, 0, 1]))
 
     def state_dict(self) -> dict[str, int]:
         """Return the position of the iteration in this process, as a dict with "epoch", "rows" and "batch_size".
 
-        A `DataLoader` with workers iterates in other processes, which this method does not see. Construct the position
-        as `{"epoch": e, "rows": batches * batch_size, "batch_size": batch_size}` from the number of yielded batches.
+        The workers of a `DataLoader` iterate in other processes, and this method does not include their progress. In
+        this case, construct the position from the number of yielded batches:
+        `{"epoch": epoch, "rows": batches * batch_size, "batch_size": batch_size}`.
         """
         epoch, rows, batch_size = self._state.tolist()
         return {"epoch": epoch, "rows": rows, "batch_size": batch_size}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Set the position of the next iteration, see `state_dict`; earlier rows are not read."""
+        """Set the position of the next iteration (see `state_dict`). Rows before this position are not read."""
         self._state.copy_(torch.tensor([state["epoch"], state["rows"], state.get("batch_size", 1)]))
 
     def __iter__(self) -> Iterator[Row]:
@@ -175,7 +181,7 @@ class EpochReader:
             shuffled = [stream.row_groups[number] for number in order]
             self.shards = [shuffled[shard::SHUFFLE_SHARDS] for shard in range(min(SHUFFLE_SHARDS, len(shuffled)))]
         self._groups: dict[int, tuple[RowGroup, Callable[[int], Row], np.ndarray]] = {}
-        self._starts: list[list[int]] = []  # of each shard: number of rows before each of its row groups
+        self._starts: list[list[int]] = []  # for each shard, the number of rows before each of its row groups
         for shard in self.shards:
             self._starts.append(list(accumulate((group.rows for group in shard), initial=0)))
 
@@ -214,7 +220,7 @@ class EpochReader:
 
 
 class EpochRows(Dataset):
-    """Map-style dataset over a stream with keys `(epoch, index)` from `EpochBatches`; skipped rows are not read."""
+    """Map-style dataset over a stream, with keys `(epoch, index)` from `EpochBatches`. Skipped rows are not read."""
 
     def __init__(self, stream: RowStream) -> None:
         self.stream = stream
@@ -231,7 +237,7 @@ class EpochRows(Dataset):
 
 
 class EpochBatches(Sampler):
-    """Batch sampler for `EpochRows`; yields lists of keys `(epoch, index)` for the batches of one process.
+    """Batch sampler for `EpochRows` that yields lists of keys `(epoch, index)` for the batches of one process.
 
     A batch depends only on its number, so a run can resume at any batch without a saved state. The `DataLoader` workers
     take batches in turn, and each worker reads the rows of its own shuffle shards. The last rows of an epoch that do

@@ -67,8 +67,8 @@ class HubSplit:
     Rows without captions are skipped. Reading a row group raises ValueError if several of its rows have the same
     recording, because they would be negatives of each other, and a stream cannot merge them.
 
-    The `location` of a given row group is the tuple (number of the row group in the file, index in the split of its
-    first row, columns that may contain empty values). `split` is the prefix of the clip ids.
+    The `location` of each row group passed to the constructor is a tuple: number of the row group in the file, index of
+    its first row in the split, columns that may contain empty values. `split` is the prefix of the clip ids.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class HubSplit:
         self.digest = Hasher.hash([versions, self.row_groups, config])
 
     def _find_captioned(self, group: RowGroup) -> Sequence[int]:
-        """Return the row numbers in the group with captions; reads the captions only if some may be missing."""
+        """Return the row numbers in the group with captions. Read the captions only if some may be missing."""
         number_in_file, _, may_lack = group.location
         if not may_lack.issuperset(self._columns.languages):
             return range(group.rows)
@@ -138,9 +138,10 @@ class HubSplit:
 class TarSplit:
     """Split of WebDataset tar files; the files of one sample have the same name and different suffixes.
 
-    Each sample with a recording (`.flac`, `.wav`, ...) becomes a row. The captions come from a `.json` file with the
-    keys "captions", "caption" or "text" (a string or a list), or else from a `.txt` file. The `.json` file may also
-    contain "labels" or "tag", "license" and "source". The constructor reads the headers of all tar files once.
+    Each sample with a recording (`.flac`, `.wav`, ...) becomes a row. The captions come from the keys "captions",
+    "caption" or "text" (a string or a list) of a `.json` file. If there are none, they come from a `.txt` file. The
+    `.json` file may also contain "labels" or "tag", "license" and "source". The constructor reads the headers of all
+    tar files once.
     """
 
     def __init__(self, paths: Sequence[str], language: str) -> None:
@@ -204,7 +205,7 @@ class TarSplit:
     def _samples(self, path: str) -> list[tuple[int, int]]:
         """Return a list of (start byte, end byte) for the samples with a recording.
 
-        Sparse files are refused, because their size in the header is unreliable.
+        Raises ValueError for sparse files, because their size in the header is unreliable.
         """
         samples: list[tuple[int, int]] = []
         keys: set[str] = set()
@@ -254,7 +255,7 @@ def _split_name(name: str) -> tuple[str, str]:
 
 
 def load_prepared(**options: Any) -> dict[str, RowStream]:
-    """Stream a prepared dataset; returns a dict from split name to stream. The options are those of `PreparedSet`."""
+    """Stream a prepared dataset, as `{split: stream}`. The options are those of `PreparedSet`."""
     prepared = PreparedSet(**options)
     return {split: RowStream(ParquetSplit(prepared, split)) for split in prepared.manifest["splits"]}
 
@@ -262,9 +263,10 @@ def load_prepared(**options: Any) -> dict[str, RowStream]:
 def load_parquet(**options: Any) -> dict[str, RowStream]:
     """Stream a dataset of Parquet files from the Hub, a folder, or an address that fsspec can list.
 
-    Reads only the file footers, and the captions if some may be missing. If there is no validation or test split, a
-    random sample of the training row groups is held out: whole groups, so that each is read by one split. The options
-    are fields of `builders.hf.HubDatasetConfig`. Returns a dict from split name to stream.
+    This function reads only the file footers, and the captions if some may be missing. If there is no validation or
+    test split, a random sample of the training row groups is held out. Row groups are not divided, so that only one
+    split reads each of them. The options are the fields of `builders.hf.HubDatasetConfig`. The result is
+    `{split: stream}`.
 
     Raises:
         FileNotFoundError: There are no Parquet files.
@@ -281,7 +283,7 @@ def load_parquet(**options: Any) -> dict[str, RowStream]:
         files = builder.config.data_files or {}
 
     groups: dict[str, list[RowGroup]] = {}
-    origins: dict[str, str] = {}  # from split to the prefix of its clip ids
+    origins: dict[str, str] = {}  # split -> prefix of its clip ids
     names = name_splits(map(str, files))
     for name, paths in files.items():
         split = names[str(name)]
@@ -331,7 +333,7 @@ def _may_be_empty(row_group: pyarrow.parquet.RowGroupMetaData) -> frozenset[str]
 
 
 def _hold_out(groups: list[RowGroup], fraction: float, seed: int) -> tuple[list[RowGroup], list[RowGroup]]:
-    """Hold out a random fraction of the row groups, at least one; return the tuple (remaining, held out)."""
+    """Hold out a random fraction of the row groups, at least one; return (remaining, held out)."""
     num_drawn = max(1, round(fraction * len(groups)))
     if num_drawn >= len(groups):
         raise ValueError(
@@ -344,7 +346,7 @@ def _hold_out(groups: list[RowGroup], fraction: float, seed: int) -> tuple[list[
 
 
 def _find_files(data_dir: str, suffix: str) -> dict[str, list[str]]:
-    """Return a dict from split to the files of a folder, see `TarConfig.data_dir`."""
+    """Return the files of a folder as `{split: [file, ...]}` (see `TarConfig.data_dir`)."""
 
     def find(system: Any, folder: str) -> list[tuple[str, str]]:
         paths = sorted(system.glob(f"{folder.rstrip('/')}/**/*{suffix}"))
@@ -367,8 +369,8 @@ class TarConfig:
     """Location and caption language of WebDataset tar files.
 
     Attributes:
-        data_dir: Folder, or address that fsspec can list. The split of a tar file is the first split name in its path
-            ("train", "validation" or "valid", "test", "development", "evaluation"), or "train" if there is none.
+        data_dir: Folder, or address that fsspec can list. The first split name in the path of a tar file ("train",
+            "validation" or "valid", "test", "development", "evaluation") determines its split. Default: "train".
         language: ISO 639-3 code of the captions.
     """
 
@@ -381,7 +383,7 @@ class TarConfig:
 
 
 def load_tars(**options: Any) -> dict[str, RowStream]:
-    """Stream WebDataset tar files; returns a dict from split name to stream. The options are fields of `TarConfig`."""
+    """Stream WebDataset tar files, as `{split: stream}`. The options are the fields of `TarConfig`."""
     config = TarConfig(**options)
     files = _find_files(str(config.data_dir), ".tar")
     return {split: RowStream(TarSplit(paths, config.language)) for split, paths in files.items()}
