@@ -9,18 +9,18 @@
 The table is named `metadata` or `captions` and is in the audio folder or a parent folder of the audio. If
 `audio_column`, `caption_column` or `caption_columns` is set and the folder contains a single table, the table may have
 any name. Formats: CSV (with commas, semicolons or tabs), TSV, JSON Lines, a JSON list, or Parquet. The column
-`file_name` contains absolute paths, or paths relative to the table. Several lines with the same file name are several
-captions of this file. A column of captions is required; all other columns are optional:
+`file_name` contains absolute paths, or paths relative to the table. A file with several captions may have several
+lines. A caption column is required; all other columns are optional:
 
 - `caption`, `caption_1`, `caption_2`, ...: captions in the language `caption_language`. `captions`: a list, or a
-  mapping from languages to a caption or a list of captions. `caption_fra` or `captions_fra`: captions in French (any
-  ISO 639-3 code). In CSV, lists and mappings are written as JSON.
+  mapping from languages to a caption or a list of captions. `caption_fra` or `captions_fra`: captions in French; any
+  ISO 639-3 code is possible. In CSV, lists and mappings are written as JSON.
 - `split`: train, validation or test. Without this column, the names of the sub-folders determine the splits. If there
   are no such sub-folders, validation and test recordings are sampled at random.
 - `label` or `labels`, `source`, `license`, `clip_id` and `events`: fields of the row. By default the source of a clip
   is its file name, and its id is its path.
 
-Without a table, `rain.txt` contains the captions of `rain.wav`, one per line.
+If there is no table, `rain.txt` contains the captions of `rain.wav`, one per line.
 """
 
 import difflib
@@ -48,7 +48,7 @@ _CAPTION_COLUMN = re.compile(r"captions?(?:_(?P<key>[a-z]{2,3}|\d+))?")
 
 @dataclass
 class AudioFolderConfig(FolderConfig):
-    """Location, columns and splits of a folder with recordings and captions; see also `FolderConfig`.
+    """Location, columns and splits of a folder with recordings and captions, in addition to `FolderConfig`.
 
     Attributes:
         languages: Caption languages as ISO 639-3 codes, the anchor language first.
@@ -58,9 +58,9 @@ class AudioFolderConfig(FolderConfig):
         caption_columns: All caption columns with their languages, such as `deu=Beschreibung eng=English`. Overrides
             `caption_column` and `caption_language`; other caption columns are ignored.
         columns: Dict from a field in `FIELDS` to the column name in the table, such as `{"split": "part"}`.
-        validation_fraction: Fraction of recordings for the validation split (at least one recording), sampled at random
-            if the folder has no splits; 0 creates no validation split.
-        test_fraction: Fraction of recordings for the test split, sampled in the same way; 1 uses all recordings.
+        validation_fraction: Fraction of recordings for the validation split, at least one recording. They are sampled
+            at random if the folder has no splits. 0: no validation split.
+        test_fraction: Fraction of recordings for the test split, sampled in the same way. 1: test on all recordings.
         seed: Random seed for the sampling.
     """
 
@@ -104,7 +104,7 @@ class AudioFolderConfig(FolderConfig):
             )
 
     def tables(self) -> dict[str, Path]:
-        """Return the caption tables as a dict from relative to full path; raise ValueError if a folder has several."""
+        """Return the caption tables as `{relative path: full path}`; raise ValueError if one folder contains two."""
         tables: dict[str, Path] = {}
         table_of_folder: dict[str, str] = {}
         for file in self.files:
@@ -118,7 +118,7 @@ class AudioFolderConfig(FolderConfig):
                 raise ValueError(f"{self.folder} has several tables in one folder: {other}, {file}; keep one")
             tables[file] = self.folder / file
 
-        # If the columns are set, the only table at the top may have any name.
+        # If the columns are set, a single table in the top folder may have any name.
         on_top = [file for file in self.files if "/" not in file and file.endswith(TABLE_SUFFIXES)]
         if not tables and len(on_top) == 1 and (self.audio_column or self.caption_column or self.caption_columns):
             tables[on_top[0]] = self.folder / on_top[0]
@@ -184,7 +184,7 @@ class Record:
 
 
 def read_tables(config: AudioFolderConfig) -> Iterator[tuple[str, Record]]:
-    """Read all tables; yield the path of a recording, relative to the folder, and its metadata for each line."""
+    """Read all tables. For each line, yield the path of the recording relative to the folder, and its metadata."""
     for table, path in config.tables().items():
         for line in read_table(path):
             values = {name: line.values.get(config.columns.get(name, name)) for name in FIELDS}
@@ -203,7 +203,7 @@ def read_tables(config: AudioFolderConfig) -> Iterator[tuple[str, Record]]:
 
 
 def read_texts(config: AudioFolderConfig) -> Iterator[tuple[str, Record]]:
-    """Read the text files that have the same name as a recording; yield the path of the recording and its captions."""
+    """Read each text file with the same name as a recording; yield the path of the recording and its captions."""
     texts = set(config.metadata_files())
     for file in config.recordings.files:
         path = (config.folder / file).with_suffix(".txt")
@@ -213,7 +213,7 @@ def read_texts(config: AudioFolderConfig) -> Iterator[tuple[str, Record]]:
 
 
 def merge(records: Iterable[tuple[str, Record]]) -> dict[str, Record]:
-    """Merge the captions of records with the same path; raise ValueError if another field has different values."""
+    """Merge the captions of records with the same path; raise ValueError if their other fields differ."""
     merged: dict[str, Record] = {}
     for name, record in records:
         first = merged.setdefault(name, record)
@@ -230,10 +230,10 @@ def merge(records: Iterable[tuple[str, Record]]) -> dict[str, Record]:
 
 
 def choose_splits(config: AudioFolderConfig, records: Mapping[str, Record]) -> dict[str, str]:
-    """Return a dict from recording to split.
+    """Choose the split of each recording; return `{recording: split}`.
 
-    The split comes from the metadata of the recording, else from the name of its folder. If no recording has a split,
-    validation and test recordings are sampled at random; recordings with the same source stay together.
+    The metadata of the recording or the name of its folder determines the split. If no recording has a split,
+    validation and test recordings are sampled at random. Recordings with the same source are in the same split.
     """
     known: dict[str, str] = {}
     for name, record in records.items():
@@ -289,8 +289,8 @@ def _read_line(line: Line, values: Mapping[str, Any], config: AudioFolderConfig)
 
 
 def _read_captions(line: Line, config: AudioFolderConfig) -> dict[str, list[str]]:
-    """Return a dict from language to the captions in all caption columns of a line."""
-    languages = dict(config.languages_of_columns)  # from column to the language of its plain texts
+    """Read all caption columns of a line, as `{language: [caption, ...]}`."""
+    languages = dict(config.languages_of_columns)  # column -> language of its plain texts
     missing = [column for column in languages if column not in line.values]
     if not languages:
         unmarked, marked = [], {}

@@ -1,8 +1,8 @@
 """AudioCaps 1.0 and 2.0: ten-second clips of YouTube videos with human captions (Kim et al., 2019).
 
 Reads `train.csv`, `val.csv` and `test.csv` from the authors' repository (folder `dataset/` or `dataset2.0/`). The audio
-must be downloaded separately; the files may have any of the usual names, see `recordings.YOUTUBE_NAMINGS`. Some videos
-are no longer available. See https://audiocaps.github.io.
+must be downloaded separately, with file names in one of the formats in `recordings.YOUTUBE_NAMINGS`. Some videos are no
+longer available. See https://audiocaps.github.io.
 """
 
 import re
@@ -26,7 +26,7 @@ class AudioCapsConfig(FolderConfig):
 class AudioCaps(RowBuilder):
     """AudioCaps builder with train, validation and test split; one row per clip.
 
-    A clip has one caption in train, and five in validation and test. Identical captions are kept, because two
+    A training clip has one caption, a validation or test clip has five. Identical captions are kept, because two
     annotators may write the same text.
     """
 
@@ -64,7 +64,7 @@ class AudioCaps(RowBuilder):
 
 
 def start_seconds(line: Line, column: str) -> int:
-    """Parse the start of a clip in whole seconds; any other value raises a ValueError with the line number."""
+    """Parse the start of a clip in whole seconds; raise ValueError with the line number for any other value."""
     text = line.values[column].strip()
     whole = re.fullmatch(r"(\d+)(\.0+)?", text)
     if not whole:

@@ -1,8 +1,8 @@
 """AudioSet: ten-second clips from YouTube videos with one or more of 527 classes (Gemmeke et al., 2017).
 
 Reads `balanced_train_segments.csv`, `eval_segments.csv` and `class_labels_indices.csv` of
-https://research.google.com/audioset. The audio must be downloaded separately; the files may have any of the usual
-names, see `recordings.YOUTUBE_NAMINGS`.
+https://research.google.com/audioset. The audio must be downloaded separately, with file names in one of the formats in
+`recordings.YOUTUBE_NAMINGS`.
 """
 
 from pathlib import Path
@@ -30,7 +30,7 @@ class AudioSetConfig(FolderConfig):
     }
 
     def tables(self) -> dict[str, Path]:
-        """Return a dict from the keys of `TABLES` to files; raise FileNotFoundError without class names or clips."""
+        """Return `{key of TABLES: file}`; raise FileNotFoundError if there are no class names or no clips."""
         tables = super().tables()
         if "classes" not in tables or len(tables) < 2:
             raise FileNotFoundError(f"{self.folder} has only {sorted(map(str, tables.values()))}; need {self.LAYOUT}")
@@ -53,7 +53,7 @@ class AudioSet(RowBuilder):
         clips: list[tuple[str, Line, Segment]] = []
         for split, path in tables.items():
             for line in read_csv(path, COLUMNS, header=False):
-                if not line.values["YTID"].startswith("#"):  # comments, with the column names
+                if not line.values["YTID"].startswith("#"):  # comment lines, one of them with the column names
                     clips.append((split, line, (line.values["YTID"], start_seconds(line, "start_seconds"))))
 
         paths = find_segments(self.config.recordings, list(dict.fromkeys(segment for _, _, segment in clips)))

@@ -36,15 +36,15 @@ def label_phrases(dataset_name: str) -> dict[str, dict[str, str]]:
 def render_captions(
     phrase_by_language: Mapping[str, str], languages: Sequence[str] = LANGUAGES, templates: str = "sound"
 ) -> dict[str, list[str]]:
-    """Generate the captions of a clip: fill each template of each language with the phrase in that language.
+    """Generate the captions of a clip by inserting the phrase of each language into the templates of that language.
 
     Args:
-        phrase_by_language: Dict from language to the noun phrase of the sound.
+        phrase_by_language: `{language: noun phrase of the sound}`.
         languages: Languages of the captions.
         templates: Key in `templates.json`: "sound", "sound_at_beginning" or "sound_at_end".
 
     Returns:
-        Dict from language to captions; caption i uses template i.
+        `{language: [caption, ...]}`; caption i uses template i.
 
     Raises:
         ValueError: There is no phrase in one of the languages.
@@ -66,7 +66,7 @@ def render_captions(
 
 
 def caption_classes(labels: Sequence[str]) -> dict[str, list[str]]:
-    """Generate the English captions of a clip from all its class names; there are none without a class.
+    """Generate English captions of a clip from all its class names. A clip without a class gets no captions.
 
     >>> caption_classes(["Acoustic_guitar", "Guitar", "Speech"])["eng"][1]
     'This is the sound of acoustic guitar, guitar and speech.'
@@ -98,7 +98,7 @@ def check_languages(languages: Sequence[str]) -> tuple[str, ...]:
 
 
 def read_caption_columns(given: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
-    """Parse the option `caption_columns` and return a dict from column to language.
+    """Parse the option `caption_columns`; return `{column: language}`.
 
     Raises:
         ValueError: An entry is not `LANGUAGE=COLUMN` with an ISO 639-3 code.
@@ -119,9 +119,10 @@ def read_caption_columns(given: Sequence[str] | Mapping[str, str]) -> dict[str, 
 
 
 def check_merged_languages(unmarked: Sequence[str], language: str, marked: Mapping[str, str]) -> None:
-    """Raise a ValueError if columns without a language in their name would have the same language as another column.
+    """Raise ValueError if columns without a language in their name would have the same language as another column.
 
-    `language` is assumed for the columns in `unmarked`; `marked` maps the other caption columns to their languages.
+    `unmarked` are the columns without a language; they get the language `language`. `marked` is `{column: language}` of
+    the other caption columns.
     """
     merged = [column for column, of_column in marked.items() if of_column == language]
     if unmarked and merged:

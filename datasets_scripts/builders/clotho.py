@@ -11,7 +11,7 @@ from .folder import ENGLISH, Clip, Collection, FolderConfig, RowBuilder
 from .metadata import read_csv
 
 PARTS = {"train": "development", "validation": "validation", "test": "evaluation"}
-"""Maps our split names to the Clotho split names."""
+"""Dict from our split names to the Clotho split names."""
 
 _ORIGINS = {split: (f"clotho_metadata_{part}.csv",) for split, part in PARTS.items()}
 
@@ -24,7 +24,7 @@ class ClothoConfig(FolderConfig):
     TABLES: ClassVar = {split: (f"clotho_captions_{part}.csv",) for split, part in PARTS.items()}
 
     def origins(self) -> dict[str, Path]:
-        """Return a dict from split to the existing `clotho_metadata_<split>.csv` files, which contain Freesound ids."""
+        """Return the existing `clotho_metadata_<split>.csv` files, which contain Freesound ids, as `{split: path}`."""
         return self.find(_ORIGINS)
 
     def metadata_files(self) -> list[Path]:
@@ -36,7 +36,8 @@ class Clotho(RowBuilder):
     """Clotho builder with the splits train (development), validation and test (evaluation).
 
     Some file names occur in several splits, so a clip id contains the split: "development/Distorted AM Radio
-    noise.wav". The source of a clip is its Freesound id in `clotho_metadata_<split>.csv`, or else its own clip id.
+    noise.wav". The source of a clip is its Freesound id in `clotho_metadata_<split>.csv`. If it has none, the source is
+    the clip id.
     """
 
     BUILDER_CONFIG_CLASS = ClothoConfig
@@ -62,7 +63,7 @@ class Clotho(RowBuilder):
 
 
 def read_origins(path: Path) -> dict[str, tuple[str, str]]:
-    """Return a dict from file name to `(source, licence)`; clips without a Freesound id are skipped."""
+    """Read `{file name: (source, licence)}` from a metadata table; skip clips without a Freesound id."""
     origins = {}
     for line in read_csv(path, ("file_name", "sound_id", "license")):
         sound_id = line.values["sound_id"].strip()

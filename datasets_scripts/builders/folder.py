@@ -44,7 +44,7 @@ class Clip(NamedTuple):
 
 @dataclass
 class Collection:
-    """Clips of a dataset by split, recordings without an audio file, and ids of excluded clips by reason."""
+    """Clips of a dataset by split, names of missing recordings, and ids of excluded clips by reason."""
 
     clips: dict[str, list[Clip]] = field(default_factory=lambda: {split: [] for split in SPLITS})
     missing: list[str] = field(default_factory=list)
@@ -52,9 +52,10 @@ class Collection:
     _ids: set[tuple[str, str]] = field(default_factory=set, repr=False)
 
     def add(self, split: str, clip: Clip, name: str, path: Path | None) -> None:
-        """Add a clip to a split without its blank captions, or record the reason for excluding it.
+        """Add a clip to a split, without its blank captions.
 
-        `name` is the name of the recording in the metadata, and `path` is its path, or None if it is missing.
+        A duplicate, a clip without captions or a clip without an audio file is not added, but recorded in `left_out` or
+        `missing`. `name` is the name of the recording in the metadata. `path` is None if the recording is missing.
         """
         captions = {language: strip_texts(texts) for language, texts in clip.captions.items()}
         if (split, clip.clip_id) in self._ids:
@@ -69,7 +70,7 @@ class Collection:
         self._ids.add((split, clip.clip_id))
 
     def leave_out(self, reason: str, *clip_ids: str) -> None:
-        """Record excluded clips in `left_out`; does nothing if there are no clip ids."""
+        """Record clips as excluded for the given reason."""
         if clip_ids:
             self.left_out.setdefault(reason, []).extend(clip_ids)
 
@@ -99,15 +100,15 @@ class Collection:
 
 
 def strip_texts(texts: Iterable[str]) -> tuple[str, ...]:
-    """Strip white space from texts and drop blank texts."""
+    """Strip white space from texts, and remove blank texts."""
     return tuple(filter(None, map(str.strip, texts)))
 
 
 def draw_sources(sources: Iterable[str], counts: Mapping[str, int], seed: int) -> dict[str, str]:
-    """Hold out randomly sampled sources; return a dict from source to split.
+    """Hold out randomly sampled sources for validation and test; return `{source: split}`.
 
-    `counts` are the numbers of sources for validation and test; all other sources are in train. The sample depends on a
-    hash of the seed and each source, not on the order of the sources.
+    `counts` are the numbers of validation and test sources. All other sources are training sources. The sample depends
+    on a hash of the seed and each source, not on the order of the sources.
 
     Raises:
         ValueError: The sum of the counts exceeds the number of sources.
@@ -125,9 +126,9 @@ class RowConfig(datasets.BuilderConfig):
     """Options common to all datasets.
 
     Attributes:
-        languages: Caption languages, the anchor language first; the caption list is empty for languages not in the
-            dataset.
-        limit: Maximum number of clips per split, the first ones; None uses all clips.
+        languages: Caption languages, the anchor language first. For a language that is not in the dataset, the caption
+            lists are empty.
+        limit: Maximum number of clips per split; the first ones are used. None: all clips.
     """
 
     DATASET: ClassVar[str] = "this dataset"
@@ -142,7 +143,7 @@ class RowConfig(datasets.BuilderConfig):
             raise ValueError(f"limit is {self.limit}; expected at least 1, or None for all clips")
 
     def check_languages(self) -> None:
-        """Check `languages` and convert it to a tuple; raises ValueError if the dataset does not support a language."""
+        """Check `languages` and convert it to a tuple; raise ValueError if the dataset does not support a language."""
         self.languages = check_languages(self.languages)
 
     def fingerprints(self) -> dict[str, str]:
@@ -150,13 +151,13 @@ class RowConfig(datasets.BuilderConfig):
         return {"code": metadata.code_fingerprint()}
 
     def create_config_id(self, config_kwargs: dict[str, Any], custom_features: Any = None) -> str:
-        """Return the cache key with all fingerprints, because `datasets` does not detect changed code and files."""
+        """Return the cache key. It includes all fingerprints, because `datasets` does not detect changed files."""
         return super().create_config_id({**config_kwargs, **self.fingerprints()}, custom_features)
 
 
 @dataclass
 class FolderConfig(RowConfig):
-    """Location of a dataset with metadata files and audio files; see also `RowConfig`.
+    """Location of a dataset with metadata files and audio files, in addition to `RowConfig`.
 
     Attributes:
         data_dir: Folder with the metadata and, unless `audio_dir` is set, the audio. A Hub dataset id with the same
@@ -166,9 +167,9 @@ class FolderConfig(RowConfig):
     """
 
     LAYOUT: ClassVar[str] = "the folder that contains it"
-    TABLES: ClassVar[Mapping[str, Sequence[str]]] = {}  # from a key, such as a split, to possible names of its file
+    TABLES: ClassVar[Mapping[str, Sequence[str]]] = {}  # key, such as a split -> possible file names
     ENGLISH_ONLY: ClassVar[bool] = True
-    READS_HEADERS: ClassVar[bool] = False  # rows contain the length of recordings, so the cache key has the file sizes
+    READS_HEADERS: ClassVar[bool] = False  # if rows contain recording lengths, the cache key includes file sizes
 
     data_dir: str | None = None
     audio_dir: str | None = None
@@ -180,7 +181,7 @@ class FolderConfig(RowConfig):
             raise ValueError(f"{self.DATASET} requires data_dir: {self.LAYOUT}, or a Hub dataset with these files")
 
     def check_languages(self) -> None:
-        """Check `languages`. English must be among them if the dataset has English captions only."""
+        """Check `languages`. If the dataset has only English captions, `languages` must include English."""
         super().check_languages()
         if self.ENGLISH_ONLY and ENGLISH not in self.languages:
             raise ValueError(
@@ -219,7 +220,7 @@ class FolderConfig(RowConfig):
         return Recordings(self.folder, self.files) if self.audio_dir is None else Recordings(self.audio_dir)
 
     def find(self, names: Mapping[str, Sequence[str]]) -> dict[str, Path]:
-        """Return the existing metadata files as a dict from key to path; `names` maps keys to possible file names."""
+        """Return the existing metadata files as `{key: path}`; `names` is `{key: possible file names}`."""
         found = {}
         for key, of_key in names.items():
             path = metadata.find_metadata(self.folder, self.files, *of_key)
@@ -228,7 +229,7 @@ class FolderConfig(RowConfig):
         return found
 
     def tables(self) -> dict[str, Path]:
-        """Return a dict from the keys of `TABLES` to the existing files; raise FileNotFoundError if there are none."""
+        """Return the existing tables as `{key of TABLES: path}`; raise FileNotFoundError if there are none."""
         found = self.find(self.TABLES)
         if not found:
             missing = ", ".join(names[0] for names in self.TABLES.values())
@@ -251,8 +252,8 @@ class FolderConfig(RowConfig):
 class RowBuilder(datasets.GeneratorBasedBuilder):
     """Base class of the dataset builders; subclasses implement `collect`.
 
-    Clips without audio are skipped; a warning shows their number, and `report` lists them. `Dataset.from_generator` is
-    not used, because its cache would load outdated rows after a change of the code or the tables.
+    Clips without audio are skipped. A warning shows their number, and `report` lists them. `Dataset.from_generator` is
+    not used, because its cache does not detect changes of the code or the tables.
     """
 
     VERSION = "1.0.0"
@@ -264,18 +265,19 @@ class RowBuilder(datasets.GeneratorBasedBuilder):
         raise NotImplementedError
 
     def report(self) -> dict[str, Any]:
-        """Return the clips without a row, from the saved report or else from the metadata.
+        """Return the recordings and clips without a row. If the report was saved, it is read from the cache.
 
         Returns:
-            Dict with two keys. "missing" lists the recordings without an audio file, as named in the metadata;
-            "left_out" maps a reason, such as "blacklist", "duplicate" or "empty caption", to clip ids.
+            `{"missing": [name, ...], "left_out": {reason: [clip id, ...]}}`. "missing" contains the names in the
+            metadata of recordings without an audio file. A reason is "blacklist", "duplicate" or "empty caption", for
+            example.
         """
         if self._report_path.is_file():
             return metadata.read_json(self._report_path)
         return {"missing": self._collection.missing, "left_out": self._collection.left_out}
 
     def download_and_prepare(self, *args: Any, **kwargs: Any) -> None:
-        """Prepare the rows, see `datasets.DatasetBuilder`, and save the report in the cache folder of the rows."""
+        """Prepare the rows (see `datasets.DatasetBuilder`), and save the report in the cache folder of the rows."""
         super().download_and_prepare(*args, **kwargs)
 
         report, path = self.report(), self._report_path

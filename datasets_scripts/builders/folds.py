@@ -27,12 +27,13 @@ class FoldClip(NamedTuple):
 
 @dataclass
 class FoldConfig(FolderConfig):
-    """Location and splits of a dataset with folds; see also `FolderConfig`.
+    """Location and splits of a dataset with folds, in addition to `FolderConfig`.
 
     Attributes:
-        test_fold: Fold used as the test split, from 1. Published results are averages over all test folds.
-        validation_fraction: Fraction of the other recordings of each class to use for validation; 0 creates no
-            validation split.
+        test_fold: Number of the fold used as the test split, from 1. Published results are averages over all test
+            folds.
+        validation_fraction: Fraction of the other recordings of each class to use for validation. 0: no validation
+            split.
         seed: Random seed for sampling the validation recordings.
     """
 
@@ -53,8 +54,8 @@ class FoldConfig(FolderConfig):
 class FoldBuilder(RowBuilder):
     """Base class of builders for datasets with folds.
 
-    The captions are generated from the class names, and each clip has one event over its whole length. Splits share no
-    recordings.
+    The captions are generated from the class names, and each clip has one event over its whole length. A recording is
+    in one split only, with all its clips.
     """
 
     def read(self) -> list[FoldClip]:
@@ -96,7 +97,7 @@ class FoldBuilder(RowBuilder):
 
 
 def read_fold(line: Line) -> int:
-    """Parse the fold number in a line; any other value raises a ValueError with the line number."""
+    """Parse the fold number in a line; raise ValueError with the line number if it is not a number."""
     text = line.values["fold"].strip()
     if not text.isdecimal():
         raise ValueError(f"{line.where}: fold is {text!r}; expected a number")
@@ -106,11 +107,12 @@ def read_fold(line: Line) -> int:
 def split_by_fold(
     clips: Sequence[FoldClip], test_fold: int, validation_fraction: float, seed: int
 ) -> dict[str, list[FoldClip]]:
-    """Split clips into train, validation and test; for the arguments see `FoldConfig`.
+    """Split clips into train, validation and test.
 
-    The test split is the test fold. Clips in other folds with a recording that is also in the test fold are excluded,
-    because modified copies of a dataset may have such clips. For validation, a fraction of the other recordings of each
-    class is sampled: the number is rounded and at least one, but never all recordings of a class.
+    The arguments are described in `FoldConfig`. The test split is the test fold. If a recording in the test fold also
+    has clips in other folds, these clips are excluded; modified copies of a dataset may have such clips. For
+    validation, a fraction of the other recordings of each class is sampled. The number is rounded. It is at least one,
+    but never all recordings of a class.
 
     Raises:
         ValueError: The test fold has no clips.

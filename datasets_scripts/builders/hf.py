@@ -36,9 +36,9 @@ class HubDatasetConfig:
         subset: Name of the dataset configuration, if the dataset has several.
         revision: Branch, tag or commit of the Hub repository.
         audio_column: Audio column; defaults to the only column of type `Audio`, or to `audio`.
-        caption_column: Caption column with texts, lists of texts, or class labels. Defaults to `caption` or `captions`
-            together with `caption_1`, `caption_2` and so on, else to `text`, `sentence` or `raw_text`. Columns such as
-            `caption_fra` are also read.
+        caption_column: Caption column with texts, lists of texts, or class labels. Default: `caption` or `captions`,
+            together with `caption_1`, `caption_2` and so on; if there are none, `text`, `sentence` or `raw_text`.
+            Columns such as `caption_fra` are also read.
         caption_language: ISO 639-3 code of the captions in these columns.
         caption_columns: All caption columns with their languages, such as `deu=Beschreibung eng=English`. Overrides
             `caption_column` and `caption_language`; other caption columns are ignored.
@@ -68,8 +68,8 @@ class HubDatasetConfig:
 class HubDataset:
     """Builder for datasets that the `datasets` library supports.
 
-    Rows with the same recording are merged into one row, and rows without captions are skipped. Missing validation and
-    test splits are held out from the training split.
+    Rows with the same recording are merged into one row, and rows without captions are skipped. If there is no
+    validation or test split, a part of the training split is held out.
     """
 
     BUILDER_CONFIG_CLASS = HubDatasetConfig
@@ -120,8 +120,8 @@ class HubDataset:
             audio = rows.select_columns(columns.audio).cast_column(columns.audio, datasets.Audio(decode=False))
         except pyarrow.ArrowException as error:
             raise ValueError(
-                f"column {columns.audio!r} holds {rows.features[columns.audio]}, not recordings; "
-                "audio_column can name one of datasets.Audio, paths or bytes"
+                f"column {columns.audio!r} contains {rows.features[columns.audio]}, not recordings; "
+                "set audio_column to a column of datasets.Audio, paths or bytes"
             ) from error
         audio = audio if columns.audio == "audio" else audio.rename_column(columns.audio, "audio")
         stored = audio.data.column("audio")
@@ -132,7 +132,7 @@ class HubDataset:
         for index, (row, path) in enumerate(zip(texts, paths, strict=True)):
             described.append(columns.describe(row, path, f"{split}-{index:06d}"))
 
-        # Merge rows with the same recording: add the captions and labels to its first row, without repeats.
+        # Merge rows with the same recording: add their captions and labels to the first such row, without repeats.
         first_rows: dict[Hashable, int] = {}
         for index, recording in enumerate(identify_recordings(stored)):
             first, row = described[first_rows.setdefault(recording, index)], described[index]
@@ -141,7 +141,7 @@ class HubDataset:
                     first["captions"][language] = list(dict.fromkeys(first["captions"][language] + texts))
                 first["labels"] = list(dict.fromkeys(first["labels"] + row["labels"]))
         if len(first_rows) < len(described):
-            logger.info("%s: %d rows hold the captions of %d recordings", split, len(described), len(first_rows))
+            logger.info("%s: merged %d rows to one per recording, %d rows", split, len(described), len(first_rows))
 
         languages = list(dict.fromkeys(columns.languages.values()))
         table = datasets.Dataset.from_list(described, features=features(languages))
@@ -157,7 +157,7 @@ class HubDataset:
 
 
 class Columns:
-    """Audio and label columns of a dataset, and a dict `languages` from caption column to language.
+    """Names of the audio, label and caption columns of a dataset; `languages` is `{caption column: language}`.
 
     Names that are not set in `config` are detected.
 
@@ -187,7 +187,7 @@ class Columns:
     def describe(self, row: Mapping[str, Any], path: str | None, clip_id: str) -> dict[str, Any]:
         """Convert the caption and label columns of a row to the format of `schema.Row`, without the audio.
 
-        `path` is the name of the recording in the dataset; None uses `clip_id`.
+        `path` is the name of the recording in the dataset. None: use `clip_id`.
         """
         captions: dict[str, list[str]] = {language: [] for language in self.languages.values()}
         for column, language in self.languages.items():
@@ -204,7 +204,7 @@ class Columns:
 
 
 def _find_captions(types: datasets.Features, config: HubDatasetConfig) -> dict[str, str]:
-    """Return a dict from caption column to language."""
+    """Return the caption columns as `{column: language}`."""
     columns = read_caption_columns(config.caption_columns)
     texts = [name for name in types if _is_text(types[name])]
     if not columns:
@@ -247,10 +247,10 @@ def _is_text(kind: Any) -> bool:
 
 
 def name_splits(names: Iterable[str]) -> dict[str, str]:
-    """Return a dict from split names to the standard names "train", "validation" and "test".
+    """Convert split names to "train", "validation" and "test"; return `{name: standard name}`.
 
-    A split keeps its name if the standard name is already taken. `development` becomes train if there is no other
-    training split, as in Clotho and DCASE, else validation.
+    A split keeps its name if another split already has the standard name. If there is no other training split, as in
+    Clotho and DCASE, `development` is the training split; otherwise it is the validation split.
 
     >>> name_splits(["development", "evaluation"]), name_splits(["train", "dev", "validation"])
     ({'development': 'train', 'evaluation': 'test'}, {'train': 'train', 'dev': 'dev', 'validation': 'validation'})

@@ -19,7 +19,7 @@ TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
 
 
 class Line(NamedTuple):
-    """A line of a table: its file and line number for error messages, and a dict from column name to value."""
+    """Line of a table: its values as `{column: value}`, and its file and line number for error messages."""
 
     where: str
     values: dict[str, Any]
@@ -29,7 +29,7 @@ def find_metadata(folder: Path, files: Iterable[str], *names: str) -> Path | Non
     """Find a metadata file by its possible names, in a folder or its sub-folders; return None if it does not exist.
 
     `files` is the output of `recordings.walk`. A file at the top of the folder has priority over files in sub-folders.
-    Several files in sub-folders raise ValueError.
+    Raises ValueError if several sub-folders contain such a file.
     """
     found = sorted((file for file in files if os.path.basename(file) in names), key=lambda file: file.count("/"))
     if len(found) > 1 and "/" in found[0]:
@@ -56,7 +56,7 @@ def read_csv(path: Path, columns: Sequence[str], header: bool = True) -> list[Li
     text = _text(path)
     first_line = re.sub('"[^"]*"', "", text.partition("\n")[0])  # without quoted cells
     delimiter = max(",;\t", key=first_line.count)
-    # AudioSet, without a header, has spaces before its quotes.
+    # The tables of AudioSet have no header, and spaces before the quotes.
     form: dict[str, Any] = {"restval": "", "delimiter": delimiter, "skipinitialspace": not header}
     reader = csv.DictReader(io.StringIO(text, newline=""), None if header else columns, **form)
 
@@ -86,7 +86,7 @@ def read_csv(path: Path, columns: Sequence[str], header: bool = True) -> list[Li
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file; invalid JSON raises a ValueError that contains the path."""
+    """Read a JSON file; raise ValueError with the path if it is not valid JSON."""
     return _parse_json(_text(path), str(path))
 
 

@@ -59,7 +59,7 @@ def _boolean(text: str) -> bool:
 
 
 def option_texts(options: type) -> dict[str, str]:
-    """Return a dict from field to description, from the docstrings of a dataclass and its base classes."""
+    """Return `{field: description}` from the docstrings of a dataclass and its base classes."""
     texts: dict[str, str] = {}
     for base in reversed(options.__mro__):
         if not base.__module__.startswith("transformers."):
@@ -68,7 +68,7 @@ def option_texts(options: type) -> dict[str, str]:
 
 
 def _field_texts(docstring: str) -> dict[str, str]:
-    """Parse the "Args" or "Attributes" section of a docstring into a dict from name to description.
+    """Parse the "Args" or "Attributes" section of a docstring into `{name: description}`.
 
     >>> _field_texts("A thing.\\n\\n    Attributes:\\n        size: Length\\n            in samples.\\n    ")
     {'size': 'Length in samples.'}

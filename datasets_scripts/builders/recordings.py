@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".aif", ".aiff", ".m4a", ".aac")
 """Supported formats in order of preference. libsndfile reads all formats except the last two, which require FFmpeg."""
 
-_OTHER_SUFFIXES = (".mp4", ".webm", ".mkv", ".wma")  # in metadata; the files were converted later
+_OTHER_SUFFIXES = (".mp4", ".webm", ".mkv", ".wma")  # suffixes in metadata of files that were converted later
 
 _STARTS = ("{start}", "{start:.1f}", "{start:.3f}", "{start:06d}", "{start_ms}")
 _ENDS = ("{end}", "{end:.1f}", "{end:.3f}", "{end:06d}", "{end_ms}")
@@ -42,9 +42,9 @@ Segment = tuple[str, int]
 def walk(folder: str | Path) -> list[str]:
     """List all files in a folder and its sub-folders, as sorted relative paths with slashes.
 
-    Follows symbolic links to folders, but lists each folder only once. Skips hidden files, folders without read
-    permission, and pipes and devices (reading them could block). Skips file names that are not UTF-8 and other
-    unreadable entries, such as a link to itself, and logs a warning about them.
+    Symbolic links to folders are followed, but each folder is listed only once. Hidden files, folders without read
+    permission, pipes and devices are skipped. File names that are not UTF-8, and unreadable entries such as a link to
+    itself, are skipped with a warning.
     """
     found: list[str] = []
     undecodable: list[str] = []
@@ -94,7 +94,7 @@ def walk(folder: str | Path) -> list[str]:
 
 
 def stem_of(name: str) -> str:
-    """Return a file name without folders and without its audio or video suffix; other dots are kept.
+    """Return a file name without folders and without its audio or video suffix.
 
     >>> stem_of("development/FR.CTC.08.wav"), stem_of("FR.CTC.08")
     ('FR.CTC.08', 'FR.CTC.08')
@@ -126,10 +126,10 @@ class Recordings:
         self._names = frozenset(self.files)
 
     def at(self, name: str) -> Path | None:
-        """Find a recording by its absolute path or its path relative to the folder; returns None if it is missing.
+        """Find a recording by its absolute path or its path relative to the folder; return None if it is missing.
 
-        If a relative path does not exist, a file with another audio suffix or another Unicode normal form also matches,
-        because macOS decomposes file names.
+        If a relative path does not exist, a file with another audio suffix or another Unicode normal form matches. For
+        example, macOS changes file names to the decomposed normal form.
         """
         if os.path.isabs(name):
             return Path(name) if os.path.isfile(name) else None
@@ -140,7 +140,10 @@ class Recordings:
         """Find a recording in any sub-folder and format by its name without suffix.
 
         Args:
-            stems: File names without suffix, in order of preference. None is returned if no file has one of them.
+            stems: File names without suffix, in order of preference.
+
+        Returns:
+            Path of the recording, or None if there is no such file.
         """
         for stem in stems:
             if stem in self._by_stem:
@@ -150,12 +153,12 @@ class Recordings:
     def matching(self, names: Sequence[str]) -> dict[str, Path]:
         """Find recordings by name, even if a file system or a download tool has changed special characters.
 
-        Three comparisons are tried in this order: the name without suffix, the same with HTML entities resolved, and
-        only its letters and digits. The second and third comparison must be unique: one name and one file among those
-        without a match.
+        Three comparisons are tried in this order: the name without suffix, this name with HTML entities resolved, and
+        only its letters and digits. In the second and third comparison, a name matches only if exactly one name and
+        one file without a match are equal.
 
         Returns:
-            Dict from name to path, for all names with a match.
+            `{name: path}` for all names with a match.
         """
         found = {name: self._by_stem[stem_of(name)] for name in names if stem_of(name) in self._by_stem}
         for key in (_resolve, _strip):
@@ -166,10 +169,10 @@ class Recordings:
         return {name: self.folder / file for name, file in found.items()}
 
     def within(self, word: str, others: Sequence[str] = ()) -> "Recordings":
-        """Return the recordings of one part of a dataset, such as "development".
+        """Return the recordings of one part of a dataset, such as its split "development".
 
-        These are the files with `word` in their folder path, ignoring case. If there are none, all files are returned
-        that have none of `others`, the lower-case words for all parts, in their folder path.
+        These are the files with `word` in their folder path, ignoring case. If there are none, return all files that do
+        not contain any of `others` in their folder path. `others` are the lower-case words for all parts.
         """
         folders = {file: os.path.dirname(file).casefold() for file in self.files}
         matching = [file for file in self.files if word in folders[file]]
@@ -177,7 +180,7 @@ class Recordings:
         return Recordings(self.folder, matching or unassigned)
 
     def fingerprint(self, sizes: bool = False) -> str:
-        """Return a hash of the folder path, the file names and, with `sizes`, the file sizes, for cache keys."""
+        """Return a hash for cache keys, of the folder path, the file names and, if `sizes` is set, the file sizes."""
         contents = hashlib.sha256(str(self.folder).encode())
         for file in self.files:
             size = f":{(self.folder / file).stat().st_size}" if sizes else ""
@@ -194,15 +197,15 @@ class Recordings:
 
     @cached_property
     def _worst_first(self) -> list[str]:
-        """Files from least to most preferred (by format, then path); a dict keeps the last file per key."""
+        """Files from least to most preferred, by format, then path. In a dict, the last file replaces earlier ones."""
         order = sorted(self.files, key=lambda file: SUFFIXES.index(os.path.splitext(file)[1].lower()))
         return order[::-1]
 
 
 def find_segments(recordings: Recordings, segments: Sequence[Segment]) -> dict[Segment, Path]:
-    """Find ten-second clips from YouTube videos with the file name formats in `YOUTUBE_NAMINGS`.
+    """Find the files of ten-second clips from YouTube videos by the file name formats in `YOUTUBE_NAMINGS`.
 
-    `segments` are all clips of the dataset, without repeats. Returns a dict from segment to path, for existing clips.
+    `segments` must contain all clips of the dataset, each once. Returns `{segment: path}` for the clips with a file.
     """
     counts = Counter(youtube_id for youtube_id, _ in segments)
     found = {}
@@ -248,7 +251,7 @@ def _strip(name: str) -> str:
 
 
 def _index_unique(names: Iterable[str], key: Callable[[str], str]) -> dict[str, str]:
-    """Return a dict from key to name; keys that several names share are dropped."""
+    """Return `{key(name): name}`, without the keys that several names have in common."""
     by_key: dict[str, list[str]] = {}
     for name in names:
         by_key.setdefault(key(name), []).append(name)

@@ -1,9 +1,10 @@
 """Scenes of one to four sound events, composed from generated sounds or from your recordings, with captions.
 
-Events follow each other or overlap. An event may be repeated, quiet, loud or far away, and a scene may be in a small
-room or in a large hall; the captions contain all of this. A training clip has one caption, a validation or test clip up
-to five. Test scenes are unseen in training: no training scene has the same set of sounds, and no training caption
-combines the words in the same way. Recordings of the test split are unseen, too, with their speakers and folds.
+Events follow each other or overlap. An event may be repeated, quiet, loud or far away. A scene may be in a small room
+or in a large hall. The captions describe all of this. A training clip has one caption, a validation or test clip has up
+to five. The validation and test splits contain new scenes: no training scene has the same set of sounds (with a single
+event: the same description), and no training caption combines the words in the same way. Recordings in these splits,
+and their speakers or folds, are not used in training either.
 """
 
 import hashlib
@@ -47,10 +48,10 @@ FAR_DECAY_SECONDS = 0.6
 NOISE_PEAK_DB = (-60.0, -45.0)
 HELD_OUT_CAPTIONS = 5
 HELD_OUT_SHARES = {"test": 0.1, "validation": 0.1}
-"""Share of the compositions (sets of sounds) of each held-out split."""
+"""Fraction of the sets of sounds to hold out for each split."""
 
 RECORDING_SHARES = {"test": 0.2, "validation": 0.1}
-"""Share of the recordings of each held-out split; at least one speaker, fold or file."""
+"""Fraction of the speakers, folds or files to hold out for each split, at least one."""
 
 
 class SceneEvent(NamedTuple):
@@ -79,13 +80,15 @@ class Scene(NamedTuple):
 
     @property
     def composition(self) -> str:
-        """Key that decides the split: the set of sounds, or the whole description of a scene with one event."""
+        """Key that determines the split: the set of sounds. With a single event, it is the whole description."""
         events = self.events
         return repr(self) if len(events) == 1 else repr(sorted(event.label for event in events))
 
 
 def draw_scene(labels: Sequence[str], split: str, rng: np.random.Generator) -> Scene:
-    """Draw a random scene with a composition of the given split.
+    """Draw a random scene that belongs to a split.
+
+    The set of sounds determines the split. With a single event, the whole description does.
 
     Args:
         labels: Available sounds, at least four.
@@ -103,7 +106,7 @@ def draw_scene(labels: Sequence[str], split: str, rng: np.random.Generator) -> S
             else:
                 groups.append([name])
 
-        most = 3 if len(groups) <= 2 else 1  # a repeated event requires time
+        most = 3 if len(groups) <= 2 else 1  # three or four groups leave no time for repetitions
         events = []
         for group in groups:
             members = []
@@ -137,10 +140,11 @@ def caption_scene(
 
     Args:
         scene: Scene to describe.
-        phrases: Dict from label to its noun phrase in the language.
+        phrases: `{label: noun phrase}` in the language.
         language: One of `schema.LANGUAGES`.
         held_out: Whether to use the combinations of the held-out splits.
-        rng: Random generator for template and wordings. The same state selects parallel captions in all languages.
+        rng: Random generator for template and wordings. With the same state, the captions in all languages are
+            translations of each other.
     """
     words = {key: by_language[language] for key, by_language in read_phrases("scenes").items()}
     templates = read_phrases("templates")["sound"][language]
@@ -182,7 +186,7 @@ Take = Callable[[str, int, np.random.Generator], np.ndarray]
 
 
 class Placement(NamedTuple):
-    """Event of a clip: index of its first sample, and distance between its repetitions in samples."""
+    """Position of an event in a clip: index of its first sample, and distance between its repetitions in samples."""
 
     event: SceneEvent
     start: int
@@ -254,13 +258,13 @@ def _reverberate(
 
 
 def _lowpass(samples: np.ndarray, sampling_rate_hz: int) -> np.ndarray:
-    """Attenuate by 6 dB per octave above 1.5 kHz, as distance does."""
+    """Attenuate by 6 dB per octave above 1.5 kHz, as for a distant sound."""
     frequencies_hz = fft.rfftfreq(samples.size, 1 / sampling_rate_hz)
     return fft.irfft(fft.rfft(samples) / np.sqrt(1 + (frequencies_hz / 1500) ** 2), samples.size)
 
 
 def take_generated(sampling_rate_hz: int) -> Take:
-    """Return a function that renders the sounds of `synthetic.SOUNDS`; a label is "low_siren", for example."""
+    """Return a function that renders the sounds of `synthetic.SOUNDS` by their labels, such as "low_siren"."""
 
     def take(label: str, most_samples: int, rng: np.random.Generator) -> np.ndarray:
         variant, _, name = label.partition("_")
@@ -271,11 +275,11 @@ def take_generated(sampling_rate_hz: int) -> Take:
 
 
 def take_recorded(files: Mapping[str, Sequence[Path]], sampling_rate_hz: int) -> Take:
-    """Return a function that reads a random recording of a label and crops its sound.
+    """Return a function that reads a random recording with a given label and crops its sound.
 
     Args:
-        files: Dict from label to recordings.
-        sampling_rate_hz: Sampling rate of the result in Hz.
+        files: `{label: [recording, ...]}`.
+        sampling_rate_hz: Sampling rate of the sounds in Hz.
     """
 
     @cache
@@ -296,7 +300,8 @@ def take_recorded(files: Mapping[str, Sequence[Path]], sampling_rate_hz: int) ->
 def split_recordings(folder: str, seed: int) -> dict[str, dict[str, list[Path]]]:
     """List the recordings of a folder by split and label.
 
-    Whole folds or speakers are held out if the table has such a column, otherwise single recordings of each label.
+    If the table has a column of folds or speakers, whole folds or speakers are held out. Otherwise, single recordings
+    of each label are held out.
 
     Args:
         folder: Folder with the table `metadata.csv` (columns file_name, label and optionally speaker) or
@@ -304,7 +309,7 @@ def split_recordings(folder: str, seed: int) -> dict[str, dict[str, list[Path]]]
         seed: Random seed for the held-out folds, speakers or recordings.
 
     Returns:
-        Nested dict `files[split][label]`.
+        `{split: {label: [recording, ...]}}`.
 
     Raises:
         FileNotFoundError: The folder, its table or a recording does not exist.
@@ -324,7 +329,7 @@ def split_recordings(folder: str, seed: int) -> dict[str, dict[str, list[Path]]]
         path = recordings.at(name) or recordings.named([stem_of(name)])
         if path is None:
             raise FileNotFoundError(f"{line.where}: {name} is not in {recordings.folder}")
-        # Draw among all folds or speakers, or among the recordings of one label.
+        # Sample from all folds or speakers, or from the recordings of one label.
         members["" if group else label, group or name].append((label, path))
 
     files: dict[str, dict[str, list[Path]]] = {split: defaultdict(list) for split in SPLITS}
@@ -341,11 +346,11 @@ def split_recordings(folder: str, seed: int) -> dict[str, dict[str, list[Path]]]
 
 @dataclass
 class ScenesConfig(SyntheticEventsConfig):
-    """Size and sounds of the scenes; see also `SyntheticEventsConfig`.
+    """Number of scenes, and their sounds, in addition to `SyntheticEventsConfig`.
 
     Attributes:
         duration_seconds: Length of each clip in seconds, at least 1.
-        recordings: Folders of labelled recordings, see `split_recordings`; None uses generated sounds.
+        recordings: Folders of labelled recordings (see `split_recordings`). None: generated sounds.
     """
 
     DATASET = "the scenes"
@@ -399,7 +404,10 @@ class Scenes(SyntheticEvents):
         return render_scene(scene, placements, self._takes[split], self._num_samples, config.sampling_rate_hz, rng)
 
     def _captions(self, split: str, index: int) -> dict[str, list[str]]:
-        """Return one caption per language, or up to five distinct ones for a held-out clip; captions are parallel."""
+        """Write the captions of a clip: one per language, or up to five for a validation or test clip.
+
+        Captions with the same index are translations of each other.
+        """
         captions: dict[str, list[str]] = {language: [] for language in self.config.languages}
         held_out = split != "train"
         distinct: set[str] = set()
@@ -425,7 +433,7 @@ class Scenes(SyntheticEvents):
 
     @cached_property
     def _phrases(self) -> dict[str, dict[str, str]]:
-        """Noun phrases of the labels that have one and, for recordings, are in every split."""
+        """Noun phrases of the usable labels. With recordings, a usable label has recordings in every split."""
         if not self.config.recordings:
             return label_phrases("synthetic")
         phrases = label_phrases("esc50") | label_phrases("urbansound8k") | label_phrases("recordings")
@@ -455,7 +463,7 @@ class Scenes(SyntheticEvents):
 
     @cached_property
     def _scenes(self) -> dict[str, list[Scene]]:
-        """Distinct scenes by split; the first clips do not depend on the number of clips."""
+        """Distinct scenes of each split. Scene i does not depend on the number of clips."""
         scenes: dict[str, list[Scene]] = {}
         for split in SPLITS:
             rng = _generator(self.config.seed, split)

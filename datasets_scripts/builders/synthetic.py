@@ -3,7 +3,7 @@
 Each clip contains one event over faint background noise. The captions contain the sound, one of two variants (low or
 high, slow or fast), and the position (beginning or end of the clip). All other properties are random and not in the
 captions: exact pitch or rate within the range of the variant, level, length, onset, and the level and colour of the
-noise. A model can therefore distinguish all descriptions, but only by the described properties.
+noise. Therefore only the described properties distinguish the descriptions.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from .captions import label_phrases, render_captions
 from .folder import SPLITS, Clip, Collection, RowBuilder, RowConfig
 
 GENERATOR_VERSION = 1
-"""Increase this number after any change to the audio; the cache key of the rendered files contains it."""
+"""Part of the cache key of the rendered files. Increase it after any change to the audio."""
 
 POSITIONS = ("beginning", "end")
 PEAK_DB = (-18.0, -4.0)
@@ -37,7 +37,7 @@ class Sound(NamedTuple):
     """Type of sound event: its waveform, and ranges (minimum, maximum) of its properties."""
 
     waveform: Waveform
-    variants: dict[str, tuple[float, float]]  # from variant to the range of its pitch or rate in Hz
+    variants: dict[str, tuple[float, float]]  # variant -> range of its pitch or rate in Hz
     lengths: tuple[float, float] = (0.32, 0.42)  # as fractions of the clip length
 
 
@@ -86,7 +86,7 @@ def _progress(seconds: np.ndarray) -> np.ndarray:
 
 
 def _since_pulse(rate_hz: float, seconds: np.ndarray) -> np.ndarray:
-    """Return the time in seconds since the last pulse, for each sample; the first pulse is at time 0."""
+    """Return the time in seconds since the last pulse, for each sample. The first pulse is at time 0."""
     return np.mod(seconds, 1 / rate_hz)
 
 
@@ -195,9 +195,10 @@ DESCRIPTIONS = tuple(
 
 
 def describe(seed: int, split: str, index: int) -> Description:
-    """Return the description of a clip, an element of `DESCRIPTIONS`; arguments as in `render_clip`.
+    """Return the description of a clip, an element of `DESCRIPTIONS`.
 
-    Each split repeats a random permutation of the descriptions, so that their counts differ by at most one.
+    The arguments are those of `render_clip`. Each split repeats a random permutation of the descriptions, so that their
+    counts differ by at most one.
 
     >>> len({describe(0, "train", index) for index in range(64)})
     64
@@ -235,7 +236,7 @@ def render_clip(
 
 
 def locate_event(seed: int, split: str, index: int, duration_seconds: float, sampling_rate_hz: int) -> Event:
-    """Return label, onset and offset of the event in a clip without rendering; arguments as in `render_clip`."""
+    """Return label, onset and offset of the event in a clip, without rendering. Arguments as in `render_clip`."""
     description, rng = describe(seed, split, index), _generator(seed, split, index)
     start, stop = _draw_interval(description, rng, duration_seconds, sampling_rate_hz)
     onset_seconds, offset_seconds = start / sampling_rate_hz, stop / sampling_rate_hz
@@ -245,7 +246,7 @@ def locate_event(seed: int, split: str, index: int, duration_seconds: float, sam
 def _draw_interval(
     description: Description, rng: np.random.Generator, duration_seconds: float, sampling_rate_hz: int
 ) -> tuple[int, int]:
-    """Sample the start and stop index of the event; must be the first use of the random generator of a clip."""
+    """Draw the start and stop index of the event. This must be the first use of the random generator of a clip."""
     length_seconds = duration_seconds * rng.uniform(*SOUNDS[description.sound].lengths)
     gap_seconds = duration_seconds * rng.uniform(0.01, 0.08)
 
@@ -279,16 +280,16 @@ def _to_peak(samples: np.ndarray, peak_db: float) -> np.ndarray:
 
 @dataclass
 class SyntheticEventsConfig(RowConfig):
-    """Size and audio format of the synthetic dataset; see also `RowConfig`.
+    """Size and audio format of the synthetic dataset, in addition to `RowConfig`.
 
     Attributes:
-        num_train: Number of training clips; 0 creates no training split. Clip i does not depend on this number.
-        num_validation: Number of validation clips; 0 creates no validation split.
-        num_test: Number of test clips; 0 creates no test split.
+        num_train: Number of training clips. 0: no training split. Clip i does not depend on this number.
+        num_validation: Number of validation clips. 0: no validation split.
+        num_test: Number of test clips. 0: no test split.
         seed: Random seed of the dataset.
         duration_seconds: Length of each clip in seconds, at least 1.
         sampling_rate_hz: Sampling rate of the audio files in Hz, at least 16000.
-        audio_dir: Parent folder of the new folder with audio files; None uses the `datasets` cache.
+        audio_dir: Parent folder of the new folder with audio files. None: the cache of `datasets`.
     """
 
     DATASET = "the synthetic dataset"
@@ -331,7 +332,7 @@ class SyntheticEvents(RowBuilder):
 
     @property
     def audio_folder(self) -> Path:
-        """Folder with the audio files; its name contains a hash, so that different settings use different folders."""
+        """Folder with the audio files. Its name contains a hash, so that different settings use different folders."""
         root = self.config.audio_dir or Path(self._cache_dir_root, "synthetic_audio")
         return Path(root).expanduser().resolve() / self.config.audio_name
 
@@ -356,7 +357,7 @@ class SyntheticEvents(RowBuilder):
         return collection
 
     def download_and_prepare(self, *args: Any, **kwargs: Any) -> None:
-        """Prepare the rows, see `RowBuilder.download_and_prepare`, and render missing audio files."""
+        """Prepare the rows (see `RowBuilder.download_and_prepare`), and render missing audio files."""
         super().download_and_prepare(*args, **kwargs)
         config = self.config
         self.audio_folder.mkdir(parents=True, exist_ok=True)

@@ -30,8 +30,8 @@ PARTS = {
     "SoundBible": Part("sb_final.json", "soundbible", "soundbible", ""),
 }
 
-# Lists of the authors with clips that are also in other datasets: any split of AudioCaps and Clotho, the test splits of
-# these two, and UrbanSound8K, ESC-50 and VGGSound.
+# Blacklists of the authors: clips that are also in any split of AudioCaps and Clotho, in the test splits of these two,
+# and in UrbanSound8K, ESC-50 and VGGSound.
 BLACKLISTS = (
     "blacklist_exclude_all_ac.json",
     "blacklist_exclude_test_ac.json",
@@ -41,15 +41,15 @@ BLACKLISTS = (
 
 @dataclass
 class WavCapsConfig(FolderConfig):
-    """Collections, blacklists and held-out splits of WavCaps; see also `FolderConfig`.
+    """Collections, blacklists and held-out splits of WavCaps, in addition to `FolderConfig`.
 
     Attributes:
-        parts: Collections to use; None uses all collections with a JSON file.
+        parts: Collections to use. None: all collections with a JSON file.
         blacklists: Files that list clips of other datasets; these clips are excluded. Defaults to all files. With an
             empty list no clip is excluded, and evaluation on the other datasets is not zero-shot.
         num_test: Number of clips in the test split, sampled at random from all clips that are not blacklisted, with or
             without audio. The SupCLAP paper (section E.2) holds out 5,000.
-        num_validation: Number of clips in the validation split, sampled in the same way; the paper has none.
+        num_validation: Number of clips in the validation split, sampled in the same way; 0 in the paper.
         seed: Random seed for the sampling.
     """
 
@@ -72,7 +72,7 @@ class WavCapsConfig(FolderConfig):
                 raise ValueError(f"{name} is {getattr(self, name)}; expected 0 or more")
 
     def tables(self) -> dict[str, Path]:
-        """Return a dict from collection to JSON file; raise FileNotFoundError if one of `parts` or all are missing."""
+        """Return `{collection: JSON file}`; raise FileNotFoundError if all files, or a file of `parts`, are missing."""
         wanted = {part: (PARTS[part].table,) for part in self.parts or PARTS}
         tables = self.find(wanted)
 
@@ -82,7 +82,7 @@ class WavCapsConfig(FolderConfig):
         return tables
 
     def blacklist_files(self) -> list[Path]:
-        """Return the paths of the blacklists; none if they affect none of the selected collections."""
+        """Return the paths of the blacklists, or an empty list if they do not affect the selected collections."""
         if not any(PARTS[part].blacklisted for part in self.tables()):
             return []
 
@@ -111,7 +111,7 @@ class WavCaps(RowBuilder):
     NAMINGS = ("the ids of the JSON files, in folders named after the collections if they exist",)
 
     def collect(self) -> Collection:
-        """Return the clips in the JSON files without the blacklisted clips, in randomly sampled splits."""
+        """Return the clips in the JSON files except the blacklisted clips, in randomly sampled splits."""
         collection, config = Collection(), self.config
         blacklisted = read_blacklists(config.blacklist_files())
         words = [part.word for part in PARTS.values()]
@@ -160,6 +160,6 @@ def read_blacklists(paths: Sequence[Path]) -> set[str]:
 
 
 def _source(part: Part, name: str) -> str:
-    """Return the source for an id in a collection. AudioSet ids are file names: "Y", the YouTube id and a suffix."""
+    """Return the source of an id in a collection. An AudioSet id is a file name: "Y", the YouTube id and a suffix."""
     stem = stem_of(name)
     return f"{part.source}:{stem.removeprefix('Y') if part.source == 'youtube' and len(stem) == 12 else stem}"
