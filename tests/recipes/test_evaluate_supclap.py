@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import builders
 import numpy as np
@@ -13,6 +14,7 @@ from commands import run_recipe
 from recordings import esc50_folder
 
 from modeling_supclap import datasets_scripts, evaluation
+from modeling_supclap.datasets_scripts.overlap.trained_sources import save_trained_sources
 from modeling_supclap.evaluation.results import Results
 from modeling_supclap.recipes import evaluate_supclap
 
@@ -118,6 +120,20 @@ def test_recordings_shared_with_the_training_split_are_reported(folder, esc):
     with pytest.warns(UserWarning, match=r"8 .*12.*'train'"):
         run_recipe(evaluate_supclap, *command(folder, "model0"), *options, "--output_dir", esc / "out")
     assert Results.load(esc / "out").protocol["shared_sources"]["count"] == 8
+
+
+def test_clips_that_the_model_has_trained_on_are_refused(folder, esc, tmp_path):
+    shutil.copytree(folder / "model0", tmp_path / "model")
+    rows = datasets_scripts.load_splits("esc50", data_dir=str(esc), validation_fraction=0)
+    save_trained_sources(rows["train"], tmp_path / "model")
+    words = ["--dataset", "esc50", "--data_dir", esc, "--dataset_config", '{"validation_fraction": 0}']
+    words = ["--model", tmp_path / "model", *words, "--tasks", "zero_shot", "--split", "train"]
+    words += ["--output_dir", tmp_path / "out"]
+    with pytest.raises(ValueError, match=r"8 of 8 clips.*--allow_trained"):
+        run_recipe(evaluate_supclap, *words)
+    with pytest.warns(UserWarning, match="8 of 8 clips"):
+        run_recipe(evaluate_supclap, *words, "--allow_trained", "true")
+    assert Results.load(tmp_path / "out").content["run"]["trained_clips"] == 8
 
 
 def test_shared_captions_that_count_as_wrong_are_reported(folder, esc, caplog):
