@@ -23,7 +23,8 @@ def naming_damaged_files(folder: Any) -> Iterator[None]:
         yield
     except Exception as error:
         parent = Path(os.devnull if folder is None else folder)
-        for path in sorted(parent.glob("*model*.safetensors*")) or sorted(parent.glob("*model*.bin*")):
+        tensors = [*sorted(parent.glob("*model*.safetensors*")), *sorted(parent.parent.glob("_frozen-*.safetensors"))]
+        for path in tensors or sorted(parent.glob("*model*.bin*")):
             if str(path) in str(error):
                 raise
             try:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
+import os
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import save_file
 from torch import nn
 from transformers import TrainingArguments
 from transformers.trainer_utils import sort_checkpoints
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
-from modeling_supclap.datasets_scripts.atomic_files import file_sha256, write_json
+from modeling_supclap.datasets_scripts.atomic_files import atomic_write, file_sha256, write_json
 from modeling_supclap.datasets_scripts.stream import EpochBatches
 
+from ..strict_loading import apply_umask
 from .options import get_default
 
 RUN_FILE = "supclap_run.json"
@@ -87,11 +94,56 @@ def checkpoint_flaws(checkpoint: str | Path) -> list[str]:
     return flaws
 
 
+def write_frozen(
+    checkpoint: Path, folder: Path, weights: Mapping[str, torch.Tensor], frozen: set[str], written: Mapping[str, str]
+) -> dict[str, str]:
+    """Make a checkpoint of the trained weights complete: write the frozen weights once per run, and an index of both.
+
+    The index names its files as in a sharded checkpoint of transformers, so that `from_pretrained` and the Trainer load
+    the checkpoint. The name of the frozen file contains a hash of its weights.
+
+    Args:
+        checkpoint: Folder with the trained weights in `model.safetensors`, which is renamed.
+        folder: Output folder of the run, for the frozen weights.
+        weights: Dict from name to weight of the whole module.
+        frozen: Names of the frozen weights.
+        written: Result of the last call in this process; if the weights are the same, no file is written.
+
+    Returns:
+        Dict from the path of the frozen file, relative to the checkpoint, to its SHA-256.
+    """
+    digest = hashlib.sha256()
+    for name in sorted(frozen):
+        digest.update(f"{name} {tuple(weights[name].shape)} {weights[name].dtype}".encode())
+        digest.update(weights[name].cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    file = f"_frozen-{digest.hexdigest()[:16]}.safetensors"
+    path = f"../{file}"
+    if path not in written or not (folder / file).is_file():
+        with atomic_write(folder / file, one_writer=True) as unfinished:
+            save_file({name: weights[name] for name in frozen}, unfinished, {"format": "pt"})
+            written = {path: file_sha256(unfinished)}
+        apply_umask(folder)
+
+    trained = "model-trained.safetensors"
+    os.replace(checkpoint / SAFE_WEIGHTS_NAME, checkpoint / trained)
+    size = sum(weight.nbytes for weight in weights.values())
+    shards = {name: path if name in frozen else trained for name in weights}
+    write_json(checkpoint / SAFE_WEIGHTS_INDEX_NAME, {"metadata": {"total_size": size}, "weight_map": shards})
+    return dict(written)
+
+
 def write_run_file(
-    folder: str | Path, args: TrainingArguments, module: nn.Module, batches: EpochBatches | None = None
+    folder: str | Path,
+    args: TrainingArguments,
+    module: nn.Module,
+    batches: EpochBatches | None = None,
+    frozen: Mapping[str, str] | None = None,
 ) -> None:
-    """Write the checkpoint's `RUN_FILE`, with settings and file hashes. Call this after all other files are written."""
-    files = {}
+    """Write the checkpoint's `RUN_FILE`, with settings and file hashes. Call this after all other files are written.
+
+    `frozen` is the result of `write_frozen`.
+    """
+    files = dict(frozen or {})
     for path in sorted(Path(folder).rglob("*")):
         if path.is_file():
             files[path.relative_to(folder).as_posix()] = file_sha256(path)

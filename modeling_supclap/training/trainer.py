@@ -52,7 +52,7 @@ from .callbacks import (
     SupCLAPProgressCallback,
     ThroughputCallback,
 )
-from .checkpoints import last_checkpoint, refuse_another_run, write_run_file
+from .checkpoints import last_checkpoint, refuse_another_run, write_frozen, write_run_file
 from .collator import EvaluationCollator, IndexedRows, TemporalCollator, TrainingCollator, filter_bad_audio
 from .contrastive_module import ContrastiveModule
 from .drift import radius_by_hard_negatives
@@ -177,6 +177,7 @@ class SupCLAPTrainer(Trainer):
             self.add_callback(self._ema)
 
         self._saving = False  # True while a checkpoint is being written
+        self._frozen: dict[str, str] = {}  # file of frozen weights and its hash, see `write_frozen`
         self._logs = Averages()
         self._recent: list[tuple[int, torch.Tensor, dict[str, torch.Tensor], torch.Tensor]] = []  # since the last check
         if args.track_drift:
@@ -438,7 +439,7 @@ class SupCLAPTrainer(Trainer):
             if not self.args.save_only_model:  # a run cannot resume without its optimizer
                 if self.args.ema_decay is not None:
                     torch.save(self._ema.trained(), unfinished / name / TRAINED_WEIGHTS)
-                write_run_file(unfinished / name, self.args, self.module, self._batches)
+                write_run_file(unfinished / name, self.args, self.module, self._batches, self._frozen)
             if (folder / name).exists():
                 os.replace(folder / name, unfinished / "replaced")
             os.replace(unfinished / name, folder / name)
@@ -463,10 +464,16 @@ class SupCLAPTrainer(Trainer):
             super().save_model(output_dir, _internal_call)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, torch.Tensor] | None = None) -> None:
-        """Save the model for `from_pretrained`. A checkpoint also contains the objective's parameters."""
+        """Save the model for `from_pretrained`. A checkpoint also contains the objective's parameters.
+
+        A checkpoint with its optimizer contains no frozen weights, except if it is pushed to the Hub or the model is
+        sharded. They are in the output folder, see `write_frozen`.
+        """
         folder = Path(output_dir or self.args.output_dir or ".")
         weights = self.module.state_dict() if state_dict is None else state_dict
-        broken = [name for name, w in weights.items() if w.is_floating_point() and not w.isfinite().all()]
+        # The extrema are NaN or infinite if any value is. Unlike isfinite, they need no memory.
+        floats = {name: w for name, w in weights.items() if w.is_floating_point() and w.numel()}
+        broken = [name for name, w in floats.items() if not torch.stack(w.aminmax()).isfinite().all()]
         if broken:
             raise FloatingPointError(
                 f"after step {self.state.global_step}, {len(broken)} weight tensors are not finite, such as "
@@ -474,8 +481,13 @@ class SupCLAPTrainer(Trainer):
             )
 
         if folder.name.startswith(PREFIX_CHECKPOINT_DIR):
-            super()._save(str(folder), state_dict)
+            is_whole = not self._saving or state_dict is not None or self.args.save_only_model or self.args.push_to_hub
+            variables = {} if is_whole else self.module.state_dict(keep_vars=True)
+            frozen = {name for name, w in variables.items() if isinstance(w, nn.Parameter) and not w.requires_grad}
+            super()._save(str(folder), {name: w for name, w in weights.items() if name not in frozen})
             if self.args.should_save:
+                output = folder.parents[1]  # of `unfinished/checkpoint-N`
+                self._frozen = write_frozen(folder, output, weights, frozen, self._frozen) if frozen else {}
                 self.clap.config.save_pretrained(folder)
                 apply_umask(folder)
 
@@ -484,7 +496,9 @@ class SupCLAPTrainer(Trainer):
             if getattr(self.clap, "peft_config", None):  # a PEFT adapter folder does not include the temperature
                 from .lora import merge_lora  # imported here, because only runs with LoRA need peft
 
-                merge_lora(copy.deepcopy(self.clap)).save_pretrained(folder)
+                # The copy shares all weights with the model; merging replaces weights, and changes none in place.
+                memo = {id(weight): nn.Parameter(weight.detach()) for weight in self.clap.parameters()}
+                merge_lora(copy.deepcopy(self.clap, memo)).save_pretrained(folder)
             else:
                 self.clap.save_pretrained(folder, state_dict=inference)
             self.processor.save_pretrained(folder)

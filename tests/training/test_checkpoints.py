@@ -5,18 +5,24 @@ import os
 import re
 import shutil
 import signal
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import builders
 import pytest
 import torch
-from crash_callbacks import Killed
+from crash_callbacks import KillAt, Killed
+from memory import resident_peak
+from safetensors.torch import load_file
 from test_trainer import build, losses, with_dropout
 from transformers import Trainer, TrainerCallback
 
+from modeling_supclap import SupCLAPModel
 from modeling_supclap.datasets_scripts.atomic_files import folder_lock
 from modeling_supclap.recipes.running import run_command, train
 from modeling_supclap.training.checkpoints import RUN_FILE, checkpoint_flaws, last_checkpoint
+from modeling_supclap.training.lora import add_lora
 
 STEPS = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "no", "load_best_model_at_end": False}
 
@@ -115,6 +121,132 @@ def test_weights_that_are_not_finite_are_never_saved(tmp_path, rows):
     with pytest.raises(FloatingPointError):
         trainer.save_model()
     assert not (tmp_path / "model.safetensors").exists()
+
+
+# ---- frozen weights ----
+
+
+def with_frozen_text(seed=0, vocab_size=None):
+    config = with_dropout().config
+    config.text_config.vocab_size = vocab_size or config.text_config.vocab_size
+    model = builders.supclap_model(config, seed=seed)
+    model.text_model.requires_grad_(False)
+    return model
+
+
+def size(folder):
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def test_frozen_weights_are_written_once_and_checkpoints_still_load(tmp_path, rows):
+    options = {
+        **STEPS,
+        "num_train_epochs": 2,
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "load_best_model_at_end": True,
+    }
+    whole = build(tmp_path / "whole", rows, model=with_frozen_text(), svr="uni-static", **options)
+    frozen = {f"model.text_model.{name}": weight for name, weight in whole.clap.text_model.named_parameters()}
+    whole.train()
+    (file,) = (tmp_path / "whole").glob("_frozen-*.safetensors")
+    assert set(load_file(file)) == set(frozen)
+    for step in (2, 4, 6):
+        folder = tmp_path / "whole" / f"checkpoint-{step}"
+        if folder.exists():
+            assert checkpoint_flaws(folder) == []
+            assert not set(load_file(folder / "model-trained.safetensors")) & set(frozen)
+    best = SupCLAPModel.from_pretrained(tmp_path / "whole" / f"checkpoint-{whole.state.best_global_step}")
+    whole.save_model(str(tmp_path / "final"))
+    final = load_file(tmp_path / "final" / "model.safetensors")
+    assert final.keys() == best.state_dict().keys()
+    for name, weight in best.state_dict().items():
+        assert torch.equal(weight, final[name]), name
+
+    with pytest.raises(Killed):
+        build(
+            tmp_path / "cut", rows, model=with_frozen_text(), svr="uni-static", callbacks=[KillAt(5)], **options
+        ).train()
+    before = next((tmp_path / "cut").glob("_frozen-*")).read_bytes()
+    resumed = build(tmp_path / "cut", rows, model=with_frozen_text(seed=99), svr="uni-static", **options)
+    resumed.train(resume_from_checkpoint=True)
+    assert losses(resumed) == losses(whole)
+    for name, weight in whole.model.state_dict().items():
+        assert torch.equal(weight, resumed.model.state_dict()[name]), name
+    assert [path.read_bytes() for path in (tmp_path / "cut").glob("_frozen-*")] == [before]
+
+
+@pytest.mark.parametrize("flaw", ["missing", "damaged"])
+def test_a_checkpoint_needs_its_frozen_weights(tmp_path, rows, flaw):
+    build(tmp_path, rows, model=with_frozen_text(), max_steps=2, **STEPS).train()
+    (file,) = tmp_path.glob("_frozen-*.safetensors")
+    if flaw == "damaged":
+        file.write_bytes(file.read_bytes()[:-200])
+    else:
+        file.unlink()
+    assert checkpoint_flaws(tmp_path / "checkpoint-2") == [f"../{file.name} {flaw}"]
+    with pytest.raises(ValueError, match=file.name):
+        build(tmp_path, rows, model=with_frozen_text(), max_steps=4, **STEPS).train(resume_from_checkpoint=True)
+    with pytest.raises(OSError, match=file.name):
+        SupCLAPModel.from_pretrained(tmp_path / "checkpoint-2")
+
+
+class ChangeFrozen(TrainerCallback):
+    """Changes a frozen weight without autograd's knowledge."""
+
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        if state.global_step == 3:
+            model.model.text_model.embeddings.word_embeddings.weight.data[0, 0] = 5.0
+
+
+def test_frozen_weights_that_change_are_saved_again(tmp_path, rows):
+    build(tmp_path, rows, model=with_frozen_text(), callbacks=[ChangeFrozen()], max_steps=4, **STEPS).train()
+    assert len(list(tmp_path.glob("_frozen-*"))) == 2
+    tables = [
+        SupCLAPModel.from_pretrained(tmp_path / f"checkpoint-{step}").text_model.embeddings.word_embeddings.weight
+        for step in (2, 4)
+    ]
+    assert tables[0][0, 0] != 5
+    assert tables[1][0, 0] == 5
+
+
+@pytest.mark.parametrize("option", ["save_only_model", "push_to_hub"])
+def test_checkpoints_for_others_are_complete(tmp_path, rows, monkeypatch, option):
+    monkeypatch.setattr(Trainer, "_push_from_checkpoint", lambda *_: None)
+    trainer = build(tmp_path, rows, model=with_frozen_text(), max_steps=2, **STEPS)
+    setattr(trainer.args, option, True)
+    trainer.train()
+    assert not list(tmp_path.glob("_frozen-*"))
+    assert set(load_file(tmp_path / "checkpoint-2" / "model.safetensors")) >= set(trainer.model.state_dict())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="measures resident memory with /proc")
+def test_a_save_needs_little_memory_and_few_bytes(tmp_path, rows, monkeypatch):
+    trainer = build(tmp_path, rows, model=with_frozen_text(vocab_size=700_000), max_steps=4, **STEPS)
+    model_bytes = sum(weight.nbytes for weight in trainer.model.state_dict().values())
+    assert model_bytes > 60e6
+    peaks = []
+    save = trainer._save_checkpoint
+    monkeypatch.setattr(trainer, "_save_checkpoint", lambda *args: peaks.append(resident_peak(save, *args)))
+    trainer.train()
+    for name in ("checkpoint-9", "final"):  # complete
+        peaks.append(resident_peak(trainer.save_model, str(tmp_path / name)))
+    assert len(peaks) == 4
+    assert max(peaks) < 0.2 * model_bytes, [peak / model_bytes for peak in peaks]
+    assert size(tmp_path / "checkpoint-2") < 0.05 * model_bytes
+    assert size(tmp_path / "checkpoint-4") < 0.05 * model_bytes
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="measures resident memory with /proc")
+def test_adapters_are_merged_for_a_save_without_a_copy_of_the_model(tmp_path, rows):
+    model = add_lora(with_frozen_text(vocab_size=700_000), audio_layers=1, text_layers=1)
+    trainer = build(tmp_path, rows, model=model, max_steps=1, **STEPS)
+    trainer.train()
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    peak = resident_peak(trainer.save_model, str(tmp_path / "final"))
+    assert peak < 0.2 * sum(weight.nbytes for weight in before.values())
+    for name, weight in model.state_dict().items():
+        assert torch.equal(weight, before[name]), name
 
 
 # ---- resuming ----
