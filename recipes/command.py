@@ -4,9 +4,9 @@
     supclap train esc10.yaml --data_dir ESC-10
     supclap evaluate --model outputs/esc10 --dataset esc50 --data_dir ESC-10
 
-`supclap NAME --help` lists the keys of a recipe. train, posttrain and embed run under `accelerate launch`, with the
-processes and GPUs set by `accelerate config` or its environment variables. A configuration file of the package, such as
-`esc10.yaml`, needs no path.
+`supclap NAME --help` lists the keys of a recipe. train, posttrain, reproduce and embed run under `accelerate launch`,
+with the processes and GPUs set by `accelerate config` or its environment variables. A configuration file of the
+package, such as `esc10.yaml`, needs no path.
 """
 
 from __future__ import annotations
@@ -27,12 +27,16 @@ from modeling_supclap import __version__
 from modeling_supclap.recipes.arguments import asks_for_help, print_help
 from modeling_supclap.recipes.running import STOPPED_BY_SIGTERM, report_stop, run_command
 
-LAUNCHED = {"train": "recipes.train_supclap", "posttrain": "recipes.posttrain_teminal", "embed": "recipes.embed_corpus"}
+LAUNCHED = {
+    "train": "recipes.train_supclap",
+    "posttrain": "recipes.posttrain_teminal",
+    "reproduce": "recipes.reproduce",
+    "embed": "recipes.embed_corpus",
+}
 COMMANDS = {
     **LAUNCHED,
     "evaluate": "recipes.evaluate_supclap",
     "compare": "recipes.compare_results",
-    "reproduce": "recipes.reproduce",
     "convert": "recipes.convert_checkpoint",
     "average": "recipes.average_models",
     "export": "recipes.export_onnx",

@@ -270,6 +270,7 @@ class ReproductionArguments:
     scale: str = option("Size of the runs: mini or full.", "mini")
     seeds: list[int] = option("Seeds; by default, those of the table, or 0 1 2.", [])
     rows: list[str] = option("Rows to reproduce, such as table1_infonce; by default, all.", [])
+    datasets: list[str] = option("Datasets of the tables, such as audiocaps; by default, all.", [])
     dry_run: bool = option("Check all settings and estimate the cost, without training.", False)
     data_dir: str | None = option("Folder of the data, or a folder with one folder per dataset.")
     output_dir: str = option("Folder of the runs and tables.", "outputs/reproduce")

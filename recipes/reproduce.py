@@ -25,6 +25,7 @@ import gc
 import hashlib
 import itertools
 import json
+import os
 import re
 import sys
 from collections import Counter
@@ -42,7 +43,7 @@ import yaml
 from modeling_supclap.datasets_scripts.atomic_files import write_json, write_text
 from modeling_supclap.recipes import evaluate_supclap, options, posttrain_teminal, train_supclap
 from modeling_supclap.recipes.arguments import CONFIGS, parse_arguments, read_settings
-from modeling_supclap.recipes.running import run_command, say
+from modeling_supclap.recipes.running import is_first_process, join_processes, run_command, say
 
 if TYPE_CHECKING:
     from modeling_supclap.evaluation.results import Results
@@ -126,7 +127,7 @@ def find_tables(names: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def plan(name: str, table: Mapping[str, Any], args: options.ReproductionArguments) -> list[Cell]:
-    """List the runs of a table: one `Cell` for each row (all rows, or `args.rows`) and dataset at this scale.
+    """List the runs of a table: a `Cell` for each of its rows (or `args.rows`) and datasets (or `args.datasets`).
 
     Datasets that need `--data_dir` are skipped if it is not set, except in a dry run.
     """
@@ -134,13 +135,14 @@ def plan(name: str, table: Mapping[str, Any], args: options.ReproductionArgument
         raise ValueError(f"{name} has no dataset at scale {args.scale}: {table.get(f'no_{args.scale}', 'not yet')}")
 
     datasets = {}
-    for dataset, scale in table[args.scale].items():
+    chosen = {name: scale for name, scale in table[args.scale].items() if not args.datasets or name in args.datasets}
+    for dataset, scale in chosen.items():
         scale = scale if isinstance(scale, dict) else {"base": scale}
         if scale.get("needs_data") and args.data_dir is None and not args.dry_run:
             say(f"{name}: {dataset} is left out because it needs --data_dir")
         else:
             datasets[dataset] = scale
-    if not datasets:
+    if chosen and not datasets:
         raise ValueError(f"all datasets of {name} need --data_dir; give the folder of the recordings")
 
     cells = []
@@ -226,10 +228,18 @@ def build_step(row: str, recipe: str, settings: dict[str, Any], args: options.Re
 
 
 def run_step(step: Step) -> None:
-    """Run a recipe, unless the step is already finished. An interrupted training resumes from its last checkpoint."""
-    if step.is_done:
-        return
+    """Run a recipe, unless the step is already finished. An interrupted training resumes from its last checkpoint.
 
+    Several processes divide the batch, and wait until the first process has written the results.
+    """
+    num_processes = int(os.environ.get("WORLD_SIZE", 1))
+    if not step.is_done:
+        _run_recipe(step, num_processes)
+    if num_processes > 1:
+        join_processes(None).wait_for_everyone()
+
+
+def _run_recipe(step: Step, num_processes: int) -> None:
     import torch
 
     from modeling_supclap.training.checkpoints import last_checkpoint
@@ -237,6 +247,14 @@ def run_step(step: Step) -> None:
     words = [f"supclap {step.recipe}", write_settings(step, step.folder)]
     if step.recipe == "posttrain" or (step.recipe == "train" and last_checkpoint(step.folder, resumes=True)):
         words += ["--resume_from_checkpoint", "last"]
+    if num_processes > 1 and step.recipe != "evaluate":
+        batch = step.settings.get("per_device_train_batch_size", 8)
+        if batch % num_processes:
+            raise ValueError(
+                f"{step.folder.name} has batches of {batch} clips, which {num_processes} processes cannot divide; "
+                "start a number of processes that divides the batch"
+            )
+        words += ["--per_device_train_batch_size", str(batch // num_processes)]
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
 
@@ -567,6 +585,7 @@ def get_cost(runs: Sequence[Run]) -> dict[str, float]:
             arguments = training["arguments"]
             texts = {"kcl": len(arguments["languages"]), "cacl": 2}.get(arguments["loss"], 1)
             clips = arguments["per_device_train_batch_size"] * arguments["gradient_accumulation_steps"]
+            clips *= training.get("processes", 1)
             costs["steps"].append(training["steps"])
             costs["captions"].append(training["steps"] * clips * texts)
         if training:
@@ -695,10 +714,12 @@ def main() -> None:
     for name, table in tables.items():
         if args.scale in table or len(tables) == 1:
             plans[name] = plan(name, table, args)
-    known = {row for name in plans for group in tables[name]["groups"] for row in group}
-    unknown = sorted(set(args.rows) - known)
-    if unknown:
-        raise ValueError(f"{', '.join(plans)} have no rows {unknown}; they have {', '.join(sorted(known))}")
+    rows = {row for name in plans for group in tables[name]["groups"] for row in group}
+    datasets = {dataset for name in plans for dataset in tables[name][args.scale]}
+    for kind, names, known in (("rows", args.rows, rows), ("datasets", args.datasets, datasets)):
+        unknown = sorted(set(names) - known)
+        if unknown:
+            raise ValueError(f"{', '.join(plans)} have no {kind} {unknown}; they have {', '.join(sorted(known))}")
 
     for name, cells in plans.items():
         plans[name] = check_inputs(name, cells, args) if cells else []  # a table may have none of the rows
@@ -713,7 +734,7 @@ def main() -> None:
                 runs = [run for run in cell.runs if run[-1].is_done]
                 if runs:
                     finished.append(replace(cell, runs=runs))
-            if finished:
+            if finished and is_first_process():
                 path = write_table(name, tables[name], finished, args)
                 text = path.read_text(encoding="utf-8")
                 say(f"\n{text}\n{path}, also as .html, .json and, if there is a figure, .png")

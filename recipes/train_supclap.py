@@ -287,6 +287,7 @@ def train_and_save(
         "best_validation": {args.metric_for_best_model: trainer.state.best_metric},
         "best_step": trainer.state.best_global_step,
         "steps": trainer.state.global_step,
+        "processes": args.world_size,
         "seconds": seconds,
         "process_seconds": time.process_time() - started_process,  # less affected by other programs
         "peak_memory_mib": torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else None,

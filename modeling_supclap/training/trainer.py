@@ -187,7 +187,7 @@ class SupCLAPTrainer(Trainer):
             require_captions(light, args.languages, "kcl", "train")
             self.add_callback(LanguageErrorsCallback(self.module, collator, light, self._logs))
         self.add_callback(ThroughputCallback(self._logs))
-        jit = self.pop_callback(JITCheckpointCallback)
+        jit: Any = self.pop_callback(JITCheckpointCallback)
         if jit is not None:
             jit.jit_manager.kill_wait = 0  # checkpoints appear only when they are complete, so a kill is harmless
             self.add_callback(SigtermCallback(jit.jit_manager))

@@ -62,7 +62,12 @@ def test_each_command_has_its_help(name, capsys):
 
 @pytest.mark.parametrize(
     ("name", "script"),
-    [("train", "train_supclap.py"), ("posttrain", "posttrain_teminal.py"), ("embed", "embed_corpus.py")],
+    [
+        ("train", "train_supclap.py"),
+        ("posttrain", "posttrain_teminal.py"),
+        ("reproduce", "reproduce.py"),
+        ("embed", "embed_corpus.py"),
+    ],
 )
 def test_what_is_shared_among_processes_is_launched_by_accelerate(name, script, monkeypatch):
     launched = []

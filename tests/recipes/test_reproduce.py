@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import yaml
 from commands import run_recipe
+from processes import run_forks, run_processes
 
 from modeling_supclap import evaluation
 from modeling_supclap.evaluation.results import SCHEMA, Results, score
@@ -164,6 +165,41 @@ def test_missing_inputs_are_an_error_before_the_first_run(recipe, tmp_path):
     run_recipe(reproduce, *words, "--skip_missing", "true")
     assert not recipe
     assert not list(tmp_path.glob("full/*.md"))
+
+
+def test_one_dataset_of_a_table_is_reproduced(recipe, capsys, tmp_path):
+    words = ("supclap/table1", "supclap/table3", "--scale", "full", "--dry_run", "true", "--output_dir", tmp_path)
+    run_recipe(reproduce, *words, "--datasets", "clotho")
+    printed = capsys.readouterr().out
+    assert "clotho, table1_infonce:" in printed
+    assert "audiocaps" not in printed
+    with pytest.raises(ValueError, match=r"\['clohto'\].*audiocaps, clotho"):
+        run_recipe(reproduce, *words, "--datasets", "clotho", "clohto")
+
+
+@pytest.mark.process
+def test_several_processes_share_the_batch_of_a_row(tmp_path):
+    settings: dict = {"max_steps": 4, "use_cpu": True}
+    settings["text_config"] = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+    settings["text_config"] |= dict.fromkeys(["hidden_dropout_prob", "attention_probs_dropout_prob"], 0.0)
+    words = ["supclap/table1", "--rows", "table1_infonce", "--seeds", "0", "1", "--settings", json.dumps(settings)]
+    run_recipe(reproduce, *words, "--output_dir", tmp_path / "1")
+    run_processes("recipes/reproduce.py", *words, "--output_dir", tmp_path / "2")
+
+    (one,), (two,) = (json.loads(next((tmp_path / count).glob("mini/*.json")).read_text())["rows"] for count in "12")
+    assert {name: two["cost"][name] for name in ("steps", "captions")} == {"steps": 4, "captions": 4 * 24}
+    assert one["cost"]["captions"] == 4 * 24
+    assert two["scores"][R1]["values"] == pytest.approx(one["scores"][R1]["values"], abs=0.05)
+    for state in sorted((tmp_path / "1").glob("mini/runs/*/trainer_state.json")):
+        histories = []
+        for count in "12":
+            path = tmp_path / count / state.relative_to(tmp_path / "1")
+            log = json.loads(path.read_text())["log_history"]
+            histories.append([entry["loss"] for entry in log if "loss" in entry])
+        np.testing.assert_allclose(*histories, rtol=1e-4)
+    codes, printed = run_forks("recipes/reproduce.py", *words, "--output_dir", tmp_path / "5", count=5)
+    assert 1 in codes
+    assert "batches of 24 clips, which 5 processes" in printed
 
 
 def test_rows_are_compared_over_the_seeds_that_both_have(tmp_path):
