@@ -113,15 +113,18 @@ def find_bad_audio(
     Raises:
         MissingDecoderError: FFmpeg is required but not installed, so the recordings may be fine.
     """
-    if len(rows) > 0 and rows[0].get("samples") is not None:
-        return []
+    rates: Sequence[Any] = [None] * len(rows)
+    if isinstance(rows, list):
+        rates = [row.get("sampling_rate_hz") for row in rows]
+    elif "sampling_rate_hz" in (getattr(rows, "column_names", None) or ()):
+        rates = rows["sampling_rate_hz"]
 
     known: dict[str, str | None] = {}
     if memo is not None and Path(memo).is_file():
         known = json.loads(Path(memo).read_text(encoding="utf-8"))
-    states = [_state(row, min_seconds) for row in rows]
+    states = {row: _state(rows[row], min_seconds) for row, rate_hz in enumerate(rates) if rate_hz is None}
 
-    new = [row for row, state in enumerate(states) if state not in known]
+    new = [row for row, state in states.items() if state not in known]
     if new:
         problems = map_in_order(partial(_problem, min_seconds=min_seconds), _select(rows, new), workers)
         known.update(zip((states[row] for row in new), problems, strict=True))
@@ -130,7 +133,7 @@ def find_bad_audio(
         write_json(memo, known)
 
     bad = []
-    for row, state in enumerate(states):
+    for row, state in states.items():
         if problem := known[state]:
             bad.append(BadClip(row, rows[row]["clip_id"], problem))
     return bad

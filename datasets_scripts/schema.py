@@ -22,6 +22,9 @@ logger = logging.getLogger(__name__)
 AUDIO_COLUMNS = ("audio", "samples", "sampling_rate_hz")
 """Audio columns of a prepared dataset: file bytes in `audio`, or int16 `samples` with `sampling_rate_hz`."""
 
+EXPECTED_COUNT = "expected_count"
+"""Column with the expected number of times that an epoch of training contains a row; without it, once."""
+
 SPLIT_NAMES = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("validation", "valid", "val", "dev", "development"), "validation"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import json
 import math
 import os
 import shutil
@@ -91,7 +92,7 @@ def parse_arguments(
         groups: Dataclasses to fill from one flat file. `ContrastiveOptions` and `AllStagesOptions` are replaced by
             `SupCLAPTrainingArguments` and `AllStagesArguments`, which also have transformers' `TrainingArguments`.
         default_config: YAML file to read if the first argument is not one. It is ignored if `--dataset` differs from
-            the dataset in the file.
+            the dataset in the file, or `--datasets` is set.
         about: Docstring of the recipe. If set, `--help` prints it with the options of the recipe and exits, before
             torch and transformers are imported.
 
@@ -122,13 +123,15 @@ def parse_arguments(
         values = _read_config(Path(default_config), parser, hints)
         finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         finder.add_argument("--dataset")
-        if finder.parse_known_args(words)[0].dataset in (None, values.get("dataset")):
+        finder.add_argument("--datasets", nargs="+")
+        named = finder.parse_known_args(words)[0]
+        if named.datasets is None and named.dataset in (None, values.get("dataset")):
             parser.set_defaults(**values)
 
     parsed: Any = parser.parse_args_into_dataclasses(words, return_remaining_strings=True, look_for_args_file=False)
     *filled, unknown = parsed
     dataset = next((group for group in filled if isinstance(group, DatasetArguments)), None)
-    if unknown and dataset is not None and dataset.dataset is not None:
+    if unknown and dataset is not None and dataset.dataset is not None and not getattr(dataset, "datasets", []):
         builder_parser = _make_parser([])
         names = add_builder_options(builder_parser, find_config(dataset.dataset))
         builder_parser.add_argument("--translations", nargs="+", default=argparse.SUPPRESS)
@@ -225,6 +228,8 @@ def _typed(value: Any, action: argparse.Action, kind: str) -> Any:
 
     typed = []
     for item in value if isinstance(value, list) else [value]:
+        if isinstance(item, dict) and action.dest == "datasets":
+            item = json.dumps(item)  # as on the command line
         if item is None or isinstance(item, (dict, list)) or not callable(action.type):
             raise TypeError
         typed.append(action.type(str(item)))

@@ -47,7 +47,7 @@ def estimate(parsed: Sequence[Any]) -> Estimate:
     """
     data, model_args, _, args = parsed
     options = data.builder_options
-    clips = options.get("num_train") or TRAIN_CLIPS.get(data.dataset, 0)
+    clips = options.get("num_train") or sum(TRAIN_CLIPS.get(part, 0) for part in data.dataset.split("+"))
     if args.every_caption:
         clips *= CAPTIONS_PER_CLIP.get(data.dataset, 1)
     batch = args.per_device_train_batch_size * args.world_size * args.gradient_accumulation_steps

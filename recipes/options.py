@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -64,19 +65,71 @@ class DatasetArguments:
 class DataArguments(DatasetArguments):
     """Training data."""
 
+    datasets: list[str] = option(
+        "Several datasets, each a mapping (JSON on the command line) with `dataset`, its options, a `name` (default: "
+        "the dataset), and `repeats` or `weight`; the default data_dir is the folder of this name in --data_dir.",
+        [],
+    )
+    dataset_temperature: float | None = option("T, to weight the datasets by size^(1/T) instead.")
+    balance_labels: bool = option("Draw training clips of each label equally often; also an option of datasets.", False)
     streaming: bool = option("Stream the training split during training; for prepared, hf and webdataset.", False)
     zero_shot_templates: list[str] = option(
         "Class prompts to classify the test split without training, such as 'This is a sound of {}'; by default, none.",
         [],
     )
     allow_missing: bool = option("Train even if more than a fifth of the recordings are missing.", False)
+    share: dict[str, Any] = field(init=False, default_factory=dict)  # of one of `datasets`, see `expected_counts`
+
+    def __post_init__(self) -> None:
+        if self.streaming and (self.datasets or self.balance_labels):
+            raise ValueError("streaming supports neither datasets nor balance_labels; set it to false")
+        if self.dataset_temperature is not None and not self.datasets:
+            raise ValueError("dataset_temperature needs several datasets; list them in datasets")
+        if self.datasets:
+            self.dataset = "+".join(self.parts)
+            self.dataset_config = None  # from a base file
+
+    @property
+    def parts(self) -> dict[str, DataArguments]:
+        """Arguments of each of several datasets, by name."""
+        parts: dict[str, DataArguments] = {}
+        for entry in map(as_mapping, self.datasets):
+            options = dict(entry)
+            dataset = options.pop("dataset", None)
+            name = str(options.pop("name", dataset))
+            if dataset is None or not re.fullmatch(r"[\w.-]+", name) or name in parts:
+                raise ValueError(f"got {entry} in datasets; expected `dataset`, and a `name` that no other entry has")
+            data_dir = options.pop("data_dir", self.data_dir and os.path.join(self.data_dir, name))
+            share: dict[str, Any] = {"balance_labels": self.balance_labels}
+            share |= {key: options.pop(key) for key in ("repeats", "weight", "balance_labels") if key in options}
+            parts[name] = DataArguments(dataset, data_dir, options, allow_missing=self.allow_missing)
+            parts[name].share = share
+        return parts
+
+    @property
+    def builder_options(self) -> dict[str, Any]:
+        """All options of the builder, including `data_dir`; of several builders by name, without `data_dir`."""
+        options = {name: {**as_mapping(part.dataset_config), **part.share} for name, part in self.parts.items()}
+        return options or super().builder_options
+
+    @property
+    def origin(self) -> str:
+        """Names of the original datasets, joined by `+`."""
+        return "+".join(part.origin for part in self.parts.values()) if self.parts else super().origin
 
     def load_splits(self) -> dict[str, Any]:
-        """Return all splits of the dataset; with `streaming`, the training split as a stream.
+        """Return all splits of the dataset, or mixed splits; with `streaming`, the training split as a stream.
 
         Raises:
             FileNotFoundError: More than `MISSING_SHARE` of the recordings are missing, without `allow_missing`.
         """
+        if self.parts:
+            from modeling_supclap.datasets_scripts.mixture import mix
+
+            sets = {name: part.load_splits() for name, part in self.parts.items()}
+            shares = {name: part.share for name, part in self.parts.items()}
+            return mix(sets, shares, self.dataset_temperature)
+
         options = self.builder_options
         if self.streaming:
             splits = load_splits(self.dataset, streaming=True, **options)
@@ -92,6 +145,11 @@ class DataArguments(DatasetArguments):
                 f"{len(missing):,} of {count + len(missing):,} recordings are missing, such as {missing[0]}; complete "
                 f"the folder, or use --allow_missing true to train on the other {count:,}"
             )
+        if self.balance_labels and "train" in splits:
+            from modeling_supclap.datasets_scripts.mixture import EXPECTED_COUNT, expected_counts
+
+            counts = expected_counts({"": splits["train"]}, {"": {"balance_labels": True}})
+            splits["train"] = splits["train"].add_column(EXPECTED_COUNT, counts[""])
         return splits
 
 

@@ -8,12 +8,13 @@ In a checkout, `accelerate launch recipes/train_supclap.py` runs the same traini
 
 The first argument may be a YAML file. `--key value` pairs override it, and options of the dataset's builder are also
 keys (`--test_fold 4`). The default file is `configs/synthetic.yaml`. If `--dataset` names another dataset, no file is
-read, and the default settings are from the SupCLAP paper. `--model` continues the training of a SupCLAP model or a
-`ClapModel`. `--streaming true` streams local or remote data: a prepared dataset, other Parquet files (`--dataset hf`),
-or WebDataset tar files.
+read, and the default settings are from the SupCLAP paper. `--datasets` trains on several datasets. `--model` continues
+the training of a SupCLAP model or a `ClapModel`. `--streaming true` streams local or remote data: a prepared dataset,
+other Parquet files (`--dataset hf`), or WebDataset tar files.
 
 The output folder then contains the model for `from_pretrained`, its model card, the files of an evaluation
-(`results.json`, `outcomes.npz` and `report.html`), `training_curves.png` and `drift.png`.
+(`results.json`, `outcomes.npz` and `report.html`; for each of several datasets in a subfolder, too),
+`training_curves.png` and `drift.png`.
 """
 
 from __future__ import annotations
@@ -157,30 +158,37 @@ def find_checkpoint(args: SupCLAPTrainingArguments) -> str | None:
     return last if named == "last" else named
 
 
-def evaluate_test_split(trainer: SupCLAPTrainer, rows: Any, templates: list[str]) -> evaluation.Results:
-    """Evaluate retrieval in each language, and zero-shot classification if there are prompt templates."""
+def evaluate_test_split(trainer: SupCLAPTrainer, rows: Any, templates: list[str]) -> dict[str, evaluation.Results]:
+    """Evaluate retrieval in each language, and zero-shot classification if there are prompt templates.
+
+    Returns the results of the whole split, with the key "", and of each of several datasets by name.
+    """
     from modeling_supclap import evaluation
 
-    args, languages = trainer.args, trainer.args.eval_languages
+    args = trainer.args
     model = evaluation.load_embedding_model(trainer.clap, trainer.processor, name=Path(args.output_dir or ".").name)
     policy = evaluation.AudioPolicy(trainer.evaluation_collator.max_audio_seconds)
-    split = evaluation.split_from_predictions(trainer.predict(rows), rows, languages, model, policy)
+    whole = evaluation.split_from_predictions(trainer.predict(rows), rows, args.eval_languages, model, policy)
 
-    # If every clip has the same number of captions in each language, compare languages on the same captions.
-    parallel = True
-    for row in split.rows:
-        counts = {len(row["captions"].get(language) or ()) for language in languages}
-        parallel = parallel and len(counts) == 1
+    results = {}
+    for name, split in {"": whole, **whole.by_dataset()}.items():
+        languages = split.languages(args.eval_languages) if name else args.eval_languages
+        # If every clip has the same number of captions in each language, compare languages on the same captions.
+        parallel = True
+        for row in split.rows:
+            counts = {len(row["captions"].get(language) or ()) for language in languages}
+            parallel = parallel and len(counts) == 1
 
-    options = evaluation.EvaluationOptions(
-        tasks=["retrieval", "zero_shot"] if templates else ["retrieval"],
-        languages=languages,
-        positives=args.positives,
-        caption_handling="all" if parallel else "each",
-        template_sets={"run": templates},
-        intervals=evaluation.Intervals(seed=args.seed),
-    )
-    return evaluation.score_split(split, options)
+        options = evaluation.EvaluationOptions(
+            tasks=["retrieval", "zero_shot"] if templates else ["retrieval"],
+            languages=languages,
+            positives=args.positives,
+            caption_handling="all" if parallel else "each",
+            template_sets={"run": templates},
+            intervals=evaluation.Intervals(seed=args.seed),
+        )
+        results[name] = evaluation.score_split(split, options)
+    return results
 
 
 def make_model(
@@ -235,7 +243,8 @@ def train_and_save(
     if data_args.streaming and "train" in splits:
         checked["train"] = list(islice(without_audio(splits["train"]).shuffle(args.seed), SAMPLE_ROWS))
     check_splits(checked, data_args, args)
-    origin = data_args.origin
+    parts = {"": data_args, **data_args.parts}
+    origins = {name: part.origin for name, part in parts.items()}
     require_usable_audio(splits, args)
     if "test" in splits:
         splits["test"] = filter_bad_audio(splits["test"], args)  # the trainer does this with its own splits
@@ -264,25 +273,32 @@ def train_and_save(
         trainer.clap = saved.to(args.device)
     trainer.save_state()  # the log, for figures of several runs
     if "test" in splits:
-        results = evaluate_test_split(trainer, splits["test"], data_args.zero_shot_templates)
+        all_results = evaluate_test_split(trainer, splits["test"], data_args.zero_shot_templates)
     else:
         model_of_run = evaluation.load_embedding_model(trainer.clap, processor)
-        results = evaluation.make_results(model_of_run, {}, {}, {"languages": args.eval_languages})
+        all_results = {"": evaluation.make_results(model_of_run, {}, {}, {"languages": args.eval_languages})}
     if not trainer.is_world_process_zero():
         return
 
     output = Path(args.output_dir or ".")
     if not data_args.streaming:
         save_trained_sources(splits["train"], output, model_args.model)
-    options = data_args.builder_options
-    options.pop("data_dir", None)
-    results.protocol.update(dataset=data_args.dataset, origin=origin, split="test", dataset_config=options)
+    for name, results in all_results.items():
+        dataset, options = parts[name].dataset, parts[name].builder_options
+        options.pop("data_dir", None)
+        results.protocol.update(dataset=dataset, origin=origins[name], split="test", dataset_config=options)
+        if name:
+            results.save(output / name)
+            write_report(results, output / name / "report.html", splits["test"])
+            print(f"\ntest split of {name}, shares in percent:\n{results.table()}")
 
+    results = all_results[""]
     logs: dict[str, list[Any]] = {}
     for entry in trainer.state.log_history:
         for name, value in entry.items():
             logs.setdefault(name, []).append(value)
     seconds = time.perf_counter() - started
+    arguments_of_data = {**vars(data_args), "datasets": list(data_args.parts)}  # their options are in the protocol
     results.content["training"] = {
         "best_validation": {args.metric_for_best_model: trainer.state.best_metric},
         "best_step": trainer.state.best_global_step,
@@ -293,7 +309,7 @@ def train_and_save(
         "peak_memory_mib": torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else None,
         "last_logs": {name: values[-1] for name, values in logs.items() if isinstance(values[-1], (int, float))},
         "language_errors": {name: sum(logs[name]) / len(logs[name]) for name in LANGUAGE_ERRORS if name in logs},
-        "arguments": {**vars(data_args), **arguments_in_use(model_args), **vars(part_args), **args.to_dict()},
+        "arguments": {**arguments_of_data, **arguments_in_use(model_args), **vars(part_args), **args.to_dict()},
     }
     results.save(output)
     if results.scores:

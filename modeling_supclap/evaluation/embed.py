@@ -149,6 +149,21 @@ class EmbeddedSplit:
         self.ids = np.array([row["clip_id"] for row in self.rows])
         self.sources = np.array([str(row.get("source") or row["clip_id"]) for row in self.rows])
 
+    def by_dataset(self) -> dict[str, EmbeddedSplit]:
+        """Return the part of each dataset by name, if the rows are from several (`mixture.mix`); else an empty dict."""
+        indices: dict[str, list[int]] = {}
+        for index, row in enumerate(self.rows):
+            indices.setdefault(row.get("dataset", ""), []).append(index)
+        parts = {}
+        for name, chosen in indices.items() if len(indices) > 1 else ():
+            rows, dataset = [self.rows[index] for index in chosen], self.dataset.select(chosen)
+            parts[name] = replace(self, rows=rows, clips=self.clips.select(chosen), dataset=dataset)
+        return parts
+
+    def languages(self, among: Sequence[str]) -> list[str]:
+        """Return the languages in which the rows have captions."""
+        return [language for language in among if any(row["captions"].get(language) for row in self.rows)]
+
     def texts(self, texts: Sequence[str], language: str) -> np.ndarray:
         """Embed M texts in one language as unit vectors (M, d); each distinct text is embedded once."""
         missing = sorted({text for text in texts if (language, text) not in self.held})

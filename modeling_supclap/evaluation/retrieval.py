@@ -190,14 +190,13 @@ def retrieval_metrics(dataset: Any, languages: Sequence[str], positives: str) ->
         Function from the Trainer's `EvalPrediction` (predictions: audio and text embeddings; label ids: clip indices)
         to a flat dict `{"eng_t2a_R@1": ..., ..., "mean_recall": ..., "mean_recall_chance": ...}`. `mean_recall` is the
         mean of R@1, R@5 and R@10 over both directions and all languages. With several languages the dict also contains
-        `MRV` (mean rank variance over languages), computed on captions that exist in all languages.
+        `MRV` (mean rank variance over languages), computed on captions that exist in all languages. If the rows are
+        from several datasets, the metrics of each follow, as `<dataset>_mean_recall` etc.
     """
     from .run import EvaluationOptions  # which imports this module
 
-    options = EvaluationOptions(languages=languages, positives=positives, caption_handling="each")
-
-    def compute_metrics(prediction: Any) -> dict[str, float]:
-        split = split_from_predictions(prediction, dataset.rows, languages)
+    def flat_scores(split: EmbeddedSplit, languages: Sequence[str]) -> dict[str, float]:
+        options = EvaluationOptions(languages=languages, positives=positives, caption_handling="each")
         all_scores, _, _ = evaluate_retrieval(split, options, is_light=True)
 
         flat: dict[str, float] = {}
@@ -211,6 +210,14 @@ def retrieval_metrics(dataset: Any, languages: Sequence[str], positives: str) ->
         flat["mean_recall"], flat["mean_recall_chance"] = np.mean(recalls, axis=0).tolist()
         if "multilingual" in all_scores:
             flat["MRV"] = all_scores["multilingual"]["all"]["MRV"]["value"]
+        return flat
+
+    def compute_metrics(prediction: Any) -> dict[str, float]:
+        split = split_from_predictions(prediction, dataset.rows, languages)
+        flat = flat_scores(split, languages)
+        for dataset_name, part in split.by_dataset().items():
+            scores = flat_scores(part, part.languages(languages))
+            flat |= {f"{dataset_name}_{name}": value for name, value in scores.items()}
         return flat
 
     return compute_metrics

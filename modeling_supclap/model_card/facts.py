@@ -72,7 +72,7 @@ def facts_of_run(trainer: Any) -> CardFacts:
         sampling_rate_hz=trainer.processor.feature_extractor.sampling_rate,
         languages=list(args.languages),
         arguments=arguments,
-        dataset=[dataset] if dataset else [],
+        dataset=dataset.split("+") if dataset else [],  # several datasets are joined by "+"
         clips=None if rows is None else len(rows),
         licenses=count_licenses(rows),
         results=results,

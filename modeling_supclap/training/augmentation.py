@@ -109,7 +109,7 @@ class WaveformAugmentation:
     def __call__(self, waveform: np.ndarray, row: Mapping[str, Any]) -> np.ndarray:
         """Augment the waveform of a row, float32 (samples,)."""
         key = stable_id(f"{row['clip_id']} {row.get('caption_number')}")
-        random = np.random.default_rng([self.seed, int(self.epoch), key])
+        random = np.random.default_rng([self.seed, int(self.epoch), key, row.get("repetition", 0)])
         if self.backgrounds and random.random() < self.prob:
             background = {"clip_id": "background", "audio_path": random.choice(self.backgrounds)}
             seconds, position = len(waveform) / self.rate_hz, random.random()

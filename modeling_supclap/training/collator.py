@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 from modeling_supclap.datasets_scripts import bad_audio
 from modeling_supclap.datasets_scripts.audio import read_row, to_int16
 from modeling_supclap.datasets_scripts.schema import (
+    EXPECTED_COUNT,
     all_captions,
     caption_counts,
     group_id,
@@ -35,14 +36,20 @@ Row = Mapping[str, Any]
 class IndexedRows(Dataset):
     """Dataset that adds the row index as `clip_index`, to identify the clip of an embedding or an error.
 
+    With the column `schema.EXPECTED_COUNT`, every epoch has the same length and contains each item floor(c) or ceil(c)
+    times, if c is its expected count (systematic resampling). Copies are numbered as `repetition`. The draw depends
+    only on (seed, epoch).
+
     Args:
         rows: Map-style dataset of rows as described in `datasets_scripts/schema.py`.
         every_caption_in: Language code. If set, each clip is repeated for each of its captions in this language, and
             the caption index is added as `caption_number`. None: each clip appears once.
+        seed: Random seed. None: ignore expected counts, for evaluation.
     """
 
-    def __init__(self, rows: Any, every_caption_in: str | None = None) -> None:
-        self.rows = rows
+    def __init__(self, rows: Any, every_caption_in: str | None = None, seed: int | None = None) -> None:
+        self.rows, self.seed = rows, seed
+        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # shared with persistent workers
         self._captions: list[tuple[int, int]] | None = None  # (clip_index, caption_number) of each item
         if every_caption_in is not None:
             self._captions = []
@@ -50,14 +57,43 @@ class IndexedRows(Dataset):
             for index, count in enumerate(counts.tolist()):
                 self._captions += [(index, number) for number in range(max(1, count))]
 
+        self.expected: np.ndarray | None = None  # expected count of each item
+        if seed is not None and EXPECTED_COUNT in (getattr(rows, "column_names", None) or ()):
+            clips = range(len(rows)) if self._captions is None else [index for index, _ in self._captions]
+            self.expected = np.array(rows[EXPECTED_COUNT][:])[clips]
+        # Epoch, item of each copy, and first copy of each item.
+        self._drawn: tuple[int, np.ndarray, np.ndarray] | None = None
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch.fill_(epoch)
+
     def __len__(self) -> int:
+        if self.expected is not None:
+            return max(1, round(self.expected.sum()))
         return len(self.rows if self._captions is None else self._captions)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        if self._captions is None:
-            return {**self.rows[index], "clip_index": index}
-        index, number = self._captions[index]
-        return {**self.rows[index], "clip_index": index, "caption_number": number}
+        added: dict[str, int] = {}
+        if self.expected is not None:
+            index, added["repetition"] = self._find_copy(self.expected, index)
+        if self._captions is not None:
+            index, added["caption_number"] = self._captions[index]
+        return {**self.rows[index], "clip_index": index, **added}
+
+    def _find_copy(self, expected: np.ndarray, position: int) -> tuple[int, int]:
+        """Return the item at a position in the epoch, and the number of its copies before."""
+        epoch = int(self._epoch)
+        if self._drawn is None or self._drawn[0] != epoch:
+            random = np.random.default_rng([self.seed or 0, epoch])
+            order = random.permutation(len(expected))
+            ends = np.cumsum(expected[order])
+            ends *= len(self) / ends[-1]
+            ends[-1] = len(self)  # without rounding error
+            copies = np.empty(len(expected), np.int64)
+            copies[order] = np.diff(np.floor(ends + random.random()), prepend=0)
+            self._drawn = epoch, np.repeat(np.arange(len(expected)), copies), np.cumsum(copies) - copies
+        item = int(self._drawn[1][position])
+        return item, position - int(self._drawn[2][item])
 
 
 def filter_bad_audio(rows: Any, args: SupCLAPTrainingArguments, min_seconds: float = 0.0) -> Any:
@@ -160,7 +196,8 @@ class TrainingCollator(ContrastiveCollator):
     `audio_lengths` contains the number of frames of each of the B clips, and `text_lengths` the number of tokens of
     each of the B K texts, without padding.
 
-    Crops and captions depend only on `(seed, epoch, clip_id)`, not on the batch, the processes or a resumed run.
+    Crops and captions depend only on the seed, the epoch, the clip id and the number of its copy, not on the batch, the
+    processes or a resumed run.
 
     Args:
         processor: Processor of the model.
@@ -223,7 +260,8 @@ class TrainingCollator(ContrastiveCollator):
             raise ValueError(f"clip {row['clip_id']} has no captions in {missing}, for scheme {self.scheme}")
         fixed_number = row.get("caption_number")
         key = [self.seed, int(self.epoch), stable_id(row["clip_id"])]
-        random = np.random.default_rng(key if fixed_number is None else [*key, fixed_number])
+        key += [row[name] for name in ("caption_number", "repetition") if name in row]
+        random = np.random.default_rng(key)
         present = [language for language in sorted(self.languages) if row["captions"].get(language)]
         position = random.random()
 

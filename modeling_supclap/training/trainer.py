@@ -76,9 +76,9 @@ class SupCLAPTrainer(Trainer):
         train_dataset: Training rows: a map-style dataset, or a `stream.RowStream`, which reads rows on the fly. A
             Hugging Face `datasets.Dataset` with an `Audio` column and a caption column is converted by
             `builders.hf.as_rows`. `trainer.train_rows` and `trainer.eval_rows` are the rows left after
-            `args.on_bad_audio` is applied.
+            `args.on_bad_audio` is applied. The column `schema.EXPECTED_COUNT` sets how often an epoch contains a row.
         eval_dataset: Map-style evaluation rows, converted in the same way. Or a dict from name to such rows; its
-            metrics are named `eval_<name>_...`.
+            metrics are named `eval_<name>_...`. Rows of several datasets (`mixture.mix`) have such metrics, too.
         objective: Custom objective. None: `build_objective(args)`.
 
     Raises:
@@ -117,13 +117,6 @@ class SupCLAPTrainer(Trainer):
         self.clap, self.processor = model, processing_class
         self.train_rows = train_dataset = self._usable(train_dataset, args)
         self.eval_rows = eval_dataset = self._usable(eval_dataset, args)
-        batch = args.train_batch_size * args.world_size
-        if train_dataset is not None and len(train_dataset) < batch:
-            raise ValueError(
-                f"the training split has {len(train_dataset)} clips, fewer than one batch of {batch}; "
-                "lower per_device_train_batch_size"
-            )
-
         if (args.gradient_accumulation_steps > 1 or args.auto_find_batch_size) and args.process_index == 0:
             warnings.warn(
                 "gradient_accumulation_steps and auto_find_batch_size leave fewer negatives, because clips are "
@@ -152,7 +145,17 @@ class SupCLAPTrainer(Trainer):
             self._batches = EpochBatches(shard, args.train_batch_size, args.dataloader_num_workers)
             epochs.append(self._batches)
         elif train_dataset is not None:
-            indexed = IndexedRows(train_dataset, args.languages[0] if args.every_caption else None)
+            indexed = IndexedRows(train_dataset, args.languages[0] if args.every_caption else None, args.seed)
+            epochs.append(indexed)
+            if indexed.expected is not None and args.track_language_errors:
+                raise ValueError("got track_language_errors for rows with expected counts; leave it out")
+        batch = args.train_batch_size * args.world_size
+        clips = train_dataset if self._batches is not None else indexed
+        if clips is not None and len(clips) < batch:
+            raise ValueError(
+                f"an epoch of training has {len(clips)} clips, fewer than one batch of {batch}; "
+                "lower per_device_train_batch_size"
+            )
 
         super().__init__(
             model=self.module,

@@ -14,7 +14,7 @@ from commands import ROOT, launch_recipe, run_recipe
 from huggingface_hub import ModelCard
 from matplotlib.image import imread
 from processes import Moment, launch_processes, run_killed
-from recordings import tone_rows
+from recordings import esc50_folder, tone_rows
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.datasets_scripts import load_splits
@@ -23,6 +23,7 @@ from modeling_supclap.datasets_scripts.audio import BadAudioError
 from modeling_supclap.datasets_scripts.prepare import Request, prepare
 from modeling_supclap.evaluation import EmbeddingCache, Results, compare, evaluate
 from modeling_supclap.recipes import posttrain_teminal, train_supclap
+from modeling_supclap.recipes.arguments import parse_arguments
 from modeling_supclap.recipes.running import require_usable_audio
 from modeling_supclap.recipes.train_supclap import ModelArguments, arguments_in_use
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments
@@ -311,3 +312,87 @@ def test_only_arguments_that_had_an_effect_are_recorded(given, absent, present):
     used = arguments_in_use(ModelArguments(**given)).keys()
     assert not used & absent
     assert used >= present
+
+
+def mixture_config(folder):
+    """Write the configuration of a run of seconds on two generated sets; the second has no French captions."""
+    sets = [
+        {"dataset": "synthetic", "num_train": 24, "languages": ["eng", "fra"]},
+        {"dataset": "scenes", "name": "busy", "num_train": 16, "languages": ["eng"], "repeats": 2},
+    ]
+    for entry in sets:
+        entry |= {"num_validation": 8, "num_test": 8, "duration_seconds": 2.0}
+    settings = {"base": "smoke.yaml", "datasets": sets, "zero_shot_templates": [], "track_language_errors": False}
+    settings |= {"output_dir": str(folder / "run"), "languages": ["eng", "fra"], "eval_languages": ["eng", "fra"]}
+    (folder / "mix.yaml").write_text(yaml.safe_dump(settings))
+    return folder / "mix.yaml"
+
+
+@pytest.mark.process
+def test_launched_it_trains_on_two_datasets_and_reports_each(tmp_path):
+    words = ["--metric_for_best_model", "busy_mean_recall", "--num_train_epochs", "1"]
+    output = launch_recipe(train_supclap, mixture_config(tmp_path), *words)
+    folder = tmp_path / "run"
+    assert re.search(r"synthetic\+busy: 40 train, 16 validation, 16 test clips", output)
+    assert "validation busy_mean_recall" in output
+
+    whole = Results.load(folder)
+    assert whole.content["training"]["steps"] == (24 + 2 * 16) // 16
+    assert whole.content["training"]["best_validation"].keys() == {"busy_mean_recall"}
+    assert whole.protocol["clips"] == 16
+    parts = {name: Results.load(folder / name) for name in ("synthetic", "busy")}
+    assert {name: part.protocol["clips"] for name, part in parts.items()} == {"synthetic": 8, "busy": 8}
+    assert {name: part.protocol["dataset"] for name, part in parts.items()} == {
+        "synthetic": "synthetic",
+        "busy": "scenes",
+    }
+    assert {name: list(part.protocol["languages"]) for name, part in parts.items()} == {
+        "synthetic": ["eng", "fra"],
+        "busy": ["eng"],
+    }
+    assert whole.protocol["dataset_config"]["busy"]["repeats"] == 2
+    assert "<h2>Retrieval</h2>" in (folder / "busy" / "report.html").read_text()
+    assert ModelCard.load(folder / "README.md").data.datasets == ["synthetic", "scenes"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--datasets", '{"dataset": "esc50"}', "--streaming", "true"], "streaming"),
+        (["--datasets", '{"data_dir": "A"}'], "data_dir.*'A'"),
+        (["--datasets", '{"dataset": "esc50"}', '{"dataset": "esc50"}'], "esc50.*name"),
+        (["--datasets", '{"dataset": "esc50", "name": "a/b"}'], "a/b"),
+        (["--dataset", "esc50", "--dataset_temperature", "2"], "dataset_temperature"),
+        (["--datasets", '{"dataset": "esc50"}', "--test_fold", "2"], "unknown key 'test_fold'"),
+    ],
+)
+def test_refused_mixtures(words, message):
+    with pytest.raises(ValueError, match=message):
+        parse_arguments(train_supclap.OPTIONS, words, default_config=train_supclap.DEFAULT_CONFIG)
+
+
+def test_datasets_of_the_command_line_are_those_of_a_file(tmp_path):
+    in_file, *_ = parse_arguments(train_supclap.OPTIONS, [str(mixture_config(tmp_path))])
+    sets = yaml.safe_load((tmp_path / "mix.yaml").read_text())["datasets"]
+    words = ["--datasets", *map(json.dumps, sets), "--data_dir", "DATA"]
+    named, model_args, *_ = parse_arguments(train_supclap.OPTIONS, words, default_config=train_supclap.DEFAULT_CONFIG)
+    assert named.dataset == in_file.dataset == "synthetic+busy"
+    assert named.builder_options == in_file.builder_options
+    assert [part.data_dir for part in named.parts.values()] == [str(Path("DATA", name)) for name in named.parts]
+    assert model_args.projection_dim == 1024  # not that of the default configuration
+
+
+def test_kcl_names_the_dataset_without_a_language(tmp_path):
+    with pytest.raises(ValueError, match=r"16 train.*'busy/.*\['fra'\]"):
+        run_recipe(train_supclap, mixture_config(tmp_path), "--loss", "kcl")
+
+
+def test_balance_labels_draws_each_label_equally_often(tmp_path):
+    esc50_folder(tmp_path / "ESC", 24, 3)
+    words = ["--dataset", "esc50", "--data_dir", tmp_path / "ESC", "--test_fold", 2, "--balance_labels", "true"]
+    data_args, *_ = parse_arguments(train_supclap.OPTIONS, [str(word) for word in words])
+    train = data_args.load_splits()["train"]
+    totals = {}
+    for label, count in zip(train["labels"], train["expected_count"], strict=True):
+        totals[label[0]] = totals.get(label[0], 0.0) + count
+    assert totals == pytest.approx(dict.fromkeys(totals, len(train) / len(totals)))

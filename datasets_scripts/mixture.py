@@ -1,0 +1,122 @@
+"""Mix several datasets: concatenated splits, and the expected number of times that an epoch contains each clip."""
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from datasets import Dataset, Features, List, Value, concatenate_datasets
+
+from .schema import AUDIO_COLUMNS, EXPECTED_COUNT, FILE_SOURCE, without_audio
+
+logger = logging.getLogger(__name__)
+
+
+def mix(
+    sets: Mapping[str, Mapping[str, Dataset]],
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    temperature: float | None = None,
+) -> dict[str, Dataset]:
+    """Concatenate the splits of several datasets; audio is neither decoded nor copied.
+
+    Clip ids start with the name of their dataset, which is also in the column `dataset`. Captions have the languages of
+    all datasets; missing ones are empty lists. The training rows have the column `EXPECTED_COUNT`. A warning names
+    recordings that are in the training split of one dataset and in another split of another.
+
+    Args:
+        sets: Splits of each dataset by name.
+        options: Options of each dataset by name; for these and `temperature` see `expected_counts`.
+    """
+    train = {name: splits["train"] for name, splits in sets.items() if "train" in splits}
+    expected = expected_counts(train, options or {}, temperature)
+    of_rows = [rows.features["captions"] for splits in sets.values() for rows in splits.values()]
+    languages = list(dict.fromkeys(chain.from_iterable(of_rows)))
+    parts: dict[str, list[Dataset]] = {}
+    for name, splits in sets.items():
+        for split, rows in splits.items():
+            counts = {EXPECTED_COUNT: pa.array(expected[name])} if split == "train" else {}
+            parts.setdefault(split, []).append(_with_columns(rows, name, languages, counts))
+
+    mixed = {split: concatenate_datasets(of_split) for split, of_split in parts.items()}
+    tables = {split: rows.select_columns(["dataset", "source"]).to_pandas() for split, rows in mixed.items()}
+    for split in tables.keys() - {"train"} if "train" in tables else ():
+        pairs = tables["train"].drop_duplicates().merge(tables[split].drop_duplicates(), on="source")
+        pairs = pairs[(pairs.dataset_x != pairs.dataset_y) & ~pairs.source.str.startswith(FILE_SOURCE)]
+        for (trained, evaluated), sources in pairs.groupby(["dataset_x", "dataset_y"])["source"]:
+            logger.warning(
+                f"{len(sources)} recordings of the {split} split of {evaluated} are also in the training split of "
+                f"{trained}, such as {sources.iloc[0]}; exclude them there, or the scores will be too high"
+            )
+    return mixed
+
+
+def expected_counts(
+    sets: Mapping[str, Dataset], options: Mapping[str, Mapping[str, Any]], temperature: float | None = None
+) -> dict[str, np.ndarray]:
+    """Compute how often an epoch contains each row on average; returns float64 `(rows,)` by dataset.
+
+    Args:
+        sets: Training rows by dataset.
+        options: By dataset. `repeats`: how often an epoch contains the dataset, by default once. Or `weight`: its share
+            of the epoch relative to the other weights, by default 1; the epoch has as many rows as all datasets.
+            `balance_labels`: count each row in proportion to the sum of 1 / (rows with this label) over its labels.
+        temperature: T; weights the datasets by size^(1/T) instead. 1 is by size, larger values are more equal.
+
+    Raises:
+        ValueError: More than one of repeats, weight and temperature is used, a value is not positive, or a row to
+            balance has no label.
+    """
+    used = {key for each in options.values() for key in ("repeats", "weight") if key in each}
+    if len(used) + (temperature is not None) > 1:
+        raise ValueError(f"got {sorted(used)} and temperature {temperature}; use one of them for all datasets")
+    key = next(iter(used), "repeats")
+    factors = np.array([options.get(name, {}).get(key, 1) for name in sets], np.float64)
+    if not (factors > 0).all() or not (temperature is None or temperature > 0):
+        raise ValueError(f"got {key} {factors.tolist()} and temperature {temperature}; expected positive values")
+
+    sizes = np.array([len(rows) for rows in sets.values()], np.float64)
+    totals = factors * sizes
+    if key == "weight" or temperature is not None:
+        shares = factors if temperature is None else sizes ** (1 / temperature)
+        totals = sizes.sum() * shares / shares.sum()
+
+    expected = {}
+    for (name, rows), total in zip(sets.items(), totals, strict=True):
+        weights = np.ones(len(rows))
+        if options.get(name, {}).get("balance_labels"):
+            labels = rows["labels"][:]
+            clips = Counter(chain.from_iterable(labels))
+            weights = np.array([sum(1 / clips[label] for label in of_row) for of_row in labels], np.float64)
+            if not weights.all():
+                clip_id = rows["clip_id"][int(weights.argmin())]
+                raise ValueError(f"clip {clip_id!r} has no label; balance_labels needs labels, leave it out for {name}")
+        expected[name] = weights * total / weights.sum()
+    return expected
+
+
+def _with_columns(rows: Dataset, name: str, languages: list[str], more: Mapping[str, pa.Array]) -> Dataset:
+    """Return rows with new clip ids, captions and dataset names, and with more columns."""
+    light = without_audio(rows)
+    table = light.with_format("arrow")[:]
+    captions, texts = table["captions"].combine_chunks(), pa.list_(pa.string())
+    fields = []
+    for language in languages:
+        exists = captions.type.get_field_index(language) >= 0
+        field = pc.struct_field(captions, language) if exists else pa.nulls(len(rows), texts)
+        fields.append(pc.coalesce(field, pa.scalar([], texts)))
+
+    columns = {column: table[column] for column in table.column_names} | {
+        "clip_id": pc.binary_join_element_wise(name, table["clip_id"], "/"),
+        "captions": pa.StructArray.from_arrays(fields, names=languages),
+        "dataset": pa.array([name] * len(rows), pa.string()),
+        **more,
+    }
+    features = Features({**light.features, "dataset": Value("string"), **dict.fromkeys(more, Value("float64"))})
+    features["captions"] = {language: List(Value("string")) for language in languages}
+    renewed = Dataset(pa.table(columns).select(list(features)).cast(features.arrow_schema))
+    audio = [column for column in AUDIO_COLUMNS if column in rows.column_names]
+    return concatenate_datasets([renewed, rows.select_columns(audio)], axis=1) if audio else renewed

@@ -1,0 +1,118 @@
+"""Mixed datasets: rows that stay distinct, and the expected counts of each dataset and label."""
+
+import logging
+from collections import Counter
+
+import numpy as np
+import pytest
+from datasets import Dataset, Value, concatenate_datasets
+
+from modeling_supclap.datasets_scripts.mixture import expected_counts, mix
+from modeling_supclap.datasets_scripts.schema import EXPECTED_COUNT, features, require_captions, validate_row
+
+
+def make_rows(count, languages=("eng",), source="freesound", labels=(("dog",),), samples=False):
+    rows = []
+    for number in range(count):
+        rows.append(
+            {
+                "clip_id": f"clip{number}",
+                "audio_path": f"{source}{number}.wav",
+                "captions": {language: [f"{language} {number}"] for language in languages},
+                "labels": list(labels[number % len(labels)]),
+                "events": [],
+                "source": f"{source}:{number}",
+                "license": "CC0-1.0",
+            }
+        )
+    made = Dataset.from_list(rows, features=features(languages))
+    if samples:
+        made = made.add_column("samples", [bytes([number, 0]) for number in range(count)], feature=Value("binary"))
+        made = made.add_column("sampling_rate_hz", [16_000] * count, feature=Value("int32"))
+    return made
+
+
+def test_rows_keep_their_audio_and_get_distinct_names_and_all_languages():
+    stored = concatenate_datasets([make_rows(5, ("eng", "fra"), "file", samples=True)]).select([4, 1, 2])
+    mixed = mix({"a": {"train": stored, "test": stored}, "b": {"train": make_rows(2, ("jpn", "eng"))}})
+    train = mixed["train"]
+    assert train["clip_id"][:] == ["a/clip4", "a/clip1", "a/clip2", "b/clip0", "b/clip1"]
+    assert train["source"][:] == ["file:4", "file:1", "file:2", "freesound:0", "freesound:1"]
+    assert train["dataset"][:] == ["a", "a", "a", "b", "b"]
+    assert train["samples"][:] == [b"\4\0", b"\1\0", b"\2\0", None, None]
+    assert train[0]["captions"] == {"eng": ["eng 4"], "fra": ["fra 4"], "jpn": []}
+    assert train[3]["captions"] == {"eng": ["eng 0"], "fra": [], "jpn": ["jpn 0"]}
+    assert train[EXPECTED_COUNT][:] == [1] * 5
+    for row in train:
+        validate_row(row)
+    assert len(mixed["test"]) == 3
+    assert EXPECTED_COUNT not in mixed["test"].column_names
+
+    require_captions(train, ["eng", "fra"], "random", "train")
+    with pytest.raises(ValueError, match=r"2 train.*'b/clip0'.*\['fra'\]"):
+        require_captions(train, ["eng", "fra"], "kcl", "train")
+
+
+@pytest.mark.parametrize(
+    ("options", "temperature", "totals"),
+    [
+        ({}, None, (40, 10)),
+        ({"b": {"repeats": 2.5}}, None, (40, 25)),
+        ({"a": {"repeats": 0.5}, "b": {"repeats": 3}}, None, (20, 30)),
+        ({"b": {"weight": 3}}, None, (12.5, 37.5)),
+        ({}, 1, (40, 10)),
+        ({}, 2, (50 * 2 / 3, 50 / 3)),  # square roots of 4 : 1
+    ],
+)
+def test_counts_of_datasets(options, temperature, totals):
+    counts = expected_counts({"a": make_rows(40), "b": make_rows(10)}, options, temperature)
+    assert [of_set.sum() for of_set in counts.values()] == pytest.approx(totals)
+    assert all(np.ptp(of_set) == 0 for of_set in counts.values())
+
+
+def test_balanced_labels_are_equally_frequent_and_keep_the_share_of_their_dataset():
+    rows = make_rows(12, labels=(("dog",), ("dog",), ("cat",)))
+    sets = {"a": rows, "b": make_rows(12, labels=(("dog", "cat"), ("dog",), ("dog",)))}
+    counts = expected_counts(sets, {"a": {"balance_labels": True, "weight": 1}, "b": {"balance_labels": True}})
+    drawn = Counter()
+    for label, count in zip(rows["labels"], counts["a"], strict=True):
+        drawn[label[0]] += count
+    assert drawn == pytest.approx({"dog": 6, "cat": 6})
+    both, dog, _ = counts["b"][:3]
+    assert both / dog == pytest.approx((1 / 12 + 1 / 4) / (1 / 12))
+    assert counts["b"].sum() == pytest.approx(12)
+
+
+@pytest.mark.parametrize(
+    ("options", "temperature", "message"),
+    [
+        ({"a": {"repeats": 2}, "b": {"weight": 1}}, None, r"repeats.*weight"),
+        ({"a": {"weight": 2}}, 2.0, r"weight.*2\.0"),
+        ({"a": {"weight": 0}}, None, r"weight.*0\.0"),
+        ({"b": {"repeats": -1}}, None, r"repeats.*-1\.0"),
+        ({}, -3.0, r"-3\.0"),
+        ({"b": {"balance_labels": True}}, None, r"'clip1'.*balance_labels.* b$"),
+    ],
+)
+def test_refused_options(options, temperature, message):
+    sets = {"a": make_rows(2), "b": make_rows(2, labels=(("dog",), ()))}
+    with pytest.raises(ValueError, match=message):
+        expected_counts(sets, options, temperature)
+
+
+def test_recordings_shared_with_the_test_split_of_another_dataset_are_named(caplog):
+    first, second = make_rows(6), make_rows(3)
+    sets = {
+        "wavcaps": {"train": first, "test": make_rows(1)},
+        "clotho": {"train": make_rows(1, source="other"), "test": second.select([0, 2]), "validation": second},
+        "mine": {"train": make_rows(2, source="file")},
+        "yours": {"test": make_rows(2, source="file")},
+    }
+    with caplog.at_level(logging.WARNING):
+        mix(sets)
+    messages = sorted(caplog.messages)
+    assert len(messages) == 2  # neither within a dataset nor by file names
+    for message, count, split in zip(messages, (2, 3), ("test", "validation"), strict=True):
+        assert message.startswith(f"{count} recordings of the {split} split of clotho")
+        assert "wavcaps" in message
+        assert "freesound:0" in message
