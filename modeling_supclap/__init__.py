@@ -70,7 +70,7 @@ def __getattr__(name: str) -> Any:
 
 
 def require_torchaudio() -> None:
-    """Import torchaudio; if this fails, raise ImportError with installation advice."""
+    """Import torchaudio. Raise ImportError with installation advice if this fails."""
     try:
         importlib.import_module("torchaudio")
     except Exception as error:  # OSError or RuntimeError from a torchaudio that does not fit torch

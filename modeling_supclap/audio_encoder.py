@@ -16,7 +16,7 @@ from .pooling import mean_pool
 def run_encoder(
     encoder: Any, features: torch.Tensor, mask: torch.Tensor | None, pooling: str | None = None, **kwargs: Any
 ) -> BaseModelOutputWithPooling:
-    """Encode clips with a transformers audio encoder, so that no clip is affected by the others in the batch.
+    """Encode clips with a transformers audio encoder. The output of a clip does not depend on the others in the batch.
 
     Clips are grouped by length, and each group is encoded without padding. An attention mask is not enough, because
     padding changes the group norm over time (wav2vec 2.0, HuBERT) and the positional convolutions (Data2Vec).
@@ -25,13 +25,13 @@ def run_encoder(
         encoder: Audio encoder from transformers.
         features: (B, T), (B, T, features), or (B, features, T) if all clips have the same length.
         mask: (B, T), ones followed by zeros; None means no padding.
-        pooling: "pooler" uses the `pooler_output` of the encoder, "mean" averages over frames; None uses the
-            `pooler_output` if there is one, else the mean.
+        pooling: "pooler" uses the `pooler_output` of the encoder, "mean" averages over frames. None: use
+            the `pooler_output` if there is one, else the mean.
         **kwargs: `output_hidden_states` and `output_attentions`, as in transformers.
 
     Returns:
-        Output with `pooler_output` (B, D) and `last_hidden_state` (B, N, D), which is zero after the end of a shorter
-        clip. `hidden_states` and `attentions` are returned only if all clips have the same length.
+        Output with `pooler_output` (B, D) and `last_hidden_state` (B, N, D). Frames after the end of a shorter clip
+        are zero. `hidden_states` and `attentions` are returned only if all clips have the same length.
 
     Raises:
         ValueError: A clip is shorter than one frame.
@@ -67,7 +67,7 @@ def run_encoder(
 def _run(
     encoder: Any, features: torch.Tensor, mask: torch.Tensor | None, pooling: str | None, **kwargs: Any
 ) -> BaseModelOutputWithPooling:
-    """Encode clips of the same input length; with a mask, mean pooling ignores padded frames."""
+    """Encode clips of the same input length. If there is a mask, mean pooling ignores padded frames."""
     outputs = encoder(**{encoder.main_input_name: features.to(encoder.dtype)}, **{**kwargs, "return_dict": True})
     pooled = outputs.get("pooler_output")
     if pooling == "mean" or pooled is None:

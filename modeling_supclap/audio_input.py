@@ -63,14 +63,14 @@ class Recording(NamedTuple):
             return 0.0
 
     def read(self, target_hz: int, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """Read the recording, or its samples `start` to `stop`, as a mono waveform (samples,) in float32.
+        """Read the samples `start` to `stop` of the recording as a mono waveform (samples,) in float32.
 
-        The samples are counted at `target_hz`; without `stop`, the recording is read to its end. With `stop`, only this
-        part of a file and a margin of one second are decoded.
+        `start` and `stop` count samples at `target_hz`. If `stop` is None, the recording is read to its end; else only
+        this part of a file and a margin of one second are decoded.
 
         Raises:
             OSError: The file does not exist, or the download fails.
-            ValueError: The recording is unusable, or the sampling rate of an array is missing.
+            ValueError: The recording cannot be decoded, is not valid audio, or is an array without a sampling rate.
         """
         source, rate_hz, first = self.source, self.rate_hz, 0
         if callable(source):
@@ -97,7 +97,7 @@ def as_recordings(audio: Any, sampling_rate: Any = None) -> tuple[list[Recording
     """Convert audio inputs to a list of recordings.
 
     Args:
-        audio: One recording or a list, see `encode_audio`.
+        audio: One recording or a list of recordings, in any format that `encode_audio` accepts.
         sampling_rate: Sampling rate of the arrays in hertz: one value for all, or a list with one value per recording.
 
     Returns:
@@ -168,8 +168,8 @@ def as_waveform(clip: Any, from_hz: float | None, to_hz: int, name: str = "the c
         Waveform (samples,) in float32.
 
     Raises:
-        ValueError: The sampling rate is missing or invalid; or the clip is empty, not finite, louder than 40 dB above
-            full scale, or has a wrong shape or type.
+        ValueError: The sampling rate is missing or invalid, or the clip is empty. The same error is raised for values
+            that are not finite or exceed full scale by 40 dB, and for a wrong shape or type.
 
     Example:
         >>> as_waveform(np.array([[8192, 0], [0, 8192]], dtype=np.int16), 16000, 16000).tolist()
@@ -212,7 +212,7 @@ def resample(waveform: np.ndarray, from_hz: int, to_hz: int) -> np.ndarray:
     grows with from_hz * to_hz / gcd^2 (gigabytes for 44,101 Hz).
 
     Returns:
-        Waveform (ceil(samples * to_hz / from_hz),) in float32; the input array itself if the rates are equal.
+        Waveform (ceil(samples * to_hz / from_hz),) in float32. If the rates are equal, this is the input array.
 
     Example:
         >>> resample(np.zeros(44100, dtype=np.float32), 44100, 16000).shape
@@ -247,7 +247,7 @@ def _check_rate(sampling_rate: float | None) -> int:
 
 
 def _as_clips(audio: Any) -> tuple[list[Any], bool]:
-    """Convert the `audio` argument of `encode_audio` to a list; the second value is True for a single recording."""
+    """Convert the `audio` argument of `encode_audio` to a list, and return whether it was a single recording."""
     if isinstance(audio, (*_FILE, Mapping)) or _is_decoder(audio) or _is_open_file(audio) or _is_pair(audio):
         return [audio], True
 

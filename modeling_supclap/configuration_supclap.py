@@ -19,7 +19,7 @@ OWN_TOWERS = {
     "cnn14": ("modeling_cnn14", "CNN14Model"),
     "m2m_100": ("modeling_sonar", "SonarTextModel"),
 }
-# Audio towers with their own pooling, by model type; the function after them runs all others.
+# Model types of the audio towers with their own pooling. `run_encoder` runs all other towers.
 AUDIO_TOWERS = ("ced", "clap_audio_model", "cnn14")
 ANY_AUDIO_TOWER = ("audio_encoder", "run_encoder")
 
@@ -37,7 +37,7 @@ SONAR_TEXT_CONFIG: dict[str, Any] = {
 
 
 class OwnTypeMixin:
-    """Mixin that makes `from_pretrained` of a configuration raise if `model_type` differs; transformers only warns."""
+    """Mixin for configurations. `from_pretrained` raises if `model_type` differs, where transformers only warns."""
 
     model_type: ClassVar[str]
     base_config_key: ClassVar[str]
@@ -46,7 +46,7 @@ class OwnTypeMixin:
 
     @classmethod
     def get_config_dict(cls, pretrained_model_name_or_path: Any, **kwargs: Any) -> tuple[dict, dict]:
-        """Read a configuration as in transformers; raise ValueError if its `model_type` differs or is missing."""
+        """Read a configuration as in transformers. Raise ValueError if its `model_type` differs or is missing."""
         name, parent = pretrained_model_name_or_path, cast(Any, super())
         try:
             fields, rest = parent.get_config_dict(name, **kwargs)
@@ -79,8 +79,7 @@ class CEDConfig(OwnTypeMixin, PreTrainedConfig):
         mlp_ratio: Hidden width of the MLP divided by `embed_dim`.
         n_mels: Number of mel bands of the input.
         patch_size: Patch size as (mel bands, frames); one number means a square patch.
-        patch_stride: Step between patches; must equal `patch_size`, because patches do not overlap. None means
-            `patch_size`.
+        patch_stride: Step between patches. None: use `patch_size`. Other values raise, because patches do not overlap.
         target_length: Maximum chunk length in frames; longer clips are split into chunks (1012 frames = 10.12 s).
         pad_last: Whether to pad the incomplete last chunk of a long clip with zeros; False drops this chunk.
         qkv_bias: Whether the query, key and value projections have a bias.
@@ -270,7 +269,7 @@ class SupCLAPConfig(OwnTypeMixin, PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         self.audio_config = config_from_dict(self.audio_config or CEDConfig())
         self.text_config = config_from_dict(self.text_config or SONAR_TEXT_CONFIG)
-        # With an empty dictionary each tower keeps its own setting; None would copy that of a tower already built.
+        # With an empty dictionary, each tower keeps its own setting. None would copy that of a tower already built.
         super().__post_init__(**{"attn_implementation": {}, **kwargs})
 
     def to_dict(self) -> dict[str, Any]:
@@ -282,7 +281,7 @@ class SupCLAPConfig(OwnTypeMixin, PreTrainedConfig):
         return content
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> Any:
-        """Save the configuration; if the folder contains the model code, also copy the code of the two encoders.
+        """Save the configuration. If the folder contains the model code, copy the code of the two encoders, too.
 
         transformers copies and downloads only files that other files import with `from .name import`. Therefore an
         import of each encoder is added to `towers.py` in the folder.

@@ -10,7 +10,7 @@ All audio embeddings in this package are computed by `chunk_embeddings`, with th
 - Recordings longer than `chunk_seconds` are split into chunks of that length. The default is the model's maximum (CLAP:
   10 s), or five minutes for models that accept any length (CED). The last chunk starts earlier, so that it ends with
   the recording. The embedding of a recording is the normalised mean of its chunk embeddings.
-- If a recording is unreadable or too short, or its embedding is not finite, it is skipped or an error is raised.
+- If a recording is unreadable or too short, or its embedding is not finite, the functions raise an error or skip it.
 - The batch size and the order of the recordings do not affect the embeddings, and there is no randomness. Long files
   are read in parts, so memory use does not grow with their length.
 """
@@ -53,7 +53,7 @@ class AudioChunks(NamedTuple):
         embeds: Embeddings with unit norm, (chunks, d).
         onset_seconds: Start time of each chunk, (chunks,) float64.
         offset_seconds: End time of each chunk, (chunks,) float64.
-        error: Exception if the recording was skipped (it then has zero chunks), else None.
+        error: The exception if the recording was skipped, else None. A skipped recording has zero chunks.
     """
 
     embeds: Any
@@ -63,7 +63,7 @@ class AudioChunks(NamedTuple):
 
 
 class _Chunk(NamedTuple):
-    """Samples `start` to `stop` of the recording with this index, or the error if reading failed."""
+    """Samples `start` to `stop` of recording number `index`, or the error if reading failed."""
 
     recording: int
     start: int
@@ -89,9 +89,9 @@ def chunk_embeddings(
         recordings: Recordings; may be a generator.
         encode: Function that embeds n waveforms (samples,) at `rate_hz` as (n, d).
         rate_hz: Sampling rate of the model in hertz.
-        chunk_samples: Chunk length; a shorter recording is a single chunk.
-        hop_samples: Distance between the starts of two chunks; None uses `chunk_samples`.
-        min_samples: Minimum chunk length.
+        chunk_samples: Chunk length in samples. A shorter recording is a single chunk.
+        hop_samples: Distance between the starts of two chunks in samples. None: use `chunk_samples`.
+        min_samples: Minimum chunk length in samples.
         batch_size: Chunks of up to 10 s per batch; longer chunks count as several.
         num_workers: Number of threads that prefetch audio; 0 reads in the calling thread.
         on_bad_audio: "error" raises at the first bad recording; "skip" yields it with zero chunks and its error.
@@ -130,7 +130,7 @@ def chunk_embeddings(
                 yield partial(read, index, recording, starts[first : first + count])
 
     def read(index: int, recording: Recording, starts: Sequence[int] | None) -> list[_Chunk]:
-        """Read the chunks that start at the given samples; None reads all chunks."""
+        """Read the chunks that start at the given samples. If `starts` is None, read all chunks."""
         try:
             if starts is None:
                 first, waveform = 0, recording.read(rate_hz)
@@ -220,17 +220,17 @@ def encode_audio(  # type: ignore[misc]  # mypy compares the keywords of an over
             value from a `datasets.Audio` column, decoded or not. A 2-D array outside a list is a batch (clips,
             samples), or one recording if it has more than eight rows and at most eight columns; an array with two rows
             is ambiguous and raises. Floats have full scale 1; int16 and int32 are PCM.
-        processor: Processor of the model; None uses `model.processor`.
+        processor: Processor of the model. None: use `model.processor`.
         sampling_rate: Sampling rate of the waveforms in hertz: one value for all, or a list with one value per input.
             Ignored for inputs that include a sampling rate.
         batch_size: Chunks of up to 10 s per batch; longer chunks count as several.
-        chunk_seconds: Chunk length in seconds. None uses the model's maximum, or five minutes if it has none.
+        chunk_seconds: Chunk length in seconds. None: use the model's maximum, or five minutes if it has no maximum.
         return_chunks: Whether to return chunk embeddings instead of their mean.
         convert_to_numpy: Whether to return numpy arrays; False returns tensors on the model's device.
         convert_to_tensor: Whether to return tensors; overrides `convert_to_numpy`.
         show_progress_bar: Whether to show a progress bar.
-        device: Device to move the model to; None does not move the model.
-        num_workers: Number of threads that prefetch files; None uses one per core, at most 8.
+        device: Device to move the model to. None: do not move the model.
+        num_workers: Number of threads that prefetch files. None: use one per core, at most 8.
         on_bad_audio: "error" raises at the first unusable recording. "skip" logs a warning for each unusable recording
             and returns NaN as its embedding; with `return_chunks`, it returns zero chunks.
 
@@ -310,14 +310,14 @@ def encode_text(  # type: ignore[misc]
     show_progress_bar: bool = False,
     device: str | torch.device | None = None,
 ) -> Any:
-    """Compute text embeddings; equal texts in the same language have bitwise equal embeddings.
+    """Compute text embeddings. Equal texts in the same language have bitwise equal embeddings.
 
     Args:
         model: Model with a `get_text_features` method.
         texts: One text or a list of texts.
-        language: ISO 639-3 code: one for all texts, or a list with one per text. None uses the tokenizer's setting.
+        language: ISO 639-3 code: one for all texts, or a list with one per text. None: use the tokenizer's setting.
         batch_size: Texts per batch.
-        convert_to_numpy: Whether to return a numpy array. For the other arguments see `encode_audio`.
+        convert_to_numpy: Whether to return a numpy array. `encode_audio` describes the other arguments.
 
     Returns:
         Embeddings with unit norm, float32 (N, d) in input order, or (d,) for a single text.
@@ -402,7 +402,7 @@ class EncodingMixin:
     def similarity(first: Any, second: Any) -> Any:
         """Compute the cosine similarities (N, M) between embeddings (N, d) and (M, d) of any norm.
 
-        Returns a numpy array if both inputs are numpy arrays, else a tensor. A single embedding may be (d,).
+        The result is a numpy array if both inputs are numpy arrays, else a tensor. A single embedding may be (d,).
 
         Example:
             >>> EncodingMixin.similarity(np.eye(2, dtype=np.float32), np.array([[3.0, 4.0]], dtype=np.float32))
@@ -419,7 +419,7 @@ class EncodingMixin:
 
 
 def chunk_starts(num_samples: int, chunk_samples: int, hop_samples: int) -> list[int]:
-    """Return the start of each chunk in samples; the last chunk starts earlier, so that it ends with the recording.
+    """Return the start of each chunk in samples. The last chunk starts earlier, so that it ends with the recording.
 
     >>> chunk_starts(10, 4, 2), chunk_starts(11, 4, 2), chunk_starts(3, 4, 2)
     ([0, 2, 4, 6], [0, 2, 4, 6, 7], [0])
@@ -430,7 +430,11 @@ def chunk_starts(num_samples: int, chunk_samples: int, hop_samples: int) -> list
 
 
 def best_chunks(recordings: Sequence[AudioChunks], text_embeds: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Find the best-matching chunk of each of N recordings for each of M texts, (M, d); the first of tied chunks.
+    """Find the chunk with the highest cosine for each recording and text. If chunks tie, choose the first.
+
+    Args:
+        recordings: Chunk embeddings of N recordings.
+        text_embeds: Text embeddings, (M, d).
 
     Returns:
         Tuple of the highest cosine, (N, M), and the start of that chunk in seconds, (N, M).
@@ -449,7 +453,7 @@ def best_chunks(recordings: Sequence[AudioChunks], text_embeds: Any) -> tuple[np
 
 
 def max_chunk_seconds(feature_extractor: Any) -> float | None:
-    """Return the maximum input length of a feature extractor in seconds (Whisper: 30); None if it has no maximum."""
+    """Return the maximum input length of a feature extractor in seconds (Whisper: 30), or None if it has no maximum."""
     for name in ("max_length_s", "chunk_length"):
         if (seconds := getattr(feature_extractor, name, None)) is not None:
             return float(seconds)
@@ -459,9 +463,9 @@ def max_chunk_seconds(feature_extractor: Any) -> float | None:
 
 
 def max_window_seconds(config: Any, feature_extractor: Any) -> float | None:
-    """Return the maximum clip length in seconds that the encoder processes in one window; None for any length.
+    """Return the maximum clip length in seconds that the encoder processes at once, or None if it has no maximum.
 
-    It is the maximum length of the feature extractor, or the window of CED, which is 10.12 s.
+    The maximum is the limit of the feature extractor, or the chunk length of CED (10.12 s).
     """
     limit = max_chunk_seconds(feature_extractor)
     num_frames = getattr(getattr(config, "audio_config", None), "target_length", None)
@@ -473,10 +477,10 @@ def max_window_seconds(config: Any, feature_extractor: Any) -> float | None:
 def get_chunk_samples(
     extractor: Any, chunk_seconds: float | None, usual_seconds: float, longest_seconds: float = math.inf
 ) -> int:
-    """Determine the chunk length in samples; raise ValueError if `chunk_seconds` is outside the model's limits.
+    """Return the chunk length in samples. Raise ValueError if `chunk_seconds` is outside the model's limits.
 
-    Without `chunk_seconds`, it is the maximum length of the extractor, or `usual_seconds` if the extractor accepts any
-    length. The encoder then limits it to `longest_seconds`.
+    If `chunk_seconds` is None, use the maximum length of the extractor, or `usual_seconds` if the extractor accepts any
+    length. `longest_seconds` is the limit of the encoder.
     """
     max_seconds = max_chunk_seconds(extractor)
     if max_seconds is not None and chunk_seconds is None:
@@ -515,7 +519,7 @@ def _read_ahead(tasks: Iterable[Callable[[], list[_Chunk]]], num_workers: int) -
 def _embed_chunks(
     chunks: Iterator[_Chunk], encode: Callable[[list[np.ndarray]], Any], batch_size: int, rate_hz: int
 ) -> Iterator[_Chunk]:
-    """Embed chunks in batches of similar length, longest first. Yields the chunks in input order, with embeddings."""
+    """Embed chunks in batches of similar length, longest first. Yield the chunks in input order, with embeddings."""
     max_samples = round(batch_size * _SECONDS_PER_CLIP * rate_hz)
     while True:
         window: list[_Chunk] = []
@@ -542,7 +546,7 @@ def _embed_chunks(
 
 @contextmanager
 def inference(model: Any) -> Iterator[None]:
-    """Context manager: set evaluation mode and disable gradients; restores the mode of every module on exit."""
+    """Context manager that sets evaluation mode and disables gradients. On exit, each module returns to its mode."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -564,14 +568,14 @@ def encode_batch(model: Any, processor: SupCLAPProcessor, waveforms: list[np.nda
     """Embed n waveforms (samples,) at the model's sampling rate in one batch.
 
     Returns:
-        Embeddings with unit norm, float32 (n, d); NaN if the model returns a zero vector.
+        Embeddings with unit norm, float32 (n, d). If the model returns a zero vector, the embedding is NaN.
     """
     with inference(model):
         return _unit_norm(model.get_audio_features(**audio_inputs(model, processor, waveforms)))
 
 
 def mean_embedding(embeds: torch.Tensor) -> torch.Tensor:
-    """Compute the normalised mean of chunk embeddings, (chunks, d) -> (d,); NaN without chunks."""
+    """Compute the normalised mean of chunk embeddings, (chunks, d) -> (d,). It is NaN if there are no chunks."""
     return embeds[0] if len(embeds) == 1 else torch.nn.functional.normalize(embeds.mean(dim=0), dim=-1)
 
 

@@ -22,7 +22,7 @@ BANDS_TOGETHER = 16
 class CEDFeatureExtractor(SequenceFeatureExtractor):
     """Feature extractor for CED: log-mel spectrograms in decibels (16 kHz, 64 HTK mel bands, one frame every 10 ms).
 
-    db = max(level, max(level) - `top_db`) with level = 10 log10(max(mel power, 1e-10)) and max(level) over the clip
+    db = max(level, max(level) - `top_db`), where level = 10 log10(max(mel power, 1e-10)); max(level) is over the clip
 
     Clips are not cropped, and the features of a clip do not depend on the other clips in the batch. The
     `preprocessor_config.json` files of the `mispeech/ced-*` checkpoints can be loaded.
@@ -37,8 +37,9 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
         f_max: Highest frequency of the mel bands in hertz; None means half the sampling rate.
         center: Whether to centre frame t at sample t * `hop_size`, with reflection padding at both ends of the clip.
         top_db: Dynamic range of a clip in decibels.
-        padding_value: Not used; for the published checkpoints. Padding is silence (-100 dB), which the model masks.
-        min_frames: Frames of one patch (16 for CED, 4 for Dasheng). Clips with fewer frames raise ValueError.
+        padding_value: Not used, but the published `preprocessor_config.json` files contain it. Clips are padded
+            with silence (-100 dB), which the model masks.
+        min_frames: Minimum clip length, the frames of one patch (16 for CED, 4 for Dasheng).
 
     Example:
         >>> extractor = CEDFeatureExtractor()
@@ -97,8 +98,8 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
         """Compute a batch of log-mel spectrograms from one or more clips.
 
         Args:
-            audio: One clip (samples,), an array (clips, samples), or a list of clips; see `as_waveform` for the shape
-                and type of a clip in a list.
+            audio: One clip (samples,), an array (clips, samples), or a list of clips. `as_waveform` describes the
+                shapes and types of a clip in a list.
             sampling_rate: Sampling rate of all clips in hertz.
             return_tensors: "pt" returns torch tensors; None and "np" return numpy arrays.
 
@@ -132,7 +133,7 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
         return BatchFeature(batch, tensor_type=return_tensors)
 
     def as_waveforms(self, audio: Any, sampling_rate: float | None = None) -> list[np.ndarray]:
-        """Check clips, mix them to mono and resample them: the first step of `__call__`, with the same arguments.
+        """Check clips, mix them to mono and resample them. `__call__` does this first, with the same arguments.
 
         Returns:
             List of float32 waveforms (samples,) at `self.sampling_rate`, one per clip.
@@ -159,7 +160,7 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
             sample_counts: Length of each clip in samples, (B,) integers.
 
         Returns:
-            Dict with the tensors `input_features` (B, feature_size, T) and `audio_attention_mask` (B, T); see
+            Dict with the tensors `input_features` (B, feature_size, T) and `audio_attention_mask` (B, T), as from
             `__call__`.
         """
         waveforms = samples / 32768 if samples.dtype == torch.int16 else samples
@@ -208,7 +209,10 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
 def _front_end(
     n_fft: int, win_size: int, f_min: float, f_max: float | None, n_mels: int, rate_hz: int, device: torch.device
 ) -> tuple[torch.Tensor, list[tuple[int, int, torch.Tensor]]]:
-    """Return the window (n_fft,) and a list of groups of mel bands: (first band, first row of the squares, weights)."""
+    """Return the window (n_fft,) and one tuple per group of mel bands.
+
+    A tuple is `(first band, first row, weights)`. The weights multiply the rows of `squares` in `_log_mel`.
+    """
     window = torch.zeros(n_fft)
     start = (n_fft - win_size) // 2
     window[start : start + win_size] = torch.hann_window(win_size)
@@ -228,7 +232,7 @@ def _front_end(
 
 
 def _as_clips(audio: Any) -> list[Any]:
-    """Convert the `audio` argument to a list of clips: one clip, the rows of a 2-D array, or the items of a list."""
+    """Convert the `audio` argument to a list of clips. The rows of a 2-D array are clips."""
     if isinstance(audio, (np.ndarray, torch.Tensor)):
         if audio.ndim > 2:
             shape = tuple(audio.shape)

@@ -36,7 +36,7 @@ Processor = TypeVar("Processor", bound=SupCLAPProcessor)
 
 
 def join_models(cls: type[Model], audio: str, text: str, **kwargs: Any) -> Model:
-    """Build a model from two pretrained encoders; see `SupCLAPModel.from_encoders` for arguments and errors."""
+    """Build a model from two pretrained encoders (see `SupCLAPModel.from_encoders`)."""
     known = {*SupCLAPConfig.__annotations__, "attn_implementation"} - {"audio_config", "text_config"}
     if unknown := sorted(kwargs.keys() - known):
         raise TypeError(f"from_encoders has no option {unknown[0]!r}; it has {', '.join(sorted(known))}")
@@ -60,7 +60,7 @@ def join_models(cls: type[Model], audio: str, text: str, **kwargs: Any) -> Model
 def join_processors(
     cls: type[Processor], audio: str, text: str, caption_prefix: str | None = None, **kwargs: Any
 ) -> Processor:
-    """Build a processor from two encoders; see `SupCLAPProcessor.from_encoders` for arguments and errors."""
+    """Build a processor from two encoders (see `SupCLAPProcessor.from_encoders`)."""
     prompt, max_tokens = read_text_settings(text)
     if max_tokens is not None:
         kwargs.setdefault("model_max_length", max_tokens)
@@ -69,7 +69,7 @@ def join_processors(
 
 
 def load_tower(kind: Literal["audio", "text"], name: str, pooling: str = "mean") -> PreTrainedModel:
-    """Load a pretrained encoder in float32 from a Hub id or folder; the pooling is used for text only.
+    """Load a pretrained encoder in float32 from a Hub id or folder. `pooling` applies to text encoders only.
 
     Raises:
         OSError: The folder or Hub id does not exist, or a weight file is damaged.

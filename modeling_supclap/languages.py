@@ -35,9 +35,10 @@ LANGUAGES = tuple(LANGUAGE_TABLE)
 
 
 def require_language_code(language: str) -> None:
-    """Raise ValueError unless a string has the format of a language code, such as "deu" or "deu_Latn".
+    """Raise ValueError if a string does not have the format of a language code, such as "deu" or "deu_Latn".
 
-    The language need not be in the table. For a two-letter code or a language name, the message suggests a code.
+    Languages outside `LANGUAGE_TABLE` are accepted. For a two-letter code or a language name, the message suggests the
+    three-letter code.
 
     Example:
         >>> require_language_code("de")
@@ -64,7 +65,7 @@ def get_language_name(language: str) -> str:
 
 
 def get_iso_639_1(language: str) -> str:
-    """Convert an ISO 639-3 code to the two-letter ISO 639-1 code; raise ValueError if it is not in the table.
+    """Convert an ISO 639-3 code to the two-letter ISO 639-1 code. Raise ValueError if it is not in `LANGUAGE_TABLE`.
 
     Example:
         >>> get_iso_639_1("jpn")
@@ -76,5 +77,5 @@ def get_iso_639_1(language: str) -> str:
 
 
 def get_flores_code(language: str) -> str:
-    """Convert an ISO 639-3 code such as "fra" to the FLORES-200 code "fra_Latn"; return other codes unchanged."""
+    """Convert an ISO 639-3 code such as "fra" to the FLORES-200 code "fra_Latn". Other codes are returned unchanged."""
     return LANGUAGE_TABLE[language].flores if language in LANGUAGE_TABLE else language

@@ -4,9 +4,9 @@
     result.start_seconds[result.scores[:, 0].argmax()]
 
 The audio tower (encoder) processes the recording in consecutive chunks. Before pooling, its output has one vector per
-time step; a step is 0.16 s for CED, 0.04 s for Dasheng, 0.31 s for CLAP's HTSAT and 0.23 s for CNN14. The steps in each
-short window are pooled in the same way as the tower pools a whole clip, and then projected. Overlapping windows
-therefore need no additional forward passes. A window that covers exactly one chunk has the embedding of that chunk.
+time step; a step is 0.16 s for CED, 0.04 s for Dasheng, 0.31 s for CLAP's HTSAT and 0.23 s for CNN14. The tower's own
+pooling is applied to the steps in each short window, and the result is projected. Overlapping windows therefore need no
+additional forward passes. A window that covers exactly one chunk has the embedding of that chunk.
 Training only uses embeddings of whole clips, so localization is not a training objective.
 """
 
@@ -59,13 +59,13 @@ def localize(
 
     Args:
         model: A `SupCLAPModel`.
-        audio: One recording of any length and sampling rate, see `encode_audio`, also for `processor`, `sampling_rate`
-            and `device`.
-        texts: One text or a list of texts, see `encode_text`, also for `language`.
-        window_seconds: Window length.
-        hop_seconds: Time between the starts of two windows.
-        chunk_seconds: Chunk length for the audio tower; preferably the length of the training clips. None uses 5 s, or
-            the fixed input length of the feature extractor (CLAP: 10 s).
+        audio: One recording of any length and sampling rate. `processor`, `sampling_rate` and `device` are as
+            in `encode_audio`.
+        texts: One text or a list of texts. `language` is as in `encode_text`.
+        window_seconds: Window length in seconds.
+        hop_seconds: Time between the starts of two windows in seconds.
+        chunk_seconds: Chunk length for the audio tower in seconds, preferably the length of the training clips. None:
+            use 5 s, or the fixed input length of the feature extractor (CLAP: 10 s).
         batch_size: Chunks of up to 10 s per batch.
 
     Returns:
@@ -130,7 +130,7 @@ def localize(
 
 
 def _steps_of_time(model: Any, extractor: Any, hidden: torch.Tensor, chunk_samples: int) -> tuple[torch.Tensor, float]:
-    """Convert the tower output to time steps, (B, steps, D). Also returns the length of a step in samples."""
+    """Convert the tower output to time steps, (B, steps, D). Return them and the length of a step in samples."""
     config = model.audio_model.config
     match config.model_type:
         case "ced":  # (B, rows * steps, D): time is the fastest axis
@@ -155,7 +155,7 @@ def _steps_of_time(model: Any, extractor: Any, hidden: torch.Tensor, chunk_sampl
 def _pool(tower: Any, steps: torch.Tensor, centers: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> torch.Tensor:
     """Pool the time steps in each window with the tower's pooling, (steps, D) -> (T, D).
 
-    A step is in a window if its center is in the window; each window has at least one step.
+    A step belongs to a window if the window contains its center. Each window has at least one step.
     """
     firsts = np.minimum(np.searchsorted(centers, starts), len(centers) - 1)
     stops = np.maximum(np.searchsorted(centers, ends), firsts + 1)  # at least one step per window

@@ -28,7 +28,7 @@ from .strict_loading import StrictLoadingMixin
 
 
 class CEDAttention(nn.Module):
-    """Multi-head self-attention; one linear layer computes queries, keys and values, in this order."""
+    """Multi-head self-attention. One linear layer computes queries, keys and values, in this order."""
 
     def __init__(self, config: CEDConfig) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class CEDBatchNorm(nn.BatchNorm1d):
 
 
 class CEDPatchConv2d(nn.Conv2d):
-    """Convolution with stride = kernel size, computed as one matrix product; the gradient is 6 x faster on a CPU."""
+    """Convolution with stride = kernel size, computed as one matrix product. The gradient is 6 x faster on a CPU."""
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Map (N, 1, mels, T) to (N, D, rows, columns), in channels-last memory order."""
@@ -159,9 +159,9 @@ class CEDModel(CEDPreTrainedModel):
     """CED encoder that computes one embedding per clip from a log-mel spectrogram of any length.
 
     A clip of up to `target_length` frames (10.12 s) is encoded as one sequence of floor(frames / 16) x 4 patches. A
-    longer clip is split into ceil(frames / target_length) chunks; attention is computed within each chunk. The last
-    chunk is padded with zeros after normalisation, and the attention includes this padding, as in the published code.
-    With `pad_last=False`, an incomplete last chunk is dropped. The embedding is the mean over the tokens of all chunks.
+    longer clip is split into ceil(frames / target_length) chunks, and attention is computed within each chunk. The last
+    chunk is padded with zeros after normalisation. The attention includes this padding, as in the published code. With
+    `pad_last=False`, an incomplete last chunk is dropped. The embedding is the mean over the tokens of all chunks.
 
     The mel bands are normalised with the statistics stored in the checkpoint, also during training (the published code
     updates them with each batch). Therefore the embedding of a clip does not depend on the other clips in the batch.
@@ -193,7 +193,7 @@ class CEDModel(CEDPreTrainedModel):
 
     @torch.no_grad()
     def fit_normalisation(self, input_features: torch.Tensor, audio_attention_mask: torch.Tensor | None = None) -> None:
-        """Compute the mean and variance of each mel band from a few hundred clips; see `forward` for the arguments."""
+        """Set the mean and variance of each mel band from a few hundred clips. The arguments are as in `forward`."""
         frames = input_features.transpose(1, 2)
         frames = frames.flatten(0, 1) if audio_attention_mask is None else frames[audio_attention_mask.bool()]
         variance, mean = torch.var_mean(frames.double(), dim=0, correction=0)
@@ -261,7 +261,7 @@ class CEDModel(CEDPreTrainedModel):
         return BaseModelOutputWithPooling(last_hidden_state=hidden, pooler_output=pooled)
 
     def _count_frames(self, features: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        """Count the frames of each clip, (B,); raise ValueError if the shape, the mask or a length is invalid."""
+        """Count the frames of each clip, (B,). Raise ValueError if the shape, the mask or a length is invalid."""
         mels = self.config.n_mels
         if features.ndim != 3 or features.shape[1] != mels:
             raise ValueError(f"input_features must be (batch, {mels} mel bands, frames), got {tuple(features.shape)}")
@@ -312,7 +312,7 @@ class CEDModel(CEDPreTrainedModel):
 
 
 def _take(chunks: torch.Tensor, live: torch.Tensor | None) -> torch.Tensor:
-    """Flatten (B, chunks, ...) to (N, ...), and keep only chunks where `live` is True; None keeps all."""
+    """Flatten (B, chunks, ...) to (N, ...), and keep only chunks where `live` is True. None: keep all."""
     return chunks.flatten(0, 1) if live is None else chunks[live]
 
 

@@ -20,7 +20,7 @@ from .strict_loading import StrictLoadingMixin
 
 
 class CNN14Block(GradientCheckpointingLayer):
-    """Two 3 x 3 convolutions, each followed by batch norm and ReLU, then `pool` x `pool` average pooling, dropout."""
+    """Two 3 x 3 convolutions, each with batch norm and ReLU, then `pool` x `pool` average pooling and dropout."""
 
     def __init__(self, channels_in: int, channels_out: int, pool: int, dropout: float) -> None:
         super().__init__()

@@ -19,8 +19,8 @@ class SonarTextModel(StrictLoadingMixin, M2M100Encoder):
     """SONAR text encoder: an M2M100 encoder with mean pooling over all tokens except padding.
 
     The mean includes the language token and EOS. Checkpoints that contain only the encoder, such as
-    `cointegrated/SONAR_200_text_encoder`, load directly. `encoder_layerdrop` is set to 0, because SONAR does not use
-    LayerDrop, which the default `M2M100Config` enables in training.
+    `cointegrated/SONAR_200_text_encoder`, load directly. The default `M2M100Config` enables LayerDrop in training.
+    SONAR does not use it, so `encoder_layerdrop` is set to 0.
 
     Example:
         >>> config = M2M100Config(vocab_size=9, d_model=8, encoder_layers=1, encoder_attention_heads=2)

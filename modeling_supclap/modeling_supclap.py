@@ -29,7 +29,7 @@ class SupCLAPOutput(ModelOutput):
     """Output of `SupCLAPModel` for n clips and m texts.
 
     Args:
-        loss: Scalar, the sum of the InfoNCE losses of both directions; None unless `return_loss=True`.
+        loss: Scalar, the sum of the InfoNCE losses of both directions, or None if `return_loss` is not True.
         logits_per_audio: Cosine similarity / temperature (+ bias), (n, m); entry (i, j) compares clip i with text j.
         logits_per_text: Transpose of `logits_per_audio`, (m, n).
         audio_embeds: Audio embeddings of unit norm, (n, projection_dim).
@@ -104,8 +104,8 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
 
     Args:
         config: Configuration of the model.
-        audio_model: Pretrained audio tower with the configuration `config.audio_config`; None: random weights.
-        text_model: Pretrained text tower with the configuration `config.text_config`; None: random weights.
+        audio_model: Pretrained audio tower with the configuration `config.audio_config`. None: use random weights.
+        text_model: Pretrained text tower with the configuration `config.text_config`. None: use random weights.
 
     Raises:
         ValueError: A tower is not a single encoder, differs from its configuration, or does not support its pooling.
@@ -186,7 +186,7 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         return self
 
     def localize(self, *args: Any, **kwargs: Any) -> Any:
-        """Score texts at each moment of a recording; see `modeling_supclap.localization.localize` for the arguments."""
+        """Score texts over time within a recording (see `modeling_supclap.localization.localize`)."""
         return importlib.import_module("modeling_supclap.localization").localize(self, *args, **kwargs)
 
     def get_input_embeddings(self) -> nn.Module:
@@ -270,7 +270,7 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         token_type_ids: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Any, torch.Tensor]:
-        """Run the text tower without the projection. Returns the tower's output and the pooled texts (B, width)."""
+        """Run the text tower without the projection. Return the tower's output and the pooled texts (B, width)."""
         padding = getattr(self.config.text_config, "pad_token_id", None)
         if attention_mask is None and padding is not None:
             attention_mask = input_ids.ne(padding).long()
@@ -310,8 +310,8 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         logits_per_audio[i, j] = exp(logit_scale) * cos(audio i, text j) (+ logit_bias)
 
         Args:
-            input_features: Audio features; see `get_audio_features`, also for `audio_attention_mask` and `is_longer`.
-            input_ids: Token ids; see `get_text_features`, also for `attention_mask` and `token_type_ids`.
+            input_features: Audio features. They, `audio_attention_mask` and `is_longer` are as in `get_audio_features`.
+            input_ids: Token ids. They, `attention_mask` and `token_type_ids` are as in `get_text_features`.
             return_loss: Whether to compute the InfoNCE loss, where clip i matches text i. It is the sum over both
                 directions, as in the SupCLAP paper: 0 for perfect embeddings, 2 log(n) at chance.
             **kwargs: As in `get_audio_features`.
@@ -361,7 +361,7 @@ def _with_embeds(outputs: Any, projected: torch.Tensor) -> BaseModelOutputWithPo
 
 
 def unit_norm(projected: torch.Tensor) -> torch.Tensor:
-    """Normalise rows (B, d) to unit norm, in float32 or wider, where eps does not underflow."""
+    """Normalise vectors (B, d) to unit norm, in float32 or wider, so that eps does not underflow."""
     projected = projected.to(torch.promote_types(projected.dtype, torch.float32))
     return nn.functional.normalize(projected, dim=-1)
 

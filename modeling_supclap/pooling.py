@@ -9,7 +9,7 @@ def mean_pool(last_hidden_state: torch.Tensor, attention_mask: torch.Tensor | No
     """Average the token embeddings (B, N, D) of each sequence over the tokens where the mask (B, N) is 1.
 
     Returns:
-        Sequence embeddings (B, D); zero for a sequence with only padding.
+        Sequence embeddings (B, D). The embedding of a sequence with only padding is zero.
 
     Example:
         >>> mean_pool(torch.tensor([[[1.0], [3.0], [100.0]]]), torch.tensor([[1, 1, 0]]))
@@ -23,9 +23,9 @@ def mean_pool(last_hidden_state: torch.Tensor, attention_mask: torch.Tensor | No
 
 
 def last_pool(last_hidden_state: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
-    """Return the embedding of the last token before padding; in decoders only this token attends to all others.
+    """Return the embedding of the last token of each sequence that is not padding, (B, N, D) -> (B, D).
 
-    Takes the embeddings (B, N, D) and a mask (B, N), with padding on the left or right, and returns (B, D).
+    In decoders, only this token attends to all others. The mask (B, N) may have padding on the left or right.
 
     Example:
         >>> last_pool(torch.tensor([[[1.0], [3.0], [100.0]]]), torch.tensor([[1, 1, 0]]))

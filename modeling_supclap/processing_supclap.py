@@ -31,7 +31,7 @@ _PUNCTUATION = re.compile('[(),.!?;:|*"，。！？；：、]')
 
 
 class SupCLAPAudioKwargs(TypedDict, total=False):
-    """Shared options that also apply to the feature extractor; `max_length` and `padding` apply to captions only."""
+    """Shared options that apply to the feature extractor, too. `max_length` and `padding` apply to captions only."""
 
     return_tensors: str | None
 
@@ -80,8 +80,8 @@ class SupCLAPProcessor(ProcessorMixin):
         Args:
             audio: Hub id or folder of the audio encoder.
             text: Hub id or folder of the text encoder.
-            caption_prefix: Text to insert before every caption. None uses the prompt of a sentence-transformers
-                model, or no prefix for other encoders.
+            caption_prefix: Text to insert before every caption. None: use the prompt of a sentence-transformers
+                model, and no prefix for other encoders.
             **kwargs: Options of the tokenizer. For a sentence-transformers model, `model_max_length` defaults to its
                 maximum sequence length.
 
@@ -120,7 +120,7 @@ class SupCLAPProcessor(ProcessorMixin):
             text: One caption or a list of captions.
             sampling_rate: Sampling rate of all clips in hertz.
             language: ISO 639-3 code of all captions ("fra"), or a list with one code per caption. Language tokens of
-                the tokenizer ("por_Latn") are also accepted. None uses the default language of the tokenizer.
+                the tokenizer ("por_Latn") are also accepted. None: use the default language of the tokenizer.
             **kwargs: `return_tensors` ("pt" for torch tensors, "np" for numpy arrays, None for no conversion), and
                 tokenizer options. `padding` (to the longest caption) and `truncation` (at `max_length`) are on by
                 default; `max_length` defaults to `max_tokens`. `text_kwargs` and `audio_kwargs` contain options for
@@ -184,7 +184,7 @@ class SupCLAPProcessor(ProcessorMixin):
     def _tokenize(
         self, text: str | Sequence[str], language: str | Sequence[str] | None, **kwargs: Any
     ) -> dict[str, list[list[int]]]:
-        """Tokenize captions, with the language token of each caption. Returns token ids and masks as lists."""
+        """Tokenize captions, with the language token of each caption. Return token ids and masks as lists."""
         if kwargs.get("max_length") is None and (kwargs["truncation"] or kwargs["padding"] == "max_length"):
             kwargs["max_length"] = self.max_tokens
 
@@ -227,7 +227,7 @@ class SupCLAPProcessor(ProcessorMixin):
 
     @property
     def max_tokens(self) -> int:
-        """Maximum number of tokens per caption; if the tokenizer has no limit, 514 for SONAR and 512 for others."""
+        """Maximum number of tokens per caption. Without a tokenizer limit, it is 514 for SONAR and 512 for others."""
         if self.tokenizer.model_max_length < 1_000_000:  # 1e30 in transformers means no limit
             return self.tokenizer.model_max_length
         return SONAR_MAX_TOKENS if _language_ids(self.tokenizer) else BERT_MAX_TOKENS
@@ -237,8 +237,9 @@ def extract_clips(feature_extractor: Any, clips: Sequence[np.ndarray]) -> dict[s
     """Compute the input features of a transformers audio encoder, independently for each clip (samples,).
 
     Returns:
-        Dict with `input_features`, float32 of shape (B, T), (B, T, features), or (B, features, T) if all clips have the
-        same length, padded with zeros; and `audio_attention_mask` (B, T) int64, 1 for the clip and 0 for padding.
+        Dict with `input_features` and `audio_attention_mask`. The features are float32, padded with zeros, of shape
+        (B, T), (B, T, features), or (B, features, T) if all clips have the same length. The mask is (B, T) int64, 1 for
+        the clip and 0 for padding.
     """
     options: dict[str, Any] = {"sampling_rate": feature_extractor.sampling_rate, "return_tensors": "np"}
     if "return_attention_mask" in inspect.signature(feature_extractor.__call__).parameters:
@@ -261,14 +262,14 @@ def extract_clips(feature_extractor: Any, clips: Sequence[np.ndarray]) -> dict[s
 
 
 def missing_protobuf() -> str:
-    """Return an installation hint if protobuf is missing, else ""; transformers suggests tiktoken, which is no help."""
+    """Return an installation hint if protobuf is missing, else "". The hint of transformers (tiktoken) is wrong."""
     if is_protobuf_available():
         return ""
     return "\nprotobuf is not installed; sentencepiece files require it: pip install protobuf"
 
 
 def _check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise ValueError if tokenizer files are missing; transformers then builds an unusable tokenizer silently."""
+    """Raise ValueError if tokenizer files are missing. transformers then builds an unusable tokenizer silently."""
     name = tokenizer.name_or_path or "the folder"
     if len(tokenizer) <= len(tokenizer.added_tokens_decoder):
         raise ValueError(
@@ -290,7 +291,7 @@ def _check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def as_list(texts: Any) -> list[Any]:
-    """Convert one text or a sequence of texts to a list; raise ValueError for None, and for a dict of captions."""
+    """Convert one text or a sequence of texts to a list. Raise ValueError for None, and for a dict of captions."""
     if texts is None:
         raise ValueError("got None; pass a text or a list of texts")
     if isinstance(texts, Mapping):
@@ -300,7 +301,7 @@ def as_list(texts: Any) -> list[Any]:
 
 
 def _language_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
-    """Return a dict from language token ("fra_Latn") to token id; empty if the tokenizer has no language tokens."""
+    """Return `{language token: token id}`, with tokens such as "fra_Latn". It is empty if there are no such tokens."""
     is_code = re.compile("[a-z]{3}_[A-Z][a-z]{3}").fullmatch
     return {token: index for token, index in tokenizer.get_added_vocab().items() if is_code(token)}
 

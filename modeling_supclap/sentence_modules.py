@@ -30,7 +30,7 @@ class SentenceModules(NamedTuple):
 
     Attributes:
         pooling: "mean", "cls" or "last".
-        dense: Settings of each dense layer after the pooling; see `SentenceDense`.
+        dense: Arguments of `SentenceDense` for each dense layer after the pooling.
         weights: State dict of each dense layer.
         normalize: Whether the output is scaled to unit norm.
     """
@@ -47,8 +47,8 @@ def read_sentence_modules(name: str, pooling: str | None = None) -> SentenceModu
     Returns None if the model has no `modules.json`, or if the requested `pooling` differs from its pooling.
 
     Raises:
-        ValueError: The weights of a dense layer are missing; or `pooling` is None and the model has an unsupported
-            pooling or module.
+        ValueError: The weights of a dense layer are missing, or the model has an unsupported pooling or module. The
+            second error is raised only if `pooling` is None.
     """
     modules = _read_json(name, "modules.json") or []
     mode, dense, weights, normalize = "", [], [], False
@@ -85,7 +85,8 @@ def read_sentence_modules(name: str, pooling: str | None = None) -> SentenceModu
 def read_text_settings(name: str) -> tuple[str, int | None]:
     """Read the prompt and the maximum number of tokens of a sentence-transformers model from its folder or Hub id.
 
-    The prompt is the default prompt if set, else the query prompt, else "". The number is None if it is not set.
+    The prompt is the default prompt if there is one, else the query prompt, else "". The number is None if the model
+    does not set it.
     """
     settings = _read_json(name, "config_sentence_transformers.json") or {}
     prompts = settings.get("prompts") or {}
@@ -94,7 +95,7 @@ def read_text_settings(name: str) -> tuple[str, int | None]:
 
 
 def _read_pooling(settings: dict[str, Any]) -> str:
-    """Return "mean", "cls" or "last" for a pooling configuration; "" if the pooling is unsupported."""
+    """Return "mean", "cls" or "last" for a pooling configuration, or "" if the pooling is unsupported."""
     if not settings.get("include_prompt", True):
         return ""
     modes = [settings["pooling_mode"]] if "pooling_mode" in settings else []

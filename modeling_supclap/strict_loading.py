@@ -15,7 +15,7 @@ from .hub_ids import is_hub_id
 
 @contextmanager
 def naming_damaged_files(folder: Any) -> Iterator[None]:
-    """Context manager for loading weights; raises OSError with the path of a damaged weight file in the folder.
+    """Context manager for loading weights that raises OSError with the path of a damaged weight file in the folder.
 
     The errors of safetensors and torch do not contain the path. Downloads from the Hub are verified.
     """
@@ -40,7 +40,7 @@ def naming_damaged_files(folder: Any) -> Iterator[None]:
 def damaged(path: Path, error: Exception) -> str:
     """Return an error message for a weight file, with the first sentence of `error`.
 
-    After that sentence, torch advises to run code from the file.
+    The rest is omitted, because torch advises there to run code from the file.
     """
     cause = f"{type(error).__name__}: {error}".splitlines()[0].split(". ")[0]
     return f"cannot read weights from {path} ({cause}); the file is damaged or incomplete, download it again"
@@ -50,8 +50,8 @@ def _check_source(name: Any) -> None:
     """Raise if a model cannot be loaded from `name`.
 
     transformers reports a missing folder as an invalid Hub id, and a named pipe would block forever. For a folder that
-    contains only a LoRA adapter, it loads the base model of the adapter, and fails if none is set. Before version 5.18,
-    it does not load the modules in `modules_to_save` of the adapter, such as the projections.
+    contains only a LoRA adapter, transformers loads the base model of the adapter, and fails if none is set. Before
+    version 5.18, it does not load the modules in `modules_to_save` of the adapter, such as the projections.
     """
     path = str(name)
     if name is not None and os.path.isdir(path):
@@ -92,10 +92,10 @@ def apply_umask(folder: str | os.PathLike[str]) -> None:
 
 
 class StrictLoadingMixin:
-    """Mixin that makes `from_pretrained` raise if weights are missing. List it before `PreTrainedModel` in the bases.
+    """Mixin for models. `from_pretrained` raises if weights are missing. List it before `PreTrainedModel` in the bases.
 
     transformers initialises missing weights at random and only warns, for example when `SonarTextModel` loads a
-    translation model. With `output_loading_info=True`, missing weights do not raise, because the report lists them.
+    translation model. With `output_loading_info=True` there is no error, because the report lists the missing weights.
     """
 
     @classmethod

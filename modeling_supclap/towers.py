@@ -25,7 +25,7 @@ POOLINGS_OF_ALL = {"audio": "audio_pooling must be 'mean'", "text": "text_poolin
 
 
 def import_tower_code(module: str, name: str) -> Any:
-    """Import a class or function from a file that a saved model contains only if its towers need it."""
+    """Import a class or function from a module on first use. A saved model contains only the modules of its towers."""
     return getattr(importlib.import_module(f".{module}", __package__), name)
 
 
@@ -35,9 +35,9 @@ def get_tower_class(model_type: str) -> type[PreTrainedModel] | None:
 
 
 def build_tower(kind: Literal["audio", "text"], config: Any, pooling: str = "mean") -> PreTrainedModel:
-    """Build an encoder with random weights; raise ValueError if the configuration is not a single encoder.
+    """Build an encoder with random weights. Raise ValueError if the configuration is not a single encoder.
 
-    The pooling ("mean", "cls", "last" or "pooler") is used for text only.
+    `pooling` ("mean", "cls", "last" or "pooler") applies to text encoders only.
     """
     tower_class, options = get_class(kind, config, pooling)
     build = AutoModel.from_config if tower_class is AutoModel else tower_class._from_config
@@ -45,7 +45,7 @@ def build_tower(kind: Literal["audio", "text"], config: Any, pooling: str = "mea
 
 
 def check_audio_config(config: PreTrainedConfig) -> None:
-    """Raise ValueError unless the configuration describes a single audio encoder."""
+    """Raise ValueError if the configuration does not describe a single audio encoder."""
     if config.model_type in AUDIO_TOWERS:
         return
     model_class = MODEL_MAPPING.get(type(config), None)
@@ -59,9 +59,9 @@ def check_audio_config(config: PreTrainedConfig) -> None:
 
 
 def check_text_config(config: PreTrainedConfig, pooling: str = "mean") -> None:
-    """Raise ValueError unless the configuration describes a text encoder, or a decoder with `pooling="last"`.
+    """Raise ValueError if the configuration does not describe a text encoder.
 
-    Decoders need "last" pooling, because only the last token attends to the whole text.
+    A decoder is accepted with `pooling="last"`, because only its last token attends to the whole text.
     """
     kind = config.model_type
     if config.sub_configs or not hasattr(config, "hidden_size"):
@@ -81,7 +81,7 @@ def check_text_config(config: PreTrainedConfig, pooling: str = "mean") -> None:
 
 
 def check_tower(kind: Literal["audio", "text"], tower: PreTrainedModel, config: Any, pooling: str | None) -> None:
-    """Raise ValueError if the hidden size of a tower differs from its configuration, or if it lacks this pooling."""
+    """Raise ValueError if the hidden size of a tower differs from its configuration, or it lacks this pooling."""
     if tower.config.hidden_size != config.hidden_size:
         raise ValueError(
             f"{type(tower).__name__} has width {tower.config.hidden_size}, but {kind}_config has {config.hidden_size}; "
@@ -95,7 +95,10 @@ def check_tower(kind: Literal["audio", "text"], tower: PreTrainedModel, config: 
 
 
 def has_pooler(tower: PreTrainedModel) -> bool:
-    """Return whether the output of a tower has a `pooler_output`, by its `pooler` or the annotation of `forward`."""
+    """Return whether the output of a tower has a `pooler_output`.
+
+    This is read from the attribute `pooler`, or from the return annotation of `forward`.
+    """
     if hasattr(tower, "pooler"):
         return tower.pooler is not None
     returned = inspect.signature(type(tower).forward).return_annotation
@@ -111,7 +114,7 @@ def takes(tower: nn.Module | type, argument: str) -> bool:
 
 
 def _is_decoder(config: PreTrainedConfig) -> bool:
-    """Return whether the attention is causal; a setting turns some decoders into bidirectional encoders."""
+    """Return whether the attention is causal. Some decoders have a setting for bidirectional attention."""
     if getattr(config, "use_bidirectional_attention", False) or getattr(config, "is_causal", True) is False:
         return False
     causal_only = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and type(config) not in MODEL_FOR_MASKED_LM_MAPPING
@@ -119,7 +122,7 @@ def _is_decoder(config: PreTrainedConfig) -> bool:
 
 
 def get_class(kind: Literal["audio", "text"], config: PreTrainedConfig, pooling: str) -> tuple[Any, dict[str, Any]]:
-    """Return the model class of a tower and its constructor arguments; raise ValueError if the model is unsupported."""
+    """Return the model class of a tower and its constructor arguments. Raise ValueError for an unsupported model."""
     if kind == "audio":
         check_audio_config(config)
         if config.is_encoder_decoder:  # the encoder class
