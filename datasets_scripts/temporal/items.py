@@ -1,8 +1,8 @@
 """Build training items for TeminAL on the fly from rows with one label each.
 
-An item combines one or two recordings, with captions that describe their order. Every random choice is computed from a
-hash of the seed and a key, so it does not depend on the machine, the number of workers, the row order or the numpy
-version. The caption templates are in `phrases/temporal.json`, where `{first}` is the first sound in the audio.
+An item combines one or two recordings, with captions that describe their order. A random choice depends only on a hash
+of the seed and a key. It does not depend on the machine, the number of workers, the row order or the numpy version. The
+caption templates are in `phrases/temporal.json`, where `{first}` is the first sound in the audio.
 
 TeminAL and ZSTE are from the paper "Temporal Enhancement of Contrastive Audio-Language Models through Self-Supervised
 Post-Training with Text-Audio Pairs".
@@ -43,13 +43,13 @@ def describe(
     Args:
         relation: "before" ("first before second"), "after" ("second after first", the same order in time), "while"
             (both at the same time), "single" (only the first), or "combined" (both, in any order).
-        phrases_first: Dict from language to the noun phrase of the first sound.
-        phrases_second: Phrases of the second sound; None for "single".
+        phrases_first: `{language: noun phrase of the first sound}`.
+        phrases_second: The same for the second sound; None for "single".
         languages: ISO 639-3 codes of the captions.
-        exchange: Whether to exchange the two sounds first (operator T in TeminAL eq. 1).
+        exchange: Whether to exchange the two sounds before writing (operator T in TeminAL eq. 1).
 
     Returns:
-        Dict from language to captions. The first English caption uses the phrasing of the paper.
+        `{language: [caption, ...]}`. The first English caption uses the phrasing of the paper.
 
     Raises:
         ValueError: The relation or a language is unknown, the number of sounds is wrong, or a phrase is missing.
@@ -79,7 +79,9 @@ def describe(
 
 
 def label_phrase(label: str, language: str = "eng", phrases: Phrases | None = None) -> str:
-    """Return the noun phrase `phrases[label][language]`; without `phrases`, the English phrase is the label itself.
+    """Return the noun phrase `phrases[label][language]`.
+
+    If `phrases` is None, the label itself is its English phrase, with spaces for underscores.
 
     Raises:
         ValueError: The label has no phrase in this language.
@@ -111,7 +113,7 @@ class TemporalItem:
         role: How the recordings are combined, one of `mixing.ROLES`.
         rows: Dataset rows of the recordings, in the order of playback.
         labels: Class of each recording.
-        captions: Dict from language to captions with the same meaning.
+        captions: `{language: [caption, ...]}`; all captions have the same meaning.
         clip_id: Role and clip ids; unique within an epoch.
     """
 
@@ -123,7 +125,10 @@ class TemporalItem:
 
     @property
     def meaning(self) -> str:
-        """Key for comparing meanings: equal for "a before b" from pair (a, b) and from the reversed pair (b, a)."""
+        """Key that is equal for items with the same meaning.
+
+        For example, "a before b" has the same key from the pair (a, b) and from the reversed pair (b, a).
+        """
         if self.role in ("forward", "reversed"):
             return f"sequence:{'+'.join(self.labels)}"
         return f"{self.role}:{'+'.join(sorted(self.labels))}"
@@ -141,8 +146,9 @@ def render(
 ) -> np.ndarray:
     """Render the audio of an item with `mixing.compose`: (samples,) float32, peak at most 0.99.
 
-    A combined item is rendered in sequence (TeminAL section 3.2). `read_waveform` returns the waveform of a row,
-    (samples,) float, at `sampling_rate_hz`. If `compose` raises ValueError, the clips are added to the message.
+    The sounds of a combined item follow each other (TeminAL section 3.2). `read_waveform` returns the waveform of a
+    row, (samples,) float, at `sampling_rate_hz`. If `compose` raises ValueError, the message also contains the clip
+    ids.
     """
     try:
         return compose(item.role, list(map(read_waveform, item.rows)), sampling_rate_hz, options)
@@ -158,13 +164,13 @@ class TemporalItems:
     Args:
         rows: Dataset rows with one label each. Pass only the training split (see `split_by_source`).
         seed: Random seed.
-        phrases: Noun phrases as `phrases[label][language]`, see `captions.label_phrases`. With None, English phrases
-            are the labels themselves.
+        phrases: Noun phrases as `{label: {language: phrase}}` (see `captions.label_phrases`). None: the labels
+            themselves are the English phrases.
         languages: Caption languages; the first is the anchor language.
-        pairs_per_epoch: Number of pairs per epoch; None uses all pairs. All epochs share one random order of the pairs,
-            so a pair repeats only after all other pairs. One epoch may contain a pair several times.
+        pairs_per_epoch: Number of pairs per epoch. None: all pairs. The epochs go through one random order of the
+            pairs, so a pair repeats only after all other pairs. A long epoch may contain a pair several times.
         use_after: Whether "c_j after c_i" replaces "c_i before c_j" in a random half of the items.
-        num_phrasings: Number of phrasings per sentence; 1 uses the paper's "X before Y", as in ZSTE. None uses all.
+        num_phrasings: Number of phrasings per sentence. 1: the paper's "X before Y", as in ZSTE. None: all phrasings.
 
     Raises:
         ValueError: A row does not have exactly one label, an id is duplicated, there are fewer than two classes, a
@@ -205,7 +211,7 @@ class TemporalItems:
         """Build the three items of pair `index` in an epoch for TeminAL stage B (section 3.2), from two recordings.
 
         These are the forward item `a_i + a_j`, "c_i before c_j"; the reversed item `a_j + a_i`, "c_j before c_i"; and
-        the overlaid item `a_i ^ a_j`, "c_i while c_j". Both numbers start at 0.
+        the overlaid item `a_i ^ a_j`, "c_i while c_j". `epoch` and `index` start at 0.
         """
         rows = self._draw_rows("triple", epoch, index)
         relations = ("before", "after") if self._use_after else ("before",)
@@ -218,7 +224,8 @@ class TemporalItems:
     def stage_a(self, epoch: int, index: int) -> tuple[TemporalItem, TemporalItem]:
         """Build the two items of pair `index` in an epoch for TeminAL stage A (B.2).
 
-        These are an item with one of the two recordings, and the combined item with both. Both numbers start at 0.
+        These are an item with one of the two recordings, and the combined item with both. `epoch` and `index` start at
+        0.
         """
         rows = self._draw_rows("stage_a", epoch, index)
         combined = self._pair_item("combined", "combined", rows)
@@ -236,7 +243,7 @@ class TemporalItems:
         key = (self._seed, stage, epoch, index)
         first = drawn(self._recordings[labels[0]], *key, "first")
 
-        # Clips of two classes may be from one recording; do not pair these.
+        # Clips of two classes may come from the same recording; do not pair these.
         others = [other for other in self._recordings[labels[1]] if other.source != first.source]
         if not others:
             raise ValueError(f"all clips of {labels[1]!r} are from {first.source!r}, and so is clip {first.clip_id!r}")
@@ -266,7 +273,7 @@ class Recording(NamedTuple):
 
 
 def recordings_by_label(rows: Iterable[Row]) -> dict[str, list[Recording]]:
-    """Return a dict from class to its recordings, sorted by clip id, so that sampling ignores the row order."""
+    """Return `{class: [recording, ...]}`, sorted by clip id, so that sampling does not depend on the row order."""
     recordings: dict[str, tuple[str, Recording]] = {}
     for index, row in enumerate(without_audio(rows)):
         clip_id, labels = row["clip_id"], list(row["labels"])
@@ -283,9 +290,9 @@ def recordings_by_label(rows: Iterable[Row]) -> dict[str, list[Recording]]:
 
 
 def split_by_source(rows: Iterable[Row], train_fraction: float = 0.7, seed: int = 0) -> tuple[list[int], list[int]]:
-    """Split rows into sorted row indices of a training and a test set, which share no source recordings.
+    """Split rows into a training and a test set without common source recordings; return their sorted row indices.
 
-    A source with clips of several classes is assigned together with the alphabetically first class.
+    A source with clips of several classes counts as a source of the alphabetically first class.
 
     Args:
         rows: Dataset rows with one label each.
@@ -317,15 +324,15 @@ def split_by_source(rows: Iterable[Row], train_fraction: float = 0.7, seed: int 
 
 
 def digest(value: Any) -> bytes:
-    """Return the SHA-256 hash of a value as canonical JSON; it is the same on every machine."""
+    """Return the SHA-256 of a value as canonical JSON, which is the same on every machine."""
     return hashlib.sha256(_canonical_json(value).encode()).digest()
 
 
 def drawn(options: Sequence[T], *key: Any) -> T:
-    """Choose one of the options with a hash of `key`, which contains the seed and identifies this random choice."""
+    """Choose one of the options with a hash of `key`, which must contain the seed and be different for each choice."""
     return options[int.from_bytes(digest(key), "big") % len(options)]
 
 
 def shuffled(options: Iterable[T], *key: Any) -> list[T]:
-    """Shuffle the options into a random order that depends on `key` only; options must be JSON values."""
+    """Return the options, which must be JSON values, in a random order that depends only on the options and `key`."""
     return sorted(options, key=lambda option: digest([*key, option]))

@@ -1,7 +1,7 @@
 """Combine two waveforms in sequence, or overlay them with equal loudness (TeminAL section 3.1).
 
-All functions are pure. Waveforms are mono float arrays `(samples,)` with full scale 1. Combined waveforms are float32
-with a peak of at most `PEAK`: a louder waveform is scaled down as a whole.
+All functions are pure. Waveforms are mono float arrays `(samples,)` with full scale 1. Combined waveforms are float32.
+If their peak exceeds `PEAK`, the whole waveform is scaled down.
 """
 
 import math
@@ -47,14 +47,14 @@ class RenderOptions:
 def compose(
     role: str, waveforms: Sequence[np.ndarray], sampling_rate_hz: int, options: RenderOptions | None = None
 ) -> np.ndarray:
-    """Combine waveforms according to the role of a training item or the family of a ZSTE record.
+    """Return one waveform, join two in sequence, or overlay two, depending on `role`.
 
     Args:
-        role: One of `ROLES` or "concatenated". "overlaid" overlays the waveforms, "single" has only one waveform, and
-            all other roles join the waveforms in sequence.
+        role: Role of a training item (one of `ROLES`) or family of a ZSTE record. "single" returns the only waveform,
+            and "overlaid" overlays two waveforms. All other roles, and "concatenated", join two in sequence.
         waveforms: One waveform for "single", otherwise two in the order of playback.
-        sampling_rate_hz: Sampling rate of the waveforms.
-        options: Options for joining clips in sequence. None joins them without crossfade, gap or level change.
+        sampling_rate_hz: Sampling rate of the waveforms in Hz.
+        options: Options for joining clips in sequence. None: no crossfade, gap or level change.
 
     Raises:
         ValueError: The role or the number of waveforms is wrong, or `concatenate` or `overlay` fails.
@@ -78,8 +78,8 @@ def compose(
 def active_rms(waveform: np.ndarray, sampling_rate_hz: int) -> float:
     """Compute the RMS level of the active parts of a clip, without padding and pauses.
 
-    A 20 ms frame is active if its power is at least the mean power of the clip minus 10 dB.
-    Digital silence has level 0.
+    A 20 ms frame is active if its power is at least the mean power of the clip minus 10 dB. Digital silence has level
+    0.
 
     Raises:
         ValueError: The waveform is empty, not mono, not float, or has NaN or infinite samples; or the rate is not
@@ -132,7 +132,7 @@ def concatenate(
     first_gain, second_gain = (1.0, 1.0)
     if options.match_loudness:
         first_gain, second_gain = _equal_gains(first, second, sampling_rate_hz)
-    start = first.size + gap - fade  # of the second
+    start = first.size + gap - fade  # start of the second clip
     joined = np.empty(start + second.size, np.float32)
     np.multiply(first, first_gain, out=joined[: first.size])
     joined[first.size : start] = 0
@@ -189,7 +189,7 @@ def _equal_gains(first: np.ndarray, second: np.ndarray, sampling_rate_hz: int) -
     """Return two gains that scale both clips to the geometric mean of their levels."""
     level, other = active_rms(first, sampling_rate_hz), active_rms(second, sampling_rate_hz)
     if level == 0 or other == 0:
-        raise ValueError(f"the clips have levels {level:.3g} and {other:.3g}; a silent clip cannot be matched")
+        raise ValueError(f"the clips have levels {level:.3g} and {other:.3g}; matching requires two non-silent clips")
     return math.sqrt(other / level), math.sqrt(level / other)
 
 

@@ -26,7 +26,7 @@ ZSTE_FAMILIES = {
 """Dict from task to the family of its clips: a single sound, two concatenated sounds, or two overlaid sounds."""
 
 Candidate = tuple[str, ...]
-"""A prompt in no particular language: (key of a sentence in `temporal.json`, labels to insert)."""
+"""A candidate text before translation: (key of a sentence in `temporal.json`, labels to insert)."""
 
 
 def zste_set(rows: Sequence[Row], seed: int, num_items: int) -> list[dict[str, Any]]:
@@ -40,8 +40,8 @@ def zste_set(rows: Sequence[Row], seed: int, num_items: int) -> list[dict[str, A
         num_items: Number of clips per family.
 
     Returns:
-        List of records, dicts with "id", "family", "clip_ids" and "labels" (clips in the order of playback). The
-        families are:
+        List of records. A record is a dict with "id", "family", "clip_ids" and "labels"; clip ids and labels are in the
+        order of playback. The families are:
 
         - "single": distinct clips, alternating between classes; at most one per row.
         - "concatenated": distinct ordered pairs of clips, alternating between ordered pairs of classes.
@@ -63,7 +63,7 @@ def zste_set(rows: Sequence[Row], seed: int, num_items: int) -> list[dict[str, A
     for clip_id, label in itertools.islice(in_turn, num_items):
         records.append(_record("single", [clip_id], [label]))
 
-    # Later epochs may sample the same recordings again, so keep each pair of recordings once.
+    # Later epochs may sample the same recordings again. Use each pair of recordings once.
     pairs: dict[tuple[str, ...], list[str]] = {}
     for number in range(_DRAWS_PER_ITEM * num_items):
         forward, _, _ = items.triple(*divmod(number, len(items)))
@@ -88,9 +88,10 @@ def set_hash(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 class Prompts(NamedTuple):
-    """Distinct candidate texts for one clip, and the indices of the correct candidates, in the order of playback.
+    """Distinct candidate texts for one clip, and the indices of the correct candidates.
 
-    One candidate is correct in tasks 1A, 3 and 4, and two in tasks 2 and 5.
+    One candidate is correct in tasks 1A, 3 and 4, and two in tasks 2 and 5. Two correct candidates are in the order of
+    playback.
     """
 
     texts: list[str]
@@ -115,14 +116,15 @@ def zste_prompts(
     - 5B: "Simultaneous sound of X and Y" in both orders (correct), and wrong candidates up to `num_candidates`.
 
     In tasks 3 to 5, the order of the candidates is random. The added wrong candidates (4A, 4B, 5B) name one class in
-    the clip and one absent class. When all such pairs are used, they name two absent classes. CLAP recognises at least
-    one of two sounds in 81 % of the clips (2B, TeminAL table 3), so this must not exclude all added candidates.
+    the clip and one absent class. When all such pairs are used, they name two absent classes. The reason is that CLAP
+    recognises at least one of two sounds in 81 % of the clips (2B, TeminAL table 3). If all added candidates named two
+    absent classes, recognising one sound would be enough to exclude them.
 
     Args:
         task: "1A" to "5B", a key of `ZSTE_FAMILIES`.
         record: Record from `zste_set` with the family of the task.
         labels: All classes, including the classes in the record.
-        phrases: Noun phrases as `phrases[label][language]`. With None, English phrases are the labels themselves.
+        phrases: Noun phrases as `{label: {language: phrase}}`. None: the labels themselves are the English phrases.
         language: ISO 639-3 code. The candidates and their order are the same in all languages.
         num_candidates: Number of candidates in tasks 4 and 5B.
         seed: Random seed of the added candidates and the order.
@@ -150,7 +152,7 @@ def zste_prompts(
     check_languages([language])
 
     key = (seed, "zste", task, record["id"])
-    candidates, right = _questions(task, record["labels"], labels, num_candidates, key)
+    candidates, right = _candidates(task, record["labels"], labels, num_candidates, key)
     if task[0] not in "12":
         candidates = shuffled(candidates, *key)
 
@@ -163,7 +165,7 @@ def zste_prompts(
     return Prompts(texts, list(map(candidates.index, right)))
 
 
-def _questions(
+def _candidates(
     task: str, present: Sequence[str], labels: Sequence[str], num_candidates: int, key: tuple[Any, ...]
 ) -> tuple[list[Candidate], list[Candidate]]:
     """Return the candidates of a task, and the correct candidates in the order of playback."""
@@ -189,7 +191,10 @@ def _questions(
 def _add_wrong_candidates(
     candidates: list[Candidate], present: Sequence[str], labels: Sequence[str], num_candidates: int, key: Sequence[Any]
 ) -> list[Candidate]:
-    """Add wrong candidates with the same sentences, first with one class in the clip, then with absent classes only."""
+    """Extend the candidates to `num_candidates` with wrong ones that use the same sentences.
+
+    First add candidates with one class in the clip and one absent class, then candidates with two absent classes.
+    """
     sentences = sorted(set(map(itemgetter(0), candidates)))
     most = len(candidates) + len(sentences) * (len(labels) * (len(labels) - 1) - 2)
     if not len(candidates) <= num_candidates <= most:
