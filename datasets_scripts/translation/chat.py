@@ -28,16 +28,17 @@ class ChatTranslator:
     """Translator that uses a language model on an OpenAI-compatible endpoint.
 
     Each batch is sent as one request: a JSON object with numbered texts. If the answer is not a JSON object with the
-    same numbers, the request is repeated once, then the batch is split into halves. A text that fails alone is skipped.
+    same numbers, the request is repeated once. If this fails too, the batch is split into halves. A batch of a single
+    text that fails is skipped.
 
     Requests to a busy or failing server are retried with increasing delays, or after the delay that the server requests
     (up to two minutes). Redirects are not followed, so that the API key is only sent to the endpoint's host.
 
     Args:
         endpoint: URL, such as `https://api.deepseek.com/v1` or `http://localhost:8000`.
-        api_key: Bearer token. With None, no token is sent, even if the environment contains one.
+        api_key: Bearer token. None: no token is sent, even if the environment contains one.
         options: Additional request fields; the default is `{"temperature": 0}`.
-        requests_per_minute: Maximum number of requests per minute, evenly spaced; None is unlimited.
+        requests_per_minute: Maximum number of requests per minute, evenly spaced. None: no limit.
         workers: Number of parallel requests.
         retries: Maximum number of retries per request.
 
@@ -74,7 +75,7 @@ class ChatTranslator:
         withheld = () if api_key or parts.username else ("Authorization",)
 
         def before_sending(request: Any) -> None:
-            """Remove headers that were read from the environment, and apply the rate limit, also to retries."""
+            """Remove headers that were read from the environment, and apply the rate limit; called for each attempt."""
             for header in ("OpenAI-Organization", "OpenAI-Project", *withheld):
                 request.headers.pop(header, None)
             self.limiter.wait()
@@ -94,7 +95,7 @@ class ChatTranslator:
         """Accept all languages."""
 
     def translate(self, texts: Sequence[str], source: str, target: str) -> list[str]:
-        """Translate texts; see `Translator.translate`. Returns "" for a text without a valid answer.
+        """Translate texts (see `Translator.translate`); return "" for a text without a valid answer.
 
         Raises:
             ConnectionError: The endpoint could not be reached or rejected the request, or all retries failed.
@@ -139,7 +140,7 @@ class ChatTranslator:
 
 
 class RateLimiter:
-    """Thread-safe rate limiter with evenly spaced requests. `per_minute=None` means no limit."""
+    """Thread-safe rate limiter with evenly spaced requests; no limit if `per_minute` is None."""
 
     def __init__(self, per_minute: float | None) -> None:
         if per_minute is not None and per_minute <= 0:
@@ -159,7 +160,7 @@ class RateLimiter:
 
 
 class UnusableAnswer(Exception):
-    """Answer that is truncated, not JSON, or without one text for each number; a second request may succeed."""
+    """Error for an answer that is truncated, not JSON, or lacks a text. A second request may succeed."""
 
 
 def read_answer(body: bytes, count: int) -> list[str]:

@@ -25,7 +25,7 @@ Key = tuple[str, int, str]  # clip id, caption index, language
 class Item(NamedTuple):
     """Text to translate from language `source` to language `target` (ISO 639-3 codes).
 
-    `language` is the language in `key`: for a translation the target, for a back-translation the source.
+    `language` is the language in `key`: the target of a translation, or the source of a back-translation.
     """
 
     clip_id: str
@@ -57,7 +57,8 @@ def clean(text: str) -> str:
 class FinishedBatches:
     """JSON Lines file of finished batches. After an interruption, only the batches in progress are lost.
 
-    An incomplete last line is removed. A file that is damaged or was made with other settings raises ValueError.
+    An incomplete last line is removed. The constructor raises ValueError if the file is damaged or was made with other
+    settings.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
@@ -111,7 +112,7 @@ def translate_texts(
     and saved before the error is raised.
 
     Returns:
-        Dict from (language pair, text) to translation; "" if the translation failed.
+        `{(language pair, text): translation}`; the translation is "" if it failed.
     """
     pool = ThreadPoolExecutor(translator.workers)
     futures = {}
@@ -155,11 +156,12 @@ def complete_translations(
 ) -> dict[Key, str]:
     """Translate the items that are missing or stale in a translations file, and update the file.
 
-    A translation is stale if its caption has changed since. All other rows are kept. Blank translations are not saved,
-    so the next run tries them again. Finished batches are saved in `<path>.part.jsonl` until the file is complete.
+    A translation is stale if its caption has changed afterwards. All other rows are kept. Blank translations are not
+    saved, so the next run tries them again. Finished batches are saved in `<path>.part.jsonl` until the file is
+    complete.
 
     Args:
-        path: Path of the Parquet file; the file may not exist yet.
+        path: Path of the Parquet file, which need not exist.
         items: Items that the file must contain.
         translator: Translator for the missing items.
         batch_size: Number of texts per batch.
@@ -167,7 +169,7 @@ def complete_translations(
         fill_gaps: Whether to keep translations by other models. If False, such translations raise ValueError.
 
     Returns:
-        Dict from item key to translation, without items that have no translation.
+        `{item key: translation}` for the items with a translation.
 
     Raises:
         RuntimeError: Another run is writing the file.
@@ -209,7 +211,7 @@ def complete_translations(
 
 
 def sample(items: Sequence[Item], count: int | None) -> list[Item]:
-    """Sample up to `count` items per language. The result is deterministic; None selects all items."""
+    """Sample up to `count` items per language, or all items if `count` is None. The sample is deterministic."""
     by_language: dict[str, list[Item]] = {}
     for item in sorted(items, key=lambda item: source_hash(str(item.key))):
         by_language.setdefault(item.language, []).append(item)

@@ -19,7 +19,7 @@ from .table import Paths, languages_of, listing, read_translations, source_hash
 
 Rows = TypeVar("Rows", Dataset, DatasetDict, RowStream, dict[str, RowStream])
 Captions = Mapping[str, list[str] | None]
-Problems = defaultdict[str, list[str]]  # from a problem to the captions or clips that have it
+Problems = defaultdict[str, list[str]]  # problem -> affected captions or clips
 logger = logging.getLogger(__name__)
 
 
@@ -43,22 +43,22 @@ def join_translations(
     Args:
         rows: A `Dataset`, a `DatasetDict`, a `RowStream`, or a dict of `RowStream` splits, with rows as in `schema.py`
             and unique clip ids.
-        path: One or several Parquet files, see `table.SCHEMA`.
-        languages: ISO 639-3 codes of the languages to add; None adds all languages in the file.
-        strict: Whether to raise if translations are missing, stale (the caption has changed) or for clips that are not
-            in the dataset. If False, the function logs a warning, skips the language for clips with missing or stale
-            translations, and ignores unknown clips.
+        path: One or several Parquet files with the columns of `table.SCHEMA`.
+        languages: ISO 639-3 codes of the languages to add. None: all languages in the file.
+        strict: Whether to raise an error if translations are missing, are stale (the caption has changed), or belong to
+            unknown clips (not in the dataset). If False, the function logs a warning, skips the language for clips with
+            missing or stale translations, and ignores unknown clips.
         source_language: Language of the original captions.
 
     Returns:
-        The same type as `rows`. Streams are joined lazily: a row raises when it is read, there are no warnings, and
-        unknown clips in the file are not detected.
+        The same type as `rows`. Streams are joined lazily: errors are raised when a row is read, there are no warnings,
+        and unknown clips in the file are not detected.
 
     Raises:
         FileNotFoundError: A translations file does not exist.
-        ValueError: The file is invalid (see `read_translations`) or lacks a language. The file has a caption index that
-            a clip does not have, or a clip already has captions in a language. With `strict`, also if translations are
-            missing, stale or for unknown clips. The message counts the faults and names the first few.
+        ValueError: The file is invalid (see `read_translations`), lacks a language, or has a caption index that does
+            not exist in the clip. A clip already has captions in a language. With `strict`, translations are missing,
+            are stale or belong to unknown clips. The message contains the number of faults and the first few of them.
     """
     table = read_translations(path, languages)
     join = _Join(table, list(languages or languages_of(table)), strict, source_language)
@@ -87,7 +87,7 @@ def read_captions(rows: Dataset | DatasetDict, language: str = "eng") -> list[Ca
 
 
 def _read_rows(rows: Dataset) -> list[tuple[str, Captions]]:
-    """Return the clip id and captions of every row; raise if a clip id is duplicated."""
+    """Return the clip id and captions of every row; raise ValueError if a clip id is duplicated."""
     columns = rows.with_format("arrow").select_columns(["clip_id", "captions"])[:]
     clip_ids = columns["clip_id"].to_pylist()
 
@@ -110,22 +110,22 @@ def _report(errors: Problems, gaps: Problems, strict: bool) -> None:
         raise ValueError(message)
     if gaps and strict:
         raise ValueError(
-            f"{message}. Complete the file, join all splits that it was made for, or pass strict=False to leave out "
-            "the language for such clips"
+            f"{message}. Complete the file, join all splits in the file together, or pass strict=False to skip the "
+            "language for such clips"
         )
     if gaps:
-        logger.warning("%s. Such clips do not get the language", message)
+        logger.warning("%s. The language is skipped for such clips", message)
 
 
 class _Join:
-    """Adds the translations in a table to captions; `join_translations` documents the arguments."""
+    """Join of the translations in a table with captions. The arguments are those of `join_translations`."""
 
     def __init__(self, table: pa.Table, languages: list[str], strict: bool, source_language: str) -> None:
         if source_language in languages:
             raise ValueError(f"the file has translations into {source_language!r}, its source language")
         self.languages, self.strict, self.source_language = languages, strict, source_language
 
-        # Clip id -> language -> caption index -> (text, source hash).
+        # {clip id: {language: {caption index: (text, source hash)}}}
         self.lines: dict[str, dict[str, dict[int, tuple[str, str | None]]]] = {}
         names = ("clip_id", "language", "caption_index", "text", "source_hash")
         for clip_id, language, index, text, digest in zip(*(table[name].to_pylist() for name in names), strict=True):
@@ -203,8 +203,8 @@ class _Join:
         feature = self.features(rows.features)["captions"]
         chosen = None
         if rows._indices is not None:
-            # datasets would copy a selection, including its audio, to add a column. So add the column to the whole
-            # table, with None in the other rows, and select again.
+            # To add a column to selected rows, `datasets` would copy them with their audio. Therefore add the column to
+            # the whole table, with None in the other rows, and select the rows again.
             chosen = rows._indices.column(0).to_pylist()
             selected, captions = captions, [None] * len(rows.data)
             for index, of_clip in zip(chosen, selected, strict=True):

@@ -12,7 +12,7 @@ Encoder = Callable[[Sequence[str]], np.ndarray]
 
 
 def load_sentence_encoder(name: str, device: str | None = None) -> Encoder:
-    """Load a sentence encoder, as a function from N texts to embeddings `(N, d)` (float32, unit norm).
+    """Load a sentence encoder: a function from N texts to embeddings `(N, d)`, float32 with unit norm.
 
     Args:
         name: Hub id or folder of a sentence-transformers model, such as `sentence-transformers/all-roberta-large-v1`.
@@ -52,10 +52,10 @@ def report_translations(
     back-translation. It is 1 for identical texts and around 0.1 for unrelated captions.
 
     Args:
-        sources: Dict from (clip id, caption index) to caption.
-        translations: Translations of some or all captions.
-        back_translations: Back-translations of some or all translations.
-        encoder: Sentence encoder, see `load_sentence_encoder`. With None, back-translations are not compared.
+        sources: `{(clip id, caption index): caption}`.
+        translations: Translations of some or all captions, with the same keys.
+        back_translations: Back-translations of some or all translations, with the same keys.
+        encoder: Sentence encoder (see `load_sentence_encoder`). None: back-translations are not compared.
         threshold: Cosine threshold for `below_threshold`.
         num_worst: Maximum number of entries in `worst`.
 
@@ -64,7 +64,8 @@ def report_translations(
 
         - `captions`: number of captions; `missing`: number of captions without a translation.
         - `identical`: number of translations that equal their caption.
-        - `length_ratio`: mean ratio of characters, translation to caption (well below 1 in Chinese and Japanese).
+        - `length_ratio`: mean of the characters in the translation divided by those in the caption (well below 1 in
+          Chinese and Japanese).
         - `back_translated`: number of back-translations; `cosine`: their mean cosine.
         - `below_threshold`: share of cosines below the threshold.
         - `worst`: captions, translations and back-translations with the lowest cosines.
@@ -103,7 +104,7 @@ def report_translations(
 
 
 def format_translation_report(languages: Mapping[str, Mapping[str, Any]], threshold: float) -> str:
-    """Format the results of `report_translations` as a text table; cosines are times 100, as in SupCLAP table 10."""
+    """Format the results of `report_translations` as a text table, with cosines times 100 as in SupCLAP table 10."""
     below = f"below {100 * threshold:g}"
     lines = [f"language  captions  missing  identical  length  translated back  cosine  {below}"]
     for language, scores in languages.items():

@@ -17,24 +17,29 @@ logger = logging.getLogger(__name__)
 
 
 class Translator(Protocol):
-    """Interface of translators: the model name, and the number of batches to translate in parallel."""
+    """Interface of translators.
+
+    Attributes:
+        name: Name of the model.
+        workers: Number of batches to translate in parallel.
+    """
 
     name: str
     workers: int
 
     def check(self, source: str, target: str) -> None:
-        """Raise a ValueError if these languages are known to be unsupported."""
+        """Raise ValueError if the translator is known not to support these languages."""
 
     def translate(self, texts: Sequence[str], source: str, target: str) -> list[str]:
-        """Translate texts between two languages (ISO 639-3 codes). Returns "" for a text that cannot be translated."""
+        """Translate texts from `source` to `target` (ISO 639-3 codes); return "" for a text if this fails."""
 
 
 class Seq2SeqTranslator:
     """Translator that uses a transformers seq2seq model.
 
-    The tokenizer determines how the target language is set: with the first decoder token (NLLB, M2M100, mBART-50), or
-    with a token before the text (MADLAD-400 `<2fr>`, multilingual OPUS-MT `>>fra<<`). Models for a single language pair
-    (OPUS-MT) need no token. Other models, such as T5, need a prompt.
+    The target language is set in the way that the tokenizer requires. NLLB, M2M100 and mBART-50 need a language code as
+    the first decoder token. MADLAD-400 (`<2fr>`) and multilingual OPUS-MT (`>>fra<<`) need a token before the text.
+    Models for a single language pair (OPUS-MT) need no token. Other models, such as T5, need a prompt.
 
     Args:
         name: Hub id or folder. In names of single-pair models, such as `Helsinki-NLP/opus-mt-{source}-{target}`, the
@@ -43,7 +48,7 @@ class Seq2SeqTranslator:
             English language names.
         num_beams: Number of beams in beam search; 1 is greedy search.
         device: Torch device; defaults to the GPU if there is one.
-        dtype: Data type of the weights, such as `bfloat16`; `auto` uses the dtype of the checkpoint.
+        dtype: Data type of the weights, such as `bfloat16`. `auto`: the dtype of the checkpoint.
 
     Raises:
         ValueError: `prompt` does not contain `{text}`.
@@ -64,14 +69,14 @@ class Seq2SeqTranslator:
         self._loaded: tuple[str, Any, Any, dict[str, int]] | None = None
 
     def check(self, source: str, target: str) -> None:
-        """Raise if the model does not support a language. Single-pair models are not loaded for this check."""
+        """Raise ValueError if the model does not support a language. Single-pair models are not loaded to check."""
         if "{" in self.name:
             self._model_name(source, target)
         else:
             self._languages(source, target)
 
     def translate(self, texts: Sequence[str], source: str, target: str) -> list[str]:
-        """Translate texts without sampling; see `Translator.translate`. Returns "" for a text that is too long.
+        """Translate texts without sampling (see `Translator.translate`); return "" for a text that is too long.
 
         Raises:
             ValueError: The model does not support a language, or it needs a prompt.
@@ -85,7 +90,7 @@ class Seq2SeqTranslator:
             # str.format would fail on captions with braces.
             tokens = tokenizer(template.replace("{text}", text))["input_ids"]
             if len(tokens) > limit:
-                logger.warning("%s takes %d tokens, skipping %r with %d", self.name, limit, text, len(tokens))
+                logger.warning("%s accepts %d tokens; skipped %r with %d", self.name, limit, text, len(tokens))
             else:
                 readable[index] = tokens
 
@@ -130,7 +135,7 @@ class Seq2SeqTranslator:
             return re.sub(r"\{(source|target)\}", lambda field: names[field[1]], self.prompt), {}
 
         if hasattr(tokenizer, "src_lang"):
-            # NLLB's language codes are tokens with "_"; a word piece such as "en" is not one.
+            # NLLB's language codes are tokens with "_"; a word piece such as "en" is not a language code.
             tokens = {token: number for token, number in vocabulary.items() if "_" in token}
             codes = getattr(tokenizer, "lang_code_to_id", None) or tokens
             tokenizer.src_lang = self._code(codes, source)

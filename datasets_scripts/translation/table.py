@@ -1,7 +1,7 @@
 """Read, write and check Parquet files of translated captions.
 
-Each row is one translation of one caption. `caption_index` is the index of the caption in its clip, `model` the
-translator, and `source_hash` the hash of the caption, to detect later changes.
+Each row is one translation of one caption. `caption_index` is the index of the caption in its clip. `model` is the name
+of the translator. `source_hash` is the hash of the caption, to detect later changes.
 """
 
 import functools
@@ -29,7 +29,7 @@ SCHEMA = pa.schema(
 )
 """Columns of a translations file. `model` and `source_hash` may be absent or null, e.g. for human translations."""
 
-KEY = ("clip_id", "language", "caption_index")  # identifies a translation; the rows of a file are sorted by it
+KEY = ("clip_id", "language", "caption_index")  # identifies a translation; files are sorted by this key
 Paths = str | Path | Sequence[str | Path]
 _SHOWN = 5  # maximum number of names in an error message
 
@@ -48,7 +48,7 @@ def read_translations(path: Paths, languages: Sequence[str] | None = None) -> pa
 
     Args:
         path: One or several Parquet files.
-        languages: ISO 639-3 codes of the languages to keep; None keeps all.
+        languages: ISO 639-3 codes of the languages to return. None: all languages.
 
     Raises:
         FileNotFoundError: A file does not exist.
@@ -73,7 +73,7 @@ def read_translations(path: Paths, languages: Sequence[str] | None = None) -> pa
 
 
 def write_translations(path: str | Path, lines: Iterable[Mapping[str, Any]]) -> None:
-    """Write checked translations to a Parquet file, atomically. Rows are sorted, so the input order does not matter."""
+    """Check translations, sort them, and write them to a Parquet file atomically."""
     target = Path(path)
     table = pa.Table.from_pylist(list(lines), schema=SCHEMA)
     _check(table, str(target))
@@ -107,7 +107,7 @@ def _read_file(path: Path) -> pa.Table:
 
 
 def _check(table: pa.Table, named: str) -> None:
-    """Raise a ValueError with all rows that are invalid for any dataset, for example blank texts."""
+    """Raise ValueError if some rows are invalid for any dataset, for example because of blank texts."""
     text, language = table["text"], table["language"]
     is_null = map(pc.is_null, table.select([*KEY, "text"]).columns)
     matches, no_code = pc.match_substring_regex, f"is not an ISO 639-3 code such as {', '.join(LANGUAGES[:3])}"
