@@ -9,11 +9,11 @@ find copies that were time-stretched, transposed or mixed with other sounds of t
 a file name, as in `audio_folder` without a column `source`, is not compared.
 
 Measured on 320 recordings of ESC-10: 319 or 320 copies are found if encoded as MP3 or Vorbis, resampled to 16 kHz,
-scaled to a quarter of the level, or mixed with noise at -20 dB. Of parts of 3 s, 303 are found; the other 17 are at
-least 28 dB quieter than the loudest moment of their recording. Three pairs of different sources exceed the threshold of
-6; according to their names on Freesound, all three are copies. Unrelated pairs reach at most 3.8.
+scaled to a quarter of the level, or mixed with noise at -20 dB. If a copy is only a part of 3 s, 303 are found; the
+other 17 are at least 28 dB quieter than the loudest moment of their recording. Three pairs of different sources exceed
+the threshold of 6. According to their names on Freesound, all three are copies. Unrelated pairs reach at most 3.8.
 
-Exit status: 0; 1 with --fail_on_overlap if something is shared; 2 if a set cannot be read.
+The exit status is 2 if a set cannot be read, 1 with --fail_on_overlap if the sets share recordings, and otherwise 0.
 """
 
 from __future__ import annotations
@@ -49,13 +49,16 @@ def compare(
         first: Folder or Hub id of a set. Append `:split` to select one split.
         second: Another set, or another split of the same set.
         workers: Number of processes that compute fingerprints.
-        cache_dir: Cache folder of `datasets`; None uses its default.
+        cache_dir: Cache folder of `datasets`. None: its default.
         quiet: Whether to hide progress bars.
 
     Returns:
-        Report as a JSON-compatible dict. "shared_sources": dict from source to the clips in both sets. "copies": pairs
-        of clips with score, bit error rate, offset, overlap, and whether their sources are equal. "not_compared": clips
-        without a fingerprint, because they are too short or unreadable. It also contains "sets" and "threshold".
+        Report as a JSON-compatible dict with the following entries.
+
+        - "shared_sources": for each shared source, its clips in both sets.
+        - "copies": pairs of clips with score, bit error rate, offset, overlap, and whether their sources are equal.
+        - "not_compared": clips without a fingerprint, because they are too short or unreadable.
+        - "sets" and "threshold": names of the sets, and the minimum score of a copy.
 
     Raises:
         FileNotFoundError: A set does not exist.

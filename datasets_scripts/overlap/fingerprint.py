@@ -1,12 +1,13 @@
 """Audio fingerprints to find copies of clips, even if they are re-encoded, resampled, cut or amplified.
 
-The method is from Haitsma and Kalker, "A Highly Robust Audio Fingerprinting System" (ISMIR 2002). A 32-bit word is
-computed every 12 ms: the signs of energy differences between neighbouring bands and frames. If two clips have equal
-words, they are aligned at these words. The share of equal bits over the whole overlap then determines the score.
+The method is from Haitsma and Kalker, "A Highly Robust Audio Fingerprinting System" (ISMIR 2002). For each frame (every
+12 ms), a 32-bit word is computed: the signs of energy differences between neighbouring bands and frames. If two clips
+have equal words, they are aligned at these words. The share of equal bits over the whole overlap then determines the
+score.
 
 Three changes adapt the method from songs to other recordings. Bands range from 200 Hz to 3.6 kHz. Only frames within 30
-dB of the loudest frame are used, because quieter frames contain mostly coding noise. Faint noise, different for each
-clip, is added first; without it, all clips with digital silence would have equal words.
+dB of the loudest frame are used, because quieter frames contain mostly coding noise. Before all this, faint noise is
+added, different for each clip. Otherwise all clips with digital silence would have equal words.
 """
 
 from __future__ import annotations
@@ -22,25 +23,25 @@ WINDOW_SAMPLES = 3000
 HOP_SAMPLES = 96  # windows overlap by 31/32, so that a copy matches even if its frames are shifted
 LOWEST_HZ, HIGHEST_HZ = 200.0, 3600.0
 LOUD_DB = 30.0
-NOISE_DB = -50.0  # relative to the clip's root mean square
+NOISE_DB = -50.0  # level of the added noise, relative to the clip's root mean square
 
 THRESHOLD = 6.0
 """Minimum score of a copy.
 
-With bit error rate BER, the score of an alignment is (1 - 2 BER) sqrt(32 frames) / 3. It counts the standard deviations
-from BER = 1/2 for 32 independent bits per frame, divided by 3. The divisor is needed because frames overlap: the BER of
-unrelated clips has up to three times the standard deviation of independent bits (Haitsma and Kalker, section 4.2). By
-chance, one in 10^9 alignments exceeds 6.
+With bit error rate BER, the score of an alignment is (1 - 2 BER) sqrt(32 frames) / 3. Without the division by 3, it is
+the distance of the BER from 1/2, in standard deviations for 32 independent bits per frame. The divisor is needed
+because frames overlap: the BER of unrelated clips has up to three times the standard deviation of independent bits
+(Haitsma and Kalker, section 4.2). By chance, one in 10^9 alignments exceeds 6.
 """
 
 MIN_FRAMES = 10  # with fewer frames, even equal clips do not reach the threshold
-_MOST_ALIGNMENTS = 256  # maximum number of alignments per query; alignments with the most equal words are kept
+_MOST_ALIGNMENTS = 256  # maximum number of alignments to score per query, those with the most equal words
 
 _BITS = 32
 
 
 class Fingerprint(NamedTuple):
-    """Fingerprint of a clip: words `(frames,)` uint32, and levels in dB relative to the loudest frame, float32."""
+    """Fingerprint of a clip: for each frame, a 32-bit word (uint32) and the level in dB below the loudest frame."""
 
     words: np.ndarray
     levels_db: np.ndarray
@@ -57,7 +58,10 @@ class Match(NamedTuple):
 
 
 def fingerprint(waveform: np.ndarray) -> Fingerprint | None:
-    """Compute the fingerprint of a waveform, `(samples,)` float32 at `RATE_HZ`; None if it is shorter than 0.5 s."""
+    """Compute the fingerprint of a waveform, `(samples,)` float32 at `RATE_HZ`.
+
+    Returns None if the waveform is shorter than 0.5 s.
+    """
     if len(waveform) < WINDOW_SAMPLES + MIN_FRAMES * HOP_SAMPLES:
         return None
 
@@ -87,7 +91,8 @@ def fingerprint(waveform: np.ndarray) -> Fingerprint | None:
 def alignment_score(clip: Fingerprint, query: Fingerprint, offset_frames: int) -> tuple[float, float]:
     """Compare two fingerprints, with frame `offset_frames` of the clip aligned to frame 0 of the query.
 
-    Returns the score (see `THRESHOLD`) and the bit error rate; 0 and 0.5 with fewer than `MIN_FRAMES` loud frames.
+    Returns the score (see `THRESHOLD`) and the bit error rate. Returns (0, 0.5) if fewer than `MIN_FRAMES` frames of
+    the overlap are loud.
     """
     start, stop = max(0, offset_frames), min(len(clip.words), len(query.words) + offset_frames)
     if stop - start < MIN_FRAMES:
@@ -104,10 +109,14 @@ def alignment_score(clip: Fingerprint, query: Fingerprint, offset_frames: int) -
 
 
 class FingerprintIndex:
-    """Index of fingerprints (None for a clip without one) to search for clips that share audio with a query.
+    """Index of audio fingerprints, to find the clips that share audio with a query.
 
-    The index is a sorted array of words: 50,000 clips of 10 s have 40 million words and need 0.5 GB. A search looks up
-    the words in loud frames of the query, and all words that differ from these words in one bit.
+    A fingerprint contains one 32-bit word per frame, and the index is a sorted array of the words of all clips. 50,000
+    clips of 10 s have 40 million words and need 0.5 GB. A search looks up the words in loud frames of the query, and
+    all words that differ from these in one bit.
+
+    Args:
+        fingerprints: Fingerprint of each clip, or None for a clip without a fingerprint.
     """
 
     def __init__(self, fingerprints: Sequence[Fingerprint | None]) -> None:
@@ -135,7 +144,7 @@ class FingerprintIndex:
         return sorted(best.values(), key=lambda match: (-match.score, match.clip))
 
     def _alignments(self, query: Fingerprint) -> Iterator[tuple[int, int]]:
-        """Yield (clip, offset in frames) for the alignments with the most equal words."""
+        """Yield (clip index, offset in frames) for the alignments with the most equal words."""
         # (loud frames,) -> (loud frames, 33): each word, and all words that differ from it in one bit
         frames = np.flatnonzero(query.levels_db > -LOUD_DB)
         flips = np.concatenate([[0], 1 << np.arange(_BITS)]).astype(np.uint32)

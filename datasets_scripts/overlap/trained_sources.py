@@ -1,4 +1,4 @@
-"""Record the source recordings that a run has trained on, so that no evaluation uses them unnoticed."""
+"""Record the source recordings that a run has trained on, so that an evaluation can refuse them."""
 
 import hashlib
 import warnings
@@ -20,7 +20,7 @@ def save_trained_sources(rows: Any, folder: str | Path, start: str | Path | None
     Args:
         rows: Map-style dataset of training rows.
         folder: Model folder.
-        start: Folder of the model from which the training started; its trained sources are included.
+        start: Folder of the initial model of the training. Its trained sources are included.
     """
     sources = [row["source"] for row in without_audio(rows)]
     hashes = np.union1d(_hash_sources(sources), load_trained_sources(start))
@@ -29,13 +29,13 @@ def save_trained_sources(rows: Any, folder: str | Path, start: str | Path | None
 
 
 def load_trained_sources(folder: str | Path | None) -> np.ndarray:
-    """Return the saved hashes of a model folder, uint64; empty if there are none, as for a model on the Hub."""
+    """Return the saved hashes of a model folder, uint64. The array is empty if there are none, as for a Hub id."""
     path = Path(folder or "", FILE_NAME)
     return np.load(path) if folder is not None and path.is_file() else np.empty(0, np.uint64)
 
 
 def refuse_trained_sources(rows: Any, model: str, allow: bool = False) -> int:
-    """Count the rows whose source a model has trained on.
+    """Raise or warn if a model has trained on the sources of some rows; return the number of these rows.
 
     Args:
         rows: Rows to evaluate.
