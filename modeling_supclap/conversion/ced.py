@@ -1,7 +1,7 @@
 """Convert CED and Dasheng checkpoints to `CEDModel`, from the authors' files or `mispeech/ced-*` on the Hub.
 
-All layouts use the same tensor names, except for a prefix and the batch norm. The authors' files also contain the
-front-end constants (window and mel filters), which must match `CEDFeatureExtractor`.
+All these checkpoints use the same tensor names, except for a prefix and the batch norm. The authors' files also contain
+the front-end constants (window and mel filters), which must match `CEDFeatureExtractor`.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def ced_from_tensors(
     """Build a `CEDModel` from the tensors of an authors' file, a Hub checkpoint or a saved `CEDModel`.
 
     Args:
-        tensors: Dict from name to tensor (with 12 blocks, 161 tensors in CED's own files and 159 on the Hub).
+        tensors: `{name: tensor}`. A model with 12 blocks has 161 tensors in CED's own files and 159 on the Hub.
         origin: Checkpoint name to show in error messages.
         config: Content of `config.json`. If None or empty, the configuration is derived from the tensor shapes.
 
     Returns:
-        The encoder (float32, evaluation mode), and a dict from description to number of unused tensors.
+        The encoder (float32, evaluation mode), and the number of unused tensors as `{description: number}`.
     """
     whole = Tensors(tensors, origin)
     _check_front_end(whole)
@@ -48,7 +48,7 @@ def ced_from_tensors(
 
 
 def _check_front_end(tensors: Tensors) -> None:
-    """Raise if the file contains front-end constants that differ from ours. Hub checkpoints have no such constants."""
+    """Raise ValueError if the front-end constants in the file differ from ours. Hub checkpoints contain none."""
     own = CEDFeatureExtractor()
     top_hz = own.f_max or own.sampling_rate / 2
     filters = melscale_fbanks(own.n_fft // 2 + 1, own.f_min, top_hz, own.feature_size, own.sampling_rate)

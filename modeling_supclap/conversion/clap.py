@@ -25,7 +25,7 @@ def load_clap(name: str | Path) -> ClapModel:
     """
     fields, _ = PreTrainedConfig.get_config_dict(str(name))
     if fields.get("model_type") != ClapConfig.model_type:
-        raise ValueError(f"{name} is a {fields.get('model_type')!r} model; give a whole CLAP, of model_type 'clap'")
+        raise ValueError(f"{name} has model_type {fields.get('model_type')!r}; give a whole CLAP, model_type 'clap'")
     with naming_damaged_files(name):
         loaded: Any = ClapModel.from_pretrained(str(name), dtype=torch.float32, output_loading_info=True)
 
@@ -51,7 +51,7 @@ def supclap_from_clap(clap: ClapModel) -> SupCLAPModel:
         clap: The model. Its weights are copied; its text tower must have a pooler.
 
     Raises:
-        ValueError: The tensors differ from those in a plain `ClapModel`, for example because it has adapters.
+        ValueError: The tensors differ from those of a plain `ClapModel`, for example because the model has adapters.
 
     Example:
         >>> text = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 9}
@@ -115,9 +115,10 @@ def processor_from_clap(processor: ClapProcessor) -> SupCLAPProcessor:
     """Build a deterministic `SupCLAPProcessor` from CLAP's feature extractor and tokenizer.
 
     CLAP's feature extractor crops clips longer than 10 s at random. For fused checkpoints, it also marks one random
-    clip per batch as long. Our processor only passes clips of at most 10 s: the first 10 s, or in training the random
-    10 s crop of the collator. Fused checkpoints can be used, but their fusion layers are unused and get no gradient.
+    clip per batch as long. Our processor passes at most 10 s of a clip to it: the first 10 s, or in training a random
+    crop by the collator. Fused checkpoints can be used, but their fusion layers are not used and get no gradient.
 
-    The processor raises if the sampling rate is not 48 kHz. The collator resamples recordings when it reads them.
+    The processor raises ValueError if the sampling rate is not 48 kHz. The collator resamples recordings when it reads
+    them.
     """
     return SupCLAPProcessor(processor.feature_extractor, processor.tokenizer)

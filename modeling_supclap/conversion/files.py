@@ -56,8 +56,8 @@ class Checkpoint:
 
     Args:
         origin: Hub id, or name of the file or folder.
-        files: The weight files.
-        tensors: Dict from name to tensor, without the prefix `module.`.
+        files: Paths of the weight files.
+        tensors: `{name: tensor}`, without the prefix `module.`.
         config: Content of `config.json` next to the weights; empty if there is no such file.
         revision: Commit of the Hub repository; None for local files.
         license: Hub license identifier from the model card; None if unknown.
@@ -97,8 +97,8 @@ def read_checkpoint(origin: str | Path, revision: str | None = None) -> Checkpoi
 
     Raises:
         OSError: The Hub has no such repository or file, or cannot be reached.
-        ValueError: `origin` is not a path or Hub id, the folder has no or several checkpoints, or a file is damaged or
-            cannot be read safely.
+        ValueError: `origin` is not a path or Hub id, the folder contains no checkpoint or several, or a file is damaged
+            or cannot be read safely.
     """
     path = Path(origin).expanduser()
     name, commit = path.resolve().name, None
@@ -112,7 +112,9 @@ def read_checkpoint(origin: str | Path, revision: str | None = None) -> Checkpoi
         part, others = get_state_dict(_load(file), file.name)
         declared, size = sum(value.numel() * value.element_size() for value in part.values()), file.stat().st_size
         if declared > 8 * size + (1 << 24):  # tensors may share or repeat storage, so some excess is normal
-            raise ValueError(f"{file} has {size:,} bytes but declares {declared:,} bytes of tensors; refused as unsafe")
+            raise ValueError(
+                f"{file} has {size:,} bytes, but declares {declared:,} bytes of tensors; it is unsafe to load"
+            )
         if twice := sorted(part.keys() & tensors.keys()):
             raise ValueError(f"{origin}: {len(twice)} tensors are in several files, for example {twice[:3]}")
         tensors.update(part)
@@ -137,10 +139,10 @@ def read_checkpoint(origin: str | Path, revision: str | None = None) -> Checkpoi
 def get_state_dict(loaded: Any, name: str) -> tuple[dict[str, torch.Tensor], list[str]]:
     """Extract the state dict from a loaded file. It may be stored under "state_dict" or "model".
 
-    Legacy fairseq saves an `embed_tokens` module in addition to the state dict; its weight is added.
+    Legacy fairseq saves an `embed_tokens` module in addition to the state dict. Its weight is added to the result.
 
     Returns:
-        Dict from name to tensor, and the names of all other entries in the file.
+        The state dict `{name: tensor}`, and the names of all other entries in the file.
 
     Raises:
         ValueError: There are no tensors, or some values are not tensors.
@@ -189,7 +191,7 @@ def _download(origin: str, revision: str | None) -> tuple[Path, str, str]:
 
 
 def _weight_files(folder: Path) -> tuple[Path, ...]:
-    """Return the weight files of a folder, which must contain exactly one checkpoint."""
+    """Return the weight files of a folder: the first of `WEIGHTS` that exists, otherwise the only weight file."""
     for name in WEIGHTS:
         path = folder / name
         if path.is_file() and path.suffix == ".json":
@@ -262,8 +264,8 @@ def _memory_in_proportion(path: Path) -> Iterator[None]:
 
 
 def _explain_refusal(path: Path, error: str) -> str:
-    """Return an error message with the reason why torch refused a pickle, and how to extract its tensors."""
-    # torch's message has the cause in one line, between lines of advice.
+    """Return an error message with torch's reason for refusing a pickle, and a way to extract its tensors."""
+    # One line of torch's message is the cause; the others are advice.
     last_line = error.partition("\n\nCheck the doc")[0].strip().rpartition("\n")[2]
     reason = last_line.partition("WeightsUnpickler error:")[2] or last_line
     reason = reason.partition(". Please")[0].strip(" .")

@@ -49,7 +49,7 @@ def clap_from_laion(tensors: Mapping[str, torch.Tensor], origin: str) -> tuple[C
     """Build a `ClapModel` from the tensors of a LAION-CLAP file.
 
     Returns:
-        The model (float32, evaluation mode), and a dict from description to number of unused tensors.
+        The model (float32, evaluation mode), and the number of unused tensors as `{description: number}`.
     """
     kept, aside = Tensors(tensors, origin).set_aside(ASIDE)
     expected = torch.from_numpy(laion_feature_extractor().mel_filters_slaney).float()
@@ -61,7 +61,7 @@ def clap_from_laion(tensors: Mapping[str, torch.Tensor], origin: str) -> tuple[C
 
     whole = kept.without(HTSAT, ROBERTA).rename(NAMES)
     whole |= under("audio_model.", audio) | under("text_model.", text)
-    # Add the constant buffers of transformers, which LAION's files lack.
+    # Add the constant buffers of transformers, because LAION's files do not contain them.
     positions = text_config["max_position_embeddings"]
     whole["text_model.embeddings.position_ids"] = torch.arange(positions).unsqueeze(0)
     whole["text_model.embeddings.token_type_ids"] = torch.zeros(1, positions, dtype=torch.long)
@@ -74,7 +74,7 @@ def clap_from_laion(tensors: Mapping[str, torch.Tensor], origin: str) -> tuple[C
 def laion_feature_extractor(fused: bool = False) -> ClapFeatureExtractor:
     """Return the feature extractor of LAION's checkpoints: 10 s at 48 kHz, 64 mel bands from 50 to 14,000 Hz.
 
-    Models with fusion layers for long clips use different mel filters.
+    Models with fusion layers for long clips (`fused`) use different mel filters.
     """
     return ClapFeatureExtractor(frequency_min=50, frequency_max=14_000, truncation="fusion" if fused else "rand_trunc")
 
@@ -83,7 +83,7 @@ def htsat_from_tensors(tensors: Tensors) -> tuple[dict[str, torch.Tensor], dict[
     """Convert the tensors of an HTSAT audio tower to `ClapAudioModel`.
 
     Returns:
-        The renamed tensors, a dict from description to number of unused tensors, and the configuration fields.
+        The renamed tensors, the number of unused tensors as `{description: number}`, and the configuration fields.
     """
     if "conv_block1.conv1.weight" in tensors:
         raise ValueError(
@@ -107,7 +107,7 @@ def _htsat_fields(encoder: Tensors) -> dict[str, Any]:
     offsets = encoder.get_shape(f"layers.0.{table}", 2)[0]
 
     config: dict[str, Any] = {
-        "spec_size": 256,  # this and patch_size, as published, because tensor shapes do not contain them
+        "spec_size": 256,  # spec_size and patch_size are the published values; tensor shapes do not determine them
         "patch_size": 4,
         "patch_embeds_hidden_size": width,
         "hidden_size": width * 2 ** (stages - 1),

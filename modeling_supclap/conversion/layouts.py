@@ -1,4 +1,4 @@
-"""Recognise the layout of a public checkpoint by its tensor names, and convert it to one of our models."""
+"""Recognise the layout (format) of a public checkpoint by its tensor names, and convert it to one of our models."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ FUSION_REMARK = (
     "longer recordings into chunks of 10 s"
 )
 
-# A model, its feature extractor, and a dict from description to number of unused tensors.
+# A model, its feature extractor, and the number of unused tensors as {description: number}.
 Converted = tuple[PreTrainedModel, SequenceFeatureExtractor | None, Mapping[str, int]]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Layout of a public checkpoint."""
+    """Layout of a public checkpoint: how to recognise it, and how to convert it."""
 
     name: str
     kind: str  # family of layouts, for the option `--kind`
     marks: tuple[str, ...]  # regular expressions; each matches the start of at least one tensor name
     convert: Callable[[Checkpoint], Converted]
     patch_mels: int | None = None  # mel bands per patch, to distinguish layouts with equal tensor names
-    # From model part to license, which overrides the model card; the key "" is the license of all parts without a card.
+    # {model part: license}; overrides the model card. The key "" is the license of all parts without a card.
     licenses: Mapping[str, str] = field(default_factory=dict)
     remark: str = ""  # note for the user
     tokenizer: str = ""  # Hub id of the text tower's tokenizer; empty if there is no text tower
-    max_tokens: int | None = None  # None keeps the tokenizer's own limit
+    max_tokens: int | None = None  # None: the tokenizer's own limit
     prepare_tokenizer: Callable[[PreTrainedTokenizerBase], None] | None = None  # changes it in place
     plain_captions: bool = False  # whether the processor lower-cases captions and removes punctuation
 
@@ -75,7 +75,7 @@ class Conversion:
         model: The model (float32, evaluation mode).
         feature_extractor: Feature extractor of the audio tower; None for a text tower.
         parts: Origin (checkpoint and license) of each model part.
-        set_aside: Dict from description to number of unused tensors in the checkpoint.
+        set_aside: Number of unused tensors in the checkpoint, as `{description: number}`.
         remark: Note for the user.
     """
 
@@ -96,9 +96,9 @@ def recognise(tensors: Mapping[str, torch.Tensor], origin: str, kind: str = "aut
     """Recognise the layout of a checkpoint by its tensor names.
 
     Args:
-        tensors: Dict from name to tensor, with all tensors of the checkpoint.
+        tensors: `{name: tensor}` with all tensors of the checkpoint.
         origin: Checkpoint name to show in error messages.
-        kind: Expected kind of layout, such as "ced"; "auto" accepts every kind.
+        kind: Expected kind of layout, such as "ced". "auto": any kind.
 
     Raises:
         ValueError: `kind` is unknown, or the layout is unknown or has a different kind.
@@ -188,7 +188,10 @@ def _convert_ced(checkpoint: Checkpoint) -> Converted:
 
 
 def _load_ced_feature_extractor(checkpoint: Checkpoint, model: CEDModel) -> CEDFeatureExtractor:
-    """Load the checkpoint's feature extractor, or the default one; raise if it does not match config.json."""
+    """Load the feature extractor of the checkpoint, or the default one if there is none.
+
+    Raises ValueError if it does not match config.json.
+    """
     min_frames = model.config.patch_frames
     if list(checkpoint.folder.glob("*processor_config.json")):
         extractor = CEDFeatureExtractor.from_pretrained(checkpoint.folder, min_frames=min_frames)
@@ -236,7 +239,7 @@ def _convert_clap_hub(checkpoint: Checkpoint) -> Converted:
     return model, feature_extractor, {"logit scale of the text direction": 1}
 
 
-# ---- the layouts: the first that fits is used, so specific layouts come before general ones ----
+# ---- the layouts: the first one that fits is used, so specific layouts come before general ones ----
 
 JOINT_MARKS = (re.escape(AUDIO) + r"patch_embed\.", re.escape(TEXT) + r"encoder_frontend\.")
 CED_MARKS = (r"(encoder\.)?init_bn\.", r"(encoder\.)?blocks\.0\.attn\.qkv\.")

@@ -22,7 +22,7 @@ NAMES = (
     (r"^(audio|text)_proj\.0\.", r"\1_projection.linear1."),
     (r"^(audio|text)_proj\.2\.", r"\1_projection.linear2."),
 )
-# GLAP's files contain no temperature, because it belongs to the loss; its authors score with 100 * cosine.
+# GLAP's files contain no temperature, because it belongs to the loss. The authors' scores are 100 * cosine.
 GLAP_TEMPERATURE = 0.01
 
 
@@ -32,12 +32,12 @@ def supclap_from_ml_clap(
     """Build a `SupCLAPModel` from the tensors of an ML-CLAP file (557 tensors) or a GLAP file.
 
     Args:
-        tensors: Dict from name to tensor, with all tensors of the file.
+        tensors: `{name: tensor}` with all tensors of the file.
         origin: Checkpoint name to show in error messages.
-        temperature: Temperature of the model (logits are cosine / temperature); None reads it from the file.
+        temperature: Temperature of the model (logits are cosine / temperature). None: read it from the file.
 
     Returns:
-        The model (float32, evaluation mode), and a dict from description to number of unused tensors.
+        The model (float32, evaluation mode), and the number of unused tensors as `{description: number}`.
     """
     whole = Tensors(tensors, origin)
     audio, aside = ced_from_tensors(whole.below(AUDIO), f"the audio encoder of {origin}")

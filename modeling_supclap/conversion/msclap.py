@@ -50,8 +50,8 @@ def supclap_from_msclap(
     """Build a `SupCLAPModel` and its feature extractor from the tensors under "model" of an MS-CLAP file.
 
     Returns:
-        The model (float32, evaluation mode), its feature extractor, and a dict from description to number of unused
-        tensors.
+        The model (float32, evaluation mode), its feature extractor, and the number of unused tensors as
+        `{description: number}`.
     """
     given = Tensors(tensors, origin)
     audio, audio_config, extractor, audio_aside = _audio_tower(given)
@@ -78,13 +78,16 @@ def supclap_from_msclap(
 
 
 def prepare_gpt2_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Set the padding and end tokens of MS-CLAP 2023 on GPT-2's tokenizer, in place; raise for another tokenizer."""
+    """Set the padding and end tokens of MS-CLAP 2023 on GPT-2's tokenizer, in place.
+
+    Raises ValueError for another tokenizer.
+    """
     vocabulary = tokenizer.get_vocab()
     if vocabulary.get(GPT2_PADDING) != 0 or not {GPT2_BLANK, GPT2_END} <= vocabulary.keys():
         raise ValueError(f"this {type(tokenizer).__name__} is not GPT-2's; use the tokenizer openai-community/gpt2")
 
     tokenizer.add_special_tokens({"pad_token": GPT2_PADDING})
-    # A template keeps the end token when a long text is truncated; text appended to the caption would be cut off.
+    # With a template, truncation keeps the end token of a long text. An end token in the text itself would be cut off.
     special = [(token, vocabulary[token]) for token in (GPT2_BLANK, GPT2_END)]
     template = processors.TemplateProcessing(single=f"$A {GPT2_BLANK} {GPT2_END}", special_tokens=special)
     tokenizer.backend_tokenizer.post_processor = template
@@ -96,7 +99,7 @@ def _audio_tower(
     """Convert the audio tower; return its tensors, configuration, feature extractor and counts of unused tensors."""
     htsat = tensors.below(HTSAT)
     if htsat:
-        # The mel filters are those for 32 kHz: the authors' code takes them from HTSAT's settings.
+        # The mel filters are those for 32 kHz, because the authors' code uses HTSAT's settings for them.
         extractor, prefix = MSCLAPFeatureExtractor(), HTSAT
         audio, aside, fields = htsat_from_tensors(htsat)
         config: PreTrainedConfig = ClapAudioConfig(**fields)

@@ -44,8 +44,8 @@ PERMISSIVE = {"apache-2.0", "mit", "bsd-2-clause", "bsd-3-clause", "cc0-1.0", "c
 class Origin:
     """Origin of the weights of one model part: an entry in `provenance.json`.
 
-    The part is a submodule such as `audio_model`; for a training run, `audio tower`, `text tower` or `whole model`. All
-    fields after `license` are recorded for converted checkpoints only.
+    For a converted checkpoint, the part is a submodule such as `audio_model`. For a training run, it is `audio tower`,
+    `text tower` or `whole model`. The fields after `license` are recorded only for converted checkpoints.
     """
 
     part: str
@@ -61,17 +61,17 @@ class Origin:
 
     @property
     def hub_id(self) -> str | None:
-        """The source if it is a Hub repository (`owner/name`), else None."""
+        """Return the source if it is a Hub repository (`owner/name`), otherwise None."""
         return self.source if "/" in self.source and is_hub_id(self.source) else None
 
 
 def known_license(repository: str) -> str:
-    """Return the license of a Hub repository from `KNOWN_LICENSES`, or "" if it is not listed."""
+    """Return the license of a Hub repository in `KNOWN_LICENSES`, or "" if it is not listed."""
     return next((license for pattern, license in KNOWN_LICENSES.items() if re.fullmatch(pattern, repository)), "")
 
 
 def read_provenance(folder: str | Path) -> list[dict[str, Any]]:
-    """Read the entries in a folder's `provenance.json`; the list is empty if there is no such file.
+    """Read the entries in a folder's `provenance.json`. If there is no such file, return an empty list.
 
     Raises:
         ValueError: The file is not a list of mappings with the keys `part` and `source`.
@@ -97,7 +97,7 @@ def origins(model: SupCLAPModel, base_model: str | Sequence[str] | None = None) 
 
     Args:
         model: The model. The source of each tower is read from its configuration.
-        base_model: Hub ids or folders of the base models; None reads one from `model.name_or_path`.
+        base_model: Hub ids or folders of the base models; None: `model.name_or_path`.
     """
     config: Any = model.config
     base_model = base_model or model.name_or_path or []
@@ -133,7 +133,7 @@ def license_of(parts: Iterable[Origin]) -> str:
 
 
 def stated_license(source: str) -> str:
-    """Return the license of a Hub id or folder, from `KNOWN_LICENSES` or its model card; "" if it is unknown."""
+    """Return the license of a Hub id or folder from `KNOWN_LICENSES` or its model card, or "" if it is unknown."""
     if known := known_license(source):
         return known
     card = Path(source) / "README.md"
@@ -147,7 +147,10 @@ def stated_license(source: str) -> str:
 
 
 def _tower(part: str, kind: str, source: str, recorded: Iterable[Mapping[str, Any]]) -> Origin:
-    """Return the recorded origin of a tower (of the whole model or its own folder), or one built from its name."""
+    """Return the recorded origin of a tower. If there is no record, build it from the name of the tower.
+
+    The record may belong to the whole model (`recorded`) or to the tower's own folder.
+    """
     word = part.split()[0]
     own = read_provenance(source) if source else []
     entries = [entry for entry in (*recorded, *own) if word in str(entry["part"])] or own[:1]

@@ -30,10 +30,10 @@ def save_conversion(
 
     Args:
         conversion: The conversion to save.
-        folder: Output folder. It must be empty or not exist.
+        folder: Output folder; it must be empty, or must not exist.
         tokenizer: Tokenizer of the text tower, changed in place. If None, a two-tower model is saved with its feature
             extractor but without a processor.
-        verify: Whether to reload the saved model and compare it with the converted one; see `verify_saved`.
+        verify: Whether to reload the saved model and compare it with the converted one (see `verify_saved`).
 
     Raises:
         ValueError: The folder is not empty, the tokenizer does not match the text tower, or the saved model differs.
@@ -57,7 +57,7 @@ def save_conversion(
 
 
 def prepare_tokenizer(conversion: Conversion, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Apply the checkpoint's tokenizer settings in place, and raise if the token ids do not match the text tower."""
+    """Apply the checkpoint's tokenizer settings in place; raise ValueError if the token ids do not match the tower."""
     config: Any = getattr(conversion.model.config, "text_config", conversion.model.config)
     if not conversion.reads_text:
         raise ValueError(f"a {type(conversion.model).__name__} has no text tower; leave out the tokenizer")
@@ -79,7 +79,10 @@ def prepare_tokenizer(conversion: Conversion, tokenizer: PreTrainedTokenizerBase
 
 
 def _save_inputs(conversion: Conversion, folder: Path, tokenizer: PreTrainedTokenizerBase | None) -> None:
-    """Save the processor; for a single tower or without a tokenizer, the feature extractor or the tokenizer."""
+    """Save the processor of a two-tower model. Without a tokenizer, save only the feature extractor.
+
+    For a single tower, save its feature extractor or its tokenizer.
+    """
     extractor = conversion.feature_extractor
     if isinstance(conversion.model, SupCLAPModel) and extractor is not None and tokenizer is not None:
         processor = SupCLAPProcessor(extractor, tokenizer, plain_captions=conversion.layout.plain_captions)

@@ -18,7 +18,7 @@ from .tensors import Tensors
 
 EMBEDDING = "embed_tokens.weight"
 FAIRSEQ2_EMBEDDING = "encoder_frontend.embed.weight"
-# Renames fairseq2's tensors; the last rule only removes the prefix.
+# Rules to rename fairseq2's tensors. The last rule only removes the prefix.
 FAIRSEQ2_NAMES = (
     (r"^encoder_frontend\.embed\.", "embed_tokens."),
     (r"^encoder\.(layers\.\d+)\.self_attn\.output_proj\.", r"\1.self_attn.out_proj."),
@@ -41,12 +41,12 @@ def sonar_from_tensors(
     """Build a `SonarTextModel` from Meta's `sonar_text_encoder.pt` or a transformers `M2M100Encoder` checkpoint.
 
     Args:
-        tensors: Dict from name to tensor (387 tensors with 24 layers).
+        tensors: `{name: tensor}` (387 tensors with 24 layers).
         origin: Checkpoint name to show in error messages.
         config: Content of `config.json`. If None or empty, the configuration is derived from the tensor shapes.
 
     Returns:
-        The encoder (float32, evaluation mode), and a dict from description to number of unused tensors.
+        The encoder (float32, evaluation mode), and the number of unused tensors as `{description: number}`.
     """
     fields = dict(config or {})
     if fields and (kind := fields.pop("model_type", None)) != M2M100Config.model_type:

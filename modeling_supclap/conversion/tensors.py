@@ -13,10 +13,12 @@ from transformers.initialization import no_init_weights
 
 
 class Tensors(dict[str, torch.Tensor]):
-    """Dict from name to tensor, with methods for conversions. They raise ValueErrors that name the checkpoint.
+    """Tensors of a checkpoint as `{name: tensor}`, with methods for conversions.
+
+    The methods raise ValueError with the checkpoint name in the message.
 
     Args:
-        tensors: Dict from name to tensor.
+        tensors: `{name: tensor}`.
         origin: Checkpoint name to show in error messages.
     """
 
@@ -32,7 +34,7 @@ class Tensors(dict[str, torch.Tensor]):
         return model.eval()
 
     def rename(self, rules: Sequence[tuple[str, str]]) -> Tensors:
-        """Return the tensors with new names; raise if two tensors would have the same name.
+        """Return the tensors with new names; raise ValueError if two tensors would have the same name.
 
         Args:
             rules: Pairs (regular expression, replacement). For each name, the first matching rule applies.
@@ -51,7 +53,7 @@ class Tensors(dict[str, torch.Tensor]):
         return renamed
 
     def without(self, *prefixes: str) -> Tensors:
-        """Return the tensors without any of these name prefixes."""
+        """Return the tensors that have none of these name prefixes."""
         return Tensors({name: self[name] for name in self if not name.startswith(prefixes)}, self.origin)
 
     def below(self, prefix: str) -> Tensors:
@@ -63,10 +65,10 @@ class Tensors(dict[str, torch.Tensor]):
         """Remove tensors that do not affect the embeddings.
 
         Args:
-            reasons: Dict from a regular expression, matched at the start of the tensor name, to a short description.
+            reasons: `{pattern: description}`. A pattern is a regular expression for the start of a tensor name.
 
         Returns:
-            The remaining tensors, and a dict from description to number of removed tensors.
+            The remaining tensors, and the number of removed tensors as `{description: number}`.
         """
         kept = Tensors(self, self.origin)
         counts: Counter[str] = Counter()
@@ -84,7 +86,7 @@ class Tensors(dict[str, torch.Tensor]):
         return max((int(match[1]) + 1 for match in matches if match), default=0)
 
     def count_heads(self, width: int, head_dim: int) -> int:
-        """Return the number of attention heads, width / head_dim; raise if it is not a whole number."""
+        """Return the number of attention heads, width / head_dim; raise ValueError if it is not a whole number."""
         if width % head_dim:
             raise ValueError(
                 f"{self.origin} has width {width}, not a multiple of the published head width {head_dim}. Give a "
@@ -93,7 +95,7 @@ class Tensors(dict[str, torch.Tensor]):
         return width // head_dim
 
     def get_shape(self, name: str, axes: int) -> tuple[int, ...]:
-        """Return the shape of a tensor; raise if the tensor is missing or does not have `axes` axes."""
+        """Return the shape of a tensor; raise ValueError if the tensor is missing or does not have `axes` axes."""
         if name not in self:
             raise ValueError(f"{self.origin} lacks {name}; among its {len(self)} tensors are {sorted(self)[:3]}")
         shape = tuple(self[name].shape)
@@ -102,11 +104,11 @@ class Tensors(dict[str, torch.Tensor]):
         return shape
 
     def check_constant(self, name: str, expected: torch.Tensor, advice: str) -> None:
-        """Raise if a front-end constant in the checkpoint differs from our feature extractor.
+        """Check that a front-end constant in the checkpoint equals the one in our feature extractor.
 
         Args:
-            name: Tensor name of the constant, for example the mel filters.
-            expected: Value in our feature extractor.
+            name: Tensor name of the constant, for example of the mel filters.
+            expected: Constant in our feature extractor.
             advice: Description of the expected front end, to show in the error message.
 
         Raises:
@@ -118,8 +120,8 @@ class Tensors(dict[str, torch.Tensor]):
             shape = None if constant is None else tuple(constant.shape)
             raise ValueError(f"{self.origin}: {name} has shape {shape}, expected {tuple(expected.shape)}; {advice}")
 
-        # Relative to the maximum, libraries differ by up to 5e-6 and other frequency ranges by more than 0.01. Half
-        # precision rounds numbers up to 1 by at most a quarter of its epsilon.
+        # Between libraries, constants differ by up to 5e-6 of the maximum; between frequency ranges, by more than 0.01.
+        # Half precision rounds numbers up to 1 by at most a quarter of its epsilon.
         tolerance = 1e-4 + torch.finfo(constant.dtype).eps / 4
         error = (constant.float() - expected).abs().max() / expected.abs().max()
         if not error <= tolerance:
@@ -135,11 +137,11 @@ def under(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.T
 
 
 def fill_exactly(model: nn.Module, tensors: Mapping[str, torch.Tensor], origin: str) -> None:
-    """Load tensors into a model, in place; their names and shapes must match exactly.
+    """Load tensors into a model, in place. Their names and shapes must match exactly.
 
     Args:
         model: The model.
-        tensors: Dict from name to tensor, with all parameters and persistent buffers of the model.
+        tensors: `{name: tensor}` with all parameters and persistent buffers of the model.
         origin: Checkpoint name to show in error messages.
 
     Raises:
@@ -161,7 +163,7 @@ def fill_exactly(model: nn.Module, tensors: Mapping[str, torch.Tensor], origin: 
 
 
 def refuse_faults(origin: str, target: str, faults: Mapping[str, list[str]]) -> None:
-    """Raise ValueError if any fault has tensors; the message shows their number and the first names."""
+    """Raise ValueError if any list in `{fault: [tensor name, ...]}` is not empty; show its length and first names."""
     messages = [f"{len(names)} {fault} ({', '.join(names[:3])})" for fault, names in faults.items() if names]
     if messages:
         raise ValueError(f"{origin} does not fit {target}: {', '.join(messages)}")
