@@ -54,8 +54,8 @@ def load_splits(
             module of each builder describes the expected files.
 
     Returns:
-        `DatasetDict` from split name to dataset; with `streaming`, a dict from split name to `RowStream`. The rows have
-        the fields of `schema.Row`.
+        `DatasetDict` with all splits. If `streaming` is set, `{split: RowStream}`. The rows have the fields of
+        `schema.Row`.
 
     Raises:
         FileNotFoundError: The metadata or all audio files are missing.

@@ -52,7 +52,7 @@ class RowStream(IterableDataset):
 
     Attributes:
         num_rows: Number of rows in the whole split.
-        licenses: Dict from licence to the number of clips in the whole dataset; empty if unknown.
+        licenses: Number of clips per licence in the whole dataset; empty if unknown.
     """
 
     def __init__(self, split: ParquetSplit | HubSplit | TarSplit) -> None:

@@ -36,14 +36,14 @@ def bootstrap_intervals(
     zero width.
 
     Args:
-        outcomes: Dict from the score name to the outcomes of the queries, (Q,).
+        outcomes: `{score name: outcomes}` with one outcome per query, (Q,).
         clusters: Cluster of each query, such as its clip id. None: each query is its own cluster.
         num_resamples: Number of bootstrap resamples. All scores use the same resamples.
         confidence: Confidence level of the intervals, between 0 and 1.
         seed: Random seed.
 
     Returns:
-        Dict from the score name to its interval (lower, upper).
+        `{score name: (lower, upper)}`, the ends of the intervals.
 
     Raises:
         ValueError: There are no outcomes or fewer than two clusters, lengths differ, an outcome is NaN or infinite, or
@@ -100,12 +100,12 @@ def paired_test(
     The other arguments are those of `bootstrap_intervals`; `num_resamples` is also the number of random sign patterns.
 
     Args:
-        a: Dict from the score name to the outcomes of system a, (Q,).
+        a: `{score name: outcomes}` of system a, with one outcome per query, (Q,).
         b: The same for system b, with the same names and queries.
 
     Returns:
-        Dict from the score name to a dict with `difference` (mean a - mean b), its bootstrap interval (`low`, `high`),
-        and `p_value`.
+        `{score name: {"difference", "low", "high", "p_value"}}`. The difference is mean a - mean b, and (low, high) is
+        its bootstrap interval.
 
     Raises:
         ValueError: As in `bootstrap_intervals`, or a and b differ in their names or number of queries.

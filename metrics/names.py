@@ -52,7 +52,7 @@ METRICS = {
     "peak_memory_mib": MetricName("peak GPU memory in MiB", higher_is_better=False, percent=False, digits=0),
     "trained_parameters": MetricName("parameters that train", higher_is_better=False, percent=False, digits=0),
 }
-"""Dict from metric name to display format. R@k, mAP@k and the ZSTE tasks are not listed; use `get_metric` for them."""
+"""Display format of each metric. R@k, mAP@k and the ZSTE tasks are not listed; use `get_metric` for them."""
 
 
 def get_metric(name: str) -> MetricName:

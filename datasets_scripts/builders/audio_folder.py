@@ -57,7 +57,7 @@ class AudioFolderConfig(FolderConfig):
         caption_column: Column with captions; defaults to `caption`.
         caption_columns: All caption columns with their languages, such as `deu=Beschreibung eng=English`. Overrides
             `caption_column` and `caption_language`; other caption columns are ignored.
-        columns: Dict from a field in `FIELDS` to the column name in the table, such as `{"split": "part"}`.
+        columns: Column names in the table of some fields in `FIELDS`, such as `{"split": "part"}`.
         validation_fraction: Fraction of recordings for the validation split, at least one recording. They are sampled
             at random if the folder has no splits. 0: no validation split.
         test_fraction: Fraction of recordings for the test split, sampled in the same way. 1: test on all recordings.

@@ -128,7 +128,7 @@ def check_merged_languages(unmarked: Sequence[str], language: str, marked: Mappi
     if unmarked and merged:
         raise ValueError(
             f"columns {[*unmarked, *merged]} would all be captions in {language!r}; if {unmarked[0]!r} is in another "
-            f"language, set it with --caption_language, else list the columns: --caption_columns "
+            f"language, set it with --caption_language; otherwise, list the columns: --caption_columns "
             f"{language}={unmarked[0]} {language}={merged[0]}"
         )
 

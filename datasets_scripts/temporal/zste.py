@@ -23,7 +23,7 @@ ZSTE_FAMILIES = {
     "3A": "concatenated", "3B": "overlaid", "4A": "concatenated", "4B": "overlaid", "5A": "concatenated",
     "5B": "overlaid",
 }  # fmt: skip
-"""Dict from task to the family of its clips: a single sound, two concatenated sounds, or two overlaid sounds."""
+"""Family of the clips of each task: a single sound, two concatenated sounds, or two overlaid sounds."""
 
 Candidate = tuple[str, ...]
 """A candidate text before translation: (key of a sentence in `temporal.json`, labels to insert)."""

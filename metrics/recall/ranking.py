@@ -314,8 +314,8 @@ class LazySimilarity:
             within 0.01 of 1, and the candidates likewise; each case causes a UserWarning.
 
     Raises:
-        ValueError: An embedding contains NaN or inf, its squared norm overflows, or it is zero with "cosine". Also if
-            an array is empty or not (rows, d), or the dimensions d differ.
+        ValueError: An embedding contains NaN or inf, its squared norm overflows, or it is zero and `similarity` is
+            "cosine". An array is empty or not (rows, d), or the dimensions d differ.
 
     >>> lazy = LazySimilarity([[1.0, 0.0], [0.5, 0.25]], [[1.0, 0.0], [0.0, 1.0]], similarity="dot")
     >>> [(first, tile.tolist()) for first, tile in lazy.tiles(slice(0, 2))]

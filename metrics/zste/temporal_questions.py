@@ -26,9 +26,9 @@ RULES = {
     "1A": "first", "2A": "both", "2B": "either", "2C": "both", "2D": "either", "3A": "first", "3B": "first",
     "4A": "first", "4B": "first", "5A": "share", "5B": "share",
 }  # fmt: skip
-"""Dict from task to scoring rule."""
+"""Scoring rule of each task."""
 NUM_RIGHT = {task: 1 if rule == "first" else 2 for task, rule in RULES.items()}
-"""Dict from task to the number of correct candidates per question."""
+"""Number of correct candidates per question, for each task."""
 
 
 def zste_outcomes(
@@ -43,11 +43,11 @@ def zste_outcomes(
         tasks: Task of each question, "1A" to "5B".
 
     Returns:
-        Dict from each task that has questions to their scores in 0..1.
+        `{task: scores of its questions}`, with scores in 0..1.
 
     Raises:
         ValueError: There are no questions, the arguments differ in length, a task is unknown, or a score is not finite.
-            Also if the correct candidates of a question are duplicated, out of range, or too few or too many.
+            The correct candidates of a question are duplicated, out of range, too few or too many.
 
     >>> zste_outcomes([[0.1, 0.9, 0.3], [0.6, 0.5, 0.8]], [[1], [0, 1]], ["3A", "5A"])
     {'3A': array([1.]), '5A': array([0.5])}
@@ -210,9 +210,9 @@ def zste_scores_by_language(
         the number of questions that exist in all languages.
 
     Raises:
-        ValueError: As in `zste_scores`, or `languages` or `questions` has a different length. Also if a question is
-            duplicated in a language, if its number of candidates differs between languages, or if `questions` is None
-            and the languages have different numbers of questions.
+        ValueError: As in `zste_scores`, or `languages` or `questions` has a different length. A question is duplicated
+            in a language, or its number of candidates differs between languages. `questions` is None and the languages
+            have different numbers of questions.
 
     >>> scores = zste_scores_by_language(
     ...     [[0.9, 0.1, 0.3], [0.1, 0.9, 0.3]], [[0], [0]], ["3A", "3A"], ["eng", "fra"]
