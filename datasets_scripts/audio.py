@@ -110,8 +110,8 @@ def read_row(
 ) -> np.ndarray:
     """Load the waveform of a row, cropped to the maximum length and resampled.
 
-    Reads the first available column: `samples` with `sampling_rate_hz` (int16 samples of a prepared dataset), `audio`
-    (file bytes of a prepared dataset, or a `datasets.Audio` value), or `audio_path` (a file).
+    The waveform comes from the first available column: `samples` with `sampling_rate_hz` (int16 samples of a prepared
+    dataset), `audio` (file bytes of a prepared dataset, or a `datasets.Audio` value), or `audio_path` (a file).
 
     Args:
         max_seconds: Maximum length in seconds; longer recordings are cropped. None: no cropping.

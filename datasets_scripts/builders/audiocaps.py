@@ -1,8 +1,8 @@
 """AudioCaps 1.0 and 2.0: ten-second clips of YouTube videos with human captions (Kim et al., 2019).
 
-Reads `train.csv`, `val.csv` and `test.csv` from the authors' repository (folder `dataset/` or `dataset2.0/`). The audio
-must be downloaded separately, with file names in one of the formats in `recordings.YOUTUBE_NAMINGS`. Some videos are no
-longer available. See https://audiocaps.github.io.
+The builder reads `train.csv`, `val.csv` and `test.csv` from the authors' repository (folder `dataset/` or
+`dataset2.0/`). The audio must be downloaded separately, with file names in one of the formats in
+`recordings.YOUTUBE_NAMINGS`. Some videos are no longer available. See https://audiocaps.github.io.
 """
 
 import re

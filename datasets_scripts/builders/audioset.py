@@ -1,6 +1,6 @@
 """AudioSet: ten-second clips from YouTube videos with one or more of 527 classes (Gemmeke et al., 2017).
 
-Reads `balanced_train_segments.csv`, `eval_segments.csv` and `class_labels_indices.csv` of
+The builder reads `balanced_train_segments.csv`, `eval_segments.csv` and `class_labels_indices.csv` of
 https://research.google.com/audioset. The audio must be downloaded separately, with file names in one of the formats in
 `recordings.YOUTUBE_NAMINGS`.
 """

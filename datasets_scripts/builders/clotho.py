@@ -1,7 +1,7 @@
 """Clotho v2.1: Freesound recordings of 15 to 30 seconds with five captions each (Drossos et al., 2020).
 
-Reads the published `clotho_captions_<split>.csv`, `clotho_metadata_<split>.csv` (optional), and the audio files in the
-folders "development", "validation" and "evaluation". See https://zenodo.org/records/4783391.
+The builder reads the published `clotho_captions_<split>.csv`, `clotho_metadata_<split>.csv` (optional), and the audio
+files in the folders "development", "validation" and "evaluation". See https://zenodo.org/records/4783391.
 """
 
 from pathlib import Path

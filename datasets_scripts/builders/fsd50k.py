@@ -1,6 +1,7 @@
 """FSD50K: 51,197 Freesound clips with one or more of 200 AudioSet classes (Fonseca et al., 2022).
 
-Reads the folder of https://zenodo.org/records/4060432: `FSD50K.ground_truth/dev.csv` and `eval.csv`, and the audio.
+The builder reads the folder of https://zenodo.org/records/4060432: `FSD50K.ground_truth/dev.csv` and `eval.csv`, and
+the audio.
 """
 
 from typing import ClassVar

@@ -1,6 +1,6 @@
 """UrbanSound8K: 8,732 excerpts from Freesound recordings with ten urban classes in ten folds (Salamon et al., 2014).
 
-Reads the folder of https://urbansounddataset.weebly.com/urbansound8k.html.
+The builder reads the folder of https://urbansounddataset.weebly.com/urbansound8k.html.
 """
 
 from dataclasses import dataclass

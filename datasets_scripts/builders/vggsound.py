@@ -1,6 +1,6 @@
 """VGGSound: ten-second clips from YouTube videos with 309 classes (Chen et al., 2020).
 
-Reads the `vggsound.csv` of https://www.robots.ox.ac.uk/~vgg/data/vggsound, which has no header.
+The builder reads `vggsound.csv` of https://www.robots.ox.ac.uk/~vgg/data/vggsound; this file has no header.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """WavCaps: recordings from four collections with captions written by a language model (Mei et al., 2023).
 
-Reads the authors' JSON files and blacklists (`json_files/` of cvssp/WavCaps on the Hub), and audio files `<id>.flac` in
-folders with the names of the collections.
+The builder reads the authors' JSON files and blacklists (`json_files/` of cvssp/WavCaps on the Hub), and audio files
+`<id>.flac` in folders with the names of the collections.
 """
 
 from collections.abc import Sequence
