@@ -72,7 +72,7 @@ def projection_figure(results: Results, languages: Sequence[str], classes: Seque
 
 
 def save_projections(several: Mapping[str, Results], path: str | Path) -> None:
-    """Draw t-SNE projections of several models side by side (ATRI figures 3 and 4), and save them as PNG at `path`."""
+    """Draw t-SNE projections of several models side by side (ATRI figures 3 and 4). The suffix sets the format."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4.6 * len(several), 4.6), layout="constrained")
@@ -81,7 +81,7 @@ def save_projections(several: Mapping[str, Results], path: str | Path) -> None:
         _draw_projection(axes, results, results.protocol["languages"])
     figure.axes[-1].legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     with atomic_write(path) as unfinished:
-        figure.savefig(unfinished, format="png", dpi=120)
+        figure.savefig(unfinished, format=Path(path).suffix.removeprefix(".") or "png", dpi=120)
 
 
 def _draw_projection(axes: Any, results: Results, languages: Sequence[str], classes: Sequence[str] = ()) -> None:

@@ -79,3 +79,9 @@ def test_the_spaces_of_several_models_are_one_picture(results, tmp_path):
     header = (tmp_path / "spaces.png").read_bytes()[:24]
     assert header.startswith(b"\x89PNG")
     assert int.from_bytes(header[16:20]) > 1.8 * int.from_bytes(header[20:24])  # two beside each other
+
+
+@pytest.mark.parametrize(("suffix", "start"), [(".pdf", b"%PDF"), (".svg", b"<?xml")])
+def test_the_suffix_sets_the_format_of_the_spaces(results, tmp_path, suffix, start):
+    report_figures.save_projections({"one": results}, tmp_path / f"spaces{suffix}")
+    assert (tmp_path / f"spaces{suffix}").read_bytes().startswith(start)

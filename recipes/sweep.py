@@ -1,0 +1,80 @@
+"""Train with every combination of settings and seed, and compare the runs in one table.
+
+    supclap sweep esc10.yaml svr_alpha=0.1,0.5,1 --seeds 0 1 2 --data_dir ESC-10
+    supclap sweep svr=none,bi-static learning_rate=1e-3,1e-4 --dry_run true
+
+Each setting has one or more values, separated by commas. The first argument may be a YAML file of `supclap train`; the
+default is its default file. The folder name of a run depends on its settings: finished runs are not repeated, and an
+interrupted run continues from its last checkpoint. The first combination is the baseline of the table, which is that of
+`supclap compare`; it is also written, with the finished runs, if a run fails.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from modeling_supclap.recipes.arguments import parse_arguments, read_settings
+from modeling_supclap.recipes.options import SweepArguments
+from modeling_supclap.recipes.reproduce import Cell, build_step, check_inputs, run_cells
+from modeling_supclap.recipes.running import run_command
+from modeling_supclap.recipes.train_supclap import DEFAULT_CONFIG
+
+
+def combine(words: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return all combinations of settings by name; the name contains the settings with several values.
+
+    >>> combine(["svr_alpha=0.1,1", "loss=infonce"])["svr_alpha=1"]
+    {'svr_alpha': 1, 'loss': 'infonce'}
+    """
+    values: dict[str, list[Any]] = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals or not text:
+            raise ValueError(f"got {word!r}; expected a setting with its values, such as svr_alpha=0.1,0.5,1")
+        values[key] = yaml.safe_load(f"[{text}]")
+
+    combinations = {}
+    for chosen in itertools.product(*values.values()):
+        settings = dict(zip(values, chosen, strict=True))
+        swept = [f"{key}={value}" for key, value in settings.items() if len(values[key]) > 1]
+        combinations[", ".join(swept) or "run"] = settings
+    return combinations
+
+
+def main() -> None:
+    """Run the command: check all settings, train, and write the table."""
+    words = sys.argv[1:]
+    named = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
+    (args,) = parse_arguments((SweepArguments,), words[len(named) :], about=__doc__)
+    has_config = bool(named) and named[0].endswith((".yaml", ".yml"))
+    config = read_settings(named.pop(0) if has_config else DEFAULT_CONFIG)
+
+    cells = []
+    for name, settings in combine(named).items():
+        row = re.sub("[^A-Za-z0-9.=_]+", "-", name)
+        runs = [[build_step(row, "train", {**config, **settings, "seed": seed}, args)] for seed in args.seeds]
+        cells.append(Cell(name, name, None, str({**config, **settings}.get("dataset")), runs))
+    run_cells(check_inputs("sweep", cells, args), lambda finished: write_table(finished, args.output_dir))
+
+
+def write_table(cells: Sequence[Cell], folder: str) -> None:
+    """Write the table of the finished runs."""
+    from modeling_supclap.evaluation.results import Results
+    from modeling_supclap.recipes.compare_results import write_tables
+
+    tables: dict[str, dict[str, dict[int, Results]]] = {}
+    for cell in cells:
+        loaded = {run[-1].settings["seed"]: Results.load(run[-1].folder) for run in cell.runs}
+        tables.setdefault(cell.dataset, {})[cell.model] = loaded
+    write_tables(tables, Path(folder), allow_different=True)
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,82 @@
+"""Sweeps: every combination runs once, and the finished runs have a table."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+import yaml
+from commands import run_recipe
+
+from modeling_supclap.evaluation.results import SCHEMA, Results, score
+from modeling_supclap.recipes import reproduce, sweep
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """A training that only writes results: the weight and the seed set how many of 8 queries are answered."""
+    calls = []
+
+    def train():
+        settings = yaml.safe_load(Path(sys.argv[1]).read_text())
+        calls.append((settings["svr_alpha"], settings["seed"]))
+        if settings["svr_alpha"] == 9:
+            raise RuntimeError("out of memory")
+        hits = np.arange(8) < 2 + 4 * settings["svr_alpha"] + settings["seed"]
+        arrays = {"R@1": hits.astype(float), "query_id": np.arange(8).astype(str), "cluster": np.arange(8).astype(str)}
+        content = {
+            "schema": SCHEMA,
+            "protocol": {"dataset": "synthetic", "languages": ["eng"]},
+            "scores": {"retrieval": {"eng": {"t2a": {"R@1": score(float(hits.mean()))}}}},
+            "training": {"arguments": settings},
+        }
+        results = Results(content, {f"retrieval/eng/t2a/{name}": array for name, array in arrays.items()})
+        results.save(settings["output_dir"])
+
+    monkeypatch.setitem(reproduce.RECIPES, "train", (train, reproduce.RECIPES["train"][1]))
+    return calls
+
+
+def test_each_combination_and_seed_runs_once(calls, tmp_path):
+    words = ["smoke.yaml", "svr_alpha=0.5,1", "svr=bi-static", "--output_dir", tmp_path, "--seeds", "0", "1"]
+    run_recipe(sweep, *words)
+    assert calls == [(0.5, 0), (0.5, 1), (1, 0), (1, 1)]
+    (folder,) = tmp_path.glob("runs/svr_alpha=0.5-train-synthetic-*-seed1")
+    settings = yaml.safe_load((folder / "settings.yaml").read_text())
+    assert (settings["svr"], settings["svr_alpha"], settings["seed"], settings["projection_dim"]) == (
+        "bi-static",
+        0.5,
+        1,
+        16,
+    )
+
+    table = pandas.read_csv(tmp_path / "table.csv").set_index("model")
+    assert table["seeds"].to_dict() == {"svr_alpha=0.5": 2, "svr_alpha=1": 2}
+    assert table["value"].tolist() == [4.5 / 8, 6.5 / 8]
+    assert table["std"].tolist() == pytest.approx([0.125 / 2**0.5] * 2)
+    assert table.loc["svr_alpha=1", "difference"] == 0.25
+
+    run_recipe(sweep, *words, "2")
+    assert calls[4:] == [(0.5, 2), (1, 2)]
+    assert "svr_alpha=1 - svr_alpha=0.5" in (tmp_path / "table.tex").read_text().replace(r"\_", "_")
+
+
+def test_finished_runs_have_a_table_where_another_fails(calls, tmp_path):
+    with pytest.raises(RuntimeError, match="out of memory"):
+        run_recipe(sweep, "smoke.yaml", "svr_alpha=1,9", "--output_dir", tmp_path)
+    assert pandas.read_csv(tmp_path / "table.csv")["model"].tolist() == ["svr_alpha=1"]
+
+
+@pytest.mark.parametrize("words", [["svr_alfa=1,2"], ["svr_alpha"], ["svr_alpha=0.1,often"], ["dataset=esc50"]])
+def test_wrong_settings_are_named_before_the_first_run(calls, tmp_path, words):
+    with pytest.raises((ValueError, FileNotFoundError), match=words[0].partition("=")[0] + "|esc50"):
+        run_recipe(sweep, "smoke.yaml", *words, "--output_dir", tmp_path)
+    assert not calls
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_estimates_the_cost(calls, tmp_path, capsys):
+    run_recipe(sweep, "smoke.yaml", "svr_alpha=0.5,1", "--output_dir", tmp_path, "--dry_run", "true")
+    assert "synthetic, svr_alpha=0.5: " in capsys.readouterr().out
+    assert not calls
