@@ -7,7 +7,10 @@ but not needed for inference.
 
 from __future__ import annotations
 
+import importlib
 import math
+import os
+import sys
 from typing import Any
 
 import torch
@@ -247,6 +250,17 @@ class TemporalObjective(nn.Module):
         if class_ids is None:
             raise ValueError("got no class_ids; stage a needs them (N, 3) to weight the candidates")
         return teminal_a_weights(class_ids[:, 0], class_ids[:, 1:], **self.alphas)
+
+
+def load_objective(name: str) -> nn.Module:
+    """Import a class by its name "module:Class", also from the current folder, and call it without arguments."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    module_name, class_name = name.split(":")
+    objective = getattr(importlib.import_module(module_name), class_name, None)
+    if not isinstance(objective, type) or not issubclass(objective, nn.Module):
+        raise ValueError(f"got loss={name!r}; expected the name of a subclass of nn.Module in {module_name}")
+    return objective()
 
 
 def build_objective(args: SupCLAPTrainingArguments) -> ContrastiveObjective:

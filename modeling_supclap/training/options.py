@@ -28,7 +28,7 @@ class ContrastiveOptions:
     Args:
         loss: Base loss. `infonce`, `siglip` and `reweighted` (SimpleReweight, SupCLAP E.4) use one caption per clip,
             in a random language. `kcl` uses captions in all languages. `cacl` uses captions in the anchor language (the
-            first of `languages`) and one other.
+            first of `languages`) and one other. `module:Class` is your own `nn.Module`, with one caption per clip.
         svr: Support Vector Regularization (SVR): `none`, or one or both directions with a static or dynamic radius:
             `uni-static`, `bi-static`, `uni-dynamic`, `bi-dynamic`. Controls: `uni-fixed` and `bi-fixed`.
         radius_ratio: Radius of `uni-fixed` and `bi-fixed`, as a fraction of the distance of each pair. At 0 the SVR

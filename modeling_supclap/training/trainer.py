@@ -56,7 +56,7 @@ from .checkpoints import last_checkpoint, refuse_another_run, write_frozen, writ
 from .collator import EvaluationCollator, IndexedRows, TemporalCollator, TrainingCollator, filter_bad_audio
 from .contrastive_module import ContrastiveModule
 from .drift import radius_by_hard_negatives
-from .objectives import SupportVectorRegularizer, TemporalObjective, build_objective
+from .objectives import SupportVectorRegularizer, TemporalObjective, build_objective, load_objective
 from .training_args import SupCLAPTrainingArguments, TemporalTrainingArguments
 
 UNFINISHED = "unfinished"
@@ -106,6 +106,8 @@ class SupCLAPTrainer(Trainer):
             raise ValueError("processing_class is missing; pass the SupCLAPProcessor of the model")
         if args.n_gpu > 1:
             raise ValueError(f"one process sees {args.n_gpu} GPUs; start one process per GPU with `accelerate launch`")
+        if objective is None and ":" in args.loss:
+            objective = load_objective(args.loss)
         if objective is None and args.loss == "siglip" and model.logit_bias is None:
             raise ValueError("loss='siglip' needs a model with a bias: --logit_bias -10 --temperature 0.1")
         extractor = processing_class.feature_extractor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -74,9 +75,12 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
             require_language_code(language)
 
         for name, valid in _CHOICES.items():
-            if getattr(self, name, valid[0]) not in valid:
+            is_class = name == "loss" and re.fullmatch(r"[\w.]+:\w+", self.loss)
+            if getattr(self, name, valid[0]) not in valid and not is_class:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(valid)}")
 
+        if ":" in self.loss and self.svr != "none":
+            raise ValueError(f"svr is {self.svr!r}, but {self.loss} replaces loss and svr; set svr to none")
         if self.max_steps <= 0 and self.num_train_epochs <= 0:
             raise ValueError(f"num_train_epochs is {self.num_train_epochs}; set it or max_steps to a positive value")
 

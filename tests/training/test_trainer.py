@@ -121,6 +121,33 @@ def test_an_objective_of_one_s_own_trains_and_is_watched(tmp_path, rows, make, r
     assert "oord2018" not in card
 
 
+def test_a_loss_is_imported_from_the_current_folder(tmp_path, rows, monkeypatch):
+    lines = [
+        "from modeling_supclap.training.objectives import ContrastiveObjective",
+        "class Doubled(ContrastiveObjective):",
+        "    def forward(self, *embeds, **options):",
+        "        return 2 * super().forward(*embeds, **options)[0], {}",
+    ]
+    (tmp_path / "own_losses.py").write_text("\n".join(lines))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", list(sys.path))
+    found = []
+    for loss in ("infonce", "own_losses:Doubled"):
+        args = arguments(tmp_path / loss[:3], loss=loss, svr="none", max_steps=1)
+        trainer = SupCLAPTrainer(builders.supclap_model(), args, rows, rows[:8], processor())
+        trainer.train()
+        found += losses(trainer)
+    assert found[1] == pytest.approx(2 * found[0])
+    trainer.create_model_card()
+    assert "custom objective `Doubled`" in (tmp_path / "own" / "README.md").read_text()
+
+    args = arguments(tmp_path, loss="own_losses:Halved", svr="none")
+    with pytest.raises(ValueError, match="own_losses:Halved"):
+        SupCLAPTrainer(builders.supclap_model(), args, rows, rows[:8], processor())
+    with pytest.raises(ValueError, match="'bi-static'"):
+        arguments(tmp_path, loss="own_losses:Doubled", svr="bi-static")
+
+
 SCHEMES = [("infonce", "bi-static"), ("kcl", "bi-dynamic"), ("cacl", "bi-static")]
 
 
