@@ -4,9 +4,9 @@
     supclap train esc10.yaml --data_dir ESC-10
     supclap evaluate --model outputs/esc10 --dataset esc50 --data_dir ESC-10
 
-`supclap NAME --help` lists the keys of a recipe. train, posttrain, reproduce and embed run under `accelerate launch`,
-with the processes and GPUs set by `accelerate config` or its environment variables. A configuration file of the
-package, such as `esc10.yaml`, needs no path.
+`supclap NAME --help` lists the keys of a recipe. train, posttrain, sweep, reproduce and embed run under `accelerate
+launch`, with the processes and GPUs set by `accelerate config` or its environment variables. A configuration file of
+the package, such as `esc10.yaml`, needs no path.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from modeling_supclap.recipes.running import STOPPED_BY_SIGTERM, report_stop, ru
 LAUNCHED = {
     "train": "recipes.train_supclap",
     "posttrain": "recipes.posttrain_teminal",
+    "sweep": "recipes.sweep",
     "reproduce": "recipes.reproduce",
     "embed": "recipes.embed_corpus",
 }

@@ -90,8 +90,8 @@ def collect_scores(tables: Mapping[str, Models], allow_different: bool = False) 
             tested: dict[str, Any] = {}
             first = next(iter(runs.values()))
             if runs is baseline or len(runs) > 1 or len(baseline) > 1:
-                for results in runs.values():
-                    check_protocols(reference, results, allow_different)
+                for seed, results in runs.items():
+                    check_protocols(baseline.get(seed, reference), results, allow_different)
             else:
                 with suppress(ValueError) if allow_different else nullcontext():  # no query in common
                     rows = evaluation.compare(reference, first, allow_different=allow_different)

@@ -321,6 +321,19 @@ class CorpusArguments(SplitsArguments):
 
 
 @dataclass
+class SweepArguments:
+    """Runs with several settings and seeds."""
+
+    positional: ClassVar[str] = "[CONFIG.yaml] KEY=VALUE[,VALUE ...] [KEY=VALUE ...]"
+    seeds: list[int] = option("Seeds of every combination.", [0])
+    dry_run: bool = option("Check all settings and estimate the cost, without training.", False)
+    data_dir: str | None = option("Folder of the data, or a folder with one folder per dataset.")
+    output_dir: str = option("Folder of the runs and the table.", "outputs/sweep")
+    scale: ClassVar[str] = ""
+    skip_missing: ClassVar[bool] = False
+
+
+@dataclass
 class ReproductionArguments:
     """Rows to reproduce, and their scale."""
 

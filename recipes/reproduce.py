@@ -209,7 +209,7 @@ def _steps(
     return steps
 
 
-def build_step(row: str, recipe: str, settings: dict[str, Any], args: options.ReproductionArguments) -> Step:
+def build_step(row: str, recipe: str, settings: dict[str, Any], args: Any) -> Step:
     """Build a `Step`, with an output folder named after the row, the dataset, a hash of the settings and the seed."""
     dataset = settings.get("dataset", "synthetic")
     if dataset != "synthetic" and args.data_dir is not None:
@@ -334,7 +334,7 @@ def find_lack(dataset: str, split: str, config: str) -> list[str]:
     return [] if count >= 0.9 * published else [f"data of {dataset}: {split} has {count} recordings of {published:,}"]
 
 
-def check_inputs(name: str, cells: Sequence[Cell], args: options.ReproductionArguments) -> list[Cell]:
+def check_inputs(name: str, cells: Sequence[Cell], args: Any) -> list[Cell]:
     """Check settings and inputs. Returns the cells to run; a dry run prints the costs and missing inputs instead."""
     lines, runnable, missing, hours = [f"{name}:"], [], set(), 0.0
     for cell in cells:
@@ -345,7 +345,7 @@ def check_inputs(name: str, cells: Sequence[Cell], args: options.ReproductionArg
                 continue
             cost, inputs = check_step(step)
             lacking.update(inputs)
-            row = step.folder.name.partition("-")[0]
+            row = step.folder.name.partition(f"-{step.recipe}-")[0]
             lines.append(f"  {cell.dataset}, {row}: {cost or step.recipe}; {len(cell.runs)} seeds, {done} done")
             hours += 0.0 if cost is None else cost.hours * (len(cell.runs) - done)
         if not lacking:
@@ -695,6 +695,22 @@ def arrange_curves(curves: Mapping[str, str], cells: Sequence[Cell]) -> dict[str
     return panels
 
 
+def run_cells(cells: Sequence[Cell], write: Callable[[Sequence[Cell]], None]) -> None:
+    """Run all steps; then write the finished runs, even if another run fails or is interrupted."""
+    try:
+        for run in itertools.chain(*(cell.runs for cell in cells)):
+            for step in run:
+                run_step(step)
+    finally:
+        finished = []
+        for cell in cells:
+            runs = [run for run in cell.runs if run[-1].is_done]
+            if runs:
+                finished.append(replace(cell, runs=runs))
+        if finished and is_first_process():
+            write(finished)
+
+
 def main() -> None:
     """Parse the command line, run the studies and the rows of the tables, and write them."""
     from modeling_supclap.recipes.evidence import find_studies, run_study
@@ -724,20 +740,14 @@ def main() -> None:
     for name, cells in plans.items():
         plans[name] = check_inputs(name, cells, args) if cells else []  # a table may have none of the rows
     for name, cells in plans.items():
-        try:
-            for run in itertools.chain(*(cell.runs for cell in cells)):
-                for step in run:
-                    run_step(step)
-        finally:  # write the finished runs even if another run fails or is interrupted
-            finished = []
-            for cell in cells:
-                runs = [run for run in cell.runs if run[-1].is_done]
-                if runs:
-                    finished.append(replace(cell, runs=runs))
-            if finished and is_first_process():
-                path = write_table(name, tables[name], finished, args)
-                text = path.read_text(encoding="utf-8")
-                say(f"\n{text}\n{path}, also as .html, .json and, if there is a figure, .png")
+        table = tables[name]
+
+        def write(finished: Sequence[Cell], name: str = name, table: Mapping[str, Any] = table) -> None:
+            path = write_table(name, table, finished, args)
+            text = path.read_text(encoding="utf-8")
+            say(f"\n{text}\n{path}, also as .html, .json and, if there is a figure, .png")
+
+        run_cells(cells, write)
 
 
 if __name__ == "__main__":

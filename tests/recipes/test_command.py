@@ -65,6 +65,7 @@ def test_each_command_has_its_help(name, capsys):
     [
         ("train", "train_supclap.py"),
         ("posttrain", "posttrain_teminal.py"),
+        ("sweep", "sweep.py"),
         ("reproduce", "reproduce.py"),
         ("embed", "embed_corpus.py"),
     ],
