@@ -1,8 +1,10 @@
-"""Evaluate models on datasets: retrieval, zero-shot classification and ZSTE (zero-shot temporal evaluation).
+"""Evaluate models on datasets: retrieval, zero-shot classification, ZSTE (zero-shot temporal evaluation) and probes.
 
     supclap evaluate --model outputs/synthetic
     supclap evaluate --model outputs/esc10 --dataset esc50 --data_dir DIR \\
         --folds 1 2 3 4 5 --tasks zero_shot zste --output_dir outputs/evaluation/esc50
+    supclap evaluate --model outputs/esc10 --dataset fsd50k --data_dir DIR --tasks zero_shot linear_probe \\
+        --train_split train+validation
     supclap evaluate --model laion/clap-htsat-fused --dataset clotho --data_dir DIR
     supclap evaluate --model my_module:load_my_model --dataset prepared --data_dir DIR
     supclap evaluate --suite suite.yaml --model outputs/esc10 laion/clap-htsat-unfused
@@ -48,12 +50,12 @@ if TYPE_CHECKING:
 DEFAULT_CONFIG = Path(__file__).parent / "configs" / "evaluate.yaml"
 
 
-def load_rows(args: EvaluationArguments) -> tuple[Any, dict[str, int] | None, dict[str, Any]]:
+def load_rows(args: EvaluationArguments) -> tuple[Any, Any, dict[str, int] | None, dict[str, Any]]:
     """Load the dataset rows to evaluate.
 
     Returns:
-        Tuple of the rows; a dict from clip id to fold, or None without folds; and the description of the data to store
-        in the results.
+        Tuple of the rows; the rows of `train_split`, or None; a dict from clip id to fold, or None without folds; and
+        the description of the data to store in the results.
     """
     from datasets import concatenate_datasets
 
@@ -70,7 +72,7 @@ def load_rows(args: EvaluationArguments) -> tuple[Any, dict[str, int] | None, di
     data["dataset_config"].pop("data_dir", None)
     translations = options.pop("translations", None)
 
-    parts = []
+    parts, train_rows = [], None
     folds: dict[str, int] = {}
     for fold in args.folds or (None,):
         if fold is not None:
@@ -80,6 +82,7 @@ def load_rows(args: EvaluationArguments) -> tuple[Any, dict[str, int] | None, di
         parts.append(join(splits, args.split))
         if fold is None:
             data["shared_sources"] = shared_sources(splits, args)
+            train_rows = None if args.train_split is None else join(splits, args.train_split)
         else:
             folds |= dict.fromkeys(without_audio(parts[-1])["clip_id"], fold)
 
@@ -92,7 +95,7 @@ def load_rows(args: EvaluationArguments) -> tuple[Any, dict[str, int] | None, di
 
     if args.folds and len(folds) < sum(map(len, parts)):
         raise ValueError(f"the folds {args.folds} share clips in split {args.split!r}; use --split test")
-    return concatenate_datasets(parts), folds or None, data
+    return concatenate_datasets(parts), train_rows, folds or None, data
 
 
 def join(splits: Mapping[str, Any], names: str) -> Any:
@@ -171,6 +174,7 @@ def options_of(args: EvaluationArguments) -> evaluation.EvaluationOptions:
         zste_languages=args.zste_languages,
         intervals=evaluation.Intervals(args.num_resamples, args.confidence, args.seed),
         batch_size=args.batch_size,
+        shots=args.shots,
     )
 
 
@@ -214,10 +218,11 @@ def prepare(args: EvaluationArguments) -> tuple[Any, evaluation.EvaluationOption
     from modeling_supclap.datasets_scripts.schema import warn_of_shared_captions
 
     options = options_of(args)
-    rows, folds, data = load_rows(args)
+    rows, train_rows, folds, data = load_rows(args)
     if args.positives == "clip" and "retrieval" in args.tasks:
         warn_of_shared_captions(rows)
-    return rows, replace(options, phrases=load_phrases(args, data["origin"]), folds=folds, data=data)
+    loaded = {"phrases": load_phrases(args, data["origin"]), "folds": folds, "train_rows": train_rows, "data": data}
+    return rows, replace(options, **loaded)
 
 
 def evaluate(

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .cache import EmbeddingCache
     from .embed import AudioPolicy, EmbeddedSplit, embed_split, hash_dataset, hash_recordings, split_from_predictions
     from .models import EmbeddingModel, load_embedding_model
+    from .probes import evaluate_few_shot, evaluate_linear_probe
     from .results import Intervals, Results, compare, format_comparison, package_versions, paper_results
     from .retrieval import evaluate_retrieval, retrieval_metrics
     from .run import EvaluationOptions, evaluate, make_results, score_split
@@ -35,6 +36,7 @@ _MODULES = {
         "split_from_predictions",
     ),
     "models": ("EmbeddingModel", "load_embedding_model"),
+    "probes": ("evaluate_few_shot", "evaluate_linear_probe"),
     "results": ("Intervals", "Results", "compare", "format_comparison", "package_versions", "paper_results"),
     "retrieval": ("evaluate_retrieval", "retrieval_metrics"),
     "run": ("EvaluationOptions", "evaluate", "make_results", "score_split"),

@@ -130,6 +130,7 @@ class EmbeddedSplit:
         batch_size: Clips or texts per batch.
         files: Dict from clip id to the SHA-256 of its recording; empty if not computed.
         held: Dict from (language, text) to a text embedding that is already computed.
+        train: Embedded training split for probes.
         ids: Clip ids, (N,) strings.
         sources: Id of the source recording for each clip, (N,) strings.
     """
@@ -144,6 +145,7 @@ class EmbeddedSplit:
     batch_size: int = 32
     files: dict[str, str] = field(default_factory=dict)
     held: dict[tuple[str, str], np.ndarray] = field(default_factory=dict)
+    train: EmbeddedSplit | None = None
 
     def __post_init__(self) -> None:
         self.ids = np.array([row["clip_id"] for row in self.rows])

@@ -21,6 +21,7 @@ from modeling_supclap.metrics.names import RETRIEVAL_METRICS, get_metric
 
 from .report_figures import figures
 from .results import (
+    AUDIO_TASKS,
     DIRECTIONS,
     NUM_CLASSES,
     SECTIONS,
@@ -146,7 +147,7 @@ def _verdicts(results: Results) -> list[str]:
     sentences = []
     for task, each in firsts.items():
         value, interval, chance, blind = each.cells()
-        subject = SECTIONS[task].summary[1].format(language=each.place[1])
+        subject = SECTIONS[task].summary[1].format(language=each.place[1].replace("_", " "))
         sentence = f"{subject[0].upper()}{subject[1:]} in {value} % of the cases (chance {chance} %"
         sentence += f", an order-blind model {blind} %" if blind else ""
         sentence += f"; interval {interval} %)" if interval else ")"
@@ -170,6 +171,8 @@ def _tables(results: Results) -> dict[str, Table]:
         row = ", ".join([language, *between])
         if task == "multilingual":
             task, row = ("multilingual", "this model") if language == "all" else ("distances", language)
+        elif task in AUDIO_TASKS:
+            row = language.replace("_", " ")
         elif task == "temporal":
             row = between[0].replace("_", " ")
         if metric in SECTIONS[task].metrics:

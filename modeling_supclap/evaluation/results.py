@@ -68,6 +68,9 @@ class Section(NamedTuple):
     note: str = ""
 
 
+AUDIO_TASKS = ("linear_probe", "few_shot")
+"""Tasks without texts; the second key of their scores is a setting, such as "5_per_class", and not a language."""
+
 CLASS_METRICS = ("top1", "top5", "mean_per_class", "mean_over_folds", "mAP")
 
 SECTIONS = {
@@ -91,6 +94,23 @@ SECTIONS = {
         tuple(ZSTE_TASKS),
         ("3A", "the order of two consecutive sounds is recognised"),
         tuple(ZSTE_TASKS),
+    ),
+    "linear_probe": Section(
+        "Linear probe",
+        CLASS_METRICS,
+        ("top1", "a linear probe assigns clips the correct class"),
+        ("top1", "mAP"),
+        "linear probe",
+        "Logistic regression on the audio embeddings of all training clips.",
+    ),
+    "few_shot": Section(
+        "Few-shot probe",
+        CLASS_METRICS,
+        ("top1", "few-shot, {language}: clips are assigned the correct class"),
+        ("top1", "mAP"),
+        "few-shot probe",
+        "Logistic regression on the audio embeddings of a few training clips per class; mean over random draws. "
+        "Intervals combine the draws and the tested recordings.",
     ),
     "temporal": Section(
         "The order of sounds",
@@ -195,12 +215,12 @@ class Results:
     """Results of an evaluation, a training run or a post-training.
 
     Attributes:
-        content: Content of `results.json`: "schema", "model", "protocol", "scores", "versions", "run" (time and
-            device; only this part differs between repeated evaluations), and "training" for a training run. "scores" is
-            a nested dict. Its first key is the task and the further keys are: "retrieval" (language, direction,
-            metric), "multilingual" (language, metric), "zero_shot" (language, template set, metric), "zste" (language,
-            task), "temporal" (language, stage, metric). The language "mean" is the mean over languages, and "all"
-            contains scores that compare languages.
+        content: Content of `results.json`: "schema", "model", "protocol", "scores", "versions", "run" (time and device;
+            only this part differs between repeated evaluations), and "training" for a training run. "scores" is a
+            nested dict. Its first key is the task and the further keys are: "retrieval" (language, direction, metric),
+            "multilingual" (language, metric), "zero_shot" (language, template set, metric), "zste" (language, task),
+            "linear_probe" and "few_shot" (setting, metric), "temporal" (language, stage, metric). The language "mean"
+            is the mean over languages, and "all" contains scores that compare languages.
         arrays: Content of `outcomes.npz`. "clips/..." and "captions/<language>/..." describe the data. The other names
             start with the path of a score, such as "retrieval/eng/t2a/", and contain the outcome of each query, the
             query ids ("query_id") and the bootstrap clusters ("cluster").

@@ -19,6 +19,7 @@ import torch
 from .cache import EmbeddingCache
 from .embed import AudioPolicy, EmbeddedSplit, embed_split, hash_dataset, hash_recordings
 from .models import EmbeddingModel, load_embedding_model
+from .probes import evaluate_few_shot, evaluate_linear_probe
 from .results import SCHEMA, Intervals, Results, package_versions
 from .retrieval import CAPTION_HANDLINGS, evaluate_retrieval
 from .zero_shot import TEMPLATE_SETS, Phrases, evaluate_zero_shot
@@ -30,8 +31,8 @@ class EvaluationOptions:
     """Evaluation options.
 
     Attributes:
-        tasks: Any of "retrieval", "zero_shot" and "zste" (zero-shot temporal evaluation). "zero_shot" requires labels,
-            and "zste" exactly one label per clip.
+        tasks: Any of "retrieval", "zero_shot", "zste" (zero-shot temporal evaluation), "linear_probe" and "few_shot".
+            All except "retrieval" require labels, and "zste" exactly one label per clip.
         languages: Retrieval languages, ISO 639-3 codes. With several languages, MRV, Gap and Dis are computed; Gap and
             Dis are relative to English, or to the first language if English is not included.
         positives: "clip" matches each clip only with its own captions; "captions" also matches clips with identical
@@ -50,7 +51,9 @@ class EvaluationOptions:
         phrases: Class phrases for languages other than English, as `phrases[label][language]`.
         classes: Candidate classes for zero-shot classification; None uses the labels of the split.
         folds: Dict from clip id to cross-validation fold, if the split contains several folds; adds the accuracy of
-            zero-shot classification per fold.
+            classification per fold. Probes train on the clips of the other folds.
+        train_rows: Rows to train probes on, if there are no folds.
+        shots: Numbers of training clips per class for few-shot probes.
         data: Description of the data to store in the results, such as "dataset" and "split".
     """
 
@@ -69,6 +72,8 @@ class EvaluationOptions:
     phrases: Phrases | None = None
     classes: Sequence[str] | None = None
     folds: Mapping[str, int] | None = None
+    train_rows: Any = None
+    shots: Sequence[int] = (1, 5, 10)
     data: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -85,7 +90,13 @@ class EvaluationOptions:
 
 
 # Each task is a function from an embedded split and the options to its scores, its arrays and its part of the protocol.
-TASKS = {"retrieval": evaluate_retrieval, "zero_shot": evaluate_zero_shot, "zste": evaluate_zste}
+TASKS = {
+    "retrieval": evaluate_retrieval,
+    "zero_shot": evaluate_zero_shot,
+    "zste": evaluate_zste,
+    "linear_probe": evaluate_linear_probe,
+    "few_shot": evaluate_few_shot,
+}
 
 
 def evaluate(
@@ -110,9 +121,11 @@ def evaluate(
     options = replace(options or EvaluationOptions(), **changes)
     cache = EmbeddingCache.default() if cache is None else cache
 
-    split = embed_split(
-        load_embedding_model(model), rows, options.audio, cache, options.on_bad_audio, options.batch_size
-    )
+    settings = options.audio, cache, options.on_bad_audio, options.batch_size
+    split = embed_split(load_embedding_model(model), rows, *settings)
+    if options.train_rows is not None and {"linear_probe", "few_shot"} & set(options.tasks):
+        assert split.model is not None
+        split.train = embed_split(split.model, options.train_rows, *settings)
     embedded = time.perf_counter()
 
     results = score_split(split, options)

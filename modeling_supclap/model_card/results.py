@@ -11,7 +11,7 @@ from huggingface_hub import EvalResult
 
 from modeling_supclap.metrics.names import RETRIEVAL_METRICS
 
-from ..evaluation.results import DIRECTIONS, SCHEMA, SECTIONS, Score, flat_scores, get_dataset_name
+from ..evaluation.results import AUDIO_TASKS, DIRECTIONS, SCHEMA, SECTIONS, Score, flat_scores, get_dataset_name
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,9 @@ class CardScore:
     def as_eval_result(self) -> EvalResult:
         """Convert the score to an `EvalResult` for the Hub's model index."""
         is_retrieval = self.metric in RETRIEVAL_METRICS
+        is_probe = "probe" in self.task
+        hub_task = "audio-classification" if is_probe else "zero-shot-audio-classification"
+        name = "retrieval" if is_retrieval else self.task if is_probe else "zero-shot"
         arguments: dict[str, Any] | None = None
         if self.score.low is not None and self.score.high is not None:
             ends = [round(self.score.low, 4), round(self.score.high, 4)]
@@ -37,13 +40,13 @@ class CardScore:
         # The model index identifies results by task and metric type, so include the name of our task in the type.
         kind = f"{self.task} {self.metric}".lower().replace("@", " at ")
         return EvalResult(
-            task_type="audio-text-retrieval" if is_retrieval else "zero-shot-audio-classification",
-            task_name=f"{'retrieval' if is_retrieval else 'zero-shot'} {self.language}".strip(),
+            task_type="audio-text-retrieval" if is_retrieval else hub_task,
+            task_name=f"{name} {self.language}".strip(),
             dataset_type=re.sub(r"[^\w/.-]+", "-", self.dataset) or "unknown",
             dataset_name=self.dataset or "unknown",
             dataset_config=self.language or None,
             dataset_split=self.split,
-            metric_type="accuracy" if self.metric == "top1" else re.sub(r"[^a-z0-9]+", "_", kind),
+            metric_type="accuracy" if self.metric == "top1" and not is_probe else re.sub(r"[^a-z0-9]+", "_", kind),
             metric_name=f"{self.task} {self.metric}",
             metric_value=round(self.score.value, 4),
             metric_args=arguments,
@@ -69,7 +72,9 @@ def get_card_scores(content: Mapping[str, Any]) -> list[CardScore]:
             continue
 
         title = ", ".join([SECTIONS[task].card_title, *between]).replace("_", " ")
-        if task == "retrieval":
+        if task in AUDIO_TASKS:
+            title, language = f"{SECTIONS[task].card_title}, {language}".replace("_", " "), ""
+        elif task == "retrieval":
             title = DIRECTIONS[between[0]]
         elif task == "zste":
             title = score.metric.display

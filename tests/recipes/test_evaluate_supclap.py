@@ -102,6 +102,23 @@ def test_clips_with_several_labels(folder, tmp_path, capsys):
     assert metrics["per_class"].keys() == {"bell", "dog", "rain"}
 
 
+@pytest.mark.parametrize("clips", [["--folds", "1", "2", "3"], ["--train_split", "train"]])
+def test_probes(folder, esc, capsys, clips):
+    output, cache = esc / "out", ["--cache_dir", "none", "--num_resamples", "20"]
+    options = ["--model", folder / "model0", "--dataset", "esc50", "--data_dir", esc, *clips, *cache]
+    options += ["--dataset_config", '{"validation_fraction": 0}', "--tasks", "linear_probe", "few_shot", "--shots", "1"]
+    run_recipe(evaluate_supclap, *options, "--output_dir", output)
+    printed = capsys.readouterr().out
+    results = Results.load(output)
+    for name in ("linear_probe logistic_regression top1", "few_shot 1_per_class top1"):
+        assert name in printed
+    assert len(results.scores["linear_probe"]["logistic_regression"]["C"]) == (3 if "--folds" in clips else 1)
+    assert (results.protocol["linear_probe"]["train_hash"] is None) == ("--folds" in clips)
+    page = (output / "report.html").read_text()
+    assert "<h2>Linear probe</h2>" in page
+    assert "1 per class" in page
+
+
 @pytest.mark.parametrize("folds", [[], [1, 2]])
 def test_every_split_is_built_once(esc, monkeypatch, folds):
     built = []
@@ -109,7 +126,7 @@ def test_every_split_is_built_once(esc, monkeypatch, folds):
     monkeypatch.setattr(datasets_scripts, "load_builder", lambda *args, **kw: built.append(kw) or load(*args, **kw))
     monkeypatch.setattr(evaluate_supclap, "load_builder", datasets_scripts.load_builder)
     args = evaluate_supclap.EvaluationArguments(dataset="esc50", data_dir=str(esc), folds=folds)
-    _, _, data = evaluate_supclap.load_rows(args)
+    *_, data = evaluate_supclap.load_rows(args)
     assert [options.get("test_fold") for options in built] == (folds or [None])
     assert data["without_rows"]["missing"] == 0
 

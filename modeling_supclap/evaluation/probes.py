@@ -1,0 +1,173 @@
+"""Probes: logistic regression on frozen audio embeddings, with scikit-learn.
+
+Probes train on the clips of the other folds, or, without folds, on the split `EmbeddedSplit.train`, but never on a
+recording that they classify. A fifth of the training recordings is held out to choose C, the inverse of the
+regularisation strength. If clips have several labels, one binary classifier per class is trained, and the score is mAP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from modeling_supclap.metrics.bootstrap import seed_interval
+from modeling_supclap.metrics.recall.ranking import average_precision
+
+from .embed import EmbeddedSplit, hash_dataset
+from .results import CLASS_METRICS, Intervals, score
+from .zero_shot import label_matrix, score_classes
+
+if TYPE_CHECKING:
+    from .run import EvaluationOptions
+
+STRENGTHS = (1.0, 10.0, 100.0, 1000.0)  # candidates for C
+HELD_OUT = 0.2
+REPEATS = 5  # draws of a few-shot probe
+
+
+class Part(NamedTuple):
+    """Clips to train on, held-out clips, and clips of the split to classify: indices, embeddings and labels."""
+
+    embeds: np.ndarray  # (T, d), of all training clips
+    truth: np.ndarray  # (T, C), bool
+    fitted: np.ndarray
+    held: np.ndarray
+    tested: np.ndarray
+    tested_embeds: np.ndarray
+    is_single: bool  # whether all clips have one label
+
+
+def evaluate_linear_probe(
+    split: EmbeddedSplit, options: EvaluationOptions
+) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, Any]]:
+    """Choose C, train on all training clips, and classify the clips of a split.
+
+    Returns:
+        Tuple of the scores `{"linear_probe": ...}`, the arrays for `Results`, and the settings for the protocol.
+
+    Raises:
+        ImportError: scikit-learn is not installed.
+        ValueError: There are no training clips or fewer than two classes, or a clip has no label.
+    """
+    truth, classes, parts, settings = prepare_parts(split, options)
+    similarity, chosen = np.zeros(truth.shape), []
+    for part in parts:
+        chosen.append(_fit_best(part, part.fitted)[0])
+        clips = np.concatenate([part.fitted, part.held])
+        similarity[part.tested] = _classify(part, clips, part.tested_embeds, chosen[-1])
+    scores, outcomes = score_classes(similarity, truth, classes, split, options)
+    arrays = {f"linear_probe/logistic_regression/{name}": values for name, values in outcomes.items()}
+    return {"linear_probe": {"logistic_regression": {**scores, "C": chosen}}}, arrays, {"linear_probe": settings}
+
+
+def evaluate_few_shot(
+    split: EmbeddedSplit, options: EvaluationOptions
+) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, Any]]:
+    """Train on k clips per class, for each k in `options.shots`; scores are means over five random draws.
+
+    Intervals combine the draws and the tested recordings. Errors are those of `evaluate_linear_probe`, and ValueError
+    if a class has fewer than k clips.
+    """
+    truth, classes, parts, settings = prepare_parts(split, options)
+    scores: dict[str, Any] = {}
+    arrays: dict[str, np.ndarray] = {}
+    for shots in options.shots:
+        runs = []
+        for repeat in range(REPEATS):
+            rng, similarity = np.random.default_rng((options.intervals.seed, shots, repeat)), np.zeros(truth.shape)
+            for part in parts:
+                drawn = part.fitted[draw_shots(part.truth[part.fitted], classes, shots, rng)]
+                similarity[part.tested] = _fit_best(part, drawn)[1]
+            runs.append(score_classes(similarity, truth, classes, split, replace(options, intervals=Intervals(0))))
+
+        (first, queries), key = runs[0], f"{shots}_per_class"
+        outcomes = {name: np.mean([run[1][name] for run in runs], axis=0) for name in CLASS_METRICS if name in queries}
+        interval_of = options.intervals.draw(outcomes, queries["cluster"])
+        scores[key] = {"num_clips": len(truth)}
+        for name in outcomes:
+            values = [run[0][name]["value"] for run in runs]
+            low, high = np.clip(seed_interval(values, interval_of[name], options.intervals.confidence), 0, 1)
+            scores[key][name] = score(float(np.mean(values)), (low, high), first[name]["chance"])
+        outcomes |= {name: queries[name] for name in ("query_id", "cluster")}
+        arrays |= {f"few_shot/{key}/{name}": values for name, values in outcomes.items()}
+    return {"few_shot": scores}, arrays, {"few_shot": {**settings, "shots": list(options.shots), "repeats": REPEATS}}
+
+
+def draw_shots(truth: np.ndarray, classes: Sequence[str], shots: int, rng: np.random.Generator) -> np.ndarray:
+    """Draw `shots` clips of each class from labels (N, C), without classes that have no clip; returns their indices."""
+    drawn = []
+    for column in np.flatnonzero(truth.any(axis=0)).tolist():
+        members = np.flatnonzero(truth[:, column])
+        if len(members) < shots:
+            raise ValueError(
+                f"class {classes[column]!r} has {len(members)} training clips that are not held out, expected at least "
+                f"{shots}; set smaller numbers of shots"
+            )
+        drawn.append(rng.permutation(members)[:shots])
+    return np.unique(np.concatenate(drawn))
+
+
+def prepare_parts(
+    split: EmbeddedSplit, options: EvaluationOptions
+) -> tuple[np.ndarray, list[str], list[Part], dict[str, Any]]:
+    """Return the labels (N, C) of the split, the class names, one part per fold, and the settings."""
+    try:
+        from sklearn.model_selection import GroupShuffleSplit
+    except ImportError as error:
+        raise ImportError('probes need scikit-learn: pip install "supclap[report]"') from error
+
+    train = split if options.folds is not None else split.train
+    if train is None:
+        raise ValueError("there are no training clips; pass train_rows (--train_split train), or all folds (--folds)")
+    truth, classes = label_matrix([*split.rows, *train.rows], options.classes)
+    is_single = bool((truth.sum(axis=1) == 1).all())
+    truth, train_truth = truth[: len(split.rows)], truth[len(split.rows) :]
+
+    splitter = GroupShuffleSplit(1, test_size=HELD_OUT, random_state=options.intervals.seed)
+    folds = np.array([(options.folds or {}).get(clip_id, 0) for clip_id in split.ids.tolist()])
+    parts = []
+    for fold in np.unique(folds):
+        tested = np.flatnonzero(folds == fold)
+        allowed = np.flatnonzero(~np.isin(train.sources, split.sources[tested]))
+        if len(set(train.sources[allowed].tolist())) < 2 or train_truth[allowed].any(axis=0).sum() < 2:
+            raise ValueError(
+                f"{len(allowed)} training clips are of other recordings than the {len(tested)} clips to classify; a "
+                "probe needs clips of two or more recordings and classes: set another --train_split, or all --folds"
+            )
+        ((fitted, held),) = splitter.split(allowed, groups=train.sources[allowed])
+        indices = allowed[fitted], allowed[held], tested
+        parts.append(Part(train.clips.mean, train_truth, *indices, split.clips.mean[tested], is_single))
+
+    train_hash = None if train is split else hash_dataset(train.rows, train.files)
+    return truth, classes, parts, {"strengths": list(STRENGTHS), "held_out": HELD_OUT, "train_hash": train_hash}
+
+
+def _classify(part: Part, clips: np.ndarray, embeds: np.ndarray, strength: float) -> np.ndarray:
+    """Train on the given clips with C = `strength`, and return the scores of N embeddings, (N, C)."""
+    from sklearn.linear_model import LogisticRegression
+
+    model = LogisticRegression(C=strength, max_iter=1000)
+    truth, scores = part.truth[clips], np.zeros((len(embeds), part.truth.shape[1]))
+    columns = np.flatnonzero(truth.any(axis=0) & ~truth.all(axis=0))  # the other classes cannot be learned
+    if part.is_single and len(columns):
+        model.fit(part.embeds[clips], truth.argmax(axis=1))
+        scores[:, model.classes_] = model.predict_proba(embeds)
+        return scores
+    for column in columns:
+        scores[:, column] = model.fit(part.embeds[clips], truth[:, column]).decision_function(embeds)
+    return scores
+
+
+def _fit_best(part: Part, clips: np.ndarray) -> tuple[float, np.ndarray]:
+    """Return the C with the highest mAP on the held-out clips, the smallest of equal ones, and the tested scores."""
+    results, truth = [], part.truth[part.held]
+    embeds = np.concatenate([part.embeds[part.held], part.tested_embeds])
+    for strength in STRENGTHS:
+        held, tested = np.split(_classify(part, clips, embeds, strength), [len(truth)])
+        columns = np.flatnonzero(truth.any(axis=0))
+        quality = np.mean([average_precision(held[:, column], truth[:, column]) for column in columns])
+        results.append((quality, strength, tested))
+    return max(results, key=lambda result: result[0])[1:]
