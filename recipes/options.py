@@ -254,7 +254,9 @@ class EvaluationArguments(DatasetArguments):
     train_split: str | None = option("Training split of probes; its recordings in the evaluated split are counted.")
     allow_trained: bool = option("Also evaluate clips that the model has trained on.", False)
     on_bad_audio: str = option("Action for missing or unusable recordings: error or skip.", "error")
-    tasks: list[str] = option("Tasks: retrieval, zero_shot, zste, linear_probe, few_shot.", ["retrieval"])
+    tasks: list[str] = option(
+        "Tasks: retrieval, zero_shot, zste, linear_probe, few_shot, audio_to_audio.", ["retrieval"]
+    )
     languages: list[str] = option("Languages of retrieval.", ["eng"])
     positives: str = option("Correct answers of retrieval: clip or captions.", "clip")
     caption_handling: str = option("Captions to evaluate: all or parallel.", "all")

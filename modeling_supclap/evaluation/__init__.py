@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 # ruff: noqa: F401 (`__all__` lists these names)
 if TYPE_CHECKING:
+    from .audio_to_audio import evaluate_audio_to_audio
     from .cache import EmbeddingCache
     from .embed import AudioPolicy, EmbeddedSplit, embed_split, hash_dataset, hash_recordings, split_from_predictions
     from .models import EmbeddingModel, load_embedding_model
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from .zste import ZSTEOptions, evaluate_pairs, evaluate_zste, temporal_metrics
 
 _MODULES = {
+    "audio_to_audio": ("evaluate_audio_to_audio",),
     "cache": ("EmbeddingCache",),
     "embed": (
         "AudioPolicy",

@@ -68,7 +68,7 @@ class Section(NamedTuple):
     note: str = ""
 
 
-AUDIO_TASKS = ("linear_probe", "few_shot")
+AUDIO_TASKS = ("linear_probe", "few_shot", "audio_to_audio")
 """Tasks without texts; the second key of their scores is a setting, such as "5_per_class", and not a language."""
 
 CLASS_METRICS = ("top1", "top5", "mean_per_class", "mean_over_folds", "mAP")
@@ -111,6 +111,15 @@ SECTIONS = {
         "few-shot probe",
         "Logistic regression on the audio embeddings of a few training clips per class; mean over random draws. "
         "Intervals combine the draws and the tested recordings.",
+    ),
+    "audio_to_audio": Section(
+        "Audio-to-audio retrieval",
+        RETRIEVAL_METRICS,
+        ("R@1", "clips retrieve a clip with one of their labels at rank 1"),
+        RETRIEVAL_METRICS,
+        "audio to audio",
+        "Candidates are the clips of other recordings; those that share a label with the query are correct. mAP@10 "
+        "divides by the number of correct clips, so it cannot reach 100 with more than ten of them.",
     ),
     "temporal": Section(
         "The order of sounds",
@@ -219,8 +228,8 @@ class Results:
             only this part differs between repeated evaluations), and "training" for a training run. "scores" is a
             nested dict. Its first key is the task and the further keys are: "retrieval" (language, direction, metric),
             "multilingual" (language, metric), "zero_shot" (language, template set, metric), "zste" (language, task),
-            "linear_probe" and "few_shot" (setting, metric), "temporal" (language, stage, metric). The language "mean"
-            is the mean over languages, and "all" contains scores that compare languages.
+            "linear_probe", "few_shot" and "audio_to_audio" (setting, metric), "temporal" (language, stage, metric). The
+            language "mean" is the mean over languages, and "all" contains scores that compare languages.
         arrays: Content of `outcomes.npz`. "clips/..." and "captions/<language>/..." describe the data. The other names
             start with the path of a score, such as "retrieval/eng/t2a/", and contain the outcome of each query, the
             query ids ("query_id") and the bootstrap clusters ("cluster").

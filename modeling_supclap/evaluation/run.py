@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from .audio_to_audio import evaluate_audio_to_audio
 from .cache import EmbeddingCache
 from .embed import AudioPolicy, EmbeddedSplit, embed_split, hash_dataset, hash_recordings
 from .models import EmbeddingModel, load_embedding_model
@@ -31,8 +32,8 @@ class EvaluationOptions:
     """Evaluation options.
 
     Attributes:
-        tasks: Any of "retrieval", "zero_shot", "zste" (zero-shot temporal evaluation), "linear_probe" and "few_shot".
-            All except "retrieval" require labels, and "zste" exactly one label per clip.
+        tasks: Any of "retrieval", "zero_shot", "zste" (zero-shot temporal evaluation), "linear_probe", "few_shot" and
+            "audio_to_audio". All except "retrieval" require labels, and "zste" exactly one label per clip.
         languages: Retrieval languages, ISO 639-3 codes. With several languages, MRV, Gap and Dis are computed; Gap and
             Dis are relative to English, or to the first language if English is not included.
         positives: "clip" matches each clip only with its own captions; "captions" also matches clips with identical
@@ -96,6 +97,7 @@ TASKS = {
     "zste": evaluate_zste,
     "linear_probe": evaluate_linear_probe,
     "few_shot": evaluate_few_shot,
+    "audio_to_audio": evaluate_audio_to_audio,
 }
 
 

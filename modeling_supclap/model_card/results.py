@@ -31,6 +31,8 @@ class CardScore:
         is_retrieval = self.metric in RETRIEVAL_METRICS
         is_probe = "probe" in self.task
         hub_task = "audio-classification" if is_probe else "zero-shot-audio-classification"
+        if is_retrieval:
+            hub_task = "audio-retrieval" if self.task.startswith("audio to audio") else "audio-text-retrieval"
         name = "retrieval" if is_retrieval else self.task if is_probe else "zero-shot"
         arguments: dict[str, Any] | None = None
         if self.score.low is not None and self.score.high is not None:
@@ -40,7 +42,7 @@ class CardScore:
         # The model index identifies results by task and metric type, so include the name of our task in the type.
         kind = f"{self.task} {self.metric}".lower().replace("@", " at ")
         return EvalResult(
-            task_type="audio-text-retrieval" if is_retrieval else hub_task,
+            task_type=hub_task,
             task_name=f"{name} {self.language}".strip(),
             dataset_type=re.sub(r"[^\w/.-]+", "-", self.dataset) or "unknown",
             dataset_name=self.dataset or "unknown",

@@ -96,7 +96,9 @@ def test_clips_with_several_labels(folder, tmp_path, capsys):
         lines.append(json.dumps({"file_name": f"{number}.wav", "caption": "a", "split": "test", "labels": of_clip}))
     (tmp_path / "metadata.jsonl").write_text("\n".join(lines))
     options = ["--model", folder / "model0", "--dataset", "audio_folder", "--data_dir", tmp_path, "--cache_dir", "none"]
-    run_recipe(evaluate_supclap, *options, "--tasks", "zero_shot", "--output_dir", tmp_path / "out")
+    run_recipe(evaluate_supclap, *options, "--tasks", "zero_shot", "audio_to_audio", "--output_dir", tmp_path / "out")
+    assert "Audio-to-audio retrieval</h2>" in (tmp_path / "out" / "report.html").read_text()
+    assert Results.load(tmp_path / "out").scores["audio_to_audio"]["shared_label"]["num_queries"] == 4
     assert "zero_shot eng supclap mAP" in capsys.readouterr().out
     metrics = Results.load(tmp_path / "out").scores["zero_shot"]["eng"]["supclap"]
     assert metrics["per_class"].keys() == {"bell", "dog", "rain"}

@@ -1,0 +1,65 @@
+"""Audio-to-audio retrieval: each clip is a query for the clips of other recordings that share a label with it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from modeling_supclap.metrics.names import RECALL_CUTOFFS, RETRIEVAL_METRICS
+from modeling_supclap.metrics.recall.ranking import TILE_QUERIES, LazySimilarity, chance_scores, retrieval_outcomes
+
+from .embed import EmbeddedSplit
+from .results import score
+from .zero_shot import label_matrix
+
+if TYPE_CHECKING:
+    from .run import EvaluationOptions
+
+
+def evaluate_audio_to_audio(
+    split: EmbeddedSplit, options: EvaluationOptions
+) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, Any]]:
+    """Rank the clips of other source recordings by the cosine of the clip embeddings (the mean over chunks).
+
+    Clips without a correct candidate are no queries. The interval resamples source recordings.
+
+    Returns:
+        Tuple of the scores `{"audio_to_audio": ...}`, the arrays for `Results`, and an empty part of the protocol.
+
+    Raises:
+        ValueError: A clip has no label, or no two recordings share one.
+    """
+    labels = label_matrix(split.rows)[0].astype(np.float32)
+    sources = np.unique(split.sources, return_inverse=True)[1]
+    similarity = LazySimilarity(split.clips.mean, split.clips.mean)
+    queries, sizes, outcomes = [], [], []
+    for start in range(0, len(labels), TILE_QUERIES):
+        block = slice(start, start + TILE_QUERIES)
+        is_candidate = sources[block, None] != sources  # (B, N)
+        is_correct = (labels[block] @ labels.T > 0) & is_candidate
+        rows = np.flatnonzero(is_correct.any(axis=1))
+        if len(rows):
+            cosines = np.where(is_candidate, similarity[block], -2)[rows]  # below any cosine
+            correct = [np.flatnonzero(row).tolist() for row in is_correct[rows]]
+            outcomes.append(retrieval_outcomes(cosines, correct, k=RECALL_CUTOFFS))
+            sizes.append(np.stack([is_correct[rows].sum(axis=1), is_candidate[rows].sum(axis=1)]))
+            queries.append(start + rows)
+    if not queries:
+        raise ValueError(f"no two recordings among the {len(labels)} clips share a label; there is nothing to retrieve")
+
+    indices = np.concatenate(queries)
+    arrays = {name: np.concatenate([block[name] for block in outcomes]) for name in outcomes[0]}
+    interval_of = options.intervals.draw(arrays, split.sources[indices])
+    chance = dict.fromkeys(RETRIEVAL_METRICS, 0.0)
+    pairs, counts = np.unique(np.concatenate(sizes, axis=1), axis=1, return_counts=True)
+    for (size, candidates), count in zip(pairs.T.tolist(), counts, strict=True):
+        for name, level in chance_scores([range(size)], candidates, k=RECALL_CUTOFFS).items():
+            chance[name] += level * count / len(indices)
+
+    scores: dict[str, Any] = {"num_queries": len(indices)}
+    for name in RETRIEVAL_METRICS:
+        scores[name] = score(arrays[name].mean(), interval_of[name], chance[name])
+    arrays |= {"query_id": split.ids[indices], "cluster": split.sources[indices]}
+    arrays = {f"audio_to_audio/shared_label/{name}": values for name, values in arrays.items()}
+    return {"audio_to_audio": {"shared_label": scores}}, arrays, {}
