@@ -34,7 +34,7 @@ def _restored_environment(monkeypatch):
 
 def test_help_names_the_commands(capsys):
     assert command.main([]) == command.main(["--help"]) == 0
-    assert "train,posttrain,embed,evaluate" in capsys.readouterr().out
+    assert "train,posttrain,sweep,reproduce,embed,evaluate" in capsys.readouterr().out
 
 
 def test_the_version_is_that_of_the_package(capsys):
