@@ -19,9 +19,10 @@ import numpy as np
 import soundfile
 
 from .audio_headers import announce_mp3_frames, ends_as_ogg
+from .remote_files import read_file
 
 Source: TypeAlias = str | Path | bytes
-"""Path of an audio file, or the encoded bytes of the file."""
+"""Path or fsspec address of an audio file, or the encoded bytes of the file."""
 
 # First bytes of the formats that FFmpeg decodes: MP4 (m4a), QuickTime, Matroska, ASF (wma), raw AAC, WavPack, AMR.
 _MP4 = re.compile(rb"....(?:ftyp|moov|mdat|wide)", re.DOTALL)
@@ -300,6 +301,8 @@ class _File(soundfile.SoundFile):
 
 def _open(source: Source, name: str) -> _Samples | _File:
     """Open a recording with libsndfile; if libsndfile does not support the format, decode all of it with FFmpeg."""
+    if isinstance(source, str) and "://" in source:
+        source = read_file(source, lambda file: file.read())
     if not isinstance(source, bytes) and not Path(source).is_file():
         raise FileNotFoundError(f"there is no audio file {name}")
     head = _read_part(source, 0, 16)

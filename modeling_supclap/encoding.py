@@ -214,12 +214,13 @@ def encode_audio(  # type: ignore[misc]  # mypy compares the keywords of an over
 
     Args:
         model: Model with a `get_audio_features` method.
-        audio: One recording or a list of recordings. A recording is one of: a path, a URL, an open file or the bytes
-            of a file; a waveform (samples,), (channels, samples) or (samples, channels), alone or as a pair with its
-            sampling rate, as in torchaudio, librosa, scipy and Gradio; a mapping with "array" and "sampling_rate"; a
-            value from a `datasets.Audio` column, decoded or not. A 2-D array outside a list is a batch (clips,
-            samples), or one recording if it has more than eight rows and at most eight columns; an array with two rows
-            is ambiguous and raises. Floats have full scale 1; int16 and int32 are PCM.
+        audio: One recording or a list of recordings. A recording is one of: a path, a URL, another fsspec address
+            (`s3://...`, if the package is installed), an open file or the bytes of a file; a waveform (samples,),
+            (channels, samples) or (samples, channels), alone or as a pair with its sampling rate, as in torchaudio,
+            librosa, scipy and Gradio; a mapping with "array" and "sampling_rate"; a value from a `datasets.Audio`
+            column, decoded or not. A 2-D array outside a list is a batch (clips, samples), or one recording if it has
+            more than eight rows and at most eight columns; an array with two rows is ambiguous and raises. Floats have
+            full scale 1; int16 and int32 are PCM.
         processor: Processor of the model. None: use `model.processor`.
         sampling_rate: Sampling rate of the waveforms in hertz: one value for all, or a list with one value per input.
             Ignored for inputs that include a sampling rate.

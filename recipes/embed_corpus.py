@@ -70,20 +70,34 @@ class Corpus:
         return Recording(read, None, f"clip {clip.clip_id}")
 
 
+def list_addresses(system: Any, path: str) -> tuple[str, list[str]]:
+    """Return the address of a folder on an fsspec file system, and the addresses of its recordings."""
+    from modeling_supclap.datasets_scripts.builders.recordings import SUFFIXES
+
+    files = [system.unstrip_protocol(name) for name in sorted(system.find(path)) if name.lower().endswith(SUFFIXES)]
+    return system.unstrip_protocol(path).rstrip("/"), files
+
+
 def load_corpus(args: CorpusArguments) -> Corpus:
     """Load the rows of the dataset, or list the recordings in the folder."""
     from modeling_supclap.datasets_scripts.builders.recordings import SUFFIXES, Recordings
+    from modeling_supclap.datasets_scripts.remote_files import use_files
 
     if (args.dataset is None) == (args.folder is None):
         raise ValueError(f"got dataset={args.dataset!r} and folder={args.folder!r}; set exactly one of them")
     if args.dataset is not None:
         return Corpus(args.load_splits())
 
-    recordings = Recordings(str(args.folder))
-    rows = [{"clip_id": name, "audio_path": str(recordings.folder / name)} for name in recordings.files]
+    if "://" in str(args.folder):
+        root, files = use_files(str(args.folder), list_addresses)
+        rows = [{"clip_id": file.removeprefix(f"{root}/"), "audio_path": file} for file in files]
+    else:
+        recordings = Recordings(str(args.folder))
+        root = str(recordings.folder)
+        rows = [{"clip_id": name, "audio_path": str(recordings.folder / name)} for name in recordings.files]
     if not rows:
         raise FileNotFoundError(f"{args.folder} contains no recordings; supported suffixes are {', '.join(SUFFIXES)}")
-    return Corpus({"all": rows}, str(recordings.folder))
+    return Corpus({"all": rows}, root)
 
 
 def main() -> None:

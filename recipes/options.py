@@ -314,7 +314,9 @@ class CorpusArguments(SplitsArguments):
     """Model, recordings and output."""
 
     model: str = option("Folder or Hub id of a SupCLAP or CLAP model.", "outputs/synthetic")
-    folder: str | None = option("Folder of recordings to embed, instead of a dataset.")
+    folder: str | None = option(
+        "Folder of recordings to embed, or its fsspec address (s3://...), instead of a dataset."
+    )
     output: str = option("Folder to write or to continue.", "outputs/embeddings")
     chunk_seconds: float | None = option("Length of the chunks of long recordings, in seconds.", 10.0)
     batch_size: int = option("Number of recordings to read, and of chunks to embed, at once.", 32)

@@ -90,8 +90,10 @@ def run_index(arguments: argparse.Namespace) -> None:
 def run_query(arguments: argparse.Namespace) -> None:
     """Search the index and print the hits."""
     from modeling_supclap.search import Searcher
+    from modeling_supclap.search.query import NOTHING
 
-    hits = Searcher(arguments.index, arguments.model, arguments.device).search(
+    searcher = Searcher(arguments.index, arguments.model, arguments.device)
+    hits = searcher.search(
         arguments.text,
         language=arguments.language,
         audio=arguments.audio,
@@ -100,11 +102,20 @@ def run_query(arguments: argparse.Namespace) -> None:
         exact=arguments.exact,
         merge_overlaps=not arguments.all_windows,
     )
+    stands_out = None if arguments.text is None else searcher.stands_out(hits, arguments.within)
     if arguments.json:
         query_fields = {"query": arguments.text, "language": arguments.language, "audio": arguments.audio}
-        print(json.dumps({**query_fields, "hits": [hit._asdict() for hit in hits]}, ensure_ascii=False, indent=2))
+        print(
+            json.dumps(
+                {**query_fields, "stands_out": stands_out, "hits": [hit._asdict() for hit in hits]},
+                ensure_ascii=False,
+                indent=2,
+            )
+        )
     else:
         print(format_hits(hits))
+        if hits and stands_out is False:
+            print(NOTHING)
 
 
 def format_hits(hits: Sequence[Hit]) -> str:

@@ -18,7 +18,7 @@ from jinja2 import Environment, PackageLoader
 
 from modeling_supclap.languages import LANGUAGE_TABLE
 
-from .query import Hit, Searcher
+from .query import NOTHING, Hit, Searcher
 
 STYLE = """
 .hit { border-bottom: 1px solid #8884; padding: 0.8em 0; }
@@ -115,7 +115,9 @@ def make_page(searcher: Searcher, recordings: str | Path) -> Any:
                 vector = searcher.embed(text, language)
             else:
                 return "<p>Enter a query or upload a sound.</p>"
-            return render_hits(searcher, searcher.search(vector=vector, k=int(number)), vector)
+            hits = searcher.search(vector=vector, k=int(number))
+            note = f"<p>{NOTHING}</p>" if hits and not sound and not searcher.stands_out(hits) else ""
+            return note + render_hits(searcher, hits, vector)
         except (ValueError, OSError) as error:
             message = str(error)
             for folder in (searcher.index.folder, str(root)):

@@ -13,6 +13,43 @@ from ..encoding import mean_embedding
 from ..evaluation import EmbeddingModel, load_embedding_model
 from .index import SoundIndex
 
+# Texts without sounds; their best scores are the background of an index.
+BACKGROUND_TEXTS = [
+    "a grey stone wall",
+    "a page of a novel",
+    "an oil painting of a saint",
+    "the colour of the carpet",
+    "a table of numbers",
+    "a photograph of the moon",
+    "the price of copper",
+    "a recipe for bread",
+    "the rules of chess",
+    "a map of the region",
+    "a signed contract",
+    "the theory of evolution",
+    "a marble statue",
+    "the date of birth",
+    "a red brick house",
+    "an empty bottle",
+    "a pair of glasses",
+    "the history of printing",
+    "a mathematical proof",
+    "a bowl of fruit",
+    "the shape of a leaf",
+    "a paper envelope",
+    "a bus timetable",
+    "the width of the river",
+    "a list of names",
+    "a silver coin",
+    "a wool sweater",
+    "the chemistry of salt",
+    "an architect's drawing",
+    "the spelling of a word",
+    "a passport photo",
+    "the meaning of a dream",
+]
+NOTHING = "nothing stands out: texts without any sound reach such scores in this index"
+
 
 class Hit(NamedTuple):
     """Search result: a window in a recording, and the cosine similarity of the window and the query.
@@ -42,6 +79,7 @@ class Searcher:
 
     def __init__(self, index: str | Path, model: EmbeddingModel | str | None = None, device: str | None = None) -> None:
         self.index = SoundIndex(index)
+        self._background: tuple[Any, float] | None = None  # version of the index and file, and its background score
         about = self.index.about
         if model is None and ":" in about["model"] and not Path(about["model"]).exists():
             raise ValueError(
@@ -106,6 +144,20 @@ class Searcher:
             if len(hits) >= k or len(rows) < limit or limit >= num_windows:
                 return hits[:k]
             limit *= 4
+
+    def stands_out(self, hits: Sequence[Hit], within: str | None = None) -> bool:
+        """Return whether the best hit of a text query scores above the background of the index, or of one file.
+
+        The background is the 95 % quantile of the best scores that `BACKGROUND_TEXTS` reach. It depends on the model
+        and on the indexed recordings, so it is computed again for each version of the index.
+        """
+        version = self.index.windows.version, within
+        if self._background is None or self._background[0] != version:
+            best = []
+            for vector in self.model.encode_text(BACKGROUND_TEXTS, "eng", len(BACKGROUND_TEXTS)):
+                best += [row["score"] for row in self.index.nearest(vector, 1, within)]
+            self._background = version, float(np.quantile(best, 0.95)) if best else 1.0
+        return bool(hits) and hits[0].score > self._background[1]
 
     def embed(self, query: str, language: str = "eng") -> np.ndarray:
         """Embed a text query as an array (d,) with unit norm."""

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import builders
 import datasets
+import fsspec
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import soundfile
 from commands import run_recipe
@@ -82,6 +84,25 @@ def test_chunks_are_those_of_encode_audio(folder, whole):
         np.testing.assert_allclose(found["end_seconds"][:], chunks.offset_seconds)
         np.testing.assert_allclose(found["embedding"][:], chunks.embeds, atol=1e-5)
     assert rows.features["embedding"].length == model.config.projection_dim
+
+
+def test_an_address_has_the_embeddings_of_its_folder(folder, whole, tmp_path):
+    system = fsspec.filesystem("memory")
+    system.put(str(folder / "sounds"), "/bucket/sounds", recursive=True)
+    address = "memory://bucket/sounds"
+    run_recipe(embed_corpus, *words(folder, tmp_path / "out", "--folder", address))
+    for path in sorted((whole / "data").iterdir()):
+        assert pq.read_table(tmp_path / "out" / "data" / path.name).equals(pq.read_table(path)), path.name
+    bad = json.loads((tmp_path / "out" / "manifest.json").read_text())["bad_audio"]
+    assert {entry["audio_path"] for entry in bad} == BAD
+
+    model = SupCLAPModel.from_pretrained(folder / "model")
+    remote, local = (model.encode_audio(f"{root}/00.wav") for root in (address, folder / "sounds"))
+    np.testing.assert_array_equal(remote, local)
+    with pytest.raises(FileNotFoundError, match=r"none\.wav"):
+        model.encode_audio(f"{address}/none.wav")
+    with pytest.raises(FileNotFoundError, match="no recordings"):
+        run_recipe(embed_corpus, *words(folder, tmp_path / "none", "--folder", "memory://bucket/none"))
 
 
 def test_unusable_recordings_are_listed_without_private_paths(folder, whole):

@@ -55,8 +55,9 @@ def test_index_then_query(saved, sounds, tmp_path, capsys):
     assert search(capsys, *words) == search(capsys, *words)
     found = json.loads(search(capsys, *words, "--json"))
     assert [set(hit) for hit in found["hits"]] == [{"file", "start_seconds", "end_seconds", "score"}] * 3
+    assert found["stands_out"] is not ("nothing stands out" in search(capsys, *words))
     found = json.loads(search(capsys, "query", index, "--audio", sounds / "tone3.wav", "--json"))
-    assert found["hits"][0]["file"] == "tone3.wav"
+    assert (found["hits"][0]["file"], found["stands_out"]) == ("tone3.wav", None)
     assert "1 unchanged" not in search(capsys, "index", sounds, "--model", saved, "--index", index, "--quiet")
 
 

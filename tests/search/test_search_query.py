@@ -10,6 +10,7 @@ from fake_models import PITCHES, RATE, build, tone
 from modeling_supclap.evaluation import load_embedding_model
 from modeling_supclap.search import Searcher, SoundIndex, build_index
 from modeling_supclap.search import index as index_module
+from modeling_supclap.search.query import BACKGROUND_TEXTS
 
 pytest.importorskip("lancedb")
 
@@ -27,6 +28,29 @@ def test_a_sound_is_found_at_its_second(fake_model, folder):
     for other in others:
         assert other.file != "long.wav" or other.end_seconds <= 31 or other.start_seconds >= best.end_seconds
     assert searcher.search("middle", k=1)[0].file == "deep/middle's.flac"
+
+
+def test_a_text_that_no_recording_resembles_does_not_stand_out(fake_model, folder):
+    build(fake_model, folder)
+    searcher = Searcher(folder.parent / "index", load_embedding_model(fake_model))
+    assert searcher.stands_out(searcher.search("high"))
+    assert searcher.stands_out(searcher.search("low", within="short.ogg"), "short.ogg")
+    unrelated = searcher.search("quarterly tax report")
+    assert unrelated[0].score < 0.1
+    assert not searcher.stands_out(unrelated)
+    assert not searcher.stands_out([])
+
+
+def test_the_background_is_that_of_the_newest_recordings(fake_model, folder, monkeypatch):
+    for text in BACKGROUND_TEXTS:
+        monkeypatch.setitem(PITCHES, text, PITCHES["high"])
+    (folder / "long.wav").unlink()
+    build(fake_model, folder)
+    searcher = Searcher(folder.parent / "index", load_embedding_model(fake_model))
+    assert searcher.stands_out(searcher.search("middle"))
+    soundfile.write(folder / "high.wav", tone(PITCHES["high"], 12.0), RATE)
+    build(fake_model, folder)
+    assert not searcher.stands_out(searcher.search("middle"))
 
 
 def test_scores_are_the_cosines_of_the_windows(fake_model, folder):
