@@ -19,6 +19,7 @@ from transformers.trainer_utils import sort_checkpoints
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from modeling_supclap.datasets_scripts.atomic_files import atomic_write, file_sha256, write_json
+from modeling_supclap.datasets_scripts.public_names import redact
 from modeling_supclap.datasets_scripts.stream import EpochBatches
 
 from ..strict_loading import apply_umask
@@ -191,7 +192,7 @@ def refuse_another_run(
 def _settings(args: TrainingArguments, batches: EpochBatches | None) -> dict[str, Any]:
     """Return the settings that must not change on resume: package arguments, seed, and stream sharding."""
     names = set(type(args).__dataclass_fields__) - set(TrainingArguments.__dataclass_fields__) - _MAY_CHANGE
-    settings = {name: getattr(args, name) for name in sorted(names | {"seed"})}
+    settings = {name: redact(getattr(args, name)) for name in sorted(names | {"seed"})}  # folders without their paths
     if batches is not None:
         settings["stream"] = {
             "rows of a process": batches.num_rows,

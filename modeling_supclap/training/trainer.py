@@ -84,8 +84,8 @@ class SupCLAPTrainer(Trainer):
     Raises:
         ValueError: The processor is missing; the training split is smaller than one batch, or is an unsupported type of
             stream; the loss is `siglip` but the model has no bias; `features_on_device` is set without
-            `CEDFeatureExtractor`; one process has several GPUs, which would not share their negatives; or FSDP is
-            combined with `track_language_errors`.
+            `CEDFeatureExtractor`; one process has several GPUs, which would not share their negatives; FSDP is
+            combined with `track_language_errors`; or FSDP or DeepSpeed with `ema_decay`.
     """
 
     args: SupCLAPTrainingArguments

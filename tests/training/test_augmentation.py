@@ -13,10 +13,12 @@ from recordings import tone_rows
 from test_temporal_training import build as build_temporal
 from test_temporal_training import items_of
 from test_trainer import build, lasting_logs, losses, with_dropout
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from transformers.models.wav2vec2.modeling_wav2vec2 import _compute_mask_indices
 
 from modeling_supclap import SupCLAPProcessor
 from modeling_supclap.training.augmentation import SpecAugment, WaveformAugmentation
+from modeling_supclap.training.checkpoints import RUN_FILE
 from modeling_supclap.training.collator import IndexedRows, TrainingCollator
 
 FRAMES, BANDS = 120, 24
@@ -92,6 +94,16 @@ def test_masks_differ_between_clips_batches_steps_seeds_and_processes_and_return
     assert not [one for one in range(5) for other in range(one) if torch.equal(found[one], found[other])]
     resumed = SpecAugment(builders.bert_processor(), options())
     assert torch.equal(resumed(features, mask, 2), later)
+
+
+def test_nothing_waits_for_the_device():
+    """A fake tensor has no values to copy to the CPU."""
+    features, mask = spectrograms()
+    augment = SpecAugment(builders.bert_processor(), options())
+    with FakeTensorMode() as mode:
+        assert augment(mode.from_tensor(features), mode.from_tensor(mask), 0).shape == features.shape
+        with pytest.raises(DataDependentOutputException):
+            mode.from_tensor(features).sum().item()
 
 
 KINDS = ["supclap", "converted", "cnn14", "fused", "ast", "whisper", "wav2vec2-bert"]
@@ -253,7 +265,9 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path, rows, backgrounds, augmentat
     with pytest.raises(Killed):
         build(tmp_path / "cut", rows, model=with_dropout(), callbacks=[KillAt(5)], **settings).train()
     resumed = build(tmp_path / "cut", rows, model=builders.supclap_model(with_dropout().config, seed=99), **settings)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "cut" / "checkpoint-4"))
+    checkpoint = tmp_path / "cut" / "checkpoint-4"
+    assert str(backgrounds.parent) not in (checkpoint / RUN_FILE).read_text()
+    resumed.train(resume_from_checkpoint=str(checkpoint))
     assert lasting_logs(resumed) == lasting_logs(whole)
     for name, value in whole.model.state_dict().items():
         assert torch.equal(value, resumed.model.state_dict()[name]), name

@@ -159,11 +159,13 @@ def test_evaluations_checkpoints_and_the_saved_model_have_the_average_of_a_loop(
         torch.testing.assert_close(value.detach().double(), averages[last - 1][f"model.{name}"], rtol=0, atol=1e-6)
 
 
-def test_averaging_does_not_change_the_training_and_resumes_bit_for_bit(tmp_path, rows):
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_averaging_does_not_change_the_training_and_resumes_bit_for_bit(tmp_path, rows, is_frozen):
     def run(folder, resumed=None, model=None, callbacks=(), **settings):
         settings = {**AVERAGED, "load_best_model_at_end": False, **settings}
-        watcher = Weights()
-        trainer = build(tmp_path / folder, rows, model or with_dropout(), [watcher, *callbacks], **settings)
+        watcher, model = Weights(), model or with_dropout()
+        model.text_model.requires_grad_(not is_frozen)
+        trainer = build(tmp_path / folder, rows, model, [watcher, *callbacks], **settings)
         watch_weights(trainer)
         trainer.train(resumed)
         return watcher.steps, trainer
@@ -175,7 +177,7 @@ def test_averaging_does_not_change_the_training_and_resumes_bit_for_bit(tmp_path
 
     with pytest.raises(Killed):
         run("cut", callbacks=[KillAt(5)])
-    other = builders.supclap_model(with_dropout().config, seed=99)
+    other = with_dropout() if is_frozen else builders.supclap_model(with_dropout().config, seed=99)
     checkpoint = str(tmp_path / "cut" / "checkpoint-4")
     after, resumed = run("cut", checkpoint, other)
     assert all(torch.equal(value, after[-1][name]) for name, value in steps[-1].items())
