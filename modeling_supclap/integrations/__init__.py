@@ -1,1 +1,1 @@
-"""Integrations with sentence-transformers, mteb and ONNX; each requires an optional extra."""
+"""Integrations with sentence-transformers, mteb and ONNX. Each requires an optional extra."""

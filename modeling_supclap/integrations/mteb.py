@@ -34,10 +34,11 @@ class SupCLAPEncoder(AbsEncoder):
     Args:
         model_name: Folder or Hub id of a SupCLAP model.
         revision: Revision of the Hub repository.
-        device: Torch device; None uses a GPU if available.
-        language: ISO 639-3 code for tasks without exactly one supported language; None uses the tokenizer's setting.
-        model: Loaded model; None loads it from `model_name`.
-        processor: Processor of the model; None loads it from `model_name`.
+        device: Torch device. None: use a GPU if there is one.
+        language: ISO 639-3 code for tasks with several languages, or with one that the tokenizer does not support.
+            None: use the tokenizer's setting.
+        model: Loaded model. None: load it from `model_name`.
+        processor: Processor of the model. None: load it from `model_name`.
         **kwargs: Arguments for `SupCLAPModel.from_pretrained`.
     """
 
@@ -69,11 +70,11 @@ class SupCLAPEncoder(AbsEncoder):
         device: str | None = None,
         language: str | None = None,
     ) -> SupCLAPEncoder:
-        """Wrap a loaded model; for the other arguments see the class.
+        """Wrap a loaded model. The other arguments are those of the class.
 
         Args:
-            name: Model name in mteb, `organisation/name`; None uses the folder or Hub id of the model.
-            device: Torch device; None keeps the model's device.
+            name: Model name in mteb, `organisation/name`. None: use the folder or Hub id of the model.
+            device: Torch device. None: keep the model's device.
         """
         model_name, device = str(name or model.name_or_path), device or str(model.device)
         return cls(model_name, device=device, language=language, model=model, processor=processor)
@@ -100,8 +101,8 @@ class SupCLAPEncoder(AbsEncoder):
             show_progress_bar: Whether to show a progress bar for texts.
 
         Returns:
-            Embeddings with unit norm, float32 (N, projection_dim). If the data has text and audio, the normalised sum
-            of both embeddings.
+            Embeddings with unit norm, float32 (N, projection_dim). If the data has text and audio, they are the
+            normalised sums of both embeddings.
 
         Raises:
             ValueError: The columns contain neither text nor audio.
@@ -144,7 +145,7 @@ class SupCLAPEncoder(AbsEncoder):
 
 
 def _describe(model: SupCLAPModel, processor: SupCLAPProcessor, name: str, revision: str | None) -> ModelMeta:
-    """Create the mteb model metadata; a name that is not a Hub id is changed to `local/name`."""
+    """Create the mteb model metadata. A name that is not a Hub id is changed to `local/name`."""
     if not is_hub_id(name) or "/" not in name:
         name = f"local/{Path(name).name or 'supclap'}"
     languages = None

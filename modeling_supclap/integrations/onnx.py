@@ -4,9 +4,9 @@
 
 Each graph contains a tower (encoder), its pooling, its projection and the normalisation, and returns unit vectors. The
 batch size and the number of frames or tokens are dynamic. The audio graph splits recordings into CED's chunks of
-10.12 s, so they can have any length; all recordings in a batch are processed at the length of the longest.
+10.12 s, so they can have any length. All recordings in a batch are padded to the length of the longest.
 
-The feature extractor and the tokenizer are not part of the graphs; compute the inputs with `processor(...)`.
+The graphs do not contain the feature extractor and the tokenizer. Compute the inputs with `processor(...)`.
 Requires the extra: pip install "supclap[onnx]".
 """
 
@@ -61,7 +61,7 @@ class Parity:
     """Largest absolute difference between the embeddings of an ONNX graph and of the model, on one batch."""
 
     graph: str  # "audio" or "text"
-    batch: int  # number of rows
+    batch: int  # number of recordings or texts
     length: int  # number of frames or tokens
     difference: float
 
@@ -70,11 +70,14 @@ def export_onnx(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str | 
     """Export both towers to ONNX and compare the graphs with the model. If a check fails, nothing is written.
 
     Args:
-        model: Model with CED as audio tower, in any dtype; it is exported in float32.
+        model: Model with CED as audio tower, in any dtype. The graphs are in float32.
         processor: The processor of the model.
         folder: Output folder for `audio.onnx` and `text.onnx` (each with a `.onnx.data` file above 1.5 GB), the
-            processor's files, and `onnx.json` with the input and output names, the logit scale and bias, and the
-            result of `check_parity`, which is also returned.
+            processor's files and `onnx.json`. This file contains the input and output names, the logit scale and bias,
+            and the result of `check_parity`.
+
+    Returns:
+        The result of `check_parity`.
 
     Raises:
         ImportError: onnx, onnxscript or onnxruntime is missing.
@@ -114,7 +117,7 @@ def check_parity(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str |
     """Compare exported graphs with the model, on batches of several sizes and lengths.
 
     The recordings are noise, from the minimum length (0.15 s) to three chunks (CED: 30.4 s), alone and in batches. The
-    texts have from one word to more words than the tokenizer's limit.
+    shortest text is one word, and the longest exceeds the tokenizer's limit.
 
     Args:
         model: The exported model, in float32.
@@ -175,7 +178,7 @@ def _text_inputs(processor: SupCLAPProcessor, texts: list[str]) -> dict[str, Ten
 
 
 def _export(graph: Graph, inputs: Mapping[str, Tensor], path: Path) -> None:
-    """Export one graph; the batch size and the number of frames or tokens are dynamic."""
+    """Export one graph. The batch size and the number of frames or tokens are dynamic."""
     free = torch.export.Dim.DYNAMIC
     shapes = tuple({0: free, tensor.ndim - 1: free} for tensor in inputs.values())
     tower = graph.model.audio_model if path.stem == "audio" else graph.model.text_model

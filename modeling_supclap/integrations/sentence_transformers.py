@@ -4,7 +4,7 @@
     encoder = SentenceTransformer(modules=[module])
     texts = encoder.encode(["un chien aboie"], language="fra")
     clips = encoder.encode([{"array": waveform, "sampling_rate": 44100}, ...])
-    encoder.save_pretrained("folder")                            # also a SupCLAP folder
+    encoder.save_pretrained("folder")                            # SupCLAPModel loads it, too
     encoder = SentenceTransformer("folder", trust_remote_code=True)
 
 sentence-transformers 6 requires `trust_remote_code=True` to import module classes from other packages.
@@ -45,7 +45,7 @@ class SupCLAPModule(InputModule):
     Args:
         model: The model.
         processor: The processor of the model.
-        language: Default language of the texts, ISO 639-3 code; None uses the tokenizer's setting.
+        language: Default language of the texts, ISO 639-3 code. None: use the tokenizer's setting.
 
     Example:
         >>> from transformers import BertTokenizer
@@ -78,13 +78,13 @@ class SupCLAPModule(InputModule):
         return ["text", "audio"]
 
     @property
-    def tokenizer(self) -> Any:  # type: ignore[override]  # an attribute there
-        """Tokenizer of the processor; sentence-transformers uses this attribute."""
+    def tokenizer(self) -> Any:  # type: ignore[override]  # an attribute in the base class
+        """Tokenizer of the processor, which sentence-transformers reads."""
         return self.processor.tokenizer
 
     @property
     def max_seq_length(self) -> int:
-        """Maximum number of tokens; longer texts are truncated."""
+        """Maximum number of tokens. Longer texts are truncated."""
         return self.processor.max_tokens
 
     @max_seq_length.setter
@@ -106,10 +106,10 @@ class SupCLAPModule(InputModule):
         """Convert a batch of texts or a batch of recordings to model inputs with the processor.
 
         Args:
-            inputs: Texts or recordings, see the class.
-            prompt: Prefix for each text; not used for recordings.
-            language: ISO 639-3 code for texts without a language; None uses the default language of this module.
-            sampling_rate: Sampling rate in hertz of waveforms without one; None uses the model's sampling rate.
+            inputs: Texts or recordings (see the class).
+            prompt: Prefix for each text. Not used for recordings.
+            language: ISO 639-3 code for texts without a language. None: use the default language of this module.
+            sampling_rate: Sampling rate in hertz of waveforms without one. None: use the model's sampling rate.
             **kwargs: Not used.
 
         Raises:
@@ -135,7 +135,7 @@ class SupCLAPModule(InputModule):
         return dict(self.processor(audio=clips, sampling_rate=rate_hz, return_tensors="pt"))
 
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """Add the embeddings to the result of `preprocess`, as `sentence_embedding`, (B, projection_dim), unit norm."""
+        """Add `sentence_embedding` (B, projection_dim), with unit norm, to the result of `preprocess`."""
         embed = self.model.get_text_features if "input_ids" in features else self.model.get_audio_features
         inputs = {name: features[name] for name in _MODEL_INPUTS if name in features}
         return {**features, "sentence_embedding": embed(**inputs).pooler_output}
@@ -148,13 +148,13 @@ class SupCLAPModule(InputModule):
 
     @classmethod
     def load(cls, model_name_or_path: str, *args: Any, **kwargs: Any) -> SupCLAPModule:
-        """Load a SupCLAP model; it does not need to be saved by sentence-transformers.
+        """Load a SupCLAP model, saved by transformers or by sentence-transformers.
 
         Args:
             model_name_or_path: Folder or Hub id.
             *args: Not used.
             **kwargs: `revision`, `token`, `cache_folder`, `local_files_only`, `model_kwargs` and
-                `processor_kwargs`, as in sentence-transformers; `language` is the default language of the texts.
+                `processor_kwargs`, as in sentence-transformers. `language` is the default language of the texts.
         """
         hub = {name: kwargs[name] for name in ("revision", "token", "local_files_only") if kwargs.get(name)}
         cache = kwargs.get("cache_folder")

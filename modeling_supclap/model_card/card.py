@@ -81,7 +81,7 @@ def model_card(facts: CardFacts) -> ModelCard:
 
 
 def write_card(folder: str | Path, card: ModelCard, overwrite: bool = False) -> bool:
-    """Write a card to `README.md` in a folder, and return whether it was written.
+    """Write a card to `README.md` in a folder. Return whether it was written.
 
     Args:
         folder: Output folder.
@@ -97,18 +97,18 @@ def write_card(folder: str | Path, card: ModelCard, overwrite: bool = False) -> 
 
 
 def is_untouched(text: str) -> bool:
-    """Return whether a card was not edited since it was generated, according to its checksum."""
+    """Return whether the checksum of a card matches its text, so that nobody has edited the card."""
     body, _, last = text.rstrip().rpartition("\n")
     return last == _MARK.format(_digest(body.rstrip()))
 
 
 def write_card_of_run(trainer: Any, overwrite: bool = False, **overrides: Any) -> bool:
-    """Write the model card and `provenance.json` to a trainer's output folder; return whether the card was written.
+    """Write the model card and `provenance.json` to a trainer's output folder. Return whether the card was written.
 
     Args:
         trainer: A `SupCLAPTrainer`. Scores are read from `results.json` in its output folder and direct subfolders.
         overwrite: Whether to overwrite an edited card.
-        **overrides: Fields of `CardFacts` to replace; None keeps the value from the trainer.
+        **overrides: Fields of `CardFacts` to replace. None: keep the value from the trainer.
     """
     folder = Path(trainer.args.output_dir or ".")
     folder.mkdir(parents=True, exist_ok=True)
@@ -130,7 +130,7 @@ def push_to_hub(
         model: The model.
         processor: The processor of the model.
         repo_id: Hub id, `owner/name`.
-        facts: Information for the card; None derives it from the model.
+        facts: Information for the card. None: derive it from the model.
         **kwargs: Arguments for `model.push_to_hub`, such as `private` and `revision`.
 
     Returns:
@@ -138,7 +138,7 @@ def push_to_hub(
     """
     api = HfApi(token=kwargs.get("token"))
     api.create_repo(repo_id, private=kwargs.get("private"), exist_ok=True)
-    # The card is first, because `model.push_to_hub` creates an empty card if there is none.
+    # Upload the card first, because `model.push_to_hub` creates an empty card if there is none.
     if not api.file_exists(repo_id, "README.md", revision=kwargs.get("revision")):
         rate_hz = processor.feature_extractor.sampling_rate
         facts = facts or CardFacts(model, repo_id.split("/")[-1], repo_id, sampling_rate_hz=rate_hz)
@@ -190,7 +190,7 @@ def citations(arguments: Mapping[str, Any], parts: Sequence[Origin]) -> list[str
 
 
 def _read_bibliography() -> dict[str, str]:
-    """Read `citations.bib` as a dict from key to entry."""
+    """Read `citations.bib` as `{key: entry}`."""
     entries = (Path(__file__).parent / "citations.bib").read_text(encoding="utf-8").strip().split("\n\n")
     return {entry[entry.index("{") + 1 : entry.index(",")]: entry for entry in entries}
 

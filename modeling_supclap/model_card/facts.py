@@ -20,7 +20,7 @@ from ..modeling_supclap import SupCLAPModel
 
 _ROOT = Path(__file__).resolve().parents[2]
 _ALWAYS = {"loss", "svr", "stage", "learning_rate", "per_device_train_batch_size", "num_train_epochs", "seed"}
-# Arguments to exclude: paths, logging and uploads, and arguments that are elsewhere in the card.
+# Arguments to exclude: paths, logging, uploads, and arguments that appear elsewhere in the card.
 _LOCAL_ARGUMENTS = {
     "output_dir", "logging_dir", "run_name", "resume_from_checkpoint", "data_dir", "report_to", "project", "model",
     "clap", "hub_token", "hub_model_id", "hub_private_repo", "push_to_hub", "disable_tqdm", "accelerator_config",
@@ -31,7 +31,7 @@ _LOCAL_ARGUMENTS = {
 
 @dataclass
 class CardFacts:
-    """Information for a model card; only `model` and `name` are required."""
+    """Information for a model card. Only `model` and `name` are required."""
 
     model: SupCLAPModel
     name: str
@@ -43,8 +43,8 @@ class CardFacts:
     clips: int | None = None  # number of training clips
     licenses: Mapping[str, int] = field(default_factory=dict)  # license -> number of training clips
     results: Sequence[Mapping[str, Any]] = ()  # contents of `results.json` files
-    base_model: str | Sequence[str] | None = None  # start of the training; None reads it from the model
-    license: str | None = None  # None derives it from the licenses of the parts
+    base_model: str | Sequence[str] | None = None  # initial model of the training; None: read it from the model
+    license: str | None = None  # None: derive it from the licenses of the encoders
     tags: Sequence[str] = ()  # additional Hub tags
     command: str = ""  # command line of the training run
     processes: int = 1  # number of training processes
@@ -83,16 +83,16 @@ def facts_of_run(trainer: Any) -> CardFacts:
 
 
 def read_results(folder: Path) -> list[dict[str, Any]]:
-    """Read `results.json` from a folder, then from its direct subfolders; files with another schema are skipped."""
+    """Read `results.json` from a folder, then from its direct subfolders. Files with another schema are skipped."""
     paths = [*folder.glob("results.json"), *sorted(folder.glob("*/results.json"))]
     contents = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     return [content for content in contents if isinstance(content, dict) and content.get("schema") == SCHEMA]
 
 
 def count_licenses(rows: Any) -> dict[str, int]:
-    """Count the clips per license, most frequent first; a clip without a license is counted as `not stated`.
+    """Count the clips per license, most frequent first. Clips without a license are counted as `not stated`.
 
-    If `rows` has an attribute `licenses` with precomputed counts, as streams do, these counts are used.
+    Streams have an attribute `licenses` with the counts, which is used instead.
     """
     if rows is None or not len(rows):
         return {}
@@ -109,7 +109,7 @@ def count_licenses(rows: Any) -> dict[str, int]:
 
 
 def _relevant_arguments(args: Any, recorded: Mapping[str, Any], objective: str = "") -> dict[str, Any]:
-    """Select the training arguments for the card: non-default arguments, recipe arguments, and those in `_ALWAYS`."""
+    """Select the arguments for the card: non-default training arguments, recipe arguments, and those in `_ALWAYS`."""
     plain = args.to_dict()
     relevant = {name: value for name, value in recorded.items() if name not in plain and value not in (None, [], {})}
     for each in fields(args):
@@ -131,7 +131,7 @@ def _relevant_arguments(args: Any, recorded: Mapping[str, Any], objective: str =
 def public_command(arguments: Sequence[str]) -> str:
     """Format `sys.argv` of a recipe without secrets, local folders and `resume_from_checkpoint`.
 
-    The command is empty if no script was run, for example in a notebook.
+    The result is "" if no script was run, for example in a notebook.
 
     >>> public_command(["recipes/train_supclap.py", "--data_dir", "/home/me/ESC-10", "--hub_token", "hf_x"])
     'python recipes/train_supclap.py --data_dir ESC-10'
@@ -167,7 +167,7 @@ def versions_of(results: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def code_commit() -> str:
-    """Return the git commit of this package, with a note if there are local changes; "" without a git checkout."""
+    """Return the git commit of this package, with a note if there are local changes, or "" outside a git checkout."""
     if not (_ROOT / ".git").exists():
         return ""
     try:

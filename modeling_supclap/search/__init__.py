@@ -1,4 +1,4 @@
-"""Search your own recordings by text or by an example recording; each hit has a start and end time in seconds.
+"""Search your own recordings by text or by an example recording. Each hit has a start and an end time in seconds.
 
 from modeling_supclap.evaluation import load_embedding_model
 from modeling_supclap.search import Searcher, build_index

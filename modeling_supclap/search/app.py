@@ -42,12 +42,12 @@ def serve(
 
     Args:
         index: Index folder.
-        recordings: Folder of the recordings; None uses the indexed folder.
+        recordings: Folder of the recordings. None: use the indexed folder.
         port: Port of the page.
         share: Whether to create a public Gradio link.
-        device: Device of the model; None uses a GPU if available.
+        device: Device of the model. None: use a GPU if there is one.
         host: Address to listen on; "0.0.0.0" accepts connections from other machines.
-        model: Folder or id of the model, or module:function; None uses the folder or id in the index.
+        model: Folder or Hub id of the model, or `module:function`. None: use the folder or id in the index.
 
     Raises:
         FileNotFoundError: The index or the folder of recordings does not exist.
@@ -65,7 +65,7 @@ def serve(
 
 
 def launch_page(searcher: Searcher, recordings: str | Path, **options: Any) -> Any:
-    """Launch the search page and serve the recordings in a folder, and only those that are in the index.
+    """Launch the search page, which serves only the recordings of a folder that are in the index.
 
     Args:
         searcher: Searcher with the index and its model.
@@ -93,7 +93,7 @@ def launch_page(searcher: Searcher, recordings: str | Path, **options: Any) -> A
 
 
 def find_recordings(searcher: Searcher, recordings: str | Path | None = None) -> Path:
-    """Return the absolute path of the recordings folder, the indexed folder by default; raise if it does not exist."""
+    """Return the absolute path of the recordings folder, by default the indexed folder. Raise if it does not exist."""
     root = Path(recordings or searcher.index.about["folder"]).resolve()
     if not root.is_dir():
         raise FileNotFoundError(f"the folder of recordings {root} does not exist; pass their folder with --recordings")
@@ -150,7 +150,9 @@ def render_hits(searcher: Searcher, hits: Sequence[Hit], vector: np.ndarray) -> 
 
     # All plots share one color scale, because the scores within a short recording are almost equal.
     scored = {hit.file: searcher.strip(vector, hit.file) for hit in hits}
-    hits = [hit for hit in hits if len(scored[hit.file][0])]  # without files that `index` removed since the search
+    hits = [
+        hit for hit in hits if len(scored[hit.file][0])
+    ]  # exclude files that were removed from the index since the search
     if not hits:
         return "<p>The recordings were removed; search again.</p>"
     all_scores = np.concatenate([scores for _, scores in scored.values()])

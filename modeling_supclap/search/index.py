@@ -1,8 +1,9 @@
 """Search index for a folder of recordings: embeddings of overlapping windows, with start and end times.
 
-The index is a LanceDB store (requires the extra `search`), local or in object storage. A small store is searched
-exactly in memory; a large store has an approximate index. A second table, the file table, contains the size, times,
-digest and error of each file, so that indexing skips unchanged files and can be resumed after a crash.
+The search index is a LanceDB database with two tables, in a local folder or in object storage. It requires the extra
+`search`. The window table contains the embeddings. A small table is searched exactly in memory; a large table has an
+approximate nearest-neighbour index. The file table contains the size, times, digest and error of each file. It lets
+indexing skip unchanged files and resume after a crash.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from modeling_supclap.datasets_scripts.progress import progress
 from ..audio_input import Recording
 from ..evaluation import EmbeddingModel
 
-# Minimum number of windows for an approximate index; smaller stores are searched exactly in memory.
+# Minimum number of windows for approximate search. With fewer windows, search is exact, in memory.
 APPROXIMATE_FROM_ROWS = 100_000
-# Rebuild the approximate index if the share of new windows exceeds this, because its partitions no longer fit the data.
+# If the share of new windows exceeds this, the partitions of the approximate index no longer fit, and it is rebuilt.
 _NEW_SHARE = 0.1
 _CACHE_BYTES = 2**29  # memory cache for the approximate index
 _FILES_AT_ONCE = 64  # recordings per write
@@ -100,17 +101,17 @@ _UNKNOWN = Stamp(0, 0, 0)
 
 
 class SoundIndex:
-    """LanceDB index of audio windows. Reads always include the latest writes of other processes.
+    """Search index of audio windows in LanceDB. Reads always include the latest writes of other processes.
 
     Args:
-        folder: Local folder, or a URL of object storage that LanceDB supports (`s3://...`).
-        dim: Embedding dimension, to create the store if it does not exist; None only opens an existing store.
-        about: Metadata for a new store, such as the model name.
+        folder: Local folder of the index, or a URL of object storage that LanceDB supports (`s3://...`).
+        dim: Embedding dimension. The index is created if it does not exist. None: open an existing index only.
+        about: Metadata for a new index, such as the model name.
 
     Raises:
-        FileNotFoundError: The store does not exist, and `dim` is None.
+        FileNotFoundError: The index does not exist, and `dim` is None.
         ImportError: LanceDB is not installed.
-        ValueError: The store is damaged.
+        ValueError: The index is damaged.
     """
 
     def __init__(self, folder: str | Path, dim: int | None = None, about: dict[str, str] | None = None) -> None:
@@ -119,7 +120,7 @@ class SoundIndex:
         if dim is None and "://" not in self.folder and not Path(folder).is_dir():
             raise FileNotFoundError(missing)  # LanceDB would create the folder
 
-        self._loaded: tuple[int, dict[str, np.ndarray]] | None = None  # version of the store, and its columns
+        self._loaded: tuple[int, dict[str, np.ndarray]] | None = None  # version of the window table, and its columns
         lancedb = _import_lancedb()
         session = lancedb.Session(index_cache_size_bytes=_CACHE_BYTES)
         database = lancedb.connect(self.folder, session=session, read_consistency_interval=timedelta(0))
@@ -144,7 +145,7 @@ class SoundIndex:
 
     @property
     def about(self) -> dict[str, str]:
-        """Metadata of the store; raises ValueError if a key is missing, because another program created the store."""
+        """Metadata of the index. Raises ValueError if a required key is missing, as in databases of other programs."""
         metadata = self.windows.schema.metadata or {}
         about = {key.decode(): value.decode() for key, value in metadata.items()}
         if missing := ", ".join(key for key in _ABOUT if key not in about):
@@ -152,7 +153,7 @@ class SoundIndex:
         return about
 
     def known_files(self) -> dict[str, dict[str, Any]]:
-        """Return the file table as a dict from file path to row."""
+        """Return the file table as `{file path: row}`."""
         return {row["file"]: row for row in self._read(lambda: self.files.to_arrow()).to_pylist()}
 
     def holds(self, file: str) -> bool:
@@ -161,7 +162,7 @@ class SoundIndex:
         return bool(self._read(query.to_list))
 
     def replace(self, entries: Sequence[IndexedFile]) -> None:
-        """Replace files in the index; rows are added to the file table after the windows."""
+        """Replace files in the index. The windows are written before the rows of the file table."""
         self.remove([entry.file for entry in entries])
 
         tables = [entry.as_windows(self.windows.schema) for entry in entries if len(entry.embeds)]
@@ -170,7 +171,7 @@ class SoundIndex:
         self.files.add(pa.Table.from_pylist([entry.as_row() for entry in entries], schema=FILES_SCHEMA))
 
     def remove(self, files: Sequence[str]) -> None:
-        """Remove files; from the file table first, so that after an interruption the next run reads them again."""
+        """Remove files, first from the file table. After an interruption, the next run therefore reads them again."""
         for start in range(0, len(files), 500):
             listed = ", ".join(quoted(name) for name in files[start : start + 500])
             self.files.delete(f"file IN ({listed})")
@@ -186,7 +187,7 @@ class SoundIndex:
         """Merge small fragments, and update the approximate index if there are `APPROXIMATE_FROM_ROWS` or more windows.
 
         Returns:
-            Recall@10 of the approximate index, with 20 random windows as queries; see `IndexReport`.
+            Recall@10 of the approximate index, with 20 random windows as queries, or None (see `IndexReport`).
         """
         rows = self.windows.count_rows()
         new_rows = self.windows.index_stats("vector_idx").num_unindexed_rows if self.is_approximate else rows
@@ -204,14 +205,14 @@ class SoundIndex:
                 self.windows.create_index("vector", config=config, replace=True)
             recall = self.measure_recall(self.draw_vectors(20))
 
-        # Delete old versions now, because they double the store size. Processes that read them retry in `_read`.
+        # Delete old versions now, because they double the size on disk. Processes that read them retry in `_read`.
         for table in (self.files, self.windows, self.windows):  # twice, because the first call may write a new index
             table.optimize(cleanup_older_than=timedelta(milliseconds=1))
         return recall
 
     @property
     def is_approximate(self) -> bool:
-        """Whether the store has an approximate index."""
+        """Whether there is an approximate index for the windows."""
         return bool(self.windows.list_indices())
 
     def draw_vectors(self, count: int, seed: int = 0) -> list[list[float]]:
@@ -233,11 +234,12 @@ class SoundIndex:
         Args:
             vector: Embedding with unit norm, (d,).
             limit: Maximum number of windows to return.
-            within: File to search; None searches all files.
+            within: File to search. None: search all files.
             exact: Whether to score all windows even if there is an approximate index.
 
         Returns:
-            Dicts with `file`, `start_seconds`, `end_seconds` and `score`, best first, then by file and time.
+            Dicts with `file`, `start_seconds`, `end_seconds` and `score`, best first. Equal scores are sorted by file
+            and time.
         """
         rows = self._read(self.windows.count_rows)
         limit = min(limit, rows)
@@ -254,7 +256,7 @@ class SoundIndex:
         files, vectors = columns["file"], columns["vector"]
         indices = np.arange(len(files)) if within is None else np.flatnonzero(files == within)
         scores = (vectors if within is None else vectors[indices]) @ vector
-        if limit < len(indices):  # keep all windows whose score equals the last score
+        if limit < len(indices):  # keep all windows that tie with the last one
             best = np.flatnonzero(scores >= np.partition(scores, -limit)[-limit])
             indices, scores = indices[best], scores[best]
 
@@ -279,7 +281,7 @@ class SoundIndex:
         return rows
 
     def _load(self) -> dict[str, np.ndarray]:
-        """Return the columns of all windows from memory; reload them if the store has a new version."""
+        """Return the columns of the window table from memory. Reload them if the table has a new version."""
         version = self.windows.version
         if self._loaded is None or self._loaded[0] != version:
             table = self._read(lambda: self.windows.to_arrow()).combine_chunks()
@@ -289,7 +291,7 @@ class SoundIndex:
         return self._loaded[1]
 
     def _read(self, read: Callable[[], Any]) -> Any:
-        """Call `read` and retry once if it fails, because another process may have deleted the open version."""
+        """Call `read`, and retry once if it fails, because another process may have deleted the open version."""
         failures = (RuntimeError, OSError, ValueError, pa.ArrowException)
         with suppress(*failures):
             return read()
@@ -306,12 +308,12 @@ class IndexedFile(NamedTuple):
     Attributes:
         file: Path relative to the indexed folder, with forward slashes.
         stamp: Size and times of the file before it was read.
-        digest: SHA-256 of the content as a hex string; empty if unknown.
+        digest: SHA-256 of the content as a hex string, or "" if unknown.
         duration_seconds: Duration of the recording.
         starts_seconds: Start time of each window, (windows,).
         ends_seconds: End time of each window, (windows,).
         embeds: Embeddings with unit norm, (windows, d).
-        problem: Error message; empty if the file is readable.
+        problem: Error message, or "" if the file is readable.
     """
 
     file: str
@@ -352,14 +354,14 @@ def build_index(
 
     Args:
         model: Model from `evaluation.load_embedding_model`.
-        folder: Folder with recordings; its subfolders are included.
-        index: Folder or URL of the index; created if missing.
-        window_seconds: Window length, at most the model's maximum.
-        hop_seconds: Time between the starts of consecutive windows, at most `window_seconds`.
+        folder: Folder with recordings, including its subfolders.
+        index: Folder or URL of the index. It is created if it does not exist.
+        window_seconds: Window length in seconds, at most the model's maximum.
+        hop_seconds: Time between the starts of consecutive windows in seconds, at most `window_seconds`.
         batch_size: Windows per batch.
-        num_workers: Number of threads that prefetch files; None uses one per core, at most 8.
+        num_workers: Number of threads that prefetch files. None: use one per core, at most 8.
         show_progress_bar: Whether to show a progress bar over files.
-        process: Tuple of rank and number of processes; each process embeds a part of the files.
+        process: Tuple of the rank and the number of processes. Each process embeds a part of the files.
         barrier: Function that waits for all processes.
 
     Returns:
@@ -369,8 +371,8 @@ def build_index(
     Raises:
         InUseError: Another process is writing to the index.
         FileNotFoundError: The folder does not exist or contains no recordings.
-        ValueError: The window or hop is invalid, or the index was built with another model, window or hop, or from
-            another folder that has no file in common with this folder.
+        ValueError: The window or hop is invalid, or the index was built with another model, window or hop. The same
+            error is raised if the index was built from another folder that shares no file with this one.
     """
     model.chunk_samples(window_seconds)  # raises if the model does not support this length
     if not 0 < hop_seconds <= window_seconds:
@@ -438,7 +440,7 @@ def build_index(
 
 
 def list_recordings(folder: str | Path) -> dict[str, Path]:
-    """List the recordings in a folder and its subfolders, as a dict from relative path to full path."""
+    """List the recordings in a folder and its subfolders, as `{relative path: full path}`."""
     paths = {name: Path(folder, name) for name in Recordings(folder).files}
     if not paths:
         raise FileNotFoundError(f"{folder} contains no recordings; supported suffixes are {', '.join(SUFFIXES)}")
@@ -479,7 +481,7 @@ def _embed_files(
 
 
 def _check_about(store: SoundIndex, about: dict[str, str]) -> None:
-    """Raise if the store was built with another model, window or hop."""
+    """Raise ValueError if the index was built with another model, window or hop."""
     for key, value in about.items():
         stored = store.about.get(key, "")
         if stored != value and not (key == "model" and store.about.get("fingerprint") == about["fingerprint"] != ""):

@@ -52,7 +52,7 @@ NOTHING = "nothing stands out: texts without any sound reach such scores in this
 
 
 class Hit(NamedTuple):
-    """Search result: a window in a recording, and the cosine similarity of the window and the query.
+    """Search result: a window of a recording, and its cosine similarity with the query.
 
     The path of the recording is relative to the indexed folder.
     """
@@ -68,13 +68,13 @@ class Searcher:
 
     Args:
         index: Index folder.
-        model: The model, or its folder, id or module:function; None loads the folder or id in the index metadata.
-        device: Device to load the model on; None uses a GPU if available.
+        model: The model, or its folder, Hub id or `module:function`. None: load the folder or id in the index metadata.
+        device: Device to load the model on. None: use a GPU if there is one.
 
     Raises:
         FileNotFoundError: The index does not exist.
-        ValueError: The index was built with another model, or it names a Python function, which could be any, as its
-            model.
+        ValueError: The index was built with another model. The same error is raised if its metadata names a Python
+            function as model, which could run any code.
     """
 
     def __init__(self, index: str | Path, model: EmbeddingModel | str | None = None, device: str | None = None) -> None:
@@ -109,9 +109,9 @@ class Searcher:
             query: Text query.
             language: Language of the text query, ISO 639-3 code.
             audio: Audio query: a path, an open file, or a pair of waveform and sampling rate.
-            vector: Query embedding from `embed` or `embed_audio`, (d,).
+            vector: Query embedding (d,) from `embed` or `embed_audio`.
             k: Maximum number of hits.
-            within: File to search, relative to the indexed folder; None searches all files.
+            within: File to search, relative to the indexed folder. None: search all files.
             exact: Whether to score all windows even if there is an approximate index.
             merge_overlaps: Whether to drop hits that overlap a better hit in the same file.
 
@@ -133,7 +133,7 @@ class Searcher:
         if vector is None:
             vector = self.embed_audio(audio) if query is None else self.embed(query, language)
         if np.shape(vector) != (self.index.dim,) or not np.isfinite(vector).all():
-            raise ValueError(f"vector has shape {np.shape(vector)}; give ({self.index.dim},) finite numbers")
+            raise ValueError(f"vector has shape {np.shape(vector)}; pass ({self.index.dim},) finite numbers")
         num_windows = self.index.windows.count_rows()
         limit = k = min(k, max(num_windows, 1))
         while True:
@@ -180,7 +180,7 @@ class Searcher:
             file: Path of the recording, relative to the indexed folder.
 
         Returns:
-            The start times in seconds, ascending, and the scores; both (windows,).
+            Tuple of the start times in seconds (windows,), ascending, and the scores (windows,).
         """
         rows = self.index.nearest(vector, self.index.windows.count_rows(), within=file, exact=True)
         rows.sort(key=lambda row: row["start_seconds"])
@@ -188,7 +188,7 @@ class Searcher:
 
 
 def without_overlaps(hits: Sequence[Hit]) -> list[Hit]:
-    """Drop hits that overlap an earlier hit in the same file; `hits` must be sorted by score, best first.
+    """Drop hits that overlap an earlier hit in the same file. `hits` must be sorted by score, best first.
 
     >>> hits = [Hit("a.wav", 5.0, 10.0, 0.9), Hit("a.wav", 7.5, 12.5, 0.8), Hit("a.wav", 10.0, 15.0, 0.7)]
     >>> [hit.start_seconds for hit in without_overlaps(hits)]
