@@ -7,6 +7,7 @@ regularisation strength. If clips have several labels, one binary classifier per
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -68,8 +69,8 @@ def evaluate_few_shot(
 ) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, Any]]:
     """Train on k clips per class, for each k in `options.shots`; scores are means over five random draws.
 
-    Intervals combine the draws and the tested recordings. Errors are those of `evaluate_linear_probe`, and ValueError
-    if a class has fewer than k clips.
+    Intervals combine the draws and the tested recordings. Errors are those of `evaluate_linear_probe`. A class with
+    fewer than k clips has all of them drawn, with a UserWarning.
     """
     truth, classes, parts, settings = prepare_parts(split, options)
     scores: dict[str, Any] = {}
@@ -102,9 +103,10 @@ def draw_shots(truth: np.ndarray, classes: Sequence[str], shots: int, rng: np.ra
     for column in np.flatnonzero(truth.any(axis=0)).tolist():
         members = np.flatnonzero(truth[:, column])
         if len(members) < shots:
-            raise ValueError(
-                f"class {classes[column]!r} has {len(members)} training clips that are not held out, expected at least "
-                f"{shots}; set smaller numbers of shots"
+            warnings.warn(
+                f"class {classes[column]!r} has {len(members)} training clips that are not held out, not {shots}; all "
+                "are drawn, set smaller --shots for equal numbers",
+                stacklevel=2,
             )
         drawn.append(rng.permutation(members)[:shots])
     return np.unique(np.concatenate(drawn))
