@@ -19,8 +19,10 @@ The output folder then contains the model for `from_pretrained`, its model card,
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +39,9 @@ if TYPE_CHECKING:
 
 SAMPLE_ROWS = 1000
 """Number of random rows (without audio) to check before training, for a streamed split."""
+
+TOKENIZER_ROWS = 20_000
+"""Maximum number of evenly spaced rows on which a tokenizer is trained; more captions hardly change its vocabulary."""
 
 OPTIONS = (DataArguments, ModelArguments, TrainedPartArguments, ContrastiveOptions)
 DEFAULT_CONFIG = Path(__file__).parent / "configs" / "synthetic.yaml"
@@ -93,8 +98,9 @@ def build_processor(args: ModelArguments, rows: Any, languages: list[str]) -> Su
         return SupCLAPProcessor.from_encoders(args.audio_encoder, args.text_encoder)
 
     captions: set[str] = set()
-    for row in without_audio(rows):
-        captions.update(text for _, text in all_captions(row, languages))
+    light = without_audio(rows)
+    for index in range(0, len(light), math.ceil(len(light) / TOKENIZER_ROWS) or 1):
+        captions.update(text for _, text in all_captions(light[index], languages))
 
     # A byte-level BPE tokenizer has no unknown text. Sorted captions make its training reproducible.
     tokenizer = RobertaTokenizer().train_new_from_iterator(sorted(captions), args.vocab_size, show_progress=False)
@@ -132,16 +138,22 @@ def build_model(args: ModelArguments, processor: SupCLAPProcessor) -> SupCLAPMod
     return model
 
 
-def fit_normalisation(encoder: Any, processor: SupCLAPProcessor, rows: Any, max_audio_seconds: float) -> None:
-    """Compute the mel normalisation of a new audio encoder from about 256 training clips."""
+def fit_normalisation(
+    encoder: Any, processor: SupCLAPProcessor, rows: Any, max_audio_seconds: float, workers: int = 0
+) -> None:
+    """Compute the mel normalisation of a new audio encoder from about 256 training clips, read by `workers`."""
+    from torch.utils.data import Subset
+
     from modeling_supclap.datasets_scripts.audio import read_row
+    from modeling_supclap.datasets_scripts.bad_audio import map_in_order
     from modeling_supclap.datasets_scripts.stream import RowStream
 
     rate_hz = processor.feature_extractor.sampling_rate
     if isinstance(rows, RowStream):
         rows = list(islice(rows.shuffle(0), 256))
-    indices = range(0, len(rows), max(1, len(rows) // 256))
-    clips = [read_row(rows[index], rate_hz, max_audio_seconds) for index in indices]
+    chosen: Any = Subset(rows, range(0, len(rows), max(1, len(rows) // 256)))
+    read = partial(read_row, sampling_rate_hz=rate_hz, max_seconds=max_audio_seconds)
+    clips = list(map_in_order(read, chosen, workers))
     encoder.fit_normalisation(**processor(audio=clips, sampling_rate=rate_hz, return_tensors="pt"))
 
 
@@ -255,7 +267,8 @@ def train_and_save(
         model, args, train_dataset=splits["train"], eval_dataset=splits.get("validation"), processing_class=processor
     )
     if model_args.model is None and model_args.audio_encoder == "scratch":
-        fit_normalisation(model.audio_model, processor, trainer.train_rows, args.max_audio_seconds)
+        workers = args.dataloader_num_workers
+        fit_normalisation(model.audio_model, processor, trainer.train_rows, args.max_audio_seconds, workers)
 
     splits["train"] = trainer.train_rows
     if "validation" in splits:

@@ -271,7 +271,7 @@ class SupCLAPTrainer(Trainer):
             collate_fn=self.data_collator,
             num_workers=workers,
             pin_memory=self.args.dataloader_pin_memory,
-            persistent_workers=workers > 0 and self.args.dataloader_persistent_workers,
+            persistent_workers=self.args.dataloader_persistent_workers,
             prefetch_factor=self.args.dataloader_prefetch_factor,
             worker_init_fn=exit_with_parent,
         )
@@ -385,16 +385,19 @@ class SupCLAPTrainer(Trainer):
     def _evaluating(self, rows: IndexedRows) -> Iterator[None]:
         """Set the evaluation collator and metrics, and keep the last incomplete batch."""
         self._require_finite_losses()
-        before = self.data_collator, self.args.dataloader_drop_last, self.compute_metrics
+        args = self.args
+        before = self.data_collator, self.compute_metrics, args.dataloader_drop_last, args.dataloader_persistent_workers
         self.data_collator = self.evaluation_collator
-        self.args.dataloader_drop_last = False
+        args.dataloader_drop_last = False
+        args.dataloader_persistent_workers = False  # the Trainer would evaluate the rows of the first call again
         custom, ours = self.compute_metrics, self._metrics_of(rows)
         self.compute_metrics = ours if custom is None else lambda prediction: ours(prediction) | custom(prediction)
         try:
             with self._ema:
                 yield
         finally:
-            self.data_collator, self.args.dataloader_drop_last, self.compute_metrics = before
+            self.data_collator, self.compute_metrics = before[:2]
+            args.dataloader_drop_last, args.dataloader_persistent_workers = before[2:]
 
     def prediction_step(
         self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None

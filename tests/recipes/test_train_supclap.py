@@ -6,9 +6,11 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import builders
 import numpy as np
 import pytest
 import soundfile
+import torch
 import yaml
 from commands import ROOT, launch_recipe, run_recipe
 from huggingface_hub import ModelCard
@@ -396,3 +398,22 @@ def test_balance_labels_draws_each_label_equally_often(tmp_path):
     for label, count in zip(train["labels"], train["expected_count"], strict=True):
         totals[label[0]] = totals.get(label[0], 0.0) + count
     assert totals == pytest.approx(dict.fromkeys(totals, len(train) / len(totals)))
+
+
+def test_a_tokenizer_is_trained_on_evenly_spaced_rows(monkeypatch):
+    monkeypatch.setattr(train_supclap, "TOKENIZER_ROWS", 2)
+    rows = [{"captions": {"eng": [f"{letter * 7} {letter * 7}"]}} for letter in "abcde"]
+    tokenizer = train_supclap.build_processor(ModelArguments(), rows, ["eng"]).tokenizer
+    assert [len(tokenizer.tokenize(f" {letter * 7}")) == 1 for letter in "abcde"] == [True, False, False, True, False]
+
+
+@pytest.mark.process
+def test_normalisation_is_the_same_with_workers(tmp_path):
+    rows, processor, statistics = tone_rows(tmp_path, count=6), builders.bert_processor(), []
+    for workers in (0, 2):
+        encoder = builders.supclap_model().audio_model
+        before = encoder.init_bn.running_mean.clone()
+        train_supclap.fit_normalisation(encoder, processor, rows, 30.0, workers)
+        assert not torch.equal(encoder.init_bn.running_mean, before)
+        statistics.append(torch.stack([encoder.init_bn.running_mean, encoder.init_bn.running_var]))
+    assert torch.equal(*statistics)

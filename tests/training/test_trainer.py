@@ -353,6 +353,19 @@ def test_several_sets_are_evaluated_under_their_names(tmp_path, rows):
     assert given["eval_many_mean_recall"] == scores["eval_many_mean_recall"]
 
 
+@pytest.mark.process
+def test_workers_that_persist_train_the_same_and_evaluate_the_rows_they_are_given(tmp_path, rows):
+    options = {"languages": ["eng", "fra"], "num_train_epochs": 3, **QUICK}
+    alone, helped = (build(tmp_path / str(n), rows, dataloader_num_workers=n, **options) for n in (0, 1))
+    assert (alone.args.dataloader_persistent_workers, helped.args.dataloader_persistent_workers) == (False, True)
+    for trainer in (alone, helped):
+        trainer.train()
+    assert losses(helped) == losses(alone)
+    for some in (rows[:8], rows[:3]):  # the Trainer keeps a persistent loader of the first
+        assert helped.evaluate(some)["eval_mean_recall"] == alone.evaluate(some)["eval_mean_recall"]
+        assert helped.evaluate(some)["eval_mean_recall_chance"] == alone.evaluate(some)["eval_mean_recall_chance"]
+
+
 def test_metrics_of_one_s_own_are_added(tmp_path, rows):
     trainer = build(tmp_path, rows)
     trainer.compute_metrics = lambda prediction: {"width": prediction.predictions[0].shape[1]}
