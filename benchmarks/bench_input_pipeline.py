@@ -1,13 +1,14 @@
-"""Measure the cost of reading recordings: training and embedding with data workers, relative to batches in memory.
+"""Measure the cost of reading recordings in training and embedding, relative to batches that are in memory.
 
     python benchmarks/bench_input_pipeline.py [--data_dir folder] [--rounds 4] [--clips 192] [--batch 16] [--workers 2]
 
 1. Training CED-tiny and a small BERT on 5 s recordings, in three storage formats: original files (Vorbis at 44.1 kHz,
    decoded and resampled for each batch), FLAC at 16 kHz, and int16 samples.
-2. Reading in one process, without and with spectrograms and batches.
-3. `recipes/embed_corpus.py`, relative to its encoder CED-base on features in memory.
+2. Reading the same recordings in one process, without and with the computation of spectrograms and batches.
+3. Embedding with `recipes/embed_corpus.py`, relative to its encoder (CED-base) on features in memory.
 
-`--data_dir` is a folder for the `audio_folder` builder; by default, recordings are generated. The variants alternate.
+`--data_dir` is a folder for the `audio_folder` builder. By default, recordings are generated. The compared variants run
+in alternation.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ Batch = Mapping[str, torch.Tensor]
 
 
 def generate_recordings(folder: Path, clips: int) -> Path:
-    """Generate recordings with captions (5 s, Vorbis, 44.1 kHz); return their folder."""
+    """Generate recordings with captions (5 s, Vorbis, 44.1 kHz), and return their folder."""
     counts: dict[str, Any] = {"num_train": clips, "num_validation": 0, "num_test": 0, "duration_seconds": 5.0}
     cache = str(folder / "cache")
     rows = load_splits("synthetic", cache, sampling_rate_hz=44100, languages=["eng"], **counts)["train"]
@@ -61,7 +62,7 @@ def generate_recordings(folder: Path, clips: int) -> Path:
 
 
 def load_stored(data_dir: Path, folder: Path, clips: int) -> dict[str, datasets.Dataset]:
-    """Prepare the same rows in each storage format; return a dict from format to dataset."""
+    """Prepare the same dataset in each storage format. Return `{format: dataset}`."""
     cache = str(folder / "cache")
     rows = {}
     for storage in STORAGES:
@@ -74,7 +75,7 @@ def load_stored(data_dir: Path, folder: Path, clips: int) -> dict[str, datasets.
 
 
 def build_model(tokenizer: Any, audio_width: int) -> SupCLAPModel:
-    """Build a model from CED with the given width (192: tiny, 768: base) and a two-layer BERT."""
+    """Build a model from a two-layer BERT and CED with width `audio_width` (192: CED-tiny, 768: CED-base)."""
     audio = CEDConfig(embed_dim=audio_width, depth=12, num_heads=audio_width // 64)
     text = BertConfig(
         vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, hidden_size=128, num_hidden_layers=2,
@@ -178,7 +179,7 @@ def compare_embedding(
 def measure(
     data_dir: Path | None = None, rounds: int = 3, clips: int = 96, batch: int = 16, workers: int = 2
 ) -> list[Row]:
-    """Run the training, reading and embedding benchmarks; return their table rows."""
+    """Run the training, reading and embedding benchmarks. Return the rows of their results table."""
     options = argparse.Namespace(rounds=rounds, batch=batch, workers=workers)
     datasets.disable_progress_bars()
     torch.manual_seed(0)

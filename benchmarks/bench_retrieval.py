@@ -1,11 +1,11 @@
-"""Measure the time of ranking by counting, relative to sorting, loops, other packages and a matrix product.
+"""Measure the time of ranking by counting, and compare it with sorting, loops, other packages and a matrix product.
 
     python benchmarks/bench_retrieval.py [--clips 957] [--languages 2] [--gallery 100000] [--rounds 5]
 
 1. An evaluation as in the papers: five captions per clip and language, both retrieval directions, R@1, 5, 10 and
    mAP@10. The time is relative to one audio-text matrix product per language.
-2. Other packages, and the other parts of an evaluation.
-3. Texts against a large gallery of clips, relative to the product of the two embedding matrices.
+2. The same metrics by other packages, and the other computations of an evaluation.
+3. Ranking of a large gallery of clips for each text. The time is relative to the product of the embedding matrices.
 
 All ranking methods must compute the same ranks.
 """
@@ -43,7 +43,7 @@ def directions(rng: np.random.Generator, rows: int, dim: int) -> NDArray[np.floa
 
 
 def counted(queries: Any, candidates: Any, relevant: Ranks) -> Ranks:
-    """Rank by counting, as in the package, including the similarity matrix and the metrics."""
+    """Rank by counting, as the package does. The time includes the similarity matrix and the metrics."""
     return retrieval_outcomes(LazySimilarity(queries, candidates), relevant, K)["rank"]
 
 
@@ -74,7 +74,7 @@ def averages(ranks: Ranks) -> dict[str, float]:
 
 
 def counted_from_one_matrix(audio: Any, texts: list[Any]) -> list[Ranks]:
-    """Rank both directions with one similarity matrix in memory. Ties of equal embeddings depend on rounding."""
+    """Rank both directions with one similarity matrix in memory. The order of equal embeddings depends on rounding."""
     captions = np.arange(len(audio) * CAPTIONS)
     ranks = []
     for text in texts:
@@ -127,7 +127,7 @@ def product_only(queries: Any, gallery: Any, tile: int = 8192) -> None:
 def measure(
     clips: int = 957, languages: int = 2, gallery: int = 100_000, queries: int = 1024, dim: int = 512, rounds: int = 5
 ) -> list[Row]:
-    """Run all retrieval benchmarks; return their table rows."""
+    """Run all retrieval benchmarks. Return the rows of their results table."""
     return [
         *rank_both_ways(clips, languages, dim, rounds),
         *use_packages(clips, dim, rounds),
@@ -137,7 +137,7 @@ def measure(
 
 
 def rank_both_ways(clips: int, languages: int, dim: int, rounds: int) -> list[Row]:
-    """Compare counting with sorting, a loop, and a matrix product, for a whole evaluation."""
+    """Time a whole evaluation by counting, by sorting and by a loop, relative to a matrix product."""
     rng = np.random.default_rng(0)
     audio = directions(rng, clips, dim)
     texts = [directions(rng, clips * CAPTIONS, dim) for _ in range(languages)]
@@ -166,7 +166,7 @@ def rank_both_ways(clips: int, languages: int, dim: int, rounds: int) -> list[Ro
 
 
 def use_packages(clips: int, dim: int, rounds: int) -> list[Row]:
-    """Compare with other packages, on only 300 queries because they process one query at a time."""
+    """Compare counting with other packages on 300 queries, because they process one query at a time."""
     rng = np.random.default_rng(0)
     relevant = np.arange(300)[:, None] // CAPTIONS
     similarity = directions(rng, 300, dim) @ directions(rng, clips, dim).T
@@ -189,7 +189,7 @@ def use_packages(clips: int, dim: int, rounds: int) -> list[Row]:
 
 
 def evaluate_beside(clips: int, dim: int, rounds: int) -> list[Row]:
-    """Time the other parts of an evaluation, relative to one matrix product."""
+    """Time the top hits and the language distance of an evaluation, relative to one matrix product."""
     rng = np.random.default_rng(0)
     audio, text = directions(rng, clips, dim), directions(rng, clips * CAPTIONS, dim)
     similarity = LazySimilarity(text, audio)

@@ -5,10 +5,10 @@
     # With embeddings of real recordings:
     python benchmarks/bench_search.py --model outputs/esc10 --recordings path/to/ESC-10/audio --folder /tmp/indexes
 
-Each recording lasts an hour. Without `--model`, the window embeddings are random points around 1,000 centres. With
-`--model`, the centres are embeddings of real 1 s windows, rotated into `--dim` dimensions (cosines do not change), with
-noise added. Some queries are then text embeddings of class names. Each index size runs in separate processes, so that
-the peak memory of one size does not include another.
+Each recording lasts an hour. Without `--model`, the window embeddings are random points around 1,000 random centres.
+With `--model`, the centres are embeddings of real 1 s windows, rotated into `--dim` dimensions (cosines do not change).
+The window embeddings are these centres plus noise, and some queries are text embeddings. Each index size runs in
+separate processes, so that its peak memory does not include another size.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TEXTS = ("a dog barks", "the sound of rain", "sea waves", "a crying baby", "a ti
 
 
 def draw_centres(dim: int, model: str | None, recordings: str | None) -> tuple[np.ndarray, np.ndarray]:
-    """Return the centres of the window embeddings (n, dim) and the text queries (texts, dim), unit norm."""
+    """Return the centres of the window embeddings (n, dim) and the text queries (texts, dim), all with unit norm."""
     generator = np.random.default_rng(0)
     if model is None or recordings is None:
         return _unit(generator.normal(size=(1000, dim))), np.empty((0, dim), np.float32)
@@ -57,7 +57,7 @@ def draw_centres(dim: int, model: str | None, recordings: str | None) -> tuple[n
 
 
 def draw_files(number: int, centres: np.ndarray) -> Iterator[IndexedFile]:
-    """Yield hour-long recordings with window embeddings around the centres, `number` windows in total."""
+    """Yield hour-long recordings with `number` windows in total. The window embeddings are around the centres."""
     generator = np.random.default_rng(1)
     for file in range(math.ceil(number / WINDOWS_PER_FILE)):
         count = min(WINDOWS_PER_FILE, number - file * WINDOWS_PER_FILE)
@@ -70,7 +70,7 @@ def draw_files(number: int, centres: np.ndarray) -> Iterator[IndexedFile]:
 
 
 def build(folder: str, number: int, centres: np.ndarray) -> dict[str, float]:
-    """Build an index; return its times, memory, disk size and recall."""
+    """Build an index, and return its times, memory, disk size and recall."""
     shutil.rmtree(folder, ignore_errors=True)
     store = SoundIndex(folder, centres.shape[1])
 
@@ -97,7 +97,7 @@ def build(folder: str, number: int, centres: np.ndarray) -> dict[str, float]:
 
 
 def ask(folder: str, texts: np.ndarray, number: int) -> dict[str, float]:
-    """Time exact search, approximate search, and search in one recording; return the figures."""
+    """Return the times of exact search, approximate search, and search in one recording, with recall and memory."""
     import lancedb  # noqa: F401, imported before the timing starts
 
     started = time.perf_counter()
@@ -118,7 +118,7 @@ def ask(folder: str, texts: np.ndarray, number: int) -> dict[str, float]:
 
 
 def _timed(name: str, vectors: list[Any], work: Callable[[Any], Any]) -> dict[str, float]:
-    """Time one search per vector; return the first, minimum and median time, and the CPU time of the last search."""
+    """Time one search per vector. Return the first, minimum and median time, and the CPU time of the last search."""
     seconds, worked = [], 0.0
     for vector in vectors:
         started, before = time.perf_counter(), time.process_time()
@@ -155,9 +155,9 @@ def measure(
         rows: Number of windows in each index.
         dim: Embedding dimension.
         queries: Number of queries per kind of search.
-        folder: Folder in which to keep the indexes; None uses a temporary folder.
-        model: SupCLAP model to embed `recordings`; None uses random embeddings.
-        recordings: Folder of recordings; used with `model`.
+        folder: Folder to keep the indexes in. None: use a temporary folder.
+        model: SupCLAP model to embed `recordings`. None: use random embeddings.
+        recordings: Folder of recordings to embed with `model`.
     """
     centres, texts = draw_centres(dim, model, recordings)
     results = []

@@ -4,7 +4,7 @@
 
 The plain step calls each tower once, on the whole batch padded to its longest row. Both steps alternate in one process
 with the same weights. Before timing, their gradients are compared (float64, to 1e-12). Time is the minimum over the
-rounds. Memory is the peak size of the tensors created in a step; on a GPU, the peak of the CUDA allocator.
+rounds. Memory is the peak size of the tensors created in a step. On a GPU, it is the peak of the CUDA allocator.
 
 The towers are like CED-mini and SONAR, but narrower. Caption lengths in tokens are like in AudioCaps (mean 17, longest
 of 192 about 50), times a factor per language. Weights, features and tokens are random.
@@ -35,7 +35,7 @@ from modeling_supclap.training.objectives import ContrastiveObjective, TemporalO
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
 LANGUAGE_LENGTHS = (1.0, 1.23, 1.18, 1.15, 1.14, 1.24, 1.08, 0.90)
-"""Relative caption length in tokens for each of the eight languages; English is 1."""
+"""Caption length in tokens for each of the eight languages, relative to English."""
 
 Batch = dict[str, Tensor]
 
@@ -87,7 +87,10 @@ def build_model(width: int, vocabulary: int) -> SupCLAPModel:
 
 
 def make_batch(model: SupCLAPModel, clips: int, texts: int = 1, roles: int = 1) -> Batch:
-    """Create random 10 s features (for three TeminAL roles: 10, 10 and 5 s) and captions in `texts` languages."""
+    """Create a batch of random features and captions in `texts` languages.
+
+    Clips last 10 s. If `roles` is 3, as in TeminAL, the clips of the roles last 10, 10 and 5 s.
+    """
     draw = torch.Generator().manual_seed(0)
     frames = torch.tensor([1001] if roles == 1 else [1001, 1001, 501]).repeat(clips)
     audio_mask = torch.arange(1001) < frames.unsqueeze(1)  # (N R, T)
@@ -131,7 +134,7 @@ def measure_bytes(module: nn.Module, batch: Batch) -> int:
 
 
 def require_equal_gradients(plain: nn.Module, ours: nn.Module, batch: Batch) -> float:
-    """Compare the gradients of both modules in float64; return the largest relative difference, below 1e-12."""
+    """Assert that the gradients of both modules agree in float64, to 1e-12. Return the largest relative difference."""
     plain, ours = copy.deepcopy(plain).double(), copy.deepcopy(ours).double()
     exact = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in batch.items()}
     run_step(plain, exact)
@@ -146,7 +149,7 @@ def require_equal_gradients(plain: nn.Module, ours: nn.Module, batch: Batch) -> 
 
 
 def measure(rounds: int = 3, clips: int = 24, width: int = 96, vocabulary: int = 8000, only: str = "") -> list[Row]:
-    """Run all step benchmarks: objectives, text tower alone, and token embedding table; return their table rows."""
+    """Run the benchmarks of objectives, text tower and token embeddings. Return the rows of their results table."""
     torch.manual_seed(0)
     device = get_device()
     model: Any = build_model(width, vocabulary)
@@ -168,7 +171,7 @@ def measure(rounds: int = 3, clips: int = 24, width: int = 96, vocabulary: int =
         few = {key: tensor[: 4 * len(tensor) // clips] for key, tensor in batch.items()}
         require_equal_gradients(plain, ours, few)
 
-        run_step(plain, batch)  # gradients exist from here on
+        run_step(plain, batch)  # creates the gradients
         plain_bytes, our_bytes = measure_bytes(plain, batch), measure_bytes(ours, batch)
         one_text = one_text or plain_bytes
         ways = {"plain": partial(run_step, plain, batch), "ours": partial(run_step, ours, batch)}
@@ -207,7 +210,7 @@ def compare_support_vectors(rounds: int, clips: int, device: torch.device) -> li
     for name in ("none", "bi-static", "bi-dynamic", "bi-dynamic, tracked"):
         arguments.svr = name.partition(",")[0]
         objectives[name] = build_objective(arguments).to(device)
-        contrast(objectives[name])  # starts the radii
+        contrast(objectives[name])  # initialises the radii
     averages = Averages()
     callback = DriftCallback(objectives["bi-dynamic, tracked"], averages)
 
@@ -239,9 +242,9 @@ def compare_support_vectors(rounds: int, clips: int, device: torch.device) -> li
 
 
 def compare_frozen(model: Any, rounds: int, clips: int, device: torch.device) -> list[Row]:
-    """Time KCL with eight languages and a frozen text tower, relative to an audio tower pass (forward and backward).
+    """Time KCL with eight languages and a frozen text tower, relative to one pass of the audio tower.
 
-    With caching, this is the time of a step in every epoch after the first.
+    A pass is forward and backward. Cached text embeddings are used in every epoch after the first.
     """
     model.text_model.requires_grad_(False)
     batch = {key: tensor.to(device) for key, tensor in make_batch(model, clips, texts=8).items()}
@@ -264,7 +267,7 @@ def compare_frozen(model: Any, rounds: int, clips: int, device: torch.device) ->
 
 
 def compare_texts(module: ContrastiveModule, batch: Batch, rounds: int) -> Row:
-    """Time the text tower alone (forward and backward), with one padded batch and with chunks sorted by length."""
+    """Time a forward and backward pass of the text tower, for one padded batch and for chunks sorted by length."""
     tower = module.model.get_text_features
     texts: dict[str, Tensor | None] = {}
     for name in ("input_ids", "attention_mask"):

@@ -1,11 +1,12 @@
-"""Measure how the memory of the tiled losses grows with the batch, in one process and with tiles shared by several.
+"""Measure how the memory of the tiled losses grows with the batch, in one process and in several.
 
     OMP_NUM_THREADS=1 python benchmarks/bench_tiles.py [--only kcl] [--clips 4096 32768] [--processes 1 2 4]
 
-Each measurement starts new processes for one forward and backward pass, and each process has a part of the embeddings.
-Memory is the peak resident set minus the resident set before the step. The tiled loss and its gradients are compared
-with the plain loss (float64), and the results of several processes with a single process (float32). The plain loss
-stores several matrices of 4 N^2 bytes: 4 GiB each for 32,768 clips.
+The tiles are parts of the similarity matrix; several processes compute different tiles. Each measurement starts new
+processes for one forward and backward pass, and each process has a part of the embeddings. Memory is the peak resident
+set minus the resident set before the step. The tiled loss and its gradients are compared with the plain loss (float64),
+and the results of several processes with a single process (float32). The plain loss stores several matrices of 4 N^2
+bytes: 4 GiB each for 32,768 clips.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ LOSSES: dict[str, dict[str, Any]] = {
     "kcl": {"loss": "kcl", "languages": ["eng", "fra"]},
     "kcl, svr dynamic": {"loss": "kcl", "languages": ["eng", "fra"], "svr": "uni-dynamic", "radius_init": 0.1},
 }
-"""Dict from objective name to training arguments; KCL has two languages."""
+"""Training arguments, `{objective name: arguments}`. KCL has two languages."""
 
 
 def run_step(
     process: int, name: str, clips: int, dim: int, chunk_size: int | None, world: int, folder: str, dtype: torch.dtype
 ) -> None:
-    """Run a step in one process; write its loss, the gradients of its embeddings and its peak bytes to a file."""
+    """Run a step in one process. Write its loss, the gradients of its embeddings and its peak bytes to a file."""
     torch.set_num_threads(1)
     if world > 1:
         dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=process, world_size=world)
@@ -93,7 +94,7 @@ def read_memory(field: str) -> int:
 def run_processes(
     name: str, clips: int, dim: int, chunk_size: int | None, world: int = 1, dtype: torch.dtype = torch.float32
 ) -> list[dict[str, Any]]:
-    """Run a step in `world` new processes; return the results of each process."""
+    """Run a step in `world` new processes. Return the results of each process."""
     with tempfile.TemporaryDirectory() as folder:
         start_processes(run_step, (name, clips, dim, chunk_size, world, folder, dtype), world, start_method="fork")
         return [torch.load(f"{folder}/{process}.pt") for process in range(world)]
@@ -119,7 +120,7 @@ def measure(
     dim: int = 32,
     chunk: int = 512,
 ) -> list[Row]:
-    """Run the memory benchmark; return two table rows per loss and number of processes: memory and its growth."""
+    """Measure memory and its growth with the batch. Return two table rows per loss and number of processes."""
     rows = []
     for name in only:
         plain, tiled = (run_processes(name, 1024, dim, size, dtype=torch.float64) for size in (None, 128))

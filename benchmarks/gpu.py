@@ -55,7 +55,7 @@ def measure_ceiling(side: int = 8192) -> float:
 
 
 def measure_training(text: str, batch: int, steps: int, ceiling: float) -> list[Row]:
-    """Measure one model at one batch size; return its table rows."""
+    """Measure one model at one batch size. Return the rows of its results table."""
     module = build_module(text)
     optimizer = torch.optim.Adam(module.parameters(), lr=1e-6, fused=True)
     extractor, counts = CEDFeatureExtractor(), torch.full((batch,), SECONDS * RATE_HZ, device="cuda")
@@ -97,7 +97,7 @@ def measure_training(text: str, batch: int, steps: int, ceiling: float) -> list[
 
 
 def main() -> None:
-    """Measure all models; print and write the table. Exits with an error if there is no GPU."""
+    """Measure all models, and print and write the results table. Exit with an error if there is no GPU."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, nargs="+", default=[24, 128, 512])
     parser.add_argument("--steps", type=int, default=20)

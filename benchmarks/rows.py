@@ -23,8 +23,8 @@ class Row:
         benchmark: Name of the benchmark.
         what: The measured quantity and its reference, such as "a step / a plain step".
         least: Minimum over the rounds.
-        median: Median over the rounds; None for a single measurement.
-        bound: Required bound of `least`, such as "<= 1.3" or ">= 8"; "" means no bound.
+        median: Median over the rounds, or None for a single measurement.
+        bound: Required bound of `least`, such as "<= 1.3" or ">= 8". It is "" if there is no bound.
     """
 
     benchmark: str
@@ -36,7 +36,7 @@ class Row:
 
     @property
     def is_met(self) -> bool | None:
-        """Whether `least` meets the bound; None if there is no bound."""
+        """Whether `least` meets the bound, or None if there is no bound."""
         if not self.bound:
             return None
         sign, limit = self.bound.split()
@@ -63,7 +63,7 @@ def read_clock() -> float:
 
 
 def read_wall_clock() -> float:
-    """Return wall time in seconds, after the GPU has finished; for code that starts its own processes."""
+    """Return wall time in seconds, after the GPU has finished. Use this for code that starts its own processes."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()
@@ -72,10 +72,15 @@ def read_wall_clock() -> float:
 def take_turns(
     ways: Mapping[str, Callable[[], Any]], rounds: int, clock: Callable[[], float] = read_clock
 ) -> dict[str, list[float]]:
-    """Time each variant of `ways` once per round, after one warm-up round.
+    """Time functions in alternation: each function runs once per round, after one warm-up round.
+
+    Args:
+        ways: Functions to compare, `{name: function}`.
+        rounds: Number of timed rounds.
+        clock: Function that returns a time in seconds.
 
     Returns:
-        Dict from variant name to the seconds of each round.
+        Seconds of each round, `{name: [seconds, ...]}`.
     """
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(rounds + 1):
@@ -88,13 +93,13 @@ def take_turns(
 
 
 def compare(seconds: Mapping[str, Sequence[float]], name: str, unit: str) -> tuple[float, float]:
-    """Return the time of variant `name` relative to variant `unit`: ratio of the minima, and median of the ratios."""
+    """Compare the times of `name` and `unit`. Return the ratio of the minima, and the median ratio of all rounds."""
     mine, theirs = seconds[name], seconds[unit]
     return min(mine) / min(theirs), statistics.median(a / b for a, b in zip(mine, theirs, strict=True))
 
 
 def run_script(measure: Callable[..., Iterable[Row]], description: str | None) -> None:
-    """Run a benchmark as a script, with one command-line option per argument of `measure`; print its rows."""
+    """Run a benchmark as a script, with one command-line option per argument of `measure`. Print its results."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, parameter in inspect.signature(measure).parameters.items():
         default = parameter.default

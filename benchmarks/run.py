@@ -26,7 +26,7 @@ BENCHMARKS = ("step", "input_pipeline", "retrieval", "search", "tiles")
 
 
 def measure(name: str) -> list:
-    """Run one benchmark; return its table rows."""
+    """Run one benchmark. Return the rows of its results table."""
     return importlib.import_module(f"bench_{name}").measure()
 
 
@@ -46,7 +46,7 @@ def describe_machine() -> str:
 
 
 def main() -> None:
-    """Run the selected benchmarks; print and write the results table."""
+    """Run the selected benchmarks, and print and write the results table."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from rows import HEADER, print_rows

@@ -1,1 +1,1 @@
-"""The scripts to launch, one a file, and the configurations that they read."""
+"""Scripts for the commands, and the configuration files that they read."""

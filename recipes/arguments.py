@@ -64,7 +64,7 @@ def format_help(groups: Sequence[Any], about: str) -> str:
 
 
 def _describe(option: dataclasses.Field, text: str) -> str:
-    """Format the help of one option: its name, its description, and its default unless that is empty."""
+    """Format the help of one option: its name, its description, and its default if that is not empty."""
     value = get_default(option)
     if value is dataclasses.MISSING:
         text += " Required."
@@ -84,17 +84,21 @@ def parse_arguments(
 ) -> tuple[Any, ...]:
     """Parse `[config.yaml] [--key value ...]` into dataclasses. The command line overrides the YAML file.
 
-    If one of the dataclasses is a `DatasetArguments`, options of the dataset builder are also accepted, such as
-    `--test_fold 4` with `--dataset esc50`. If the recipe and the builder have an option of the same name, such as
-    `languages`, the key sets the option of the recipe; set the builder option in `dataset_config` instead.
+    A `DatasetArguments` group accepts the options of the dataset builder, too: `--dataset esc50 --test_fold 4`, for
+    example. If the recipe and the builder share an option name, such as `languages`, the key sets the recipe's option.
+    Set the builder's option in `dataset_config` then.
 
     Args:
-        groups: Dataclasses to fill from one flat file. `ContrastiveOptions` and `AllStagesOptions` are replaced by
-            `SupCLAPTrainingArguments` and `AllStagesArguments`, which also have transformers' `TrainingArguments`.
+        groups: Dataclasses to fill. `ContrastiveOptions` is replaced by `SupCLAPTrainingArguments`, and
+            `AllStagesOptions` by `AllStagesArguments`. These classes contain transformers' `TrainingArguments`.
+        argv: Command-line arguments. None: use `sys.argv[1:]`.
         default_config: YAML file to read if the first argument is not one. It is ignored if `--dataset` differs from
             the dataset in the file, or `--datasets` is set.
-        about: Docstring of the recipe. If set, `--help` prints it with the options of the recipe and exits, before
+        about: Docstring of the recipe. If set, `--help` prints it with the options of the recipe, and exits before
             torch and transformers are imported.
+
+    Returns:
+        One filled dataclass per group.
 
     Raises:
         FileNotFoundError: The YAML file does not exist.
@@ -143,7 +147,7 @@ def parse_arguments(
 
 
 def _with_trainer_arguments(group: Any) -> Any:
-    """Return the subclass with `TrainingArguments` of a dataclass with training options; return others unchanged."""
+    """Return the subclass of training options that contains `TrainingArguments`. Other dataclasses are unchanged."""
     if group not in (ContrastiveOptions, AllStagesOptions):
         return group
 
@@ -168,10 +172,10 @@ def _make_parser(groups: Sequence[Any]) -> HfArgumentParser:
 
 
 def read_settings(path: str | Path, scale: str | Path | None = None) -> dict[str, Any]:
-    """Read a YAML configuration file and merge it with the file in its key `base`.
+    """Read a YAML configuration file and merge it with other files.
 
-    `path` and the base file are paths or names of configurations in the package. Values in `path` override values in
-    the file `scale`, which override values in the base file.
+    The key `base` of a file names its base file. Values in `path` override values in the file `scale`, which override
+    values in the base file. Each file is a path, or the name of a configuration in the package.
 
     Raises:
         FileNotFoundError: A file does not exist.
@@ -220,7 +224,7 @@ def _read_config(path: Path, parser: HfArgumentParser, hints: dict[str, Any]) ->
 
 
 def _typed(value: Any, action: argparse.Action, kind: str) -> Any:
-    """Convert a YAML value to the type of its option; for example, `languages: eng` becomes the list `["eng"]`."""
+    """Convert a YAML value to the type of its option. For example, `languages: eng` becomes the list `["eng"]`."""
     if value is None or isinstance(value, dict) or (isinstance(value, list) and action.nargs != "+"):
         if ("None" if value is None else type(value).__name__) not in kind:
             raise TypeError
@@ -239,7 +243,7 @@ def _typed(value: Any, action: argparse.Action, kind: str) -> Any:
 
 
 def _reject_unknown(words: Sequence[str], valid: Collection[str]) -> None:
-    """Raise ValueError for the first unknown key; `words` are unparsed arguments and may also contain values."""
+    """Raise ValueError for the first unknown key in `words`, the unparsed arguments (keys and values)."""
     if not words:
         return
 

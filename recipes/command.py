@@ -50,7 +50,7 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the `supclap` command line; `arguments` defaults to `sys.argv[1:]`.
+    """Run the `supclap` command line. `arguments` defaults to `sys.argv[1:]`.
 
     Returns:
         Exit status: 0 on success, 2 for an unknown command, 130 after Ctrl-C, or the status of the launched processes.
@@ -92,7 +92,7 @@ def _source(module: str) -> Path:
 
 
 def _launch(module: str, words: Sequence[str]) -> int:
-    """Run a recipe under `accelerate launch`, without the traceback of the launcher. Returns the exit status."""
+    """Run a recipe under `accelerate launch`, without the traceback of the launcher. Return the exit status."""
     os.environ.setdefault("LOGLEVEL", "CRITICAL")  # silences torch's launcher; the processes print their own errors
     from accelerate.commands import launch
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -119,7 +119,7 @@ def _launch(module: str, words: Sequence[str]) -> int:
 
 
 def _run_here(arguments: argparse.Namespace) -> None:
-    """Run a recipe in this process, because accelerate would start a second one that imports torch again."""
+    """Run a recipe in this process. accelerate would start a second process, which imports torch again."""
     from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 
     command, environment = prepare_simple_launcher_cmd_env(arguments)

@@ -4,9 +4,9 @@
     supclap convert pretrain.pt --out models/ml-clap --tokenizer cointegrated/SONAR_200_text_encoder
     supclap convert microsoft/msclap/CLAP_weights_2023.pth --out models/msclap --tokenizer openai-community/gpt2
 
-The kind of checkpoint is recognised by its tensor names. Every tensor must be converted or listed as set aside;
-otherwise nothing is written. The output folder also contains `provenance.json`, with the source, sha256 and license of
-each part.
+The kind of checkpoint is recognised by its tensor names. Every tensor must be converted or listed as set
+aside; otherwise nothing is written. The output folder contains `provenance.json`, with the source, SHA-256 and license
+of each encoder.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from modeling_supclap.conversion import Conversion
 
 KINDS = ("ced", "dasheng", "glap", "laion", "ml-clap", "msclap", "sonar")
-"""Supported kinds of checkpoints; listed here because importing the layouts would delay `--help` by seconds."""
+"""Supported kinds of checkpoints. They are listed here because importing the layouts would delay `--help`."""
 
 
 def format_parts(conversion: Conversion) -> str:
-    """Format a table of the converted parts, and the numbers of tensors that were not converted, as text."""
+    """Format a text with a table of the converted encoders, and the numbers of tensors that were not converted."""
     width = max(len(part.part) for part in conversion.parts)
     lines = [f"{'part':{width}}  tensors   parameters  license"]
     for part in conversion.parts:

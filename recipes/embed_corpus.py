@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Clip(NamedTuple):
-    """Recording in row number `row` of a split."""
+    """Recording in row number `row` of a dataset split."""
 
     clip_id: str
     split: str
@@ -46,8 +46,8 @@ class Corpus:
     """Recordings to embed, from all splits.
 
     Args:
-        splits: Dict from split name to dataset rows, see `datasets_scripts.schema`.
-        root: Folder to remove from paths in the manifest; None does not change the paths.
+        splits: Datasets, `{split name: dataset}` (see `datasets_scripts.schema` for the columns).
+        root: Folder to remove from paths in the manifest. None: do not change the paths.
     """
 
     def __init__(self, splits: Mapping[str, Any], root: str | None = None) -> None:
@@ -60,7 +60,7 @@ class Corpus:
                 self.clips.append(Clip(row["clip_id"], split, number))
 
     def recording(self, clip: Clip, min_seconds: float) -> Recording:
-        """Return a recording that is read on demand; one shorter than `min_seconds` raises when it is read."""
+        """Return a recording that is read on demand. Reading raises an error if it is shorter than `min_seconds`."""
         from modeling_supclap.audio_input import Recording
         from modeling_supclap.datasets_scripts.audio import read_row
 
@@ -79,7 +79,7 @@ def list_addresses(system: Any, path: str) -> tuple[str, list[str]]:
 
 
 def load_corpus(args: CorpusArguments) -> Corpus:
-    """Load the rows of the dataset, or list the recordings in the folder."""
+    """Load the dataset, or list the recordings in the folder."""
     from modeling_supclap.datasets_scripts.builders.recordings import SUFFIXES, Recordings
     from modeling_supclap.datasets_scripts.remote_files import use_files
 
@@ -142,7 +142,7 @@ def main() -> None:
 
 
 def start_output(output: Path, plan: Mapping[str, Any]) -> None:
-    """Create the output folder, or continue in one with the same plan. Removes unfinished files of another run."""
+    """Create the output folder, or continue in one with the same `plan` (settings). Remove unfinished files."""
     plan_path = output / "plan.json"
     if plan_path.is_file():
         stored = json.loads(plan_path.read_text(encoding="utf-8"))
@@ -159,7 +159,7 @@ def start_output(output: Path, plan: Mapping[str, Any]) -> None:
 
 
 def write_files(model: EmbeddingModel, corpus: Corpus, args: CorpusArguments, state: PartialState) -> list[Path]:
-    """Embed the recordings, and write this process's part of the missing files. Returns the paths of all files."""
+    """Embed recordings and write this process's share of the missing files. Return the paths of all files."""
     from modeling_supclap.datasets_scripts.progress import progress
 
     starts = range(0, len(corpus.clips), args.clips_per_file)
@@ -189,7 +189,7 @@ def write_files(model: EmbeddingModel, corpus: Corpus, args: CorpusArguments, st
 
 
 def write_file(path: Path, corpus: Corpus, clips: Sequence[Clip], embedded: Sequence[AudioChunks], width: int) -> None:
-    """Write one Parquet file atomically; unusable recordings are listed in its metadata."""
+    """Write one Parquet file atomically. Its metadata lists the unusable recordings."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -54,8 +54,8 @@ def load_rows(args: EvaluationArguments) -> tuple[Any, Any, dict[str, int] | Non
     """Load the dataset rows to evaluate.
 
     Returns:
-        Tuple of the rows; the rows of `train_split`, or None; a dict from clip id to fold, or None without folds; and
-        the description of the data to store in the results.
+        Tuple of four values: the rows, the rows of `train_split` (or None), the folds as `{clip id: fold}` (or None),
+        and a description of the data for the results.
     """
     from datasets import concatenate_datasets
 
@@ -99,7 +99,7 @@ def load_rows(args: EvaluationArguments) -> tuple[Any, Any, dict[str, int] | Non
 
 
 def join(splits: Mapping[str, Any], names: str) -> Any:
-    """Return a split, or concatenate several splits if their names are joined by "+"."""
+    """Return the split with this name. If `names` joins several names by "+", concatenate the splits."""
     from datasets import concatenate_datasets
 
     chosen = []
@@ -113,7 +113,7 @@ def join(splits: Mapping[str, Any], names: str) -> Any:
 def shared_sources(splits: Mapping[str, Any], args: EvaluationArguments) -> dict[str, Any] | None:
     """Count the source recordings that the evaluated and the training split share, and warn if there are any.
 
-    Returns None if `train_split` is not set.
+    Return None if `train_split` is not set.
     """
     from modeling_supclap.datasets_scripts.schema import without_audio
 
@@ -134,7 +134,7 @@ def shared_sources(splits: Mapping[str, Any], args: EvaluationArguments) -> dict
 
 
 def load_phrases(args: EvaluationArguments, origin: str) -> dict[str, dict[str, str]] | None:
-    """Load the class phrases of a dataset. Returns None if it has no phrases and `phrases` is not set."""
+    """Load the class phrases of a dataset. Return None if it has no phrases and `phrases` is not set."""
     from modeling_supclap.datasets_scripts.builders.captions import label_phrases
 
     try:
@@ -179,7 +179,9 @@ def options_of(args: EvaluationArguments) -> evaluation.EvaluationOptions:
 
 
 def read_suite(args: EvaluationArguments, words: Sequence[str]) -> dict[str, EvaluationArguments]:
-    """Return the options for each entry of `args.suite`, by name; `words` are the command line, which overrides them.
+    """Return the options for each entry of `args.suite`, as `{name: options}`.
+
+    Options on the command line (`words`) override those of the suite.
 
     Raises:
         ValueError: An entry is not a mapping with `dataset`, or two entries have the same name.

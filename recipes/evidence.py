@@ -1,9 +1,9 @@
-"""Compare training methods by learning curves, with the same tuning for each method. See docs/protocol.md.
+"""Compare training methods by learning curves, with the same tuning for each method (see docs/protocol.md).
 
-`supclap reproduce evidence/svr` runs a study of `configs/evidence/studies.yaml`. Each arm (method) is tuned on the
-validation split of a seed that is not reported. Then all arms train with one, two, four, ... times the epochs, until
-the validation score of the first arm, the baseline, rises by less than one point. Each number of epochs is trained
-from the start, with its own learning rate schedule.
+`supclap reproduce evidence/svr` runs a study of `configs/evidence/studies.yaml`. A study compares arms (methods). Each
+arm is tuned on the validation split, with a seed that is not reported. Then all arms train with one, two, four, ...
+times the epochs, until the validation score of the first arm, the baseline, rises by less than one point. Each number
+of epochs is trained from the start, with its own learning rate schedule.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ TUNING_SEED = 1000
 COSTS = ("steps", "captions", "seconds")
 
 Point = dict[str, Any]
-"""One run: its "seed", "validation" score, test "scores" by column, their mean "score", and its costs (`COSTS`)."""
+"""One run: "seed", "validation" score, test "scores" by column, their mean "score", and the costs in `COSTS`."""
 
 
 def find_studies(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Select studies by name; "evidence" selects all of them."""
+    """Select studies by name. The name "evidence" selects all of them."""
     path = CONFIGS / "evidence" / "studies.yaml"
     studies = {f"evidence/{name}": study for name, study in yaml.safe_load(path.read_text("utf-8")).items()}
     unknown = sorted(set(names) - {"evidence", *studies})
@@ -51,14 +51,14 @@ def run_study(name: str, study: Mapping[str, Any], args: ReproductionArguments) 
 
     Args:
         name: Name of the study, such as "evidence/svr".
-        study: X; the file describes the keys.
+        study: Definition from `studies.yaml`, which describes the keys.
         args: Options of `supclap reproduce`: seeds, rows (arms), settings, data and output folder.
 
     Returns:
-        Path of the Markdown file. The JSON file beside it contains each run, and the PNG file the learning curves.
+        Path of the Markdown file. A JSON file with each run and a PNG file with the learning curves are beside it.
 
     Raises:
-        ValueError: There are fewer than two seeds, so that an interval over seeds is not possible.
+        ValueError: There are fewer than two seeds, which an interval over seeds requires.
     """
     seeds = args.seeds or study["seeds"]
     if len(seeds) < 2:
@@ -95,7 +95,7 @@ def write_study(
     converged: bool,
     args: ReproductionArguments,
 ) -> Path:
-    """Write the JSON, the learning curves and the Markdown of a study. Returns the path of the Markdown."""
+    """Write a study as JSON, learning curves and Markdown. Return the path of the Markdown file."""
     content = {key: study.get(key, "") for key in ("title", "claim", "columns")}
     content |= {"study": name, "seeds": [point["seed"] for point in next(iter(points.values()))[0]]}
     content |= {"converged": converged, "settings": as_mapping(args.settings)}
@@ -111,7 +111,7 @@ def write_study(
 def build_step(
     arm: str, study: Mapping[str, Any], settings: Mapping[str, Any], seed: int, args: ReproductionArguments
 ) -> Step:
-    """Build the training run of an arm; the data of generated datasets depends on the seed."""
+    """Build the training run of an arm. The data of generated datasets depends on the seed."""
     merged = read_settings(CONFIGS / study["base"]) | study["arms"][arm].get("settings", {})
     merged |= {**settings, **as_mapping(args.settings), "seed": seed}
     if merged.get("dataset", "synthetic") in ("scenes", "synthetic"):
@@ -120,7 +120,7 @@ def build_step(
 
 
 def tune(arm: str, study: Mapping[str, Any], args: ReproductionArguments) -> dict[str, Any]:
-    """Return the settings of the grid with the best validation score. All arms have the same grid, epochs and seed."""
+    """Return the grid settings with the best validation score. All arms have the same grid, epochs and seed."""
     best: dict[str, Any] = {}
     best_score = -np.inf
     for values in itertools.product(*study["grid"].values()):
@@ -156,16 +156,16 @@ def summarize(
     """Compare each arm with the first one.
 
     Returns:
-        Dict from arm to a dict with these keys:
+        `{arm: summary}`. A summary is a dict with these keys:
 
-        - "model" and "tuned": its name and the settings chosen on validation; "points": all its runs;
-        - "final": mean test score after the longest training, with its interval;
-        - "to_90": for each of `COSTS`, the cost at which the arm reaches 90 % of the best score of the baseline with
-          the same seed, divided by that of the baseline: geometric mean and interval. A cost is missing if a run never
-          reaches this score;
-        - "differences" (except for the baseline): difference in test score to the baseline with its interval, after
-          the longest training ("final") and at equal "steps", "captions" and "seconds". Equal means the largest cost
-          that both arms have reached.
+        - "model", "tuned" and "points": The name of the arm, its tuned settings, and all its runs.
+        - "final": Mean test score after the longest training, with its interval.
+        - "to_90": `{cost: ratio}` for the costs in `COSTS`. The numerator is the cost of the arm to reach 90 % of the
+          baseline's best score with the same seed; the denominator is that of the baseline. The ratio is a geometric
+          mean with its interval. A cost is missing if a run never reaches this score.
+        - "differences" (not for the baseline): Test score minus that of the baseline, with its interval. "final" is
+          after the longest training. "steps", "captions" and "seconds" are at equal cost, the largest cost that both
+          arms have reached.
     """
     first = next(iter(points))
     summary: dict[str, dict[str, Any]] = {}
@@ -217,9 +217,9 @@ def score_at(runs: Sequence[Point], cost: str, value: float) -> float:
 
 
 def cost_to_reach(runs: Sequence[Point], cost: str, score: float) -> float:
-    """Return the cost at which the learning curve reaches a score, interpolated as in `score_at`; inf if it never does.
+    """Return the cost at which the learning curve reaches a score, interpolated as in `score_at`.
 
-    If the shortest run is above the score, its cost is returned.
+    If the shortest run is above the score, return its cost. If no run reaches the score, return inf.
     """
     logs, scores = np.log([run[cost] for run in runs]), [run["score"] for run in runs]
     for number, value in enumerate(scores):
@@ -234,14 +234,16 @@ def cost_to_reach(runs: Sequence[Point], cost: str, score: float) -> float:
 def judge(arms: Mapping[str, Mapping[str, Any]], study: Mapping[str, Any], converged: bool) -> str:
     """Return the verdict on the claim that the arm `study["method"]` is better than the baseline.
 
-    - "holds at convergence": the interval of the final difference is above 0, and the baseline has converged;
-    - "holds as a speed-up": it is not, but the interval of the ratio of steps to 90 % of the baseline is below 1;
-    - "open" if neither holds and the baseline has not converged;
-    - "does not hold" otherwise;
-    - "not judged" if the method was left out.
+    - "holds at convergence": The interval of the final difference is above 0, and the baseline has converged.
+    - "holds as a speed-up": The first verdict does not apply. The interval of the "to_90" ratio of steps (see
+      `summarize`) is below 1.
+    - "open": None of these applies, and the baseline has not converged.
+    - "does not hold": None of these applies, and the baseline has converged.
+    - "not judged": The arms do not include the method.
 
-    The first two become "explained by a control" if a control (`study["controls"]`) passes the same test, and the
-    method is not better than the control: the interval of their final difference contains 0 or is below.
+    The first two verdicts get the addition "explained by a control" if a control (`study["controls"]`) passes the same
+    test and the method is not better than the control. This means that the interval of their final difference is not
+    above 0.
     """
     if study["method"] not in arms:
         return "not judged"
@@ -292,7 +294,7 @@ def plot_curves(content: Mapping[str, Any], path: Path) -> None:
 
 
 def render_study(content: Mapping[str, Any], figure: str) -> str:
-    """Return the Markdown of a study: verdict, one row per arm, the learning curves and the tuned settings."""
+    """Return the Markdown of a study: verdict, table with one line per arm, learning curves and tuned settings."""
 
     def percent(score: Mapping[str, float], sign: str = "") -> str:
         return f"{100 * score['mean']:{sign}.1f} ({100 * score['low']:{sign}.1f} to {100 * score['high']:{sign}.1f})"

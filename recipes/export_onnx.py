@@ -1,4 +1,4 @@
-"""Export a model to ONNX: one graph for audio and one for text, compared with the model before they are written.
+"""Export a model to ONNX: one graph for audio and one for text. Both are compared with the model before writing.
 
     supclap export outputs/esc10 --out outputs/esc10-onnx
 

@@ -20,7 +20,7 @@ MISSING_SHARE = 0.2
 
 
 def option(text: str, default: Any = None) -> Any:
-    """Create a dataclass field with its help text. A list as default is copied."""
+    """Create a dataclass field with its help text. Each instance gets its own copy of a default list."""
     if isinstance(default, list):
         return field(default_factory=default.copy, metadata={"help": text})
     return field(default=default, metadata={"help": text})
@@ -44,7 +44,7 @@ class DatasetArguments:
 
     @property
     def origin(self) -> str:
-        """Name of the original dataset; for a prepared set, the dataset that it was prepared from."""
+        """Name of the original dataset. For a prepared set, this is the dataset that it was prepared from."""
         options = self.builder_options
         if self.dataset == "hf" and "data_dir" in options:
             from modeling_supclap.datasets_scripts.builders.hf import get_origin
@@ -118,10 +118,10 @@ class DataArguments(DatasetArguments):
         return "+".join(part.origin for part in self.parts.values()) if self.parts else super().origin
 
     def load_splits(self) -> dict[str, Any]:
-        """Return all splits of the dataset, or mixed splits; with `streaming`, the training split as a stream.
+        """Return all splits of the dataset, or mixed splits. If `streaming` is set, the training split is a stream.
 
         Raises:
-            FileNotFoundError: More than `MISSING_SHARE` of the recordings are missing, without `allow_missing`.
+            FileNotFoundError: More than `MISSING_SHARE` of the recordings are missing, and `allow_missing` is False.
         """
         if self.parts:
             from modeling_supclap.datasets_scripts.mixture import mix
@@ -405,7 +405,7 @@ class QualityArguments:
 
 
 def as_mapping(value: dict | str | None) -> dict[str, Any]:
-    """Return a mapping from a YAML file as it is, or parse it from JSON on the command line."""
+    """Parse a mapping from JSON on the command line. A mapping from a YAML file is returned unchanged."""
     parsed = json.loads(value) if isinstance(value, str) else value or {}
     if not isinstance(parsed, dict):
         raise ValueError(f"expected a mapping such as '{{\"depth\": 4}}', got {value!r}")

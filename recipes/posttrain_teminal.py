@@ -5,10 +5,10 @@
 
 The default file is `configs/teminal_esc10.yaml`. The output folder then contains the model for `from_pretrained`,
 `results.json` and `report.html`. They report how often the correct caption scores highest among the captions of a
-pair, before and after each stage. Reference values are chance and a model that ignores the order of sounds.
+pair of sounds, before and after each stage. Reference values are chance and a model that ignores the order of sounds.
 
 Recordings of each class are held out from the training split. With --pool_splits they are held out from all splits, as
-in the paper; the model is then also trained on clips of the test split. Half of the held-out recordings select the best
+in the paper, and the training data includes clips of the test split. Half of the held-out recordings select the best
 epoch of a stage, and the other half are scored. With --load_best_model_at_end false, all of them are scored.
 """
 
@@ -49,10 +49,11 @@ def choose_prompts(args: PostTrainingArguments, languages: Sequence[str]) -> str
 def load_items(
     args: PostTrainingArguments, training: TemporalTrainingArguments
 ) -> tuple[TemporalItems, TemporalItems, TemporalItems]:
-    """Build three sets of items: for training, for selecting the best epoch, and for the final scores.
+    """Build three sets of items for training, for selecting the best epoch, and for the final scores.
 
-    The recordings come from the training split, or from all splits with `pool_splits`. No source recording is in two
-    sets, except that selection and scoring use the same recordings if `load_best_model_at_end` is False.
+    An item is a clip of one or two sounds, with its captions. The recordings come from the training split, or from all
+    splits if `pool_splits` is set. The sets share no source recordings, except that the last two
+    sets are equal if `load_best_model_at_end` is False.
     """
     from datasets import concatenate_datasets
 
@@ -112,7 +113,10 @@ def run_stage(
     args: TemporalTrainingArguments,
     items: tuple[TemporalItems, TemporalItems, TemporalItems],
 ) -> Any:
-    """Train one TeminAL stage in its own folder, also from its last checkpoint, and predict the held-out pairs."""
+    """Train one TeminAL stage in its own folder, and return its predictions for the held-out pairs.
+
+    If requested, the stage resumes from its last checkpoint.
+    """
     from modeling_supclap.training.checkpoints import last_checkpoint
     from modeling_supclap.training.trainer import TemporalTrainer
     from modeling_supclap.training.training_args import TemporalTrainingArguments
@@ -135,7 +139,11 @@ def score_stages(
 ) -> evaluation.Results:
     """Compute the temporal accuracy before and after each stage: how often an item's own caption ranks first.
 
-    `predictions` maps a stage to predictions of the held-out pairs. `data` (dataset and origin) is recorded.
+    Args:
+        predictions: Predictions for the held-out pairs, `{stage: prediction}`.
+        trainer: Trainer of the last stage.
+        rows: Rows of the held-out pairs.
+        data: Dataset and origin, recorded in the results.
     """
     from modeling_supclap import evaluation
     from modeling_supclap.datasets_scripts.schema import without_audio
@@ -187,7 +195,7 @@ def count_trained(model: SupCLAPModel) -> dict[str, float]:
 def train_and_save(
     post_args: PostTrainingArguments, part_args: LastPartArguments, args: TemporalTrainingArguments
 ) -> None:
-    """Load the model, freeze the parameters not to train, train the stages, score the held-out pairs, and save."""
+    """Load a model, train the selected part in stages, score the held-out pairs, and save the model and results."""
     from transformers import ClapProcessor, set_seed
 
     from modeling_supclap.conversion import clap_from_supclap
@@ -197,7 +205,7 @@ def train_and_save(
     from modeling_supclap.training.trainer import TemporalTrainer
 
     if post_args.model is None:
-        raise ValueError("no model was given; give --model with a folder or a Hub id")
+        raise ValueError("no model was given; pass --model with a folder or a Hub id")
     started = time.perf_counter()
     set_seed(args.seed)
     origin = post_args.origin

@@ -11,8 +11,8 @@ and encoders. Otherwise, missing inputs raise an error before the first run; `--
 
 `configs/<paper>/tables.yaml` defines the tables, and `configs/<paper>/<table>_<row>.yaml` the training of each row.
 The folder name of a run depends on its settings. Tables share runs, and finished runs are not repeated. Each table is
-written as `.md`, `.html`, `.json` and, if it has a figure, `.png`; if a run fails, with the finished runs. The file
-name of the table includes `--settings` and the name of the `--controls` file, which adds rows, for example
+written as `.md`, `.html` and `.json`, and its figure as `.png`. If a run fails, the table contains the finished runs.
+The file name of the table includes `--settings` and the name of the `--controls` file, which adds rows, for example
 
     infonce_4x: {row: table1_infonce, model: "InfoNCE, 4 x the steps", settings: {num_train_epochs: 40}}
 
@@ -57,7 +57,7 @@ RECIPES: dict[str, tuple[Callable[[], Any], tuple[Any, ...]]] = {
     "posttrain": (posttrain_teminal.main, posttrain_teminal.OPTIONS),
     "evaluate": (evaluate_supclap.main, (options.EvaluationArguments,)),
 }
-"""Dict from recipe name to its main function and option dataclasses, for the recipes that `Step` can run."""
+"""Recipes that `Step` can run, `{name: (main function, option dataclasses)}`."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Cell:
     Attributes:
         row: Name of the row: its configuration file without ".yaml", or the name of an added row (`--controls`).
         model: Name of the row in the paper.
-        baseline: Name of the baseline row to compare with; None if this row is the baseline.
+        baseline: Name of the baseline row to compare with, or None if this row is the baseline.
         dataset: Name of the dataset in `tables.yaml`.
         runs: List of steps for each seed. The last step of a run writes the results.
     """
@@ -98,7 +98,7 @@ class Cell:
 
 
 def list_tables() -> dict[str, dict[str, Any]]:
-    """Load all table definitions as a dict from name, such as "supclap/table1", to the definition."""
+    """Load all table definitions, `{name: definition}` with names such as "supclap/table1"."""
     tables = {}
     for path in sorted(CONFIGS.glob("*/tables.yaml")):
         for name, table in yaml.safe_load(path.read_text(encoding="utf-8")).items():
@@ -162,7 +162,8 @@ def plan(name: str, table: Mapping[str, Any], args: options.ReproductionArgument
 def list_rows(group: Mapping[str, Any], args: options.ReproductionArguments) -> dict[str, dict[str, Any]]:
     """List the rows of a group, each followed by the rows of the `--controls` file that copy it.
 
-    Returns a dict from name to table entry. Its "row" is the name of the configuration file without ".yaml".
+    Returns:
+        `{name: entry}`. The key "row" of an entry is the name of its configuration file without ".yaml".
     """
     controls = {} if args.controls is None else read_settings(args.controls)
     for name, control in controls.items():
@@ -189,7 +190,7 @@ def _steps(
     seed: int,
     args: options.ReproductionArguments,
 ) -> list[Step]:
-    """List the steps for one row and seed: train its starting model, run the row, and evaluate it on other data."""
+    """List the steps for one row and seed: train the initial model, run the row, and evaluate it on other data."""
     settings = read_settings(CONFIGS / paper / f"{entry['row']}.yaml", CONFIGS / paper / scale["base"])
     settings |= {**scale.get("settings", {}), **entry.get("settings", {}), **options.as_mapping(args.settings)}
     recipe = entry.get("recipe", "train")
@@ -228,7 +229,7 @@ def build_step(row: str, recipe: str, settings: dict[str, Any], args: Any) -> St
 
 
 def run_step(step: Step) -> None:
-    """Run a recipe, unless the step is already finished. An interrupted training resumes from its last checkpoint.
+    """Run the recipe of an unfinished step. An interrupted training resumes from its last checkpoint.
 
     Several processes divide the batch, and wait until the first process has written the results.
     """
@@ -267,7 +268,7 @@ def _run_recipe(step: Step, num_processes: int) -> None:
 
 
 def write_settings(step: Step, folder: str | Path) -> str:
-    """Write `settings.yaml`, with which the recipe can be run again, to a new or existing folder. Returns its path."""
+    """Write `settings.yaml` for the recipe of a step to a folder. Return its path."""
     path = Path(folder, "settings.yaml")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, yaml.safe_dump(step.settings, allow_unicode=True))
@@ -277,7 +278,7 @@ def write_settings(step: Step, folder: str | Path) -> str:
 def check_step(step: Step) -> tuple[Estimate | None, list[str]]:
     """Check the settings of a step, and list its missing inputs: models, encoders, translations and data.
 
-    Returns the estimated cost (None unless the recipe is "train") and the missing inputs.
+    Return a tuple of the estimated cost and the missing inputs. The cost is None for recipes other than "train".
     """
     from modeling_supclap.recipes.estimates import estimate
 
@@ -319,9 +320,9 @@ def has_model(name: str) -> bool:
 
 @cache
 def find_lack(dataset: str, split: str, config: str) -> list[str]:
-    """Check that a split can be read and has enough recordings. Returns a list with one message if it fails.
+    """Check that a split can be read and has enough recordings. Return a list with one message if the check fails.
 
-    A training split needs 90 % of the published recordings, another split one recording. `config` is JSON.
+    A training split needs 90 % of the published recordings; other splits need one recording. `config` is JSON.
     """
     from modeling_supclap.datasets_scripts import load_splits
     from modeling_supclap.recipes.estimates import TRAIN_CLIPS
@@ -335,7 +336,7 @@ def find_lack(dataset: str, split: str, config: str) -> list[str]:
 
 
 def check_inputs(name: str, cells: Sequence[Cell], args: Any) -> list[Cell]:
-    """Check settings and inputs. Returns the cells to run; a dry run prints the costs and missing inputs instead."""
+    """Check settings and inputs, and return the cells to run. A dry run prints costs and missing inputs instead."""
     lines, runnable, missing, hours = [f"{name}:"], [], set(), 0.0
     for cell in cells:
         lacking: set[str] = set()
@@ -371,7 +372,7 @@ def check_inputs(name: str, cells: Sequence[Cell], args: Any) -> list[Cell]:
 def load_run(run: Sequence[Step]) -> Run:
     """Load the results of a run, and the log of its last training (in post-training, stage B).
 
-    The section "training" of the results is that of the last training. If the results contain the cosines of matching
+    The section "training" of the results comes from the last training. If the results contain the cosines of matching
     test pairs, their histogram is appended to the log.
     """
     import torch
@@ -398,16 +399,16 @@ def load_run(run: Sequence[Step]) -> Run:
 
 
 def get_value(results: Results, log: Sequence[Mapping[str, Any]], place: Sequence[str]) -> float | None:
-    """Look up the value of one table column in the results and training log of a run. Returns None if it is missing.
+    """Look up the value of one table column in the results and training log of a run. Return None if it is missing.
 
-    `place` is the column name, split into words. It is one of:
+    `place` is the column name, split into words. The columns are:
 
-    - a score in the results, such as `retrieval eng t2a R@1`. The language "mean" averages over languages;
-    - `training KEY`: an entry of the "training" section of the results;
-    - `similarity positive` or `similarity negative`: mean cosine of matching or non-matching test pairs;
-    - `similarity separation`: their difference, divided by the standard deviation of non-matching pairs;
-    - `captions relative_distance`: see `get_relative_distance`;
-    - `log NAME mean`, `log NAME first` or `log NAME last`: a value from the training log.
+    - `retrieval eng t2a R@1`, for example: A score in the results. The language "mean" averages over languages.
+    - `training KEY`: An entry of the "training" section of the results.
+    - `similarity positive` or `similarity negative`: Mean cosine of matching or non-matching test pairs.
+    - `similarity separation`: Difference of these two means, divided by the standard deviation of non-matching pairs.
+    - `captions relative_distance`: Result of `get_relative_distance`.
+    - `log NAME mean`, `log NAME first` or `log NAME last`: A value from the training log.
     """
     from modeling_supclap.evaluation.results import flat_scores
 
@@ -436,10 +437,11 @@ def get_value(results: Results, log: Sequence[Mapping[str, Any]], place: Sequenc
 
 
 def get_relative_distance(results: Results) -> float:
-    """Compute the mean distance of a translation to its English caption, relative to that of two English captions.
+    """Compute the mean distance between translations and their English captions, relative to unrelated captions.
 
-    0 means that the languages agree; 1 means that a translation is as far away as an unrelated caption. Unlike the
-    distance in ATRI eq. 15, it is not small for a collapsed model with almost equal embeddings.
+    The reference is the mean distance between two English captions. 0 means that the languages agree. 1 means that a
+    translation is as far from its English caption as an unrelated one. Unlike the distance in ATRI eq. 15, the value is
+    not small for a collapsed model with almost equal embeddings.
     """
     from scipy.spatial.distance import pdist
 
@@ -449,7 +451,7 @@ def get_relative_distance(results: Results) -> float:
 
 
 def get_levels(results: Results, place: Sequence[str]) -> dict[str, float]:
-    """Return reference values of a score, if known: "chance", and "order_blind" (a model that ignores order)."""
+    """Return the known reference values of a score: "chance", and "order_blind" for a model that ignores order."""
     from modeling_supclap.evaluation.results import flat_scores
 
     levels = {"chance": 0.5 if "eval_order_accuracy" in place else None}
@@ -462,7 +464,7 @@ def get_levels(results: Results, place: Sequence[str]) -> dict[str, float]:
 def get_outcomes(results: Results, place: Sequence[str]) -> tuple[np.ndarray, np.ndarray] | None:
     """Load the value of a score for each query (Q,), and the recording that each query belongs to (Q,).
 
-    For the language "mean", the values of a query are averaged over languages. Returns None if the results contain no
+    For the language "mean", the values of a query are averaged over languages. Return None if the results contain no
     values per query, or if the number of queries differs between languages.
     """
     arrays = results.arrays
@@ -491,7 +493,7 @@ def get_outcomes(results: Results, place: Sequence[str]) -> tuple[np.ndarray, np
 
 
 def compare_rows(runs: Mapping[int, Run], baseline: Mapping[int, Run], place: Sequence[str]) -> dict[str, Any]:
-    """Compare a row with its baseline on their common seeds; both map a seed to a run.
+    """Compare the runs of a row with those of its baseline, both `{seed: run}`, on their common seeds.
 
     The interval over recordings is a 95 % bootstrap of the differences per query, averaged over seeds. It requires
     values per query, and the same two or more recordings in all runs. `gather` describes the returned dict.
@@ -530,13 +532,14 @@ def gather(
 
     Returns a dict with "table", "title", "claim", "scale", "settings", "versions", "rows" and, for a table with example
     captions, "cases" (see `tabulate_cases`). A row is a dict with "row", "model", "dataset", "baseline", "seeds",
-    "cost" (see `get_cost`) and "scores". "scores" is a dict from column to a dict with:
+    "cost" (see `get_cost`) and "scores". "scores" is `{column: score}`, where a score is a dict with:
 
-    - "values" (one per seed), "mean" and "std" (sample standard deviation; None for one seed);
-    - "chance" and "order_blind", if known: the score at chance and of a model that ignores order;
-    - "paper": the number in the paper, or None;
-    - for rows with a baseline: "differences" (one per seed), "recordings" (interval over recordings), "low" and
-      "high" (interval over seeds and recordings; for one seed, over recordings).
+    - "values", "mean" and "std": One value per seed, their mean and sample standard deviation (None for one seed).
+    - "chance" and "order_blind": The scores at chance and of a model that ignores order, if known.
+    - "paper": The number in the paper, or None.
+    - "differences": One difference to the baseline per seed. This key and those below are only in rows with a baseline.
+    - "recordings": Interval over recordings.
+    - "low" and "high": Interval over seeds and recordings. For one seed, it is over recordings only.
     """
     from modeling_supclap import evaluation
 
@@ -573,10 +576,10 @@ def gather(
 
 
 def get_cost(runs: Sequence[Run]) -> dict[str, float]:
-    """Compute the mean cost of the last training over runs: a dict with "steps", "captions" and "seconds", if recorded.
+    """Compute the mean cost of the last training of each run, as a dict of the costs that the runs have recorded.
 
-    "captions" is the number of captions that the text encoder embeds (steps * clips per step * texts per clip);
-    "seconds" is processor time.
+    The costs are "steps", "captions" and "seconds" of processor time. "captions" counts the captions that the text
+    encoder embeds: steps * clips per step * texts per clip.
     """
     costs: dict[str, list[float]] = {"steps": [], "captions": [], "seconds": []}
     for results, _ in runs:
@@ -594,10 +597,11 @@ def get_cost(runs: Sequence[Run]) -> dict[str, float]:
 
 
 def tabulate_cases(by_model: Mapping[str, Results]) -> list[list[str]]:
-    """Show the retrieval results of four captions in each language, as in ATRI tables 9 and 10.
+    """Tabulate the retrieval results of four captions in each language, as in ATRI tables 9 and 10.
 
     The four captions are the two with the best and the two with the worst mean rank over models and languages. A cell
-    contains the rank of the caption's clip, and the label (else the id) of the top-ranked clip. The heading is first.
+    contains the rank of the caption's clip, and the label of the top-ranked clip (its id if it has no label). The first
+    line is the heading.
     """
     first = next(iter(by_model.values()))
     ranks = np.mean([results.arrays["multilingual/ranks"] for results in by_model.values()], axis=(0, 2))
@@ -620,7 +624,7 @@ def tabulate_cases(by_model: Mapping[str, Results]) -> list[list[str]]:
 
 
 def get_printed(name: str, table: Mapping[str, Any], cell: Cell, place: Sequence[str], scale: str) -> float | None:
-    """Look up the number in the paper; None if there is none. At scale mini, use the first dataset of the table."""
+    """Return the number in the paper, or None if there is none. At scale mini, use the first dataset of the table."""
     from modeling_supclap import evaluation
 
     dataset, model = cell.dataset, cell.model
@@ -642,7 +646,7 @@ def get_printed(name: str, table: Mapping[str, Any], cell: Cell, place: Sequence
 
 
 def table_stem(name: str, args: options.ReproductionArguments) -> str:
-    """Return the file name of a table without suffix; it includes `args.settings` and the name of the controls file.
+    """Return the file name of a table without suffix. It contains `args.settings` and the name of the controls file.
 
     >>> table_stem("supclap/table3", options.ReproductionArguments(settings={"num_train_epochs": 40}))
     'supclap_table3_num_train_epochs-40'
@@ -658,7 +662,7 @@ def table_stem(name: str, args: options.ReproductionArguments) -> str:
 def write_table(
     name: str, table: Mapping[str, Any], cells: Sequence[Cell], args: options.ReproductionArguments
 ) -> Path:
-    """Write a table as JSON, HTML and Markdown, and its figure (if any) as PNG. Returns the path of the Markdown."""
+    """Write a table as JSON, HTML and Markdown, and its figure (if any) as PNG. Return the Markdown path."""
     from modeling_supclap.evaluation.report_figures import save_projections
     from modeling_supclap.evaluation.results import Results
     from modeling_supclap.recipes.result_tables import html_table, markdown_table
@@ -679,9 +683,9 @@ def write_table(
 
 
 def arrange_curves(curves: Mapping[str, str], cells: Sequence[Cell]) -> dict[str, dict[str, Curve]]:
-    """Arrange logged values as panels of a figure: a dict from panel title to a dict from curve label to curve.
+    """Arrange logged values as panels of a figure, `{panel title: {curve label: curve}}`.
 
-    `curves` maps a logged name to its panel title. Names with the same title share a panel.
+    `curves` is `{logged name: panel title}`. Names with the same title share a panel.
     """
     one_dataset = all(cell.dataset == cells[0].dataset for cell in cells)
     titles = Counter(curves.values())

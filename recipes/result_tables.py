@@ -13,7 +13,7 @@ CASES = "For each language: the rank of the caption's own clip, counted from 1, 
 
 
 def format_value(column: str, value: float, signed: bool = False) -> str:
-    """Format a value in the usual unit of its metric; for example, recall in percent.
+    """Format a value in the usual unit of its metric, for example recall in percent.
 
     >>> format_value("retrieval eng t2a R@1", 0.4187), format_value("log eval_eng_t2a_R@1 last", 0.021, signed=True)
     ('41.9', '+2.1')
@@ -29,7 +29,7 @@ def format_value(column: str, value: float, signed: bool = False) -> str:
 
 
 def format_cell(column: str, score: Mapping[str, Any]) -> str:
-    """Format a score as mean ± standard deviation; then, in brackets, the difference to the baseline if there is one.
+    """Format a score as mean ± standard deviation. If there is a baseline, add the difference to it in brackets.
 
     >>> score = {"mean": 0.5, "std": 0.01, "difference": 0.1, "low": 0.05, "high": 0.15, "differences": [0.1, 0.1]}
     >>> format_cell("retrieval eng t2a R@1", score)
@@ -51,7 +51,7 @@ def format_cell(column: str, score: Mapping[str, Any]) -> str:
 
 
 def table_lines(content: Mapping[str, Any]) -> list[list[str]]:
-    """Format a table from `reproduce.gather` as rows of text, heading first. Cells also contain the paper's numbers."""
+    """Format a table from `reproduce.gather` as rows of text, heading first. Cells include the paper's numbers."""
     rows = content["rows"]
     columns: dict[str, None] = {}
     for row in rows:
@@ -75,7 +75,7 @@ def table_lines(content: Mapping[str, Any]) -> list[list[str]]:
 
 
 def _format_levels(column: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Format the scores at chance and of an order-blind model for a heading; each distinct value is shown once."""
+    """Format the scores at chance and of an order-blind model for a heading. Each distinct value is shown once."""
     parts = []
     for level in ("chance", "order_blind"):
         values = [row["scores"][column].get(level) for row in rows if column in row["scores"]]
@@ -114,7 +114,7 @@ def _spell(name: str) -> str:
 
 
 def caption(content: Mapping[str, Any]) -> str:
-    """Return a text that explains the numbers in a table, to show below it."""
+    """Return the caption of a table, which explains its numbers."""
     rows = content["rows"]
     seeds = ", ".join(map(str, sorted({seed for row in rows for seed in row["seeds"]})))
     fewest = min((len(row["seeds"]) for row in rows), default=0)
@@ -160,7 +160,7 @@ def markdown_lines(table: Sequence[Sequence[str]]) -> list[str]:
 
 
 def html_table(content: Mapping[str, Any], figure: str | None = None) -> str:
-    """Format a table from `reproduce.gather` as an HTML page; `figure` is the file name of an image to include."""
+    """Format a table from `reproduce.gather` as an HTML page. `figure` is the file name of an image to include."""
     return html_page(full_title(content), table_lines(content), caption(content), content, figure)
 
 
@@ -171,7 +171,7 @@ def html_page(
     content: Mapping[str, Any] | None = None,
     figure: str | None = None,
 ) -> str:
-    """Format rows of cells, heading first, as an HTML page; `content` may contain a "claim" and "cases"."""
+    """Format rows of cells, heading first, as an HTML page. `content` may contain a "claim" and "cases"."""
     import jinja2
 
     source = Path(__file__).with_name("table.html.j2").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Helpers to run a recipe as a command. Only the first process prints; an error or Ctrl-C prints a one-line message."""
+"""Run a recipe as a command. Only the first process prints. An error or Ctrl-C prints a one-line message."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
 STOPPED_BY_SIGTERM = 128 + signal.SIGTERM
-"""Exit status (143) if SIGTERM stopped a run after it saved a checkpoint; scripts can then requeue the run."""
+"""Exit status (143) if SIGTERM stopped a run after it saved a checkpoint, so that scripts can requeue the run."""
 
 USERS_ERRORS = (ValueError, OSError, FloatingPointError, ImportError, InUseError)
-"""Exceptions caused by data or arguments, printed without a traceback. Other exceptions print a traceback."""
+"""Exceptions caused by data or arguments, which are printed without a traceback."""
 
 
 class StoppedError(Exception):
@@ -61,7 +61,7 @@ def run_command(main: Callable[[], int | None]) -> None:
 
 
 def command_name() -> str:
-    """Return the name of the running command: `supclap train`, for example, or the file name of the script."""
+    """Return the name of the running command, such as `supclap train`, or the file name of the script."""
     return os.environ.get("SUPCLAP_COMMAND") or Path(sys.argv[0]).name
 
 
@@ -72,7 +72,7 @@ def is_first_process() -> bool:
 
 
 def report_stop(advice: str = "") -> None:
-    """Print in the first process that the run was stopped, with optional advice, and ignore further Ctrl-C."""
+    """Print in the first process that the run was stopped, with optional advice. Ignore Ctrl-C afterwards."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a launcher of several processes sends the signal twice
     if is_first_process():
         print(f"\n{command_name()}: stopped{advice and f'; {advice}'}", file=sys.stderr)
@@ -85,7 +85,7 @@ def say(text: str) -> None:
 
 
 def join_processes(device: str | None) -> PartialState:
-    """Join the launched processes. They wait up to 30 days for the slowest; if one fails, the launcher stops all."""
+    """Join the launched processes. They wait up to 30 days for the slowest. If one fails, the launcher stops all."""
     import torch
     from accelerate import PartialState
 
@@ -132,7 +132,7 @@ def train(trainer: Trainer, checkpoint: str | None = None) -> None:
 def require_usable_audio(splits: Mapping[str, Any], args: SupCLAPTrainingArguments) -> None:
     """Read all validation and test recordings before training, and raise for the first unusable one.
 
-    Does nothing if `args.on_bad_audio` is not "error", because the splits then contain no unusable recordings.
+    If `args.on_bad_audio` is not "error", nothing is read, because the splits contain no unusable recordings.
     """
     from modeling_supclap.datasets_scripts.audio import BadAudioError
     from modeling_supclap.datasets_scripts.bad_audio import find_bad_audio

@@ -5,9 +5,10 @@
     supclap search query field_recordings.index --audio example.wav --json
     supclap search serve field_recordings.index
 
-`index` can be run again at any time, also after an interruption: it reads only new and changed files. `serve` starts a
-page with a search box and an audio player for each hit. Requires the extra `search`. For several GPUs, use
-`accelerate launch --multi_gpu recipes/search_audio.py index ...`; each process then embeds a part of the files.
+`index` reads only new and changed files, so it can be run again at any time, for example after an interruption. `serve`
+starts a page with a search box and an audio player for each hit. The commands require the extra `search`. To index on
+several GPUs, run `accelerate launch --multi_gpu recipes/search_audio.py index ...`. Each process embeds a part of the
+files.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def run_index(arguments: argparse.Namespace) -> None:
-    """Build or update the index; with several processes, each one embeds a part of the files."""
+    """Build or update the index. If there are several processes, each one embeds a part of the files."""
     from modeling_supclap.evaluation import load_embedding_model
     from modeling_supclap.search import build_index
 
@@ -119,7 +120,7 @@ def run_query(arguments: argparse.Namespace) -> None:
 
 
 def format_hits(hits: Sequence[Hit]) -> str:
-    """Format hits as text, one line each: score, start and end as MM:SS, and file.
+    """Format hits as text. Each line contains score, start and end (MM:SS), and file.
 
     >>> from modeling_supclap.search import Hit
     >>> print(format_hits([Hit("dawn/birds.flac", 62.5, 67.5, 0.41)]))

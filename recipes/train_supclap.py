@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
 SAMPLE_ROWS = 1000
-"""Number of random rows (without audio) to check before training, for a streamed split."""
+"""Number of random rows of a streamed split to check before training. Their audio is not read."""
 
 TOKENIZER_ROWS = 20_000
 """Maximum number of evenly spaced rows on which a tokenizer is trained; more captions hardly change its vocabulary."""
@@ -76,7 +76,7 @@ def check_splits(splits: Mapping[str, Any], data_args: DataArguments, args: SupC
 
 
 def arguments_in_use(args: ModelArguments) -> dict[str, Any]:
-    """Return the model arguments that have an effect, as a dict. A pretrained model ignores arguments for its shape."""
+    """Return the model arguments that have an effect. A pretrained model ignores those that define its shape."""
     if args.model is not None:
         return {"model": args.model}
     used = dict(vars(args))
@@ -158,7 +158,7 @@ def fit_normalisation(
 
 
 def find_checkpoint(args: SupCLAPTrainingArguments) -> str | None:
-    """Return the path of the checkpoint to resume from; None for a new run, also if "last" finds no checkpoint."""
+    """Return the path of the checkpoint to resume from. Return None for a new run, or if "last" finds no checkpoint."""
     from modeling_supclap.training.checkpoints import last_checkpoint
 
     folder, named = args.output_dir or ".", args.resume_from_checkpoint

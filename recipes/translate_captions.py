@@ -4,12 +4,12 @@
     supclap translate --captions captions.csv --output captions.parquet --languages fra jpn \\
         --model deepseek-chat --endpoint https://api.deepseek.com/v1 --api_key_env DEEPSEEK_API_KEY
 
-Training reads the file with `dataset_config: {translations: audiocaps.parquet}`; in Python, use `join_translations`. A
-stopped run continues when it is started again, and changed captions are translated again.
+To train on the translations, set `dataset_config: {translations: audiocaps.parquet}`, or use `join_translations` in
+Python. If a run was stopped, the same command continues it. Changed captions are translated again.
 
-Two more files are written. `audiocaps.back.parquet` contains the translations translated back into English.
-`audiocaps.report.json` contains for each language the number of missing translations, the lengths, and the mean cosine
-between the sentence embeddings of each caption and its back-translation (SupCLAP section E.9).
+The command writes two more files. `audiocaps.back.parquet` contains the back-translations into the source language.
+`audiocaps.report.json` contains for each language the number of missing translations, their lengths, and a mean cosine.
+The cosine compares the sentence embeddings of a caption and its back-translation (SupCLAP section E.9).
 """
 
 from __future__ import annotations
