@@ -22,7 +22,7 @@ def evaluate_audio_to_audio(
 ) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, Any]]:
     """Rank the clips of other source recordings by the cosine of the clip embeddings (the mean over chunks).
 
-    Clips without a correct candidate are no queries. The interval resamples source recordings.
+    Clips without a correct candidate are not used as queries. The interval resamples source recordings.
 
     Returns:
         Tuple of the scores `{"audio_to_audio": ...}`, the arrays for `Results`, and an empty part of the protocol.

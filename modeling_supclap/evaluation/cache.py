@@ -28,7 +28,7 @@ class EmbeddingCache:
     the space.
 
     Args:
-        folder: Cache folder; None disables the cache.
+        folder: Cache folder. None: disable the cache.
 
     Attributes:
         read: Number of entries read from disk.
@@ -56,8 +56,8 @@ class EmbeddingCache:
         Args:
             key: JSON-serialisable values that determine the arrays.
             make: Function that computes the arrays if they are not cached.
-            keep: Whether to use the cache. False always computes the arrays and does not store them; needed if the key
-                does not identify the model.
+            keep: Whether to use the cache. Set False if the key does not identify the model; the arrays are then
+                computed and not stored.
 
         Warns:
             UserWarning: A cached file is unreadable; its arrays are computed again.

@@ -33,9 +33,9 @@ class AudioPolicy:
     """Settings for truncating recordings, splitting them into chunks and pooling the chunks.
 
     Attributes:
-        max_audio_seconds: Maximum length in seconds; longer recordings are truncated. None disables truncation.
-        chunk_seconds: Chunk length in seconds; longer recordings are split into chunks. The last chunk starts earlier,
-            so that it ends with the recording. None uses the model's maximum: any length (SupCLAP) or 10 s (CLAP).
+        max_audio_seconds: Maximum length in seconds. Longer recordings are truncated. None: do not truncate.
+        chunk_seconds: Chunk length in seconds. Longer recordings are split into chunks. The last chunk starts earlier,
+            so that it ends with the recording. None: use the model's maximum (10 s for CLAP), at most five minutes.
         pooling: "mean" averages the chunk embeddings of a recording and normalises the mean. "best" keeps all chunks;
             the score of a text is its highest cosine over the chunks.
     """
@@ -67,8 +67,8 @@ class ClipEmbeddings:
 
     Attributes:
         embeds: Chunk embeddings with unit norm, (P, d), sorted by clip.
-        counts: Number of chunks per clip, (N,); 0 if the clip could not be read.
-        pooling: "mean" or "best", see `AudioPolicy`.
+        counts: Number of chunks per clip, (N,). It is 0 if the clip could not be read.
+        pooling: "mean" or "best" (see `AudioPolicy`).
     """
 
     embeds: np.ndarray
@@ -88,7 +88,7 @@ class ClipEmbeddings:
 
     @cached_property
     def mean(self) -> np.ndarray:
-        """Clip embeddings (N, d): the normalised mean over the chunks, or the chunk itself if there is only one."""
+        """Clip embeddings (N, d), the normalised means over the chunks. A single chunk is not changed."""
         if (self.counts == 1).all():
             return self.embeds
 
@@ -106,7 +106,8 @@ class ClipEmbeddings:
             text_embeds: Text embeddings with unit norm, (M, d).
 
         Returns:
-            (M, N): a `LazySimilarity` of more than `_STORED_SIMILARITIES` values with mean pooling, otherwise an array.
+            Similarity (M, N). It is a `LazySimilarity` for mean pooling and more than `_STORED_SIMILARITIES` values,
+            else an array.
         """
         if self.pooling == "best" and not (self.counts == 1).all():
             # (M, P) -> (M, N): maximum over the chunks of each clip
@@ -122,14 +123,14 @@ class EmbeddedSplit:
     Attributes:
         rows: Dataset rows of the embedded clips, without audio.
         clips: Clip embeddings, in the order of `rows`.
-        model: Model for text embeddings; None if all required texts are already in `held`.
+        model: Model for text embeddings, or None if all required texts are already in `held`.
         dataset: Dataset with audio.
-        missing: Ids of clips whose audio is missing or unreadable.
+        missing: Ids of clips with missing or unreadable audio.
         policy: Truncation, chunking and pooling settings.
-        cache: Cache for text embeddings and for the composed clips of ZSTE (zero-shot temporal evaluation).
+        cache: Cache for text embeddings, and for the joined clips of ZSTE (zero-shot temporal evaluation).
         batch_size: Clips or texts per batch.
-        files: Dict from clip id to the SHA-256 of its recording; empty if not computed.
-        held: Dict from (language, text) to a text embedding that is already computed.
+        files: SHA-256 of the recordings, `{clip id: SHA-256}`. Empty if not computed.
+        held: Text embeddings that are already computed, `{(language, text): embedding}`.
         train: Embedded training split for probes.
         ids: Clip ids, (N,) strings.
         sources: Id of the source recording for each clip, (N,) strings.
@@ -152,7 +153,7 @@ class EmbeddedSplit:
         self.sources = np.array([str(row.get("source") or row["clip_id"]) for row in self.rows])
 
     def by_dataset(self) -> dict[str, EmbeddedSplit]:
-        """Return the part of each dataset by name, if the rows are from several (`mixture.mix`); else an empty dict."""
+        """Return `{dataset name: split}` if the rows are from several datasets (`mixture.mix`), else an empty dict."""
         indices: dict[str, list[int]] = {}
         for index, row in enumerate(self.rows):
             indices.setdefault(row.get("dataset", ""), []).append(index)
@@ -167,7 +168,7 @@ class EmbeddedSplit:
         return [language for language in among if any(row["captions"].get(language) for row in self.rows)]
 
     def texts(self, texts: Sequence[str], language: str) -> np.ndarray:
-        """Embed M texts in one language as unit vectors (M, d); each distinct text is embedded once."""
+        """Embed M texts in one language as unit vectors (M, d). Each distinct text is embedded once."""
         missing = sorted({text for text in texts if (language, text) not in self.held})
         if missing:
             model, size = self.model, self.batch_size
@@ -193,9 +194,9 @@ def embed_split(
 
     Args:
         model: Model that computes the embeddings.
-        rows: Dataset rows, see `datasets_scripts.schema`.
-        policy: Truncation, chunking and pooling settings; None uses the defaults.
-        cache: Embedding cache; None disables it.
+        rows: Dataset rows (see `datasets_scripts.schema` for the columns).
+        policy: Truncation, chunking and pooling settings. None: use the defaults.
+        cache: Embedding cache. None: disable caching.
         on_bad_audio: Missing or unreadable recordings: "error" raises; "skip" leaves them out of the split and lists
             them in `EmbeddedSplit.missing`.
         batch_size: Clips per batch.
@@ -264,7 +265,7 @@ def split_from_predictions(
         rows: Dataset rows of the split.
         languages: Languages of the K captions per row, in the same order as in `EvaluationCollator`.
         model: Model to embed additional texts and clips, if needed.
-        policy: Truncation, chunking and pooling settings that were used; None means the defaults.
+        policy: Truncation, chunking and pooling settings of the predictions. None: the defaults.
 
     Raises:
         ValueError: A clip is missing or repeated, or an embedding is not finite.
@@ -355,7 +356,7 @@ def embed_recordings(
 def hash_recordings(rows: Any, on_bad_audio: str = "error") -> dict[str, str]:
     """Hash each recording, from the audio in its row or from its file.
 
-    Returns a dict from clip id to the SHA-256 as a hex string, in row order. "skip" leaves out missing files.
+    Return `{clip id: SHA-256}` with hex strings, in row order. "skip" excludes missing files.
 
     Raises:
         ValueError: Two rows have the same id.

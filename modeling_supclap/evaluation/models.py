@@ -57,11 +57,11 @@ class EmbeddingModel:
             (samples,) at `sampling_rate_hz`. Use `chunk_embeddings` for long recordings and several batches.
         encode_text: Function `(texts, language, batch_size)` -> float32 (N, d), for texts in one language.
         sampling_rate_hz: Sampling rate of the waveforms.
-        chunk_seconds: Maximum chunk length in seconds; None for any length.
-        window_seconds: Maximum audio length per forward pass of the encoder in seconds; None for any length.
-        prompts: Sound names used in temporal post-training, "labels" or "phrases"; None without post-training.
+        chunk_seconds: Maximum chunk length in seconds, or None for any length.
+        window_seconds: Maximum audio length per forward pass of the encoder in seconds, or None for any length.
+        prompts: Sound names used in temporal post-training, "labels" or "phrases", or None for other models.
         min_seconds: Minimum recording length in seconds.
-        fingerprint: Hash of the weights and all settings that affect the embeddings; None if unknown.
+        fingerprint: Hash of the weights and all settings that affect the embeddings, or None if unknown.
         device: Device of the model.
         dtype: Data type of the weights, such as "float32".
     """
@@ -81,7 +81,7 @@ class EmbeddingModel:
     dtype: str = "unknown"
 
     def chunk_samples(self, chunk_seconds: float | None = None) -> int:
-        """Convert a chunk length to samples; None uses the model's maximum, limited to five minutes.
+        """Convert a chunk length to samples. None: use the model's maximum, limited to five minutes.
 
         Raises:
             ValueError: `chunk_seconds` is shorter or longer than the model supports.
@@ -102,9 +102,9 @@ class EmbeddingModel:
         num_workers: int = 0,
         on_bad_audio: str = "error",
     ) -> Iterator[encoding.AudioChunks]:
-        """Split recordings into chunks and embed the chunks, see `encoding.chunk_embeddings`.
+        """Split recordings into chunks and embed the chunks, as in `encoding.chunk_embeddings`.
 
-        `chunk_seconds=None` uses the model's maximum, limited to five minutes; `hop_seconds=None` the chunk length.
+        By default, `chunk_seconds` is the model's maximum, limited to five minutes, and `hop_seconds` the chunk length.
         """
         return encoding.chunk_embeddings(
             recordings,
@@ -129,8 +129,8 @@ def load_embedding_model(
             arguments and returns a model; a `SupCLAPModel` or `ClapModel`; an object with `encode_audio` and
             `encode_text`; an `EmbeddingModel`, which is returned unchanged.
         processor: `SupCLAPProcessor` or `ClapProcessor`. Required if `model` is a `ClapModel` object.
-        device: Device for a checkpoint; defaults to a GPU if available. A model object stays on its device.
-        name: Model name for results and messages; defaults to the folder, the Hub id or the class name.
+        device: Device for a checkpoint. Defaults to a GPU if there is one. A model object stays on its device.
+        name: Model name for results and messages. Defaults to the folder, the Hub id or the class name.
 
     Raises:
         ValueError: The model type is not supported, a `ClapModel` has no processor, or the device is not available.
@@ -213,7 +213,7 @@ def weights_fingerprint(model: torch.nn.Module, *parts: str) -> str:
 
 
 def _load(name: str, processor: Any, device: Any) -> tuple[Any, Any]:
-    """Load a model from a folder, the Hub or a `"module:function"` string. Returns (model, processor or None)."""
+    """Load a model from a folder, the Hub or a `"module:function"` string. Return (model, processor or None)."""
     if not os.path.exists(name) and re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name):
         module_name, function_name = name.split(":")
         if os.getcwd() not in sys.path:
@@ -249,7 +249,7 @@ def _load(name: str, processor: Any, device: Any) -> tuple[Any, Any]:
 
 
 def _wrap_pretrained(model: Any, processor: SupCLAPProcessor, name: str, kind: str) -> EmbeddingModel:
-    """Wrap a SupCLAP or CLAP model; `encoding` computes and normalises its embeddings."""
+    """Wrap a SupCLAP or CLAP model. `encoding` computes and normalises its embeddings."""
     extractor: Any = processor.feature_extractor
     rate_hz = int(extractor.sampling_rate)
 

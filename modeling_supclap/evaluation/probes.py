@@ -1,7 +1,7 @@
 """Probes: logistic regression on frozen audio embeddings, with scikit-learn.
 
-Probes train on the clips of the other folds, or, without folds, on the split `EmbeddedSplit.train`, but never on a
-recording that they classify. A fifth of the training recordings is held out to choose C, the inverse of the
+If there are folds, a probe trains on the clips of the other folds, else on the split `EmbeddedSplit.train`. It never
+trains on a recording that it classifies. A fifth of the training recordings is held out to choose C, the inverse of the
 regularisation strength. If clips have several labels, one binary classifier per class is trained, and the score is mAP.
 """
 
@@ -98,7 +98,7 @@ def evaluate_few_shot(
 
 
 def draw_shots(truth: np.ndarray, classes: Sequence[str], shots: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw `shots` clips of each class from labels (N, C), without classes that have no clip; returns their indices."""
+    """Draw `shots` clips of each class from labels (N, C), and return their indices. Skip classes without clips."""
     drawn = []
     for column in np.flatnonzero(truth.any(axis=0)).tolist():
         members = np.flatnonzero(truth[:, column])
@@ -164,7 +164,7 @@ def _classify(part: Part, clips: np.ndarray, embeds: np.ndarray, strength: float
 
 
 def _fit_best(part: Part, clips: np.ndarray) -> tuple[float, np.ndarray]:
-    """Return the C with the highest mAP on the held-out clips, the smallest of equal ones, and the tested scores."""
+    """Return the C with the highest mAP on the held-out clips (the smallest if several tie), and the tested scores."""
     results, truth = [], part.truth[part.held]
     embeds = np.concatenate([part.embeds[part.held], part.tested_embeds])
     for strength in STRENGTHS:

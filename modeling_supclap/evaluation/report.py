@@ -74,12 +74,12 @@ class Table(NamedTuple):
 
 
 def write_report(results: Results | str | Path, path: str | Path, rows: Any = None) -> Path:
-    """Write an evaluation report to an HTML file; the write is atomic.
+    """Write an evaluation report to an HTML file. The write is atomic.
 
     Args:
         results: `Results` object, results folder, or path of `results.json`.
         path: Path of the HTML file, which is also returned.
-        rows: Evaluated split, used to include the audio of a few hits and misses; None omits the audio.
+        rows: Evaluated split, used to include the audio of a few hits and misses. None: omit the audio.
 
     Raises:
         FileNotFoundError: The results do not exist.
@@ -89,7 +89,7 @@ def write_report(results: Results | str | Path, path: str | Path, rows: Any = No
 
 
 def render_report(results: Results, rows: Any = None) -> str:
-    """Render the report as an HTML string, see `write_report`; equal results produce equal pages."""
+    """Render the report of `write_report` as an HTML string. Equal results produce equal pages."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -163,7 +163,7 @@ def _verdicts(results: Results) -> list[str]:
 
 
 def _tables(results: Results) -> dict[str, Table]:
-    """Build one table per section that has scores, as a dict from section name to table."""
+    """Build one table per section that has scores, `{section name: table}`."""
     row_scores: dict[str, dict[str, dict[Column, Score]]] = {}
     for each in flat_scores(results.scores):
         task, language, *between, metric = each.place
@@ -260,7 +260,7 @@ def _table(
 
 
 def _write_cell(cell: Any, metric: str) -> tuple[str, str]:
-    """Format a cell for a metric. Returns the value and its interval as strings, each empty if missing."""
+    """Format a cell for a metric. Return the value and its interval as strings, each "" if missing."""
     form = get_metric(metric).format
     if cell is None or isinstance(cell, str):
         return cell or "", ""

@@ -25,7 +25,7 @@ def figures(results: Results) -> Iterator[tuple[str, str]]:
 
     Yields:
         Pairs of figure name and SVG: "similarity", and "projection" if scikit-learn is installed and there are at least
-        three clips. If the projection is coloured by class, also "class_colors" with the class names as text.
+        three clips. If the projection is coloured by class, the pair "class_colors" contains the class names as text.
     """
     arrays = results.arrays
     languages = [name for name in results.protocol["languages"] if f"similarity/{name}/positive" in arrays]
@@ -143,7 +143,7 @@ def _figure(height: float) -> tuple[Any, Any]:
 
 
 def _svg(figure: Any, label: str) -> str:
-    """Add a legend to the right, and convert the figure to SVG with selectable text; the output is deterministic."""
+    """Add a legend to the right, and convert the figure to SVG with selectable text. The output is deterministic."""
     import matplotlib
 
     (axes,) = figure.axes

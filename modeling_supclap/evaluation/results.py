@@ -160,8 +160,8 @@ class Intervals:
     ) -> dict[str, tuple[float, float] | None]:
         """Compute an interval (low, high) for the mean of the outcomes (Q,) of each metric, over Q queries.
 
-        The bootstrap resamples whole clusters, such as recordings. All values are None if `num_resamples` is 0 or there
-        is only one cluster.
+        The bootstrap resamples whole clusters, such as recordings. All values are None if `num_resamples` is 0 or if
+        there is only one cluster.
         """
         clusters = np.asarray(clusters)
         if self.num_resamples == 0 or (clusters == clusters[0]).all():
@@ -240,7 +240,7 @@ class Results:
 
     @property
     def scores(self) -> dict[str, Any]:
-        """Nested dict of scores; the first key is the task."""
+        """Nested dict of scores. The first key is the task."""
         return self.content["scores"]
 
     @property
@@ -327,7 +327,7 @@ def _align(lines: Sequence[Sequence[str]]) -> str:
 
 
 def get_dataset_name(protocol: Mapping[str, Any]) -> str:
-    """Return the dataset name; for a subset of the classes, such as ESC-10, append the number of classes.
+    """Return the dataset name. For a subset of the classes, such as ESC-10, append the number of classes.
 
     >>> get_dataset_name({"dataset": "esc50", "classes": 10})
     'esc50, 10 of 50 classes'
@@ -358,8 +358,8 @@ def compare(
         ValueError: The data or the settings differ, or the results have no score in common.
 
     Warns:
-        UserWarning: The audio policy, the missing clips or the interval options differ. With `allow_different`, also if
-            the data or other settings differ.
+        UserWarning: The audio policy, the missing clips or the interval options differ. With
+            `allow_different`, the data or other settings differ.
     """
     check_protocols(first, second, allow_different)
     suffix, table = "/query_id", []
@@ -447,7 +447,7 @@ def paper_results(**filters: str | None) -> list[dict[str, Any]]:
 
 
 def package_versions() -> dict[str, str]:
-    """Return the versions of Python and the main packages as a dict from name to version."""
+    """Return the versions of Python and the main packages, `{name: version}`."""
     packages = dict(zip(_PACKAGES, map(version, _PACKAGES), strict=True))
     return {"python": platform.python_version(), **packages, "supclap": __version__}
 

@@ -63,7 +63,7 @@ def match_groups(query_groups: np.ndarray, candidate_groups: np.ndarray) -> list
 def caption_table(
     rows: Sequence[Row], groups: np.ndarray, language: str, at_most: Sequence[int] | None = None
 ) -> CaptionTable:
-    """Collect the captions in one language, at most `at_most[i]` from row i; None uses all captions.
+    """Collect the captions in one language, at most `at_most[i]` from row i. None: use all captions.
 
     A caption and a clip match if their rows have the same group id in `groups` (rows,). If several clips in a group
     share a caption, the caption is included once, so that no query counts twice.
@@ -88,10 +88,10 @@ def caption_table(
 
 
 def count_captions(rows: Sequence[Row], languages: Sequence[str], caption_handling: str) -> list[int] | None:
-    """Return how many captions of each row to use, the same number in all languages; None (no limit) for "each".
+    """Return the number of captions of each row to use in all languages, or None (no limit) for "each".
 
     Raises:
-        ValueError: `caption_handling` is unknown, or with "all" the languages of a row have different numbers of
+        ValueError: `caption_handling` is unknown, or it is "all" and the languages of a row have different numbers of
             captions.
     """
     if caption_handling not in CAPTION_HANDLINGS:
@@ -119,8 +119,8 @@ def evaluate_retrieval(
         is_light: Whether to skip arrays, intervals and embedding distances, which are only needed for reports.
 
     Returns:
-        Tuple of the scores `{"retrieval": ...}`, with the additional key "multilingual" for several languages; the
-        arrays for `Results`; and the number of captions per language, for the protocol.
+        Tuple of the scores `{"retrieval": ...}`, the arrays for `Results`, and the number of captions per language for
+        the protocol. With several languages, the scores have the additional key "multilingual".
 
     Raises:
         ValueError: No clip has a caption in one of the languages, or, with "all", a clip has different numbers of
@@ -233,7 +233,7 @@ def _score_direction(
     intervals: Intervals,
     is_light: bool,
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Score one retrieval direction in one language. Returns the scores and the outcome arrays, one entry per query."""
+    """Score one retrieval direction in one language. Return the scores, and outcome arrays with one entry per query."""
     query_rows, candidate_rows = table.text_rows, table.clips
     if direction == "a2t":
         query_rows, candidate_rows = candidate_rows, query_rows
@@ -287,7 +287,7 @@ def resampling_units(sources: np.ndarray, groups: np.ndarray) -> np.ndarray:
 
 
 def find_top(similarity: Any) -> np.ndarray:
-    """Return the ten best candidates of each query (Q, min(10, C)), best first; ties are sorted by candidate index.
+    """Return the ten best candidates of each query (Q, min(10, C)), best first. Ties are sorted by candidate index.
 
     The scores, an array (Q, C) or a `LazySimilarity`, are read in blocks of 256 queries.
     """

@@ -42,17 +42,17 @@ class EvaluationOptions:
             captions that exist in all languages; "each" uses all captions of each language.
         on_bad_audio: Missing or unreadable recordings: "error" raises, "skip" skips them.
         audio: Truncation, chunking and pooling settings.
-        template_sets: Dict from set name to English class prompt templates. Other languages use a single set named
+        template_sets: English class prompt templates, `{set name: templates}`. Other languages use a single set named
             "captions".
         zero_shot_languages: Languages for zero-shot classification.
         zste: ZSTE options.
-        zste_languages: Languages for ZSTE; with several languages, MRV is computed.
+        zste_languages: Languages for ZSTE. With several languages, MRV is computed.
         intervals: Confidence interval options.
         batch_size: Clips or texts per batch.
         phrases: Class phrases for languages other than English, as `phrases[label][language]`.
-        classes: Candidate classes for zero-shot classification; None uses the labels of the split.
-        folds: Dict from clip id to cross-validation fold, if the split contains several folds; adds the accuracy of
-            classification per fold. Probes train on the clips of the other folds.
+        classes: Candidate classes for zero-shot classification. None: use the labels of the split.
+        folds: Cross-validation folds, `{clip id: fold}`, if the split contains several folds. The scores then include
+            the classification accuracy per fold. Probes train on the clips of the other folds.
         train_rows: Rows to train probes on, if there are no folds.
         shots: Numbers of training clips per class for few-shot probes.
         data: Description of the data to store in the results, such as "dataset" and "split".
@@ -107,17 +107,17 @@ def evaluate(
     """Evaluate a model on a dataset split: scores, settings and the outcome of each query.
 
     Args:
-        model: Model, folder, Hub id or `"module:function"`, see `models.load_embedding_model`.
-        rows: Dataset rows, see `datasets_scripts.schema`.
-        options: Tasks, languages and other options; None evaluates English retrieval.
-        cache: Embedding cache; None uses the Hugging Face cache folder. `EmbeddingCache(None)` writes nothing to disk.
+        model: Model, folder, Hub id or `"module:function"`, as in `models.load_embedding_model`.
+        rows: Dataset rows (see `datasets_scripts.schema` for the columns).
+        options: Tasks, languages and other options. None: evaluate English retrieval.
+        cache: Embedding cache. None: use the Hugging Face cache folder. `EmbeddingCache(None)` writes nothing to disk.
         **changes: Fields of `EvaluationOptions` to override, such as `tasks=["retrieval", "zste"]`.
 
     Raises:
         ValueError: The split is empty, or `embed_split` or one of the tasks raises `ValueError`.
 
     Warns:
-        UserWarning: The model's embeddings do not have unit norm; they are normalised.
+        UserWarning: The model's embeddings do not have unit norm, and are normalised.
     """
     started = time.perf_counter()
     options = replace(options or EvaluationOptions(), **changes)

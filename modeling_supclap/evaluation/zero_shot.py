@@ -35,7 +35,7 @@ def class_texts(
     """Build the prompts of each class: one list per class, all of the same length.
 
     Args:
-        classes: Class names; underscores are replaced by spaces.
+        classes: Class names. Underscores are replaced by spaces.
         templates: English templates, such as `"This is a sound of {}"`. Other languages use the sentences in
             `datasets_scripts/phrases/templates.json`.
         language: ISO 639-3 code.
@@ -82,7 +82,7 @@ def evaluate_zero_shot(
     the mean over classes of the average precision with which the class ranks the clips.
 
     Args:
-        split: Embedded split; each clip must have a label.
+        split: Embedded split. Each clip must have a label.
         options: Template sets, languages, classes, phrases, folds and intervals.
 
     Returns:

@@ -70,7 +70,7 @@ def evaluate_zste(
     source recordings.
 
     Args:
-        split: Embedded split; each clip must have exactly one label.
+        split: Embedded split. Each clip must have exactly one label.
         options: ZSTE options, languages, intervals, and phrases, which are only used if the prompts use phrases.
 
     Returns:
@@ -203,7 +203,7 @@ def embed_records(
 
 
 def temporal_metrics(prediction: Any) -> dict[str, float]:
-    """Compute the values of `evaluate_pairs` and `temporal_accuracy_chance`; `compute_metrics` of post-training."""
+    """Compute the scores of `evaluate_pairs` and the chance level of `temporal_accuracy`, as `compute_metrics`."""
     scores = evaluate_pairs(prediction, Intervals(0))[0]
     values = {name: fields["value"] for name, fields in scores.items()}
     return {"temporal_accuracy_chance": scores["temporal_accuracy"]["chance"], **values}
@@ -218,7 +218,7 @@ def evaluate_pairs(prediction: Any, intervals: Intervals | None = None) -> tuple
 
     Args:
         prediction: Predictions of the Trainer: audio (N, R, d) and text (N, R, d) embeddings of N pairs.
-        intervals: Confidence interval options; the bootstrap resamples pairs. None uses the defaults.
+        intervals: Confidence interval options. The bootstrap resamples pairs. None: use the defaults.
 
     Returns:
         Tuple of two dicts by metric name: the scores, and the outcome of each pair. The metrics are

@@ -25,7 +25,7 @@ class SpecAugment:
 
     As in transformers, an axis of length L has max(min_masks, floor(prob * L / length + u)) spans, at most L // length,
     with u uniform in [0, 1). They start at different random positions and may overlap. Padding is not masked and not
-    counted in L. Masked values are set to the mean of the clip without padding, which suits spectrograms of any scale.
+    counted in L. Masked values are set to the mean of the clip without padding.
 
     The masks depend only on the seed, the step and the process. A resumed run draws the same masks.
 
@@ -51,7 +51,7 @@ class SpecAugment:
         """Return masked spectrograms (B, ..., frames, bands) or (B, ..., bands, frames), in the layout of `features`.
 
         Args:
-            mask: (B, frames), ones followed by zeros for padding; None means no padding.
+            mask: (B, frames), ones followed by zeros for padding. None: no padding.
             step: Number of the training step. All batches of a step are drawn from one generator.
         """
         if step != self._step:

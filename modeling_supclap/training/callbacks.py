@@ -35,7 +35,7 @@ MOST_WATCHED = 4096
 
 
 class SupCLAPProgressCallback(ProgressCallback):
-    """Progress bar with loss and clips per second; prints one line per evaluation."""
+    """Progress bar with loss and clips per second. Prints one line per evaluation."""
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if self.training_bar is not None and logs and "loss" in logs:
@@ -49,7 +49,7 @@ class SupCLAPProgressCallback(ProgressCallback):
 
 
 class LineCallback(TrainerCallback):
-    """Prints one line per log and evaluation, for log files, where a progress bar would write hundreds of lines."""
+    """Callback that prints one line per log and evaluation, for log files, where a progress bar would fill pages."""
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if state.is_world_process_zero and logs and "loss" in logs:
@@ -89,7 +89,7 @@ class Averages:
             self._values.setdefault(name, []).append(value)
 
     def drain(self) -> dict[str, float]:
-        """Return a dict from name to mean value, and delete the collected values."""
+        """Return `{name: mean}`, and delete the collected values."""
         values, self._values = self._values, {}
         return {name: float(sum(scalars) / len(scalars)) for name, scalars in values.items()}
 
@@ -101,7 +101,7 @@ class EpochCallback(TrainerCallback):
         self.sources = sources
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Set the epoch to the number of completed epochs, also in a resumed run."""
+        """Set the epoch to the number of completed epochs, including those before a run was resumed."""
         for source in self.sources:
             source.set_epoch(int(state.epoch or 0))
 
@@ -116,10 +116,10 @@ class BestCheckpointCallback(TrainerCallback):
 
 
 class SigtermCallback(JITCheckpointCallback):
-    """After SIGTERM, saves a checkpoint and ends the run, at the end of a step and at the same step in all processes.
+    """Callback that saves a checkpoint after SIGTERM and ends the run, at the end of a step.
 
-    The callback of transformers also saves in the middle of a step, where a resumed run draws other random numbers, and
-    each process saves at a step of its own.
+    All processes save at the same step. The callback of transformers may save in the middle of a step, after which a
+    resumed run draws other random numbers, and at a different step in each process.
     """
 
     def __init__(self, jit_manager: Any) -> None:
@@ -323,7 +323,7 @@ class DriftCallback(TrainerCallback):
 
     @torch.no_grad()
     def _numbers(self) -> dict[str, Tensor]:
-        """Compute the statistics of the last batch, as a dict from name to a 0-d tensor."""
+        """Compute the statistics of the last batch, `{name: 0-d tensor}`."""
         batch = self._batch
         audio, text = at_least_float32(self._pairs(batch["audio_embeds"]), self._pairs(batch["text_embeds"]))
         svr: dict[str, Any] = {}

@@ -43,10 +43,10 @@ logger = logging.getLogger(__name__)
 
 
 def last_checkpoint(folder: str | Path, resumes: bool) -> str | None:
-    """Return the newest complete checkpoint in an output folder, or None. Warns about newer incomplete checkpoints.
+    """Return the newest complete checkpoint in an output folder, or None. Warn about newer incomplete checkpoints.
 
     Args:
-        folder: Output folder of the run, or of one stage; it may be missing.
+        folder: Output folder of the run, or of one stage. It need not exist.
         resumes: Whether the run resumes from the checkpoint.
 
     Raises:
@@ -77,7 +77,7 @@ def last_checkpoint(folder: str | Path, resumes: bool) -> str | None:
 
 
 def checkpoint_flaws(checkpoint: str | Path) -> list[str]:
-    """Compare the files of a checkpoint with their hashes; return the flaws, such as "optimizer.pt missing"."""
+    """Compare the files of a checkpoint with their hashes. Return the flaws, such as "optimizer.pt missing"."""
     try:
         hashes = json.loads(Path(checkpoint, RUN_FILE).read_text(encoding="utf-8"))["sha256"]
     except FileNotFoundError:
@@ -98,7 +98,7 @@ def checkpoint_flaws(checkpoint: str | Path) -> list[str]:
 def write_frozen(
     checkpoint: Path, folder: Path, weights: Mapping[str, torch.Tensor], frozen: set[str], written: Mapping[str, str]
 ) -> dict[str, str]:
-    """Make a checkpoint of the trained weights complete: write the frozen weights once per run, and an index of both.
+    """Write the frozen weights, once per run, and an index of the frozen and the trained weights of a checkpoint.
 
     The index names its files as in a sharded checkpoint of transformers, so that `from_pretrained` and the Trainer load
     the checkpoint. The name of the frozen file contains a hash of its weights.
@@ -106,12 +106,12 @@ def write_frozen(
     Args:
         checkpoint: Folder with the trained weights in `model.safetensors`, which is renamed.
         folder: Output folder of the run, for the frozen weights.
-        weights: Dict from name to weight of the whole module.
+        weights: Weights of the whole module, `{name: weight}`.
         frozen: Names of the frozen weights.
-        written: Result of the last call in this process; if the weights are the same, no file is written.
+        written: Result of the last call in this process. If the weights are the same, no file is written.
 
     Returns:
-        Dict from the path of the frozen file, relative to the checkpoint, to its SHA-256.
+        `{path: SHA-256}` of the frozen file, with the path relative to the checkpoint.
     """
     digest = hashlib.sha256()
     for name in sorted(frozen):

@@ -36,9 +36,9 @@ Row = Mapping[str, Any]
 class IndexedRows(Dataset):
     """Dataset that adds the row index as `clip_index`, to identify the clip of an embedding or an error.
 
-    With the column `schema.EXPECTED_COUNT`, every epoch has the same length and contains each item floor(c) or ceil(c)
-    times, if c is its expected count (systematic resampling). Copies are numbered as `repetition`. The draw depends
-    only on (seed, epoch).
+    The optional column `schema.EXPECTED_COUNT` contains the expected count c of each row. Every epoch then has the same
+    length and contains each item floor(c) or ceil(c) times (systematic resampling). Copies are numbered as
+    `repetition`. The draw depends only on (seed, epoch).
 
     Args:
         rows: Map-style dataset of rows as described in `datasets_scripts/schema.py`.
@@ -110,12 +110,12 @@ def filter_bad_audio(rows: Any, args: SupCLAPTrainingArguments, min_seconds: flo
 
 
 class ContrastiveCollator:
-    """Base class of the collators: runs the processor on recordings and texts, see `TrainingCollator`.
+    """Base class of the collators, which run the processor on recordings and texts.
 
     Attributes:
         gives_samples: Whether batches contain `samples` `(B, S)` and `sample_counts` `(B,)` instead of spectrograms.
             `CEDFeatureExtractor.on_device` then computes the spectrograms.
-        augment: Augmentation of each waveform; set in training only.
+        augment: Augmentation of each waveform. Set in training only.
     """
 
     recordings_per_clip = 1
@@ -144,7 +144,7 @@ class ContrastiveCollator:
             self.max_audio_seconds = share if self.max_audio_seconds is None else min(self.max_audio_seconds, share)
 
     def _inputs(self, clips: Sequence[np.ndarray], captions: Sequence[Sequence[tuple[str, str]]]) -> dict[str, Any]:
-        """Build the model inputs and their lengths; `captions` contains K pairs (language, text) for each row."""
+        """Build the model inputs and their lengths. `captions` contains K pairs (language, text) for each row."""
         languages, texts = map(list, zip(*chain.from_iterable(captions), strict=True))
         extractor = self.processor.feature_extractor
         batch: dict[str, Any] = {}
@@ -202,7 +202,7 @@ class TrainingCollator(ContrastiveCollator):
     Args:
         processor: Processor of the model.
         languages: ISO 639-3 codes; the first is the anchor language.
-        positives: `clip` or `captions`, see `group_id`.
+        positives: `clip` or `captions` (see `group_id`).
         max_audio_seconds: Maximum duration. Longer recordings are cropped at a random position. If the feature
             extractor has a lower maximum (10 s for CLAP), the lower one is used.
         seed: Random seed.
@@ -282,7 +282,7 @@ class EvaluationCollator(ContrastiveCollator):
     """Deterministic evaluation collator with all captions of each clip. Long recordings are cropped to their beginning.
 
     The text tensors are `(B, K, L)`, with captions in the order of `languages`. K is the largest number of captions per
-    clip in the batch. If a clip has fewer captions, its first caption is repeated; ignore the embeddings of the copies.
+    clip in the batch. If a clip has fewer captions, its first caption is repeated. Ignore the embeddings of the copies.
     """
 
     def __call__(self, rows: Sequence[Row]) -> dict[str, Any]:
@@ -301,9 +301,9 @@ class TemporalCollator(TrainingCollator):
     """TeminAL collator that samples pairs of recordings and joins them on the fly.
 
     A row `{"clip_index": 7}` is the index of a pair in the epoch. Each row is rendered as R items (clips with
-    captions). In stage a these are a single sound and a pair of sounds. In stage b they are the same pair in forward
-    order, reversed and overlaid. The batch contains B R clips, `input_ids` `(B, R K, L)` with K texts per item, and
-    `group_ids` `(B, R)`, equal for items with the same meaning. In stage a it also contains `class_ids` `(B, 3)`.
+    captions). In stage a, the items are a single sound and a pair of sounds. In stage b, they are the same pair in
+    forward order, reversed and overlaid. The batch contains B R clips, `input_ids` `(B, R K, L)` with K texts per item,
+    and `group_ids` `(B, R)`, equal for items with the same meaning. In stage a it also contains `class_ids` `(B, 3)`.
 
     Args:
         processor: Processor of the model.

@@ -31,8 +31,8 @@ class ContrastiveOutput(ModelOutput):
     """Output of a training step.
 
     Args:
-        loss: Loss on the global batch, `()`; None in evaluation mode.
-        audio_embeds: `(B, d)`, unit norm; `(B, R, d)` if each row has R clips.
+        loss: Loss on the global batch, `()`, or None in evaluation mode.
+        audio_embeds: `(B, d)`, unit norm, or `(B, R, d)` if each row has R clips.
         text_embeds: `(B, K, d)`, unit norm, K texts per row.
         logs: Logged values of the objective, and the temperature: detached scalars. None in evaluation mode.
     """
@@ -81,7 +81,7 @@ class ContrastiveModule(nn.Module):
         self._batch_norms = [(name, part) for name, part in model.named_modules() if isinstance(part, _BatchNorm)]
 
     def train(self, mode: bool = True) -> ContrastiveModule:
-        """Set training or evaluation mode; with `cache_frozen="always"`, frozen towers stay in evaluation mode."""
+        """Set training or evaluation mode. With `cache_frozen="always"`, frozen towers stay in evaluation mode."""
         super().train(mode)
         for kind, cache in self._caches.items():
             if self.cache_frozen == "always" and cache.is_frozen():

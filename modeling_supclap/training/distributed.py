@@ -49,15 +49,15 @@ def gather(tensor: torch.Tensor) -> torch.Tensor:
     """All-gather a tensor `(B, ...)` along its first axis, in rank order, with gradients.
 
     Each process then computes the same loss on the global batch. The backward pass sums the gradients of all processes,
-    which gives `world_size()` times the gradient of the loss. DistributedDataParallel then averages over the processes,
-    so the result is exact: one process with N rows and N processes with one row each compute the same gradients.
+    which is `world_size()` times the gradient of the loss. DistributedDataParallel then averages over the processes, so
+    the result is exact: one process with N rows and N processes with one row each compute the same gradients.
 
     Returns:
-        `(world_size() * B, ...)`. With a single process, the input tensor itself.
+        `(world_size() * B, ...)`. With a single process, this is the input tensor.
     """
     return tensor if world_size() == 1 else _GatherWithGradient.apply(tensor)
 
 
 def distributed_tiles() -> AbstractContextManager[None]:
-    """Return a context manager that splits the tiles of a loss among the processes, see `losses/tiles.py`."""
+    """Return a context manager in which each process computes a part of the tiles of the similarity matrix."""
     return nullcontext() if world_size() == 1 else shared_tiles(dist.get_rank(), world_size(), gather)

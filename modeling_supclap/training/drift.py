@@ -23,7 +23,7 @@ from ..losses.support_vector import DynamicRadius, Similarity, displacement_rati
 
 
 def decompose(force: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
-    """Split each force (N, d) into two components (N, d): parallel and perpendicular to a unit vector. 0 is allowed.
+    """Split each force (N, d) into components (N, d) parallel and perpendicular to a unit vector. The vector may be 0.
 
     >>> parallel, perpendicular = decompose(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 1.0]]))
     >>> parallel.tolist(), perpendicular.tolist()
@@ -34,7 +34,9 @@ def decompose(force: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def pull_direction(anchors: Tensor, targets: Tensor) -> Tensor:
-    """Compute u = (a - t) / ||a - t|| (N, d), the unit vector from each anchor t to its target a; 0 if they coincide.
+    """Compute (target - anchor) / ||target - anchor||, the unit vector (N, d) from each anchor to its target.
+
+    It is 0 if the anchor and the target are equal.
 
     >>> pull_direction(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([[-1.0, 0.0], [1.0, 0.0]])).tolist()
     [[-1.0, 0.0], [0.0, 0.0]]
@@ -59,18 +61,18 @@ def drift_cosine(updates: Tensor, anchors: Tensor, targets: Tensor, literal: boo
     """Compute the mean cosine similarity between each anchor's update and the pull of its target (SupCLAP fig. 1).
 
     Both vectors are projected onto the tangent space of the unit sphere at the anchor, because normalization removes
-    the radial part of an update. Without the projection, an update by the pull alone would have a cosine of
-    ||a - t|| / 2 with u, which is lower for better models. Anchors that do not move or coincide with their targets are
-    excluded from the mean.
+    the radial part of an update. Without the projection, an update by the pull alone would have a cosine of ||target -
+    anchor|| / 2 with the pull, which is lower for better models. Anchors that do not move or coincide with their
+    targets are excluded from the mean.
 
     Args:
         updates: (N, d), negative gradient with respect to the anchors, with any norm.
         anchors: (N, d), unit norm.
         targets: (N, d), unit norm.
-        literal: Whether to skip the projection and use the direction a - t, as in the paper.
+        literal: Whether to skip the projection and use the direction target - anchor, as in the paper.
 
     Returns:
-        0-d tensor, -1 to 1; 1 means no drift. It is 0 if no anchor moves.
+        0-d tensor, -1 to 1. 1 means no drift. It is 0 if no anchor moves.
 
     >>> texts, audios = torch.eye(4)[:2], torch.eye(4)[2:]
     >>> drift_cosine(audios, texts, audios)
@@ -107,7 +109,7 @@ def drift_statistics(
       and perpendicular to u.
     - `distance`: ||a - t||, 0 to 2. `positive_similarity`: Cosine similarity of the positive pairs.
 
-    If a radius is given, also:
+    If a radius is passed, the dict also contains:
     - `radius_mean`, `radius_std`: Mean and standard deviation of R (SupCLAP fig. 3).
     - `svr_factor_mean`, `svr_factor_std`: Mean and standard deviation of 1 - R / ||a - t||, the factor by which SVR
       scales the perpendicular push (SupCLAP eq. 8). The factor is 1 for coincident pairs.
@@ -192,16 +194,16 @@ def radius_by_hard_negatives(
     pool. The similarity ranks of the other negatives are sampled once, with a fixed seed.
 
     Args:
-        radius: Text-to-audio radius predictor; a batch has `num_similarities` clips.
+        radius: Text-to-audio radius predictor. A batch has `num_similarities` clips.
         audio_embeds: (N, d), unit norm.
         text_embeds: (N, d), unit norm; text i belongs to audio i.
         logit_scale: 1 / temperature.
         group_ids: (N,) integers; clips with the same id as a text are not its negatives.
-        counts: Values of K; values larger than the number of negatives in a batch are skipped.
-        pool_size: Pool size; the pool is the first `pool_size` pairs.
+        counts: Values of K. Values larger than the number of negatives in a batch are skipped.
+        pool_size: Number of pairs in the pool, which contains the first pairs.
 
     Returns:
-        Dict from name, "radius_hard_6" for K = 6, to a 0-d tensor; empty if the pool is smaller than a batch.
+        `{name: 0-d tensor}` with the name "radius_hard_6" for K = 6. It is empty if the pool is smaller than a batch.
     """
     audio_embeds, text_embeds = at_least_float32(audio_embeds[:pool_size], text_embeds[:pool_size])
     groups = None if group_ids is None else group_ids[:pool_size]

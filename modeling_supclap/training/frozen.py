@@ -35,9 +35,9 @@ class FrozenCache:
         return not any(parameter.requires_grad for parameter in self._parts.parameters())
 
     def is_repeatable(self, pool: Callable[[Rows], Tensor], inputs: Rows) -> bool:
-        """Return whether the tower uses no random numbers, such as dropout, in its current mode.
+        """Return whether the tower is deterministic in its current mode (no dropout, for example).
 
-        The first time in each mode, `pool` runs the tower on the first row. The random state is restored afterwards.
+        The first call in each mode runs the tower on the first row, with `pool`, and then restores the random state.
         """
         mode = self._parts[0].training
         if mode not in self._is_repeatable:
@@ -56,7 +56,7 @@ class FrozenCache:
 
         Args:
             pool: Function that runs the tower.
-            inputs: Dict from input name to a tensor with N rows.
+            inputs: Tensors with N rows, `{input name: tensor}`.
             mask: As in `grad_cache.embed_in_chunks`.
 
         Returns:

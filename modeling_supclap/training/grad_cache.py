@@ -52,7 +52,7 @@ def embed_in_chunks(
     Args:
         embed: Function from rows of the batch to their embeddings `(n, d)`. The embedding of a row must not depend on
             other rows. The function may use random numbers on the CPU and on the device of the inputs.
-        inputs: Dict from input name to a tensor with N rows.
+        inputs: Tensors with N rows, `{input name: tensor}`.
         chunk_size: Maximum rows per chunk. None: as many rows as fit into `kept_cells` cells.
         mask: Name of the input that is 1 for real tokens or frames and 0 for padding, `(N, L)`. The last axis of each
             input must then have size L or 1. None: rows keep their order and padding.
@@ -122,7 +122,7 @@ def embed_in_chunks(
 def _cut(
     lengths: Sequence[int], chunk_size: int | None, kept_cells: int, fewest_cells: int | None
 ) -> list[tuple[list[int], int]]:
-    """Sort rows by length, longest first, and split them into chunks; return (row indices, width) for each chunk."""
+    """Sort rows by length, longest first, and split them into chunks. Return (row indices, width) for each chunk."""
     order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
     chunks: list[tuple[list[int], int]] = []
     for row in order:

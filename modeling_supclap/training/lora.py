@@ -107,7 +107,7 @@ def add_lora(
         model: Model, changed in place and returned.
         rank: LoRA rank, the inner dimension of B A.
         alpha: LoRA scale; the adapter output is multiplied by alpha / rank.
-        audio_layers: Number of audio blocks with adapters, counted from the last; 0: none.
+        audio_layers: Number of audio blocks with adapters, counted from the last. 0: no adapters.
         text_layers: The same for text blocks.
 
     Raises:
@@ -142,7 +142,7 @@ def add_lora(
 def merge_lora(model: SupCLAPModel) -> SupCLAPModel:
     """Merge the adapters from `add_lora` into the weights: W + (alpha / rank) B A.
 
-    The model is changed in place; its outputs change only by rounding. The returned model has the same modules and
+    The model is changed in place. Its outputs change only by rounding. The returned model has the same modules and
     names as before `add_lora`, and all its parameters are trainable.
     """
     if not getattr(model, "peft_config", None):
@@ -198,7 +198,7 @@ def _last_blocks(model: SupCLAPModel, tower: str, count: int) -> list[str]:
 
 
 def _last_modules(model: SupCLAPModel, tower: str, count: int) -> list[str]:
-    """Return the dotted names of the first of the last blocks, and of all modules that the tower defines after it."""
+    """Return the dotted names of the last blocks, and of all later modules with parameters, except batch norms."""
     blocks = _last_blocks(model, tower, count)
     if not blocks:
         return []
@@ -217,7 +217,7 @@ def _last_modules(model: SupCLAPModel, tower: str, count: int) -> list[str]:
 
 
 def _release_temperature(model: SupCLAPModel) -> list[str]:
-    """Make the temperature, and the bias if present, trainable; return their names."""
+    """Make the temperature, and the bias if there is one, trainable. Return their names."""
     names = [name for name in TEMPERATURE if getattr(model, name) is not None]
     for name in names:
         getattr(model, name).requires_grad_(True)

@@ -1,8 +1,8 @@
 """Objectives: modules that compute the training loss, and values to log, from the embeddings of a batch.
 
 Call `objective(audio_embeds, text_embeds, logit_scale, logit_bias, group_ids)` on the global batch, with audio `(N, d)`
-and text `(N, K, d)`, K texts per clip. It returns `(loss, {name: scalar})`. Its parameters are trained with the model,
-but not needed for inference.
+and text `(N, K, d)`, K texts per clip. It returns `(loss, {name: scalar})`. Its parameters are trained with the model.
+Inference does not need them.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class SupportVectorRegularizer(nn.Module):
     """Support vector regularization, alpha L_svr + beta L_cons, in one or both directions (SupCLAP eq. 6 and 9).
 
     Args:
-        radii: Dict from direction to radius module. `t2a` moves texts toward their clips, `a2t` clips toward their
-            texts. A radius of NaN is set to the mean distance of the positive pairs in the first batch.
+        radii: Radius modules, `{direction: module}`. `t2a` moves texts toward their clips, `a2t` moves clips toward
+            their texts. A radius of NaN is set to the mean distance of the positive pairs in the first batch.
         base: Base loss: `infonce`, `siglip`, `kcl` or `cacl`. The SVR term has the same form and scale.
         alpha: Weight of the SVR term in each direction.
         beta: Weight of the radius constraint. As in the paper, only dynamic radii are constrained.
@@ -62,7 +62,7 @@ class SupportVectorRegularizer(nn.Module):
         self.base, self.alpha, self.beta = base, alpha, beta
         self.similarity, self.decoupled = similarity, decoupled
         self.batch_radii: dict[str, Tensor] = {}
-        """Dict from direction to the radii of the last batch, `(N,)` or `(K, N)`; used by callbacks."""
+        """Radii of the last batch for callbacks, `{direction: radii}` with radii `(N,)` or `(K, N)`."""
         self._has_started = False
 
     @torch.no_grad()
@@ -82,7 +82,7 @@ class SupportVectorRegularizer(nn.Module):
         group_ids: Tensor | None,
         chunk_size: int | None = None,
     ) -> tuple[Tensor, Logs]:
-        """Compute the term to add to the base loss, `()`, and a dict from name to a value to log.
+        """Compute the term to add to the base loss, `()`, and the values to log, `{name: value}`.
 
         The arguments are those of the base loss: `text_embeds` is `(N, d)`, or `(K, N, d)` for a multilingual loss.
         """
@@ -150,7 +150,7 @@ class ContrastiveObjective(nn.Module):
         logit_bias: Tensor | None = None,
         group_ids: Tensor | None = None,
     ) -> tuple[Tensor, Logs]:
-        """Compute the loss of a batch, `()`, and a dict from name to a detached scalar to log.
+        """Compute the loss of a batch, `()`, and detached scalars to log, `{name: scalar}`.
 
         Args:
             audio_embeds: `(N, d)`, unit norm.
@@ -215,7 +215,7 @@ class TemporalObjective(nn.Module):
         group_ids: Tensor | None = None,
         class_ids: Tensor | None = None,
     ) -> tuple[Tensor, Logs]:
-        """Compute the loss of a batch of N samples, `()`, and a dict from name to a detached scalar to log.
+        """Compute the loss of a batch of N samples, `()`, and detached scalars to log, `{name: scalar}`.
 
         A sample has R items, clips with their captions. Stage a has R = 2: a single sound and a pair of sounds. Stage b
         has R = 3: the same pair in forward order, reversed and overlaid.
@@ -253,7 +253,7 @@ class TemporalObjective(nn.Module):
 
 
 def load_objective(name: str) -> nn.Module:
-    """Import a class by its name "module:Class", also from the current folder, and call it without arguments."""
+    """Import a class by its name "module:Class", and call it without arguments. The current folder is searched, too."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     module_name, class_name = name.split(":")
@@ -264,7 +264,7 @@ def load_objective(name: str) -> nn.Module:
 
 
 def build_objective(args: SupCLAPTrainingArguments) -> ContrastiveObjective:
-    """Build the objective from `loss`, `svr` and their options; raise if these do not fit together."""
+    """Build the objective from `loss`, `svr` and their options. Raise if these do not fit together."""
     if args.svr == "none":
         return ContrastiveObjective(args.loss, chunk_size=args.loss_chunk_size)
     if args.loss == "reweighted":

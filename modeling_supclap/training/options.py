@@ -45,7 +45,7 @@ class ContrastiveOptions:
         languages: ISO 639-3 codes of the captions to train on.
         eval_languages: Languages to evaluate. Defaults to `languages`.
         positives: Which captions count as correct for a clip: `clip`, its own captions (as in the papers), or
-            `captions`, also the captions of clips with exactly the same captions. Use `captions` if captions are
+            `captions`, which adds clips with exactly the same captions. Use `captions` if captions are
             generated from class names.
         every_caption: Repeat each clip once per epoch for each of its captions in the first language. By default an
             epoch contains each clip once, with a random caption.

@@ -28,7 +28,7 @@ _DRIFT_CURVES = {
 }
 
 Curve = tuple[str, Sequence[Sequence[Mapping[str, Any]]]]
-"""A log key, and one log history per seed."""
+"""Tuple of a log key and a list of log histories, one per seed."""
 
 
 def plot_training_curves(log_history: Sequence[Mapping[str, Any]], path: str | Path, language: str = "eng") -> None:
@@ -57,9 +57,9 @@ def plot_training_curves(log_history: Sequence[Mapping[str, Any]], path: str | P
 def plot_drift(log_history: Sequence[Mapping[str, Any]], path: str | Path) -> None:
     """Plot the values logged by `callbacks.DriftCallback`, as in figures 1, 3 and 4 of the SupCLAP paper.
 
-    The panels show the drift cosine over the steps (1 is no drift); the mean radius, if the run has one; and histograms
-    of the cosine similarity of positive pairs at the start, middle and end of the run, each over a tenth of the logged
-    batches. The arguments are those of `plot_training_curves`.
+    The first panel shows the drift cosine over the steps (1 is no drift), and the second the mean radius, if there is
+    one. The last panel shows histograms of the cosine similarity of positive pairs at the start, middle and end of the
+    run. Each histogram is over a tenth of the logged batches. The arguments are those of `plot_training_curves`.
 
     Raises:
         ValueError: The log contains no drift values.
@@ -89,11 +89,11 @@ def plot_runs(panels: Mapping[str, Mapping[str, Curve]], path: str | Path) -> No
     band of one standard deviation within the batch. Histograms are summed over the seeds and logged batches.
 
     Args:
-        panels: Dict from panel title to a dict from curve label to a log key and one log history per seed.
+        panels: `{panel title: {curve label: (log key, log histories)}}`, with one log history per seed.
         path: Output path, as in `plot_training_curves`.
 
     Raises:
-        ValueError: For a panel, none of the runs has logged any of its keys.
+        ValueError: A panel would be empty, because no run has logged its keys.
     """
     from matplotlib.figure import Figure  # the import takes a second, which would delay the first training step
 

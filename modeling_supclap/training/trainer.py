@@ -288,7 +288,7 @@ class SupCLAPTrainer(Trainer):
         return prepared
 
     def _get_dataloader(self, *args: Any, **kwargs: Any) -> DataLoader:
-        """As in the Trainer, but the workers exit if this process is killed."""
+        """Build the loader as in the Trainer. Its workers exit if this process is killed."""
         loader = super()._get_dataloader(*args, **kwargs)
         base = getattr(loader, "base_dataloader", loader)  # accelerate wraps it
         base.worker_init_fn = partial(exit_with_parent, then=base.worker_init_fn)
@@ -329,7 +329,7 @@ class SupCLAPTrainer(Trainer):
         )
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Train as in the Trainer, but lock the output folder and check the checkpoint before resuming.
+        """Lock the output folder, check the checkpoint to resume from, and train as in the Trainer.
 
         `resume_from_checkpoint` is a checkpoint folder, or True for the newest complete one in the output folder.
 
@@ -458,7 +458,7 @@ class SupCLAPTrainer(Trainer):
             self._push_from_checkpoint(str(folder / name))
 
     def save_state(self) -> None:
-        """As in the Trainer, but without the local path of the best checkpoint."""
+        """Save the state as in the Trainer, except the local path of the best checkpoint."""
         best, self.state.best_model_checkpoint = self.state.best_model_checkpoint, None
         super().save_state()
         self.state.best_model_checkpoint = best
@@ -475,7 +475,7 @@ class SupCLAPTrainer(Trainer):
         """Save the model for `from_pretrained`. A checkpoint also contains the objective's parameters.
 
         A checkpoint with its optimizer contains no frozen weights, except if it is pushed to the Hub or the model is
-        sharded. They are in the output folder, see `write_frozen`.
+        sharded. `write_frozen` writes them to the output folder.
         """
         folder = Path(output_dir or self.args.output_dir or ".")
         weights = self.module.state_dict() if state_dict is None else state_dict
@@ -512,7 +512,7 @@ class SupCLAPTrainer(Trainer):
             self.processor.save_pretrained(folder)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Write the model card, README.md, to the output folder, see `model_card`. The arguments are as in the Trainer.
+        """Write the model card `README.md` to the output folder. The arguments are as in the Trainer.
 
         `push_to_hub` calls this method. A model card that was edited by hand is not overwritten.
         """
@@ -528,13 +528,13 @@ class SupCLAPTrainer(Trainer):
 
 
 class TemporalTrainer(SupCLAPTrainer):
-    """Hugging Face Trainer for one TeminAL stage, post-training on the order of sounds (TeminAL 3.2).
+    """Hugging Face Trainer for one stage of TeminAL, which post-trains a model on the order of sounds (TeminAL 3.2).
 
     An item is a single sound, or two sounds joined into one clip. Evaluation measures `temporal_accuracy`: how often
     an item is closer to its own caption than to the captions of the other items made from the same two sounds.
 
     Args:
-        model: Model to post-train. Freeze some of its parameters first, see `lora.py`.
+        model: Model to post-train. Freeze some of its parameters first, for example with `lora.train_last_layers`.
         train_items: Training items, sampled from the training split of a labelled dataset.
         eval_items: Evaluation items, the same in each evaluation.
     """

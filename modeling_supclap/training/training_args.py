@@ -126,7 +126,7 @@ class TemporalTrainingArguments(options.TemporalOptions, SupCLAPTrainingArgument
     """Training arguments for one TeminAL stage.
 
     The defaults follow the paper: batch size 256, learning rate 1e-4 (TeminAL B.2). Each candidate weight alpha is in
-    [0, 1]; 0 removes the candidate from the denominator.
+    [0, 1]. The weight 0 removes the candidate from the denominator.
     """
 
     def __post_init__(self) -> None:
@@ -138,7 +138,7 @@ class TemporalTrainingArguments(options.TemporalOptions, SupCLAPTrainingArgument
 
     @property
     def alphas(self) -> dict[str, float]:
-        """Dict from option name to candidate weight, for this stage only."""
+        """Candidate weights of this stage, `{option name: weight}`."""
         names = ("same", "diff") if self.stage == "a" else ("same_time", "cross_time", "same_overlay", "cross_overlay")
         return {f"alpha_{name}": getattr(self, f"alpha_{name}") for name in names}
 
