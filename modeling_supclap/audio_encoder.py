@@ -24,7 +24,7 @@ def run_encoder(
     Args:
         encoder: Audio encoder from transformers.
         features: (B, T), (B, T, features), or (B, features, T) if all clips have the same length.
-        mask: (B, T), ones followed by zeros; None means no padding.
+        mask: (B, T), ones followed by zeros. None: no padding.
         pooling: "pooler" uses the `pooler_output` of the encoder, "mean" averages over frames. None: use
             the `pooler_output` if there is one, else the mean.
         **kwargs: `output_hidden_states` and `output_attentions`, as in transformers.

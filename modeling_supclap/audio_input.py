@@ -37,7 +37,7 @@ class Recording(NamedTuple):
     Attributes:
         source: A path, a URL, the bytes of a file, an array, a torchcodec decoder, or a function that returns the
             whole waveform at a given sampling rate in hertz.
-        rate_hz: Sampling rate of an array; None for any other source.
+        rate_hz: Sampling rate of an array in hertz, or None for any other source.
         name: Name for error messages: the path, or the index in the list.
     """
 

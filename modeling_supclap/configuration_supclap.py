@@ -92,7 +92,7 @@ class CEDConfig(OwnTypeMixin, PreTrainedConfig):
         win_size: Window length in samples.
         hop_size: Hop length in samples.
         f_min: Lowest frequency of the mel bands in hertz.
-        f_max: Highest frequency of the mel bands in hertz; None means half the sampling rate.
+        f_max: Highest frequency of the mel bands in hertz. None: half the sampling rate.
         center: Whether frame t is centred at sample t * `hop_size`, as in `torch.stft`.
 
     Example:
@@ -241,7 +241,7 @@ class SupCLAPConfig(OwnTypeMixin, PreTrainedConfig):
         text_pooling: Pooling of the text tokens: "mean" (excluding padding), "cls" (first token), "last" (last token
             before padding, for decoders such as GPT-2) or "pooler" (the `pooler_output` of the encoder).
         text_dense: Dense layers after the pooling, as in LaBSE: one dictionary per layer with `out_features`,
-            `activation` and `bias`; None means no dense layers.
+            `activation` and `bias`. None: no dense layers.
         text_normalize: Whether to scale the pooled text vector to unit norm before the projection.
 
     Example:

@@ -34,7 +34,7 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
         win_size: Length of the periodic Hann window in samples.
         hop_size: Hop length in samples.
         f_min: Lowest frequency of the mel bands in hertz.
-        f_max: Highest frequency of the mel bands in hertz; None means half the sampling rate.
+        f_max: Highest frequency of the mel bands in hertz. None: half the sampling rate.
         center: Whether to centre frame t at sample t * `hop_size`, with reflection padding at both ends of the clip.
         top_db: Dynamic range of a clip in decibels.
         padding_value: Not used, but the published `preprocessor_config.json` files contain it. Clips are padded

@@ -209,7 +209,7 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
 
         Args:
             input_features: Audio features of the processor: (B, 64, T) for CED, (B, samples) for wav2vec 2.0.
-            audio_attention_mask: (B, T), 1 for frames of the clip, 0 for padding; None means no padding.
+            audio_attention_mask: (B, T), 1 for frames of the clip, 0 for padding. None: no padding.
             is_longer: (B, 1), True for clips that CLAP's feature extractor shortened; ignored by other towers.
             **kwargs: `output_hidden_states`, `output_attentions` and `return_dict`, as in transformers.
 

@@ -337,7 +337,7 @@ def _samples(results: Results, rows: Any) -> dict[str, list[dict[str, Any]]]:
 
 
 def _audio_loader(results: Results, rows: Any) -> Callable[[int], str]:
-    """Return a function that loads the first seconds of a clip, by its index, as a data URL; "" if unavailable."""
+    """Return a function that loads the first seconds of a clip, by its index, as a data URL, or "" if unavailable."""
     import soundfile
 
     ids = results.arrays["clips/id"].tolist()
