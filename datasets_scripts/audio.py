@@ -24,6 +24,11 @@ from .remote_files import read_file
 Source: TypeAlias = str | Path | bytes
 """Path or fsspec address of an audio file, or the encoded bytes of the file."""
 
+
+class Address(str):
+    """Address of a recording that the user has passed. Addresses in the tables of a dataset are not opened."""
+
+
 # First bytes of the formats that FFmpeg decodes: MP4 (m4a), QuickTime, Matroska, ASF (wma), raw AAC, WavPack, AMR.
 _MP4 = re.compile(rb"....(?:ftyp|moov|mdat|wide)", re.DOTALL)
 _FFMPEG = re.compile(
@@ -85,6 +90,8 @@ def read_audio(
     """
     if name is None:
         name = f"a recording of {len(source)} bytes" if isinstance(source, bytes) else str(source)
+    if isinstance(source, str) and "://" in source:
+        source = Address(source)
     with closing(_open(source, name)) as recording:
         start = round(offset_seconds * recording.rate_hz)
         count = None if duration_seconds is None else round(duration_seconds * recording.rate_hz)
@@ -301,7 +308,7 @@ class _File(soundfile.SoundFile):
 
 def _open(source: Source, name: str) -> _Samples | _File:
     """Open a recording with libsndfile; if libsndfile does not support the format, decode all of it with FFmpeg."""
-    if isinstance(source, str) and "://" in source:
+    if isinstance(source, Address):
         source = read_file(source, lambda file: file.read())
     if not isinstance(source, bytes) and not Path(source).is_file():
         raise FileNotFoundError(f"there is no audio file {name}")

@@ -72,9 +72,11 @@ class Corpus:
 
 def list_addresses(system: Any, path: str) -> tuple[str, list[str]]:
     """Return the address of a folder on an fsspec file system, and the addresses of its recordings."""
+    from modeling_supclap.datasets_scripts.audio import Address
     from modeling_supclap.datasets_scripts.builders.recordings import SUFFIXES
 
-    files = [system.unstrip_protocol(name) for name in sorted(system.find(path)) if name.lower().endswith(SUFFIXES)]
+    names = [name for name in sorted(system.find(path)) if name.lower().endswith(SUFFIXES)]
+    files = [Address(system.unstrip_protocol(name)) for name in names]
     return system.unstrip_protocol(path).rstrip("/"), files
 
 

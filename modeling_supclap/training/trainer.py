@@ -271,7 +271,7 @@ class SupCLAPTrainer(Trainer):
             collate_fn=self.data_collator,
             num_workers=workers,
             pin_memory=self.args.dataloader_pin_memory,
-            persistent_workers=self.args.dataloader_persistent_workers,
+            persistent_workers=workers > 0 and self.args.dataloader_persistent_workers,
             prefetch_factor=self.args.dataloader_prefetch_factor,
             worker_init_fn=exit_with_parent,
         )

@@ -46,12 +46,13 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
 
     The defaults follow the SupCLAP paper (SupCLAP 4.1.2): Adam without weight decay, learning rate 5e-5, batch size 24,
     10 epochs. Each epoch ends with an evaluation and a checkpoint, and the checkpoint with the best *validation* recall
-    is loaded at the end. By default, `dataloader_pin_memory` is True if a GPU is available, and data
-    loader workers for training persist across epochs.
+    is loaded at the end. By default, `dataloader_pin_memory` is True if a GPU is available.
+
+    `dataloader_persistent_workers` is off, because with it a resumed run draws other dropout masks: the loader draws
+    its seed from torch's generator once per run instead of once per epoch.
     """
 
     dataloader_pin_memory: bool = field(default_factory=torch.cuda.is_available)
-    dataloader_persistent_workers: bool = True
 
     def __post_init__(self) -> None:
         num_launched = int(os.environ.get("WORLD_SIZE", "1"))
@@ -64,7 +65,6 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
                 *(f"_{name}" for name, metric in METRICS.items() if not metric.higher_is_better),
             ]
             self.greater_is_better = not f"_{self.metric_for_best_model}".endswith(tuple(lower_is_better))
-        self.dataloader_persistent_workers &= self.dataloader_num_workers > 0
         super().__post_init__()
         if num_launched > self.world_size:  # each process would train alone and write the same files
             raise ValueError(
