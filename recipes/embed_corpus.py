@@ -76,7 +76,7 @@ def list_addresses(system: Any, path: str) -> tuple[str, list[str]]:
     from modeling_supclap.datasets_scripts.builders.recordings import SUFFIXES
 
     names = [name for name in sorted(system.find(path)) if name.lower().endswith(SUFFIXES)]
-    files = [Address(system.unstrip_protocol(name)) for name in names]
+    files: list[str] = [Address(system.unstrip_protocol(name)) for name in names]
     return system.unstrip_protocol(path).rstrip("/"), files
 
 
