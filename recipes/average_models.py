@@ -52,10 +52,8 @@ def main(arguments: list[str] | None = None) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} is not an empty folder; choose another --output_dir")
 
-    import numpy as np
-
     from modeling_supclap.conversion.provenance import origins, write_provenance
-    from modeling_supclap.datasets_scripts.overlap import trained_sources
+    from modeling_supclap.datasets_scripts.overlap.trained_sources import save_trained_sources
     from modeling_supclap.model_card import CardFacts, model_card, write_card
     from modeling_supclap.model_card.facts import public_command
     from modeling_supclap.recipes.models import load_start
@@ -73,8 +71,7 @@ def main(arguments: list[str] | None = None) -> None:
     for part in (model, processors[0]):
         part.save_pretrained(folder)
     write_provenance(folder, origins(model, names))
-    hashes = np.concatenate([trained_sources.load_trained_sources(name) for name in names])
-    np.save(folder / trained_sources.FILE_NAME, np.unique(hashes))
+    save_trained_sources([], folder, *names)
     rate_hz, command = processors[0].feature_extractor.sampling_rate, public_command(sys.argv)
     facts = CardFacts(model, folder.resolve().name, sampling_rate_hz=rate_hz, base_model=names, command=command)
     write_card(folder, model_card(facts))

@@ -14,16 +14,16 @@ FILE_NAME = "trained_sources.npy"
 """File in the model folder: sorted 64-bit hashes of the sources."""
 
 
-def save_trained_sources(rows: Any, folder: str | Path, start: str | Path | None = None) -> None:
+def save_trained_sources(rows: Any, folder: str | Path, *starts: str | Path | None) -> None:
     """Save the hashes of the sources of training rows in a model folder.
 
     Args:
         rows: Map-style dataset of training rows.
         folder: Model folder.
-        start: Folder of the initial model of the training. Its trained sources are included.
+        *starts: Folders of the initial models. Their trained sources are included.
     """
     sources = [row["source"] for row in without_audio(rows)]
-    hashes = np.union1d(_hash_sources(sources), load_trained_sources(start))
+    hashes = np.unique(np.concatenate([_hash_sources(sources), *map(load_trained_sources, starts)]))
     with atomic_write(Path(folder, FILE_NAME)) as unfinished, unfinished.open("wb") as file:
         np.save(file, hashes)
 
