@@ -414,13 +414,15 @@ class Scenes(SyntheticEvents):
         for number in range(20 if held_out else 1):
             texts = {}
             for language in captions:
-                phrases = {label: by_language[language] for label, by_language in self._phrases.items()}
+                phrases = self._phrases_by_language[language]
                 rng = _generator(self.config.seed, split, index, 1, number)
                 texts[language] = caption_scene(self._scenes[split][index], phrases, language, held_out, rng)
-            if distinct.isdisjoint(texts.values()) and len(distinct) < HELD_OUT_CAPTIONS * len(captions):
+            if distinct.isdisjoint(texts.values()):
                 distinct.update(texts.values())
                 for language, text in texts.items():
                     captions[language].append(text)
+            if len(distinct) >= HELD_OUT_CAPTIONS * len(captions):
+                break
         return captions
 
     def _placements(self, split: str, index: int) -> list[Placement]:
@@ -444,6 +446,13 @@ class Scenes(SyntheticEvents):
                 f"{max(NUM_EVENTS)} with phrases in phrases/ and recordings for all splits"
             )
         return {label: phrases[label] for label in sorted(usable)}
+
+    @cached_property
+    def _phrases_by_language(self) -> dict[str, dict[str, str]]:
+        phrases: dict[str, dict[str, str]] = {}
+        for language in self.config.languages:
+            phrases[language] = {label: by_language[language] for label, by_language in self._phrases.items()}
+        return phrases
 
     @cached_property
     def _files(self) -> dict[str, dict[str, list[Path]]]:
