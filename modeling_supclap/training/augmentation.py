@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from torch.nn import functional
 from torchaudio.functional import add_noise
 
 from modeling_supclap.datasets_scripts.audio import read_row
-from modeling_supclap.datasets_scripts.builders.recordings import SUFFIXES
+from modeling_supclap.datasets_scripts.builders.recordings import Recordings
 from modeling_supclap.datasets_scripts.schema import stable_id
 
 from ..processing_supclap import SupCLAPProcessor
@@ -101,8 +100,10 @@ class WaveformAugmentation:
     def __init__(self, args: SupCLAPTrainingArguments, rate_hz: int, epoch: Tensor) -> None:
         self.rate_hz, self.epoch, self.seed, self.gain_db = rate_hz, epoch, args.seed, args.random_gain_db
         self.prob, self.snr_db = args.background_prob, (min(args.background_snr_db), max(args.background_snr_db))
-        paths = [] if args.background_dir is None else sorted(Path(args.background_dir).rglob("*"))
-        self.backgrounds = [str(path) for path in paths if path.suffix.lower() in SUFFIXES]
+        self.backgrounds: list[str] = []
+        if args.background_dir is not None:
+            recordings = Recordings(args.background_dir)
+            self.backgrounds = [str(recordings.folder / file) for file in recordings.files]
         if args.background_dir is not None and not self.backgrounds:
             raise FileNotFoundError(f"background_dir {args.background_dir} has no recordings; name another folder")
 
