@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -145,6 +146,10 @@ class Searcher:
                 return hits[:k]
             limit *= 4
 
+    @cached_property
+    def _background_vectors(self) -> Any:
+        return self.model.encode_text(BACKGROUND_TEXTS, "eng", len(BACKGROUND_TEXTS))
+
     def stands_out(self, hits: Sequence[Hit], within: str | None = None) -> bool:
         """Return whether the best hit of a text query scores above the background of the index, or of one file.
 
@@ -154,7 +159,7 @@ class Searcher:
         version = self.index.windows.version, within
         if self._background is None or self._background[0] != version:
             best = []
-            for vector in self.model.encode_text(BACKGROUND_TEXTS, "eng", len(BACKGROUND_TEXTS)):
+            for vector in self._background_vectors:
                 best += [row["score"] for row in self.index.nearest(vector, 1, within)]
             self._background = version, float(np.quantile(best, 0.95)) if best else 1.0
         return bool(hits) and hits[0].score > self._background[1]
