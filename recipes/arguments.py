@@ -12,7 +12,7 @@ import shutil
 import sys
 import textwrap
 import typing
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -81,6 +81,7 @@ def parse_arguments(
     argv: Sequence[str] | None = None,
     default_config: str | Path | None = None,
     about: str | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> tuple[Any, ...]:
     """Parse `[config.yaml] [--key value ...]` into dataclasses. The command line overrides the YAML file.
 
@@ -96,6 +97,7 @@ def parse_arguments(
             the dataset in the file, or `--datasets` is set.
         about: Docstring of the recipe. If set, `--help` prints it with the options of the recipe, and exits before
             torch and transformers are imported.
+        settings: Settings to use instead of a YAML file.
 
     Returns:
         One filled dataclass per group.
@@ -121,10 +123,13 @@ def parse_arguments(
         types = typing.get_type_hints(group)
         hints |= {option.name: types[option.name] for option in dataclasses.fields(group) if option.init}
 
-    if words and words[0].endswith((".yaml", ".yml")):
-        parser.set_defaults(**_read_config(Path(words.pop(0)), parser, hints))
+    if settings is not None:
+        parser.set_defaults(**_convert(settings, "settings", parser, hints))
+    elif words and words[0].endswith((".yaml", ".yml")):
+        path = words.pop(0)
+        parser.set_defaults(**_convert(read_settings(path), path, parser, hints))
     elif default_config is not None:
-        values = _read_config(Path(default_config), parser, hints)
+        values = _convert(read_settings(default_config), default_config, parser, hints)
         finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         finder.add_argument("--dataset")
         finder.add_argument("--datasets", nargs="+")
@@ -209,17 +214,19 @@ def read_settings(path: str | Path, scale: str | Path | None = None) -> dict[str
     return merged | values
 
 
-def _read_config(path: Path, parser: HfArgumentParser, hints: dict[str, Any]) -> dict[str, Any]:
-    """Read a YAML file and its base file, and convert each value to the type of its option."""
-    values = read_settings(path)
-    for key, value in values.items():
+def _convert(
+    settings: Mapping[str, Any], origin: str | Path, parser: HfArgumentParser, hints: dict[str, Any]
+) -> dict[str, Any]:
+    """Convert each setting to the type of its option. Errors name `origin`, usually a file."""
+    values = {}
+    for key, value in settings.items():
         if key not in hints:
             _reject_unknown([key], hints)
         try:
             values[key] = _typed(value, parser._option_string_actions[f"--{key}"], str(hints[key]))
         except (ValueError, TypeError, argparse.ArgumentTypeError) as error:
             kind = hints[key].__name__ if isinstance(hints[key], type) else hints[key]
-            raise ValueError(f"{path}: {key} is {value!r}; expected the type {kind}") from error
+            raise ValueError(f"{origin}: {key} is {value!r}; expected the type {kind}") from error
     return values
 
 

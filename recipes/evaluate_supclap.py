@@ -34,7 +34,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -207,10 +206,8 @@ def read_suite(args: EvaluationArguments, words: Sequence[str]) -> dict[str, Eva
         config = dict(settings.pop("dataset_config", None) or {})
         for key in settings.keys() - EvaluationArguments.__dataclass_fields__.keys():
             config[key] = settings.pop(key)  # an option of the dataset's builder
-        with TemporaryDirectory() as temporary:
-            path = Path(temporary, "entry.yaml")
-            path.write_text(yaml.safe_dump({**settings, "dataset_config": config}, allow_unicode=True), "utf-8")
-            (parsed,) = parse_arguments((EvaluationArguments,), [str(path), *words])
+        settings["dataset_config"] = config
+        (parsed,) = parse_arguments((EvaluationArguments,), words, settings=settings)
         suite[name] = replace(parsed, data_dir=data_dir)
     return suite
 

@@ -46,7 +46,7 @@ def find_studies(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     return {name: study for name, study in studies.items() if name in names or "evidence" in names}
 
 
-def run_study(name: str, study: Mapping[str, Any], args: ReproductionArguments) -> Path:
+def run_study(name: str, study: Mapping[str, Any], args: ReproductionArguments) -> Path | None:
     """Tune and train the arms of a study, and write its table, curves and verdicts. Finished runs are not repeated.
 
     Args:
@@ -55,9 +55,11 @@ def run_study(name: str, study: Mapping[str, Any], args: ReproductionArguments) 
         args: Options of `supclap reproduce`: seeds, rows (arms), settings, data and output folder.
 
     Returns:
-        Path of the Markdown file. A JSON file with each run and a PNG file with the learning curves are beside it.
+        Path of the Markdown file. A JSON file with each run and a PNG file with the learning curves are beside it. A
+        dry run prints the costs of the runs without the tuning, and returns None.
 
     Raises:
+        FileNotFoundError: Data, an encoder or a model is missing.
         ValueError: There are fewer than two seeds, which an interval over seeds requires.
     """
     seeds = args.seeds or study["seeds"]
@@ -65,6 +67,15 @@ def run_study(name: str, study: Mapping[str, Any], args: ReproductionArguments) 
         raise ValueError(f"seeds is {seeds}; an interval over seeds needs at least two, and evidence five")
     baseline = next(iter(study["arms"]))
     arms = [arm for arm in study["arms"] if not args.rows or arm == baseline or arm in args.rows]
+
+    cells = []
+    for arm, doubling in itertools.product(arms, range(study["doublings"] + 1)):
+        settings = {key: values[0] for key, values in study["grid"].items()}
+        settings["num_train_epochs"] = study["num_train_epochs"] * 2**doubling
+        runs = [[build_step(arm, study, settings, seed, args)] for seed in seeds]
+        cells.append(reproduce.Cell(arm, study["arms"][arm]["model"], None, name, runs))
+    if not reproduce.check_inputs(name, cells, args):
+        return None
 
     tuned = {arm: tune(arm, study, args) for arm in arms}
     points: dict[str, list[list[Point]]] = {arm: [] for arm in arms}  # one list of runs per number of epochs
@@ -114,7 +125,7 @@ def build_step(
     """Build the training run of an arm. The data of generated datasets depends on the seed."""
     merged = read_settings(CONFIGS / study["base"]) | study["arms"][arm].get("settings", {})
     merged |= {**settings, **as_mapping(args.settings), "seed": seed}
-    if merged.get("dataset", "synthetic") in ("scenes", "synthetic"):
+    if not reproduce.reads_folder(merged.get("dataset", "synthetic")):
         merged["dataset_config"] = {**as_mapping(merged.get("dataset_config")), "seed": seed}
     return reproduce.build_step(arm, "train", merged, args)
 
@@ -159,7 +170,7 @@ def summarize(
         `{arm: summary}`. A summary is a dict with these keys:
 
         - "model", "tuned" and "points": The name of the arm, its tuned settings, and all its runs.
-        - "final": Mean test score after the longest training, with its interval.
+        - "scores": Mean test score with its interval, for each number of epochs.
         - "to_90": `{cost: ratio}` for the costs in `COSTS`. The numerator is the cost of the arm to reach 90 % of the
           baseline's best score with the same seed; the denominator is that of the baseline. The ratio is a geometric
           mean with its interval. A cost is missing if a run never reaches this score.
@@ -176,7 +187,7 @@ def summarize(
             "tuned": dict(tuned[arm]),
             "points": list(of_arm),
         }
-        about["final"] = with_interval(finals)
+        about["scores"] = [with_interval(np.array([run["score"] for run in runs])) for runs in of_arm]
 
         pairs = list(zip(zip(*of_arm, strict=True), zip(*points[first], strict=True), strict=True))
         about["to_90"] = {}
@@ -278,9 +289,8 @@ def plot_curves(content: Mapping[str, Any], path: Path) -> None:
     for panel, cost in zip(panels, ("steps", "seconds"), strict=True):
         for arm in content["arms"].values():
             costs = [np.mean([run[cost] for run in runs]) for runs in arm["points"]]
-            scores = [with_interval(np.array([run["score"] for run in runs])) for runs in arm["points"]]
-            panel.plot(costs, [100 * score["mean"] for score in scores], marker="o", label=arm["model"])
-            low, high = ([100 * score[end] for score in scores] for end in ("low", "high"))
+            mean, low, high = ([100 * score[key] for score in arm["scores"]] for key in ("mean", "low", "high"))
+            panel.plot(costs, mean, marker="o", label=arm["model"])
             panel.fill_between(costs, low, high, alpha=0.15)
         panel.set_xscale("log")
         ticks = [np.mean([run[cost] for run in runs]) for runs in next(iter(content["arms"].values()))["points"]]
@@ -310,8 +320,7 @@ def render_study(content: Mapping[str, Any], figure: str) -> str:
     ]
     for arm in content["arms"].values():
         line = [arm["model"]]
-        for runs in arm["points"]:
-            line.append(percent(with_interval(np.array([run["score"] for run in runs]))))
+        line += map(percent, arm["scores"])
         differences = arm.get("differences", {})
         line += [percent(differences[key], "+") if differences else "" for key in ("final", "captions", "seconds")]
         ratio = arm["to_90"].get("steps")

@@ -34,7 +34,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -213,7 +212,7 @@ def _steps(
 def build_step(row: str, recipe: str, settings: dict[str, Any], args: Any) -> Step:
     """Build a `Step`, with an output folder named after the row, the dataset, a hash of the settings and the seed."""
     dataset = settings.get("dataset", "synthetic")
-    if dataset != "synthetic" and args.data_dir is not None:
+    if args.data_dir is not None and reads_folder(dataset):
         folder = Path(args.data_dir, dataset)
         settings["data_dir"] = str(folder if folder.is_dir() else Path(args.data_dir))
     settings.pop("output_dir", None)
@@ -226,6 +225,13 @@ def build_step(row: str, recipe: str, settings: dict[str, Any], args: Any) -> St
     name = f"{row}-{recipe}-{dataset}-{digest}-seed{settings['seed']}"
     folder = Path(args.output_dir) / args.scale / "runs" / name
     return Step(recipe, {**settings, "output_dir": str(folder)}, folder)
+
+
+def reads_folder(dataset: str) -> bool:
+    """Return whether a dataset is read from `data_dir`. Generated datasets are not."""
+    from modeling_supclap.datasets_scripts import config_keys, find_config
+
+    return "data_dir" in config_keys(find_config(dataset))
 
 
 def run_step(step: Step) -> None:
@@ -282,8 +288,7 @@ def check_step(step: Step) -> tuple[Estimate | None, list[str]]:
     """
     from modeling_supclap.recipes.estimates import estimate
 
-    with TemporaryDirectory() as folder:
-        parsed = parse_arguments(RECIPES[step.recipe][1], [write_settings(step, folder)])
+    parsed = parse_arguments(RECIPES[step.recipe][1], [], settings=step.settings)
 
     missing: list[str] = []
     settings = step.settings
@@ -298,9 +303,9 @@ def check_step(step: Step) -> tuple[Estimate | None, list[str]]:
         missing.append(f"translations {translations}")
 
     dataset = settings.get("dataset", "synthetic")
-    if dataset != "synthetic" and "data_dir" not in settings:
+    if reads_folder(dataset) and "data_dir" not in settings:
         missing.append(f"data of {dataset}: give --data_dir")
-    elif dataset != "synthetic":
+    elif reads_folder(dataset):
         config["data_dir"] = settings["data_dir"]
         split = "test" if step.recipe == "evaluate" else "train"
         missing += find_lack(dataset, split, json.dumps(config, sort_keys=True))
@@ -722,13 +727,14 @@ def main() -> None:
     words = sys.argv[1:]
     names = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
     (args,) = parse_arguments((options.ReproductionArguments,), words[len(names) :], about=__doc__)
-    studies = find_studies([name for name in names if name.startswith("evidence")])
-    for name, study in studies.items():
+    named_studies = [name for name in names if name.startswith("evidence")]
+    for name, study in find_studies(named_studies).items():
         path = run_study(name, study, args)
-        say(f"\n{path.read_text(encoding='utf-8')}\n{path}, also as .json and .png")
-    if studies and len(names) == sum(name.startswith("evidence") for name in names):
+        if path is not None:
+            say(f"\n{path.read_text(encoding='utf-8')}\n{path}, also as .json and .png")
+    if named_studies and len(named_studies) == len(names):
         return
-    tables = find_tables([name for name in names if not name.startswith("evidence")])
+    tables = find_tables([name for name in names if name not in named_studies])
 
     plans = {}
     for name, table in tables.items():

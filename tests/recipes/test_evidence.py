@@ -163,6 +163,16 @@ def test_a_study_from_the_command_line(train, tmp_path, monkeypatch, capsys):
     assert not train  # finished runs are not repeated
 
 
+def test_a_dry_run_trains_nothing(train, tmp_path, monkeypatch, capsys):
+    words = ["evidence/svr", "--output_dir", str(tmp_path), "--data_dir", str(tmp_path), "--dry_run", "true"]
+    monkeypatch.setattr(sys, "argv", ["supclap reproduce", *words])  # generated scenes ignore data_dir
+    reproduce.main()
+    assert not train
+    printed = capsys.readouterr().out
+    assert printed.count("within: ") == STUDIES["evidence/svr"]["doublings"] + 1
+    assert "missing" not in printed
+
+
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_arm_is_a_training(name, tmp_path):
     study = STUDIES[name]
