@@ -80,12 +80,20 @@ def launch_page(searcher: Searcher, recordings: str | Path, **options: Any) -> A
     from starlette.responses import FileResponse, PlainTextResponse  # installed with Gradio
     from starlette.routing import Route
 
+    missing = PlainTextResponse("no such recording", status_code=404)
+
     def send(request: Any) -> Any:
         name = request.path_params["name"]
-        path = root / name
-        if ".." in Path(name).parts or not searcher.index.holds(name) or not path.is_file():
-            return PlainTextResponse("no such recording", status_code=404)
-        return FileResponse(path)
+        if ".." in Path(name).parts or not searcher.index.holds(name):
+            return missing
+
+        async def respond(*connection: Any) -> None:
+            try:
+                await FileResponse(root / name)(*connection)
+            except (OSError, RuntimeError):  # the file was removed, perhaps during this request
+                await missing(*connection)
+
+        return respond
 
     # Insert before Gradio's routes, because one of them matches every path.
     app.router.routes.insert(0, Route("/recordings/{name:path}", send))

@@ -109,6 +109,8 @@ def test_indexed_recordings_are_served_and_nothing_else(searcher, folder):
         for path in (folder / ".env", folder / "other.flac"):
             assert get(f"gradio_api/file={path}")[0] == 403
         assert str(folder) not in get("")[1].decode() + get("config")[1].decode()
+        (folder / "other.flac").unlink()
+        assert get("recordings/other.flac")[0] == 404
     finally:
         page.close()
     assert not page.analytics_enabled
