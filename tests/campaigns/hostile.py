@@ -355,7 +355,7 @@ def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True, help="an empty folder to work in")
-    counts, faults = campaign(parser.parse_args().folder)
+    counts, faults = campaign(parser.parse_args().folder.resolve())
     for what, count in sorted(counts.items()):
         print(f"{count:6d}  {what}")
     print(*faults, sep="\n")

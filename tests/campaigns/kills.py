@@ -97,11 +97,11 @@ def _next_arguments(job: Job, out: Path) -> list[str]:
 
 
 def _await_writing(run: forking.Run, out: Path, pattern: str, draw: random.Random, seconds: float) -> None:
-    """Returns some milliseconds after one of the files that match has appeared, however soon that is."""
-    before = set(out.rglob(pattern)) if out.exists() else set()
+    """Wait until up to three new files match the pattern, and then for up to 30 milliseconds."""
+    before = _find(out, pattern)
     skip = draw.randrange(3)
     while run.poll() is None and time.perf_counter() - run.started < 3 * seconds:
-        now = set(out.rglob(pattern)) if out.exists() else set()
+        now = _find(out, pattern)
         if new := now - before:
             before = now
             skip -= len(new)
@@ -109,6 +109,14 @@ def _await_writing(run: forking.Run, out: Path, pattern: str, draw: random.Rando
             time.sleep(draw.uniform(0, 0.03))
             return
         time.sleep(0.002)
+
+
+def _find(out: Path, pattern: str) -> set[Path]:
+    """Return the files in a folder that match a pattern. Other processes may rename its folders meanwhile."""
+    try:
+        return set(out.rglob(pattern))
+    except FileNotFoundError:
+        return set()
 
 
 if __name__ == "__main__":

@@ -49,8 +49,8 @@ def write(path: Path, draw: random.Random) -> None:
 
 
 def change(root: Path, draw: random.Random) -> str:
-    """Change one recording; return how."""
-    path, other = root / draw.choice(NAMES), root / draw.choice(NAMES)
+    """Change one recording, except the first, so that the folder is never empty. Return the kind of change."""
+    path, other = root / draw.choice(NAMES[1:]), root / draw.choice(NAMES[1:])
     kind = draw.choice(["written", "written", "cut", "deleted", "renamed", "linked to itself"])
     if kind == "written":
         write(path, draw)
@@ -133,8 +133,6 @@ def try_folder(folder: Path, draw: random.Random, counts: Counter[str]) -> None:
     reader = Background(ask, 0.004, random.Random(draw.random()))
     try:
         for _ in range(8):
-            if not list(root.rglob("*.*")):
-                write(root / NAMES[0], draw)
             update()
         embed(root, folder / "embeds", counts)
     finally:
