@@ -188,9 +188,9 @@ class TemporalItems:
         num_phrasings: int | None = None,
     ) -> None:
         self.rows, self._seed, self._use_after, self._num_phrasings = rows, seed, use_after, num_phrasings
-        self._recordings = recordings_by_label(rows)
+        self.recordings = recordings_by_label(rows)
         self.languages = check_languages(languages)
-        self.labels = tuple(sorted(self._recordings))
+        self.labels = tuple(sorted(self.recordings))
         if len(self.labels) < 2:
             raise ValueError(f"the rows have the labels {list(self.labels)}; give rows of two or more classes")
 
@@ -213,7 +213,7 @@ class TemporalItems:
         These are the forward item `a_i + a_j`, "c_i before c_j"; the reversed item `a_j + a_i`, "c_j before c_i"; and
         the overlaid item `a_i ^ a_j`, "c_i while c_j". `epoch` and `index` start at 0.
         """
-        rows = self._draw_rows("triple", epoch, index)
+        rows = self.draw_rows("triple", epoch, index)
         relations = ("before", "after") if self._use_after else ("before",)
         items = []
         for role in ("forward", "reversed"):
@@ -227,7 +227,7 @@ class TemporalItems:
         These are an item with one of the two recordings, and the combined item with both. `epoch` and `index` start at
         0.
         """
-        rows = self._draw_rows("stage_a", epoch, index)
+        rows = self.draw_rows("stage_a", epoch, index)
         combined = self._pair_item("combined", "combined", rows)
 
         row = rows[drawn((0, 1), self._seed, "single", epoch, index)]
@@ -236,15 +236,16 @@ class TemporalItems:
         clip_id = f"single:{row['clip_id']} of {combined.clip_id}"
         return TemporalItem("single", (row,), (label,), captions, clip_id), combined
 
-    def _draw_rows(self, stage: str, epoch: int, index: int) -> tuple[Row, Row]:
+    def draw_rows(self, stage: str, epoch: int, index: int) -> tuple[Row, Row]:
+        """Draw the two recordings of pair `index` in an epoch, in the order of the pair. `stage` is part of the key."""
         if not 0 <= index < len(self):
             raise IndexError(f"pair {index} is out of range; an epoch has {len(self)} pairs")
         labels = self.pairs[(epoch * len(self) + index) % len(self.pairs)]
         key = (self._seed, stage, epoch, index)
-        first = drawn(self._recordings[labels[0]], *key, "first")
+        first = drawn(self.recordings[labels[0]], *key, "first")
 
         # Clips of two classes may come from the same recording; do not pair these.
-        others = [other for other in self._recordings[labels[1]] if other.source != first.source]
+        others = [other for other in self.recordings[labels[1]] if other.source != first.source]
         if not others:
             raise ValueError(f"all clips of {labels[1]!r} are from {first.source!r}, and so is clip {first.clip_id!r}")
         return self.rows[first.row_index], self.rows[drawn(others, *key, "second").row_index]

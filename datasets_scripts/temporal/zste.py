@@ -10,7 +10,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from ..builders.captions import check_languages
-from .items import Phrases, Row, TemporalItems, digest, label_phrase, recordings_by_label, shuffled, write_sentence
+from .items import Phrases, Row, TemporalItems, digest, label_phrase, shuffled, write_sentence
 
 ZSTE_VERSION = 1
 """Part of `set_hash`; increase it if the results of `zste_set` or `zste_prompts` change."""
@@ -54,25 +54,25 @@ def zste_set(rows: Sequence[Row], seed: int, num_items: int) -> list[dict[str, A
         raise ValueError(f"num_items is {num_items}; give 1 or more")
     items = TemporalItems(rows, seed)
 
-    records = []
-    by_label = recordings_by_label(rows)
     queues = []
-    for label in shuffled(by_label, seed, "classes"):
-        queues.append(shuffled([(recording.clip_id, label) for recording in by_label[label]], seed, "single"))
+    for label in shuffled(items.labels, seed, "classes"):
+        queues.append(shuffled([(recording.clip_id, label) for recording in items.recordings[label]], seed, "single"))
     in_turn = filter(None, itertools.chain.from_iterable(itertools.zip_longest(*queues)))
-    for clip_id, label in itertools.islice(in_turn, num_items):
-        records.append(_record("single", [clip_id], [label]))
+    singles = {(clip_id,): [label] for clip_id, label in itertools.islice(in_turn, num_items)}
 
     # Later epochs may sample the same recordings again. Use each pair of recordings once.
     pairs: dict[tuple[str, ...], list[str]] = {}
     for number in range(_DRAWS_PER_ITEM * num_items):
-        forward, _, _ = items.triple(*divmod(number, len(items)))
-        pairs.setdefault(tuple(map(itemgetter("clip_id"), forward.rows)), list(forward.labels))
+        drawn = items.draw_rows("triple", *divmod(number, len(items)))
+        pairs.setdefault(tuple(row["clip_id"] for row in drawn), [row["labels"][0] for row in drawn])
         if len(pairs) == num_items:
             break
-    for family in ("concatenated", "overlaid"):
-        for clip_ids, labels in pairs.items():
-            records.append(_record(family, list(clip_ids), labels))
+
+    records = []
+    for family, sounds in (("single", singles), ("concatenated", pairs), ("overlaid", pairs)):
+        for ids, labels in sounds.items():
+            name = f"{family}:{'+'.join(ids)}"
+            records.append({"id": name, "family": family, "clip_ids": list(ids), "labels": labels})
     return records
 
 
@@ -210,7 +210,3 @@ def _add_wrong_candidates(
             others = [(sentence, *pair) for sentence, pair in itertools.product(sentences, pairs)]
             extended += shuffled(others, *key, kind)
     return extended[:num_candidates]
-
-
-def _record(family: str, clip_ids: list[str], labels: list[str]) -> dict[str, Any]:
-    return {"id": f"{family}:{'+'.join(clip_ids)}", "family": family, "clip_ids": clip_ids, "labels": labels}
