@@ -391,8 +391,24 @@ class LazySimilarity:
         return scores, self.tiles(rows)
 
     def _get_units(self, embeds: NDArray[Any], scales: NDArray[Any] | None, rows: Any) -> NDArray[np.float64]:
+        """Scale rows, and round each to multiples of a power of two, so that dot products of such rows are exact.
+
+        Each value becomes an integer of b bits times the step of its row. A sum of d products is then an integer below
+        2^(2b) d, times the product of the two steps. If 2b + log2(d) <= 53, float64 represents it exactly in any order
+        of summation. The rounding error of a value is at most 2^-b times the largest value in the row (b = 22 at d =
+        512).
+        """
         block = embeds[rows].astype(np.float64)
-        return _round_rows(block if scales is None else block * scales[rows])
+        if scales is not None:
+            block *= scales[rows]
+
+        bits = (53 - (block.shape[1] - 1).bit_length()) // 2
+        exponents = np.frexp(np.abs(block).max(axis=1, keepdims=True))[1]
+        steps = np.ldexp(1.0, exponents - bits)
+        block /= steps
+        np.rint(block, out=block)
+        block *= steps
+        return block
 
 
 def get_norms(
@@ -412,22 +428,3 @@ def get_norms(
     if is_unit and abs(furthest - 1) > _NORM_TOLERANCE:
         warnings.warn(f"{name} has rows of norm {furthest:.4g}, expected 1; they are normalised", stacklevel=3)
     return norms
-
-
-def _round_rows(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Round each row, in place, to multiples of a power of two, so that dot products of rounded rows are exact.
-
-    Each value becomes an integer of b bits times the step of its row. A sum of d products is then an integer below
-    2^(2b) d, times the product of the two steps. If 2b + log2(d) <= 53, float64 represents it exactly in any order of
-    summation. The rounding error of a value is at most 2^-b times the largest value in the row (b = 22 at d = 512).
-
-    >>> bool(_round_rows(np.array([[0.5, 0.1]]))[0, 0] == 0.5)
-    True
-    """
-    bits = (53 - (rows.shape[1] - 1).bit_length()) // 2
-    exponents = np.frexp(np.abs(rows).max(axis=1, keepdims=True))[1]
-    steps = np.ldexp(1.0, exponents - bits)
-    rows /= steps
-    np.rint(rows, out=rows)
-    rows *= steps
-    return rows
