@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -12,32 +12,47 @@ import pyarrow.compute as pc
 from datasets import Dataset, Features, List, Value, concatenate_datasets
 
 from .schema import AUDIO_COLUMNS, EXPECTED_COUNT, FILE_SOURCE, without_audio
+from .stream import Row, RowGroup, RowStream
 
 logger = logging.getLogger(__name__)
 
+ROWS_OF_A_GROUP = 100  # rows of a map-style dataset that a mixed stream shuffles together
+
 
 def mix(
-    sets: Mapping[str, Mapping[str, Dataset]],
+    sets: Mapping[str, Mapping[str, Any]],
     options: Mapping[str, Mapping[str, Any]] | None = None,
     temperature: float | None = None,
-) -> dict[str, Dataset]:
+) -> dict[str, Any]:
     """Concatenate the splits of several datasets; audio is neither decoded nor copied.
 
     Clip ids start with the name of their dataset, which is also in the column `dataset`. Captions have the languages of
     all datasets; missing ones are empty lists. The training rows have the column `EXPECTED_COUNT`. A warning names
     recordings that are in the training split of one dataset and in another split of another.
 
+    If the training split of a dataset is a `RowStream`, the mixed training split is one, too. It repeats the rows
+    instead of the column `EXPECTED_COUNT`, and its recordings are not compared with the other splits.
+
     Args:
-        sets: Splits of each dataset by name.
+        sets: Splits of each dataset by name, `Dataset` or `RowStream` (training only).
         options: Options of each dataset by name; for these and `temperature` see `expected_counts`.
+
+    Raises:
+        ValueError: As in `expected_counts`, or a stream is mixed with `balance_labels`.
     """
     train = {name: splits["train"] for name, splits in sets.items() if "train" in splits}
+    is_stream = any(isinstance(rows, RowStream) for rows in train.values())
+    balanced = [name for name, of_set in (options or {}).items() if of_set.get("balance_labels")]
+    if is_stream and balanced:
+        raise ValueError(f"balance_labels is set for {balanced}; streams do not support it, leave it out")
     expected = expected_counts(train, options or {}, temperature)
     of_rows = [rows.features["captions"] for splits in sets.values() for rows in splits.values()]
     languages = list(dict.fromkeys(chain.from_iterable(of_rows)))
     parts: dict[str, list[Dataset]] = {}
     for name, splits in sets.items():
         for split, rows in splits.items():
+            if is_stream and split == "train":
+                continue
             counts = {EXPECTED_COUNT: pa.array(expected[name])} if split == "train" else {}
             parts.setdefault(split, []).append(_with_columns(rows, name, languages, counts))
 
@@ -51,6 +66,8 @@ def mix(
                 f"{len(sources)} recordings of the {split} split of {evaluated} are also in the training split of "
                 f"{trained}, such as {sources.iloc[0]}; exclude them there, or the scores will be too high"
             )
+    if is_stream:
+        mixed["train"] = _mix_streams(train, languages, expected)
     return mixed
 
 
@@ -96,6 +113,61 @@ def expected_counts(
                 raise ValueError(f"clip {clip_id!r} has no label; balance_labels needs labels, leave it out for {name}")
         expected[name] = weights * total / weights.sum()
     return expected
+
+
+def _mix_streams(sets: Mapping[str, Any], languages: list[str], expected: Mapping[str, np.ndarray]) -> RowStream:
+    """Mix streams and map-style datasets in one stream that draws their row groups together."""
+    streams = {}
+    for name, rows in sets.items():
+        streams[name] = rows if isinstance(rows, RowStream) else RowStream(_DatasetSplit(rows))
+    counts: list[float] = []
+    for name, stream in streams.items():
+        counts += [float(expected[name][0])] * len(stream.row_groups)
+    return RowStream(_MixedSplit(streams, languages)).repeat(counts)
+
+
+class _DatasetSplit:
+    """Split of a map-style dataset as the source of a stream."""
+
+    def __init__(self, rows: Dataset) -> None:
+        self.rows, self.features, self.digest = rows, rows.features, rows._fingerprint
+        self.licenses = dict(Counter(rows["license"][:] if "license" in rows.column_names else ()))
+        starts = range(0, len(rows), ROWS_OF_A_GROUP)
+        self.row_groups = [RowGroup("", start, min(ROWS_OF_A_GROUP, len(rows) - start)) for start in starts]
+
+    def read(self, group: RowGroup, columns: Sequence[str]) -> Callable[[int], Row]:
+        rows = self.rows.select_columns(list(columns))
+        return lambda number: rows[group.location + number]
+
+
+class _MixedSplit:
+    """Split of several streams. `location` of a row group is the name of its dataset, and its group in that stream."""
+
+    def __init__(self, streams: Mapping[str, RowStream], languages: Sequence[str]) -> None:
+        self.streams, self.languages = streams, languages
+        self.digest = " ".join(stream._split.digest for stream in streams.values())
+        licenses: Counter[str] = Counter()
+        features: dict[str, Any] = {"dataset": Value("string")}
+        self.row_groups: list[RowGroup] = []
+        for name, stream in streams.items():
+            features |= stream.features
+            licenses.update(stream.licenses or {"": stream.num_rows})
+            self.row_groups += [group._replace(location=(name, group)) for group in stream.row_groups]
+        features["captions"] = {language: List(Value("string")) for language in languages}
+        del features["clip_index"]
+        self.features, self.licenses = Features(features), dict(licenses)
+
+    def read(self, group: RowGroup, columns: Sequence[str]) -> Callable[[int], Row]:
+        name, of_stream = group.location
+        get_row = self.streams[name].read(of_stream, [*columns, "clip_id", "captions"])
+
+        def get_named(number: int) -> Row:
+            row = get_row(number)
+            captions = {language: row["captions"].get(language) or [] for language in self.languages}
+            row |= {"clip_id": f"{name}/{row['clip_id']}", "captions": captions, "dataset": name}
+            return {column: row.get(column) for column in columns}
+
+        return get_named
 
 
 def _with_columns(rows: Dataset, name: str, languages: list[str], more: Mapping[str, pa.Array]) -> Dataset:

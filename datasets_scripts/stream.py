@@ -18,16 +18,13 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, repeat
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import datasets
 import numpy as np
 import torch
 from datasets.fingerprint import Hasher
 from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
-
-if TYPE_CHECKING:
-    from .stream_sources import HubSplit, ParquetSplit, TarSplit
 
 SHUFFLE_SHARDS = 16
 
@@ -41,6 +38,8 @@ class RowGroup(NamedTuple):
     location: Any  # Parquet: number of the row group (`HubSplit` adds more fields); tar: start and end byte
     rows: int
     start: int = 0  # index of the first row in the split, set by `RowStream`
+    repetition: int = 0  # number of the copy in an epoch
+    of_rows: int | None = None  # if only a random part is used: number of rows of the whole group
 
 
 class RowStream(IterableDataset):
@@ -50,12 +49,16 @@ class RowStream(IterableDataset):
     workers of its `DataLoader`. The batches therefore depend on the number of workers, and a resumed run must use the
     same number.
 
+    Args:
+        split: Source of the rows, such as `stream_sources.ParquetSplit`: `features`, `licenses`, `digest`, `row_groups`
+            and `read`.
+
     Attributes:
-        num_rows: Number of rows in the whole split.
+        num_rows: Number of rows of all processes per epoch.
         licenses: Number of clips per licence in the whole dataset; empty if unknown.
     """
 
-    def __init__(self, split: ParquetSplit | HubSplit | TarSplit) -> None:
+    def __init__(self, split: Any) -> None:
         self.features = datasets.Features({**split.features, "clip_index": datasets.Value("int64")})
         self.licenses = split.licenses
         self.row_groups: list[RowGroup] = []
@@ -67,6 +70,7 @@ class RowStream(IterableDataset):
         self._columns = list(split.features)
         self._seed: int | None = None
         self._process, self._num_processes = 0, 1
+        self._counts: np.ndarray | None = None  # expected number of copies of each row group in an epoch
         self._functions: list[Callable[[Row], Row]] = []
         # Epoch, number of rows yielded in it, batch size. Shared memory, so that persistent workers get a new epoch.
         self._state = torch.tensor([0, 0, 1]).share_memory_()
@@ -96,6 +100,15 @@ class RowStream(IterableDataset):
             raise ValueError(f"process is {process} of {num_processes}; expected 0 to {num_processes - 1}")
         return self._changed(_process=process, _num_processes=num_processes)
 
+    def repeat(self, counts: Sequence[float]) -> RowStream:
+        """Return a stream that contains the rows of each row group `counts` times on average.
+
+        Every epoch has the same length. A count of 2.5 means two or three copies of each row, which depends on the
+        epoch. Copies have their number in the column `repetition`.
+        """
+        num_rows = round(sum(group.rows * count for group, count in zip(self.row_groups, counts, strict=True)))
+        return self._changed(_counts=np.array(counts, np.float64), num_rows=num_rows)
+
     def map(self, function: Callable[[Row], Row], features: datasets.Features | None = None) -> RowStream:
         """Return a stream that applies a function to each row when it is read.
 
@@ -111,12 +124,25 @@ class RowStream(IterableDataset):
         columns = [name for name in self._columns if name not in names]
         return self._changed(_columns=columns, features=datasets.Features(rest))
 
+    def read(self, group: RowGroup, columns: Sequence[str]) -> Callable[[int], Row]:
+        """Read columns of a row group and return a function from index to row."""
+        get_row = self._split.read(group, [column for column in self._columns if column in columns])
+
+        def get_mapped(number: int) -> Row:
+            row = {**get_row(number), "clip_index": group.start + number}
+            for function in self._functions:
+                row = function(row)
+            return row
+
+        return get_mapped
+
     def to_dataset(self, cache_dir: str | None = None) -> datasets.Dataset:
         """Read all rows in file order into a memory-mapped `datasets.Dataset`, for repeated evaluation of a split.
 
         Rows of unchanged files that are already in the cache folder are not read again.
         """
-        whole = self._changed(_seed=None, _process=0, _num_processes=1)
+        num_rows = sum(group.rows for group in self.row_groups)
+        whole = self._changed(_seed=None, _process=0, _num_processes=1, _counts=None, num_rows=num_rows)
         whole.load_state_dict({"epoch": 0, "rows": 0})
         fingerprint = Hasher.hash([self._split.digest, self._columns, self._functions])
         return datasets.Dataset.from_generator(
@@ -176,9 +202,12 @@ class EpochReader:
 
     def __init__(self, stream: RowStream, epoch: int) -> None:
         self.stream, self.epoch, self.shards = stream, epoch, [stream.row_groups]
-        if stream._seed is not None:
-            order = np.random.default_rng([stream._seed, epoch]).permutation(len(stream.row_groups))
+        if stream._seed is not None or stream._counts is not None:
+            random = np.random.default_rng([stream._seed or 0, epoch])
+            order = random.permutation(len(stream.row_groups))
             shuffled = [stream.row_groups[number] for number in order]
+            if stream._counts is not None:
+                shuffled = _repeated(shuffled, stream._counts[order], stream.num_rows, random)
             self.shards = [shuffled[shard::SHUFFLE_SHARDS] for shard in range(min(SHUFFLE_SHARDS, len(shuffled)))]
         self._groups: dict[int, tuple[RowGroup, Callable[[int], Row], np.ndarray]] = {}
         self._starts: list[list[int]] = []  # for each shard, the number of rows before each of its row groups
@@ -206,17 +235,33 @@ class EpochReader:
         group = self.shards[shard][index]
         if shard not in self._groups or self._groups[shard][0] != group:
             self._groups.pop(shard, None)  # free it before reading the next: one row group per shard is in memory
-            order = np.arange(group.rows)
+            order = np.arange(group.of_rows or group.rows)
             if stream._seed is not None:
-                order = np.random.default_rng([stream._seed, self.epoch, group.start]).permutation(group.rows)
-            self._groups[shard] = group, stream._split.read(group, stream._columns), order
+                key = [stream._seed, self.epoch, group.start, group.repetition]
+                order = np.random.default_rng(key).permutation(order)
+            self._groups[shard] = group, stream.read(group, stream._columns), order
 
         _, get_row, order = self._groups[shard]
-        number = int(order[row - self._starts[shard][index]])
-        values = {**get_row(number), "clip_index": group.start + number}
-        for function in stream._functions:
-            values = function(values)
-        return values
+        values = get_row(int(order[row - self._starts[shard][index]]))
+        return values if stream._counts is None else {**values, "repetition": group.repetition}
+
+
+def _repeated(
+    groups: Sequence[RowGroup], counts: np.ndarray, num_rows: int, random: np.random.Generator
+) -> list[RowGroup]:
+    """Draw the copies of row groups in an epoch, `num_rows` rows in total (systematic resampling).
+
+    Shuffle the copies, because the copies of a group would otherwise follow each other.
+    """
+    ends = np.cumsum([group.rows for group in groups] * counts)
+    ends *= num_rows / ends[-1]
+    ends[-1] = num_rows  # without rounding error
+    copies = []
+    for group, total in zip(groups, np.diff(np.floor(ends + random.random()), prepend=0).astype(int), strict=True):
+        for repetition, first in enumerate(range(0, int(total), max(1, group.rows))):
+            rows = min(group.rows, int(total) - first)
+            copies.append(group._replace(rows=rows, repetition=repetition, of_rows=group.rows))
+    return [copies[number] for number in random.permutation(len(copies))]
 
 
 class EpochRows(Dataset):

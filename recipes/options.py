@@ -57,6 +57,14 @@ class DatasetArguments:
             return PreparedSet(options.get("data_dir"), revision=options.get("revision")).manifest["dataset"]
         return self.dataset
 
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Name and options of the data without folders. A resumed run must have the same."""
+        from modeling_supclap.datasets_scripts.public_names import redact
+
+        options = {name: value for name, value in self.builder_options.items() if name != "data_dir"}
+        return redact({"dataset": self.origin, **options}, from_anywhere=True)
+
     def load_splits(self) -> dict[str, Any]:
         return load_splits(self.dataset, **self.builder_options)
 
@@ -67,7 +75,8 @@ class DataArguments(DatasetArguments):
 
     datasets: list[str] = option(
         "Several datasets, each a mapping (JSON on the command line) with `dataset`, its options, a `name` (default: "
-        "the dataset), and `repeats` or `weight`; the default data_dir is the folder of this name in --data_dir.",
+        "the dataset), and `repeats` or `weight`, and `streaming`; the default data_dir is the folder of this name in "
+        "--data_dir.",
         [],
     )
     dataset_temperature: float | None = option("T, to weight the datasets by size^(1/T) instead.")
@@ -81,8 +90,8 @@ class DataArguments(DatasetArguments):
     share: dict[str, Any] = field(init=False, default_factory=dict)  # of one of `datasets`, see `expected_counts`
 
     def __post_init__(self) -> None:
-        if self.streaming and (self.datasets or self.balance_labels):
-            raise ValueError("streaming supports neither datasets nor balance_labels; set it to false")
+        if self.streaming and self.balance_labels:
+            raise ValueError("streaming does not support balance_labels; set one of them to false")
         if self.dataset_temperature is not None and not self.datasets:
             raise ValueError("dataset_temperature needs several datasets; list them in datasets")
         if self.datasets:
@@ -102,7 +111,9 @@ class DataArguments(DatasetArguments):
             data_dir = options.pop("data_dir", self.data_dir and os.path.join(self.data_dir, name))
             share: dict[str, Any] = {"balance_labels": self.balance_labels}
             share |= {key: options.pop(key) for key in ("repeats", "weight", "balance_labels") if key in options}
-            parts[name] = DataArguments(dataset, data_dir, options, allow_missing=self.allow_missing)
+            streaming = options.pop("streaming", self.streaming)
+            arguments = {"allow_missing": self.allow_missing, "streaming": streaming}
+            parts[name] = DataArguments(dataset, data_dir, options, **arguments)
             parts[name].share = share
         return parts
 
@@ -111,6 +122,11 @@ class DataArguments(DatasetArguments):
         """All options of the builder, including `data_dir`; of several builders by name, without `data_dir`."""
         options = {name: {**as_mapping(part.dataset_config), **part.share} for name, part in self.parts.items()}
         return options or super().builder_options
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        shares = {"dataset_temperature": self.dataset_temperature, "balance_labels": self.balance_labels}
+        return {**super().identity, **shares}
 
     @property
     def origin(self) -> str:

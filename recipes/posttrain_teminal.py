@@ -125,6 +125,7 @@ def run_stage(
     last = last_checkpoint(folder, resumes=args.resume_from_checkpoint is not None)
     shared = {option.name: getattr(args, option.name) for option in fields(args) if option.init}
     stage_args = TemporalTrainingArguments(**{**shared, "stage": stage, "output_dir": str(folder)})
+    stage_args.training_data = args.training_data
     selection, scored = (
         TemporalTrainer(model, stage_args, items[0], eval_items, processing_class=processor) for eval_items in items[1:]
     )
@@ -208,6 +209,7 @@ def train_and_save(
         raise ValueError("no model was given; pass --model with a folder or a Hub id")
     started = time.perf_counter()
     set_seed(args.seed)
+    args.training_data = post_args.identity
     origin = post_args.origin
 
     model, processor = load_start(post_args.model)

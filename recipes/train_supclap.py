@@ -239,6 +239,7 @@ def train_and_save(
     from modeling_supclap import SupCLAPModel, evaluation
     from modeling_supclap.datasets_scripts.overlap.trained_sources import save_trained_sources
     from modeling_supclap.datasets_scripts.schema import without_audio
+    from modeling_supclap.datasets_scripts.stream import RowStream
     from modeling_supclap.evaluation.report import write_report
     from modeling_supclap.training.callbacks import LANGUAGE_ERRORS
     from modeling_supclap.training.collator import filter_bad_audio
@@ -247,12 +248,14 @@ def train_and_save(
 
     started, started_process = time.perf_counter(), time.process_time()
     args.resume_from_checkpoint = find_checkpoint(args)
+    args.training_data = data_args.identity
     set_seed(args.seed)
 
     with args.main_process_first(desc="preparing the data"):
         splits = data_args.load_splits()
     checked = dict(splits)
-    if data_args.streaming and "train" in splits:
+    is_stream = isinstance(splits.get("train"), RowStream)
+    if is_stream:
         checked["train"] = list(islice(without_audio(splits["train"]).shuffle(args.seed), SAMPLE_ROWS))
     check_splits(checked, data_args, args)
     parts = {"": data_args, **data_args.parts}
@@ -294,7 +297,7 @@ def train_and_save(
         return
 
     output = Path(args.output_dir or ".")
-    if not data_args.streaming:
+    if not is_stream:
         save_trained_sources(splits["train"], output, model_args.model)
     for name, results in all_results.items():
         dataset, options = parts[name].dataset, parts[name].builder_options

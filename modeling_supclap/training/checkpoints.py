@@ -172,7 +172,10 @@ def refuse_another_run(
     run, settings = json.loads((folder / RUN_FILE).read_text(encoding="utf-8")), _settings(args, batches)
     # Arguments that did not exist when the run started had their defaults.
     defaults = {field.name: get_default(field) for field in fields(args) if field.name in settings}
-    differences = _differences({**defaults, **run["settings"]}, settings)
+    saved = {**defaults, **run["settings"]}
+    if saved["training_data"] is None or settings["training_data"] is None:  # an older version, or no recipe
+        saved["training_data"] = settings["training_data"]
+    differences = _differences(saved, settings)
     before, now = set(run["trainable"]), set(_trainable(module))
     if before - now:
         differences.append(

@@ -50,9 +50,13 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
 
     `dataloader_persistent_workers` is off, because with it a resumed run draws other dropout masks: the loader draws
     its seed from torch's generator once per run instead of once per epoch.
+
+    Attributes:
+        training_data: Name and options of the training data, set by recipes. A resumed run must have the same.
     """
 
     dataloader_pin_memory: bool = field(default_factory=torch.cuda.is_available)
+    training_data: dict[str, Any] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         num_launched = int(os.environ.get("WORLD_SIZE", "1"))

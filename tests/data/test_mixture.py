@@ -2,6 +2,7 @@
 
 import logging
 from collections import Counter
+from operator import itemgetter
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from datasets import Dataset, Value, concatenate_datasets
 
 from modeling_supclap.datasets_scripts.mixture import expected_counts, mix
 from modeling_supclap.datasets_scripts.schema import EXPECTED_COUNT, features, require_captions, validate_row
+from modeling_supclap.datasets_scripts.stream import RowGroup, RowStream
 
 
 def make_rows(count, languages=("eng",), source="freesound", labels=(("dog",),), samples=False):
@@ -98,6 +100,59 @@ def test_refused_options(options, temperature, message):
     sets = {"a": make_rows(2), "b": make_rows(2, labels=(("dog",), ()))}
     with pytest.raises(ValueError, match=message):
         expected_counts(sets, options, temperature)
+
+
+class Held:
+    """A split in memory, in row groups of four, to be streamed."""
+
+    def __init__(self, rows):
+        self.licenses, self.digest, self.features, self.rows = {}, "", rows.features, rows.to_list()
+        starts = range(0, len(rows), 4)
+        self.row_groups = [RowGroup("", start, min(4, len(rows) - start)) for start in starts]
+
+    def read(self, group, columns):
+        rows = self.rows[group.location :]
+        return lambda number: {name: rows[number][name] for name in columns}
+
+
+def test_streams_are_mixed_with_map_style_rows():
+    captioned = RowStream(Held(make_rows(10, ("eng", "fra")))).map(lambda row: {**row, "labels": ["new"]})
+    sets = {
+        "a": {"train": captioned},
+        "b": {"train": make_rows(6, ("jpn",), samples=True), "test": make_rows(2)},
+        "c": {"train": RowStream(Held(make_rows(7)))},
+    }
+    expected = {"a": 0.3, "b": 2.5, "c": 1}
+    mixed = mix(sets, {name: {"repeats": count} for name, count in expected.items()})
+    assert mixed["test"]["dataset"][:] == ["b", "b"]
+    train = mixed["train"].shuffle(seed=3)
+    assert train.licenses == {"": 17, "CC0-1.0": 6}
+    assert "audio_path" not in next(iter(train.remove_columns(["audio_path", "clip_id"])))
+
+    total, orders = Counter(), set()
+    for epoch in range(60):
+        train.set_epoch(epoch)
+        rows = list(train)
+        assert len(rows) == len(train) == 25
+        copies = Counter(row["clip_index"] for row in rows)
+        last = {row["clip_index"]: row["repetition"] for row in sorted(rows, key=itemgetter("repetition"))}
+        assert copies == {clip: repetition + 1 for clip, repetition in last.items()}
+        assert all(copies[clip] in (2, 3) for clip in range(10, 16))
+        total.update(row["clip_id"] for row in rows)
+        orders.add(tuple(row["clip_id"] for row in rows))
+    assert len(orders) == 60
+    for name, (start, end) in {"a": (0, 10), "b": (10, 16), "c": (16, 23)}.items():
+        means = np.array([total[f"{name}/clip{clip}"] for clip in range(end - start)]) / 60
+        assert means.mean() == pytest.approx(expected[name], abs=0.02)
+        assert means == pytest.approx(expected[name], abs=0.25)  # standard error: 0.06
+    row = next(row for row in rows if row["dataset"] == "a")
+    assert (row["captions"]["jpn"], row["samples"], row["labels"]) == ([], None, ["new"])
+    row = next(row for row in rows if row["dataset"] == "b")
+    assert row["captions"].keys() == {"eng", "fra", "jpn"}
+    assert row["samples"] == bytes([row["clip_index"] - 10, 0])
+
+    with pytest.raises(ValueError, match=r"balance_labels.*'b'"):
+        mix(sets, {"b": {"balance_labels": True}})
 
 
 def test_recordings_shared_with_the_test_split_of_another_dataset_are_named(caplog):

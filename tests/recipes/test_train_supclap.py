@@ -23,6 +23,7 @@ from modeling_supclap.datasets_scripts import load_splits
 from modeling_supclap.datasets_scripts.atomic_files import InUseError, folder_lock
 from modeling_supclap.datasets_scripts.audio import BadAudioError
 from modeling_supclap.datasets_scripts.prepare import Request, prepare
+from modeling_supclap.datasets_scripts.stream import RowStream
 from modeling_supclap.evaluation import EmbeddingCache, Results, compare, evaluate
 from modeling_supclap.recipes import posttrain_teminal, train_supclap
 from modeling_supclap.recipes.arguments import parse_arguments
@@ -113,6 +114,12 @@ def test_the_folder_is_a_model_with_its_processor(run):
 def test_a_used_folder_is_not_written_over(run):
     with pytest.raises(ValueError, match=r"checkpoint-8.*--resume_from_checkpoint"):
         run_recipe(train_supclap, ROOT / SMOKE, "--output_dir", run)
+
+
+def test_other_training_data_is_refused_on_resume(run):
+    words = ["--output_dir", run, "--resume_from_checkpoint", "last", "--num_train", 32]
+    with pytest.raises(ValueError, match=r"checkpoint-8.*training_data\.num_train was 64 and is 32"):
+        run_recipe(train_supclap, ROOT / SMOKE, *words)
 
 
 @pytest.mark.parametrize("split", ["validation", "test"])
@@ -263,6 +270,14 @@ def test_a_prepared_set_is_streamed_and_goes_by_the_name_of_what_it_was_made_fro
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert (results["protocol"]["origin"], results["protocol"]["dataset"]) == ("audio_folder", "prepared")
 
+    generated = {"dataset": "synthetic", "streaming": False, "num_train": 4, "num_validation": 2, "num_test": 2}
+    sets = [{"dataset": "prepared", "data_dir": str(tmp_path / "set")}, generated]
+    words = ["--datasets", *map(json.dumps, sets), "--streaming", "true"]
+    mixed = parse_arguments(train_supclap.OPTIONS, words)[0].load_splits()
+    assert isinstance(mixed["train"], RowStream)
+    for rows in mixed.values():
+        assert {row["dataset"] for row in rows} == {"prepared", "synthetic"}
+
 
 @pytest.mark.process
 @pytest.mark.slow
@@ -360,7 +375,7 @@ def test_launched_it_trains_on_two_datasets_and_reports_each(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--datasets", '{"dataset": "esc50"}', "--streaming", "true"], "streaming"),
+        (["--balance_labels", "true", "--streaming", "true"], "streaming.*balance_labels"),
         (["--datasets", '{"data_dir": "A"}'], "data_dir.*'A'"),
         (["--datasets", '{"dataset": "esc50"}', '{"dataset": "esc50"}'], "esc50.*name"),
         (["--datasets", '{"dataset": "esc50", "name": "a/b"}'], "a/b"),

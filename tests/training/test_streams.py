@@ -14,11 +14,13 @@ import torch
 from crash_callbacks import KillAt, Killed, assert_workers_end_with_their_parent, name_worker
 from prepared_sets import make_folder
 from processes import run_processes
+from recordings import tone_rows
 from test_trainer import arguments, losses, processor
 from web_server import served
 
 from modeling_supclap.datasets_scripts import load_splits
 from modeling_supclap.datasets_scripts import prepare as preparing
+from modeling_supclap.datasets_scripts.mixture import mix
 from modeling_supclap.datasets_scripts.prepare import Request, prepare
 from modeling_supclap.training.distributed import leave_process_group
 from modeling_supclap.training.trainer import SupCLAPTrainer
@@ -69,7 +71,16 @@ def hub(folder):
 
 
 def load_train(data_dir):
-    """The training split of either kind, as a stream."""
+    """The training split of either kind, as a stream; or a mix of both with tones that have English captions only."""
+    if data_dir.endswith("mix"):
+        folder = Path(data_dir).parent
+        rows = {name: load_train(str(folder / name)) for name in ("hub", "int16")}
+        tones = tone_rows(folder, count=8)
+        for row in tones:
+            row["captions"] = {"eng": row["captions"]["eng"]}
+        rows["tones"] = datasets.Dataset.from_list(tones)
+        shares = {"hub": {"repeats": 0.3}, "int16": {"repeats": 0.35}, "tones": {"repeats": 1.25}}
+        return mix({name: {"train": of_set} for name, of_set in rows.items()}, shares)["train"]
     if data_dir.endswith("hub"):
         options = {"validation_fraction": 0, "test_fraction": 0}
         return load_splits("hf", data_dir=data_dir, streaming=True, **options)["train"]
@@ -117,10 +128,12 @@ def test_a_killed_run_sees_the_same_batches_and_ends_with_the_same_weights(folde
     assert first != second
 
 
-def test_a_set_that_others_made_is_resumed_too(hub, tmp_path):
-    whole = build(tmp_path / "whole", str(hub))
+def test_a_mix_of_streams_is_resumed_too(hub, tmp_path):
+    data_dir = str(hub.parent / "mix")
+    whole = build(tmp_path / "whole", data_dir)
     whole.train()
-    assert_same_end(cut_and_resume(tmp_path / "cut", str(hub), 5), whole, 5)
+    assert len(whole.batches) == 14
+    assert_same_end(cut_and_resume(tmp_path / "cut", data_dir, 5), whole, 5)
 
 
 def test_it_goes_on_with_as_many_workers_only(folder, tmp_path):
@@ -162,7 +175,7 @@ def train_and_report(data_dir, output, batch_size):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("name", ["int16", "hub"])
+@pytest.mark.parametrize("name", ["int16", "mix"])
 def test_two_processes_see_the_batches_of_one_and_resume(folder, hub, tmp_path, name):
     train_and_report(str(folder / name), str(tmp_path), "4")
     run_processes(__file__, str(folder / name), str(tmp_path), "2")
