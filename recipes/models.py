@@ -25,5 +25,12 @@ def load_start(name: str) -> tuple[SupCLAPModel, SupCLAPProcessor]:
         clap = load_clap(name)
         if getattr(clap.config.audio_config, "enable_fusion", False):
             say(f"{name}: {FUSION_REMARK}")
-        return supclap_from_clap(clap), processor_from_clap(ClapProcessor.from_pretrained(name))
-    return SupCLAPModel.from_pretrained(name), SupCLAPProcessor.from_pretrained(name)
+        return supclap_from_clap(clap), load_processor(name)
+    return SupCLAPModel.from_pretrained(name), load_processor(name)
+
+
+def load_processor(name: str) -> SupCLAPProcessor:
+    """Load the processor of a SupCLAP model or a transformers `ClapModel` from a Hub id or folder."""
+    if is_clap(name):
+        return processor_from_clap(ClapProcessor.from_pretrained(name))
+    return SupCLAPProcessor.from_pretrained(name)

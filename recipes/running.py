@@ -129,10 +129,11 @@ def train(trainer: Trainer, checkpoint: str | None = None) -> None:
         raise StoppedError(advice)
 
 
-def require_usable_audio(splits: Mapping[str, Any], args: SupCLAPTrainingArguments) -> None:
+def require_usable_audio(splits: Mapping[str, Any], args: SupCLAPTrainingArguments, min_seconds: float = 0.0) -> None:
     """Read all validation and test recordings before training, and raise for the first unusable one.
 
-    If `args.on_bad_audio` is not "error", nothing is read, because the splits contain no unusable recordings.
+    Recordings shorter than `min_seconds` are unusable. If `args.on_bad_audio` is not "error", nothing is read, because
+    the splits contain no unusable recordings.
     """
     from modeling_supclap.datasets_scripts.audio import BadAudioError
     from modeling_supclap.datasets_scripts.bad_audio import find_bad_audio
@@ -143,7 +144,7 @@ def require_usable_audio(splits: Mapping[str, Any], args: SupCLAPTrainingArgumen
         bad = []
         with args.main_process_first(local=False, desc=f"reading the recordings of the {name} split"):
             if name in splits and is_first_process():
-                bad = find_bad_audio(splits[name], max(1, args.dataloader_num_workers))
+                bad = find_bad_audio(splits[name], max(1, args.dataloader_num_workers), min_seconds)
         if bad:
             raise BadAudioError(
                 f"{len(bad)} of the {len(splits[name])} {name} recordings cannot be used, first that of clip "

@@ -203,20 +203,17 @@ def evaluate_test_split(trainer: SupCLAPTrainer, rows: Any, templates: list[str]
     return results
 
 
-def make_model(
-    model_args: ModelArguments, args: SupCLAPTrainingArguments, rows: Any
-) -> tuple[SupCLAPModel, SupCLAPProcessor]:
-    """Build or load the model and its processor. From scratch, the tokenizer is trained on the captions of `rows`."""
+def make_processor(model_args: ModelArguments, args: SupCLAPTrainingArguments, rows: Any) -> SupCLAPProcessor:
+    """Build or load the processor. From scratch, the tokenizer is trained on the captions of `rows`."""
     from modeling_supclap import SupCLAPProcessor
-    from modeling_supclap.recipes.models import load_start
+    from modeling_supclap.recipes.models import load_processor
 
     if model_args.model is not None:
-        return load_start(model_args.model)
+        return load_processor(model_args.model)
     if args.resume_from_checkpoint is None:
-        processor = build_processor(model_args, rows, args.languages)
-    else:  # keep the tokenizer: training it on other recordings would change it
-        processor = SupCLAPProcessor.from_pretrained(args.resume_from_checkpoint)
-    return build_model(model_args, processor), processor
+        return build_processor(model_args, rows, args.languages)
+    # Keep the tokenizer: training it on other recordings would change it.
+    return SupCLAPProcessor.from_pretrained(args.resume_from_checkpoint)
 
 
 def main() -> None:
@@ -241,8 +238,9 @@ def train_and_save(
     from modeling_supclap.datasets_scripts.schema import without_audio
     from modeling_supclap.datasets_scripts.stream import RowStream
     from modeling_supclap.evaluation.report import write_report
+    from modeling_supclap.recipes.models import load_start
     from modeling_supclap.training.callbacks import LANGUAGE_ERRORS
-    from modeling_supclap.training.collator import filter_bad_audio
+    from modeling_supclap.training.collator import filter_bad_audio, min_seconds
     from modeling_supclap.training.plots import plot_drift, plot_training_curves
     from modeling_supclap.training.trainer import SupCLAPTrainer
 
@@ -260,11 +258,12 @@ def train_and_save(
     check_splits(checked, data_args, args)
     parts = {"": data_args, **data_args.parts}
     origins = {name: part.origin for name, part in parts.items()}
-    require_usable_audio(splits, args)
-    if "test" in splits:
-        splits["test"] = filter_bad_audio(splits["test"], args)  # the trainer does this with its own splits
+    processor = make_processor(model_args, args, checked["train"])
+    require_usable_audio(splits, args, min_seconds(processor))
+    if "test" in splits:  # the trainer does this with its own splits
+        splits["test"] = filter_bad_audio(splits["test"], args, min_seconds(processor))
 
-    model, processor = make_model(model_args, args, checked["train"])
+    model = build_model(model_args, processor) if model_args.model is None else load_start(model_args.model)[0]
     part_args.choose_parameters(model)
     trainer = SupCLAPTrainer(
         model, args, train_dataset=splits["train"], eval_dataset=splits.get("validation"), processing_class=processor

@@ -96,6 +96,12 @@ class IndexedRows(Dataset):
         return item, position - int(self._drawn[2][item])
 
 
+def min_seconds(processor: SupCLAPProcessor) -> float:
+    """Return the minimum duration of a recording in seconds; 0 if the feature extractor has none."""
+    extractor = processor.feature_extractor
+    return getattr(extractor, "min_samples", 0) / extractor.sampling_rate
+
+
 def filter_bad_audio(rows: Any, args: SupCLAPTrainingArguments, min_seconds: float = 0.0) -> Any:
     """Remove rows with unusable recordings, if requested by `args.on_bad_audio`.
 
@@ -131,7 +137,7 @@ class ContrastiveCollator:
     ) -> None:
         self.processor = processor
         self.rate_hz = processor.feature_extractor.sampling_rate
-        self.min_seconds = getattr(processor.feature_extractor, "min_samples", 0) / self.rate_hz
+        self.min_seconds = min_seconds(processor)
         self.languages = tuple(languages)
         self.positives = positives
         self.max_audio_seconds = max_audio_seconds

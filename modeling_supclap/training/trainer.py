@@ -53,7 +53,7 @@ from .callbacks import (
     ThroughputCallback,
 )
 from .checkpoints import last_checkpoint, refuse_another_run, write_frozen, write_run_file
-from .collator import EvaluationCollator, IndexedRows, TemporalCollator, TrainingCollator, filter_bad_audio
+from .collator import EvaluationCollator, IndexedRows, TemporalCollator, TrainingCollator, filter_bad_audio, min_seconds
 from .contrastive_module import ContrastiveModule
 from .drift import radius_by_hard_negatives
 from .objectives import SupportVectorRegularizer, TemporalObjective, build_objective, load_objective
@@ -229,8 +229,7 @@ class SupCLAPTrainer(Trainer):
             from modeling_supclap.datasets_scripts.builders.hf import as_rows
 
             rows = as_rows(rows, caption_language=args.languages[0])
-        extractor = self.processor.feature_extractor
-        rows = filter_bad_audio(rows, args, getattr(extractor, "min_samples", 0) / extractor.sampling_rate)
+        rows = filter_bad_audio(rows, args, min_seconds(self.processor))
         if args.positives == "clip" and args.process_index == 0:
             warn_of_shared_captions(rows)
         return rows

@@ -226,13 +226,26 @@ def test_without_validation_and_test_splits_the_last_checkpoint_is_kept(sounds, 
     SupCLAPModel.from_pretrained(tmp_path / "run")
 
 
-def test_the_recipe_reads_the_test_recordings_before_it_trains(sounds, tmp_path, monkeypatch):
-    splits = load_splits("audio_folder", data_dir=str(sounds), languages=["eng"])
-    Path(splits["test"][0]["audio_path"]).write_bytes(b"junk")
-    monkeypatch.setattr(train_supclap, "make_model", lambda *_: pytest.fail("there is a model to train already"))
+@pytest.mark.parametrize(
+    ("samples", "on_bad_audio", "message"),
+    [
+        (None, "error", r"\btest\b"),
+        (1600, "error", r"\btest\b.*0\.1000 s"),  # shorter than the minimum of CED
+        (1600, "skip", r"0\.1000 s"),  # the only test recording
+    ],
+)
+def test_bad_test_recordings_are_an_error_before_training(
+    sounds, tmp_path, monkeypatch, samples, on_bad_audio, message
+):
+    path = Path(load_splits("audio_folder", data_dir=str(sounds), languages=["eng"])["test"][0]["audio_path"])
+    if samples is None:
+        path.write_bytes(b"junk")
+    else:
+        soundfile.write(path, np.full(samples, 0.1), 16000)
+    monkeypatch.setattr(train_supclap, "build_model", lambda *_: pytest.fail("the model was built before the check"))
     words = ["--dataset", "audio_folder", "--data_dir", sounds, "--languages", "eng", *WORDS]
-    with pytest.raises(BadAudioError, match=r"\btest\b"):
-        run_recipe(train_supclap, *words, "--output_dir", tmp_path / "run")
+    with pytest.raises(BadAudioError, match=message):
+        run_recipe(train_supclap, *words, "--on_bad_audio", on_bad_audio, "--output_dir", tmp_path / "run")
 
 
 def test_templates_without_labels_are_refused_before_the_run(sounds):
