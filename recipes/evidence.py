@@ -72,7 +72,7 @@ def run_study(name: str, study: Mapping[str, Any], args: ReproductionArguments) 
     for arm, doubling in itertools.product(arms, range(study["doublings"] + 1)):
         settings = {key: values[0] for key, values in study["grid"].items()}
         settings["num_train_epochs"] = study["num_train_epochs"] * 2**doubling
-        runs = [[build_step(arm, study, settings, seed, args)] for seed in seeds]
+        runs = [build_steps(arm, study, settings, seed, args) for seed in seeds]
         cells.append(reproduce.Cell(arm, study["arms"][arm]["model"], None, name, runs))
     if not reproduce.check_inputs(name, cells, args):
         return None
@@ -84,9 +84,8 @@ def run_study(name: str, study: Mapping[str, Any], args: ReproductionArguments) 
         for arm in arms:
             of_epochs = []
             for seed in seeds:
-                step = build_step(arm, study, tuned[arm] | {"num_train_epochs": epochs}, seed, args)
-                reproduce.run_step(step)
-                of_epochs.append(read_point(step, study["columns"]))
+                steps = build_steps(arm, study, tuned[arm] | {"num_train_epochs": epochs}, seed, args)
+                of_epochs.append(run_and_read(steps, study["columns"]))
             points[arm].append(of_epochs)
 
         means = [np.mean([point["validation"] for point in of_epochs]) for of_epochs in points[baseline]]
@@ -107,7 +106,7 @@ def write_study(
     args: ReproductionArguments,
 ) -> Path:
     """Write a study as JSON, learning curves and Markdown. Return the path of the Markdown file."""
-    content = {key: study.get(key, "") for key in ("title", "claim", "columns")}
+    content = {key: study[key] for key in ("title", "claim", "method", "columns")}
     content |= {"study": name, "seeds": [point["seed"] for point in next(iter(points.values()))[0]]}
     content |= {"converged": converged, "settings": as_mapping(args.settings)}
     content["arms"] = summarize(points, study, tuned)
@@ -119,15 +118,34 @@ def write_study(
     return stem.with_suffix(".md")
 
 
-def build_step(
+def build_steps(
     arm: str, study: Mapping[str, Any], settings: Mapping[str, Any], seed: int, args: ReproductionArguments
-) -> Step:
-    """Build the training run of an arm. The data of generated datasets depends on the seed."""
+) -> list[Step]:
+    """List the steps of one run: train the initial model, train the arm, and evaluate it.
+
+    The data depend on the seed: generated data are drawn with it, and it selects the test fold of ESC-50.
+    """
+
+    def add_seed(settings: Mapping[str, Any]) -> dict[str, Any]:
+        config = dict(as_mapping(settings.get("dataset_config")))
+        if not reproduce.reads_folder(settings.get("dataset", "synthetic")):
+            config["seed"] = seed
+        elif "test_fold" in config:
+            config["test_fold"] = seed % 5 + 1
+        return {**settings, "dataset_config": config, "seed": seed}
+
+    steps = []
     merged = read_settings(CONFIGS / study["base"]) | study["arms"][arm].get("settings", {})
-    merged |= {**settings, **as_mapping(args.settings), "seed": seed}
-    if not reproduce.reads_folder(merged.get("dataset", "synthetic")):
-        merged["dataset_config"] = {**as_mapping(merged.get("dataset_config")), "seed": seed}
-    return reproduce.build_step(arm, "train", merged, args)
+    if "start" in study:
+        start = add_seed(read_settings(CONFIGS / study["start"]))
+        steps.append(reproduce.build_step("start", "train", start, args))
+        merged["model"] = str(steps[0].folder)
+    merged = add_seed({**merged, **settings, **as_mapping(args.settings)})
+    steps.append(reproduce.build_step(arm, study.get("recipe", "train"), merged, args))
+    if "evaluate" in study:
+        evaluation = {**add_seed(study["evaluate"]), "model": str(steps[-1].folder)}
+        steps.append(reproduce.build_step(arm, "evaluate", evaluation, args))
+    return steps
 
 
 def tune(arm: str, study: Mapping[str, Any], args: ReproductionArguments) -> dict[str, Any]:
@@ -137,23 +155,24 @@ def tune(arm: str, study: Mapping[str, Any], args: ReproductionArguments) -> dic
     for values in itertools.product(*study["grid"].values()):
         settings = dict(zip(study["grid"], values, strict=True))
         epochs = {"num_train_epochs": study["tuning_epochs"]}
-        step = build_step(arm, study, settings | epochs, TUNING_SEED, args)
-        reproduce.run_step(step)
-        score = read_point(step, study["columns"])["validation"]
+        steps = build_steps(arm, study, settings | epochs, TUNING_SEED, args)
+        score = run_and_read(steps, study["columns"])["validation"]
         say(f"{arm}: validation score {score:.3f} with {settings}")
         if score > best_score:
             best, best_score = settings, score
     return best
 
 
-def read_point(step: Step, columns: Sequence[str]) -> Point:
-    """Read the scores and costs of a finished run."""
-    results, log = reproduce.load_run([step])
+def run_and_read(steps: Sequence[Step], columns: Sequence[str]) -> Point:
+    """Run the unfinished steps of a run, and read its scores and costs."""
+    for step in steps:
+        reproduce.run_step(step)
+    results, log = reproduce.load_run(steps)
     scores = {column: reproduce.get_value(results, log, column.split()) for column in columns}
     (validation,) = results.content["training"]["best_validation"].values()
     cost = reproduce.get_cost([(results, log)])
     return {
-        "seed": step.settings["seed"],
+        "seed": steps[-1].settings["seed"],
         "validation": validation,
         "scores": scores,
         "score": float(np.mean(list(scores.values()))),
@@ -303,12 +322,17 @@ def plot_curves(content: Mapping[str, Any], path: Path) -> None:
         figure.savefig(unfinished, format="png", dpi=120)
 
 
+def format_percent(score: Mapping[str, float], sign: str = "") -> str:
+    """Format a mean and its interval in percent.
+
+    >>> format_percent({"mean": 0.05, "low": -0.01, "high": 0.11}, "+")
+    '+5.0 (-1.0 to +11.0)'
+    """
+    return f"{100 * score['mean']:{sign}.1f} ({100 * score['low']:{sign}.1f} to {100 * score['high']:{sign}.1f})"
+
+
 def render_study(content: Mapping[str, Any], figure: str) -> str:
     """Return the Markdown of a study: verdict, table with one line per arm, learning curves and tuned settings."""
-
-    def percent(score: Mapping[str, float], sign: str = "") -> str:
-        return f"{100 * score['mean']:{sign}.1f} ({100 * score['low']:{sign}.1f} to {100 * score['high']:{sign}.1f})"
-
     table = [["arm", *(f"{points[0]['steps']:.0f} steps" for points in next(iter(content["arms"].values()))["points"])]]
     table[0] += [
         "difference at the end",
@@ -320,9 +344,11 @@ def render_study(content: Mapping[str, Any], figure: str) -> str:
     ]
     for arm in content["arms"].values():
         line = [arm["model"]]
-        line += map(percent, arm["scores"])
+        line += map(format_percent, arm["scores"])
         differences = arm.get("differences", {})
-        line += [percent(differences[key], "+") if differences else "" for key in ("final", "captions", "seconds")]
+        line += [
+            format_percent(differences[key], "+") if differences else "" for key in ("final", "captions", "seconds")
+        ]
         ratio = arm["to_90"].get("steps")
         line.append(f"{ratio['mean']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})" if ratio else "not reached")
         line += [f"{np.mean([run[cost] for run in arm['points'][-1]]):,.0f}" for cost in ("captions", "seconds")]

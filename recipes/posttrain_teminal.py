@@ -27,6 +27,8 @@ from modeling_supclap.recipes.running import only_run, run_command, train
 from modeling_supclap.training.options import AllStagesOptions
 
 if TYPE_CHECKING:
+    from transformers import TrainerState
+
     from modeling_supclap import SupCLAPModel, SupCLAPProcessor, evaluation
     from modeling_supclap.datasets_scripts.temporal.items import TemporalItems
     from modeling_supclap.training.trainer import TemporalTrainer
@@ -112,8 +114,8 @@ def run_stage(
     processor: SupCLAPProcessor,
     args: TemporalTrainingArguments,
     items: tuple[TemporalItems, TemporalItems, TemporalItems],
-) -> Any:
-    """Train one TeminAL stage in its own folder, and return its predictions for the held-out pairs.
+) -> tuple[Any, TrainerState]:
+    """Train one TeminAL stage in its own folder. Return predictions for the held-out pairs, and the trainer's state.
 
     If requested, the stage resumes from its last checkpoint.
     """
@@ -132,7 +134,7 @@ def run_stage(
 
     train(selection, last)
     selection.save_state()  # the log, for figures of several runs
-    return scored.predict(scored.eval_rows)
+    return scored.predict(scored.eval_rows), selection.state
 
 
 def score_stages(
@@ -207,7 +209,7 @@ def train_and_save(
 
     if post_args.model is None:
         raise ValueError("no model was given; pass --model with a folder or a Hub id")
-    started = time.perf_counter()
+    started, started_process = time.perf_counter(), time.process_time()
     set_seed(args.seed)
     args.training_data = post_args.identity
     origin = post_args.origin
@@ -222,8 +224,10 @@ def train_and_save(
     if trainer.is_fsdp_enabled:
         raise ValueError("post-training does not support FSDP; launch it without --fsdp and FSDP configuration")
     predictions = {"before": trainer.predict(trainer.eval_rows)}
+    states = []
     for stage in post_args.stages:
-        predictions[f"stage_{stage}"] = run_stage(stage, model, processor, args, items)
+        predictions[f"stage_{stage}"], state = run_stage(stage, model, processor, args, items)
+        states.append(state)
     if not trainer.is_world_process_zero():
         return
 
@@ -238,8 +242,21 @@ def train_and_save(
     data = {"dataset": post_args.dataset, "origin": origin}
     results = score_stages(predictions, trainer, items[2].rows, data)
     seconds = time.perf_counter() - started
+    texts = len(args.languages) if args.text_scheme == "kcl" else 1
+    captions = 0
+    for stage, state in zip(post_args.stages, states, strict=True):
+        items_per_pair = {"a": 2, "b": 3}[stage]
+        captions += state.global_step * args.train_batch_size * args.world_size * items_per_pair * texts
     arguments = {**vars(post_args), **vars(part_args), **args.to_dict()}
-    results.content["training"] = {"seconds": seconds, **trained, "arguments": arguments}
+    results.content["training"] = {
+        "best_validation": {args.metric_for_best_model: states[-1].best_metric},
+        "steps": sum(state.global_step for state in states),
+        "captions": captions,
+        "seconds": seconds,
+        "process_seconds": time.process_time() - started_process,
+        **trained,
+        "arguments": arguments,
+    }
     results.save(output)
     write_report(results, output / "report.html")
     trainer.create_model_card(finetuned_from=post_args.model)

@@ -590,11 +590,14 @@ def get_cost(runs: Sequence[Run]) -> dict[str, float]:
     for results, _ in runs:
         training = results.content["training"]
         if "steps" in training:
+            costs["steps"].append(training["steps"])
+        if "captions" in training:  # of post-training
+            costs["captions"].append(training["captions"])
+        elif "steps" in training:
             arguments = training["arguments"]
             texts = {"kcl": len(arguments["languages"]), "cacl": 2}.get(arguments["loss"], 1)
             clips = arguments["per_device_train_batch_size"] * arguments["gradient_accumulation_steps"]
             clips *= training.get("processes", 1)
-            costs["steps"].append(training["steps"])
             costs["captions"].append(training["steps"] * clips * texts)
         if training:
             costs["seconds"].append(training.get("process_seconds", training["seconds"]))

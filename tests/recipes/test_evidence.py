@@ -174,16 +174,20 @@ def test_a_dry_run_trains_nothing(train, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_every_arm_is_a_training(name, tmp_path):
+def test_the_recipes_take_the_settings_of_each_arm(name, tmp_path):
     study = STUDIES[name]
     assert study["method"] in study["arms"]
     assert set(study.get("controls", ())) <= set(study["arms"])
     assert len(study["seeds"]) >= 5
-    args = ReproductionArguments(output_dir=str(tmp_path))
+    args = ReproductionArguments(output_dir=str(tmp_path), data_dir=str(tmp_path))
     for arm in study["arms"]:
-        step = evidence.build_step(arm, study, {"num_train_epochs": 1}, 3, args)
-        parse_arguments(reproduce.RECIPES["train"][1], [reproduce.write_settings(step, tmp_path / arm)])
-        assert step.settings["dataset_config"]["seed"] == 3
+        steps = evidence.build_steps(arm, study, {"num_train_epochs": 1}, 3, args)
+        for step in steps:
+            parse_arguments(reproduce.RECIPES[step.recipe][1], [], settings=step.settings)
+            config = step.settings["dataset_config"]
+            assert (config["seed"] if step.settings["dataset"] == "scenes" else config["test_fold"] - 1) == 3
+        assert [step.settings["model"] for step in steps[1:]] == [str(step.folder) for step in steps[:-1]]
+        assert len(steps) == (3 if "start" in study else 1)
 
 
 def test_unknown_studies_and_too_few_seeds_are_named(tmp_path):

@@ -1,6 +1,7 @@
 """The TeminAL recipe, on a small folder in ESC-50's layout."""
 
 import io
+import json
 import re
 from contextlib import redirect_stdout
 
@@ -148,6 +149,10 @@ def test_both_stages_run_and_are_scored(run):
     printed = re.findall(r"^(?:audio encoder|text encoder|projections) .* ([\d,]+) +[\d.]+$", run[1], flags=re.M)
     assert trained["text_trained"] + trained["audio_trained"] == sum(int(n.replace(",", "")) for n in printed)
     assert 0 < trained["text_share"] < 1
+    steps = [json.loads((run[0] / f"stage_{stage}/trainer_state.json").read_text())["max_steps"] for stage in "ab"]
+    assert trained["steps"] == sum(steps)
+    assert trained["captions"] == 6 * (2 * steps[0] + 3 * steps[1])
+    assert 0 <= trained["best_validation"]["temporal_accuracy"] <= 1
     assert SupCLAPModel.from_pretrained(run[0]).config.temporal_prompts == "phrases"
 
 
