@@ -18,10 +18,11 @@ import numpy as np
 class ArrayMetric(evaluate.Metric):
     """Base class of metrics with rows of numbers as input.
 
-    `compute` also accepts row indices as input, together with an array as a keyword argument. `evaluate` stores the
-    input in Arrow, but not the keyword arguments. The description of the metric is the subclass docstring up to
-    "Args:"; the rest documents its inputs. `_compute` accepts `**kwargs` because `evaluate.combine` passes all keywords
-    to every metric.
+    `evaluate` stores the input in Arrow, but not keyword arguments. To save memory, pass an array as a keyword argument
+    of `compute`, and its row indices as input.
+
+    The docstring of a subclass up to "Args:" is the description of the metric; the rest describes the inputs.
+    `_compute` accepts `**kwargs` because `evaluate.combine` passes all keyword arguments to every metric.
     """
 
     citation_text: ClassVar[str] = ""

@@ -15,7 +15,7 @@ from modeling_supclap.metrics.mrv import mean_rank_variance
 class MRV(array_metric.ArrayMetric):
     """Mean rank variance (MRV).
 
-    For each query, compute the variance over languages of the rank of its correct answer. MRV is the mean over
+    The correct answer of a query has a rank in each language. MRV is the variance of these ranks, averaged over
     queries. It is 0 if every query has the same rank in all languages.
 
     Args:

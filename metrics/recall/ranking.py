@@ -300,7 +300,7 @@ def _finite_tiles(scores: NDArray[Any], rows: slice) -> Tiles:
 
 
 class LazySimilarity:
-    """Similarity matrix `queries @ candidates.T` that is computed in tiles on demand and never stored.
+    """Similarity matrix `queries @ candidates.T`, computed in tiles on demand to save memory.
 
     Scores have the dtype of the embeddings, at least float32. For unit vectors, their error is about 2e-8 on average
     and below 2e-7. Equal embeddings have bitwise equal scores, independent of their position and of the BLAS library.
@@ -376,7 +376,12 @@ class LazySimilarity:
             yield start, (queries @ candidates.T).astype(self._dtype, copy=False)
 
     def scored(self, rows: slice, columns: NDArray[np.int64]) -> tuple[NDArray[Any], Tiles]:
-        """Return the scores of `rows` at `columns` (undefined where -1), and an iterator over the tiles of `rows`."""
+        """Return the scores of some queries at some columns, and an iterator over the tiles of these queries.
+
+        Args:
+            rows: Slice of n queries.
+            columns: (n, M) columns to score. Where a column is -1, the score is undefined.
+        """
         if self.shape[1] <= _STORED_CANDIDATES:
             tiles = list(self.tiles(rows))
             block = np.concatenate([tile for _, tile in tiles], axis=1)
@@ -414,10 +419,10 @@ class LazySimilarity:
 def get_norms(
     embeds: NDArray[Any], name: str, is_unit: bool = True, largest_square: float = np.inf
 ) -> NDArray[np.float64]:
-    """Compute the norms (N, 1) of embeddings (N, d); raise ValueError if a norm is not finite, too large, or zero.
+    """Compute the norms (N, 1) of embeddings (N, d); raise ValueError if a norm is NaN, infinite, too large or zero.
 
-    If a norm is not within 0.01 of 1, warn that the embeddings are normalised. If `is_unit` is False, zero norms are
-    allowed and there is no warning.
+    If a norm differs from 1 by more than 0.01, warn that the embeddings are normalised. If `is_unit` is False, allow
+    zero norms and do not warn.
     """
     norms = np.sqrt(np.einsum("id,id->i", embeds, embeds, dtype=np.float64))[:, None]
     bad = np.flatnonzero(~(np.isfinite(norms) & (norms <= np.sqrt(largest_square))) | ((norms == 0) & is_unit))

@@ -25,7 +25,7 @@ def load_clap(name: str | Path) -> ClapModel:
     """
     fields, _ = PreTrainedConfig.get_config_dict(str(name))
     if fields.get("model_type") != ClapConfig.model_type:
-        raise ValueError(f"{name} has model_type {fields.get('model_type')!r}; give a whole CLAP, model_type 'clap'")
+        raise ValueError(f"{name} has model_type {fields.get('model_type')!r}; pass a CLAP model (model_type 'clap')")
     with naming_damaged_files(name):
         loaded: Any = ClapModel.from_pretrained(str(name), dtype=torch.float32, output_loading_info=True)
 

@@ -32,7 +32,7 @@ WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 # Files other than weights: configurations, tokenizer files, and the card with the license.
 SMALL_FILES = ["*.json", "*.txt", "sentencepiece*.model", "spm.model", "tokenizer.model", "README.md"]
 # Classes allowed in a pickle in addition to torch's own list. Restoring them only sets attributes and runs no code.
-# Legacy fairseq pickles an embedding module, LAION's optimizer contains numpy numbers, and GLAP's configuration paths.
+# Legacy fairseq files contain an embedding module, LAION's optimizer numpy numbers, and GLAP's configuration paths.
 _NUMPY_SCALAR = np.float64(0).__reduce__()[0]
 ALLOWED: list[Any] = [
     torch.nn.Embedding,

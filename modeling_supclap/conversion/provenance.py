@@ -147,9 +147,9 @@ def stated_license(source: str) -> str:
 
 
 def _tower(part: str, kind: str, source: str, recorded: Iterable[Mapping[str, Any]]) -> Origin:
-    """Return the recorded origin of a tower. If there is no record, build it from the name of the tower.
+    """Return the origin of a tower from the provenance of the whole model (`recorded`) or of the tower's folder.
 
-    The record may belong to the whole model (`recorded`) or to the tower's own folder.
+    If there is no such record, derive the origin from `source`, the Hub id or folder of the tower.
     """
     word = part.split()[0]
     own = read_provenance(source) if source else []

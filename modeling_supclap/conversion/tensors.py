@@ -163,7 +163,10 @@ def fill_exactly(model: nn.Module, tensors: Mapping[str, torch.Tensor], origin: 
 
 
 def refuse_faults(origin: str, target: str, faults: Mapping[str, list[str]]) -> None:
-    """Raise ValueError if any list in `{fault: [tensor name, ...]}` is not empty; show its length and first names."""
+    """Raise ValueError if a list in `{fault: [tensor name, ...]}` is not empty.
+
+    The message contains the length and the first names of each list.
+    """
     messages = [f"{len(names)} {fault} ({', '.join(names[:3])})" for fault, names in faults.items() if names]
     if messages:
         raise ValueError(f"{origin} does not fit {target}: {', '.join(messages)}")

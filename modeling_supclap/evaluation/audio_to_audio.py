@@ -20,15 +20,16 @@ if TYPE_CHECKING:
 def evaluate_audio_to_audio(
     split: EmbeddedSplit, options: EvaluationOptions
 ) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, Any]]:
-    """Rank the clips of other source recordings by the cosine of the clip embeddings (the mean over chunks).
+    """For each clip, rank the clips of other source recordings by the cosine similarity of the clip embeddings.
 
-    Clips without a correct candidate are not used as queries. The interval resamples source recordings.
+    A clip embedding is the mean over the chunks of the clip. A clip is a query only if it has a correct candidate. The
+    bootstrap intervals resample source recordings.
 
     Returns:
         Tuple of the scores `{"audio_to_audio": ...}`, the arrays for `Results`, and an empty part of the protocol.
 
     Raises:
-        ValueError: A clip has no label, or no two recordings share one.
+        ValueError: A clip has no label, or no two recordings share a label.
     """
     labels = label_matrix(split.rows)[0].astype(np.float32)
     sources = np.unique(split.sources, return_inverse=True)[1]

@@ -164,7 +164,7 @@ class EmbeddedSplit:
         return parts
 
     def languages(self, among: Sequence[str]) -> list[str]:
-        """Return the languages in which the rows have captions."""
+        """Return the languages in `among` in which at least one row has a caption."""
         return [language for language in among if any(row["captions"].get(language) for row in self.rows)]
 
     def texts(self, texts: Sequence[str], language: str) -> np.ndarray:
@@ -281,7 +281,7 @@ def split_from_predictions(
 
 
 def in_row_order(prediction: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Sort the audio and text embeddings that the Trainer gathered from all processes by row index.
+    """Return the audio and text embeddings of a Trainer prediction, sorted by row index.
 
     Raises:
         ValueError: A clip is missing or repeated, or an embedding is not finite.

@@ -59,7 +59,8 @@ class EmbeddingModel:
         sampling_rate_hz: Sampling rate of the waveforms.
         chunk_seconds: Maximum chunk length in seconds, or None for any length.
         window_seconds: Maximum audio length per forward pass of the encoder in seconds, or None for any length.
-        prompts: Sound names used in temporal post-training, "labels" or "phrases", or None for other models.
+        prompts: Type of sound names used in temporal post-training, "labels" or "phrases". None if the model was not
+            post-trained, or the type is unknown.
         min_seconds: Minimum recording length in seconds.
         fingerprint: Hash of the weights and all settings that affect the embeddings, or None if unknown.
         device: Device of the model.

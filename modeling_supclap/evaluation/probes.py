@@ -1,8 +1,9 @@
 """Probes: logistic regression on frozen audio embeddings, with scikit-learn.
 
-If there are folds, a probe trains on the clips of the other folds, else on the split `EmbeddedSplit.train`. It never
-trains on a recording that it classifies. A fifth of the training recordings is held out to choose C, the inverse of the
-regularisation strength. If clips have several labels, one binary classifier per class is trained, and the score is mAP.
+With cross-validation folds, a probe trains on the clips of the other folds. Otherwise it trains on the split
+`EmbeddedSplit.train`. It never trains on a recording that it classifies. A fifth of the training recordings is held out
+to choose C, the inverse of the regularisation strength. If clips have several labels, one binary classifier per class
+is trained, and the score is mAP.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ REPEATS = 5  # draws of a few-shot probe
 
 
 class Part(NamedTuple):
-    """Clips to train on, held-out clips, and clips of the split to classify: indices, embeddings and labels."""
+    """Training clips and test clips of one probe."""
 
-    embeds: np.ndarray  # (T, d), of all training clips
-    truth: np.ndarray  # (T, C), bool
-    fitted: np.ndarray
-    held: np.ndarray
-    tested: np.ndarray
-    tested_embeds: np.ndarray
+    embeds: np.ndarray  # embeddings of the T clips of the training split, (T, d)
+    truth: np.ndarray  # labels of these clips, (T, C), bool
+    fitted: np.ndarray  # indices of the clips to train on, among the T clips
+    held: np.ndarray  # indices of the clips held out to choose C, among the T clips
+    tested: np.ndarray  # indices of the clips to classify, in the evaluated split
+    tested_embeds: np.ndarray  # embeddings of the clips to classify
     is_single: bool  # whether all clips have one label
 
 
@@ -69,8 +70,8 @@ def evaluate_few_shot(
 ) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, Any]]:
     """Train on k clips per class, for each k in `options.shots`; scores are means over five random draws.
 
-    Intervals combine the draws and the tested recordings. Errors are those of `evaluate_linear_probe`. A class with
-    fewer than k clips has all of them drawn, with a UserWarning.
+    Intervals combine the variance over the draws and over the test recordings. If a class has fewer than k clips, all
+    of them are drawn, with a UserWarning. Result and errors are those of `evaluate_linear_probe`.
     """
     truth, classes, parts, settings = prepare_parts(split, options)
     scores: dict[str, Any] = {}
@@ -115,7 +116,7 @@ def draw_shots(truth: np.ndarray, classes: Sequence[str], shots: int, rng: np.ra
 def prepare_parts(
     split: EmbeddedSplit, options: EvaluationOptions
 ) -> tuple[np.ndarray, list[str], list[Part], dict[str, Any]]:
-    """Return the labels (N, C) of the split, the class names, one part per fold, and the settings."""
+    """Return the labels (N, C) of the split, the class names, one `Part` per fold, and the settings."""
     try:
         from sklearn.model_selection import GroupShuffleSplit
     except ImportError as error:
@@ -164,7 +165,10 @@ def _classify(part: Part, clips: np.ndarray, embeds: np.ndarray, strength: float
 
 
 def _fit_best(part: Part, clips: np.ndarray) -> tuple[float, np.ndarray]:
-    """Return the C with the highest mAP on the held-out clips (the smallest if several tie), and the tested scores."""
+    """Choose the C with the highest mAP on the held-out clips (on a tie, the smallest).
+
+    Return this C and the class scores of the clips to classify.
+    """
     results, truth = [], part.truth[part.held]
     embeds = np.concatenate([part.embeds[part.held], part.tested_embeds])
     for strength in STRENGTHS:

@@ -60,7 +60,7 @@ Column = tuple[str, str]  # (direction or "", metric)
 class Table(NamedTuple):
     """Table with the model's scores, the chance levels and the best published scores in `lines`.
 
-    `papers` is a dict from the title of a paper's table to rows with its published scores.
+    `papers` contains rows with published scores, `{title of the table in a paper: rows}`.
     """
 
     columns: Sequence[Column]
@@ -201,9 +201,10 @@ def _tables(results: Results) -> dict[str, Table]:
 
 
 def _papers(protocol: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the published results on the test split of this dataset, or of the origin of a prepared dataset.
+    """Return the published results on the test split of a dataset.
 
-    Classification results are omitted for a subset of the classes, such as ESC-10.
+    For a prepared dataset, these are the results on the dataset from which it was prepared. Classification results are
+    omitted for a subset of the classes, such as ESC-10.
     """
     name = str(protocol.get("origin") or protocol["dataset"])
     if "test" not in str(protocol["split"]).split("+"):
@@ -290,7 +291,7 @@ def _zero_shot(results: Results) -> tuple[dict[str, float], dict[str, Any] | Non
 def _cases(results: Results) -> dict[str, list[dict[str, Any]]]:
     """Select four captions that rank high in all languages, and four with the largest rank variance over languages.
 
-    A case is a caption and the rank of its clip in each language, as in ATRI tables 9 and 10; ranks start at 1.
+    A case is a caption and the rank of its clip in each language (from 1), as in ATRI tables 9 and 10.
     """
     if "multilingual/ranks" not in results.arrays:
         return {}
@@ -312,7 +313,8 @@ def _cases(results: Results) -> dict[str, list[dict[str, Any]]]:
 def _samples(results: Results, rows: Any) -> dict[str, list[dict[str, Any]]]:
     """Select up to four "hits" and four "misses" among the captions in the first language, evenly spaced.
 
-    A sample is a caption, the rank of its clip from 1, and the audio of this clip and of a wrong top-ranked clip.
+    A sample contains a caption, the rank of its clip (from 1) and the audio of this clip. A miss also contains the
+    audio of the top-ranked clip.
     """
     arrays, language = results.arrays, results.protocol["languages"][0]
     prefix = f"retrieval/{language}/t2a"
@@ -337,7 +339,10 @@ def _samples(results: Results, rows: Any) -> dict[str, list[dict[str, Any]]]:
 
 
 def _audio_loader(results: Results, rows: Any) -> Callable[[int], str]:
-    """Return a function that loads the first seconds of a clip, by its index, as a data URL, or "" if unavailable."""
+    """Return a function that converts the first seconds of a clip to a data URL. Its argument is the clip index.
+
+    The URL is "" if the recording is not available.
+    """
     import soundfile
 
     ids = results.arrays["clips/id"].tolist()

@@ -158,7 +158,7 @@ class Intervals:
     def draw(
         self, outcomes: Mapping[str, np.ndarray], clusters: Sequence[Any] | np.ndarray
     ) -> dict[str, tuple[float, float] | None]:
-        """Compute an interval (low, high) for the mean of the outcomes (Q,) of each metric, over Q queries.
+        """Compute an interval (low, high) for the mean of each metric over Q queries, from its outcomes (Q,).
 
         The bootstrap resamples whole clusters, such as recordings. All values are None if `num_resamples` is 0 or if
         there is only one cluster.

@@ -184,14 +184,16 @@ def evaluate_retrieval(
 
 
 def retrieval_metrics(dataset: Any, languages: Sequence[str], positives: str) -> Callable[[Any], dict[str, float]]:
-    """Create a `compute_metrics` function for the Trainer, with the rows and languages of the evaluation collator.
+    """Create a `compute_metrics` function for the Trainer.
+
+    `dataset` is the evaluation dataset (`IndexedRows`), and `languages` are those of the evaluation collator.
 
     Returns:
         Function from the Trainer's `EvalPrediction` (predictions: audio and text embeddings; label ids: clip indices)
         to a flat dict `{"eng_t2a_R@1": ..., ..., "mean_recall": ..., "mean_recall_chance": ...}`. `mean_recall` is the
         mean of R@1, R@5 and R@10 over both directions and all languages. With several languages the dict also contains
         `MRV` (mean rank variance over languages), computed on captions that exist in all languages. If the rows are
-        from several datasets, the metrics of each follow, as `<dataset>_mean_recall` etc.
+        from several datasets, it also contains the metrics of each dataset, such as `<dataset>_mean_recall`.
     """
     from .run import EvaluationOptions  # which imports this module
 

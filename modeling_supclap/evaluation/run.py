@@ -104,7 +104,7 @@ TASKS = {
 def evaluate(
     model: Any, rows: Any, options: EvaluationOptions | None = None, cache: EmbeddingCache | None = None, **changes: Any
 ) -> Results:
-    """Evaluate a model on a dataset split: scores, settings and the outcome of each query.
+    """Evaluate a model on a dataset split, and return the scores, the settings and the outcome of each query.
 
     Args:
         model: Model, folder, Hub id or `"module:function"`, as in `models.load_embedding_model`.
@@ -191,7 +191,7 @@ def make_results(
     protocol: Mapping[str, Any],
     embedding_dim: int | None = None,
 ) -> Results:
-    """Create `Results` from its parts; adds the model description, package versions, device and time."""
+    """Create `Results` from its parts, and add the model description, package versions, device and time."""
     parameters = None
     if isinstance(model.model, torch.nn.Module):
         parameters = sum(map(torch.numel, model.model.parameters()))

@@ -79,7 +79,7 @@ def evaluate_zero_shot(
     """Classify the clips of a split with each template set in each language.
 
     A tie between the correct class and another class counts as wrong. If clips have several labels, the score is mAP:
-    the mean over classes of the average precision with which the class ranks the clips.
+    each class ranks all clips, and the average precision of this ranking is averaged over the classes.
 
     Args:
         split: Embedded split. Each clip must have a label.
@@ -118,7 +118,9 @@ def evaluate_zero_shot(
 
 
 def label_matrix(rows: Sequence[Row], classes: Sequence[str] | None = None) -> tuple[np.ndarray, list[str]]:
-    """Return the labels of N clips as a bool matrix (N, C), and the C class names; by default, all labels in order.
+    """Return the labels of N clips as a bool matrix (N, C), and the names of the C classes.
+
+    If `classes` is None, the classes are the labels of the clips, sorted.
 
     Raises:
         ValueError: A clip has no label, or a label is not in `classes`.

@@ -44,8 +44,9 @@ class ZSTEOptions:
         seed: Random seed for sampling clips and candidates.
         tasks: Tasks to run, "1A" to "5B".
         join: Options for joining consecutive clips.
-        prompts: Sound names in the prompts, "labels" or "phrases". None uses the same names as the model's temporal
-            post-training. Without post-training: labels if English is the only language, as in the paper, else phrases.
+        prompts: Sound names in the prompts, "labels" or "phrases". None: the names used in the model's temporal
+            post-training. If the model was not post-trained: labels if English is the only language, as in the paper,
+            else phrases.
     """
 
     num_items: int = 200
@@ -66,12 +67,12 @@ def evaluate_zste(
     """Run ZSTE: compose clips from a split, embed them, and score all tasks in all languages.
 
     If the model has a maximum window (CED: 10.12 s), both recordings of a pair are truncated to half the window, so
-    that the pair fits into one window. All languages use the same questions. Composed clips are resampled by their
-    source recordings.
+    that the pair fits into one window. All languages use the same questions. The bootstrap resamples composed clips
+    from the same source recordings together.
 
     Args:
         split: Embedded split. Each clip must have exactly one label.
-        options: ZSTE options, languages, intervals, and phrases, which are only used if the prompts use phrases.
+        options: ZSTE options, languages, intervals and class phrases. Phrases are used only if the prompts use them.
 
     Returns:
         Tuple of the scores `{"zste": ...}`, the arrays for `Results`, and the ZSTE settings for the protocol.
@@ -203,7 +204,7 @@ def embed_records(
 
 
 def temporal_metrics(prediction: Any) -> dict[str, float]:
-    """Compute the scores of `evaluate_pairs` and the chance level of `temporal_accuracy`, as `compute_metrics`."""
+    """Compute the scores of `evaluate_pairs` and the chance level of `temporal_accuracy`, for the Trainer."""
     scores = evaluate_pairs(prediction, Intervals(0))[0]
     values = {name: fields["value"] for name, fields in scores.items()}
     return {"temporal_accuracy_chance": scores["temporal_accuracy"]["chance"], **values}

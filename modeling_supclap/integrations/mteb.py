@@ -35,8 +35,8 @@ class SupCLAPEncoder(AbsEncoder):
         model_name: Folder or Hub id of a SupCLAP model.
         revision: Revision of the Hub repository.
         device: Torch device. None: use a GPU if there is one.
-        language: ISO 639-3 code for tasks with several languages, or with one that the tokenizer does not support.
-            None: use the tokenizer's setting.
+        language: ISO 639-3 code for tasks with several languages, or with a language that the tokenizer does not
+            support. None: use the tokenizer's setting.
         model: Loaded model. None: load it from `model_name`.
         processor: Processor of the model. None: load it from `model_name`.
         **kwargs: Arguments for `SupCLAPModel.from_pretrained`.
@@ -135,7 +135,10 @@ class SupCLAPEncoder(AbsEncoder):
         return total if len(parts) == 1 else total / np.linalg.norm(total, axis=-1, keepdims=True).clip(1e-12)
 
     def _language(self, task_metadata: Any, hf_subset: str) -> str | None:
-        """Return the tokenizer's language code for a task with one language that it supports, else `self.language`."""
+        """Return the language code of a task for the tokenizer.
+
+        If the task has several languages, or one that the tokenizer does not support, return `self.language`.
+        """
         languages = set(task_metadata.hf_subsets_to_langscripts.get(hf_subset) or [])
         languages -= {"zxx-Zxxx"}  # mteb's code for "no linguistic content"
         code = languages.pop().replace("-", "_") if len(languages) == 1 else None

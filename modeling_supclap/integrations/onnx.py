@@ -44,7 +44,7 @@ _GRAPHS = {
 
 
 class Graph(nn.Module):
-    """Tower to export, "audio" or "text", with its pooling, its projection and the normalisation."""
+    """Module to export: the audio or text tower with its pooling, its projection and the normalisation."""
 
     def __init__(self, model: SupCLAPModel, name: str) -> None:
         super().__init__()

@@ -12,8 +12,8 @@ from torch import Tensor
 from .contrastive import info_nce
 from .similarity import at_least_float32
 
-# Weight of the loss of one direction, averaged over clips and languages. KCL: NK / (2NK). CACL: 2N / (6N), because each
-# clip has two texts. SVR terms have the same weight (SupCLAP table 8). In CACL, only the two audio-text terms have SVR.
+# Factor of a one-direction loss (a mean over clips and languages) in the total loss. KCL: NK / (2NK). CACL: 2N / (6N),
+# because each clip has two texts. SVR terms have the same factor (SupCLAP table 8). CACL has no SVR term for L_et.
 DIRECTION_SCALE = {"kcl": 1 / 2, "cacl": 1 / 3}
 
 

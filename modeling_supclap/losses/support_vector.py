@@ -190,7 +190,7 @@ class StaticRadius(nn.Module):
         self.radius = nn.Parameter(torch.tensor([init]))
 
     def forward(self, scaled_similarities: Tensor, group_ids: Tensor | None = None) -> Tensor:
-        """Return the radius, expanded to one value per row: (..., N) for `scaled_similarities` of shape (..., N, N)."""
+        """Return the radius of each anchor, (..., N), for a similarity matrix of shape (..., N, N)."""
         return self.radius.expand(scaled_similarities.shape[:-1])
 
     def in_tiles(
@@ -201,15 +201,16 @@ class StaticRadius(nn.Module):
         group_ids: Tensor | None = None,
         chunk_size: int = 1024,
     ) -> Tensor:
-        """Return the radius, expanded to one value per pair: (..., N) for embeddings of shape (..., N, d)."""
+        """Return the radius of each anchor, (..., N), for embeddings of shape (..., N, d)."""
         return self.radius.expand(torch.broadcast_shapes(anchors.shape, targets.shape)[:-1])
 
 
 class RelativeRadius(nn.Module):
-    """Radius at a fixed fraction of the distance of each pair, a control without parameters (not in the paper).
+    """Radius equal to a fixed fraction of the distance between anchor and target.
 
-    The support vector is then (1 - ratio) anchor + ratio target. At ratio 0 it is the anchor, and the SVR term is
-    InfoNCE in one direction. At ratio 1 it is the target, and the term contrasts each target with all other targets.
+    This radius is for control experiments. It has no parameters and is not in the paper. The support vector is
+    (1 - ratio) anchor + ratio target. At ratio 0 it is the anchor, and the SVR term is InfoNCE in one direction. At
+    ratio 1 it is the target, and the term contrasts each target with all other targets.
 
     >>> RelativeRadius(0.5).in_tiles(torch.eye(2), torch.eye(2).flip(0), 1.0)
     tensor([0.7071, 0.7071])
@@ -227,7 +228,7 @@ class RelativeRadius(nn.Module):
         group_ids: Tensor | None = None,
         chunk_size: int = 1024,
     ) -> Tensor:
-        """Return one radius per pair: (..., N) for embeddings of shape (..., N, d)."""
+        """Return the radius of each anchor, (..., N), for embeddings of shape (..., N, d)."""
         return self.ratio * positive_distance(anchors, targets)
 
 
@@ -281,7 +282,7 @@ class DynamicRadius(nn.Module):
         )
 
     def forward(self, scaled_similarities: Tensor, group_ids: Tensor | None = None) -> Tensor:
-        """Predict a radius for each row.
+        """Predict the radius of each anchor from the similarity matrix.
 
         Args:
             scaled_similarities: (..., N, N) cosines of anchors (rows) and targets (columns), times logit_scale.
@@ -303,7 +304,10 @@ class DynamicRadius(nn.Module):
         group_ids: Tensor | None = None,
         chunk_size: int = 1024,
     ) -> Tensor:
-        """Predict the same radii as `forward`, from embeddings (..., N, d), with `chunk_size` matrix rows at a time."""
+        """Predict the same radii as `forward`, computing `chunk_size` rows of the similarity matrix at a time.
+
+        The embeddings have shape (..., N, d), and the radii (..., N).
+        """
         inputs = []
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.detach_input):
             for first, second in pairs_of_batches(anchors, targets):

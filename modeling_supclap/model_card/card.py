@@ -97,7 +97,7 @@ def write_card(folder: str | Path, card: ModelCard, overwrite: bool = False) -> 
 
 
 def is_untouched(text: str) -> bool:
-    """Return whether the checksum of a card matches its text, so that nobody has edited the card."""
+    """Return whether the checksum of a card matches its text. If it does not, the card was edited."""
     body, _, last = text.rstrip().rpartition("\n")
     return last == _MARK.format(_digest(body.rstrip()))
 
@@ -108,7 +108,7 @@ def write_card_of_run(trainer: Any, overwrite: bool = False, **overrides: Any) -
     Args:
         trainer: A `SupCLAPTrainer`. Scores are read from `results.json` in its output folder and direct subfolders.
         overwrite: Whether to overwrite an edited card.
-        **overrides: Fields of `CardFacts` to replace. None: keep the value from the trainer.
+        **overrides: Fields of `CardFacts` to replace. If a value is None, the value from the trainer is used.
     """
     folder = Path(trainer.args.output_dir or ".")
     folder.mkdir(parents=True, exist_ok=True)

@@ -56,11 +56,11 @@ class CardScore:
 
 
 def get_card_scores(content: Mapping[str, Any]) -> list[CardScore]:
-    """Select the scores from the content of `results.json` to show in a model card.
+    """Select the scores for a model card from the content of `results.json`.
 
     Returns:
-        Scores for retrieval (per direction and language), zero-shot classification, ZSTE (zero-shot temporal
-        evaluation) and the post-training stages. The list is empty if `content` has another schema.
+        Scores of each task, for the metrics in `SECTIONS[task].card_metrics`, without means over languages. The list is
+        empty if `content` has another schema.
     """
     if content.get("schema") != SCHEMA:
         return []

@@ -101,7 +101,11 @@ def launch_page(searcher: Searcher, recordings: str | Path, **options: Any) -> A
 
 
 def find_recordings(searcher: Searcher, recordings: str | Path | None = None) -> Path:
-    """Return the absolute path of the recordings folder, by default the indexed folder. Raise if it does not exist."""
+    """Return the absolute path of the recordings folder, by default the indexed folder.
+
+    Raises:
+        FileNotFoundError: The folder does not exist.
+    """
     root = Path(recordings or searcher.index.about["folder"]).resolve()
     if not root.is_dir():
         raise FileNotFoundError(f"the folder of recordings {root} does not exist; pass their folder with --recordings")

@@ -59,7 +59,7 @@ class IndexReport:
         changed: Number of files with changed content, or that were read again after an error.
         removed: Number of files that no longer exist.
         windows: Number of windows in the index.
-        unreadable: Dict from the path of an unreadable file to its error message.
+        unreadable: Unreadable files, `{path: error message}`.
         recall: Recall@10 of the approximate index compared with exact search. None if search is exact or no windows
             were added.
     """
@@ -145,7 +145,7 @@ class SoundIndex:
 
     @property
     def about(self) -> dict[str, str]:
-        """Metadata of the index. Raises ValueError if a required key is missing, as in databases of other programs."""
+        """Metadata of the index. Raises ValueError if a key is missing, as in a database of another program."""
         metadata = self.windows.schema.metadata or {}
         about = {key.decode(): value.decode() for key, value in metadata.items()}
         if missing := ", ".join(key for key in _ABOUT if key not in about):
@@ -157,7 +157,7 @@ class SoundIndex:
         return {row["file"]: row for row in self._read(lambda: self.files.to_arrow()).to_pylist()}
 
     def holds(self, file: str) -> bool:
-        """Return whether the index contains a recording, by its path relative to the indexed folder."""
+        """Return whether the index contains a recording. `file` is its path relative to the indexed folder."""
         query = self.files.search().where(f"file = {quoted(file)}").limit(1)
         return bool(self._read(query.to_list))
 
@@ -291,7 +291,7 @@ class SoundIndex:
         return self._loaded[1]
 
     def _read(self, read: Callable[[], Any]) -> Any:
-        """Call `read`, and retry once if it fails, because another process may have deleted the open version."""
+        """Call `read`. If it fails, retry once, because another process may have deleted the version of the table."""
         failures = (RuntimeError, OSError, ValueError, pa.ArrowException)
         with suppress(*failures):
             return read()
@@ -371,8 +371,8 @@ def build_index(
     Raises:
         InUseError: Another process is writing to the index.
         FileNotFoundError: The folder does not exist or contains no recordings.
-        ValueError: The window or hop is invalid, or the index was built with another model, window or hop. The same
-            error is raised if the index was built from another folder that shares no file with this one.
+        ValueError: The window or hop is invalid, or the index was built with another model, window or hop. Or the index
+            was built from another folder, and this folder contains none of its files.
     """
     model.chunk_samples(window_seconds)  # raises if the model does not support this length
     if not 0 < hop_seconds <= window_seconds:

@@ -14,7 +14,7 @@ from ..encoding import mean_embedding
 from ..evaluation import EmbeddingModel, load_embedding_model
 from .index import SoundIndex
 
-# Texts without sounds; their best scores are the background of an index.
+# Texts that describe no sound. Their best scores are the background of an index.
 BACKGROUND_TEXTS = [
     "a grey stone wall",
     "a page of a novel",
@@ -65,7 +65,7 @@ class Hit(NamedTuple):
 
 
 class Searcher:
-    """Searches an index with the model that was used to build it.
+    """Searcher for an index, with the model that was used to build the index.
 
     Args:
         index: Index folder.
@@ -74,8 +74,8 @@ class Searcher:
 
     Raises:
         FileNotFoundError: The index does not exist.
-        ValueError: The index was built with another model. The same error is raised if its metadata names a Python
-            function as model, which could run any code.
+        ValueError: The index was built with another model. Or `model` is None, and the index metadata names a Python
+            function, which could run any code.
     """
 
     def __init__(self, index: str | Path, model: EmbeddingModel | str | None = None, device: str | None = None) -> None:
@@ -151,10 +151,10 @@ class Searcher:
         return self.model.encode_text(BACKGROUND_TEXTS, "eng", len(BACKGROUND_TEXTS))
 
     def stands_out(self, hits: Sequence[Hit], within: str | None = None) -> bool:
-        """Return whether the best hit of a text query scores above the background of the index, or of one file.
+        """Return whether the best hit of a text query has a higher score than texts that describe no sound.
 
-        The background is the 95 % quantile of the best scores that `BACKGROUND_TEXTS` reach. It depends on the model
-        and on the indexed recordings, so it is computed again for each version of the index.
+        The limit is the 95 % quantile of the best scores of `BACKGROUND_TEXTS` in the index, or in the file `within`.
+        It is computed again if the index has changed.
         """
         version = self.index.windows.version, within
         if self._background is None or self._background[0] != version:

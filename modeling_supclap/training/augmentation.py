@@ -29,7 +29,7 @@ class SpecAugment:
     The masks depend only on the seed, the step and the process. A resumed run draws the same masks.
 
     Raises:
-        ValueError: The audio encoder takes waveforms.
+        ValueError: The feature extractor returns waveforms, not spectrograms.
     """
 
     def __init__(self, processor: SupCLAPProcessor, args: SupCLAPTrainingArguments) -> None:
@@ -50,8 +50,8 @@ class SpecAugment:
         """Return masked spectrograms (B, ..., frames, bands) or (B, ..., bands, frames), in the layout of `features`.
 
         Args:
-            mask: (B, frames), ones followed by zeros for padding. None: no padding.
-            step: Number of the training step. All batches of a step are drawn from one generator.
+            mask: (B, frames), 1 for frames of the clip, then 0 for padding. None: no padding.
+            step: Number of the training step. It seeds the generator for all batches of the step.
         """
         if step != self._step:
             self._step = step
@@ -72,7 +72,7 @@ class SpecAugment:
         return masked.mT if self.time_is_last else masked
 
     def _spans(self, lengths: Tensor, size: int, prob: float, length: int, min_masks: int) -> Tensor:
-        """Draw spans for axes of the given lengths (B,), as a mask (B, size)."""
+        """Draw random spans within the first `lengths` (B,) positions. Return a mask (B, size), True inside spans."""
         chances = torch.rand(len(lengths), 1 + size, generator=self._generator, device=lengths.device)
         counts = (prob * lengths / length + chances[:, 0]).long().clamp(min=min_masks)
         counts = torch.minimum(counts, lengths // length) * (prob > 0)
@@ -85,9 +85,10 @@ class SpecAugment:
 
 
 class WaveformAugmentation:
-    """Random gain, and background recordings from a folder, for one waveform at a time.
+    """Waveform augmentation: random gain, and random background recordings from a folder.
 
-    The draws depend only on the seed, the epoch and the clip, not on the batch, the processes or a resumed run.
+    The random numbers depend only on the seed, the epoch and the clip. They are the same for any number of processes
+    and in a resumed run.
 
     Args:
         rate_hz: Sampling rate of the waveforms in hertz.
@@ -108,7 +109,7 @@ class WaveformAugmentation:
             raise FileNotFoundError(f"background_dir {args.background_dir} has no recordings; name another folder")
 
     def __call__(self, waveform: np.ndarray, row: Mapping[str, Any]) -> np.ndarray:
-        """Augment the waveform of a row, float32 (samples,)."""
+        """Augment a waveform, float32 (samples,), and return it. `row` is the dataset row of the clip."""
         key = stable_id(f"{row['clip_id']} {row.get('caption_number')}")
         random = np.random.default_rng([self.seed, int(self.epoch), key, row.get("repetition", 0)])
         if self.backgrounds and random.random() < self.prob:

@@ -28,14 +28,14 @@ LANGUAGE_ERRORS = ("data_distribution_error", "alignment_direction_error", "weig
 """Log keys of `LanguageErrorsCallback`."""
 
 TRAINED_WEIGHTS = "trained_weights.pt"
-"""File of a checkpoint with the trained weights, if the model has averaged weights."""
+"""Checkpoint file with the trained weights of a run with `ema_decay`. The model file contains their average."""
 
 MOST_WATCHED = 4096
-"""Maximum batch samples used for drift statistics, which need the full similarity matrix of these samples."""
+"""Maximum number of batch samples for drift statistics, which need the full similarity matrix of these samples."""
 
 
 class SupCLAPProgressCallback(ProgressCallback):
-    """Progress bar with loss and clips per second. Prints one line per evaluation."""
+    """Progress bar with loss and clips per second, and one printed line per evaluation."""
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if self.training_bar is not None and logs and "loss" in logs:
@@ -49,7 +49,7 @@ class SupCLAPProgressCallback(ProgressCallback):
 
 
 class LineCallback(TrainerCallback):
-    """Callback that prints one line per log and evaluation, for log files, where a progress bar would fill pages."""
+    """Callback that prints one line per log and per evaluation. It is used if there is no progress bar."""
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if state.is_world_process_zero and logs and "loss" in logs:
@@ -66,7 +66,7 @@ def _format_log(logs: Mapping[str, Any]) -> str:
 
 
 def _format_evaluation(args: Any, state: Any, metrics: Mapping[str, float]) -> str:
-    """Format the score used to select the best checkpoint. Returns an empty string if it is not in the metrics."""
+    """Format the score used to select the best checkpoint, or return an empty string if it is not in the metrics."""
     name = (args.metric_for_best_model or "mean_recall").removeprefix("eval_")
     if f"eval_{name}" not in metrics:
         return ""
@@ -116,10 +116,10 @@ class BestCheckpointCallback(TrainerCallback):
 
 
 class SigtermCallback(JITCheckpointCallback):
-    """Callback that saves a checkpoint after SIGTERM and ends the run, at the end of a step.
+    """Callback for SIGTERM: save a checkpoint at the end of the current step, and end the run.
 
-    All processes save at the same step. The callback of transformers may save in the middle of a step, after which a
-    resumed run draws other random numbers, and at a different step in each process.
+    All processes save at the same step. The callback of transformers may save at a different step in each process, or
+    in the middle of a step. A run that resumes in the middle of a step draws other random numbers.
     """
 
     def __init__(self, jit_manager: Any) -> None:
@@ -132,7 +132,7 @@ class SigtermCallback(JITCheckpointCallback):
             control.should_save = control.should_training_stop = True
 
     def _wait(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Save at the end of the step."""
+        """Do nothing, because `on_step_end` saves the checkpoint."""
 
     on_step_begin = on_pre_optimizer_step = on_epoch_end = _wait
 
@@ -140,10 +140,10 @@ class SigtermCallback(JITCheckpointCallback):
 class EMACallback(TrainerCallback):
     """Callback that averages the trained weights after each step: average = decay average + (1 - decay) weights.
 
-    The average starts at the weights after the first step, as in torch. Evaluations, saved models and the model in a
-    checkpoint have the averaged weights. To resume, a checkpoint has the trained weights in the file `TRAINED_WEIGHTS`.
+    The average starts with the weights after the first step, as in torch. Evaluations, saved models and checkpoints use
+    the averaged weights. A checkpoint also contains the trained weights, to resume from (file `TRAINED_WEIGHTS`).
 
-    During the training, `with callback:` exchanges the trained weights for their average.
+    Inside `with callback:`, the model has the averaged weights.
 
     Attributes:
         checkpoint: Checkpoint from which the run resumes, or None.
@@ -156,7 +156,7 @@ class EMACallback(TrainerCallback):
         self._average: list[Tensor] = []  # empty before the first step and after the last one
 
     def trained(self) -> dict[str, Tensor]:
-        """Return the weights that train, by name."""
+        """Return the trainable weights, `{name: weight}`."""
         return {name: weight.data for name, weight in self.module.named_parameters() if weight.requires_grad}
 
     def _exchange(self, *_: object) -> None:
@@ -210,12 +210,12 @@ class ThroughputCallback(TrainerCallback):
 class LanguageErrorsCallback(TrainerCallback):
     """Callback that logs the errors from training on only some languages per step (ATRI 3.2, eq. 6).
 
-    The errors are measured on the last batch before each log, without dropout, with the captions in all K languages. A
-    log costs as much as a KCL training step. Each process measures its own clips; the log contains the values of the
-    first process.
+    The errors are computed on the last batch before each log, without dropout, from the captions in all K languages. A
+    log costs as much as a KCL training step. Each process uses its own clips; the log contains the values of the first
+    process.
 
-    - `data_distribution_error`: `losses.data_distribution_error`, 0 to 2. For an untrained model with equal
-      similarities it is 0 for KCL, 2(1 - 2/K) for CACL and 2(1 - 1/K) for one language.
+    - `data_distribution_error`: `losses.data_distribution_error`, 0 to 2. If all similarities are equal, it is 0 for
+      KCL, 2(1 - 2/K) for CACL and 2(1 - 1/K) for one language.
     - `alignment_direction_error`: `losses.alignment_direction_error`, in degrees.
     - `weight_error`: Distance between the weights after one SGD step on the trained languages and after one SGD step on
       all languages, divided by the learning rate. It is the norm of the gradient of `losses.weight_error_term` with
@@ -272,7 +272,8 @@ class DriftCallback(TrainerCallback):
 
     The statistics are computed at logging steps only, in each process, from the global batch before the log. They do
     not affect training. The callback logs the values of `drift_statistics` for the text-to-audio direction of the loss,
-    without and with the SVR term. The radius and factor keys end with their direction, `_t2a` or `_a2t`. It also logs:
+    without and with the SVR term. The keys of the radius and of the SVR factor end with the direction, `_t2a` or
+    `_a2t`. The callback also logs:
 
     - `drift_cosine_objective`, `drift_cosine_objective_literal`: `drift_cosine` of the update by the whole objective,
       with both directions and all terms. They are not logged if no gradient reaches the texts.
@@ -280,10 +281,10 @@ class DriftCallback(TrainerCallback):
     - `positive_similarity_histogram`: Histogram of this similarity (SupCLAP fig. 4). It is stored only in
       `state.log_history`, because `report_to` services accept only scalars.
 
-    If captions are in K languages, only the anchor language is used. If each sample has R recordings, `(N, R, d)`, and
-    texts `(N, R K, d)`, the statistics are computed on all R N pairs as one batch. Clips with the same group id count
-    as negatives of each other here, and all negatives have weight 1. Only the first 4,096 samples of a batch are used.
-    Radii are logged if the `regularizer` of the objective is a `SupportVectorRegularizer`.
+    If captions are in K languages, only the anchor language is used. If each sample has R recordings, with audio
+    embeddings `(N, R, d)` and text embeddings `(N, R K, d)`, the statistics treat the R N pairs as one batch. They
+    ignore group ids and candidate weights. Only the first 4,096 samples of a batch are used. Radii are logged if the
+    `regularizer` of the objective is a `SupportVectorRegularizer`.
     """
 
     def __init__(self, objective: nn.Module, averages: Averages) -> None:
@@ -314,7 +315,7 @@ class DriftCallback(TrainerCallback):
             state.log_history[-1]["positive_similarity_histogram"] = similarity_histogram(self._cosines)
 
     def _pairs(self, embeds: Tensor) -> Tensor:
-        """Select the first of K embeddings for each of R recordings per sample: (N, d) or (N, R K, d) -> (R N, d)."""
+        """Select one embedding per recording, the first of K: (N, d) or (N, R K, d) -> (R N, d)."""
         audio_embeds = self._batch["audio_embeds"]
         roles = audio_embeds.shape[1] if audio_embeds.ndim == 3 else 1
         if embeds.ndim == 2:

@@ -98,7 +98,7 @@ def checkpoint_flaws(checkpoint: str | Path) -> list[str]:
 def write_frozen(
     checkpoint: Path, folder: Path, weights: Mapping[str, torch.Tensor], frozen: set[str], written: Mapping[str, str]
 ) -> dict[str, str]:
-    """Write the frozen weights, once per run, and an index of the frozen and the trained weights of a checkpoint.
+    """Write the frozen weights, once per run, and an index file of all weights of a checkpoint.
 
     The index names its files as in a sharded checkpoint of transformers, so that `from_pretrained` and the Trainer load
     the checkpoint. The name of the frozen file contains a hash of its weights.
@@ -108,7 +108,7 @@ def write_frozen(
         folder: Output folder of the run, for the frozen weights.
         weights: Weights of the whole module, `{name: weight}`.
         frozen: Names of the frozen weights.
-        written: Result of the last call in this process. If the weights are the same, no file is written.
+        written: Result of the last call in this process. Frozen weights that have not changed are not written again.
 
     Returns:
         `{path: SHA-256}` of the frozen file, with the path relative to the checkpoint.
@@ -193,7 +193,7 @@ def refuse_another_run(
 
 
 def _settings(args: TrainingArguments, batches: EpochBatches | None) -> dict[str, Any]:
-    """Return the settings that must not change on resume: package arguments, seed, and stream sharding."""
+    """Return the settings that a resumed run must not change: arguments of this package, seed, and stream batches."""
     names = set(type(args).__dataclass_fields__) - set(TrainingArguments.__dataclass_fields__) - _MAY_CHANGE
     settings = {name: redact(getattr(args, name)) for name in sorted(names | {"seed"})}  # folders without their paths
     if batches is not None:

@@ -34,11 +34,11 @@ Row = Mapping[str, Any]
 
 
 class IndexedRows(Dataset):
-    """Dataset that adds the row index as `clip_index`, to identify the clip of an embedding or an error.
+    """Dataset wrapper that adds the row index as `clip_index`, which identifies the clip of an embedding or an error.
 
-    The optional column `schema.EXPECTED_COUNT` contains the expected count c of each row. Every epoch then has the same
-    length and contains each item floor(c) or ceil(c) times (systematic resampling). Copies are numbered as
-    `repetition`. The draw depends only on (seed, epoch).
+    The optional column `schema.EXPECTED_COUNT` contains the expected number of copies c of each row in an epoch. Each
+    epoch then contains floor(c) or ceil(c) copies of a row (systematic resampling), and all epochs have the same
+    length. `repetition` is the number of a copy, from 0. The selection depends only on (seed, epoch).
 
     Args:
         rows: Map-style dataset of rows as described in `datasets_scripts/schema.py`.
@@ -81,7 +81,7 @@ class IndexedRows(Dataset):
         return {**self.rows[index], "clip_index": index, **added}
 
     def _find_copy(self, expected: np.ndarray, position: int) -> tuple[int, int]:
-        """Return the item at a position in the epoch, and the number of its copies before."""
+        """Return the item at a position in the epoch, and the number of earlier copies of this item."""
         epoch = int(self._epoch)
         if self._drawn is None or self._drawn[0] != epoch:
             random = np.random.default_rng([self.seed or 0, epoch])
@@ -202,8 +202,8 @@ class TrainingCollator(ContrastiveCollator):
     `audio_lengths` contains the number of frames of each of the B clips, and `text_lengths` the number of tokens of
     each of the B K texts, without padding.
 
-    Crops and captions depend only on the seed, the epoch, the clip id and the number of its copy, not on the batch, the
-    processes or a resumed run.
+    Crops and captions depend only on the seed, the epoch, the clip id and the number of the copy. They are the same for
+    any number of processes and in a resumed run.
 
     Args:
         processor: Processor of the model.
@@ -247,7 +247,8 @@ class TrainingCollator(ContrastiveCollator):
         """Return the caption sampled for a clip in this epoch, in all languages.
 
         Returns:
-            For each language, whether this epoch trains the clip in it, and the caption as (language, text).
+            Two lists with one entry per language: whether the clip is trained in this language in this epoch, and the
+            caption as (language, text).
         """
         trained = dict(self._draw(row)[1])
         first_language, text = next(iter(trained.items()))
@@ -288,7 +289,8 @@ class EvaluationCollator(ContrastiveCollator):
     """Deterministic evaluation collator with all captions of each clip. Long recordings are cropped to their beginning.
 
     The text tensors are `(B, K, L)`, with captions in the order of `languages`. K is the largest number of captions per
-    clip in the batch. If a clip has fewer captions, its first caption is repeated. Ignore the embeddings of the copies.
+    clip in the batch. If a clip has fewer captions, its first caption is repeated. The embeddings of the copies must be
+    ignored.
     """
 
     def __call__(self, rows: Sequence[Row]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ _MIN_CHUNK_CELLS = {"text": 128, "audio": 1000}
 """Minimum tokens or frames per chunk on a CPU; for smaller chunks an extra call costs more than padding."""
 
 _KEPT_CELLS = {"cuda": {"text": 16384, "audio": 65536}}
-"""Tokens or frames that keep their activations on a GPU, where an extra call costs more than padding."""
+"""Minimum tokens or frames with activations in memory on a GPU, where an extra call costs more than padding."""
 
 
 @dataclass
@@ -48,19 +48,19 @@ class ContrastiveModule(nn.Module):
 
     Checkpoints contain the keys `model.*` and `objective.*`. `SupCLAPModel.from_pretrained` loads `model.*` only.
 
-    The rows of a batch are sorted by length and embedded in chunks, see `grad_cache.py`. If a row has several texts or
+    The rows of a batch are sorted by length and embedded in chunks (see `grad_cache.py`). If a row has several texts or
     clips, a training step keeps the activations for one text and one clip per row, and recomputes the others in the
     backward pass, so that eight languages need no more memory than one. On a GPU, the step keeps the activations of at
     least 16,384 tokens and 65,536 frames; set a smaller `chunk_size` to save memory.
 
     Args:
         model: Model that computes the embeddings.
-        objective: Module that computes the loss from the embeddings, see `objectives.py`.
+        objective: Module that computes the loss from the embeddings (see `objectives.py`).
         chunk_size: Number of clips, and number of texts, with activations in memory at a time. None: one clip and one
             text per row; on a GPU at least the numbers above.
-        cache_frozen: When to cache the outputs of towers without trainable parameters. "auto": if the tower uses no
-            random numbers, such as dropout, see `frozen.py`. "always": also put the tower in evaluation mode, so that
-            it has no dropout. "never": no caching.
+        cache_frozen: When to cache the outputs of towers without trainable parameters. "auto": if the tower is
+            deterministic in training mode, without dropout for example. "always": put the tower in evaluation mode,
+            which disables dropout. "never": no caching.
     """
 
     accepts_loss_kwargs = False

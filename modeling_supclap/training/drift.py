@@ -62,8 +62,8 @@ def drift_cosine(updates: Tensor, anchors: Tensor, targets: Tensor, literal: boo
 
     Both vectors are projected onto the tangent space of the unit sphere at the anchor, because normalization removes
     the radial part of an update. Without the projection, an update by the pull alone would have a cosine of ||target -
-    anchor|| / 2 with the pull, which is lower for better models. Anchors that do not move or coincide with their
-    targets are excluded from the mean.
+    anchor|| / 2 with the pull, which is lower for better models. The mean excludes anchors with an update of 0 and
+    anchors equal to their targets.
 
     Args:
         updates: (N, d), negative gradient with respect to the anchors, with any norm.
@@ -101,10 +101,10 @@ def drift_statistics(
     decoupled: bool = False,
     logit_bias: float | Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """Compute a dict of drift statistics, 0-d tensors, averaged over the texts of a batch.
+    """Compute drift statistics of a batch, `{name: 0-d tensor}`, averaged over its texts.
 
-    - `drift_cosine`: `drift_cosine()` for the update by text-to-audio InfoNCE, or by the SigLIP loss if a bias is
-      given. `drift_cosine_literal`: the same with `literal=True`.
+    - `drift_cosine`: Result of the function `drift_cosine` for the update by text-to-audio InfoNCE, or by the SigLIP
+      loss if a bias is passed. `drift_cosine_literal`: the same with `literal=True`.
     - `push_parallel_norm`, `push_perpendicular_norm`: Norms of the InfoNCE push, summed over the negatives, parallel
       and perpendicular to u.
     - `distance`: ||a - t||, 0 to 2. `positive_similarity`: Cosine similarity of the positive pairs.
@@ -112,7 +112,7 @@ def drift_statistics(
     If a radius is passed, the dict also contains:
     - `radius_mean`, `radius_std`: Mean and standard deviation of R (SupCLAP fig. 3).
     - `svr_factor_mean`, `svr_factor_std`: Mean and standard deviation of 1 - R / ||a - t||, the factor by which SVR
-      scales the perpendicular push (SupCLAP eq. 8). The factor is 1 for coincident pairs.
+      scales the perpendicular push (SupCLAP eq. 8). The factor is 1 for pairs with equal embeddings.
     - `drift_cosine_svr`, `drift_cosine_svr_literal`: Drift cosines for the loss with the SVR term (SupCLAP eq. 6, 17,
       18).
 
@@ -188,10 +188,10 @@ def radius_by_hard_negatives(
     counts: Sequence[int] = (6, 12, 18),
     pool_size: int = 720,
 ) -> dict[str, Tensor]:
-    """Compute the mean text radius in batches with the K hardest negatives from a pool (SupCLAP E.8, fig. 7).
+    """Compute the mean text-to-audio radius as a function of the number of hard negatives (SupCLAP E.8, fig. 7).
 
-    The batch of each text contains its own clip, the K most similar negatives in the pool, and other negatives from the
-    pool. The similarity ranks of the other negatives are sampled once, with a fixed seed.
+    For each text, a batch is simulated. It contains the text's own clip, the K most similar negatives of a pool, and
+    random other negatives of the pool. All texts use the same random similarity ranks, drawn with a fixed seed.
 
     Args:
         radius: Text-to-audio radius predictor. A batch has `num_similarities` clips.
@@ -200,7 +200,7 @@ def radius_by_hard_negatives(
         logit_scale: 1 / temperature.
         group_ids: (N,) integers; clips with the same id as a text are not its negatives.
         counts: Values of K. Values larger than the number of negatives in a batch are skipped.
-        pool_size: Number of pairs in the pool, which contains the first pairs.
+        pool_size: Number of pairs in the pool, counted from the first pair.
 
     Returns:
         `{name: 0-d tensor}` with the name "radius_hard_6" for K = 6. It is empty if the pool is smaller than a batch.

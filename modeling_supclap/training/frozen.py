@@ -20,7 +20,7 @@ LIMIT_BYTES = 2 << 30
 
 
 class FrozenCache:
-    """Cache for the output vectors of one frozen tower with the modules `parts`, in CPU memory."""
+    """Cache in CPU memory for the output vectors of one frozen tower, which consists of the modules `parts`."""
 
     def __init__(self, parts: Iterable[nn.Module], limit_bytes: int = LIMIT_BYTES) -> None:
         self.limit_bytes = limit_bytes
@@ -31,7 +31,7 @@ class FrozenCache:
         self._is_repeatable: dict[bool, bool] = {}  # in training mode, and in evaluation mode
 
     def is_frozen(self) -> bool:
-        """Return whether no parameter of the tower is trainable."""
+        """Return whether all parameters of the tower are frozen."""
         return not any(parameter.requires_grad for parameter in self._parts.parameters())
 
     def is_repeatable(self, pool: Callable[[Rows], Tensor], inputs: Rows) -> bool:
@@ -84,7 +84,7 @@ class FrozenCache:
 
 
 def _content_keys(inputs: Rows, mask: str | None) -> list[bytes]:
-    """Compute a hash of each row without its padding."""
+    """Compute a hash of each input row, excluding padding."""
     arrays = {name: tensor.cpu().numpy() for name, tensor in inputs.items()}
     keys = []
     for row in range(len(next(iter(arrays.values())))):

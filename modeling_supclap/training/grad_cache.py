@@ -27,7 +27,7 @@ _MUCH_SHORTER = 0.75
 
 
 def real_lengths(mask: Tensor) -> list[int]:
-    """Return the length of each row in a mask `(..., L)`, up to its last 1. A mask on a GPU makes the CPU wait."""
+    """Return the length of each mask row `(..., L)` up to its last 1. If the mask is on a GPU, the CPU waits for it."""
     columns = torch.arange(1, mask.shape[-1] + 1, device=mask.device)
     lengths: list[int] = (columns * mask.bool()).amax(dim=-1).flatten().tolist()
     return lengths
@@ -139,7 +139,7 @@ def _cut(
 
 
 def _with_shared_rows(embed: Embed, tokens: nn.Embedding, input_ids: Tensor) -> Embed:
-    """Wrap `embed` to look up tokens in a smaller table, which contains only the tokens of the batch."""
+    """Wrap `embed`, so that it looks up tokens in a smaller table, which contains only the tokens of the batch."""
     weight, padding = tokens.weight, tokens.padding_idx
     whole = weight.shape == (tokens.num_embeddings, tokens.embedding_dim)  # a sharded table is not
     if not (weight.requires_grad and whole and torch.is_grad_enabled()):
@@ -166,7 +166,10 @@ def _with_shared_rows(embed: Embed, tokens: nn.Embedding, input_ids: Tensor) -> 
 
 
 class _UsedRows(torch.autograd.Function):
-    """Row lookup in a table. To save memory, the gradient is sparse if the table already has a gradient."""
+    """Select the rows `used` of an embedding table `weight`, as a function with a gradient.
+
+    The gradient of the table is sparse if it is added to an existing gradient, because this needs less memory.
+    """
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, used: Tensor) -> Tensor:

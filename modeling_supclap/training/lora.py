@@ -142,8 +142,8 @@ def add_lora(
 def merge_lora(model: SupCLAPModel) -> SupCLAPModel:
     """Merge the adapters from `add_lora` into the weights: W + (alpha / rank) B A.
 
-    The model is changed in place. Its outputs change only by rounding. The returned model has the same modules and
-    names as before `add_lora`, and all its parameters are trainable.
+    The model is changed in place and returned. Its outputs change only by rounding. Its modules and names are those
+    from before `add_lora`, and all its parameters are trainable.
     """
     if not getattr(model, "peft_config", None):
         raise ValueError("the model has no adapters to merge; call add_lora first")
@@ -161,7 +161,7 @@ def merge_lora(model: SupCLAPModel) -> SupCLAPModel:
 
 
 def trainable_table(model: nn.Module) -> str:
-    """Format a table with the number of parameters and trainable parameters of each part of a model.
+    """Format a table with the total and trainable number of parameters of each part of a model.
 
     Args:
         model: `SupCLAPModel`, or `ContrastiveModule` to include its objective.

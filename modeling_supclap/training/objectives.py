@@ -67,7 +67,7 @@ class SupportVectorRegularizer(nn.Module):
 
     @torch.no_grad()
     def start_radii(self, distance: Tensor | float) -> None:
-        """Set the radii that are NaN to a distance. Radii loaded from a checkpoint are not changed."""
+        """Set all radii that are NaN to `distance`. Radii loaded from a checkpoint are not changed."""
         for parameter in self.radii.parameters():
             if parameter.isnan().all():
                 parameter.fill_(distance)
@@ -253,7 +253,7 @@ class TemporalObjective(nn.Module):
 
 
 def load_objective(name: str) -> nn.Module:
-    """Import a class by its name "module:Class", and call it without arguments. The current folder is searched, too."""
+    """Import a class by its name "module:Class", and call it without arguments. Also search the current folder."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     module_name, class_name = name.split(":")
@@ -264,7 +264,7 @@ def load_objective(name: str) -> nn.Module:
 
 
 def build_objective(args: SupCLAPTrainingArguments) -> ContrastiveObjective:
-    """Build the objective from `loss`, `svr` and their options. Raise if these do not fit together."""
+    """Build the objective from `loss`, `svr` and their options. Raise ValueError if they cannot be combined."""
     if args.svr == "none":
         return ContrastiveObjective(args.loss, chunk_size=args.loss_chunk_size)
     if args.loss == "reweighted":

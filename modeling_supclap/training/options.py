@@ -61,7 +61,7 @@ class ContrastiveOptions:
         mask_feature_prob: Fraction of the mel bands to mask, if spans do not overlap; 0 masks no bands.
         mask_feature_length: Number of mel bands of a masked span.
         mask_feature_min_masks: Minimum number of masked spans of mel bands.
-        random_gain_db: Largest random change of the level of a clip in training, up or down, in dB.
+        random_gain_db: Maximum random change of the level of a training clip, up or down, in dB.
         background_dir: Folder of recordings to mix with the clips in training.
         background_snr_db: Lowest and highest level of a clip above its background, in dB.
         background_prob: Probability of a background for each clip.
@@ -69,9 +69,9 @@ class ContrastiveOptions:
             0.999. Evaluations and saved models use the average. By default off.
         features_on_device: Compute spectrograms on the training device, one batch at a time, instead of in the data
             loader workers. Use this if the GPU waits for the workers.
-        track_drift: Log the drift, radius and positive similarity of the last batch, see `callbacks.DriftCallback`.
-        track_language_errors: Log the errors from training on only some of `languages` per step, see
-            `callbacks.LanguageErrorsCallback`. Each log then costs as much as a KCL training step.
+        track_drift: Log the drift, radius and positive similarity of the last batch (see `callbacks.DriftCallback`).
+        track_language_errors: Log the errors from training on only some of `languages` per step (see
+            `callbacks.LanguageErrorsCallback`). Each log then costs as much as a KCL training step.
         loss_chunk_size: Number of similarity matrix rows to compute at a time, and again in the backward pass. Memory
             is then linear in the global batch size. By default all rows at once.
         cached_chunk_size: Number of clips, and number of texts, with activations in memory at a time (gradient
@@ -97,7 +97,7 @@ class ContrastiveOptions:
         remove_unused_columns: Drop columns that the model does not use. Must be off, because the collator needs them.
         dataloader_drop_last: Drop the last incomplete training batch, because the loss depends on the number of
             negatives.
-        ddp_find_unused_parameters: Search for parameters without gradients. Off by default, because there are none.
+        ddp_find_unused_parameters: Search for parameters without gradients. Off by default, because all have gradients.
         label_names: Batch key of the clip indices.
     """
 

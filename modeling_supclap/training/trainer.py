@@ -77,15 +77,15 @@ class SupCLAPTrainer(Trainer):
             Hugging Face `datasets.Dataset` with an `Audio` column and a caption column is converted by
             `builders.hf.as_rows`. `trainer.train_rows` and `trainer.eval_rows` are the rows left after
             `args.on_bad_audio` is applied. The column `schema.EXPECTED_COUNT` sets how often an epoch contains a row.
-        eval_dataset: Map-style evaluation rows, converted in the same way. Or a dict from name to such rows; its
-            metrics are named `eval_<name>_...`. Rows of several datasets (`mixture.mix`) have such metrics, too.
+        eval_dataset: Map-style evaluation rows, converted in the same way, or a dict `{name: rows}`. The metrics of a
+            dict are named `eval_<name>_...`, as are the metrics of each dataset in a mixture (`mixture.mix`).
         objective: Custom objective. None: `build_objective(args)`.
 
     Raises:
-        ValueError: The processor is missing; the training split is smaller than one batch, or is an unsupported type of
-            stream; the loss is `siglip` but the model has no bias; `features_on_device` is set without
-            `CEDFeatureExtractor`; one process has several GPUs, which would not share their negatives; FSDP is
-            combined with `track_language_errors`; or FSDP or DeepSpeed with `ema_decay`.
+        ValueError: The processor is missing. The training split is smaller than one batch, or is an unsupported type of
+            stream. The loss is `siglip`, but the model has no bias. `features_on_device` is set, but the feature
+            extractor is not a `CEDFeatureExtractor`. One process has several GPUs, which would not share their
+            negatives. `track_language_errors` is set with FSDP, or `ema_decay` with FSDP or DeepSpeed.
     """
 
     args: SupCLAPTrainingArguments
@@ -235,7 +235,7 @@ class SupCLAPTrainer(Trainer):
         return rows
 
     def _metrics_of(self, rows: IndexedRows) -> Callable[[Any], dict[str, float]]:
-        """Build `compute_metrics` for a split: retrieval metrics, and the radius by number of hard negatives."""
+        """Build `compute_metrics` for a split: retrieval metrics, and `radius_by_hard_negatives` for DynamicSVR."""
         retrieval = retrieval_metrics(rows, self.args.eval_languages, self.args.positives)
         regularizer = getattr(self.module.objective, "regularizer", None)
         radii = dict(regularizer.radii) if isinstance(regularizer, SupportVectorRegularizer) else {}
@@ -257,7 +257,10 @@ class SupCLAPTrainer(Trainer):
     # ---- training ----
 
     def get_train_dataloader(self) -> DataLoader:
-        """As in the Trainer. For a stream, load only the batches of this process; each worker reads a part of them."""
+        """Return the training DataLoader. For a stream, it loads only the batches of this process.
+
+        Each worker reads a part of the stream.
+        """
         if self._batches is None:
             return super().get_train_dataloader()
 
@@ -276,7 +279,7 @@ class SupCLAPTrainer(Trainer):
         )
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """As in the Trainer. Also compute spectrograms from audio samples, and mask them in training."""
+        """Move the inputs to the device, compute spectrograms from audio samples, and mask them in training."""
         prepared: dict[str, Any] = super()._prepare_inputs(inputs)
         if "samples" in prepared:
             samples, counts = prepared.pop("samples"), prepared.pop("sample_counts")
@@ -362,7 +365,7 @@ class SupCLAPTrainer(Trainer):
         """Compute retrieval metrics on a split, in both directions and each language.
 
         See `evaluation.retrieval_metrics`. To add your own metrics, set `trainer.compute_metrics` to a function.
-        `eval_dataset` is a set of rows, a dict from name to rows, or the name of an evaluation set of this trainer.
+        `eval_dataset` is a dataset of rows, a dict `{name: rows}`, or the name of an evaluation set of this trainer.
         None: all evaluation sets of this trainer.
         """
         sets: Any = self.eval_dataset
@@ -375,7 +378,11 @@ class SupCLAPTrainer(Trainer):
             return super().evaluate(rows, ignore_keys, metric_key_prefix)
 
     def predict(self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test") -> Any:
-        """As in the Trainer. `predictions` is a tuple of audio embeddings `(N, d)` and text embeddings `(N, K, d)`."""
+        """Compute the embeddings of a split.
+
+        The arguments and the result are those of the Trainer. `predictions` is a tuple of audio embeddings `(N, d)` and
+        text embeddings `(N, K, d)`.
+        """
         rows: Any = _indexed(test_dataset)
         with self._evaluating(rows):
             return super().predict(rows, ignore_keys, metric_key_prefix)
@@ -440,7 +447,7 @@ class SupCLAPTrainer(Trainer):
             self.state.best_model_checkpoint = str(folder / name)
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
-            # Without the path of the best checkpoint: its step identifies it, also after the folder is moved.
+            # The path of the best checkpoint is left out: its step identifies it, even if the folder is moved.
             state = replace(self.state, best_model_checkpoint=None)
             state.save_to_json(str(unfinished / name / TRAINER_STATE_NAME))
             if not self.args.save_only_model:  # a run cannot resume without its optimizer
@@ -463,7 +470,7 @@ class SupCLAPTrainer(Trainer):
         self.state.best_model_checkpoint = best
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """As in the Trainer. With FSDP's SHARDED_STATE_DICT, also save the whole model, except in checkpoints."""
+        """Save the model as in the Trainer. With FSDP's SHARDED_STATE_DICT, also save the whole model at the end."""
         plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
         if not self._saving and plugin is not None and "SHARDED_STATE_DICT" in str(plugin.state_dict_type):
             self._save(output_dir, state_dict=self.accelerator.get_state_dict(self.model))

@@ -48,7 +48,7 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
     10 epochs. Each epoch ends with an evaluation and a checkpoint, and the checkpoint with the best *validation* recall
     is loaded at the end. By default, `dataloader_pin_memory` is True if a GPU is available.
 
-    `dataloader_persistent_workers` is off, because with it a resumed run draws other dropout masks: the loader draws
+    `dataloader_persistent_workers` is off, because it would change the dropout masks of a resumed run: the loader draws
     its seed from torch's generator once per run instead of once per epoch.
 
     Attributes:
