@@ -26,7 +26,7 @@ Source: TypeAlias = str | Path | bytes
 
 
 class Address(str):
-    """Address of a recording that the user has passed. Addresses in the tables of a dataset are not opened."""
+    """Remote address of a recording, passed by the user. Addresses in the tables of a dataset are not opened."""
 
 
 # First bytes of the formats that FFmpeg decodes: MP4 (m4a), QuickTime, Matroska, ASF (wma), raw AAC, WavPack, AMR.
@@ -37,12 +37,12 @@ _FFMPEG = re.compile(
 # Playlists can follow such first bytes. FFmpeg would recognise the playlist and fetch the files listed in it.
 _PLAYLIST = re.compile(rb"<MPD|#EXTM3U|ffconcat|c=IN IP|://", re.IGNORECASE)
 
-# First bytes of the formats that only libsndfile may decode, because FFmpeg reads a part of a broken file without an
+# First bytes of the formats that only libsndfile may decode. FFmpeg would decode a part of a broken file without an
 # error.
 _LIBSNDFILE = re.compile(rb"RIFF|RIFX|RF64|FORM|fLaC|OggS|ID3|\xff[\xe2-\xe7\xf2-\xf7\xfa-\xff]", re.DOTALL)
 _MP3 = re.compile(rb"ID3|\xff[\xe2-\xe7\xf2-\xf7\xfa-\xff]", re.DOTALL)
 
-# Allowed difference to the announced length: encoders pad the last frame, and players drop the first one.
+# Allowed difference between decoded and announced length: encoders pad the last frame, and players drop the first one.
 _MP4_TOLERANCE_SECONDS = 0.1
 
 # Announced and actual size of the data chunk in the libsndfile log (WAV, AIFF, Wave64, RF64, AU). libsndfile reads a
@@ -56,7 +56,7 @@ _BLOCK_FRAMES = 2**22  # frames per read, because a header may announce more fra
 _MOST_FRAMES = 2**40  # libsndfile reports at least this many frames for a FLAC that was written to a pipe
 
 # The feature extractors have the same limits, but these errors can contain the file name. Samples more than 40 dB over
-# full scale are unscaled integers. Rates outside the limits are in kilohertz or come from a damaged header.
+# full scale are unscaled integers. Rates outside the limits are probably in kilohertz or from a damaged header.
 _MAX_AMPLITUDE = 100.0
 _LEAST_RATE_HZ, _MOST_RATE_HZ = 200, 10_000_000
 
@@ -173,8 +173,8 @@ def read_row(
 def resample(waveform: np.ndarray, from_hz: int, to_hz: int) -> np.ndarray:
     """Resample a waveform with `torchaudio.transforms.Resample`, as in `CEDFeatureExtractor`.
 
-    The filter size of torchaudio grows with the product of both rates divided by their common factor: 44,101 Hz would
-    need gigabytes. The ratio of such rates is approximated by a simpler fraction; the relative error is at most 1/4000.
+    The filter of torchaudio is large if the greatest common divisor of the rates is small: 44,101 Hz would need
+    gigabytes. For such rates, the ratio is approximated by a simpler fraction, with a relative error of at most 1/4000.
 
     Args:
         waveform: float32, `(samples,)`.

@@ -1,6 +1,6 @@
 """Checks of Ogg and MP3 headers that libsndfile skips."""
 
-# Layer III bit rates in kbit/s, indexed by the value in the frame header: True is MPEG 1, False is MPEG 2 and 2.5.
+# Bit rates of layer III in kbit/s, indexed by the value in the frame header. True: MPEG 1. False: MPEG 2 and 2.5.
 _KILOBITS = {
     True: (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
     False: (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),

@@ -207,9 +207,9 @@ def map_in_order(function: Callable[[Any], R], rows: Sequence[Any], workers: int
 def exit_with_parent(worker: int, then: Callable[[int], None] | None = None) -> None:
     """Make a `DataLoader` worker exit when its parent dies, and ignore Ctrl-C. This is a `worker_init_fn`.
 
-    Without it, a worker waits forever to deliver its results if the parent is killed. SIGTERM ends a worker only if its
-    parent sends it: schedulers send SIGTERM to all processes of a run, and the run must still save a checkpoint. `then`
-    is another `worker_init_fn` to call afterwards.
+    Without this function, a worker waits forever to deliver its results if the parent is killed. SIGTERM ends a worker
+    only if its parent sends it: schedulers send SIGTERM to all processes of a run, and the run must still save a
+    checkpoint. `then` is another `worker_init_fn` to call afterwards.
     """
     parent = os.getppid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""Mix several datasets: concatenated splits, and the expected number of times that an epoch contains each clip."""
+"""Mix several datasets: concatenate their splits, and compute how often an epoch contains each clip."""
 
 import logging
 from collections import Counter
@@ -27,15 +27,16 @@ def mix(
     """Concatenate the splits of several datasets; audio is neither decoded nor copied.
 
     Clip ids start with the name of their dataset, which is also in the column `dataset`. Captions have the languages of
-    all datasets; missing ones are empty lists. The training rows have the column `EXPECTED_COUNT`. A warning names
-    recordings that are in the training split of one dataset and in another split of another.
+    all datasets; missing ones are empty lists. The training rows have the column `EXPECTED_COUNT`. A warning is logged
+    if a recording is in the training split of one dataset and in the validation or test split of another.
 
-    If the training split of a dataset is a `RowStream`, the mixed training split is one, too. It repeats the rows
-    instead of the column `EXPECTED_COUNT`, and its recordings are not compared with the other splits.
+    If the training split of a dataset is a `RowStream`, the mixed training split is a stream that repeats rows instead
+    of adding the column `EXPECTED_COUNT`. Its recordings are not compared with the other splits.
 
     Args:
-        sets: Splits of each dataset by name, `Dataset` or `RowStream` (training only).
-        options: Options of each dataset by name; for these and `temperature` see `expected_counts`.
+        sets: `{dataset name: splits}`. A split is a `Dataset`; the training split may be a `RowStream`.
+        options: `{dataset name: options}` (see `expected_counts`).
+        temperature: Temperature T of the dataset weights (see `expected_counts`).
 
     Raises:
         ValueError: As in `expected_counts`, or a stream is mixed with `balance_labels`.
@@ -44,7 +45,7 @@ def mix(
     is_stream = any(isinstance(rows, RowStream) for rows in train.values())
     balanced = [name for name, of_set in (options or {}).items() if of_set.get("balance_labels")]
     if is_stream and balanced:
-        raise ValueError(f"balance_labels is set for {balanced}; streams do not support it, leave it out")
+        raise ValueError(f"balance_labels is set for {balanced}; streams do not support it; remove it")
     expected = expected_counts(train, options or {}, temperature)
     of_rows = [rows.features["captions"] for splits in sets.values() for rows in splits.values()]
     languages = list(dict.fromkeys(chain.from_iterable(of_rows)))
@@ -74,18 +75,23 @@ def mix(
 def expected_counts(
     sets: Mapping[str, Dataset], options: Mapping[str, Mapping[str, Any]], temperature: float | None = None
 ) -> dict[str, np.ndarray]:
-    """Compute how often an epoch contains each row on average; returns float64 `(rows,)` by dataset.
+    """Compute the expected number of times that an epoch contains each row.
 
     Args:
-        sets: Training rows by dataset.
-        options: By dataset. `repeats`: how often an epoch contains the dataset, by default once. Or `weight`: its share
-            of the epoch relative to the other weights, by default 1; the epoch has as many rows as all datasets.
-            `balance_labels`: count each row in proportion to the sum of 1 / (rows with this label) over its labels.
-        temperature: T; weights the datasets by size^(1/T) instead. 1 is by size, larger values are more equal.
+        sets: `{dataset name: training rows}`.
+        options: `{dataset name: options}` with the following options. `repeats`: number of times that an epoch contains
+            the dataset; default 1. `weight`: share of the dataset in the epoch, relative to the other weights; default
+            1. With weights, an epoch has as many rows as all datasets together. `balance_labels`: whether to count each
+            row in proportion to the sum, over its labels, of 1 / (number of rows with this label).
+        temperature: T; if set, the weight of a dataset is size^(1/T). With 1, the weights are the sizes; larger values
+            make the weights more equal.
+
+    Returns:
+        `{dataset name: expected counts}`, float64 `(rows,)`.
 
     Raises:
-        ValueError: More than one of repeats, weight and temperature is used, a value is not positive, or a row to
-            balance has no label.
+        ValueError: More than one of repeats, weight and temperature is used, a value is not positive, or a row has no
+            label and `balance_labels` is set.
     """
     used = {key for each in options.values() for key in ("repeats", "weight") if key in each}
     if len(used) + (temperature is not None) > 1:
@@ -110,7 +116,7 @@ def expected_counts(
             weights = np.array([sum(1 / clips[label] for label in of_row) for of_row in labels], np.float64)
             if not weights.all():
                 clip_id = rows["clip_id"][int(weights.argmin())]
-                raise ValueError(f"clip {clip_id!r} has no label; balance_labels needs labels, leave it out for {name}")
+                raise ValueError(f"clip {clip_id!r} has no label; balance_labels requires labels; remove it for {name}")
         expected[name] = weights * total / weights.sum()
     return expected
 

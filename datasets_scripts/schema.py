@@ -23,7 +23,7 @@ AUDIO_COLUMNS = ("audio", "samples", "sampling_rate_hz")
 """Audio columns of a prepared dataset: file bytes in `audio`, or int16 `samples` with `sampling_rate_hz`."""
 
 EXPECTED_COUNT = "expected_count"
-"""Column with the expected number of times that an epoch of training contains a row; without it, once."""
+"""Column with the expected number of times that a training epoch contains a row. If it is missing, the number is 1."""
 
 SPLIT_NAMES = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -124,7 +124,7 @@ def group_id(row: Mapping[str, Any], positives: str) -> int:
 
 
 def warn_of_shared_captions(rows: Any) -> None:
-    """Log a warning if several clips have identical captions, because each counts as a negative of the others."""
+    """Log a warning if several clips have identical captions, because these clips count as negatives of each other."""
     captions = _read_captions(rows)
     texts = []
     for field in captions.type:

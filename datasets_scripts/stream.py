@@ -32,7 +32,7 @@ Row = dict[str, Any]
 
 
 class RowGroup(NamedTuple):
-    """Row group: the part of a file that is read at once."""
+    """Part of a file that is read at once."""
 
     path: str
     location: Any  # Parquet: number of the row group (`HubSplit` adds more fields); tar: start and end byte

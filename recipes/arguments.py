@@ -85,16 +85,16 @@ def parse_arguments(
 ) -> tuple[Any, ...]:
     """Parse `[config.yaml] [--key value ...]` into dataclasses. The command line overrides the YAML file.
 
-    A `DatasetArguments` group accepts the options of the dataset builder, too: `--dataset esc50 --test_fold 4`, for
-    example. If the recipe and the builder share an option name, such as `languages`, the key sets the recipe's option.
-    Set the builder's option in `dataset_config` then.
+    A `DatasetArguments` group also accepts the options of the dataset builder, for example
+    `--dataset esc50 --test_fold 4`. If the recipe and the builder have an option with the same name, such as
+    `languages`, the key sets the option of the recipe. Use `dataset_config` to set that of the builder.
 
     Args:
         groups: Dataclasses to fill. `ContrastiveOptions` is replaced by `SupCLAPTrainingArguments`, and
             `AllStagesOptions` by `AllStagesArguments`. These classes contain transformers' `TrainingArguments`.
         argv: Command-line arguments. None: use `sys.argv[1:]`.
-        default_config: YAML file to read if the first argument is not one. It is ignored if `--dataset` differs from
-            the dataset in the file, or `--datasets` is set.
+        default_config: YAML file to read if the first argument is not a YAML file. It is ignored if `--datasets` is
+            set, or if `--dataset` differs from the dataset in the file.
         about: Docstring of the recipe. If set, `--help` prints it with the options of the recipe, and exits before
             torch and transformers are imported.
         settings: Settings to use instead of a YAML file.

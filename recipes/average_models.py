@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     names, weights, folder = args.models, args.weights or [1 / len(args.models)] * len(args.models), args.output_dir
     if len(names) < 2 or len(weights) != len(names) or abs(sum(weights) - 1) > 1e-6:
-        raise ValueError(f"got models {names} with weights {weights}; expected two or more, with weights of sum 1")
+        raise ValueError(f"got models {names} with weights {weights}; expected two or more, and weights with sum 1")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} is not an empty folder; choose another --output_dir")
 

@@ -4,11 +4,11 @@
     supclap compare outputs/sweep/runs/*
 
 The first model is the baseline: differences are paired by query, with intervals and p-values. Training runs that differ
-only in their seed are one model, and so are evaluations of models with names such as mine-seed0 and mine-seed1. Results
-of different protocols are refused.
+only in their seed count as one model, as do evaluations of models with names such as mine-seed0 and mine-seed1. Results
+of different protocols raise an error.
 
 The output folder then contains `table.md`, `table.html`, `table.csv` (all digits, and p-values) and `table.tex`
-(booktabs). Folders without results, such as those of unfinished runs, are left out.
+(booktabs). Folders without results, such as those of unfinished runs, are skipped.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _SEED = re.compile(r"[-_.]?seed[-_=]?(\d+)")
 
 
 def group_runs(folders: Sequence[str]) -> dict[str, dict[str, dict[int, Results]]]:
-    """Load results as a dict from dataset to model name to seed. Runs that differ only in their seed are one model."""
+    """Load results as `{dataset: {model name: {seed: results}}}`. Runs that differ only in their seed are one model."""
     from modeling_supclap.evaluation.results import Results, get_dataset_name
 
     tables: dict[str, dict[str, dict[int, Results]]] = {}
     names: dict[str, str] = {}
     for folder in folders:
         if not Path(folder, "results.json").is_file():
-            say(f"{folder} contains no results.json and is left out")
+            say(f"{folder} contains no results.json and is skipped")
             continue
         results = Results.load(folder)
         arguments = (results.content.get("training") or {}).get("arguments", {})
@@ -58,7 +58,7 @@ def group_runs(folders: Sequence[str]) -> dict[str, dict[str, dict[int, Results]
         seed = arguments.get("seed", int((_SEED.findall(name) or [0])[-1]))
         models = tables.setdefault(get_dataset_name(results.protocol), {})
 
-        # Starting models of several seeds are equal settings, too.
+        # Names of starting models that differ only in their seed count as equal settings.
         settings = {key: value for key, value in arguments.items() if key not in _VARYING}
         key = _SEED.sub("", json.dumps([get_dataset_name(results.protocol), settings or name], sort_keys=True))
         label = names.setdefault(key, _SEED.sub("", name) if _SEED.sub("", name) not in models else folder)
@@ -69,11 +69,12 @@ def group_runs(folders: Sequence[str]) -> dict[str, dict[str, dict[int, Results]
 def collect_scores(tables: Mapping[str, Models], allow_different: bool = False) -> list[dict[str, Any]]:
     """Collect the scores of several models on several datasets, with their differences to the first model.
 
-    Returns one dict per dataset, score and model: "dataset", "score", "model", "seeds" (their number), "value" (mean),
-    "std", "low", "high", "chance", "difference", "difference_low", "difference_high" and "p_value"; None if unknown.
+    Returns one dict per dataset, score and model with "dataset", "score", "model", "seeds" (number of seeds), "value"
+    (mean), "std", "low", "high", "chance", "difference", "difference_low", "difference_high" and "p_value". Unknown
+    values are None.
 
     Raises:
-        ValueError: The results have different protocols; with `allow_different`, a warning.
+        ValueError: The results have different protocols. If `allow_different` is set, a warning is logged instead.
     """
     import numpy as np
 

@@ -198,7 +198,7 @@ def read_suite(args: EvaluationArguments, words: Sequence[str]) -> dict[str, Eva
         settings = {**shared, **entry} if isinstance(entry, dict) else {}
         name = str(settings.pop("name", settings.get("dataset")))
         if "dataset" not in settings or name in suite or not re.fullmatch(r"[\w.-]+", name):
-            raise ValueError(f"{args.suite[0]} contains {entry}; expected `dataset`, and a `name` no other entry has")
+            raise ValueError(f"{args.suite[0]} contains {entry}; expected `dataset`, and a unique `name`")
 
         data_dir = settings.pop("data_dir", None)
         if data_dir is None and args.data_dir is not None and Path(args.data_dir, settings["dataset"]).is_dir():

@@ -64,7 +64,7 @@ def run_study(name: str, study: Mapping[str, Any], args: ReproductionArguments) 
     """
     seeds = args.seeds or study["seeds"]
     if len(seeds) < 2:
-        raise ValueError(f"seeds is {seeds}; an interval over seeds needs at least two, and evidence five")
+        raise ValueError(f"seeds is {seeds}; an interval over seeds requires at least two, and evidence at least five")
     baseline = next(iter(study["arms"]))
     arms = [arm for arm in study["arms"] if not args.rows or arm == baseline or arm in args.rows]
 

@@ -79,35 +79,35 @@ class DataArguments(DatasetArguments):
         "--data_dir.",
         [],
     )
-    dataset_temperature: float | None = option("T, to weight the datasets by size^(1/T) instead.")
+    dataset_temperature: float | None = option("Temperature T: the datasets have the weights size^(1/T).")
     balance_labels: bool = option("Draw training clips of each label equally often; also an option of datasets.", False)
     streaming: bool = option("Stream the training split during training; for prepared, hf and webdataset.", False)
     zero_shot_templates: list[str] = option(
-        "Class prompts to classify the test split without training, such as 'This is a sound of {}'; by default, none.",
+        "Class prompts for zero-shot classification of the test split, such as 'This is a sound of {}'. Default: none.",
         [],
     )
     allow_missing: bool = option("Train even if more than a fifth of the recordings are missing.", False)
-    share: dict[str, Any] = field(init=False, default_factory=dict)  # of one of `datasets`, see `expected_counts`
+    share: dict[str, Any] = field(init=False, default_factory=dict)  # see `expected_counts`
 
     def __post_init__(self) -> None:
         if self.streaming and self.balance_labels:
             raise ValueError("streaming does not support balance_labels; set one of them to false")
         if self.dataset_temperature is not None and not self.datasets:
-            raise ValueError("dataset_temperature needs several datasets; list them in datasets")
+            raise ValueError("dataset_temperature requires several datasets; list them in datasets")
         if self.datasets:
             self.dataset = "+".join(self.parts)
             self.dataset_config = None  # from a base file
 
     @property
     def parts(self) -> dict[str, DataArguments]:
-        """Arguments of each of several datasets, by name."""
+        """Arguments of each entry in `datasets`, by name."""
         parts: dict[str, DataArguments] = {}
         for entry in map(as_mapping, self.datasets):
             options = dict(entry)
             dataset = options.pop("dataset", None)
             name = str(options.pop("name", dataset))
             if dataset is None or not re.fullmatch(r"[\w.-]+", name) or name in parts:
-                raise ValueError(f"got {entry} in datasets; expected `dataset`, and a `name` that no other entry has")
+                raise ValueError(f"got {entry} in datasets; expected `dataset`, and a unique `name`")
             data_dir = options.pop("data_dir", self.data_dir and os.path.join(self.data_dir, name))
             share: dict[str, Any] = {"balance_labels": self.balance_labels}
             share |= {key: options.pop(key) for key in ("repeats", "weight", "balance_labels") if key in options}
@@ -119,7 +119,7 @@ class DataArguments(DatasetArguments):
 
     @property
     def builder_options(self) -> dict[str, Any]:
-        """All options of the builder, including `data_dir`; of several builders by name, without `data_dir`."""
+        """All options of the builder. If `datasets` is set: `{dataset name: options}`, without `data_dir`."""
         options = {name: {**as_mapping(part.dataset_config), **part.share} for name, part in self.parts.items()}
         return options or super().builder_options
 
@@ -176,13 +176,13 @@ class ModelArguments:
     model: str | None = option("SupCLAP or CLAP model to continue from (id or folder).")
     audio_encoder: str = option("Audio encoder, for example mispeech/ced-base or openai/whisper-tiny.", "scratch")
     text_encoder: str = option("Text encoder, for example sentence-transformers/LaBSE.", "scratch")
-    audio_config: dict | str | None = option("Fields of the CEDConfig from scratch, or of one in random_weights.")
-    text_config: dict | str | None = option("Fields of the BertConfig from scratch, or of one in random_weights.")
+    audio_config: dict | str | None = option("Fields of CEDConfig, for an encoder from scratch or in random_weights.")
+    text_config: dict | str | None = option("Fields of BertConfig, for an encoder from scratch or in random_weights.")
     vocab_size: int = option("Vocabulary size of a text encoder from scratch.", 4000)
     projection_dim: int = option("Width of the shared space.", 1024)
     temperature: float = option("Initial temperature of the softmax.", 0.07)
     logit_bias: float | None = option("Initial bias of SigLIP's logits, usually -10.")
-    audio_pooling: str | None = option("Pooling of the audio encoder: mean or pooler; by default, its pooler if any.")
+    audio_pooling: str | None = option("Pooling of the audio encoder: mean or pooler. Default: pooler, if it has one.")
     text_pooling: str = option("Pooling of the text encoder: mean, cls, last or pooler.", "mean")
     random_weights: list[str] = option("Encoders to initialise with random weights: audio, text, or both.", [])
 
@@ -193,16 +193,16 @@ class ModelArguments:
 
 @dataclass
 class TrainedPartArguments:
-    """Part of the model to train: all of it, the last blocks, or adapters in them. The projections always train."""
+    """Part of the model to train: all, the last blocks, or adapters in these. The projections are always trained."""
 
     train_last_layers: int | None = option("Train only this number of last blocks of each encoder.")
     audio_layers: int | None = option("Overrides train_last_layers for the audio encoder.")
     text_layers: int | None = option("Overrides train_last_layers for the text encoder.")
-    lora_rank: int | None = option("Rank of LoRA adapters, trained in the last blocks instead of the blocks' weights.")
+    lora_rank: int | None = option("Rank of LoRA adapters, to train instead of the weights of the last blocks.")
     train_temperature: bool = option("Train the temperature, and SigLIP's bias.", True)
 
     def choose_parameters(self, model: SupCLAPModel) -> None:
-        """Freeze all other parameters, and add the adapters."""
+        """Freeze the parameters that are not selected, and add the adapters."""
         from modeling_supclap.training.lora import add_lora, train_last_layers, trainable_table
 
         numbers = self.train_last_layers, self.audio_layers, self.text_layers
@@ -312,7 +312,7 @@ class ComparisonArguments:
 
 @dataclass
 class SplitsArguments(DatasetArguments):
-    """Dataset, if any, and its splits."""
+    """Optional dataset, and its splits."""
 
     dataset: str | None = option("Name of a builder of datasets_scripts, or prepared.")  # type: ignore[assignment]
     splits: list[str] = option("Splits to read; by default, all.", [])
@@ -366,9 +366,9 @@ class ReproductionArguments:
     dry_run: bool = option("Check all settings and estimate the cost, without training.", False)
     data_dir: str | None = option("Folder of the data, or a folder with one folder per dataset.")
     output_dir: str = option("Folder of the runs and tables.", "outputs/reproduce")
-    settings: dict | str | None = option("Settings of every training, as JSON; their runs and table are separate.")
-    controls: str | None = option("YAML file with further rows, each a row of the table with other settings.")
-    skip_missing: bool = option("Leave out rows with missing data or encoders, instead of raising an error.", False)
+    settings: dict | str | None = option("Settings for every training, as JSON; runs and table get other names.")
+    controls: str | None = option("YAML file with additional rows: copies of rows of the table with other settings.")
+    skip_missing: bool = option("Skip rows with missing data or encoders, instead of raising an error.", False)
 
     def __post_init__(self) -> None:
         if self.scale not in SCALES:
@@ -380,7 +380,9 @@ class CaptionArguments(SplitsArguments):
     """Captions to translate."""
 
     output: str = option("Parquet file; existing translations in it are kept.", "translations.parquet")
-    captions: str | None = option("Table of clip_id, caption_index and text (.csv, .parquet ...), not a dataset.")
+    captions: str | None = option(
+        "Table (.csv, .parquet, ...) of clip_id, caption_index and text, instead of a dataset."
+    )
     source_language: str = option("ISO 639-3 code of the captions.", "eng")
     languages: list[str] = option("ISO 639-3 codes to translate into.", list(LANGUAGES[1:]))
 
@@ -400,7 +402,7 @@ class TranslatorArguments:
     dtype: str = option("Data type of the weights, such as bfloat16; auto keeps the stored type.", "auto")
     endpoint: str | None = option("Address of an OpenAI-compatible endpoint, such as https://api.deepseek.com/v1.")
     api_key_env: str | None = option("Name of the environment variable with the endpoint's key.")
-    requests_per_minute: float | None = option("Limit of requests; by default, unlimited.")
+    requests_per_minute: float | None = option("Maximum number of requests per minute; by default, unlimited.")
     workers: int = option("Number of concurrent requests.", 4)
     retries: int = option("Number of retries of a request if the endpoint is busy.", 6)
     request_options: dict | str | None = option('Further fields of a request, as JSON. By default, {"temperature": 0}.')

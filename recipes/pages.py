@@ -45,8 +45,8 @@ HEADLINES = (
 
 INTRODUCTION = """# Settings of the papers
 
-The printed settings and those of `recipes/configs` at full scale. S is SupCLAP, A is ATRI, T is TeminAL. This page is
-written by `make results-page`.
+The settings printed in the papers, and those of the full-scale files in `recipes/configs`. S is SupCLAP, A is ATRI, T
+is TeminAL. This page is written by `make results-page`.
 """
 
 

@@ -39,7 +39,7 @@ DEFAULT_CONFIG = Path(__file__).parent / "configs" / "teminal_esc10.yaml"
 
 
 def choose_prompts(args: PostTrainingArguments, languages: Sequence[str]) -> str:
-    """Return whether prompts name sounds by "labels" or "phrases". The default is "labels" for English only."""
+    """Return "labels" or "phrases", the names of sounds in prompts. The default is "labels" for English alone."""
     prompts = args.prompts or ("labels" if list(languages) == ["eng"] else "phrases")
     if prompts not in ("labels", "phrases") or (prompts == "labels" and list(languages) != ["eng"]):
         raise ValueError(

@@ -120,7 +120,7 @@ def caption(content: Mapping[str, Any]) -> str:
     fewest = min((len(row["seeds"]) for row in rows), default=0)
     text = f"Scale {content['scale']}, seeds {seeds}: mean ± standard deviation over the seeds."
     if content.get("settings"):
-        text += f" Other settings than the table's own: {_list_settings(content)}."
+        text += f" Changed settings: {_list_settings(content)}."
     text += " In brackets: the difference to the row's baseline"
     if fewest == 1:
         text += " and its 95 % interval over recordings. **One seed**: "
@@ -130,7 +130,7 @@ def caption(content: Mapping[str, Any]) -> str:
         if fewest < 5:
             text += f" **Fewer than five seeds** ({fewest}): an indication, not evidence."
     if any(row.get("cost") for row in rows):
-        text += " Captions: number that the text encoder embeds in training. Seconds: processor time."
+        text += " Captions: number of captions that the text encoder embeds in training. Seconds: processor time."
     return text
 
 

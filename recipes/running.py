@@ -155,7 +155,7 @@ def require_usable_audio(splits: Mapping[str, Any], args: SupCLAPTrainingArgumen
 def _plain(error: Exception) -> str:
     """Return the message of an error, without the worker traceback that the DataLoader adds."""
     if isinstance(error, FileExistsError) and error.filename:  # from `mkdir`
-        return f"{error.filename} is a file; expected a folder, name another path"
+        return f"{error.filename} is a file; expected a folder; choose another path"
     message = str(error).rstrip()
     return message.splitlines()[-1].partition(": ")[2] if message.startswith("Caught ") else message
 

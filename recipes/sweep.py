@@ -5,8 +5,8 @@
 
 Each setting has one or more values, separated by commas. The first argument may be a YAML file of `supclap train`; the
 default is its default file. The folder name of a run depends on its settings: finished runs are not repeated, and an
-interrupted run continues from its last checkpoint. The first combination is the baseline of the table, which is that of
-`supclap compare`; it is also written, with the finished runs, if a run fails.
+interrupted run continues from its last checkpoint. The table has the format of `supclap compare`, and its baseline is
+the first combination. If a run fails, the table contains the finished runs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from modeling_supclap.recipes.train_supclap import DEFAULT_CONFIG
 
 
 def combine(words: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return all combinations of settings by name; the name contains the settings with several values.
+    """Return all combinations of settings, as `{name: settings}`. The name contains only settings with several values.
 
     >>> combine(["svr_alpha=0.1,1", "loss=infonce"])["svr_alpha=1"]
     {'svr_alpha': 1, 'loss': 'infonce'}

@@ -12,9 +12,9 @@ read, and the default settings are from the SupCLAP paper. `--datasets` trains o
 the training of a SupCLAP model or a `ClapModel`. `--streaming true` streams local or remote data: a prepared dataset,
 other Parquet files (`--dataset hf`), or WebDataset tar files.
 
-The output folder then contains the model for `from_pretrained`, its model card, the files of an evaluation
-(`results.json`, `outcomes.npz` and `report.html`; for each of several datasets in a subfolder, too),
-`training_curves.png` and `drift.png`.
+The output folder then contains the model for `from_pretrained`, its model card, `training_curves.png`, `drift.png`, and
+the files of an evaluation: `results.json`, `outcomes.npz` and `report.html`. With `--datasets`, each dataset also has a
+subfolder with these three files.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def check_splits(splits: Mapping[str, Any], data_args: DataArguments, args: SupC
     for row in without_audio(splits.get("test", [])) if data_args.zero_shot_templates else ():
         if not row["labels"]:
             raise ValueError(
-                f"clip {row['clip_id']!r} of {name}'s test split has no label; zero_shot_templates requires labels, "
-                "leave it out"
+                f"clip {row['clip_id']!r} of {name}'s test split has no label; zero_shot_templates requires labels; "
+                "remove this option"
             )
 
 
@@ -102,7 +102,7 @@ def build_processor(args: ModelArguments, rows: Any, languages: list[str]) -> Su
     for index in range(0, len(light), math.ceil(len(light) / TOKENIZER_ROWS) or 1):
         captions.update(text for _, text in all_captions(light[index], languages))
 
-    # A byte-level BPE tokenizer has no unknown text. Sorted captions make its training reproducible.
+    # A byte-level BPE tokenizer can encode any text. Sorted captions make its training reproducible.
     tokenizer = RobertaTokenizer().train_new_from_iterator(sorted(captions), args.vocab_size, show_progress=False)
     return SupCLAPProcessor(CEDFeatureExtractor(), tokenizer)
 
@@ -173,7 +173,8 @@ def find_checkpoint(args: SupCLAPTrainingArguments) -> str | None:
 def evaluate_test_split(trainer: SupCLAPTrainer, rows: Any, templates: list[str]) -> dict[str, evaluation.Results]:
     """Evaluate retrieval in each language, and zero-shot classification if there are prompt templates.
 
-    Returns the results of the whole split, with the key "", and of each of several datasets by name.
+    Returns `{name: results}`. The key "" contains the results of the whole split. If the split has several datasets,
+    their results are included by name.
     """
     from modeling_supclap import evaluation
 

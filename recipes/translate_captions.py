@@ -38,7 +38,7 @@ def load_captions(args: CaptionArguments) -> list[Caption]:
     from modeling_supclap.datasets_scripts.translation.table import listing
 
     if (args.dataset is None) == (args.captions is None):
-        raise ValueError(f"give either dataset or captions, got {args.dataset!r} and {args.captions!r}")
+        raise ValueError(f"got dataset={args.dataset!r} and captions={args.captions!r}; set exactly one of them")
     captions = from_builder(args) if args.captions is None else read_caption_file(Path(args.captions))
 
     blank = [f"{clip_id!r} caption {index}" for clip_id, index, text in captions if not clean(text)]

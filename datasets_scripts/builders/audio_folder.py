@@ -57,7 +57,7 @@ class AudioFolderConfig(FolderConfig):
         caption_column: Column with captions; defaults to `caption`.
         caption_columns: All caption columns with their languages, such as `deu=Beschreibung eng=English`. Overrides
             `caption_column` and `caption_language`; other caption columns are ignored.
-        columns: Column names in the table of some fields in `FIELDS`, such as `{"split": "part"}`.
+        columns: Column names in the table, as `{field: column}` with fields in `FIELDS`, such as `{"split": "part"}`.
         validation_fraction: Fraction of recordings for the validation split, at least one recording. They are sampled
             at random if the folder has no splits. 0: no validation split.
         test_fraction: Fraction of recordings for the test split, sampled in the same way. 1: test on all recordings.
@@ -250,7 +250,7 @@ def choose_splits(config: AudioFolderConfig, records: Mapping[str, Record]) -> d
         other, split = next(iter(known.items()))
         raise ValueError(
             f"{len(without)} of {len(records)} recordings have no split: {some(without)}; but {other} is in {split}, "
-            "by its line or its folder's name. Set the split of all recordings or of none, such as in a column split"
+            "by its line or folder name; set the split of all recordings, for example in a column split, or of none"
         )
 
     # Sample only from recordings with a file, so that the fractions refer to these.

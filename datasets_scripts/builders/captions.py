@@ -119,10 +119,10 @@ def read_caption_columns(given: Sequence[str] | Mapping[str, str]) -> dict[str, 
 
 
 def check_merged_languages(unmarked: Sequence[str], language: str, marked: Mapping[str, str]) -> None:
-    """Raise ValueError if columns without a language in their name would have the same language as another column.
+    """Raise ValueError if several caption columns would be read as the same language.
 
-    `unmarked` are the columns without a language; they get the language `language`. `marked` is `{column: language}` of
-    the other caption columns.
+    `unmarked` are the columns without a language in their name; they are read as `language`. `marked` is
+    `{column: language}` for the others.
     """
     merged = [column for column, of_column in marked.items() if of_column == language]
     if unmarked and merged:

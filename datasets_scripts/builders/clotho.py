@@ -41,7 +41,7 @@ class Clotho(RowBuilder):
     """
 
     BUILDER_CONFIG_CLASS = ClothoConfig
-    NAMINGS = ("the file names of the caption tables, also with HTML entities resolved or without punctuation",)
+    NAMINGS = ("the file names of the caption tables, unchanged, with HTML entities resolved, or without punctuation",)
 
     def collect(self) -> Collection:
         """Return the clips in the caption tables."""

@@ -1,7 +1,7 @@
 """ESC-50 and its subset ESC-10: 5-second recordings of 50 (10) everyday sounds in five folds (Piczak, 2015).
 
-The builder reads the folder of https://github.com/karolpiczak/ESC-50. For ESC-10, remove all other lines from the
-table.
+The builder reads the folder of https://github.com/karolpiczak/ESC-50. To use ESC-10, remove the lines of all other
+clips from the table.
 """
 
 from typing import ClassVar

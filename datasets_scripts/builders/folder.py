@@ -265,7 +265,7 @@ class RowBuilder(datasets.GeneratorBasedBuilder):
         raise NotImplementedError
 
     def report(self) -> dict[str, Any]:
-        """Return the recordings and clips without a row. If the report was saved, it is read from the cache.
+        """Return the missing recordings and the excluded clips. If the report was saved, it is read from the cache.
 
         Returns:
             `{"missing": [name, ...], "left_out": {reason: [clip id, ...]}}`. "missing" contains the names in the

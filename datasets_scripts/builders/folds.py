@@ -30,7 +30,7 @@ class FoldConfig(FolderConfig):
     """Location and splits of a dataset with folds, in addition to `FolderConfig`.
 
     Attributes:
-        test_fold: Number of the fold used as the test split, from 1. Published results are averages over all test
+        test_fold: Number of the fold to use as the test split; the first is 1. Published results are averages over all
             folds.
         validation_fraction: Fraction of the other recordings of each class to use for validation. 0: no validation
             split.
@@ -54,8 +54,8 @@ class FoldConfig(FolderConfig):
 class FoldBuilder(RowBuilder):
     """Base class of builders for datasets with folds.
 
-    The captions are generated from the class names, and each clip has one event over its whole length. A recording is
-    in one split only, with all its clips.
+    The captions are generated from the class names, and each clip has one event over its whole length. All clips of a
+    recording are in the same split.
     """
 
     def read(self) -> list[FoldClip]:
@@ -111,8 +111,8 @@ def split_by_fold(
 
     The arguments are described in `FoldConfig`. The test split is the test fold. If a recording in the test fold also
     has clips in other folds, these clips are excluded; modified copies of a dataset may have such clips. For
-    validation, a fraction of the other recordings of each class is sampled. The number is rounded. It is at least one,
-    but never all recordings of a class.
+    validation, a fraction of the other recordings of each class is sampled. The number is rounded, and at least one if
+    the class has several recordings. At least one recording of each class remains for training.
 
     Raises:
         ValueError: The test fold has no clips.

@@ -154,8 +154,8 @@ class Recordings:
         """Find recordings by name, even if a file system or a download tool has changed special characters.
 
         Three comparisons are tried in this order: the name without suffix, this name with HTML entities resolved, and
-        only its letters and digits. In the second and third comparison, a name matches only if exactly one name and
-        one file without a match are equal.
+        only its letters and digits. The second and third comparisons use only names and files that have no match yet.
+        They skip results that several names or several files have in common.
 
         Returns:
             `{name: path}` for all names with a match.
@@ -172,7 +172,8 @@ class Recordings:
         """Return the recordings of one part of a dataset, such as its split "development".
 
         These are the files with `word` in their folder path, ignoring case. If there are none, return all files that do
-        not contain any of `others` in their folder path. `others` are the lower-case words for all parts.
+        not contain any of `others` in their folder path. `others` are the lower-case words for all parts of the
+        dataset.
         """
         folders = {file: os.path.dirname(file).casefold() for file in self.files}
         matching = [file for file in self.files if word in folders[file]]
@@ -180,7 +181,7 @@ class Recordings:
         return Recordings(self.folder, matching or unassigned)
 
     def fingerprint(self, sizes: bool = False) -> str:
-        """Return a hash for cache keys, of the folder path, the file names and, if `sizes` is set, the file sizes."""
+        """Return a hash of the folder path and file names, for cache keys; it includes file sizes if `sizes` is set."""
         contents = hashlib.sha256(str(self.folder).encode())
         for file in self.files:
             size = f":{(self.folder / file).stat().st_size}" if sizes else ""
@@ -197,7 +198,7 @@ class Recordings:
 
     @cached_property
     def _worst_first(self) -> list[str]:
-        """Files from least to most preferred, by format, then path. In a dict, the last file replaces earlier ones."""
+        """Files sorted by format and path, the preferred ones last. In a dict, the last file replaces earlier ones."""
         order = sorted(self.files, key=lambda file: SUFFIXES.index(os.path.splitext(file)[1].lower()))
         return order[::-1]
 

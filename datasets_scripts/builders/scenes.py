@@ -3,8 +3,8 @@
 Events follow each other or overlap. An event may be repeated, quiet, loud or far away. A scene may be in a small room
 or in a large hall. The captions describe all of this. A training clip has one caption, a validation or test clip has up
 to five. The validation and test splits contain new scenes: no training scene has the same set of sounds (with a single
-event: the same description), and no training caption combines the words in the same way. Recordings in these splits,
-and their speakers or folds, are not used in training either.
+event: the same description), and no training caption has the same combination of template and wording. The recordings
+of these splits, and their speakers or folds, are not used in training either.
 """
 
 import hashlib

@@ -3,7 +3,7 @@
 Each clip contains one event over faint background noise. The captions contain the sound, one of two variants (low or
 high, slow or fast), and the position (beginning or end of the clip). All other properties are random and not in the
 captions: exact pitch or rate within the range of the variant, level, length, onset, and the level and colour of the
-noise. Therefore only the described properties distinguish the descriptions.
+noise. Therefore a model can match audio and captions only by the described properties.
 """
 
 import hashlib

@@ -45,8 +45,9 @@ class WavCapsConfig(FolderConfig):
 
     Attributes:
         parts: Collections to use. None: all collections with a JSON file.
-        blacklists: Files that list clips of other datasets; these clips are excluded. Defaults to all files. With an
-            empty list no clip is excluded, and evaluation on the other datasets is not zero-shot.
+        blacklists: Blacklist files to use. They list the clips that are also in other datasets; these clips are
+            excluded. Defaults to all files. With an empty list no clip is excluded, and evaluation on the other
+            datasets is not zero-shot.
         num_test: Number of clips in the test split, sampled at random from all clips that are not blacklisted, with or
             without audio. The SupCLAP paper (section E.2) holds out 5,000.
         num_validation: Number of clips in the validation split, sampled in the same way; 0 in the paper.
@@ -78,7 +79,7 @@ class WavCapsConfig(FolderConfig):
 
         if not tables or (self.parts and len(tables) < len(wanted)):
             lacking = [PARTS[part].table for part in wanted if part not in tables]
-            raise FileNotFoundError(f"{self.folder} lacks {', '.join(lacking)}; give {self.LAYOUT}")
+            raise FileNotFoundError(f"{self.folder} lacks {', '.join(lacking)}; set data_dir to {self.LAYOUT}")
         return tables
 
     def blacklist_files(self) -> list[Path]:

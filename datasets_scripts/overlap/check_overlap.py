@@ -65,7 +65,7 @@ def compare(
         ValueError: A split is unknown, or both sets are the same.
     """
     if first == second:
-        raise ValueError(f"both sets are {first}; to compare splits of one set, give {first}:train {first}:test")
+        raise ValueError(f"both sets are {first}; to compare splits of one set, pass {first}:train {first}:test")
 
     clips: list[list[Clip]] = [[], []]
     prints: list[list[Any]] = [[], []]  # fingerprint of each clip, or None
@@ -129,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Compare two sets, print the table and optionally write the report; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("first", metavar="A[:split]", help="Folder or Hub id of a prepared set; default: all splits.")
-    parser.add_argument("second", metavar="B[:split]", help="Another prepared set, or another split of the same.")
+    parser.add_argument("second", metavar="B[:split]", help="Another prepared set, or another split of the same set.")
     parser.add_argument("--json", metavar="FILE", help="Write the whole report to this file.")
     parser.add_argument("--fail_on_overlap", action="store_true", help="Exit with status 1 if something is shared.")
     parser.add_argument("--workers", type=int, default=1, help="Number of processes that compute fingerprints.")

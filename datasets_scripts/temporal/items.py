@@ -1,8 +1,8 @@
 """Build training items for TeminAL on the fly from rows with one label each.
 
-An item combines one or two recordings, with captions that describe their order. A random choice depends only on a hash
-of the seed and a key. It does not depend on the machine, the number of workers, the row order or the numpy version. The
-caption templates are in `phrases/temporal.json`, where `{first}` is the first sound in the audio.
+An item combines one or two recordings, with captions that describe their order. Random choices depend only on a hash of
+the seed and a key, not on the machine, the number of workers, the row order or the numpy version. The caption templates
+are in `phrases/temporal.json`, where `{first}` is the first sound in the audio.
 
 TeminAL and ZSTE are from the paper "Temporal Enhancement of Contrastive Audio-Language Models through Self-Supervised
 Post-Training with Text-Audio Pairs".

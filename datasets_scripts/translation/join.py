@@ -57,8 +57,9 @@ def join_translations(
     Raises:
         FileNotFoundError: A translations file does not exist.
         ValueError: The file is invalid (see `read_translations`), lacks a language, or has a caption index that does
-            not exist in the clip. A clip already has captions in a language. With `strict`, translations are missing,
-            are stale or belong to unknown clips. The message contains the number of faults and the first few of them.
+            not exist in the clip. A clip already has captions in a language. `strict` is set, and translations are
+            missing, are stale or belong to unknown clips. The message contains the number of faults and the first few
+            of them.
     """
     table = read_translations(path, languages)
     join = _Join(table, list(languages or languages_of(table)), strict, source_language)

@@ -122,7 +122,7 @@ def test_other_settings_have_a_table_of_their_own(recipe, tmp_path):
     assert (tmp_path / "mini" / "supclap_table1.json").read_bytes() == before
     text = (tmp_path / "mini" / "supclap_table1_learning_rate-0-5.md").read_text()
     assert "### supclap/table1 with learning_rate 0.5:" in text
-    assert "Other settings than the table's own: learning_rate 0.5." in text
+    assert "Changed settings: learning_rate 0.5." in text
 
 
 def test_a_file_of_controls_adds_rows(recipe, tmp_path):
