@@ -172,7 +172,7 @@ def compare_embedding(
     own = compare(take_turns(ways, 1), "in memory", "corpus")
     return [
         Row("embed", "rate of embed_corpus / the encoder on features in memory, CED-base", *ratio, ">= 0.9"),
-        Row("embed", "the same by its own CPU time, as where workers have cores of their own", *own, ">= 0.9"),
+        Row("embed", "the same in CPU time of the main process", *own, ">= 0.9"),
     ]
 
 

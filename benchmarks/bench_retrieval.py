@@ -197,14 +197,14 @@ def evaluate_beside(clips: int, dim: int, rounds: int) -> list[Row]:
     ways: dict[str, Callable[[], Any]] = {
         "one product": lambda: text @ audio.T,
         "top hits": lambda: find_top(similarity),
-        "distance of two languages": lambda: gap_and_distance(text, anchor),
+        "distance between two languages": lambda: gap_and_distance(text, anchor),
     }
     best = (text @ audio.T).argmax(axis=1)
     assert (find_top(similarity)[:, 0] == best).mean() > 0.999
 
     seconds = take_turns(ways, rounds)
     rows = []
-    for name, bound in (("top hits", "<= 2.5"), ("distance of two languages", "<= 0.6")):
+    for name, bound in (("top hits", "<= 2.5"), ("distance between two languages", "<= 0.6")):
         rows.append(Row("evaluation", f"{name} / one bare product", *compare(seconds, name, "one product"), bound))
     return rows
 

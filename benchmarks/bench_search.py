@@ -110,10 +110,10 @@ def ask(folder: str, texts: np.ndarray, number: int) -> dict[str, float]:
     if store.is_approximate:
         results |= _timed("approximate", vectors, lambda vector: store.nearest(vector, 10))
         if len(texts):
-            results["recall@10 of words"] = store.measure_recall(list(texts))
+            results["recall@10 of texts"] = store.measure_recall(list(texts))
     file = f"{rows // WINDOWS_PER_FILE // 2:05d}.wav"
     results |= _timed("one recording", vectors, lambda vector: store.nearest(vector, WINDOWS_PER_FILE, within=file))
-    results["peak memory of asking, GB"] = _peak_gigabytes()
+    results["peak memory of searching, GB"] = _peak_gigabytes()
     return results
 
 

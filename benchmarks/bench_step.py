@@ -178,7 +178,7 @@ def measure(rounds: int = 3, clips: int = 24, width: int = 96, vocabulary: int =
         ratio = compare(take_turns(ways, rounds), "ours", "plain")
         rows.append(Row("step", f"{name}: time of a step / a plain step", *ratio, time_bound))
         memory = our_bytes / one_text
-        rows.append(Row("step", f"{name}: memory of a step / one text's", memory, None, memory_bound))
+        rows.append(Row("step", f"{name}: memory of a step / a step with one text", memory, None, memory_bound))
         if name == "KCL of 8":
             rows.append(compare_texts(ours, batch, rounds))
     if "support vectors".startswith(only):
@@ -235,9 +235,9 @@ def compare_support_vectors(rounds: int, clips: int, device: torch.device) -> li
     logged, every = min(logs) / min(steps), int(arguments.logging_steps)
     return [
         *rows,
-        Row("drift", "kept by every step, in shares of a step", kept),
-        Row("drift", "a log, in shares of a step", logged),
-        Row("drift", f"in all, with a log every {every} steps", kept + logged / every),
+        Row("drift", "recording in each step / a step", kept),
+        Row("drift", "one log / a step", logged),
+        Row("drift", f"total, with a log every {every} steps", kept + logged / every),
     ]
 
 

@@ -1,9 +1,9 @@
-"""Full and read-only disks: a job ends with an error that says so, and goes on when there is room.
+"""Full and read-only disks: a job ends with an error that states the cause, and continues when there is space.
 
     sudo python tests/campaigns/disks.py --trials 30 --folder DIR     # root, to mount small disks
 
-Each trial gives a job a disk of its own that is too small by a random part of what it needs, or that nothing can be
-written to. The job must fail, name the disk's error, and after the disk has grown end like a run that had room.
+Each trial runs a job on its own disk. The disk is too small by a random amount, or read-only. The job must fail with
+the error of the disk. After the disk is enlarged, the job must end like a run with enough space.
 """
 
 import random
@@ -23,8 +23,8 @@ class SmallDisk:
     """A disk in memory.
 
     Args:
-        folder: Where it is mounted.
-        kilobytes: Its size.
+        folder: Mount point.
+        kilobytes: Size in kB.
     """
 
     def __init__(self, folder: Path, kilobytes: int) -> None:
@@ -33,7 +33,7 @@ class SmallDisk:
         subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", folder], check=True)
 
     def remount(self, options: str) -> None:
-        """Changes its size, or whether it can be written to."""
+        """Change the mount options, such as the size or "ro"."""
         subprocess.run(["mount", "-o", f"remount,{options}", self.folder], check=True)
 
     def __enter__(self) -> "SmallDisk":
@@ -45,19 +45,19 @@ class SmallDisk:
 
 
 def campaign(trials: int, folder: Path, seed: int = 0, names: list[str] | None = None) -> Counter[str]:
-    """Runs jobs on disks that are too small or read-only.
+    """Run jobs on disks that are too small or read-only.
 
     Args:
-        trials: How many.
-        folder: An empty folder to work in.
-        seed: The seed of the sizes.
-        names: Jobs to run; None, all.
+        trials: Number of trials.
+        folder: Empty working folder.
+        seed: Random seed of the sizes.
+        names: Names of the jobs to run. None: all.
 
     Returns:
-        How often what happened.
+        Number of trials by outcome.
 
     Raises:
-        AssertionError: A job did not notice, did not say so, or did not end like one with room afterwards.
+        AssertionError: A job did not fail, did not name the error, or had another result after the disk was enlarged.
     """
     draw, counts = random.Random(seed), Counter[str]()
     jobs = make_jobs(folder)
@@ -75,7 +75,7 @@ def campaign(trials: int, folder: Path, seed: int = 0, names: list[str] | None =
 
 
 def _try(job: Job, name: str, place: Path, reference: Path, needed: int, kind: str, draw: random.Random) -> str:
-    """One trial; gives what happened."""
+    """Run one trial, and return its outcome."""
     expected = job.outcome(reference)
     log = place.with_suffix(".log")
     kilobytes = max(8, int(needed * draw.uniform(0.05, 0.95)))
@@ -92,7 +92,8 @@ def _try(job: Job, name: str, place: Path, reference: Path, needed: int, kind: s
         )
 
         disk.remount(f"rw,size={4 * needed + 4096}k" if kind == "read-only" else f"size={4 * needed + 4096}k")
-        # A run that saved a checkpoint must go on from it; one that saved none starts again, which is counted apart.
+        # A run with a checkpoint must resume from it. A run without a checkpoint starts again and is counted
+        # separately.
         resumes = job.pattern != "*checkpoint*" or bool(checkpoints(out))
         if not resumes:
             shutil.rmtree(out, ignore_errors=True)

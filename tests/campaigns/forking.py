@@ -1,7 +1,7 @@
-"""Runs scripts in forks of a process that has imported everything, so that hundreds of runs cost seconds each.
+"""Run scripts in forks of a process that has imported all packages, so that each run takes only seconds.
 
-A fork starts where an interpreter would have spent its first seconds on imports. Apart from that it is the run that a
-user starts: the script's own `__main__`, its own session, its own output file.
+A fork skips the imports, which take several seconds. Otherwise it is like a run that a user starts, with its own
+`__main__`, session and output file.
 """
 
 import argparse
@@ -20,12 +20,12 @@ ROOT = Path(__file__).parents[2]
 
 
 class Ended(NamedTuple):
-    """How a run ended.
+    """Result of a run.
 
     Attributes:
-        code: Its exit status; negative, the signal that ended it.
-        output: What it printed on both streams.
-        seconds: How long it ran.
+        code: Exit status, or the negative number of the signal that ended the run.
+        output: Printed text of stdout and stderr.
+        seconds: Duration in seconds.
     """
 
     code: int
@@ -34,13 +34,13 @@ class Ended(NamedTuple):
 
     @property
     def last_line(self) -> str:
-        """The last line that is not blank: what somebody at a terminal reads first."""
+        """Last line of the output that is not blank."""
         lines = [line for line in self.output.splitlines() if line.strip()]
         return lines[-1] if lines else ""
 
 
 def warm_up() -> None:
-    """Imports what the scripts need before the first fork, and keeps torch on one thread: threads do not fork."""
+    """Import the packages of the scripts before the first fork. Use one torch thread, because threads are not forked."""
     import torch
 
     torch.set_num_threads(1)
@@ -64,9 +64,9 @@ class Run:
 
     Args:
         script: Path of the script, relative to the project.
-        arguments: Its command line.
-        log: The file that both its streams go to.
-        before: What the fork does first, such as lowering a limit.
+        arguments: Command-line arguments.
+        log: File for stdout and stderr.
+        before: Function to call first in the fork, for example to lower a limit.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Run:
         self.code: int | None = None
 
     def poll(self) -> int | None:
-        """The exit status, or None while the script runs."""
+        """Return the exit status, or None while the script runs."""
         if self.code is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
@@ -89,10 +89,10 @@ class Run:
         return self.code
 
     def kill(self, alone: bool = False) -> bool:
-        """Ends the script and its children as a power cut would; False if it had ended already.
+        """Kill the script and its children with SIGKILL. Return False if the script had already ended.
 
         Args:
-            alone: Ends the script only, so that its children have to notice it.
+            alone: Whether to kill only the script, so that its children must detect this and exit.
         """
         if self.poll() is not None:
             return False
@@ -105,7 +105,7 @@ class Run:
         return True
 
     def is_survived(self, timeout_seconds: float = 60) -> bool:
-        """Whether a child of the script is still there after some time."""
+        """Return whether a child process of the script still exists after the timeout."""
         deadline = time.perf_counter() + timeout_seconds
         while time.perf_counter() < deadline:
             try:
@@ -116,7 +116,7 @@ class Run:
         return True
 
     def wait(self, timeout_seconds: float = 300) -> Ended:
-        """Waits for the end; a script that takes too long is killed, and its code is that of the kill."""
+        """Wait for the end of the script. A script that exceeds the timeout is killed."""
         while self.poll() is None:
             if time.perf_counter() - self.started > timeout_seconds:
                 self.kill()
@@ -127,18 +127,18 @@ class Run:
 
 
 def run(script: str, arguments: Sequence[str], log: Path, before: Callable[[], None] | None = None) -> Ended:
-    """Runs a script to its end."""
+    """Run a script to its end."""
     return Run(script, arguments, log, before).wait()
 
 
 def run_as_command(description: str, campaign: Callable[..., Counter[str]], option: str, default: int) -> None:
-    """The command line of a campaign of jobs; prints how often what happened.
+    """Parse the command line, run a campaign of jobs, and print the number of trials by outcome.
 
     Args:
-        description: What `--help` says.
-        campaign: Takes how many, an empty folder, the seed and the names of the jobs.
-        option: The option that says how many.
-        default: How many by default.
+        description: Text for `--help`.
+        campaign: Function of the number of trials, an empty folder, the seed and the names of the jobs.
+        option: Name of the option for the number of trials.
+        default: Default number of trials.
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(option, dest="number", type=int, default=default)
@@ -154,7 +154,7 @@ def run_as_command(description: str, campaign: Callable[..., Counter[str]], opti
 
 
 def _be_the_script(script: str, arguments: list[str], log: Path, before: Callable[[], None] | None) -> None:
-    """What the fork does; it never returns."""
+    """Run the script in the fork; never returns."""
     code = 1
     try:
         os.setsid()
@@ -163,7 +163,7 @@ def _be_the_script(script: str, arguments: list[str], log: Path, before: Callabl
         os.dup2(stream, 2)
         os.chdir(ROOT)
 
-        # Each fork would otherwise draw the temporary names of its parent.
+        # Otherwise each fork would use the same random temporary names as its parent.
         import tempfile
 
         tempfile._name_sequence = None  # type: ignore[attr-defined]

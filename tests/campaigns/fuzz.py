@@ -1,15 +1,14 @@
-"""Broken input of every kind, thousands of times: it is taken, or refused with an error that names it.
+"""Fuzzing with broken inputs: each input is accepted, or rejected with an error that names it.
 
     python tests/campaigns/fuzz.py --inputs 20000 --folder DIR
 
-What counts as a fault: an error of another kind than `ValueError` or `OSError` (an IndexError from the depths tells
-nobody anything); a `TypeError` that no `raise` of this project made; an error about a file that does not name the file;
-a result that is not finite; a crash;
-20 seconds without an answer.
+These outcomes are faults: an error other than `ValueError` or `OSError`, such as an IndexError; a `TypeError` that is
+not raised by this project; an error about a file without the file name; a result that is not finite; a crash; no result
+after 20 seconds.
 """
 
 # mypy: disable-error-code="misc"
-# It infers no type for a lambda whose defaults hold the values of a loop.
+# mypy infers no type for a lambda with default values from a loop.
 
 import argparse
 import contextlib
@@ -63,9 +62,9 @@ class Case(NamedTuple):
     """One broken input.
 
     Attributes:
-        call: What is asked of the package; its result must be finite.
-        name: What an error must mention; empty where there is no file or argument to name.
-        told: A description for the list of faults.
+        call: Call of the package; its result must be finite.
+        name: Text that an error must contain; empty if there is no file or argument to name.
+        told: Description for the list of faults.
     """
 
     call: Callable[[], Any]
@@ -74,7 +73,7 @@ class Case(NamedTuple):
 
 
 def damaged(content: bytes, draw: random.Random) -> bytes:
-    """The bytes with some flipped, cut out, repeated, replaced or appended."""
+    """Return the bytes after some are flipped, removed, repeated, replaced or appended."""
     broken = bytearray(content)
     for _ in range(draw.randint(1, 4)):
         place = draw.randrange(len(broken) or 1)
@@ -96,7 +95,7 @@ def damaged(content: bytes, draw: random.Random) -> bytes:
 
 
 def audio_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
-    """Recordings of five formats whose bytes are damaged, read from a file and from memory."""
+    """Yield damaged recordings in five formats, read from a file and from memory."""
     tone = 0.3 * np.sin(2 * np.pi * 440 * np.arange(8000) / 16000)
     originals = {}
     for suffix, subtype in FORMATS.items():
@@ -118,7 +117,7 @@ def audio_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
 
 
 def text_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
-    """Texts that no caption is: empty, endless, of control characters, lone surrogates, other types."""
+    """Yield invalid captions: empty or very long texts, control characters, lone surrogates, other types."""
     model, processor = builders.supclap_model(), builders.bert_processor()
     model.processor = processor
     pieces = [
@@ -148,7 +147,7 @@ def text_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
 
 
 def array_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
-    """Arrays that no recording is: empty, of other ranks and types, not finite, of absurd rates."""
+    """Yield invalid recordings: arrays that are empty or not finite, or have a wrong rank, type or sampling rate."""
     model = builders.supclap_model()
     model.processor = builders.bert_processor()
     random_numbers = np.random.default_rng(draw.randrange(2**32))
@@ -169,7 +168,7 @@ def array_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
 
 
 def loss_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
-    """Losses of embeddings, scales and radii that fit together but for one thing."""
+    """Yield losses of embeddings, scales and radii with one invalid value, shape or type."""
 
     def embeddings(*shape: int) -> torch.Tensor:
         if draw.random() < 0.1:
@@ -200,7 +199,7 @@ def loss_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
         name = draw.choice(list(calls))
         shapes = [(tuple(x.shape), str(x.dtype)) for x in (a, b, c, several)]
         told = f"{name} of {shapes}, scale {scale}, radius {radius}, groups {groups}"
-        # A scale that is no positive number promises nothing about the loss, only that nothing crashes.
+        # If the scale is not a positive number, the loss may have any value, but the call must not crash.
         promised = bool(scale > 0)
         yield Case(calls[name] if promised else _without_result(calls[name]), "", told)
 
@@ -213,7 +212,7 @@ def _without_result(call: Callable[[], Any]) -> Callable[[], None]:
 
 
 def metric_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
-    """Similarities, ranks, answers and embeddings that fit together but for one thing."""
+    """Yield metrics of similarities, ranks, answers and embeddings with one invalid value, shape or type."""
     numbers = np.random.default_rng(draw.randrange(2**32))
 
     def matrix(*shape: int) -> np.ndarray:
@@ -256,7 +255,7 @@ def metric_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
 
 
 def table_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
-    """Metadata of a folder of recordings, damaged."""
+    """Yield damaged metadata tables of a folder of recordings."""
     data = folder / "sounds"
     data.mkdir(exist_ok=True)
     for number in range(3):
@@ -286,13 +285,13 @@ def table_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
 
 
 def _count_rows(data: Path, cache: Path) -> int:
-    """How many rows the builder makes of the folder."""
+    """Return the number of rows that the builder makes from the folder."""
     builder = load_builder("audio_folder", str(cache), data_dir=str(data), languages=["eng", "fra"])
     return sum(len(rows) for rows in builder.as_dataset().values())
 
 
 def yaml_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
-    """A configuration, damaged."""
+    """Yield damaged configuration files."""
     from modeling_supclap.recipes import train_supclap
 
     content = (Path(train_supclap.__file__).parent / "configs" / "smoke.yaml").read_bytes()
@@ -327,7 +326,7 @@ def yaml_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
 
 
 def row_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
-    """Datasets whose columns hold what no recording and no caption is, and options that name other columns."""
+    """Yield datasets with invalid recordings or captions, and options that name other columns."""
     stream = io.BytesIO()
     soundfile.write(stream, 0.1 * np.ones(1600), 16000, format="WAV")
     sounds: list[Any] = [{"bytes": stream.getvalue(), "path": "a.wav"}, {"bytes": b"no sound", "path": "b.wav"}]
@@ -359,12 +358,12 @@ def row_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
 
 
 def _valid_rows(columns: dict[str, list[Any]], options: dict[str, Any]) -> int:
-    """Makes rows of the columns and checks each; gives their number."""
+    """Make rows from the columns, check each, and return their number."""
     try:
         table = datasets.Dataset.from_dict(columns)
         if columns.get("audio"):
             table = table.cast_column("audio", datasets.Audio(decode=False))
-    except Exception as error:  # datasets itself does not take the columns
+    except Exception as error:  # `datasets` rejects the columns
         raise ValueError("no dataset") from error
     rows = as_rows(table, **options)
     for row in rows:
@@ -387,7 +386,7 @@ def _grouped_rows(heard: list[Any], texts: list[str]) -> None:
 
 
 def search_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
-    """Queries of an index of three tones: no words, no recordings, vectors of other sizes, other numbers of places."""
+    """Yield invalid queries of an index of three tones: empty texts, bad recordings, wrong vector sizes."""
     from modeling_supclap.evaluation import load_embedding_model
     from modeling_supclap.search.index import build_index
     from modeling_supclap.search.query import Searcher
@@ -444,7 +443,7 @@ def _check_hits(searcher: Any, asked: dict[str, Any]) -> list[float]:
 
 
 def secret_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
-    """Options that hold secrets and folders of this machine, nested and as JSON in strings."""
+    """Yield options with secrets and local folders, nested and as JSON in strings."""
     secret_names = ["hf_token", "hfToken", "token", "X-Api-Key", "apiKey", "api-key", "Authorization", "accessToken"]
     secret_names += ["sas_token", "AccountKey", "aws_secret_access_key", "client secret", "Password", "refresh_token"]
     secret_names += ["connection_string", "Set-Cookie", "sessionToken", "privateKey", "id_token", "Proxy-Authorization"]
@@ -466,19 +465,19 @@ def secret_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
 
     while True:
         options = {"storage_options": value(4), **public}
-        assert "hidden" in json.dumps(options)  # or the case could not fail
+        assert "hidden" in json.dumps(options)  # otherwise the case could not fail
         yield Case(partial(_redacted, options, public), "", f"redact({options})")
 
 
 def _redacted(options: dict[str, Any], public: dict[str, Any]) -> None:
-    """Check that no secret and no folder is left, and that public options are."""
+    """Check that all secrets and folders are removed, and that public options remain."""
     written = json.dumps(redact(options))
     assert "hidden" not in written, written
     assert redact(options).items() >= public.items()
 
 
 def option_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
-    """Options of encoding and localisation that fit together but for one thing, against one clip at a time."""
+    """Yield options of encoding and localisation, one of them unusual; compare with one clip at a time."""
     model = builders.supclap_model()
     model.processor = builders.bert_processor()
     tones = [builders.tone(300.0 * (number + 1), 4000 * (number + 1)) for number in range(3)]
@@ -530,7 +529,7 @@ def _encoded_as_alone(model: Any, tones: list[Any], alone: list[Any], asked: dic
 
 
 def stream_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
-    """Tar and Parquet files that are damaged or hold values of other types, and shards of a whole stream."""
+    """Yield tar and Parquet files that are damaged or contain values of other types, and shards of a valid stream."""
     stream = io.BytesIO()
     soundfile.write(stream, 0.1 * np.ones(1600), 16000, format="WAV")
     texts: list[Any] = ["rain", ["rain", "wind"], "", [], None, 3, [3], [None], {"eng": "rain"}, [["rain"]], "\ud800"]
@@ -576,7 +575,7 @@ def stream_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
 
 
 def _check_shards(stream: Any, seed: int, epoch: int, count: int, after: int) -> None:
-    """Check that shards share an epoch without a repeat, and that a resumed shard reads the rest."""
+    """Check that the shards read each row of an epoch once, and that a resumed shard reads the remaining rows."""
     read = []
     for process in range(count):
         shard = stream.shuffle(seed).shard(process, count)
@@ -595,7 +594,7 @@ def _streamed(name: str, place: Path) -> int:
     for rows in load_splits(name, data_dir=f"file://{place}", streaming=True, **extra).values():
         for row in rows:
             captions = row["captions"]["eng"]
-            if name == "webdataset":  # whose captions are these, or bits of them
+            if name == "webdataset":  # the captions are these, or parts of them
                 assert all(isinstance(text, str) for text in [*captions, *row["labels"], row["license"], row["source"]])
                 assert "eng" not in captions, "a key of a mapping is no caption"
             row = {key: row[key] for key in row if key not in ("audio", "clip_index")}
@@ -605,7 +604,7 @@ def _streamed(name: str, place: Path) -> int:
 
 
 def split_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
-    """Options of load_splits, one of them odd, for a folder with a table and for one of Parquet files."""
+    """Yield options of load_splits, one of them unusual, for a folder with a table and for Parquet files."""
     (folder / "sounds").mkdir()
     lines = ["file_name,caption,caption_fra,split,label"]
     for number in range(8):
@@ -672,11 +671,11 @@ KINDS: dict[str, Callable[[Path, random.Random], Iterator[Case]]] = {
     "splits": split_cases,
 }
 SLOW = {"tables", "splits"}
-"""Kinds that get a tenth of the inputs of the others."""
+"""Kinds with a tenth of the number of inputs."""
 
 
 def judge(case: Case) -> str:
-    """ "taken", "refused", or what is wrong with the answer."""
+    """Return "taken" (accepted), "refused" (rejected), or a description of the fault."""
     with (
         warnings.catch_warnings(),
         contextlib.redirect_stderr(io.StringIO()),
@@ -704,7 +703,7 @@ def judge(case: Case) -> str:
 
 
 def _is_raised_here(error: BaseException) -> bool:
-    """Whether a `raise` of this project made the error, and not an operation that met another type."""
+    """Return whether a `raise` statement of this project raised the error."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return Path(frame.filename).is_relative_to(ROOT) and (frame.line or "").startswith("raise ")
 
@@ -730,21 +729,22 @@ def _too_long(*_: Any) -> None:
 def campaign(
     inputs: int, folder: Path, seed: int = 0, kinds: list[str] | None = None
 ) -> tuple[Counter[str], list[str]]:
-    """Feeds broken inputs to the package.
+    """Call the package with broken inputs.
 
     Args:
-        inputs: Number of inputs in all, or a few more: equally many of each kind, and a tenth of these of a slow kind.
-        folder: An empty folder to work in.
-        seed: The seed of the damage.
-        kinds: Of `KINDS`; None, all.
+        inputs: Approximate total number of inputs. All kinds have the same number, except that slow kinds have a tenth
+            of it.
+        folder: Empty working folder.
+        seed: Random seed of the damage.
+        kinds: Kinds to test, keys of `KINDS`. None: all.
 
     Returns:
-        How many were taken and refused, by kind, and a line for each fault.
+        Number of accepted and rejected inputs by kind, and one line for each fault.
     """
     signal.signal(signal.SIGALRM, _too_long)
     silence = os.open(os.devnull, os.O_WRONLY)
     errors = os.dup(2)
-    os.dup2(silence, 2)  # the decoders in C report each damage there
+    os.dup2(silence, 2)  # the C decoders print a message for each damaged file
     counts, faults = Counter[str](), []
     kinds = kinds or list(KINDS)
     for kind in kinds:
@@ -763,7 +763,7 @@ def campaign(
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--inputs", type=int, default=20000)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,10 +1,10 @@
-"""Files that want more than to be read: they run no code, fetch no address and read no file beside them.
+"""Hostile files: loading them must not run code, open an address or read another file.
 
     python tests/campaigns/hostile.py --folder DIR
 
-Each attempt hides a command that leaves a mark in every format that can hold one, or names an address or another file
-inside a recording, and then does with the file what a user would do. Positive controls show that the campaign would see
-a fault: an unsafe reader of the same bytes runs the command, and a request to the address is recorded.
+Each attempt loads a file as a user would. The file contains a command that creates a marker file, or a recording that
+refers to an address or another file. Positive controls show that the campaign detects faults: an unsafe reader of the
+same bytes runs the command, and a request to the address is recorded.
 """
 
 import argparse
@@ -49,7 +49,7 @@ from modeling_supclap.search import Searcher, build_index
 
 
 class Payload:
-    """Unpickled, it makes a file."""
+    """Object that creates a file when it is unpickled."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -59,7 +59,7 @@ class Payload:
 
 
 def pickles(mark: Path) -> Iterator[tuple[str, bytes]]:
-    """Files of weights in every form of a pickle, by name."""
+    """Yield weight files in every pickle format, with their names."""
     for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
         yield f"protocol{protocol}.pt", pickle.dumps({"model": Payload(mark)}, protocol=protocol)
         yield f"alone{protocol}.bin", pickle.dumps(Payload(mark), protocol=protocol)
@@ -80,12 +80,13 @@ def pickles(mark: Path) -> Iterator[tuple[str, bytes]]:
 
 
 class Attempt(NamedTuple):
-    """One hostile file and what a user does with it.
+    """A hostile file, and the call that loads it.
 
     Attributes:
-        name: For the list of faults.
-        call: What a user does with the file.
-        control: What an unsafe reader does with the same bytes, which must leave the mark; None for files without code.
+        name: Name for the list of faults.
+        call: Function that loads the file as a user would.
+        control: Function that loads the same bytes with an unsafe reader, which must create the marker. None: no code
+            in the file.
     """
 
     name: str
@@ -94,7 +95,7 @@ class Attempt(NamedTuple):
 
 
 def load_unsafely(path: Path) -> None:
-    """Unpickle a file by the reader of its format, and everything in it."""
+    """Unpickle a file, and all pickles in it, with the reader of its format."""
     if path.suffix == ".npz":
         np.load(path, allow_pickle=True)["rank"]
     elif path.name.startswith(("torch", "archive")):
@@ -104,7 +105,7 @@ def load_unsafely(path: Path) -> None:
 
 
 def attempts(folder: Path, mark: Path, address: str, secret: Path) -> Iterator[Attempt]:
-    """Make the files, and yield what is tried with each."""
+    """Create the files, and yield an attempt for each."""
     for name, content in pickles(mark):
         path = folder / name
         path.write_bytes(content)
@@ -143,14 +144,14 @@ def attempts(folder: Path, mark: Path, address: str, secret: Path) -> Iterator[A
     for name in (f"../{secret.name}", f"file://{secret}", f"{address}/a.wav", str(secret)):
         (table / "metadata.jsonl").write_text(json.dumps({"file_name": name, "caption": "rain"}) + "\n")
         cache = str(folder / "cache" / str(abs(hash(name))))
-        if name == str(secret):  # the control: a table may name any recording by its absolute path
+        if name == str(secret):  # control: a table may contain absolute paths of recordings
             assert _loads(secret, table, cache)
         else:
             yield Attempt(f"a table that names {name[:9]}", partial(_refused, _loads, secret, table, cache))
 
 
 def _corpus(folder: Path, mark: Path, address: str) -> Iterator[Attempt]:
-    """Index, embed, stream and convert the files made so far as recordings, and open an index that names a function."""
+    """Index, embed, stream and convert the existing files as recordings, and open an index that names a function."""
     hostile = folder / "hostile"
     hostile.mkdir()
     for path in [path for path in folder.iterdir() if path.is_file()]:
@@ -187,7 +188,7 @@ def _corpus(folder: Path, mark: Path, address: str) -> Iterator[Attempt]:
     tar = folder / "tars" / "train.tar"
     tar.parent.mkdir()
     with tarfile.open(tar, "w") as archive:
-        for name in sorted(names):  # a decoder of WebDataset would unpickle the second file of a sample
+        for name in sorted(names):  # a WebDataset decoder would unpickle the second file of a sample
             for suffix in (".wav", ".pyd", ".json"):
                 content = b'{"text": "rain"}' if suffix == ".json" else (hostile / name).read_bytes()
                 member = tarfile.TarInfo(f"../{name.replace('.', '-')}{suffix}")
@@ -204,7 +205,7 @@ def _corpus(folder: Path, mark: Path, address: str) -> Iterator[Attempt]:
     tars = partial(load_splits, "webdataset", data_dir=str(tar.parent), streaming=True)
     yield Attempt("a stream of tar files", partial(read_all, lambda: tars()["train"]))
 
-    # In place of a function of the standard library that does harm, such as os:abort.
+    # Stands for a harmful function of the standard library, such as os:abort.
     os.environ["HOSTILE_MARK"] = str(mark)
     named = dataclasses.replace(model, name="hostile:leave_mark", fingerprint="")
     build_index(named, sounds, folder / "named", show_progress_bar=False)
@@ -213,13 +214,13 @@ def _corpus(folder: Path, mark: Path, address: str) -> Iterator[Attempt]:
 
 
 def leave_mark() -> Any:
-    """Make the file that shows that code ran."""
+    """Create the marker file, which shows that code ran."""
     Path(os.environ["HOSTILE_MARK"]).touch()
     return PitchModel()
 
 
 def _recordings(folder: Path, address: str, secret: Path) -> Iterator[Attempt]:
-    """Play lists and manifests under the names of recordings; FFmpeg would follow what they say."""
+    """Yield playlists and manifests with names of recordings; FFmpeg would open the files listed in them."""
     texts = {
         "dash": '<?xml version="1.0"?><MPD xmlns="urn:mpeg:dash:schema:mpd:2011" '
         'profiles="urn:mpeg:dash:profile:isoff-on-demand:2011" '
@@ -242,7 +243,7 @@ def _recordings(folder: Path, address: str, secret: Path) -> Iterator[Attempt]:
 
 
 def _loads(secret: Path, table: Path, cache: str) -> bool:
-    """Load a folder; return whether one of its rows is the recording outside."""
+    """Load a folder; return whether one of its rows is the recording outside the folder."""
     whole: dict[str, Any] = {"validation_fraction": 0.0, "test_fraction": 0.0}
     splits = load_splits("audio_folder", cache, data_dir=str(table), **whole)
     return any(Path(row["audio_path"]).resolve() == secret.resolve() for rows in splits.values() for row in rows)
@@ -263,7 +264,7 @@ def _parse_arguments(config: Path) -> Any:
 
 
 class RequestRecorder(BaseHTTPRequestHandler):
-    """Records every request and answers that there is no such file."""
+    """Handler that records every request and answers 404."""
 
     requests: list[str] = []  # noqa: RUF012  # shared by all requests on purpose
 
@@ -278,14 +279,14 @@ class RequestRecorder(BaseHTTPRequestHandler):
 
 
 def campaign(folder: Path) -> tuple[Counter[str], list[str]]:
-    """Makes all attempts.
+    """Run all attempts.
 
     Args:
-        folder: An empty folder to work in.
+        folder: Empty working folder.
 
     Returns:
-        How many were refused, how many ended as if the file were harmless and how many controls did what they should;
-        and a line for each attempt that succeeded, and for each control that did not.
+        Number of rejected files, of files loaded without harm, and of successful controls; and one line for each
+        successful attempt and each failed control.
     """
     mark, secret = folder / "mark", folder / "secret.wav"
     soundfile.write(secret, 0.1 * np.ones(16000), 16000)
@@ -308,7 +309,9 @@ def campaign(folder: Path) -> tuple[Counter[str], list[str]]:
                 RequestRecorder.requests.clear()
 
             if attempt.control is not None:
-                with contextlib.suppress(Exception):  # the command runs before the reader finds no weights
+                with contextlib.suppress(
+                    Exception
+                ):  # the command runs before the reader finds that there are no weights
                     attempt.control()
                 if mark.exists():
                     counts["control: an unsafe reader ran the code"] += 1
@@ -320,7 +323,7 @@ def campaign(folder: Path) -> tuple[Counter[str], list[str]]:
 
 
 def _outcome(attempt: Attempt, faults: list[str]) -> str:
-    """Make one attempt, and say how it was held."""
+    """Run one attempt, and return its outcome."""
     try:
         attempt.call()
     except AssertionError as error:
@@ -329,7 +332,7 @@ def _outcome(attempt: Attempt, faults: list[str]) -> str:
     except (ValueError, OSError, RuntimeError, ImportError, TypeError, yaml.YAMLError, pickle.UnpicklingError):
         return "held: refused"
     except Exception as error:
-        # Whatever else it is, nothing ran; the fuzzer judges the words of errors.
+        # No code ran. The fuzzer checks the error messages.
         return f"held: {type(error).__name__}"
     return "held: loaded nothing of it"
 
@@ -346,13 +349,13 @@ def _control_requests(address: str, counts: Counter[str], faults: list[str]) -> 
 
 
 def _control_secret(secret: Path, counts: Counter[str]) -> None:
-    """Check that the file that must not be read through another can be read itself."""
+    """Check that the secret file, which must not be read through another file, can be read directly."""
     read_audio(secret)
     counts["control: the other file is a recording"] += 1
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True, help="an empty folder to work in")
     counts, faults = campaign(parser.parse_args().folder.resolve())

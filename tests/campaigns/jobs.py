@@ -1,4 +1,4 @@
-"""The jobs that the campaigns disturb: a command each, the one that goes on after a kill, and what must come out."""
+"""Jobs of the campaigns: the command, the command to continue after a kill, and the expected result."""
 
 import hashlib
 import json
@@ -21,14 +21,15 @@ SMOKE = "recipes/configs/smoke.yaml"
 
 @dataclass
 class Job:
-    """One thing that people run for hours.
+    """A long-running command.
 
     Attributes:
-        script: What is launched, relative to the project.
-        start: Its arguments, given the folder it writes to.
-        proceed: The arguments that go on after a kill.
-        outcome: What the folder must hold in the end, in a form that compares equal; equal after any number of kills.
-        pattern: Names of what it writes in parts, such as checkpoints; the campaign likes to kill in the middle of one.
+        script: Path of the script, relative to the project.
+        start: Function from the output folder to the arguments.
+        proceed: Function from the output folder to the arguments that continue the job after a kill.
+        outcome: Function from the output folder to the final result, which must be equal after any number of kills.
+        pattern: Name pattern of files that the job writes step by step, such as checkpoints. Some kills happen during
+            such a write.
     """
 
     script: str
@@ -39,10 +40,10 @@ class Job:
 
 
 def make_jobs(data: Path) -> dict[str, Job]:
-    """All jobs, with the files that they read.
+    """Create the jobs and their input files.
 
     Args:
-        data: A folder for recordings and for the models that translate or are evaluated.
+        data: Folder for the recordings and the models.
     """
     folder = esc50_folder(data / "ESC-50", count=10, num_folds=5)
     model = builders.save_supclap(data / "model")
@@ -112,12 +113,12 @@ def make_jobs(data: Path) -> dict[str, Job]:
 
 
 def checkpoints(out: Path) -> list[Path]:
-    """The checkpoints of a run that have their name, which says that they are whole."""
+    """Return the complete checkpoints of a run, which have their final name."""
     return [path for path in out.rglob("checkpoint-*") if path.parent.name != "unfinished"]
 
 
 def write_captions(path: Path) -> Path:
-    """Twelve captions."""
+    """Write a table of twelve captions, and return its path."""
     sounds = ["a dog barks", "rain falls", "a bell rings", "wind blows", "a cat meows", "waves break"]
     lines = []
     for number in range(12):
@@ -128,7 +129,7 @@ def write_captions(path: Path) -> Path:
 
 
 def trained(out: Path) -> dict[str, Any]:
-    """The weights to the bit, and that the results and the card are there and whole."""
+    """Return the exact weights; check that the results and the model card are complete."""
     weights = {}
     for name, tensor in load_file(out / "model.safetensors").items():
         weights[name] = hashlib.sha256(tensor.numpy().tobytes()).hexdigest()
@@ -138,13 +139,13 @@ def trained(out: Path) -> dict[str, Any]:
 
 
 def every_byte(out: Path) -> dict[str, str]:
-    """Every file of a prepared set by its digest."""
+    """Return the hash of each file of a prepared set."""
     files = sorted(path for path in out.rglob("*") if path.is_file())
     return {str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def evaluated(out: Path) -> dict[str, Any]:
-    """What each query did, and that the report is whole."""
+    """Return the outcome of each query; check that the report is complete."""
     json.loads((out / "results.json").read_text(encoding="utf-8"))
     assert (out / "report.html").read_text(encoding="utf-8").rstrip().endswith("</html>")
     with np.load(out / "outcomes.npz") as outcomes:
@@ -152,7 +153,7 @@ def evaluated(out: Path) -> dict[str, Any]:
 
 
 def indexed(out: Path) -> list[tuple[str, float, float, float]]:
-    """Every window with its score for a query; asked in a fork, as LanceDB's threads do not live on in one."""
+    """Return all windows with their scores for a query. Search in a fork, because later forks lose LanceDB's threads."""
     words = ["query", str(out), "a dog barks", "--json", "--all_windows", "-k", "1000", "--device", "cpu"]
     ended = forking.run("recipes/search_audio.py", words, out.with_name(f"{out.name}-query.log"))
     assert ended.code == 0, ended.output
@@ -161,7 +162,7 @@ def indexed(out: Path) -> list[tuple[str, float, float, float]]:
 
 
 def translated(out: Path) -> dict[str, Any]:
-    """The tables, and the report but for what differs between any two runs."""
+    """Return the tables, and the report without the values that differ between any two runs."""
     report = json.loads((out / "translations.report.json").read_text(encoding="utf-8"))
     names = ("translations.parquet", "translations.back.parquet")
     digests = {name: hashlib.sha256((out / name).read_bytes()).hexdigest() for name in names}

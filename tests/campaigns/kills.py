@@ -1,10 +1,10 @@
-"""`kill -9` at random moments and in the middle of checkpoints: what goes on afterwards must end like one run.
+"""`kill -9` at random moments and during checkpoints: the continued job must have the result of an undisturbed run.
 
     python tests/campaigns/kills.py --kills 200
 
-Each trial starts a job, kills it up to three times, with its children or without, goes on each time as the README says,
-and compares what it leaves in the end with a run that nobody disturbed: weights to the bit, prepared files to the byte,
-outcomes of every query. No process may be left.
+Each trial starts a job and kills it up to three times, with or without its children. After each kill, it continues the
+job as the README describes. The final result is compared with an undisturbed run: exact weights, all bytes of prepared
+files, and the outcome of every query. No process may remain.
 """
 
 import random
@@ -18,19 +18,19 @@ from jobs import Job, checkpoints, make_jobs
 
 
 def campaign(kills: int, folder: Path, seed: int = 0, names: list[str] | None = None) -> Counter[str]:
-    """Spreads the kills over the jobs.
+    """Kill jobs at random moments, and continue them. The kills are divided equally among the jobs.
 
     Args:
-        kills: How many in all.
-        folder: An empty folder to work in.
-        seed: The seed of the moments.
-        names: Jobs to disturb; None, all.
+        kills: Total number of kills.
+        folder: Empty working folder.
+        seed: Random seed of the moments.
+        names: Names of the jobs to kill. None: all.
 
     Returns:
-        How often what happened, by `"job: what"`.
+        Number of events by `"job: event"`.
 
     Raises:
-        AssertionError: A job that was killed did not go on, or ended differently.
+        AssertionError: A killed job did not continue, or had another result.
     """
     draw, counts = random.Random(seed), Counter[str]()
     jobs = make_jobs(folder)
@@ -58,7 +58,7 @@ def campaign(kills: int, folder: Path, seed: int = 0, names: list[str] | None = 
 
 
 def _undisturbed(job: Job, out: Path) -> tuple[object, float]:
-    """The outcome of a run that is left alone, and its seconds."""
+    """Return the result and the duration in seconds of an undisturbed run."""
     ended = forking.run(job.script, job.start(out), out.with_suffix(".log"))
     assert ended.code == 0, ended.output
     return job.outcome(out), ended.seconds
@@ -67,7 +67,7 @@ def _undisturbed(job: Job, out: Path) -> tuple[object, float]:
 def _disturb(
     job: Job, name: str, out: Path, seconds: float, draw: random.Random, counts: Counter[str], at_most: int
 ) -> int:
-    """Kills a job up to `at_most` times, going on after each; gives the number of kills that hit it alive."""
+    """Kill a job up to `at_most` times, and continue it after each kill. Return the number of successful kills."""
     killed, arguments = [], job.start(out)
     for _ in range(at_most):
         run = forking.Run(job.script, arguments, out.with_suffix(".log"))
@@ -89,7 +89,7 @@ def _disturb(
 
 
 def _next_arguments(job: Job, out: Path) -> list[str]:
-    """What the README says to type after a kill: before the first checkpoint there is nothing to go on from."""
+    """Return the arguments after a kill. Before the first checkpoint, the job starts again."""
     if job.pattern == "*checkpoint*" and not checkpoints(out):
         shutil.rmtree(out, ignore_errors=True)
         return job.start(out)

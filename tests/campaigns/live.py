@@ -1,4 +1,4 @@
-"""Folders that change and servers that fail while they are read: nothing aborts, and the result is that of calm ones.
+"""Folders that change, and servers that fail, while they are read: nothing aborts, and the result is correct.
 
     python tests/campaigns/live.py --trials 20 --folder DIR
 
@@ -105,7 +105,7 @@ def windows(index: Path) -> list[tuple[Any, ...]]:
 
 
 def try_folder(folder: Path, draw: random.Random, counts: Counter[str]) -> None:
-    """Index and embed a folder that changes, with the page open; count what happened."""
+    """Index and embed a folder that changes while the search page runs; count the events."""
     root, index = folder / "sounds", folder / "index"
     (root / "deep").mkdir(parents=True)
     for name in NAMES:
@@ -155,7 +155,7 @@ def try_folder(folder: Path, draw: random.Random, counts: Counter[str]) -> None:
 
 
 def embed(root: Path, out: Path, counts: Counter[str]) -> None:
-    """Embed a folder by the recipe; each recording that was listed must be embedded or named."""
+    """Embed a folder with the recipe. Each listed recording must be embedded or reported as unusable."""
     words = ["--model", "fake_models:PitchModel", "--folder", root, "--output", out, "--device", "cpu"]
     run_recipe(embed_corpus, *words, "--chunk_seconds", "2", "--clips_per_file", "3")
     manifest = json.loads((out / "manifest.json").read_text(encoding="utf-8"))
@@ -168,7 +168,7 @@ def embed(root: Path, out: Path, counts: Counter[str]) -> None:
 
 
 def try_server(root: Path, draw: random.Random, counts: Counter[str]) -> None:
-    """Stream a set from a server with up to three faults in a row; count what happened."""
+    """Stream a set from a server with up to three faults in a row; count the events."""
     faults: list[str | None] = []
     asked = {"train": draw.randrange(100)}
     expected = list(load_splits("prepared", data_dir=str(root), streaming=True)["train"].shuffle(asked["train"]))
@@ -191,19 +191,19 @@ def try_server(root: Path, draw: random.Random, counts: Counter[str]) -> None:
 
 
 def campaign(trials: int, folder: Path, seed: int = 0, names: list[str] | None = None) -> Counter[str]:
-    """Run trials of a live folder and of a flaky server in turn.
+    """Run trials with a changing folder and with a failing server in turn.
 
     Args:
         trials: Number of trials.
         folder: Empty folder to work in.
         seed: Seed of the changes and faults.
-        names: "folder", "server" or both; None, both.
+        names: "folder", "server" or both. None: both.
 
     Returns:
-        How often what happened.
+        Number of events by name.
 
     Raises:
-        AssertionError: A result differs from that of a calm folder or server.
+        AssertionError: A result differs from that of an unchanged folder or a server without faults.
     """
     draw, counts = random.Random(seed), Counter[str]()
     names = names or ["folder", "server"]

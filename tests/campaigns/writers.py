@@ -1,4 +1,4 @@
-"""Two jobs that write to one folder at once: one does its work, the other is refused by the folder's name.
+"""Two jobs that write to one folder at the same time: one succeeds, the other ends with an error that names the folder.
 
 python tests/campaigns/writers.py --trials 20 --folder DIR
 """
@@ -13,19 +13,20 @@ from jobs import make_jobs
 
 
 def campaign(trials: int, folder: Path, seed: int = 0, names: list[str] | None = None) -> Counter[str]:
-    """Starts each job twice, the second a random moment after the first.
+    """Start each job twice, the second at a random moment after the first.
 
     Args:
-        trials: How many pairs.
-        folder: An empty folder to work in.
-        seed: The seed of the moments.
-        names: Jobs to run; None, those that write for long: training, preparing and translation.
+        trials: Number of pairs.
+        folder: Empty working folder.
+        seed: Random seed of the moments.
+        names: Names of the jobs to run. None: the jobs with long writes (training, preparing and translation).
 
     Returns:
-        How often what happened.
+        Number of trials by outcome.
 
     Raises:
-        AssertionError: Both were refused, one failed without naming the folder, or the result is not that of one run.
+        AssertionError: Both jobs failed, the error does not name the folder, or the result differs from that of a
+            single run.
     """
     draw, counts = random.Random(seed), Counter[str]()
     jobs = make_jobs(folder)
