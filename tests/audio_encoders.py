@@ -1,4 +1,4 @@
-"""Tiny audio encoders of transformers with their feature extractors, as published ones lie in a folder."""
+"""Tiny audio encoders of transformers with their feature extractors, saved in folders like published encoders."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -39,7 +39,7 @@ SIZES: dict[str, Any] = {
     "attention_dropout": 0.0,
     "activation_dropout": 0.0,
 }
-# 320 samples a frame, as in the published encoders.
+# 320 samples per frame, as in the published encoders.
 WAVES: dict[str, Any] = {
     **SIZES,
     "feat_proj_dropout": 0.0,
@@ -97,14 +97,14 @@ ENCODERS: dict[str, Callable[[], tuple[Any, Any]]] = {
 
 
 def make_encoder(name: str) -> tuple[Any, Any]:
-    """The model, in evaluation mode, and its feature extractor."""
+    """Return the model, in evaluation mode, and its feature extractor."""
     torch.manual_seed(5)
     model, extractor = ENCODERS[name]()
     return model.eval(), extractor
 
 
 def save_encoder(name: str, folder: Path) -> tuple[Any, Any]:
-    """Saves the two of `make_encoder` into one folder, and returns them."""
+    """Save the output of `make_encoder` in one folder, and return it."""
     parts = make_encoder(name)
     for part in parts:
         part.save_pretrained(folder)

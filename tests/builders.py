@@ -103,7 +103,7 @@ def tone(frequency_hz: float, samples: int = RATE_HZ) -> np.ndarray:
 
 
 def filler(shape: tuple[int, ...], index: int) -> torch.Tensor:
-    """Return the values behind the golden numbers: frac(sin(12.9898 (n + 1) + 78.233 index) 43758.5453) - 0.5."""
+    """Return the inputs of the golden values: frac(sin(12.9898 (n + 1) + 78.233 index) 43758.5453) - 0.5."""
     n = torch.arange(math.prod(shape), dtype=torch.float64)
     values = torch.sin(12.9898 * (n + 1) + 78.233 * index) * 43758.5453
     return (values - values.floor() - 0.5).reshape(shape)
@@ -136,7 +136,7 @@ def fill(model: torch.nn.Module, scale: float) -> None:
 
 
 def bert_tokenizer() -> BertTokenizer:
-    """Build a WordPiece tokenizer with the words of `CAPTIONS`; a trained one would differ between processes."""
+    """Build a WordPiece tokenizer with the words of `CAPTIONS`; a trained tokenizer would differ between processes."""
     normalizer, splitter = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
     texts = [normalizer.normalize_str(caption) for caption in CAPTIONS.values()]
     words = sorted({word for text in texts for word, _ in splitter.pre_tokenize_str(text)})
@@ -208,10 +208,10 @@ def supclap_model(config: SupCLAPConfig | None = None, seed: int = 0) -> SupCLAP
 
 
 def pair(kind: str = "supclap") -> tuple[Any, Any]:
-    """A model and its processor.
+    """Return a model and its processor.
 
-    CED with BERT ("supclap") or with SONAR ("sonar"), CNN14 or Whisper with BERT ("cnn14", "whisper"), transformers'
-    "clap" or a "fused" one, or CLAP under our model ("converted").
+    Kinds: CED with BERT ("supclap") or SONAR ("sonar"), CNN14 or Whisper with BERT ("cnn14", "whisper"), a `ClapModel`
+        ("clap", "fused"), or a CLAP that is converted to our model ("converted").
     """
     if kind == "converted":
         return supclap_from_clap(clap_model()), processor_from_clap(clap_processor())

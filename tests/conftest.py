@@ -31,37 +31,37 @@ logging.disable_progress_bar()
 
 @pytest.fixture(scope="session")
 def bert_tokenizer() -> BertTokenizer:
-    """A trained WordPiece tokenizer."""
+    """WordPiece tokenizer."""
     return builders.bert_tokenizer()
 
 
 @pytest.fixture(scope="session")
 def nllb_tokenizer() -> NllbTokenizer:
-    """A trained NLLB tokenizer; restore src_lang if you change it."""
+    """NLLB tokenizer; restore src_lang if you change it."""
     return builders.nllb_tokenizer()
 
 
 @pytest.fixture
 def model() -> SupCLAPModel:
-    """A tiny CED + BERT model in evaluation mode."""
+    """Tiny CED + BERT model in evaluation mode."""
     return builders.supclap_model()
 
 
 @pytest.fixture(scope="session")
 def processor() -> SupCLAPProcessor:
-    """The processor that goes with `model`."""
+    """Processor of `model`."""
     return builders.bert_processor()
 
 
 @pytest.fixture
 def sonar_model() -> SupCLAPModel:
-    """A tiny CED + SONAR model in evaluation mode."""
+    """Tiny CED + SONAR model in evaluation mode."""
     return builders.pair("sonar")[0]
 
 
 @pytest.fixture(scope="session")
 def sonar_processor() -> SupCLAPProcessor:
-    """The processor that goes with `sonar_model`."""
+    """Processor of `sonar_model`."""
     return builders.nllb_processor()
 
 

@@ -40,7 +40,7 @@ class Ended(NamedTuple):
 
 
 def warm_up() -> None:
-    """Import the packages of the scripts before the first fork. Use one torch thread, because threads are not forked."""
+    """Import the packages of the scripts before the first fork. Use one torch thread: threads are not forked."""
     import torch
 
     torch.set_num_threads(1)

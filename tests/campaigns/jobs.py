@@ -153,7 +153,7 @@ def evaluated(out: Path) -> dict[str, Any]:
 
 
 def indexed(out: Path) -> list[tuple[str, float, float, float]]:
-    """Return all windows with their scores for a query. Search in a fork, because later forks lose LanceDB's threads."""
+    """Return all windows with their scores for a query. Search in a fork: later forks lose LanceDB's threads."""
     words = ["query", str(out), "a dog barks", "--json", "--all_windows", "-k", "1000", "--device", "cpu"]
     ended = forking.run("recipes/search_audio.py", words, out.with_name(f"{out.name}-query.log"))
     assert ended.code == 0, ended.output

@@ -1,4 +1,4 @@
-"""CED's and Dasheng's published layouts: the exact names, golden numbers, and what does not fit is refused."""
+"""Published layouts of CED and Dasheng: exact names, golden values, and errors for tensors that do not fit."""
 
 import builders
 import published_layouts as published
@@ -29,7 +29,7 @@ def checkpoint(layout: str, width: int = 64, depth: int = 2) -> dict[str, torch.
 )
 @torch.no_grad()
 def test_golden_embeddings_of_dasheng(seconds, start, length):
-    """The numbers are those of the package dasheng 0.0.9, its chunks averaged as GLAP averages them."""
+    """The expected values are from the package dasheng 0.0.9, with chunks averaged as in GLAP."""
     encoder = published.golden(published.on_meta(published.ced_encoder(128, 2, dasheng=True)), 0.2)
     encoder["init_bn.num_batches_tracked"] = torch.tensor(1)
     model, _ = ced_from_tensors(published.ced_original(encoder, {}), "golden")
@@ -43,7 +43,7 @@ def test_golden_embeddings_of_dasheng(seconds, start, length):
 
 @pytest.fixture
 def on_meta(monkeypatch):
-    """Builds models without storage."""
+    """Build models on the meta device."""
     monkeypatch.setattr(conversion, "CEDModel", published.build_on_meta(CEDModel))
 
 
@@ -141,7 +141,7 @@ def test_the_encoder_is_what_was_laid_out_with_a_head_or_without():
             model, aside = ced_from_tensors(layout(encoder, head), "file")
             assert aside.get("tagging head", 0) == len(head)
             torch.testing.assert_close(model.state_dict(), encoder, atol=0, rtol=0)
-    # It is a copy: training it leaves the checkpoint alone.
+    # The encoder is a copy: training it does not change the checkpoint.
     with torch.no_grad():
         model.norm.weight.zero_()
     assert encoder["norm.weight"].abs().sum() > 0

@@ -1,4 +1,4 @@
-"""Conversion: CLAP embeds the same under our model, trains there, and goes back; no weight is lost in silence."""
+"""Conversion of CLAP to our model and back: equal embeddings, training, and errors for missing weights."""
 
 import builders
 import numpy as np
@@ -30,7 +30,7 @@ def processor():
 
 @torch.no_grad()
 def embeds(model, inputs):
-    """Audio and text embeddings of either kind of model, one call a tower."""
+    """Return the audio and text embeddings of either kind of model."""
     audio = {name: inputs[name] for name in ("input_features", "is_longer")}
     text = {name: inputs[name] for name in ("input_ids", "attention_mask")}
     return model.get_audio_features(**audio).pooler_output, model.get_text_features(**text).pooler_output
@@ -122,7 +122,7 @@ def test_adapters_go_back_merged(clap, processor):
 
 
 def rewrite(folder, change):
-    """Changes the tensors of a saved model."""
+    """Change the tensors of a saved model."""
     path = folder / "model.safetensors"
     tensors = load_file(path)
     change(tensors)
@@ -176,7 +176,8 @@ def test_a_pooler_that_nothing_reads_is_not_built(clap):
 
 def test_short_clips_are_clap_s_own(processor):
     clap = builders.clap_processor()
-    # Part by part: in transformers 5.17 ClapProcessor's padding is that of the recordings too.
+    # Call both parts separately, because ClapProcessor of transformers 5.17 passes the padding option to the audio,
+    # too.
     theirs = clap.feature_extractor(CLIPS, sampling_rate=16000, return_tensors="pt")
     theirs.update(clap.tokenizer(TEXTS, return_tensors="pt", padding=True))
     ours = processor(audio=CLIPS, text=TEXTS, sampling_rate=16000, return_tensors="pt")
@@ -204,7 +205,7 @@ def test_another_rate_is_refused(processor):
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
-    """Six tones of 2.5 s at 22,050 Hz that rise in loudness, so that every crop is another one."""
+    """Six tones of 2.5 s at 22,050 Hz with increasing loudness, so that all crops differ."""
     folder, words, rows = tmp_path_factory.mktemp("tones"), builders.CAPTIONS["eng"].split(), []
     time = np.arange(55_125) / 22_050
     for index in range(6):
@@ -225,9 +226,9 @@ def test_the_collator_crops_and_resamples_to_what_clap_takes(processor, rows):
     assert rate_hz == 22_050
     resampled = np.interp(np.arange(16000) / 16000, np.arange(22_050) / 22_050, beginning).astype(np.float32)
     expected = processor(audio=resampled, sampling_rate=16000, return_tensors="pt")["input_features"][0, 0]
-    band = expected.mean(dim=0).argmax()  # of the tone, where both ways to resample agree
+    band = expected.mean(dim=0).argmax()  # band of the tone, where both resampling methods agree
     torch.testing.assert_close(first["input_features"][0, 0, 5:-5, band], expected[5:-5, band], atol=0.5, rtol=0)
-    # Later crops are louder; the draw is the collator's own, whatever numpy's global generator does.
+    # Later crops are louder. The crop does not depend on numpy's global random generator.
     drawn = training(indexed)
     np.random.seed(5)
     assert torch.equal(training(indexed)["input_features"], drawn["input_features"])

@@ -1,4 +1,4 @@
-"""Reading files of checkpoints: every container and place, and no code of a pickle runs."""
+"""Reading checkpoint files from all containers and locations, without running the code of a pickle."""
 
 import argparse
 import collections
@@ -113,7 +113,7 @@ def test_a_tensor_in_two_parts_is_refused(tmp_path):
 
 
 class Calls:
-    """A pickle that calls a function which torch's reader of weights alone allows."""
+    """Pickle that calls a function which torch allows in `weights_only` mode."""
 
     def __init__(self, *call):
         self.call = call
@@ -134,7 +134,7 @@ GREEDY = {
 def test_a_small_file_gets_little_memory(tmp_path, kind):
     path = tmp_path / "x.pt"
     torch.save(GREEDY[kind], path, _use_new_zipfile_serialization=kind != "a storage")
-    if kind == "a storage":  # the number of its values, before they follow: 3 becomes 10^9
+    if kind == "a storage":  # the number of values in the header: 3 becomes 10^9
         head, tail = path.read_bytes().split(b"cpuq\x06K\x03", 1)
         path.write_bytes(head + b"cpuq\x06\x8a\x05" + (10**9).to_bytes(5, "little") + tail)
 
@@ -200,7 +200,7 @@ def test_a_pickle_with_code_is_not_run(tmp_path, zipped):
 
 
 def test_numbers_of_numpy_and_paths_are_data(tmp_path):
-    """LAION's trainer leaves numpy's numbers in the optimizer, GLAP's configuration holds a path."""
+    """LAION's checkpoints contain numpy numbers in the optimizer state; GLAP's configuration contains a path."""
     numbers = {"lr": np.float64(0.1), "loss": np.float32(2), "step": np.int64(3), "done": np.bool_(True)}
     others = {"optimizer": {"param_groups": [numbers]}, "config": {"data": pathlib.PosixPath("/a/b")}}
     torch.save({"state_dict": TENSORS, **others}, tmp_path / "x.pt")
@@ -208,7 +208,7 @@ def test_numbers_of_numpy_and_paths_are_data(tmp_path):
     assert same(checkpoint.tensors)
     assert checkpoint.not_read == ("optimizer", "config")
 
-    # Nothing else that numpy can make of bytes is read: an array may hold objects.
+    # No other numpy types are read, because an array may contain objects.
     torch.save({"state_dict": TENSORS, "rng": np.array([object()])}, tmp_path / "y.pt")
     with pytest.raises(ValueError, match="multiarray"):
         read_checkpoint(tmp_path / "y.pt")

@@ -1,4 +1,4 @@
-"""LAION's own layout: it embeds as the ClapModel that it was made of, and nothing is lost in silence."""
+"""LAION's layout: the embeddings equal those of the original ClapModel, and missing tensors raise errors."""
 
 import published_layouts as published
 import pytest
@@ -48,7 +48,7 @@ def test_the_published_size_fits_to_the_last_tensor(monkeypatch):
         assert model.state_dict().keys() == original.state_dict().keys()
         seen, wanted = model.config.to_dict(), original.config.to_dict()
         assert seen["audio_config"] == wanted["audio_config"]
-        # Of roberta-base, which LAION trained on; transformers' default is another.
+        # Value of roberta-base, which LAION used; the default of transformers differs.
         assert seen["text_config"].pop("layer_norm_eps") == 1e-5
         assert wanted["text_config"].pop("layer_norm_eps") == 1e-12
         assert seen["text_config"] == wanted["text_config"]

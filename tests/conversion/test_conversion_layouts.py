@@ -1,4 +1,4 @@
-"""Which checkpoint it is: every layout is recognised and converted, and nothing else passes."""
+"""Recognition of checkpoints: every layout is recognised and converted, and all other files are rejected."""
 
 import json
 from pathlib import Path
@@ -47,13 +47,13 @@ VARIANTS = [
     ("Dasheng", lambda: published.ced_hub(DASHENG, {})),
     ("SONAR", lambda: {**SONAR, **LEGACY}),
     ("SONAR", lambda: {f"encoder.{name}": value for name, value in SONAR.items()}),
-    # Without its temperature it is still ML-CLAP, and the converter says what is missing.
+    # Without the temperature it is still recognised as ML-CLAP, and the converter names the missing tensor.
     ("ML-CLAP", lambda: {n: v for n, v in published.small_ml_clap().items() if n != "temperature"}),
 ]
 
 
 def checkpoint(tensors, config=None, folder: Path = Path("nowhere"), **kwargs) -> Checkpoint:
-    """One whose files do not exist, with the hash of nothing."""
+    """Return a checkpoint without files, with the hash of empty data."""
     made = Checkpoint("the origin", (folder / "x.pt",), tensors, config or {}, **kwargs)
     made.__dict__["sha256"] = "0" * 64
     return made
@@ -163,7 +163,7 @@ def test_licenses_are_those_of_the_checkpoint_and_nothing_is_permitted_in_their_
     licenses = {part.part: part.license for part in convert_checkpoint(checkpoint(published.small_ml_clap())).parts}
     assert licenses["text_model"] == "cc-by-nc-4.0"
     assert licenses["audio_model"] == licenses["logit_scale"] == ""
-    # A card of the whole does not free the part that was trained from SONAR.
+    # The licence in the card of the whole model does not apply to the part that was trained from SONAR.
     glap = convert_checkpoint(checkpoint(published.small_glap(), license="apache-2.0")).parts
     assert {part.license for part in glap if part.part == "text_model"} == {"cc-by-nc-4.0"}
     assert {part.license for part in glap if part.part != "text_model"} == {"apache-2.0"}

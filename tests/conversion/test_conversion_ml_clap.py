@@ -1,4 +1,4 @@
-"""ML-CLAP's and GLAP's layout: embeddings and logits by hand, every name, and what does not fit is refused."""
+"""Layout of ML-CLAP and GLAP: embeddings and logits computed by hand, all names, and errors for other tensors."""
 
 import math
 
@@ -74,7 +74,7 @@ def test_the_published_size_fits_to_the_last_tensor(monkeypatch, dasheng):
     model, aside = supclap_from_ml_clap(tensors, "pretrain.pt", 0.07 if dasheng else None)
     assert len(model.state_dict()) == 551
     assert aside == {"front end (same as ours)": 2} | ({} if dasheng else {"tagging head": 4})
-    # Which is the model that SupCLAPConfig describes when nothing is said but the patches of Dasheng.
+    # This is the default model of SupCLAPConfig, except for the patches of Dasheng.
     expected = SupCLAPConfig(audio_config=CEDConfig(**(DASHENG if dasheng else {}))).to_dict()
     fields = model.config.to_dict()
     assert fields.pop("temperature") == pytest.approx(expected.pop("temperature"))

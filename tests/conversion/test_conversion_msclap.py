@@ -1,4 +1,4 @@
-"""MS-CLAP of both years: embeddings by hand, every name of the published sizes, its front end and its tokens."""
+"""MS-CLAP 2022 and 2023: embeddings computed by hand, all names in the published sizes, front end and tokens."""
 
 import re
 
@@ -19,7 +19,7 @@ IDS = torch.tensor([[46, 10, 20, 299, 0, 0], [56, 7, 8, 9, 11, 299]])
 
 
 def project(tensors: dict[str, torch.Tensor], encoder: str, pooled: torch.Tensor) -> torch.Tensor:
-    """The residual projection in torch's functions alone."""
+    """Compute the residual projection with torch functions only."""
     weights = {name: tensors[f"{encoder}.projection.{name}"] for name in ("linear1.weight", "linear2.weight")}
     weight, bias = (tensors[f"{encoder}.projection.layer_norm.{kind}"] for kind in ("weight", "bias"))
     hidden = pooled @ weights["linear1.weight"].T
@@ -57,7 +57,7 @@ def test_2022_reads_cnn14_and_the_first_token_of_bert():
 
 @torch.no_grad()
 def test_golden_embeddings_of_2023():
-    """The numbers are those of the package msclap 1.3.4, HTSAT in full and two layers of GPT-2."""
+    """The expected values are from the package msclap 1.3.4, with the full HTSAT and two layers of GPT-2."""
     audio = published.htsat(ClapAudioModel(ClapAudioConfig()))
     aside = {name: value for name, value in audio.items() if re.search("extractor|tscam|head|attn_mask", name)}
     tower = {name: value for name, value in audio.items() if name not in aside}
@@ -142,7 +142,7 @@ def test_what_does_not_fit_is_refused(year, change, message):
 def test_texts_end_and_are_padded_as_they_were_in_training():
     texts = ["a dog barks", "the rain!", "wow!! yes !"]
     reference, prepared = builders.gpt2_tokenizer(), builders.gpt2_tokenizer()
-    # What MS-CLAP's own code does with GPT-2's tokenizer.
+    # As in MS-CLAP's own code with GPT-2's tokenizer.
     reference.add_special_tokens({"pad_token": "!"})
     prepare_gpt2_tokenizer(prepared)
     for text in texts:

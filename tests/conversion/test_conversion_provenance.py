@@ -1,4 +1,4 @@
-"""Where weights come from and what may be done with them: names, records, cards, and the strictest license wins."""
+"""Provenance of weights: names, records, model cards, and the strictest licence applies."""
 
 import json
 from dataclasses import asdict
@@ -59,7 +59,7 @@ def test_licenses_of_public_checkpoints(repository, license):
 
 
 def joined(tmp_path, text=None):
-    """A model of two saved towers."""
+    """Return a model of two saved towers."""
     CEDModel(builders.ced_config()).save_pretrained(tmp_path / "ced-small-town")
     if text is None:
         text = BertModel(BertConfig(**builders.bert_config()), add_pooling_layer=False)
@@ -93,11 +93,11 @@ def whole(license, source="e/f"):
         ([audio("apache-2.0"), text("cc-by-nc-4.0")], "cc-by-nc-4.0"),  # CED and SONAR
         ([audio("", ""), text("", "")], "apache-2.0"),  # from scratch
         ([audio("mit"), text("cc-by-4.0")], "apache-2.0"),
-        ([audio("apache-2.0"), text("")], "other"),  # a source that states nothing
+        ([audio("apache-2.0"), text("")], "other"),  # a source without a licence
         ([audio("apache-2.0"), text("gpl-3.0")], "other"),
         ([audio("cc-by-nc-sa-4.0"), text("cc-by-nc-4.0")], "other"),
         ([audio("apache-2.0"), text("mit"), whole("cc-by-nc-4.0")], "cc-by-nc-4.0"),
-        ([audio("apache-2.0"), text("mit"), whole("")], "apache-2.0"),  # its towers say enough
+        ([audio("apache-2.0"), text("mit"), whole("")], "apache-2.0"),  # the licences of the towers are sufficient
         ([audio("", ""), text("", ""), whole("")], "other"),
     ],
 )

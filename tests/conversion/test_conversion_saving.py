@@ -1,4 +1,4 @@
-"""A converted folder is whole, says where it comes from, and is not there when anything is wrong."""
+"""A converted folder is complete and contains its provenance; after an error it does not exist."""
 
 import json
 import stat

@@ -1,4 +1,4 @@
-"""SONAR's three published layouts: the exact names, and what does not fit is refused."""
+"""The three published layouts of SONAR: exact names, and errors for tensors that do not fit."""
 
 import builders
 import published_layouts as published
@@ -35,7 +35,7 @@ def test_every_layout_is_the_same_encoder(layout):
 
 
 def test_control_tokens_change_their_rows():
-    """Row for row by the names of the tokens: fairseq2 has pad, unk, bos, eos; the Hub bos, pad, eos, unk."""
+    """The order of control tokens is pad, unk, bos, eos in fairseq2, and bos, pad, eos, unk on the Hub."""
     names = {"fairseq2": ["pad", "unk", "bos", "eos", "4"], "hub": ["bos", "pad", "eos", "unk", "4"]}
     tensors = published.fairseq2(hub(vocabulary=5))
     embedding = tensors["encoder_frontend.embed.weight"]

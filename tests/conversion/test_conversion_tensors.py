@@ -1,4 +1,4 @@
-"""What all conversions share: nothing is missing, left over, of another shape, or lost under a new name."""
+"""Checks of all conversions: no tensor is missing, unused, of a wrong shape, or lost by renaming."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Every public CLAP, once converted, is a model as any other: it is evaluated, trained on, saved and loaded."""
+"""Every converted public CLAP can be evaluated, trained, saved and loaded like any other model."""
 
 import builders
 import published_layouts as published

@@ -1,4 +1,4 @@
-"""Files appear whole or not at all."""
+"""Atomic writes: a file is complete, or it does not exist."""
 
 import json
 import os

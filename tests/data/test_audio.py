@@ -1,4 +1,4 @@
-"""Reading recordings: what is read is what was written, and every bad file is named."""
+"""Reading recordings: the samples equal the written samples, and errors name the bad file."""
 
 import io
 import sys
@@ -40,7 +40,7 @@ def truncate(path):
 
 
 def load_clip(source, rate_hz=RATE_HZ, **crop):
-    """A clip by `read_row`, from a file or from the bytes of one."""
+    """Load a clip with `read_row`, from a file or from its bytes."""
     row = {"audio_path": str(source)} if not isinstance(source, bytes) else {"audio": {"bytes": source}}
     return read_row(row, rate_hz, **crop)
 
@@ -104,14 +104,14 @@ def test_an_mp3_that_does_not_say_how_long_it_is_is_read_whole(mode):
     encoded = io.BytesIO()
     soundfile.write(encoded, waveform, RATE_HZ, format="MP3", bitrate_mode=mode)
     content = encoded.getvalue()
-    second = content.index(content[:2], 2)  # the first frame holds nothing but the number of the others
+    second = content.index(content[:2], 2)  # the first frame contains only the number of the other frames
     tag = b"ID3\4\0\0" + bytes([0, 0, 40, 0]) + bytes(40 * 128)
     read, _ = read_audio(tag + content[second:])
     assert len(read) / RATE_HZ == pytest.approx(20.0, abs=0.1)
 
 
 def flac(total_samples):
-    """Four seconds whose header announces another number of samples, and no checksum."""
+    """Return four seconds of FLAC with another number of samples in the header, without a checksum."""
     encoded = io.BytesIO()
     soundfile.write(encoded, sine(440, 4.0), RATE_HZ, format="FLAC")
     content = bytearray(encoded.getvalue())
@@ -151,7 +151,7 @@ def test_odd_rates_take_no_more_memory_than_others(monkeypatch, rate_hz):
     get_resampler = audio._get_resampler
 
     def get_bounded(from_hz, to_hz):
-        assert from_hz * to_hz < 1e7  # about the numbers of its filter, which has 6 GB for the rates as they are
+        assert from_hz * to_hz < 1e7  # about the size of the filter, which takes 6 GB for the original rates
         return get_resampler(from_hz, to_hz)
 
     monkeypatch.setattr(audio, "_get_resampler", get_bounded)
@@ -236,7 +236,7 @@ def test_bad_bytes_are_told_apart_by_name_and_not_by_address():
 
 
 class TestFFmpeg:
-    """What libsndfile does not know."""
+    """Formats that libsndfile does not support."""
 
     @pytest.fixture
     def m4a(self, torchcodec, tmp_path):
@@ -299,7 +299,7 @@ class TestFFmpeg:
 
 
 class TestRows:
-    """The same sound from wherever a row keeps it."""
+    """The waveform of a row does not depend on where the row stores the audio."""
 
     @pytest.mark.parametrize("crop", [{}, {"max_seconds": 0.25, "crop_position": 0.5}])
     @pytest.mark.parametrize("kept", ["path", "bytes", "bytes without path", "only a path", "samples", "decoded"])
@@ -367,4 +367,4 @@ def test_a_recording_read_in_parts_is_the_one_read_whole(tmp_path, monkeypatch, 
     parts, _ = read_int16(str(path), "noise", to_hz)
     assert is_sound
     assert len(parts) == len(whole)
-    assert np.abs(parts.astype(int) - whole).max() <= 1  # but for the last digit before rounding
+    assert np.abs(parts.astype(int) - whole).max() <= 1  # except for rounding

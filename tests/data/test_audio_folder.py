@@ -1,4 +1,4 @@
-"""Folders of recordings with captions as people keep them."""
+"""Folders of recordings with captions, in the layouts that users have."""
 
 import json
 import time
@@ -18,7 +18,7 @@ NAMES = [f"{number}.wav" for number in range(10)]
 
 @pytest.fixture
 def folder(tmp_path):
-    """Ten recordings and no metadata yet."""
+    """Folder with ten recordings and no metadata."""
     touch(tmp_path / "data", NAMES)
     return tmp_path / "data"
 
@@ -31,7 +31,7 @@ def load(tmp_path):
 
 
 def rows_of(builder):
-    """All rows by their file's name."""
+    """Return all rows as `{file name: row}`."""
     rows = [row for rows in builder.as_dataset().values() for row in rows]
     return {row["audio_path"].rsplit("/", 1)[-1]: row for row in rows}
 
@@ -339,9 +339,9 @@ def test_a_folder_without_captions_or_with_too_many_tables_is_refused(folder, lo
         load()
 
 
-@pytest.mark.usefixtures("torchcodec")  # audiofolder always decodes
+@pytest.mark.usefixtures("torchcodec")  # `audiofolder` always decodes
 def test_it_reads_what_audiofolder_of_datasets_reads(folder, load, tmp_path):
-    """The same folder, read by both: file names and captions agree."""
+    """Both readers return the same file names and captions."""
     for name in NAMES:
         soundfile.write(folder / name, np.zeros(80), 8000)
     write_csv(folder / "metadata.csv", [["file_name", "caption"], *([name, f"Sound {name}"] for name in NAMES)])

@@ -1,4 +1,4 @@
-"""What headers announce, against files that encoders wrote."""
+"""Header checks, tested with files from real encoders."""
 
 import io
 
@@ -28,7 +28,7 @@ def test_the_announced_frames_are_those_that_the_encoder_announced(rate_hz, chan
     assert announce_mp3_frames(content) is content
 
     place = content.index(b"Xing")
-    untold = content.replace(b"Xing", b"\0\0\0\0", 1)  # now a silent frame like the others
+    untold = content.replace(b"Xing", b"\0\0\0\0", 1)  # now a normal silent frame
     announced = announce_mp3_frames(untold)
     assert announced.endswith(untold)
     tag = announced.index(b"Xing")

@@ -1,4 +1,4 @@
-"""AudioCaps 1.0 and 2.0, and the ways in which people keep their audio."""
+"""AudioCaps 1.0 and 2.0, with the audio in several layouts."""
 
 import csv
 import os

@@ -1,4 +1,4 @@
-"""Bad recordings found before a run: the same ones each time, and no longer among the rows."""
+"""Bad recordings are found before a run, reproducibly, and removed from the rows."""
 
 import hashlib
 import io
@@ -36,7 +36,7 @@ from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
 @pytest.fixture
 def rows(tmp_path):
-    """Eight clips of which the second is junk, the fourth silent and the seventh missing."""
+    """Eight clips; the second is not audio, the fourth is silent and the seventh is missing."""
     rows = tone_rows(tmp_path, 8)
     (tmp_path / "tone_1.wav").write_bytes(b"junk")
     soundfile.write(tmp_path / "tone_3.wav", [0.0] * 800, 16_000)
@@ -99,7 +99,7 @@ def test_the_memo_spares_the_second_look_but_for_what_has_changed(rows, tmp_path
     memo = tmp_path / "out" / "bad_audio.json"
     kept = filter_bad_audio(rows, "skip", memo=memo)
     assert len(looked_at) == 8
-    assert filter_bad_audio(kept, "skip", memo=memo) == kept  # a filtered split is known already
+    assert filter_bad_audio(kept, "skip", memo=memo) == kept  # the filtered split is already in the memo
     assert len(looked_at) == 8
     soundfile.write(tmp_path / "tone_1.wav", [0.1, -0.1] * 400, 16_000)
     assert [row["clip_id"] for row in filter_bad_audio(rows, "skip", memo=memo)] == ["clip0", "clip1", *GOOD[1:]]
@@ -148,7 +148,7 @@ def test_what_cannot_be_used_says_why(tmp_path, content, message):
 
 
 def of_rate(rate_hz):
-    """A second of noise whose header states another rate."""
+    """Return a second of noise with another sampling rate in the header."""
     file = io.BytesIO()
     soundfile.write(file, 0.1 * np.random.default_rng(0).standard_normal(16_000), 16_000, format="WAV")
     content = bytearray(file.getvalue())
@@ -176,7 +176,9 @@ def test_floats_in_the_scale_of_integers_are_bad_audio(tmp_path):
         pack(str(path), "loud.wav", "int16")
     with pytest.raises(BadAudioError, match=r"loud\.wav \(clip 'loud'\) .*3276"):
         audio.read_row(rows[0], 16_000)
-    soundfile.write(path, 2.0 * np.sin(np.arange(800.0)), 8000, subtype="FLOAT")  # too loud, in the right scale
+    soundfile.write(
+        path, 2.0 * np.sin(np.arange(800.0)), 8000, subtype="FLOAT"
+    )  # above full scale, but not in integer scale
     assert find_bad_audio(rows) == []
 
 
@@ -188,7 +190,7 @@ def test_a_long_recording_is_checked_in_parts(tmp_path):
             file.write(minute)
 
     rows = [{"clip_id": "long", "audio_path": str(path)}]
-    assert traced_peak(find_bad_audio, rows) < 70e6  # its waveform alone has 212 MB, its file 106
+    assert traced_peak(find_bad_audio, rows) < 70e6  # the waveform has 212 MB, the file 106 MB
 
 
 @pytest.mark.parametrize(("storage", "copies"), [("reference", 0), ("int16", 2), ("original", 1)])
@@ -199,7 +201,7 @@ def test_of_a_long_recording_little_more_is_held_than_what_is_stored(tmp_path, m
         minute = (0.1 * np.random.default_rng(0).standard_normal(60 * 44_100)).astype(np.float32)
         for _ in range(10):
             file.write(minute)
-    assert traced_peak(pack, str(path), "long.wav", storage) < copies * stored_bytes + 20e6  # its waveform: 106 MB
+    assert traced_peak(pack, str(path), "long.wav", storage) < copies * stored_bytes + 20e6  # the waveform has 106 MB
 
 
 def test_a_decoder_that_fails_is_that_recordings_fault(monkeypatch):
@@ -295,4 +297,4 @@ def test_a_worker_says_nothing_of_a_parent_that_stopped_taking_its_tensors():
     ]
     done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, timeout=120)
     assert "EOFError" not in done.stderr
-    assert done.stderr.endswith("ZeroDivisionError: division by zero\n")  # its own errors it does tell
+    assert done.stderr.endswith("ZeroDivisionError: division by zero\n")  # the worker prints its own errors

@@ -1,4 +1,4 @@
-"""What builders of folders share: taking clips, keeping splits apart, drawing, reporting."""
+"""Base class of the builders: collecting clips, separating splits, sampling and reporting."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from modeling_supclap.datasets_scripts.builders.folder import REPORT_NAME, Clip,
 
 
 def collect(*clips, apart=True):
-    """A collection of (split, clip id, source, file)."""
+    """Return a collection of clips, given as (split, clip id, source, file)."""
     collection = Collection()
     for split, clip_id, source, file in clips:
         collection.add(split, Clip(clip_id, {"eng": ["A"]}, source, ""), clip_id, Path(file))

@@ -1,4 +1,4 @@
-"""Fields of a builder's configuration as options: their types, and only those that were given."""
+"""Fields of a builder config as command-line options: types, and only the options that are set."""
 
 import argparse
 from collections.abc import Sequence
@@ -69,6 +69,6 @@ def test_every_builder_has_its_options(name):
     parser.format_help()
 
 
-def test_a_docstring_that_the_compiler_has_dedented_reads_the_same():  # as from Python 3.13 on
+def test_a_docstring_that_the_compiler_has_dedented_reads_the_same():  # as in Python 3.13 and later
     text = "A thing.\n\nAttributes:\n    size: How large\n        it is.\n    code: A text.\n"
     assert _field_texts(text) == {"size": "How large it is.", "code": "A text."}

@@ -1,4 +1,4 @@
-"""The hand-written phrases and templates."""
+"""Hand-written phrases and templates."""
 
 import itertools
 import re
@@ -24,7 +24,7 @@ URBANSOUND8K = """
     air_conditioner car_horn children_playing dog_bark drilling engine_idling gun_shot jackhammer siren street_music
 """
 
-# Letters that a phrase of the language may hold; Japanese and Chinese ones hold no Latin letters.
+# Letters allowed in the phrases of a language; Japanese and Chinese phrases contain no Latin letters.
 LATIN = r"[A-Za-zÀ-ÖØ-öø-ÿß'\- ]+"
 LETTERS = dict.fromkeys(LANGUAGES, LATIN) | {"jpn": r"[ぁ-んァ-ヶー一-龯]+", "zho": r"[一-龯]+"}
 
@@ -73,7 +73,7 @@ def test_templates_hold_the_phrase_once_in_every_language():
         ("fra", "de à que du"),  # de + le = du, de + un = d'un, que + un = qu'un
         ("spa", "de a del al"),  # de + el = del
         ("cat", "de a per"),  # de + el = del, per + el = pel
-        # These take another case than the nominative.
+        # These require a case other than the nominative.
         ("deu", "mit von aus bei nach vor neben zu auf durch einen hört enthält"),
     ],
 )

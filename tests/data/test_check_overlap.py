@@ -1,4 +1,4 @@
-"""The overlap of two prepared sets: by source, by sound, and by exit status."""
+"""Overlap of two prepared sets: by source and by sound, and the exit status."""
 
 import json
 import re

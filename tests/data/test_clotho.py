@@ -1,4 +1,4 @@
-"""Clotho: awkward names, parts that share names, and where the recordings come from."""
+"""Clotho: file names with special characters, equal names in several splits, and the sources of the recordings."""
 
 import csv
 import html

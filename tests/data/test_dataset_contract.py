@@ -1,4 +1,4 @@
-"""What every dataset builder promises, whatever it reads."""
+"""Properties of all dataset builders."""
 
 import json
 import logging
@@ -11,7 +11,7 @@ from modeling_supclap.datasets_scripts import builder_names, find_builder, load_
 from modeling_supclap.datasets_scripts.builders import metadata
 from modeling_supclap.datasets_scripts.schema import LANGUAGES, validate_row
 
-# Captions are made of the names of their classes, in all languages.
+# Captions are generated from the class names in all languages.
 CLASSIFIED = {name for name in FOLDERS if hasattr(find_builder(name).BUILDER_CONFIG_CLASS, "PHRASES")}
 EACH_FOLDER = pytest.mark.parametrize("name", FOLDERS)
 CAPTIONED = pytest.mark.parametrize("name", sorted(FOLDERS.keys() - CLASSIFIED - {"audioset", "clotho"}))
@@ -25,7 +25,7 @@ def make(tmp_path):
 
 @pytest.fixture
 def load(tmp_path):
-    """The builder of a folder, prepared."""
+    """Return the prepared builder of a folder."""
     return lambda name, made, **config: load_builder(name, str(tmp_path / "cache"), **{**made.config, **config})
 
 
@@ -38,7 +38,7 @@ def all_rows(builder):
 
 
 def test_every_builder_is_held_to_this():
-    assert {*MAKERS, "hf", "prepared"} == set(builder_names())  # those two take what somebody else has made
+    assert {*MAKERS, "hf", "prepared"} == set(builder_names())  # these two read prepared data
 
 
 @EACH

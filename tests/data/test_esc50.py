@@ -1,4 +1,4 @@
-"""ESC-50 and ESC-10 folders of every sort, and the splits made of them."""
+"""ESC-50 and ESC-10 folders, and their splits."""
 
 import itertools
 import os
@@ -18,7 +18,7 @@ SAMPLES = np.sin(np.arange(1600) / 10)
 
 
 def make_folder(folder, classes=CLASSES, folds=(1, 2, 3), sources=4):
-    """A tiny ESC-50: in each fold and class some sources, the first with two takes; clip lengths differ."""
+    """Write a tiny ESC-50 with `sources` recordings per fold and class; the first has two takes, and lengths differ."""
     clips = []
     for fold, label, number in itertools.product(folds, classes, range(sources)):
         source = 1000 * fold + 10 * CLASSES[label] + number

@@ -1,4 +1,4 @@
-"""Fingerprints: copies are found however they were made, other recordings are not."""
+"""Fingerprints: all kinds of copies are found, and no other recordings."""
 
 import io
 
@@ -97,7 +97,7 @@ def test_the_score_is_that_of_its_equation():
 
 
 def beep(frequency_hz):
-    """A tenth of a second of a tone in the midst of digital silence."""
+    """Return a tone of 0.1 s in the middle of digital silence."""
     samples, time = np.zeros(3 * RATE_HZ, dtype=np.float32), np.arange(800) / RATE_HZ
     samples[4000:4800] = np.sin(2 * np.pi * frequency_hz * time) * np.hanning(800)
     return samples

@@ -1,4 +1,4 @@
-"""Splits by fold and recording, for the datasets that come in folds."""
+"""Splits by fold and recording, for datasets with folds."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""FSD50K: several labels per clip, the three splits, captions of the labels, and the licence of each clip."""
+"""FSD50K: several labels per clip, the three splits, captions from the labels, and the licence of each clip."""
 
 import pytest
 from dataset_folders import fsd50k

@@ -1,4 +1,4 @@
-"""Datasets of the `datasets` library: from the disk or a folder of files, with any names of columns."""
+"""Datasets of the `datasets` library: saved datasets and folders of files, with any column names."""
 
 import io
 from itertools import chain
@@ -21,7 +21,7 @@ def sound(number):
 
 
 def table(count, first=0, **columns):
-    """Rows with a column `clip` of recordings, as a dataset of the Hub stores them."""
+    """Return rows with recordings in the column `clip`, as in a Hub dataset."""
     sounds = [sound(number) for number in range(first, first + count)]
     rows = datasets.Dataset.from_dict({"clip": sounds, **columns})
     return rows.cast_column("clip", datasets.Audio(decode=False))
@@ -72,7 +72,7 @@ def test_a_folder_of_files_with_its_own_splits_and_several_languages(tmp_path):
 
 @pytest.fixture
 def hub(tmp_path):
-    """A folder as the Hub has them: two Parquet files of 10 clips each, in row groups of 3."""
+    """Folder as on the Hub: two Parquet files of 10 clips each, in row groups of 3."""
     (tmp_path / "hub").mkdir()
     for number in range(2):
         texts = [[f"a tone {number}{clip}", "a sound"] for clip in range(10)]
@@ -80,7 +80,7 @@ def hub(tmp_path):
         rows = table(10, 10 * number, captions=texts, caption_fra=["un son"] * 10, kind=[0, 1] * 5).cast_column(
             "kind", kinds
         )
-        rows = rows.cast_column("clip", datasets.Audio())  # what decodes where one does not ask it not to
+        rows = rows.cast_column("clip", datasets.Audio())  # decodes by default
         rows.to_parquet(str(tmp_path / "hub" / f"train-{number:05d}-of-00002.parquet"), batch_size=3)
     return tmp_path / "hub"
 
@@ -177,7 +177,7 @@ def test_captions_that_are_no_text_are_refused(values):
 
 
 def per_caption(number, texts):
-    """A row for each caption of each recording, those of one recording apart from each other."""
+    """Return one row per caption; the rows of a recording are not adjacent."""
     sounds = [sound(index) for _ in range(texts) for index in range(number)]
     captions = [f"text {text} of {index}" for text in range(texts) for index in range(number)]
     kinds = [f"kind {text}" for text in range(texts) for _ in range(number)]

@@ -1,4 +1,4 @@
-"""What a prepared set says of itself: sums against the notes they are made of, and a card that the Hub can read."""
+"""Manifest of a prepared set: statistics of its notes, and a dataset card that the Hub can read."""
 
 import hashlib
 from importlib.metadata import version

@@ -1,4 +1,4 @@
-"""Tables and lists as users have them."""
+"""Metadata tables and lists in the formats that users have."""
 
 import json
 

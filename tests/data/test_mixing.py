@@ -1,4 +1,4 @@
-"""Waveforms put together: levels and orders are those that physics asks for, and nothing clips."""
+"""Combined waveforms: correct levels and order, and no clipping."""
 
 import math
 

@@ -63,7 +63,7 @@ def test_rows_keep_their_audio_and_get_distinct_names_and_all_languages():
         ({"a": {"repeats": 0.5}, "b": {"repeats": 3}}, None, (20, 30)),
         ({"b": {"weight": 3}}, None, (12.5, 37.5)),
         ({}, 1, (40, 10)),
-        ({}, 2, (50 * 2 / 3, 50 / 3)),  # square roots of 4 : 1
+        ({}, 2, (50 * 2 / 3, 50 / 3)),  # ratio of the square roots of 4 and 1
     ],
 )
 def test_counts_of_datasets(options, temperature, totals):
@@ -166,7 +166,7 @@ def test_recordings_shared_with_the_test_split_of_another_dataset_are_named(capl
     with caplog.at_level(logging.WARNING):
         mix(sets)
     messages = sorted(caplog.messages)
-    assert len(messages) == 2  # neither within a dataset nor by file names
+    assert len(messages) == 2  # no warning within a dataset or for equal file names
     for message, count, split in zip(messages, (2, 3), ("test", "validation"), strict=True):
         assert message.startswith(f"{count} recordings of the {split} split of clotho")
         assert "wavcaps" in message

@@ -1,4 +1,4 @@
-"""Preparing: what is written, that it is the same each time, and that a kill costs little."""
+"""Preparation: the written files are correct and reproducible, and a killed run resumes."""
 
 import hashlib
 import io
@@ -112,7 +112,7 @@ def test_a_killed_run_reads_little_twice(whole, folder, cache, tmp_path, monkeyp
     assert not (out / "manifest.json").exists()
     run(request_for(folder), out, cache_dir=cache, quiet=True)
     assert files_of(out) == files_of(whole[0])
-    assert len(packed) < 24 + 8  # no more is read twice than a shard holds
+    assert len(packed) < 24 + 8  # at most one shard is read twice
 
 
 def test_a_second_run_on_the_folder_is_refused_and_harms_nothing(whole, folder, cache, tmp_path, monkeypatch):
@@ -183,16 +183,16 @@ def test_error_stops_at_the_first(folder, cache, tmp_path):
 
 
 def damaged_flac(path, total_samples=None, zeros=0):
-    """A second of noise as FLAC, with another number of samples in its header, or zeros where its first frame was."""
+    """Write a second of noise as FLAC, with a wrong number of samples in its header, or zeros as its first frame."""
     encoded = io.BytesIO()
     soundfile.write(encoded, sound(1)[:16_000], 16_000, format="FLAC")
     content = bytearray(encoded.getvalue())
-    if total_samples is not None:  # the last 36 bits of eight bytes, behind rate, channels and depth
+    if total_samples is not None:  # the last 36 bits of eight bytes, after rate, channels and bit depth
         fields = int.from_bytes(content[18:26], "big")
         content[18:26] = (fields >> 36 << 36 | total_samples).to_bytes(8, "big")
 
     first_frame, last = 4, False
-    while not last:  # the blocks of metadata before it: a flag that it is the last, its kind, its length
+    while not last:  # the metadata blocks: flag of the last block, type, length
         last = bool(content[first_frame] & 0x80)
         first_frame += 4 + int.from_bytes(content[first_frame + 1 : first_frame + 4], "big")
     content[first_frame : first_frame + zeros] = bytes(zeros)
@@ -204,7 +204,7 @@ def test_odd_recordings_are_read_whole_or_listed_by_name(tmp_path, cache):
     folder.mkdir()
     damaged_flac(folder / "first_frame.flac", zeros=600)
     damaged_flac(folder / "declares.flac", total_samples=2**36 - 1)
-    damaged_flac(folder / "piped.flac", total_samples=0)  # its writer did not know yet
+    damaged_flac(folder / "piped.flac", total_samples=0)  # the writer did not know the length
     soundfile.write(folder / "gsm.wav", sound(2)[:8000], 8000, subtype="GSM610")
     soundfile.write(folder / "short.wav", sound(3)[:1600], 16_000)
     names = sorted(path.name for path in folder.iterdir())
@@ -307,7 +307,7 @@ TYPES = datasets.Features({"clip_id": TEXT, "audio": {"bytes": BYTES, "path": TE
 
 
 class TestShards:
-    """Bounded, in order, the same bytes whether or not a run was interrupted."""
+    """Shards: limited size, rows in order, and the same bytes after an interruption."""
 
     def row(self, number, size=1000):
         return {"clip_id": f"clip-{number:04d}", "audio": {"bytes": bytes([number % 256]) * size, "path": "a.wav"}}
@@ -338,7 +338,7 @@ class TestShards:
         held = []
 
         def write_table(writer, table, **options):
-            held.append(tracemalloc.get_traced_memory()[0])  # without the memory of Arrow, which counts for itself
+            held.append(tracemalloc.get_traced_memory()[0])  # without the memory of Arrow, which is counted separately
 
         monkeypatch.setattr(pyarrow.parquet.ParquetWriter, "write_table", write_table)
         tracemalloc.start()
@@ -402,7 +402,7 @@ class TestCommandLine:
 
 
 class DatasetHub(FakeHub):
-    """The same stand-in for repositories of datasets, which are also read in parts."""
+    """Fake Hub for dataset repositories, which also serves byte ranges."""
 
     def _as_models(self):
         self.path = self.path.replace("/api/datasets/", "/api/models/")

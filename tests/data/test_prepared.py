@@ -1,4 +1,4 @@
-"""Prepared sets as rows: the collators, TeminAL and streaming take them, and damage is named."""
+"""Prepared sets as rows: collators, TeminAL and streaming accept them, and errors name the damage."""
 
 import shutil
 from unittest import mock
@@ -25,11 +25,11 @@ STORAGES = ("original", "flac16k", "int16", "reference")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Recordings, their builder's rows, and a prepared set for each way of storage."""
+    """Folder with recordings, and a prepared set for each storage format."""
     datasets.disable_progress_bars()
     folder = tmp_path_factory.mktemp("sets")
     patch = pytest.MonkeyPatch()
-    patch.setattr(preparing, "ROW_GROUP_ROWS", 3)  # several groups a shard, as in large sets
+    patch.setattr(preparing, "ROW_GROUP_ROWS", 3)  # several row groups per shard, as in large sets
     make_folder(folder / "ESC")
     for storage in STORAGES:
         request = Request("esc50", options(folder), storage, 200_000)
@@ -71,7 +71,7 @@ def test_collators_make_the_same_batches(folder, storage, processor):
         found, expected = (collator([each[place] for place in (5, 0, 3)]) for each in (rows, originals))
         assert found.keys() == expected.keys()
         difference = (found.pop("input_features") - expected.pop("input_features")).abs()
-        assert difference.mean() < (1e-9 if storage in ("original", "reference") else 0.02)  # dB, of rounding
+        assert difference.mean() < (1e-9 if storage in ("original", "reference") else 0.02)  # dB, from rounding
         for name, tensor in expected.items():
             torch.testing.assert_close(found[name], tensor, rtol=0, atol=0)
 

@@ -1,4 +1,4 @@
-"""What a long job shows: nothing of a short one in a log, and a line now and then of a long one."""
+"""Progress of long jobs: no log lines for short jobs, and one line per interval for long jobs."""
 
 import pytest
 

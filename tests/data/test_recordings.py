@@ -1,4 +1,4 @@
-"""Finding audio files by what the metadata call them."""
+"""Finding audio files by their names in the metadata."""
 
 import logging
 import os
@@ -19,7 +19,7 @@ from modeling_supclap.datasets_scripts.builders.recordings import (
     walk,
 )
 
-VIDEO = "Y_abcdefgh-"  # eleven characters, the first of them a Y
+VIDEO = "Y_abcdefgh-"  # eleven characters that begin with Y
 
 
 def test_walk_gives_what_is_below_without_what_systems_leave_behind(tmp_path):

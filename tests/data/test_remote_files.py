@@ -1,4 +1,4 @@
-"""Files are read again after errors of a server, and every error names its file."""
+"""Files are read again after server errors, and every error names its file."""
 
 import pytest
 from web_server import flaky

@@ -1,4 +1,4 @@
-"""Scenes: the captions describe the audio, and nothing of a test clip is known from training."""
+"""Scenes: the captions describe the audio, and test clips do not occur in training."""
 
 import csv
 import itertools
@@ -28,7 +28,7 @@ SIZES = {"num_train": 200, "num_validation": 40, "num_test": 40}
 
 @pytest.fixture(scope="module")
 def scenes():
-    """The scenes of each split, without audio."""
+    """Scenes of each split, without audio."""
     return find_builder("scenes")(**SIZES)._scenes
 
 

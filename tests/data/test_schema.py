@@ -1,4 +1,4 @@
-"""The row's contract."""
+"""Format of the rows."""
 
 import json
 from collections import Counter
@@ -91,7 +91,7 @@ def test_a_language_that_no_clip_has_may_be_another_name_for_what_is_there():
 
 
 def rows_of_captions(seed=0, count=60):
-    """Rows whose captions are drawn from few, so that many rows share all of theirs; some languages lack some."""
+    """Return rows with captions from a small set, so that many rows have equal captions; some languages are missing."""
     random = np.random.default_rng(seed)
     rows = []
     for number in range(count):
@@ -103,7 +103,7 @@ def rows_of_captions(seed=0, count=60):
 
 
 def forms_of(rows):
-    """The same rows as a list, as a dataset, and as one whose rows are picked from a larger one in another order."""
+    """Return the same rows as a list, as a dataset, and as a selection from a larger dataset in another order."""
     whole = datasets.Dataset.from_list([*rows, ROW], features=features(["eng", "fra", "deu"]))
     back = datasets.Dataset.from_list(rows[::-1], features=features(["eng", "fra", "deu"]))
     return rows, whole.select(range(len(rows))), back.select(range(len(rows))[::-1])

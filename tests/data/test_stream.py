@@ -1,4 +1,4 @@
-"""Streams of a prepared set: every row once, in an order of seed and epoch alone, taken up anywhere."""
+"""Streams of a prepared set: each row once, an order that depends only on seed and epoch, and resumption at any row."""
 
 import io
 import sys
@@ -26,7 +26,7 @@ CLIPS = 90
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A prepared set whose training split has 90 clips in row groups of at most 3, and its rows by random access."""
+    """Prepared set with 90 training clips in row groups of at most 3, and its rows by random access."""
     datasets.disable_progress_bars()
     folder = tmp_path_factory.mktemp("streams")
     make_folder(folder / "ESC", clips=120, seconds=0.2)
@@ -47,7 +47,7 @@ def stream(folder):
 
 @pytest.fixture
 def reads(monkeypatch):
-    """A list that grows with each row group that is read."""
+    """List of the row groups that are read."""
     found = []
     monkeypatch.setattr(stream_sources, "with_absolute_paths", lambda table, root: found.append(table) or table)
     return found
@@ -58,7 +58,7 @@ def ids(rows):
 
 
 def batches(stream, workers, size=4, after=0):
-    """The clip ids of the batches of a loader, after so many."""
+    """Return the clip ids in the batches of a loader, after skipping `after` batches."""
     stream.load_state_dict({**stream.state_dict(), "rows": after * size, "batch_size": size})
     return list(DataLoader(stream, size, collate_fn=ids, num_workers=workers))
 
@@ -133,7 +133,7 @@ def test_the_state_of_an_iteration_is_its_place(stream):
     again = stream.shuffle(0)
     again.load_state_dict(state)
     assert ids(again) == whole[17:]
-    assert ids(again) == whole  # the place is that of one iteration
+    assert ids(again) == whole  # the position belongs to one iteration
 
 
 def test_a_dataset_of_it_has_all_rows_in_order(stream, tmp_path):
@@ -178,7 +178,7 @@ def test_a_web_server_will_do(folder, stream):
 
 @pytest.fixture
 def hasty(monkeypatch):
-    """Waits of a tenth of a second in place of minutes."""
+    """Shorten waits from minutes to a tenth of a second."""
     monkeypatch.setattr(remote_files, "WAIT_SECONDS", 0.01)
     monkeypatch.setattr(remote_files, "STALL_SECONDS", 0.4)
 

@@ -1,4 +1,4 @@
-"""Tar files of WebDataset as streams of rows."""
+"""WebDataset tar files as streams of rows."""
 
 import io
 import json
@@ -16,13 +16,13 @@ from modeling_supclap.datasets_scripts.schema import validate_row
 
 @pytest.fixture(scope="module")
 def tars(tmp_path_factory):
-    """Two tar files for training and one for testing, 40 samples of several kinds, some without a recording."""
+    """Two tar files for training and one for testing, with 40 samples of several kinds, some without a recording."""
     folder = tmp_path_factory.mktemp("tars")
     (folder / "test").mkdir()
     for number, name in enumerate(("train-000.tar", "train-001.tar", "test/000.tar")):
         with tarfile.open(folder / name, "w") as archive:
             for sample in range(40 * number, 40 * number + 40):
-                key = f"some/where/{sample:03}" + "x" * (120 if sample == 7 else 0)  # which needs a longer header
+                key = f"some/where/{sample:03}" + "x" * (120 if sample == 7 else 0)  # requires a longer header
                 audio = io.BytesIO()
                 soundfile.write(audio, sound(sample, 0.05), 16_000, format="FLAC")
                 about = {"text": [f"sound {sample}", " "], "tag": ["noise"], "license": "CC0"}

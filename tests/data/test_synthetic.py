@@ -1,4 +1,4 @@
-"""Synthetic events: what the captions say is physically there, and the builder keeps its promises."""
+"""Synthetic events: the audio has the properties in the captions, and the builder is reproducible."""
 
 from collections import Counter
 from itertools import chain, combinations
@@ -25,7 +25,7 @@ SECONDS = np.arange(RATE_HZ) / RATE_HZ
 
 
 def clips_of(sound, variant, count=12):
-    """The first clips of the train split with that sound in that variant."""
+    """Return the first training clips with this sound in this variant."""
     indices = [i for i in range(len(DESCRIPTIONS)) if describe(0, "train", i)[:2] == (sound, variant)]
     rounds = range(-(-count // len(indices)))
     return [render_clip(0, "train", i + r * len(DESCRIPTIONS)) for r in rounds for i in indices][:count]
@@ -55,7 +55,7 @@ def smooth(values, window_seconds):
 
 
 def modulation_hz(values):
-    """The strongest periodicity of a slowly varying quantity, between 2 and 30 Hz."""
+    """Return the strongest modulation frequency between 2 and 30 Hz."""
     frequencies_hz, power = power_spectrum(values - values.mean())
     audible = (frequencies_hz > 2) & (frequencies_hz < 30)
     return frequencies_hz[audible][power[audible].argmax()]

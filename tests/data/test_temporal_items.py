@@ -1,4 +1,4 @@
-"""Temporal items: what is heard is what is said, and every draw depends on its seed alone and leaks nothing."""
+"""Temporal items: captions describe the audio, and random choices depend only on the seed and respect the split."""
 
 import itertools
 import math
@@ -140,7 +140,7 @@ def test_half_the_captions_say_after():
 
 
 def test_what_is_said_is_what_is_heard():
-    """From rows to sound and back: the order of tones in the waveform is the order that the caption tells."""
+    """The order of tones in the waveform is the order in the caption."""
     tones_hz = {"dog": 500, "rain": 1000, "wind": 2000}
     items = TemporalItems(make_rows(tones_hz), seed=3, phrases=PHRASES, languages=LANGUAGES)
     for item in all_items(items):

@@ -1,4 +1,4 @@
-"""ZSTE: the set is balanced and has a name, and each question has its right answers and no way around hearing."""
+"""ZSTE: the set is balanced and has a hash, and each question has correct answers that require the audio."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from modeling_supclap.datasets_scripts.temporal.zste import ZSTE_FAMILIES, set_h
 PHRASES = label_phrases("esc50")
 SENTENCES = read_phrases("temporal")
 
-# Words of task 5's prompts, which are to be new to a model trained on the captions.
+# Words in the prompts of task 5, which must not occur in the training captions.
 TASK_5_WORDS = {
     "eng": r"\b(?:first|second|concatenated|simultaneous)\b",
     "fra": r"premier|second\b|enchaîn|simultan",

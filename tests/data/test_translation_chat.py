@@ -1,4 +1,4 @@
-"""Translation by an endpoint: what is asked, how often, and what becomes of answers that are of no use."""
+"""Translation with an endpoint: requests, retries, and invalid answers."""
 
 import re
 import threading
@@ -17,7 +17,7 @@ from modeling_supclap.datasets_scripts.translation.chat import (
 
 @pytest.fixture
 def slept(monkeypatch):
-    """How long the client has waited; it does not."""
+    """List of the waiting times of the client, which does not really wait."""
     seconds = []
     monkeypatch.setattr(time, "sleep", seconds.append)
     return seconds

@@ -1,4 +1,4 @@
-"""Work through many translations: what is done once, kept, taken up again and written down."""
+"""Translation jobs: each text once, existing translations kept, resumption, and the written table."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ from modeling_supclap.datasets_scripts.translation.table import read_translation
 
 
 class FakeTranslator:
-    """Writes the language before the text; slow, wrong or broken on demand."""
+    """Fake translator that writes the language before the text; can fail or return wrong answers."""
 
     def __init__(self, name="fake", workers=1, fail_at=None, answer=lambda text, target: f"{target} {text}"):
         self.name = name
@@ -31,7 +31,7 @@ class FakeTranslator:
         self.lock = threading.Lock()
 
     def check(self, source, target):
-        """Anything goes."""
+        """Accept all languages."""
 
     def translate(self, texts, source, target):
         with self.lock:
@@ -90,7 +90,7 @@ def test_only_what_changed_or_is_new_is_made(path):
     assert found["b", 0, "fra"] == "fra Rain"
     table = table_of(path)
     assert table["a", 0, "fra"]["source_hash"] == source_hash("A cat")
-    assert table["a", 0, "jpn"]["text"] == "jpn A dog"  # was not asked for, so it stays
+    assert table["a", 0, "jpn"]["text"] == "jpn A dog"  # was not requested, so it is kept
     assert len(table) == 11
 
 
@@ -153,7 +153,7 @@ def test_after_an_error_the_same_batches_go_on(path, tmp_path, fail_at, workers)
 
 def test_the_order_in_which_batches_end_does_not_change_a_byte(path, tmp_path):
     class Backwards(FakeTranslator):
-        """The first batch ends when the last has."""
+        """Translator that finishes the first batch last."""
 
         last_is_done = threading.Event()
 
@@ -172,7 +172,7 @@ def test_the_order_in_which_batches_end_does_not_change_a_byte(path, tmp_path):
 
 def test_two_runs_at_a_time_do_not_write_one_file(path):
     class Meanwhile(FakeTranslator):
-        """Starts the same job again in the middle of it."""
+        """Translator that starts the same job again during the job."""
 
         def translate(self, texts, source, target):
             with pytest.raises(RuntimeError, match=r"translations\.parquet"):

@@ -1,4 +1,4 @@
-"""Translated captions beside a dataset's own, against a join written as loops."""
+"""Joining translated captions to a dataset, compared with a join written as loops."""
 
 import logging
 import random
@@ -19,7 +19,7 @@ NEW = ["fra", "jpn"]
 
 
 def rows_of(captions_of, languages=("eng",)):
-    """Rows of the schema with these English captions by clip id."""
+    """Return rows with the English captions `{clip id: captions}`."""
     rest = {"labels": [], "events": [], "source": "s", "license": "l"}
     return [
         {"clip_id": clip, "audio_path": f"{clip}.wav", "captions": {**{x: [] for x in languages}, "eng": texts}, **rest}
@@ -32,7 +32,7 @@ def dataset(captions_of, languages=("eng",)):
 
 
 class Held:
-    """A split in memory, to be streamed."""
+    """Split in memory, for a stream."""
 
     def __init__(self, rows):
         self.licenses, self.digest = {}, ""
@@ -48,7 +48,7 @@ def stream_of(rows):
 
 
 def lines_of(captions_of, languages=NEW, hashed=True):
-    """A translation of every caption."""
+    """Return a translation of every caption."""
     return [
         {
             "clip_id": clip,
@@ -65,7 +65,7 @@ def lines_of(captions_of, languages=NEW, hashed=True):
 
 
 def naive_join(rows, lines, languages):
-    """The join as loops: a language's captions where all of them are there, made from the captions as they are."""
+    """Join with loops: add a language to a clip if all its captions are translated and unchanged."""
     joined = []
     for row in rows:
         captions = dict(row["captions"])
@@ -85,7 +85,7 @@ def naive_join(rows, lines, languages):
 
 @pytest.fixture
 def some():
-    """Captions of 30 clips with 0 to 4 captions, in no order, with ids and texts of many letters."""
+    """Captions of 30 clips with 0 to 4 captions each, in random order, with ids and texts in several scripts."""
     rng = random.Random(0)
     ids = [f"clip {number} ç犬'#" for number in range(30)]
     rng.shuffle(ids)
@@ -194,7 +194,7 @@ CAPTIONS = {"a": ["A dog", "A barking dog"], "b": ["Rain"]}
 
 
 def without(*keys):
-    """All lines but these of French."""
+    """Return all lines except the given French ones."""
     return [x for x in lines_of(CAPTIONS) if x["language"] != "fra" or (x["clip_id"], x["caption_index"]) not in keys]
 
 
@@ -225,7 +225,7 @@ def test_what_does_not_fit_is_an_error_or_a_counted_warning(path, caplog, lines,
     assert re.search(message, caplog.text)
     stream = stream_of(dataset(CAPTIONS))
     assert [row["captions"]["fra"] for row in join_translations(stream, path, strict=False)] == french
-    if lines is not UNKNOWN:  # a stream cannot know its clips beforehand
+    if lines is not UNKNOWN:  # a stream does not know its clips in advance
         with pytest.raises(ValueError, match=message):
             list(join_translations(stream, path))
 
@@ -270,7 +270,7 @@ def test_captions_are_read_in_the_order_of_the_rows():
 
 @pytest.fixture
 def with_audio():
-    """Rows that hold audio that cannot be decoded, far more of it than text."""
+    """Rows with much audio that cannot be decoded."""
     audio = [{"bytes": bytes([i]) * 100_000, "path": None} for i in range(20)]
     columns = {
         "clip_id": [f"c{i}" for i in range(20)],
@@ -283,7 +283,7 @@ def with_audio():
 
 
 def audio_address(rows):
-    """Where the audio's bytes lie in memory."""
+    """Return the memory address of the audio bytes."""
     return rows.data["audio"].chunk(0).field("bytes").buffers()[2].address
 
 

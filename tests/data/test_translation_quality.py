@@ -1,4 +1,4 @@
-"""What is said about translations, by hand and by loops."""
+"""Translation quality reports, compared with values computed by hand and by loops."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def test_long_texts_are_cut(encoder_folder):
 
 
 def angles(texts):
-    """Plane unit vectors at the angle in degrees that a text ends with; 0 without one."""
+    """Return plane unit vectors; the angle in degrees is at the end of the text, 0 if missing."""
     degrees = np.array([float(text.rpartition(" ")[2]) if text[-1].isdigit() else 0.0 for text in texts])
     return np.stack([np.cos(np.deg2rad(degrees)), np.sin(np.deg2rad(degrees))], 1).astype(np.float32)
 

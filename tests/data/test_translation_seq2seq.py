@@ -1,4 +1,4 @@
-"""Translation by seq2seq models of every kind, each told the languages in its own way."""
+"""Translation with all kinds of seq2seq models and their ways to select languages."""
 
 import json
 import re
@@ -34,7 +34,7 @@ def nllb(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pieces(tmp_path_factory):
-    """A SentencePiece model and its vocabulary, as M2M100 and Marian keep them."""
+    """SentencePiece model and vocabulary, as in M2M100 and Marian."""
     folder = tmp_path_factory.mktemp("pieces")
     (folder / "captions.txt").write_text("\n".join(builders.CAPTIONS.values()), encoding="utf-8")
     sentencepiece.SentencePieceTrainer.train(
@@ -53,7 +53,7 @@ def pieces(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def t5(tmp_path_factory):
-    """A T5 that has a token for French, as MADLAD-400 has."""
+    """T5 with a token for French, as in MADLAD-400."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     special = ["<pad>", "</s>", "<unk>", "<2fr>"]
@@ -68,7 +68,7 @@ def t5(tmp_path_factory):
 
 
 def naive_greedy(folder, text, source, target):
-    """The likeliest token after the language's, again and again, one text at a time without a cache."""
+    """Decode greedily, one text at a time and without a cache."""
     tokenizer = AutoTokenizer.from_pretrained(folder, src_lang=source)
     model = M2M100ForConditionalGeneration.from_pretrained(folder).eval()
     inputs = tokenizer(text, return_tensors="pt")
@@ -164,7 +164,7 @@ def test_models_that_know_one_pair_are_named_by_pattern(pieces, tmp_path):
     french, german = translator.translate(TEXTS, "eng", "fra"), translator.translate(TEXTS, "eng", "deu")
     assert french != german
     assert Seq2SeqTranslator(str(tmp_path / "opus-en-fr")).translate(TEXTS, "eng", "fra") == french
-    translator.check("eng", "jpn")  # whether there is such a model shows when it is loaded
+    translator.check("eng", "jpn")  # a missing model is detected when it is loaded
     with pytest.raises(ValueError, match=r"'swe'.*'eng', 'fra'"):
         translator.check("eng", "swe")
 

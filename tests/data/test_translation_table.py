@@ -1,4 +1,4 @@
-"""The file of translations."""
+"""Translations file."""
 
 import csv
 import unicodedata
@@ -27,7 +27,7 @@ LINES = [
 
 
 def changed(**fields):
-    """The lines, the first one changed."""
+    """Return the lines with changes in the first one."""
     return [{**LINES[0], **fields}, *LINES[1:]]
 
 
@@ -63,7 +63,7 @@ def test_what_is_refused_leaves_the_file_as_it_was(tmp_path):
 @pytest.mark.parametrize("tool", ["pandas", "csv"])
 def test_files_that_others_made_are_read(tmp_path, tool):
     path, fields = tmp_path / "t.parquet", ["clip_id", "caption_index", "language", "text"]
-    frame = pd.DataFrame(LINES)[fields]  # its strings are large strings, its integers 64 bits wide
+    frame = pd.DataFrame(LINES)[fields]  # with large strings and 64-bit integers
     if tool == "csv":
         frame.to_csv(tmp_path / "t.csv", index=False, quoting=csv.QUOTE_ALL)
         frame = pd.read_csv(tmp_path / "t.csv")

@@ -1,4 +1,4 @@
-"""VGGSound: its table without a header, and captions of its labels."""
+"""VGGSound: the table without a header, and captions from the labels."""
 
 import pytest
 from dataset_folders import vggsound, youtube_id

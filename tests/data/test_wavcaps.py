@@ -1,4 +1,4 @@
-"""WavCaps: its parts, its blacklists and what is held out."""
+"""WavCaps: collections, blacklists and held-out clips."""
 
 import json
 import os
