@@ -1,4 +1,4 @@
-"""Read the order of sounds from a mixture or from a caption, and make rows to sample from."""
+"""Detect the order of sounds in a mixture or in a caption, and make rows for sampling."""
 
 import math
 import re

@@ -10,7 +10,11 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "modeling_supclap"
-SISTERS = ("datasets_scripts", "metrics", "recipes")  # beside the package in the checkout, inside it when installed
+SISTERS = (
+    "datasets_scripts",
+    "metrics",
+    "recipes",
+)  # next to the package in the checkout, inside it in an installation
 HUB = sorted(path for path in PACKAGE.glob("*.py") if path.stem != "__init__")
 
 
@@ -110,7 +114,7 @@ def _is_ours(name: str) -> bool:
 
 
 def within(names: set[str], *rooms: str) -> set[str]:
-    """Return the names that lie in one of the folders."""
+    """Return the names in one of the folders."""
     return {name for name in names if any(name == room or name.startswith(f"{room}.") for room in rooms)}
 
 
@@ -179,7 +183,7 @@ def test_rooms_point_one_way():
         for path in files(f"modeling_supclap/{room}"):
             assert not within(ours(path), *forbidden), path
 
-    order = ["training_args", "objectives", "trainer"]  # each imports only what stands to its left
+    order = ["training_args", "objectives", "trainer"]  # each imports only modules to its left
     for place, name in enumerate(order):
         names = ours(PACKAGE / "training" / f"{name}.py")
         assert not within(names, *(f"training.{other}" for other in order[place + 1 :])), name
@@ -192,7 +196,7 @@ def test_only_distributed_says_rank():
 
 
 def test_there_is_no_room_without_a_name():
-    rooms = [path for folder in ROOT.glob("[!.]*/") for path in folder.rglob("*.py")]  # .venv and .cache are not ours
+    rooms = [path for folder in ROOT.glob("[!.]*/") for path in folder.rglob("*.py")]  # without .venv and .cache
     assert len(rooms) > 100
     assert not [path for path in rooms if path.stem in ("utils", "common", "helpers", "misc")]
 
@@ -200,7 +204,7 @@ def test_there_is_no_room_without_a_name():
 def test_every_module_has_its_test():
     tested = {path.stem.removeprefix("test_") for path in (ROOT / "tests").rglob("test_*.py")}
     rooms = [path for folder in ("modeling_supclap", "datasets_scripts") for path in files(folder)]
-    # A room of a sub-package may have the sub-package's name in front. Losses are tested by their paper's name.
+    # The name of a test may start with the name of the sub-package. Tests of losses are named after the papers.
     untested = {
         str(path)
         for path in rooms

@@ -54,8 +54,8 @@ def test_a_loss_is_built_and_told(loss, tmp_path):
     audio = functional.normalize(torch.randn(4, 6), dim=-1)
     texts = functional.normalize(torch.randn(4, len(languages), 6), dim=-1)
     found, _ = objective(audio, texts, torch.tensor(3.0), torch.tensor(-1.0))
-    plain = info_nce(audio, texts[:, 0], torch.tensor(3.0))  # the value of a loss without its own line
-    assert torch.isclose(found, plain) == (loss in ("infonce", "reweighted"))  # weighed by 1 at first
+    plain = info_nce(audio, texts[:, 0], torch.tensor(3.0))  # the value if the loss has no line of its own
+    assert torch.isclose(found, plain) == (loss in ("infonce", "reweighted"))  # the initial weight is 1
     assert loss in LOSS_NAMES
     assert f"`{loss}`" in (GUIDES / "train.md").read_text(encoding="utf-8")
     assert f"`--loss` {loss}" in (ROOT / "docs" / "paper_index.md").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What the pages and the notebooks find on the machine of their reader."""
+"""Files that the pages and notebooks expect in the folder of a reader."""
 
 import shutil
 from pathlib import Path
@@ -16,7 +16,7 @@ SOUNDS = ("bell", "birds", "dog", "door", "engine", "owl", "rain", "siren", "tra
 
 @pytest.fixture(scope="session")
 def things_of_a_reader(tmp_path_factory) -> Path:
-    """What the pages speak of: a trained model, recordings with captions, and tiny models by the names of real ones."""
+    """Files used in the pages: a trained model, recordings with captions, and tiny models with real names."""
     folder = tmp_path_factory.mktemp("reader")
     for name in ("outputs/synthetic", "outputs/esc10"):
         builders.save_supclap(folder / name)
@@ -44,7 +44,7 @@ def things_of_a_reader(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def at_a_readers(things_of_a_reader, tmp_path, monkeypatch):
-    """A folder of a reader's own, to work in."""
+    """Temporary working folder with these files."""
     shutil.copytree(things_of_a_reader, tmp_path, dirs_exist_ok=True)
     (tmp_path / "metrics").symlink_to(METRICS)
     monkeypatch.chdir(tmp_path)

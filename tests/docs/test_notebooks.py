@@ -1,4 +1,4 @@
-"""The notebooks run from first to last, on a tiny model in place of the one that `make train` leaves."""
+"""All cells of the notebooks run, with a tiny model instead of the output of `make train`."""
 
 import json
 import re
@@ -12,7 +12,7 @@ NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 
 
 def cells(notebook: Path, kind: str) -> list[dict]:
-    """The cells of a kind, in order."""
+    """Return the cells of one kind, in order."""
     found = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     return [cell for cell in found if cell["cell_type"] == kind]
 
@@ -26,7 +26,9 @@ def test_a_notebook_runs(notebook, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "examples")
     names: dict = {"__name__": "__main__"}
     for cell in cells(notebook, "code"):
-        source = re.sub(r"num_train_epochs=\d+", "num_train_epochs=1", "".join(cell["source"]))  # a test need not learn
+        source = re.sub(
+            r"num_train_epochs=\d+", "num_train_epochs=1", "".join(cell["source"])
+        )  # one epoch is enough for a test
         exec(compile(source, notebook.name, "exec"), names)
 
 

@@ -1,4 +1,4 @@
-"""The README and the pages of the site are true: their Python runs and their commands are understood."""
+"""The Python blocks in the README and the pages run, and their commands are valid."""
 
 import argparse
 import importlib
@@ -17,7 +17,7 @@ PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
 
 
 def blocks(language: str) -> list[tuple[str, str]]:
-    """The blocks of a language, each with its page."""
+    """Return `(page, block)` for all code blocks of a language."""
     found = []
     for page in PAGES:
         name = page.relative_to(ROOT).as_posix()
@@ -27,7 +27,7 @@ def blocks(language: str) -> list[tuple[str, str]]:
 
 
 def commands() -> list[tuple[str, str]]:
-    """Each command of a recipe, with its page: the words from the recipe on, without a comment."""
+    """Return `(page, command)` for all recipe commands, without the launcher and comments."""
     found = []
     for page, block in blocks("bash"):
         for line in block.replace("\\\n", " ").splitlines():
@@ -38,7 +38,7 @@ def commands() -> list[tuple[str, str]]:
 
 
 def read_sounds() -> dict[Path, bytes]:
-    """The files of the reader's own folder."""
+    """Read the files in the folder of the reader."""
     return {path: path.read_bytes() for path in Path("my_sounds").rglob("*") if path.is_file()}
 
 
@@ -67,7 +67,7 @@ def test_the_page_on_tuning_opens_no_file_that_it_does_not_list():
 
 
 class Understood(Exception):
-    """The words of a command were read."""
+    """Raised when the arguments of a command have been parsed."""
 
 
 @pytest.mark.usefixtures("at_a_readers")

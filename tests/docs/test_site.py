@@ -1,4 +1,4 @@
-"""The site is built with strict links, and reading it fetches nothing from elsewhere."""
+"""The site is built with strict links, and its pages load nothing from other servers."""
 
 import re
 from pathlib import Path

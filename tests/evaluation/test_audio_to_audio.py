@@ -1,4 +1,4 @@
-"""Audio-to-audio retrieval against a sort in a plain loop: several labels, shared recordings, chance and blocks."""
+"""Audio-to-audio retrieval, compared with sorting in a loop: several labels, shared recordings, chance and blocks."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from modeling_supclap.model_card.results import get_card_scores
 
 
 def embedded(count=50, seed=0):
-    """Random unit embeddings; clips have one or two of six labels, and some recordings have several clips."""
+    """Return a split with random embeddings, one or two of six labels per clip, and some recordings with two clips."""
     rng = np.random.default_rng(seed)
     embeds = rng.normal(size=(count, 8))
     embeds = (embeds / np.linalg.norm(embeds, axis=1, keepdims=True)).astype(np.float32)
@@ -26,7 +26,7 @@ def embedded(count=50, seed=0):
 
 
 def naive(split):
-    """The outcomes of each query with a correct candidate, in float64."""
+    """Compute the outcomes of all queries that have a correct candidate, in float64."""
     found = {}
     for number, query in enumerate(split.rows):
         ranked = []
@@ -56,7 +56,7 @@ def test_scores_are_those_of_a_sort(monkeypatch, block):
         assert found[name]["value"] == pytest.approx(np.mean(values))
         assert found[name]["low"] <= found[name]["value"] <= found[name]["high"]
 
-    # Chance: the first place of a shuffled list.
+    # Chance: rank 1 in a shuffled list.
     level = np.mean([np.mean(hits) for *_, hits in expected.values()])
     assert found["R@1"]["chance"] == pytest.approx(level)
 

@@ -1,4 +1,4 @@
-"""The embedding cache: atomic writes, exact arrays, and nothing computed twice."""
+"""Embedding cache: atomic writes, exact arrays, and no repeated computation."""
 
 import hashlib
 import re

@@ -1,4 +1,4 @@
-"""A split embedded once: what is missing, what the data are called, and that nothing is embedded twice."""
+"""Embedding a split: missing recordings, the name of the data, and no repeated embedding."""
 
 import re
 from pathlib import Path
@@ -18,7 +18,7 @@ from modeling_supclap.evaluation.models import load_embedding_model
 
 @pytest.fixture
 def rows(tmp_path):
-    """Eight tones."""
+    """Rows of eight tones."""
     return tone_rows(tmp_path)
 
 
@@ -94,7 +94,7 @@ def test_the_name_of_the_data_follows_their_content_alone(tmp_path, rows):
 
 
 def spoiled(rows, tmp_path):
-    """The rows, of which one has no file, one a file that is no audio, and one silence."""
+    """Return the rows with three bad recordings: a missing file, a file that is not audio, and silence."""
     (tmp_path / "bad.wav").write_bytes(b"RIFF nothing of use")
     soundfile.write(tmp_path / "silent.wav", np.zeros(8000), RATE_HZ)
     paths = {1: "nothing.wav", 4: "bad.wav", 6: "silent.wav"}
@@ -115,7 +115,7 @@ def test_missing_recordings_are_an_error_or_left_out_and_named(tmp_path, rows):
         alone = embed_split(load_embedding_model(ToneModel()), good)
         assert np.array_equal(split.clips.mean, alone.clips.mean)
         assert hash_dataset(split.rows, split.files) == hash_dataset(alone.rows, alone.files)
-    assert model.calls == []  # the cache knows which could not be read
+    assert model.calls == []  # the cache contains the names of unreadable recordings
     with pytest.raises(BadAudioError, match=r"bad\.wav"):
         embed_split(load_embedding_model(ToneModel()), [bad[i] for i in (0, 2, 3, 4, 5, 6, 7)], cache=cache)
 

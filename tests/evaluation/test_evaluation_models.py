@@ -22,7 +22,7 @@ def test_a_folder_embeds_as_its_model_does(tmp_path, kind):
     audio, text = adapted.encode_audio(CLIPS, batch_size=2), adapted.encode_text(["rain", "a dog"], "eng")
     for clip, embed in zip(CLIPS, audio, strict=True):
         inputs = {**processor(audio=[clip], sampling_rate=16000, return_tensors="pt")}
-        if "is_longer" in inputs:  # which transformers draws at random for short clips
+        if "is_longer" in inputs:  # transformers samples it at random for short clips
             inputs["is_longer"] = torch.tensor([[False]])
         np.testing.assert_allclose(embed, model.get_audio_features(**inputs).pooler_output[0], atol=1e-6)
     inputs = processor(text=["rain", "a dog"], padding=True, return_tensors="pt")
@@ -116,7 +116,7 @@ def test_the_error_of_a_folder_without_a_model_lists_its_files(tmp_path):
         load_embedding_model(tmp_path)
     with pytest.raises(FileNotFoundError, match=f"{tmp_path}/typo"):
         load_embedding_model(tmp_path / "typo")
-    with pytest.raises(FileNotFoundError, match="outputs/nothing"):  # it may be an id of the Hub
+    with pytest.raises(FileNotFoundError, match="outputs/nothing"):  # it may be a Hub id
         load_embedding_model("outputs/nothing")
 
 

@@ -1,4 +1,4 @@
-"""The three lines of a notebook: one call, its results, the same again from the cache."""
+"""`evaluate`: one call, its results, and the same results from the cache."""
 
 from pathlib import Path
 
@@ -22,12 +22,12 @@ PHRASES = {
 
 @pytest.fixture
 def rows(tmp_path):
-    """Eight tones of four classes, two captions in each of two languages."""
+    """Rows of eight tones in four classes, with two captions in each of two languages."""
     return tone_rows(tmp_path)
 
 
 def steady(results):
-    """All of it but what may differ between two equal runs."""
+    """Return the results without the values that differ between equal runs."""
     return {key: part for key, part in results.content.items() if key != "run"}
 
 
@@ -98,11 +98,11 @@ def test_real_models_in_every_task_and_language(tmp_path, rows, kind):
     assert results.protocol["audio"]["chunk_seconds"] == (None if kind == "supclap" else 1)
     ranks = results.arrays["multilingual/ranks"]
     assert scores["multilingual"]["all"]["MRV"]["value"] == pytest.approx(ranks.var(axis=1).mean())
-    # Against the embeddings of the results itself: whose first caption is nearest to which clip?
+    # Compare with the embeddings in the results: the closest clip of each first caption.
     similarity = results.arrays["embeddings/text/eng"] @ results.arrays["embeddings/audio"].T
     first = results.arrays["retrieval/eng/t2a/top"][::2, 0]
     assert (similarity.argmax(axis=1) == first).all()
-    # The same again, one clip at a time.
+    # Compare with embedding one clip at a time.
     again = evaluate(tmp_path / kind, rows, options, EmbeddingCache(None), phrases=PHRASES, batch_size=1)
     np.testing.assert_allclose(again.arrays["embeddings/audio"], results.arrays["embeddings/audio"], atol=1e-6)
 

@@ -1,4 +1,4 @@
-"""ZSTE end to end: a model that hears the order of sounds answers everything, one that does not guesses."""
+"""ZSTE end to end: a model that encodes the order of sounds is always correct; an order-blind model is at chance."""
 
 from types import SimpleNamespace
 
@@ -23,7 +23,7 @@ PHRASES = {f"tone_{number}": {"eng": f"tone {number}", "fra": f"le ton {number}"
 
 @pytest.fixture
 def rows(tmp_path):
-    """Eight tones of four classes."""
+    """Rows of eight tones in four classes."""
     return tone_rows(tmp_path)
 
 
@@ -108,7 +108,7 @@ def test_only_families_of_the_chosen_tasks_are_composed(rows):
 
 
 class Anglophone(ToneModel):
-    """Makes nothing of French."""
+    """Model that does not understand French."""
 
     def encode_text(self, texts, language):
         same = np.full((len(texts), 41), 41**-0.5, dtype=np.float32)
@@ -186,7 +186,7 @@ def test_the_level_of_an_order_blind_model_stands_beside_chance(rows):
 def test_temporal_accuracy_counts_ties_as_wrong(roles, names):
     audio = np.tile(np.eye(roles, dtype=np.float32), (2, 1, 1))
     text = audio.copy()
-    text[1, 0] = text[1, 1]  # the second pair says the same of its first two items
+    text[1, 0] = text[1, 1]  # the captions of the first two items of the second pair are equal
     scores = temporal_metrics(SimpleNamespace(predictions=(audio, text), label_ids=np.arange(2)))
     expected = {name: 0.5 if place < 2 else 1.0 for place, name in enumerate(names)}
     assert {name: scores[f"{name}_accuracy"] for name in names} == expected
@@ -197,7 +197,9 @@ def test_temporal_accuracy_counts_ties_as_wrong(roles, names):
 def test_an_order_blind_model_scores_at_its_level():
     draw = np.random.default_rng(0)
     sequence, overlap, noise = np.eye(2, 3)[0], np.eye(2, 3)[1], 1e-3 * draw.standard_normal((2000, 3, 3))
-    audio_embeds = np.stack([sequence, sequence, overlap]) + noise[:1000]  # forward and reversed sound alike
+    audio_embeds = (
+        np.stack([sequence, sequence, overlap]) + noise[:1000]
+    )  # forward and reversed items have equal embeddings
     read = np.stack([sequence, sequence, overlap]) + noise[1000:]
     prediction = SimpleNamespace(predictions=(audio_embeds, read), label_ids=np.arange(1000))
     scores, arrays = evaluate_pairs(prediction)

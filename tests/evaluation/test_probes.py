@@ -1,4 +1,4 @@
-"""Linear and few-shot probes against logistic regression by plain optimisation, their training clips and draws."""
+"""Linear and few-shot probes, compared with plain logistic regression; their training clips and samples."""
 
 import itertools
 import sys
@@ -18,7 +18,7 @@ CLASSES = ["bell", "dog", "rain"]
 
 
 def embedded(count, seed, several=False, sources=None, noise=0.7):
-    """Clips with unit embeddings around their classes, one recording each."""
+    """Return a split with unit embeddings around class centres; each clip has its own recording."""
     rng = np.random.default_rng(seed)
     means, embeds, rows = np.eye(4)[:3], [], []
     for number in range(count):
@@ -37,7 +37,7 @@ def labels_of(split):
 
 
 def regress(embeds, truth, strength):
-    """Minimise |W|^2 / 2 + C sum of -log p(class), with free biases, in float64; returns a function to logits."""
+    """Minimise |W|^2 / 2 + C sum of -log p(class), with free biases, in float64; return the function to logits."""
     embeds, targets = embeds.astype(np.float64), truth.argmax(axis=1)
 
     def loss(flat):
@@ -81,7 +81,7 @@ def test_several_labels_train_one_classifier_per_class(monkeypatch):
 
 
 def binary(embeds, truth, strength):
-    """The same for one class against the rest; a class that all clips have cannot be learned."""
+    """Fit one class against the rest. A class of all clips cannot be learned."""
     if truth.all():
         return lambda tested: np.zeros(len(tested))
     embeds, signs = embeds.astype(np.float64), np.where(truth, 1.0, -1.0)
@@ -118,7 +118,7 @@ def test_the_strength_is_the_best_on_held_out_recordings():
 
 def test_each_fold_is_classified_by_the_others(monkeypatch):
     monkeypatch.setattr(probes, "STRENGTHS", (2.0,))
-    # Recording 15 has clips in both folds; they are left out of the training.
+    # Recording 15 has clips in both folds; they are excluded from training.
     split = embedded(60, 0, sources=[f"recording{number % 20}" for number in range(60)])
     folds = {row["clip_id"]: int(number % 20 < 8 or number == 15) for number, row in enumerate(split.rows)}
     options = EvaluationOptions(folds=folds)
@@ -160,7 +160,7 @@ def test_few_shot_scores_are_means_over_draws(several, monkeypatch):
                 logits = regress(embeds, labels, 10.0)(tested)
                 values.append((logits.argmax(axis=1) == truth.argmax(axis=1)).mean())
         found = scores["few_shot"][f"{shots}_per_class"][metric]
-        # scikit-learn stops at a gradient of 1e-4, so that clips with nearly equal scores may change places.
+        # scikit-learn stops at a gradient of 1e-4, so that the order of clips with nearly equal scores may change.
         assert found["value"] == pytest.approx(np.mean(values), abs=1e-3 if several else 1e-9)
         assert np.std(values) > 0
         assert found["low"] < found["value"] < found["high"]

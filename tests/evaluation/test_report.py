@@ -1,4 +1,4 @@
-"""The report page: what stands on it comes from the results, is escaped, and needs nothing from outside."""
+"""The report page: its content comes from the results, is escaped, and needs no external files."""
 
 import base64
 import io
@@ -25,7 +25,7 @@ def results(tmp_path):
 
 
 def lines_of(page, kind):
-    """The rows of one kind in all tables, as lists of texts."""
+    """Return the rows of one kind in all tables, as lists of texts."""
     rows = re.findall(rf'<tr class="{kind}">(.*?)</tr>', page, re.DOTALL)
     return [[re.sub("<small>.*?</small>|<.*?>", "", cell) for cell in re.split("</t[hd]>", row)[:-1]] for row in rows]
 
@@ -58,7 +58,7 @@ def test_the_errors_of_the_languages_of_a_run_stand_beside_their_agreement(resul
 
 
 def in_languages(results, languages):
-    """The results as if it had been measured in these languages."""
+    """Return the results with the given languages."""
     first = results.scores["retrieval"]["eng"]
     results.protocol["languages"] = languages
     results.scores["retrieval"] = dict.fromkeys(languages, first)
@@ -75,12 +75,12 @@ def sections_of(page):
 
 def test_papers_stand_beside_the_same_task_only(results):
     page = render_report(results)
-    assert lines_of(page, "paper") == lines_of(page, "best") == []  # two classes are not ESC-50
+    assert lines_of(page, "paper") == lines_of(page, "best") == []  # a subset of two classes is not ESC-50
     assert "papers" not in page
     results.protocol["classes"] = 50
     assert {"SupCLAP, table 2", "TeminAL, table 3"} <= sections_of(render_report(results))
     results.protocol["dataset"] = "audiocaps"
-    # [S table 1] in English, and ATRI's MRV, which is of eight languages.
+    # [S table 1] is in English, and ATRI's MRV is over eight languages.
     assert {"SupCLAP, table 1", "ATRI, table 2"} <= sections_of(render_report(results))
     assert "ATRI, table 3" not in sections_of(render_report(results))
     page = render_report(in_languages(results, list(LANGUAGES)))
@@ -109,7 +109,7 @@ def test_of_the_papers_only_the_best_numbers_are_unfolded(results):
     english = paper_results(dataset="audiocaps", language="eng", direction="t2a", metric="R@1")
     assert best["best in papers, eng"][0] == f"{100 * max(entry['value'] for entry in english):.1f}"
     assert best["best in papers, 8 languages"] == ["7.52"]  # of the ranks' variance, the least is best
-    # Ours come first, and the pictures of them before the papers' rows.
+    # Our scores and figures come before the rows of the papers.
     assert page.index('<tr class="best"') > page.index('<tr class="chance"') > page.index('<tr class="ours"')
     assert page.index("<summary>") > page.index('class="bars"')
 
@@ -156,7 +156,7 @@ def test_captions_say_their_language_to_the_browser(results):
     english = render_report(results)
     assert '<strong lang="eng">' in english
     assert '<th scope="row" lang="eng">everywhere' in english
-    # Browsers take "zho" for nothing and draw Chinese in Japanese glyphs.
+    # Browsers do not know "zho" and would show Chinese text with Japanese glyphs.
     results.arrays |= {name.replace("fra", "zho"): values for name, values in results.arrays.items() if "fra" in name}
     chinese = render_report(in_languages(results, ["zho", "fra"]))
     assert '<strong lang="zh">' in chinese

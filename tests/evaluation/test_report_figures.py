@@ -1,4 +1,4 @@
-"""The pictures of the report: drawn from the results's numbers, or left out and said so."""
+"""Figures of the report: drawn from the results, or omitted with a message."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Results: files written whole, comparisons against another statistics package, and the papers' numbers."""
+"""Results: atomic files, comparisons checked with another statistics package, and the numbers of the papers."""
 
 import json
 import re
@@ -32,7 +32,7 @@ PROTOCOL = {
 
 
 def results(hits, name="model", ids=None, clusters=None, **protocol):
-    """Results of one direction and of one ZSTE task, both with these outcomes."""
+    """Return results of one retrieval direction and one ZSTE task, both with these outcomes."""
     hits = np.asarray(hits, dtype=np.float64)
     ids = np.array([f"clip{index}" for index in range(len(hits))] if ids is None else ids)
     clusters = ids if clusters is None else np.array(clusters)
@@ -66,7 +66,7 @@ def test_a_comparison_is_paired():
         pytest.approx(0.3),
     )
     assert 0 < row["low"] < 0.3 < row["high"]
-    # Scipy's exact test of the same null: 12 of 12 differing queries went one way.
+    # SciPy's exact test of the same null hypothesis: all 12 differing queries favour one model.
     assert row["p_value"] == pytest.approx(stats.binomtest(12, 12).pvalue, abs=1e-9)
     assert rows["retrieval eng t2a mean_rank"]["first"] == pytest.approx(1 + 3 * 0.7)
     assert rows["zste eng 3A"]["difference"] == pytest.approx(0.3)
@@ -166,7 +166,9 @@ def test_a_score_that_is_not_a_number_is_not_written(tmp_path):
 def test_outcomes_of_another_run_are_not_believed(tmp_path):
     results(A).save(tmp_path / "one")
     results(B).save(tmp_path / "two")
-    (tmp_path / "two" / "outcomes.npz").replace(tmp_path / "one" / "outcomes.npz")  # as a kill between both leaves it
+    (tmp_path / "two" / "outcomes.npz").replace(
+        tmp_path / "one" / "outcomes.npz"
+    )  # as after a kill between both writes
     with pytest.raises(ValueError, match=r"outcomes\.npz.*results\.json"):
         Results.load(tmp_path / "one")
 
@@ -269,7 +271,7 @@ def test_paper_results_are_those_of_the_tables(key, value):
 
 
 def test_the_papers_averages_are_those_of_their_languages():
-    """ATRI's table 1, where a slip of the transcription would show; two averages are wrong as printed."""
+    """Check the averages in ATRI table 1, to find transcription errors. Two printed averages are wrong."""
     printed = {("ML-CLAP", "clotho", "t2a", "R@1"), ("CACL", "clotho", "t2a", "mAP@10")}
     groups = {}
     for entry in paper_results(paper="ATRI", table="1"):

@@ -1,4 +1,4 @@
-"""Retrieval of an embedded split: a model that hears all, one that confuses known clips, and the Trainer's scores."""
+"""Retrieval on an embedded split: a perfect model, a model with known errors, and the scores of the Trainer."""
 
 from types import SimpleNamespace
 
@@ -35,7 +35,7 @@ LANGUAGES = ["eng", "fra"]
 
 @pytest.fixture
 def rows(tmp_path):
-    """Eight tones with two captions in each of two languages."""
+    """Rows of eight tones with two captions in each of two languages."""
     return tone_rows(tmp_path)
 
 
@@ -77,19 +77,19 @@ def test_a_known_confusion_has_known_scores(rows):
     assert scores["retrieval"]["eng"]["t2a"]["R@1"]["value"] == 1
     assert metrics["t2a"]["R@1"]["value"] == pytest.approx(14 / 16)
     assert 0 < metrics["t2a"]["R@1"]["low"] < 14 / 16 < metrics["t2a"]["R@1"]["high"] <= 1
-    # Clip 5 matches four captions equally, two of them wrong: the tie counts as wrong.
+    # Clip 5 has equal scores for four captions, two of them wrong: a tie counts as wrong.
     assert metrics["a2t"]["R@1"]["value"] == pytest.approx(6 / 8)
     wrong = arrays["retrieval/fra/t2a/rank"] > 0
     assert arrays["retrieval/fra/t2a/query_id"][wrong].tolist() == ["clip2#0", "clip2#1"]
     assert set(arrays["retrieval/fra/t2a/cluster"][wrong]) == {"recording2"}
     assert set(arrays["retrieval/fra/t2a/top"][wrong, 0]) == {5}
-    # Two of sixteen parallel captions are at rank 0 in English and behind all seven others in French.
+    # Two of sixteen parallel captions have rank 0 in English and rank 7 in French.
     assert scores["multilingual"]["all"]["MRV"]["value"] == pytest.approx(2 / 16 * 3.5**2)
     assert scores["retrieval"]["mean"]["t2a"]["R@1"]["value"] == pytest.approx(15 / 16)
     assert scores["multilingual"]["fra"]["Dis"]["value"] == pytest.approx(2 / 16 * 2**0.5, rel=1e-4)
     assert arrays["multilingual/distance/fra"].mean() == pytest.approx(2 / 16 * 2**0.5, rel=1e-4)
     assert scores["multilingual"]["fra"]["Gap"]["low"] is None
-    # Ranks of 0 to 7 drawn twice: half of the variance of a uniform rank, (8^2 - 1) / 12.
+    # Two random ranks of 0 to 7: half of the variance of a uniform rank, (8^2 - 1) / 12.
     assert scores["multilingual"]["all"]["MRV"]["chance"] == pytest.approx(63 / 24)
 
 
@@ -132,7 +132,9 @@ def test_shared_captions_are_one_query_with_several_answers(rows):
     own, _, _ = retrieve(split)
     shared, arrays, _ = retrieve(split, positives="captions")
     assert (own["retrieval"]["eng"]["t2a"]["num_queries"], shared["retrieval"]["eng"]["t2a"]["num_queries"]) == (6, 4)
-    assert own["retrieval"]["eng"]["t2a"]["R@1"]["value"] == pytest.approx(4 / 6)  # the twin's are about the other tone
+    assert own["retrieval"]["eng"]["t2a"]["R@1"]["value"] == pytest.approx(
+        4 / 6
+    )  # the captions of its twin describe the other tone
     assert shared["retrieval"]["eng"]["t2a"]["R@1"]["value"] == 1
     # Groups are resampled in both directions, since recordings that share captions succeed and fail together.
     first, other = twins[0]["source"], twins[2]["source"]
@@ -148,7 +150,7 @@ def test_pooling_best_scores_the_best_chunk(tmp_path, rows):
     import soundfile
 
     long = []
-    for index, row in enumerate(rows):  # half a second of its own tone, then a second and a half of the next one's
+    for index, row in enumerate(rows):  # 0.5 s of its own tone, then 1.5 s of the next tone
         parts = [
             np.tile(builders.tone(200.0 * (tone % 8 + 1), 8000), times) for tone, times in ((index, 1), (index + 1, 3))
         ]
@@ -159,8 +161,8 @@ def test_pooling_best_scores_the_best_chunk(tmp_path, rows):
         split = embed_split(caption_model(rows), long, AudioPolicy(chunk_seconds=0.5, pooling=pooling))
         scores, arrays, _ = retrieve(split)
         metrics[pooling] = scores["retrieval"]["eng"]["t2a"]
-    assert metrics["mean"]["R@1"]["value"] == 0  # three quarters of the clip before each sound like its own tone
-    assert metrics["best"]["R@1"]["value"] == 0  # a tie between the two clips that hold the tone
+    assert metrics["mean"]["R@1"]["value"] == 0  # three quarters of the previous clip have the tone of this clip
+    assert metrics["best"]["R@1"]["value"] == 0  # a tie between the two clips with this tone
     assert metrics["best"]["R@5"]["value"] == 1
     assert metrics["best"]["mean_rank"]["value"] == 2
     assert arrays["similarity/eng/positive"] == pytest.approx(1, abs=1e-4)
@@ -193,7 +195,7 @@ def test_bad_arguments_are_refused(rows, call, message):
 
 
 def test_top_hits_are_row_indices(rows):
-    """A clip without a French caption is no candidate there, and shifts the places of the others."""
+    """A clip without a French caption is not a candidate in French, so row indices and candidate indices differ."""
     rows[0] = {**rows[0], "captions": {**rows[0]["captions"], "fra": []}}
     _, arrays, _ = retrieve(embed_split(caption_model(rows), rows), LANGUAGES, caption_handling="each")
     assert arrays["retrieval/fra/clip"].tolist() == list(range(1, 8))
@@ -238,7 +240,7 @@ def test_equal_embeddings_tie_in_both_directions(count):
     assert np.array_equal(a2t[:, 0], a2t[:, -1])
 
 
-# ---- what the Trainer embeds: small cases that one can check by eye ----
+# ---- embeddings of the Trainer: small cases that are easy to check ----
 
 AXES = np.eye(4, dtype=np.float32)
 
@@ -252,7 +254,7 @@ OWN = [0, 0, 0, 1, 1, 2, 2]  # the clip of each caption, in the order eng eng fr
 
 
 def predicted(nearest, order=(0, 1, 2)):
-    """Audio on three axes; caption k of a clip on the axis of clip `nearest[k]`. Padding points at clip 0."""
+    """Return audio on three axes, and caption k on the axis of clip `nearest[k]`. Padding is on the axis of clip 0."""
     text = np.zeros((3, 3, 4), dtype=np.float32)
     text[:, :, 0] = 1
     captions = [(clip, number) for clip, count in ((0, 3), (1, 2), (2, 2)) for number in range(count)]
@@ -273,18 +275,19 @@ def test_a_perfect_model_whichever_process_saw_which_clip(order):
     assert (report["eng_t2a_num_queries"], report["eng_a2t_num_queries"], report["fra_t2a_num_queries"]) == (5, 3, 2)
     assert report["mean_recall"] == 1.0
     assert "MRV" not in metrics(OWN, languages=["eng"])
-    # Of three clips two are always among the first five: chance is 1/3 for R@1 and 1 for the others, and so on.
+    # With three clips, chance is 1/3 for R@1 and 1 for R@5 and R@10.
     assert 1 / 3 < report["mean_recall_chance"] < 1
 
 
 @pytest.mark.parametrize(
     ("nearest", "expected"),
     [
-        # Clip a still has its second caption first; clip b now ties its own caption with a's, which counts against it.
+        # The second caption of clip a is still first for it. The caption of clip b ties with one of clip a and counts
+        # as wrong.
         ([1, 0, 0, 1, 1, 2, 2], {"eng_t2a_R@1": 4 / 5, "eng_a2t_R@1": 2 / 3}),
-        # Clips without a French caption are left out there.
+        # Clips without a French caption are excluded in French.
         ([0, 0, 1, 1, 0, 2, 2], {"eng_t2a_R@1": 1, "fra_t2a_R@1": 0, "fra_t2a_num_queries": 2}),
-        # Clip a's French caption points at clip b, and a tie with clip c counts: ranks 0 and 2, and 0 and 0.
+        # The French caption of clip a is on the axis of clip b and ties with clip c: ranks 0 and 2, and 0 and 0.
         ([0, 0, 1, 1, 1, 2, 2], {"MRV": 0.5}),
     ],
 )
@@ -310,7 +313,7 @@ def test_embeddings_that_are_not_finite_are_refused(index, name):
 
 
 def test_intervals_hold_the_truth_where_recordings_share_captions():
-    """The French captions of a group are right or useless by a fair coin, and with them all of the group's clips."""
+    """The French captions of a group are all correct or all useless, with probability 1/2."""
     groups, clips = 40, 4
     rows = []
     for clip in range(groups * clips):
@@ -356,7 +359,7 @@ def test_intervals_draw_whole_recordings():
     split = split_from_predictions(predicted([1, 0, 0, 1, 1, 2, 2]), rows, ["eng", "fra"])
     intervals = Intervals(num_resamples=400)
     metrics = retrieve(split, intervals=intervals)[0]["retrieval"]["eng"]["t2a"]["R@1"]
-    outcomes = np.array([0.0, 1, 1, 1, 1])  # of the five captions; four are of source one
+    outcomes = np.array([0.0, 1, 1, 1, 1])  # outcomes of five captions; four belong to source one
     expected = intervals.draw({"R@1": outcomes}, ["one", "one", "two", "one", "one"])["R@1"]
     assert (metrics["low"], metrics["high"]) == expected
     assert expected[0] == pytest.approx(3 / 4)  # source one drawn twice

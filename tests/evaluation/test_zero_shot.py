@@ -1,4 +1,4 @@
-"""Zero-shot classification: class texts, ensembles, folds, and a model that hears the classes."""
+"""Zero-shot classification: class texts, ensembles, folds, and a model that recognises the classes."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def classify(split, **options):
 
 @pytest.fixture
 def split(tmp_path):
-    """Eight tones of four classes, all embedded like their class."""
+    """Split of eight tones in four classes, each with the embedding of its class."""
     return embed_split(load_embedding_model(ToneModel()), tone_rows(tmp_path))
 
 
@@ -39,7 +39,7 @@ def test_a_model_that_matches_the_classes_is_correct(split):
 
 def test_wrong_answers_are_counted_by_class_and_fold(tmp_path):
     rows = tone_rows(tmp_path)
-    rows[5]["labels"] = ["tone_2"]  # which sounds like tone_1
+    rows[5]["labels"] = ["tone_2"]  # its audio is tone_1
     split = embed_split(load_embedding_model(ToneModel()), rows)
     folds = {row["clip_id"]: 1 + (index >= 5) for index, row in enumerate(rows)}
     scores, arrays, _ = classify(split, folds=folds)
@@ -58,7 +58,7 @@ def test_wrong_answers_are_counted_by_class_and_fold(tmp_path):
 def test_more_classes_than_the_split_has(split):
     classes = ["tone_3", "tone_0", "tone_1", "tone_2", "tone_7"]
     metrics = classify(split, classes=classes)[0]["zero_shot"]["eng"]["supclap"]
-    # tone_7 names a tone of tone_3's, so that one of its two clips ties, which is wrong.
+    # tone_7 is a tone of class tone_3, so that one of its two clips has a tie, which is wrong.
     assert metrics["top1"]["chance"] == pytest.approx(1 / 5)
     assert set(metrics["per_class"]) == set(classes[:4])
 
@@ -111,7 +111,7 @@ def test_each_clip_needs_a_label(tmp_path):
 
 
 class Random(ToneModel):
-    """Unit vectors without meaning; equal inputs have equal vectors."""
+    """Model with random unit vectors; equal inputs have equal vectors."""
 
     def encode_audio(self, waveforms, sampling_rate):
         return self._unit([np.random.default_rng(int(1e6 * abs(w[:100]).sum())).normal(size=6) for w in waveforms])

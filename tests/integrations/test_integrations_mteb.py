@@ -1,4 +1,4 @@
-"""The model inside mteb: scores of small tasks made here, against the same scores worked out by hand."""
+"""The model in mteb: scores of small tasks, compared with scores computed by hand."""
 
 import sys
 
@@ -66,7 +66,7 @@ class LocalZeroShot(AbsTaskZeroShotClassification):
 
 @pytest.fixture(scope="module")
 def encoder():
-    # Weights this large tell the clips apart, so that no prediction is the same for all.
+    # With such large weights the predictions differ between clips.
     config = builders.supclap_config(builders.sonar_config(), builders.ced_config(initializer_range=0.3))
     model = builders.supclap_model(config, seed=2)
     return SupCLAPEncoder.from_model(model, builders.nllb_processor())
@@ -90,12 +90,12 @@ def test_texts_are_embedded_in_the_language_of_the_task(encoder):
 
 
 def stored_clips():
-    """The clips as the dataset holds them, in 16 bits."""
+    """Return the clips as stored in the dataset, in 16 bits."""
     return [row["audio"]["array"] for row in sounds()]
 
 
 @pytest.mark.filterwarnings("ignore:Precision is ill-defined")
-@pytest.mark.usefixtures("torchcodec")  # mteb lets datasets decode
+@pytest.mark.usefixtures("torchcodec")  # in mteb, `datasets` decodes the audio
 def test_zero_shot_classification(encoder):
     audio = encoder.model.encode_audio(stored_clips(), encoder.processor, sampling_rate=16000)
     text = encoder.model.encode_text(LABELS, encoder.processor, language="eng")
@@ -106,7 +106,7 @@ def test_zero_shot_classification(encoder):
 
 
 class Loader(list):
-    """As much of a data loader as `encode` needs."""
+    """Minimal data loader for `encode`."""
 
     def __init__(self, batch, features):
         super().__init__([batch])
@@ -149,7 +149,7 @@ def test_other_modalities_are_refused(encoder):
     [
         ("fra", None, "fra_Latn"),
         ("fra", "deu", "fra_Latn"),
-        ("mixed", "deu", "deu"),  # two languages: which one a text has is not said
+        ("mixed", "deu", "deu"),  # two languages: the language of a text is unknown
         ("xxx", "deu", "deu"),  # the tokenizer has no such language
         ("none", None, None),
     ],

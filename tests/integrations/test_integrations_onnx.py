@@ -1,4 +1,4 @@
-"""The ONNX graphs: parity on lengths, sizes and masks that the export's own check does not try."""
+"""ONNX graphs: equal outputs for lengths, sizes and masks that the check of the export does not cover."""
 
 import json
 import re
@@ -34,7 +34,7 @@ def tiny(kind):
 
 @pytest.fixture(scope="module")
 def by_call(tmp_path_factory):
-    """A model in half precision, exported by the function; its graphs are in full precision."""
+    """Model in half precision, exported with the function to graphs in full precision."""
     model, processor = tiny("bert")
     folder = tmp_path_factory.mktemp("onnx") / "out"
     model.to(torch.bfloat16)
@@ -45,7 +45,7 @@ def by_call(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def by_recipe(tmp_path_factory):
-    """A saved model, exported by the recipe."""
+    """Saved model, exported with the recipe."""
     model, processor = tiny("sonar")
     place = tmp_path_factory.mktemp("recipe")
     model.save_pretrained(place / "model")
@@ -116,7 +116,7 @@ def test_other_weights_fail_the_check(exported, tmp_path):
 
 
 def test_a_traced_model_drops_chunks_that_are_not_full():
-    """The parity of the exports above covers the default, which fills the last chunk."""
+    """The tests above cover the default, in which the last chunk is padded."""
     model, _ = tiny("dropped")
     model.set_attn_implementation("eager")
     example = (torch.zeros(2, 64, 1200), torch.ones(2, 1200, dtype=torch.long))

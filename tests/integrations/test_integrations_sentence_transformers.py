@@ -1,4 +1,4 @@
-"""The model inside sentence-transformers: the vectors of the model, whatever goes in and whoever loads it."""
+"""The model in sentence-transformers: equal embeddings for all input types and ways of loading."""
 
 import sys
 
@@ -78,7 +78,7 @@ def test_recordings_of_several_rates_and_lengths(encoder, module):
 
 @pytest.mark.parametrize("form", ["array", "stereo", "path", "bytes", "nested", "decoder"])
 def test_forms_of_a_recording(encoder, module, tmp_path, request, form):
-    clip = np.round(CLIPS[0] * 8192) / 32768  # as 16 bits hold it
+    clip = np.round(CLIPS[0] * 8192) / 32768  # exact in 16 bits
     pcm = (clip * 32768).astype(np.int16)
     soundfile.write(tmp_path / "clip.wav", pcm, 16000)
     given = {
@@ -134,7 +134,7 @@ def test_saved_and_loaded(encoder, module, tmp_path):
     assert loaded[0].language == "fra"
     np.testing.assert_allclose(loaded.encode(TEXTS), encoder.encode(TEXTS, language="fra"), atol=1e-6)
     np.testing.assert_allclose(loaded.encode([CLIPS[0]]), encoder.encode([CLIPS[0]]), atol=1e-6)
-    # The folder is still a model like any other.
+    # The folder can still be loaded as a model.
     plain = SupCLAPModel.from_pretrained(tmp_path)
     assert all(torch.equal(value, module.model.state_dict()[name]) for name, value in plain.state_dict().items())
 
@@ -156,7 +156,7 @@ def test_any_folder_of_a_model_loads_with_settings_of_its_own(encoder, module, t
 
 @pytest.mark.parametrize("kind", ["supclap", "converted"])
 def test_sentence_transformers_alone_loads_a_folder_of_a_model(kind, tmp_path):
-    """Without our module: it asks any processor to pad recordings, which ours do anyway."""
+    """Load without our module: sentence-transformers then passes padding options to the processor."""
     model, processor = builders.save_pair(kind, tmp_path)
     encoder = SentenceTransformer(str(tmp_path), trust_remote_code=True, device="cpu")
     clips = [{"array": clip, "sampling_rate": 16000} for clip in (CLIPS[0], CLIPS[0][:9000])]

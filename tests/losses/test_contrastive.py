@@ -50,7 +50,7 @@ def test_group_positives_equal_the_loops() -> None:
 
 
 def test_golden_numbers() -> None:
-    """Made by an independent implementation of ML-CLAP's loss, which is the mean of the two directions, not the sum."""
+    """The expected values are from ML-CLAP's own loss, which is the mean of both directions instead of the sum."""
     audio = F.normalize(filler((4, 8), 0), dim=1)
     text = F.normalize(filler((4, 8), 0) + 0.8 * filler((4, 8), 1), dim=1)
     assert info_nce(audio, text, SCALE).item() / 2 == pytest.approx(0.1708606, abs=1e-6)
@@ -58,7 +58,7 @@ def test_golden_numbers() -> None:
 
 
 @pytest.mark.parametrize("loss", [LOSSES[name] for name in ("info_nce", "sigmoid")])
-def test_gradcheck(loss: Loss) -> None:  # "reweighted" holds a part constant: see the gradients of the matrix below
+def test_gradcheck(loss: Loss) -> None:  # "reweighted" detaches a part of its gradient, which is tested below
     audio, text = (embeds.requires_grad_() for embeds in related_pair(4, 3))
     torch.autograd.gradcheck(loss, (audio, text))
     torch.autograd.gradcheck(lambda a, t: loss(a, t, torch.tensor([0, 1, 0, 2])), (audio, text))
@@ -72,7 +72,7 @@ def test_gradcheck_of_the_scalars() -> None:
 
 
 def gradient_of_similarities(loss: Loss, similarity: Tensor) -> Tensor:
-    """dL/dS: with the identity as texts, the audio matrix is the similarity matrix."""
+    """Return dL/dS. With the identity matrix as texts, the audio matrix is the similarity matrix."""
     similarity = similarity.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(loss(similarity, torch.eye(len(similarity), dtype=similarity.dtype)), similarity)
     return gradient

@@ -24,7 +24,7 @@ GROUPS = [0, 1, 0, 2, 1]
 
 
 def multilingual_batch(n: int = 5, languages: int = 3, d: int = 7) -> tuple[Tensor, Tensor]:
-    """Audio (N, d) and captions (N, K, d) around it."""
+    """Return audio (N, d) and captions (N, K, d) near it."""
     audio = unit_rows(n, d)
     return audio, F.normalize(audio.unsqueeze(1) + 0.7 * unit_rows(n, languages, d, seed=1), dim=-1)
 
@@ -77,7 +77,7 @@ def test_cacl_with_groups_is_made_of_grouped_terms() -> None:
 
 
 def scheme(name: str, n: int, languages: int) -> Tensor:
-    """[i, k]: which languages a step trains; the same draw from the others for random and CACL."""
+    """Return a mask (N, K) of the languages that a step trains."""
     if name == "kcl":
         return torch.ones(n, languages, dtype=torch.bool)
     drawn = torch.randint(1, languages, (n,), generator=torch.Generator().manual_seed(0))
@@ -120,7 +120,7 @@ def test_the_error_has_its_closed_form_on_a_model_that_knows_nothing() -> None:
 
 
 def embed_by(weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Two towers of one layer each, whose weights are one vector: audio (5, 7), texts (5, 4, 7)."""
+    """Embed with two one-layer towers with weights in one vector; return audio (5, 7) and texts (5, 4, 7)."""
     audio, text = unit_rows(5, 6, seed=2), unit_rows(5, 4, 6, seed=3)
     towers = weights.view(2, 6, 7)
     return F.normalize(audio @ towers[0], dim=-1), F.normalize(text @ towers[1], dim=-1)

@@ -1,4 +1,4 @@
-"""Hessian-vector products of every loss: those of the naive form in float64, or an error where tiles recompute."""
+"""Hessian-vector products of all losses, compared with naive forms in float64; with tiles they raise an error."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ WEIGHTS = teminal_b_weights(CLIPS // 3, 0.5, 0.25, 0.75, 0.5).double()
 
 
 def softmax_rows(anchors: Tensor, targets: Tensor) -> Tensor:
-    """One direction of InfoNCE."""
+    """Compute one direction of InfoNCE."""
     return F.cross_entropy(SCALE * anchors @ targets.T, torch.arange(CLIPS))
 
 
@@ -32,7 +32,7 @@ def both(audio: Tensor, text: Tensor) -> Tensor:
 
 
 def pairs(anchors: Tensor, targets: Tensor) -> Tensor:
-    """SigLIP's loss with a bias of -9."""
+    """Compute SigLIP's loss with bias -9."""
     signs = 2 * torch.eye(CLIPS, dtype=torch.float64) - 1
     return F.softplus(-signs * (SCALE * anchors @ targets.T - 9)).sum() / CLIPS
 

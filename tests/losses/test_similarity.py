@@ -1,4 +1,4 @@
-"""Similarities keep the wider dtype, and the mean over positives."""
+"""Similarities have the wider dtype, and the mean over positives."""
 
 import torch
 from builders import related_pair

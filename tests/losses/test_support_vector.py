@@ -127,7 +127,7 @@ def test_gradient_equals_that_of_the_naive_form(similarity: Similarity) -> None:
 
 
 def test_push_across_the_pull_is_scaled_and_along_it_untouched() -> None:
-    """[SupCLAP eq. 15-18] on `dot`: perpendicular part times exactly 1 - R / ||a - t||, parallel part as it was."""
+    """[SupCLAP eq. 15-18] on `dot`: only the perpendicular part changes, by the factor 1 - R / ||a - t||."""
     texts, audios = related_pair()
     radius = radii()
     pull = F.normalize(audios - texts, dim=1)
@@ -148,7 +148,7 @@ def test_push_across_the_pull_is_scaled_and_along_it_untouched() -> None:
 
 
 def test_gradient_of_the_loss_is_the_sum_of_the_papers_forces() -> None:
-    """[SupCLAP eq. 13, 16]: the whole gradient, the positive's force included, parallel as is, perpendicular scaled."""
+    """[SupCLAP eq. 13, 16]: the whole gradient with the positive's force; only the perpendicular part is scaled."""
     texts, audios = related_pair()
     texts.requires_grad_()
     (gradient,) = torch.autograd.grad(support_vector_loss(texts, audios, radii(), SCALE, "dot"), texts)
@@ -169,7 +169,7 @@ def loss_at(radius: float, texts: Tensor, audios: Tensor, similarity: Similarity
 
 
 def test_cosine_has_its_optimum_at_the_distance() -> None:
-    """Where the negatives are orthogonal to a pair, the best radius is ||a - t|| exactly: t_sup = a."""
+    """If the negatives are orthogonal to a pair, the optimal radius is exactly ||a - t||, so that t_sup = a."""
     angle = 0.8
     audios = torch.eye(6, dtype=torch.float64)[:3]
     texts = math.cos(angle) * audios + math.sin(angle) * torch.eye(6, dtype=torch.float64)[3:]
@@ -184,7 +184,7 @@ def test_cosine_has_its_optimum_at_the_distance() -> None:
 
 @pytest.mark.parametrize("spread", [0.3, 0.6, 1.0])
 def test_learned_radius_settles_near_the_distance(spread: float) -> None:
-    """Random negatives, optimum by descent from R = 0: within a tenth of the mean distance, which shrinks with it."""
+    """With random negatives, gradient descent from R = 0 ends within a tenth of the mean distance."""
     texts, audios = related_pair(24, 256, spread)
     radius = torch.zeros((), dtype=torch.float64, requires_grad=True)
     optimiser = torch.optim.LBFGS([radius], line_search_fn="strong_wolfe", max_iter=100, tolerance_grad=1e-12)
@@ -242,7 +242,7 @@ def test_nothing_blows_up_on_the_way_to_coincidence(similarity: Similarity, dtyp
 
 @pytest.mark.parametrize("radius", [0.0, 1.0, 2.0])
 def test_opposite_pairs_are_finite(radius: float) -> None:
-    """Half-way between t and -t the support vector is the null vector, which has no cosine."""
+    """Halfway between t and -t the support vector is zero, so that its cosine is undefined."""
     texts = unit_rows(4, 16).float().requires_grad_()
     loss = support_vector_loss(texts, -texts.detach(), radius, SCALE)
     (gradient,) = torch.autograd.grad(loss, texts)
@@ -252,7 +252,7 @@ def test_opposite_pairs_are_finite(radius: float) -> None:
 
 @pytest.mark.parametrize("angle", [0.1, 0.01, 0.003])
 def test_float32_is_exact_half_way_between_nearly_opposite_pairs(angle: float) -> None:
-    """The support vector is then of norm sin(angle / 2), and 1 - R (d - R), its square, is lost to rounding."""
+    """The norm of the support vector is sin(angle / 2). Its square, 1 - R (d - R), would be lost to rounding."""
     generator = torch.Generator().manual_seed(0)
     frame = torch.linalg.qr(torch.randn(16, 16, dtype=torch.float64, generator=generator)).Q
     texts = frame[:4].float().requires_grad_()
@@ -274,7 +274,7 @@ def test_float32_is_exact_half_way_between_nearly_opposite_pairs(angle: float) -
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("spread", [0.01, 0.03, 0.1, 1.0])
 def test_distance_is_exact_in_low_precision(dtype: torch.dtype, spread: float) -> None:
-    """The distance from S_ii, sqrt(2 - 2 S_ii), is far off here: the norms of bfloat16 embeddings are not quite 1."""
+    """The distance sqrt(2 - 2 S_ii) would be inexact, because the norms of bfloat16 embeddings are not exactly 1."""
     texts, audios = (x.to(dtype) for x in related_pair(8, 64, spread))
     distance = (audios.double() - texts.double()).norm(dim=1)
     reached = support_similarity(texts, audios, distance, "dot")
@@ -286,7 +286,7 @@ def test_distance_is_exact_in_low_precision(dtype: torch.dtype, spread: float) -
 
 @pytest.mark.parametrize("distance", [1e-3, 1e-2, 0.1])
 def test_float32_keeps_the_value_of_close_pairs(distance: float) -> None:
-    """A radius well beyond a near target multiplies the rounding by R / d, and by no more."""
+    """A radius far beyond a close target multiplies the rounding error by at most R / d."""
     texts, audios = related_pair(8, 64, spread=distance)
     exact = support_similarity(texts, audios, 0.1)
     rounded = support_similarity(texts.float(), audios.float(), 0.1)
@@ -338,7 +338,7 @@ def test_constraint_equals_the_loops_and_trains_the_radius_alone() -> None:
 
 
 def randomised(predictor: DynamicRadius) -> DynamicRadius:
-    """With a last layer that is no longer zero, so that the radius depends on the row."""
+    """Set the last layer to random weights, so that the radius depends on the row."""
     with torch.no_grad():
         list(predictor.parameters())[-2].normal_(std=0.1)
     return predictor
@@ -358,7 +358,7 @@ def test_static_radius_learns_one_number() -> None:
     assert radius.tolist() == pytest.approx([0.1] * 5)
     assert [name for name, _ in module.named_parameters()] == ["radius"]
     (gradient,) = torch.autograd.grad(support_vector_loss(texts, audios, radius, SCALE), module.radius)
-    assert gradient.item() < 0  # further toward the target is better
+    assert gradient.item() < 0  # a larger radius reduces the loss
     assert module(torch.zeros(3, 5, 5)).shape == (3, 5)
 
 

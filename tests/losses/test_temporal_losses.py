@@ -1,4 +1,4 @@
-"""TeminAL's temporal loss and its weights against loops, by eye, closed forms and their gradients."""
+"""TeminAL's temporal loss and its weights, compared with loops, hand-written matrices and closed forms."""
 
 import itertools
 import math
@@ -61,7 +61,7 @@ def test_gradcheck() -> None:
 def test_values_of_a_random_and_of_a_perfect_batch() -> None:
     alike = F.normalize(torch.ones(6, 8, dtype=torch.float64), dim=1)
     weights = teminal_b_weights(2, 0.0, 0.0, 0.0, 0.0)
-    # rows: 2 candidates for forward and reversed items, 4 for overlaid ones, which always see the forward block
+    # rows: 2 candidates for forward and reversed items; 4 for overlaid items, which always include the forward block
     expected = 2 * (4 * math.log(2) + 2 * math.log(4)) / 6
     assert temporal_nce(alike, alike, SCALE, weights).item() == pytest.approx(expected)
     perfect = torch.eye(6, dtype=torch.float64)
@@ -70,7 +70,7 @@ def test_values_of_a_random_and_of_a_perfect_batch() -> None:
 
 
 def test_captions_in_several_languages_give_their_mean() -> None:
-    """A temporal batch whose captions come in several languages: (K, M, d), one loss a language."""
+    """For captions in several languages (K, M, d), the loss is the mean over the languages."""
     audio, text = related_pair(6)
     texts = torch.stack([text, unit_rows(6, 7, seed=2)])
     weights = teminal_b_weights(2, 1.0, 0.5, 0.0, 0.25)

@@ -1,4 +1,4 @@
-"""The losses in tiles are the plain losses, with their gradients, and hold no matrix of all clips."""
+"""Tiled losses equal the plain losses and gradients, and store no matrix of all clips."""
 
 from collections.abc import Callable
 
@@ -94,7 +94,7 @@ def test_a_radius_in_tiles_is_that_of_the_matrix(groups: Tensor | None, size: in
 
 
 class Largest(TorchDispatchMode):
-    """The most entries of any tensor that an operation gives."""
+    """Measures the number of entries of the largest tensor that an operation returns."""
 
     entries = 0
 

@@ -1,4 +1,4 @@
-"""metrics/bootstrap against a naive loop, SciPy's permutation test, enumeration and experiments with a known truth."""
+"""metrics/bootstrap, compared with a loop, SciPy's permutation test, enumeration and simulations with a known truth."""
 
 import itertools
 import time
@@ -12,7 +12,7 @@ from modeling_supclap.metrics.recall import retrieval_outcomes
 
 
 def naive_intervals(outcome, clusters, num_resamples, confidence, seed):
-    """Whole clusters are drawn one after the other and their queries laid end to end."""
+    """Sample whole clusters one after the other, and concatenate their queries."""
     names = list(dict.fromkeys(clusters))
     members = [[value for value, own in zip(outcome, clusters, strict=True) if own == name] for name in names]
     rng = np.random.default_rng(seed)
@@ -25,7 +25,7 @@ def naive_intervals(outcome, clusters, num_resamples, confidence, seed):
 
 @pytest.mark.parametrize("confidence", [0.5, 0.95])
 def test_clusters_are_drawn_whole(confidence):
-    """On one stream of draws the loop and the weights give the same resamples, and so the same ends."""
+    """With the same random numbers, the loop and the weights have the same resamples and intervals."""
     rng = np.random.default_rng(0)
     clusters = [f"clip{i}" for i in rng.integers(0, 17, 60)]
     outcome = rng.standard_normal(60)
@@ -34,13 +34,13 @@ def test_clusters_are_drawn_whole(confidence):
 
 
 def simulated(rng, num_clips, effect=0.0):
-    """Five captions a clip that succeed together, for a clip is easy or hard; the rate is 1/2 without an effect."""
+    """Return outcomes of five captions per clip, which are correlated because clips are easy or hard."""
     ease = rng.normal(size=(num_clips, 1))
     return ((ease + 0.3 * rng.normal(size=(num_clips, 5))) > -effect).astype(float).ravel()
 
 
 def test_intervals_cover_the_truth_only_when_clips_are_drawn():
-    """The truth is 1/2. 95 % of the intervals must hold it; of those that draw captions far fewer do."""
+    """The truth is 1/2. 95 % of the intervals must contain it; if captions are resampled, far fewer do."""
     rng, clusters = np.random.default_rng(0), np.arange(80).repeat(5)
     covered = {"clips": 0, "captions": 0}
     for trial in range(300):
@@ -54,7 +54,7 @@ def test_intervals_cover_the_truth_only_when_clips_are_drawn():
 
 @pytest.mark.parametrize("num_seeds", [3, 5])
 def test_an_interval_over_seeds_covers_the_truth_and_one_over_recordings_does_not(num_seeds):
-    """Two runs of one method: the truth is 0, and a part of a run's difference is its seed's, on all recordings."""
+    """Compare two equal methods: the true difference is 0, and each seed adds the same error to all recordings."""
     rng, clusters = np.random.default_rng(0), [str(clip) for clip in range(60)]
     covered = {"both": 0, "recordings": 0}
     for trial in range(300):
@@ -66,7 +66,7 @@ def test_an_interval_over_seeds_covers_the_truth_and_one_over_recordings_does_no
         low, high = seed_interval(runs.mean(axis=1), recordings)
         covered["both"] += low <= 0 <= high
 
-        few = {"x": runs.mean(axis=0) - clips + 0.1 * clips}  # recordings that agree better
+        few = {"x": runs.mean(axis=0) - clips + 0.1 * clips}  # smaller differences between recordings
         recordings = bootstrap_intervals(few, clusters, num_resamples=300, seed=trial)["x"]
         covered["recordings"] += recordings[0] <= 0 <= recordings[1]
     assert covered["both"] / 300 >= 0.93
@@ -82,7 +82,7 @@ def test_seeds_alone_have_the_interval_of_the_t_test():
 
 
 def test_the_paired_test_rejects_as_often_as_it_says():
-    """Two systems without a difference: p <= 0.05 in 5 % of the experiments, for few clusters and for many."""
+    """For two equal systems, p <= 0.05 in 5 % of the experiments, for few and for many clusters."""
     rng = np.random.default_rng(0)
     for num_clips in (9, 40):
         clusters = np.arange(num_clips).repeat(5)
@@ -103,7 +103,7 @@ def test_the_paired_test_finds_a_difference():
 
 @pytest.mark.parametrize(("count", "tolerance"), [(2, 1e-9), (5, 1e-9), (11, 1e-9), (13, 0.015)])
 def test_p_values_are_those_of_all_sign_patterns(count, tolerance):
-    """13 clusters are drawn from, and can be enumerated still."""
+    """For 13 clusters, sign patterns are sampled, but enumeration is still possible."""
     a, b = np.random.default_rng(count).standard_normal((2, count))
     result = paired_test({"x": a}, {"x": b}, num_resamples=20_000)["x"]
     theirs = stats.permutation_test((a, b), lambda x, y: np.mean(x - y), permutation_type="samples", n_resamples=np.inf)
@@ -113,7 +113,7 @@ def test_p_values_are_those_of_all_sign_patterns(count, tolerance):
 
 @pytest.mark.parametrize("count", range(3, 13))
 def test_differences_of_one_sign_have_the_least_p_value(count):
-    """Of all patterns only the one found and its mirror reach so far, however their sums round."""
+    """Only the observed pattern and its mirror image are that extreme, in spite of rounding."""
     for seed in range(20):
         a = np.random.default_rng(seed).random(count) * 10 ** np.arange(count)
         assert paired_test({"x": a}, {"x": np.zeros(count)}, num_resamples=2)["x"]["p_value"] == 2 / 2**count

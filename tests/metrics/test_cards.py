@@ -1,4 +1,4 @@
-"""The cards of the metrics, whose examples run as printed and warn of nothing."""
+"""The examples in the metric cards run as printed, without warnings."""
 
 import re
 import warnings

@@ -1,4 +1,4 @@
-"""metrics/embedding_gap against loops, and what is its own of `evaluate`."""
+"""metrics/embedding_gap, compared with loops, and its use in `evaluate`."""
 
 import math
 import warnings

@@ -1,4 +1,4 @@
-"""The metrics of queries against trec_eval's measures (pytrec_eval)."""
+"""Metrics per query, compared with trec_eval (pytrec_eval)."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ K = (1, 5, 10)
 
 
 def distinct_scores(rng, num_queries, num_candidates):
-    """No ties: packages break them by the candidates' names or places, and these metrics against the model."""
+    """Return scores without ties, because packages break ties by name or position, unlike our metrics."""
     scores = np.stack([rng.permutation(num_candidates) for _ in range(num_queries)])
     return scores / num_candidates
 
@@ -21,7 +21,7 @@ def several_right(rng, num_queries, num_candidates, most):
 
 
 def trec_eval(similarity, relevant, measures):
-    """Its measures, one row for each query."""
+    """Compute measures with pytrec_eval, one row per query."""
     names = [f"q{query:06d}" for query in range(len(relevant))]
     judged = {name: {f"d{column}": 1 for column in columns} for name, columns in zip(names, relevant, strict=True)}
     run = {
@@ -50,7 +50,7 @@ def test_retrieval_agrees_with_trec_eval(num_queries, num_candidates, most):
 
 
 def test_qrels_agree_with_trec_eval():
-    """The table that trec_eval reads, read by both."""
+    """Both read the same table of judgements."""
     rng = np.random.default_rng(0)
     similarity, queries = distinct_scores(rng, 20, 15), [f"q{i:02d}" for i in range(20)]
     judged = {q: {f"d{c}": int(rng.integers(0, 3)) for c in rng.permutation(15)[:6]} | {"d0": 1} for q in queries}
@@ -62,7 +62,7 @@ def test_qrels_agree_with_trec_eval():
 
 
 def test_zste_agrees_with_trec_eval():
-    """Both right ones among two answers is recall 1 at 2; the share of them is precision at 2."""
+    """ "Both correct" is recall@2 = 1, and the fraction of correct answers is precision@2."""
     rng = np.random.default_rng(0)
     similarity = distinct_scores(rng, 200, 8)
     one, two = (np.argsort(rng.random((200, 8)), axis=1)[:, :count].tolist() for count in (1, 2))

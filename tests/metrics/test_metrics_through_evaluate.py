@@ -1,4 +1,4 @@
-"""All metrics through the real loader of `evaluate`: what is given at once, in parts, combined and by two processes."""
+"""All metrics, loaded with `evaluate`: inputs at once, in parts, combined, and in two processes."""
 
 import json
 import os
@@ -33,7 +33,7 @@ CASES = {
         gap_and_distance(EMBEDS[:10], EMBEDS[2:]),
     ),
 }
-"""By metric its columns, and what its function gives of them; k is for recall, and the others leave it be."""
+"""`{metric: (columns, result of its function)}`; only recall uses `k`."""
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -52,7 +52,7 @@ def test_at_once_in_parts_and_one_by_one_it_is_the_function(load_metric, name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_metrics_combine(load_metric, name):
-    """What a metric does not know is for the others of the combination."""
+    """A metric ignores the columns and options of the other metrics."""
     columns, expected = CASES[name]
     both = evaluate.combine({"first": load_metric(name), "second": load_metric(name)}, force_prefix=True)
     prefixed = {f"{place}_{key}": value for place in ("first", "second") for key, value in expected.items()}
@@ -62,7 +62,7 @@ def test_metrics_combine(load_metric, name):
 
 
 def test_a_label_question_is_a_retrieval_query_too(load_metric):
-    """zste and recall read one stream, and one keyword."""
+    """zste and recall have common columns and a common keyword."""
     both = evaluate.combine([load_metric("zste"), load_metric("recall")])
     tasks = ["1A"] * 10
     expected = zste_scores(SCORES, RIGHT, tasks) | retrieval_scores(SCORES, RIGHT, k=[1])
@@ -104,7 +104,7 @@ print(json.dumps(result))
 
 @pytest.mark.process
 def test_two_processes_elsewhere_and_offline(tmp_path):
-    """In fresh processes started elsewhere, rank 0 gets the scores of both ranks' rows."""
+    """In new processes in another folder, rank 0 computes the scores of all rows."""
     paths = {"HF_HOME": str(tmp_path / "home"), "PYTHONPATH": str(METRICS.parent)}
     environment = {**os.environ, **paths, "HF_HUB_OFFLINE": "1"}
     ranks = [

@@ -1,4 +1,4 @@
-"""metrics/mrv against Python's statistics, enumeration, and what is its own of `evaluate`."""
+"""metrics/mrv, compared with Python's statistics module and enumeration, and its use in `evaluate`."""
 
 import itertools
 import statistics

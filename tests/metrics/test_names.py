@@ -1,4 +1,4 @@
-"""Each score that a metric gives has its row in the table of names, and the table's direction is the true one."""
+"""Each score of a metric has a row in the table of names, with the correct direction."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Tables of judgements: every form gives the lists of columns that one can read off it, and bad ones are refused."""
+"""Tables of relevance judgements: all forms give the correct lists of columns, and bad tables raise errors."""
 
 import csv
 import io
@@ -33,7 +33,7 @@ def test_judged_but_irrelevant_candidates_may_be_missing():
 
 
 def test_several_right_answers_by_hand():
-    """a, right, is second; c, right, is third: (1/2 + 2/3) / 2."""
+    """The correct candidates a and c have ranks 2 and 3: (1/2 + 2/3) / 2."""
     relevant = relevant_from_qrels([("q", "a", 1), ("q", "c", 1)], ["q"], ["a", "b", "c", "d"])
     scores = retrieval_scores([[0.8, 0.9, 0.7, 0.1]], relevant, k=(1, 2), map_cutoff=16)
     assert scores["mAP@16"] == pytest.approx((1 / 2 + 2 / 3) / 2, abs=1e-15)

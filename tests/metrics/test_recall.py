@@ -1,4 +1,4 @@
-"""metrics/recall against naive loops, enumeration, scikit-learn, golden numbers, and what is its own of `evaluate`."""
+"""metrics/recall, compared with loops, enumeration, scikit-learn and golden values, and its use in `evaluate`."""
 
 import itertools
 import math
@@ -22,7 +22,7 @@ from modeling_supclap.metrics.recall import (
 
 
 def naive_ranks(scores, right):
-    """1-based ranks of the relevant candidates, best first, every tie with an irrelevant one lost."""
+    """Return sorted 1-based ranks of the relevant candidates; a tie with an irrelevant one counts as lost."""
     wrong = [score for column, score in enumerate(scores) if column not in right]
     best_first = sorted((scores[column] for column in right), reverse=True)
     return [sum(other >= score for other in wrong) + place for place, score in enumerate(best_first, start=1)]
@@ -39,7 +39,7 @@ def naive_outcomes(similarity, relevant, cutoffs, map_cutoff):
 
 
 def random_case(seed, num_queries, num_candidates, most, levels):
-    """Scores and relevant columns; `levels` distinct values make ties, None makes none."""
+    """Return scores and relevant columns. `levels` is the number of distinct scores, to create ties; None: no ties."""
     rng = np.random.default_rng(seed)
     similarity = rng.standard_normal((num_queries, num_candidates))
     if levels:
@@ -99,7 +99,7 @@ def golden_fill(shape, j):
 
 @pytest.fixture(scope="module")
 def golden():
-    """12 clips with 5 captions each; the expected numbers are ML-CLAP's published evaluation code run on them."""
+    """12 clips with 5 captions each; the expected values are from ML-CLAP's published evaluation code."""
     audio = golden_fill((12, 8), 0)
     text = audio.repeat(5, axis=0) + 1.2 * golden_fill((60, 8), 1)
     return tuple(embeds / np.linalg.norm(embeds, axis=1, keepdims=True) for embeds in (audio, text))
@@ -119,7 +119,7 @@ def test_golden_numbers(golden, direction, relevant, expected):
 
 
 def test_ties_agree_with_scikit_learn_coverage():
-    """With one right answer, coverage error is the mean rank, and it too counts ties against the model."""
+    """With one correct answer, the coverage error is the mean rank and also counts ties against the model."""
     rng = np.random.default_rng(1)
     scores, right = rng.integers(0, 4, (60, 20)) / 4, rng.integers(0, 20, 60)
     expected = coverage_error(np.eye(20)[right], scores)
@@ -153,7 +153,7 @@ def test_chance_is_the_mean_over_all_orders(n, m):
 
 def test_chance_is_stable_at_scale():
     n, m, k = 1_000_000, 5, 10
-    exact = 1 - math.comb(n - m, k) / math.comb(n, k)  # Python's integers are exact, their ratio rounds once
+    exact = 1 - math.comb(n - m, k) / math.comb(n, k)  # Python integers are exact; only the division rounds
     assert chance_scores([range(m)], n, k)[f"R@{k}"] == pytest.approx(exact, rel=1e-9)
     assert chance_scores([[7]], 10**9, 1)["R@1"] == pytest.approx(1e-9, rel=1e-12)
 
@@ -165,7 +165,7 @@ def ranks_from_embeddings(queries, candidates, relevant, chunk=1024, similarity=
 @pytest.mark.parametrize("chunk", [1, 3, 64, 1000])
 @pytest.mark.parametrize("num_candidates", [1, 63, 64, 5000, 9001])
 def test_chunks_of_embeddings_equal_the_whole_matrix(chunk, num_candidates):
-    """On small integers a product is exact in any order, so the whole matrix is the truth; it is full of ties too."""
+    """Products of small integers are exact in any order, so the whole matrix is a reference; it has many ties."""
     rng = np.random.default_rng(num_candidates)
     queries = rng.integers(-2, 3, (70, 6)).astype(np.float32)
     candidates = rng.integers(-2, 3, (num_candidates, 6)).astype(np.float32)
@@ -180,7 +180,7 @@ def test_chunks_of_embeddings_equal_the_whole_matrix(chunk, num_candidates):
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 @pytest.mark.parametrize("num_candidates", [5, 190, 4100, 8300])
 def test_equal_embeddings_tie_wherever_they_stand(dtype, num_candidates):
-    """A model that gives every clip one embedding is constant: in chunks, too, it must score as the worst."""
+    """A model with one embedding for all clips must have the worst scores, also in chunks."""
     rng = np.random.default_rng(0)
     queries = rng.standard_normal((37, 46)).astype(dtype)
     candidates = np.tile(rng.standard_normal(46).astype(dtype), (num_candidates, 1))
@@ -193,7 +193,7 @@ def test_equal_embeddings_tie_wherever_they_stand(dtype, num_candidates):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_lazy_scores_do_not_depend_on_the_order_of_summation(dtype):
-    """What a tie rests on: another BLAS, another position in the matrix, adds the same products in another order."""
+    """Ties must not depend on the order of summation, which differs between BLAS libraries and matrix positions."""
     rng = np.random.default_rng(0)
     queries, candidates = (directions(rng, rows, 512).astype(dtype) for rows in (40, 9000))
     order = rng.permutation(512)
@@ -222,7 +222,7 @@ def directions(rng, *shape):
     return embeds / np.linalg.norm(embeds, axis=-1, keepdims=True)
 
 
-@pytest.mark.parametrize("num_candidates", [20, 8200])  # a block of scores that is held, and one that is not
+@pytest.mark.parametrize("num_candidates", [20, 8200])  # a matrix that is stored, and one that is not
 def test_other_norms_are_normalised_with_a_warning(num_candidates):
     rng = np.random.default_rng(0)
     queries, candidates = directions(rng, 300, 3), directions(rng, num_candidates, 3)
@@ -252,11 +252,11 @@ def test_chunks_bound_the_memory_also_where_embeddings_lie_on_disk(tmp_path, num
     rng = np.random.default_rng(0)
     candidates = directions(rng, 30_000, 4).astype(np.float32)
     relevant = rng.integers(0, 30_000, (num_queries, 1))
-    np.save(tmp_path / "queries.npy", candidates[relevant[:, 0]])  # each finds its own
+    np.save(tmp_path / "queries.npy", candidates[relevant[:, 0]])  # each query finds its candidate
     queries = np.load(tmp_path / "queries.npy", mmap_mode="r")
     found = []
     peak = traced_peak(lambda: found.append(ranks_from_embeddings(queries, candidates, relevant, 128)))
-    assert peak < 8e6  # the matrix: 180e6 bytes and more
+    assert peak < 8e6  # the matrix has 180e6 bytes or more
     assert not found[0].any()
 
 
@@ -357,17 +357,17 @@ def test_evaluate_takes_embeddings_as_keywords(load_metric):
     inputs = {"predictions": range(9), "references": relevant, "k": 1, "map_cutoff": 16}
     metric = load_metric("recall")
     assert metric.compute(**inputs, query_embeds=queries, candidate_embeds=candidates) == pytest.approx(expected)
-    lazy = LazySimilarity(queries, candidates)  # of this package's own copy of the class
+    lazy = LazySimilarity(queries, candidates)  # of the copy of the class in this package
     assert metric.compute(**inputs, similarity=lazy) == pytest.approx(expected)
     with pytest.raises(ValueError, match=r"query_embeds.*candidate_embeds"):
         metric.compute(**inputs, query_embeds=queries)
 
 
 def test_a_keyword_never_passes_through_arrow(load_metric):
-    """3000 x 3000 scores are 36 MB; through Arrow they would be 450 MB of Python numbers and more."""
+    """3000 x 3000 scores have 36 MB; in Arrow they would be at least 450 MB of Python numbers."""
     similarity = np.random.default_rng(0).standard_normal((3000, 3000), dtype=np.float32)
     metric, relevant = load_metric("recall"), [[i] for i in range(3000)]
-    metric.compute(predictions=[0], references=[[0]], similarity=np.eye(1))  # what is imported once
+    metric.compute(predictions=[0], references=[[0]], similarity=np.eye(1))  # import everything once
 
     def compute():
         metric.compute(predictions=range(3000), references=relevant, similarity=similarity)

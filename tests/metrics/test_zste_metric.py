@@ -1,4 +1,4 @@
-"""metrics/zste against naive loops, all orders and the paper's chance levels, and what is its own of `evaluate`."""
+"""metrics/zste, compared with loops, all orders and the paper's chance levels, and its use in `evaluate`."""
 
 import itertools
 
@@ -25,7 +25,7 @@ def num_right(task):
 
 
 def naive_outcome(row, right, task):
-    """The answers are the first one or two of a list in which a wrong candidate precedes a right one of its score."""
+    """Take the first one or two candidates, sorted so that wrong ones precede correct ones of equal score."""
     order = sorted(range(len(row)), key=lambda column: (-row[column], column in right))
     if num_right(task) == 1:
         return float(order[0] == right[0])
@@ -79,13 +79,13 @@ def test_chance_is_the_mean_over_all_orders(task, n):
     [("1A", 50, 1 / 50, ()), ("3A 3B", 3, 1 / 3, (33.27, 34.29)), ("4A 4B", 50, 1 / 50, (2.4, 1.98))],
 )
 def test_published_chance_levels(tasks, n, level, printed):
-    """CLAP's scores on tasks 3 and 4 in [T table 3] are those of chance, to its sampling error."""
+    """CLAP's scores on tasks 3 and 4 in [T table 3] are at chance level within the sampling error."""
     assert {zste_chance(n, task) for task in tasks.split()} == {level}
     assert [100 * level] * len(printed) == pytest.approx(printed, abs=1)
 
 
 def asked(languages=("eng",), num_items=12):
-    """A real set of questions: its right answers, tasks, languages and names, language by language."""
+    """Return correct answers, tasks, languages and names of real questions, language by language."""
     rows = make_rows()
     labels = sorted({label for row in rows for label in row["labels"]})
     questions = []
@@ -142,7 +142,9 @@ def test_the_order_of_questions_does_not_matter_when_they_are_named():
     shuffled = np.random.default_rng(1).permutation(len(columns[0]))
     again = zste_scores_by_language(*([column[i] for i in shuffled] for column in columns))
     assert again == pytest.approx(zste_scores_by_language(*columns), abs=1e-12)
-    assert zste_scores_by_language(*columns[:4]) == zste_scores_by_language(*columns)  # they were asked in one order
+    assert zste_scores_by_language(*columns[:4]) == zste_scores_by_language(
+        *columns
+    )  # the order is the same in all languages
 
 
 def test_questions_of_some_languages_only_are_left_out():
@@ -256,7 +258,7 @@ def test_evaluate_errors_are_clear(metric, inputs, message):
 
 
 def test_order_is_forward_against_reversed_and_nothing_else():
-    """The third candidate may score what it likes; a tie is wrong; only questions with an opposite are asked."""
+    """The score of the third candidate does not matter, ties are wrong, and only questions with an opposite count."""
     scores = [[0.5, 0.3, 0.9], [0.3, 0.5, 0.1], [0.4, 0.4, 0.2], [0.9, 0.1, 0.0]]
     relevant, opposites, tasks = [[0], [0], [0], [2]], [1, 1, 1, None], ["3A", "3A", "3A", "3B"]
     assert zste_order_outcomes(scores[:3], relevant[:3], opposites[:3]).tolist() == [1, 0, 0]
@@ -268,7 +270,7 @@ def test_order_is_forward_against_reversed_and_nothing_else():
 
 
 def test_an_order_blind_model_is_at_chance_in_order_only():
-    """It knows that the sounds follow each other, so that 3A is 1/2 for it, above the chance of 1/3."""
+    """An order-blind model knows that the sounds are in sequence, so it has 1/2 on 3A, above the chance of 1/3."""
     rng = np.random.default_rng(0)
     scores = np.column_stack([rng.random((4000, 2)), np.full(4000, -1.0)])
     summary = zste_scores(scores, [[0]] * 4000, ["3A"] * 4000, [1] * 4000)

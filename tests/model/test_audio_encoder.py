@@ -1,4 +1,4 @@
-"""Audio encoders of transformers as towers: their own numbers, whatever the batch; long audio, adapters, moments."""
+"""Audio encoders of transformers as towers: original embeddings in any batch, long audio, adapters, localization."""
 
 import builders
 import numpy as np
@@ -21,21 +21,21 @@ FIXED = ["ast", "whisper"]
 
 
 def own_pooling(name: str, clip: np.ndarray) -> torch.Tensor:
-    """The vector of a clip by transformers alone."""
+    """Compute the embedding of a clip with transformers only."""
     model, extractor = make_encoder(name)
     inputs = extractor(clip, sampling_rate=RATE_HZ, return_tensors="pt")
     if name == "whisper":
         hidden = model.get_encoder()(**inputs).last_hidden_state[0]
         return hidden[: -(-len(clip) // 320)].mean(dim=0)
     outputs = model(**inputs)
-    if name == "wav2vec2-bert":  # whose extractor pads an odd number of frames
+    if name == "wav2vec2-bert":  # its extractor pads an odd number of frames
         return outputs.last_hidden_state[0, inputs["attention_mask"][0].bool()].mean(dim=0)
     return outputs.pooler_output[0] if name == "ast" else outputs.last_hidden_state[0].mean(dim=0)
 
 
 @pytest.fixture
 def joined(request, tmp_path) -> tuple[str, SupCLAPModel, SupCLAPProcessor]:
-    """The name of an encoder, and the model and the processor that join it with BERT; saved in `tmp_path / "model"`."""
+    """Name of an encoder, and the model and processor that combine it with BERT; saved in `tmp_path / "model"`."""
     save_encoder(request.param, tmp_path / "audio")
     BertModel(BertConfig(**builders.bert_config())).save_pretrained(tmp_path / "text")
     builders.bert_tokenizer().save_pretrained(tmp_path / "text")
@@ -57,7 +57,7 @@ def test_the_vector_is_that_of_transformers_whatever_the_batch(name, tmp_path):
     for index, clip in enumerate(CLIPS):
         torch.testing.assert_close(together.pooler_output[index], own_pooling(name, clip), atol=1e-5, rtol=1e-4)
 
-    # What stands after the end of a shorter clip does not matter, and neither does the order.
+    # Padding after a shorter clip and the order of clips do not matter.
     features, mask = inputs["input_features"].clone(), inputs["audio_attention_mask"]
     if name not in FIXED:
         features[mask == 0] = 7.0
@@ -93,7 +93,7 @@ def test_a_clip_below_one_frame_is_named():
 
 @pytest.mark.parametrize("name", ENCODERS)
 def test_what_is_random_in_training_is_off(name, tmp_path):
-    """SpecAugment and layer drop, which gradient caching could not repeat."""
+    """SpecAugment and layer drop are off, because gradient caching could not repeat them."""
     save_encoder(name, tmp_path)
     config = load_tower("audio", str(tmp_path)).config
     assert not getattr(config, "apply_spec_augment", False)

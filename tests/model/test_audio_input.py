@@ -1,4 +1,4 @@
-"""The types of audio inputs: single recordings and lists, durations, and names in messages."""
+"""Types of audio inputs: single recordings and lists, durations, and names in messages."""
 
 import io
 import threading
@@ -14,12 +14,12 @@ import torch
 from modeling_supclap.audio_input import as_recordings
 
 CLIP = builders.noise(8000)
-STEREO = np.stack([1.5 * CLIP, 0.5 * CLIP])  # whose mean is CLIP
+STEREO = np.stack([1.5 * CLIP, 0.5 * CLIP])  # the mean is CLIP
 
 
 @pytest.fixture
 def path(tmp_path) -> Path:
-    """Half a second at 16 kHz."""
+    """File of half a second at 16 kHz."""
     soundfile.write(tmp_path / "clip.wav", CLIP, 16000, subtype="FLOAT")
     return tmp_path / "clip.wav"
 

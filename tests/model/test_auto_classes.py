@@ -1,4 +1,4 @@
-"""The package loads nothing heavy by itself, and its classes are registered once they are imported."""
+"""Importing the package loads no large libraries, and its classes are registered when they are imported."""
 
 import sys
 

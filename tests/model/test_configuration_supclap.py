@@ -1,4 +1,4 @@
-"""Configurations: the published files load unchanged, impossible shapes are refused, nothing is lost."""
+"""Configurations: published files load unchanged, impossible shapes raise errors, and saving loses nothing."""
 
 import json
 

@@ -34,7 +34,7 @@ KINDS = {
 
 @pytest.fixture(params=KINDS, scope="module")
 def pair(request):
-    """A model and its processor."""
+    """Model and its processor."""
     return KINDS[request.param]()
 
 
@@ -146,7 +146,7 @@ def test_a_long_file_is_read_and_embedded_in_parts(model, processor, tmp_path, m
 
     monkeypatch.setattr(soundfile.SoundFile, "read", note_size)
     found = model.encode_audio(tmp_path / "long.wav", chunk_seconds=chunk_seconds, **call)
-    assert max(sizes) <= 6 * rate_hz  # three seconds, a margin on either side, and whole seconds
+    assert max(sizes) <= 6 * rate_hz  # three seconds, a margin on both sides, rounded to whole seconds
     np.testing.assert_array_equal(found.onset_seconds, expected.onset_seconds)
     np.testing.assert_array_equal(found.offset_seconds, expected.offset_seconds)
     np.testing.assert_allclose(found.embeds, expected.embeds, atol=1e-5)
@@ -161,7 +161,7 @@ def test_of_a_long_file_a_few_parts_are_in_memory(model, processor, tmp_path, mo
             file.write(minute)
 
     peak_bytes = traced_peak(model.encode_audio, tmp_path / "long.wav", processor, batch_size=3, num_workers=2)
-    assert peak_bytes < 50e6  # one of its channels, decoded, has 106 MB
+    assert peak_bytes < 50e6  # one decoded channel has 106 MB
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 5])
@@ -259,7 +259,7 @@ def test_half_precision_returns_unit_norm_in_float32(kind):
     exact = encoding.encode_audio(model, CLIPS[:2], processor, sampling_rate=16000)
     half = model.to(torch.bfloat16)
     if kind != "clap":
-        half.audio_model.init_bn.float()  # as from_pretrained keeps it
+        half.audio_model.init_bn.float()  # as in from_pretrained
     found = encoding.encode_audio(half, CLIPS[:2], processor, sampling_rate=16000)
     assert found.dtype == np.float32
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-6)
@@ -340,7 +340,7 @@ def test_bad_audio_is_named(model, processor, audio, options, message):
     [
         (["rain", " "], {}, "text 1.*' '"),
         (["rain", 3], {}, "text 1.*3"),
-        # A row's captions by language; its keys are no texts.
+        # Captions by language: the keys of a dict are not texts.
         ({"eng": ["rain"], "fra": ["pluie"]}, {}, "'eng', 'fra'"),
         (["rain"], {"language": ["eng", "fra"]}, r"\b2\b.*language.*\b1\b"),
         (["rain", "dog"], {"language": ["eng", None]}, r"language\[1\].*None"),

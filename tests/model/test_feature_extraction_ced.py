@@ -1,4 +1,4 @@
-"""The front end against golden numbers, the definition of a log-mel spectrogram, and the physics of sound."""
+"""Front end of CED, compared with golden values, the definition of a log-mel spectrogram, and known sounds."""
 
 import json
 import math
@@ -19,12 +19,12 @@ EXTRACTOR = CEDFeatureExtractor()
 
 
 def spectrogram(clip, rate_hz: float = 16000) -> np.ndarray:
-    """(64, T) of one clip."""
+    """Return the spectrogram of a clip, (64, T)."""
     return EXTRACTOR([clip], sampling_rate=rate_hz)["input_features"][0]
 
 
 def definition(clip: np.ndarray) -> np.ndarray:
-    """The log-mel spectrogram from its definition, in float64: a DFT by its sum, HTK triangles by their formula."""
+    """Compute the log-mel spectrogram from its definition in float64: DFT as a sum, HTK triangles by formula."""
     padded = np.pad(clip.astype(np.float64), 256, mode="reflect")
     window = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(512) / 512)
     frames = np.stack([padded[start : start + 512] * window for start in range(0, len(clip) + 1, 160)])
@@ -40,7 +40,7 @@ def definition(clip: np.ndarray) -> np.ndarray:
 
 
 def test_golden_sine():
-    # The summation order of the phase is that of the golden numbers: below -40 dB they are its rounding noise.
+    # Sum the phase in the same order as for the golden values, which are rounding noise below -40 dB.
     clip = torch.sin(torch.arange(16000, dtype=torch.float32) * (2 * math.pi) * 440 / 16000)
     mel = spectrogram(clip)
     assert mel.shape == (64, 101)
@@ -86,7 +86,7 @@ def test_agrees_with_torchaudio(settings):
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_the_batch_of_a_device_is_that_of_a_call(settings):
-    """Quiet, loud and partly silent clips of several lengths; what stands after the end of one is heard by none."""
+    """Compare quiet, loud and partly silent clips of several lengths; padding does not affect other clips."""
     extractor = CEDFeatureExtractor(**settings)
     levels = {16000: 0.1, 30000: 1e-3, 4100: 1.0, 16159: 1e-6}
     clips = [level * builders.noise(length, seed=length) for length, level in levels.items()]
@@ -156,7 +156,7 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_of_a_clip(form):
-    clip = np.round(builders.noise(4000) * 1024) / 1024  # so that sums of channels are exact
+    clip = np.round(builders.noise(4000) * 1024) / 1024  # for exact sums of channels
     features = EXTRACTOR(FORMS[form](clip), sampling_rate=16000)["input_features"]
     np.testing.assert_allclose(features, spectrogram(clip)[None], atol=1e-4)
 
@@ -195,7 +195,7 @@ def test_resampling_removes_what_the_new_rate_cannot_hold():
 
 @pytest.mark.parametrize("rate_hz", [8000, 11_127, 22_050, 44_100, 44_101, 96_000])
 def test_one_resampler_serves_files_and_arrays(rate_hz):
-    """Also at odd rates, for which torchaudio alone would take gigabytes."""
+    """Includes odd rates, for which torchaudio would need gigabytes."""
     clip = builders.noise(rate_hz)
     found = resample(clip, rate_hz, 16_000)
     assert found.shape == (16_000,)

@@ -1,4 +1,4 @@
-"""MS-CLAP's spectrograms against torchaudio: the filters of another rate, and short clips that are repeated."""
+"""MS-CLAP's spectrograms, compared with torchaudio: filters for another rate, and repeated short clips."""
 
 import builders
 import numpy as np
@@ -13,7 +13,7 @@ RATE_HZ = 44_100
 
 
 def log_mel(wave: np.ndarray, filter_rate_hz: int) -> torch.Tensor:
-    """(T, 64) in decibels by torchaudio: 1024 samples, hop 320, Slaney filters computed for a rate of their own."""
+    """Compute (T, 64) in decibels with torchaudio: 1024 samples, hop 320, Slaney filters for `filter_rate_hz`."""
     power = torch.stft(
         torch.from_numpy(wave).double(), 1024, 320, window=torch.hann_window(1024).double(), return_complex=True
     ).abs()

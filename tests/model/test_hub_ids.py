@@ -1,4 +1,4 @@
-"""A name is a path, or an id of the Hub."""
+"""Distinguish paths from Hub ids."""
 
 import pytest
 
@@ -16,7 +16,7 @@ from modeling_supclap.hub_ids import is_hub_id
         ("outputs/esc10/model", False),
         ("C:\\models", False),
         ("", False),
-        ("here", False),  # a folder of this name is there
+        ("here", False),  # a folder with this name exists
     ],
 )
 def test_what_can_be_an_id_of_the_hub(tmp_path, monkeypatch, name, expected):

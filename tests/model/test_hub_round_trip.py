@@ -1,4 +1,4 @@
-"""A saved folder is at home on the Hub: Auto classes, pipeline, remote code, push; and the package's own front door."""
+"""A saved folder on the Hub: Auto classes, pipeline, remote code and push; and the exports of the package."""
 
 import json
 from pathlib import Path
@@ -83,7 +83,7 @@ class CedForAudioClassification(PreTrainedModel):
 
 
 def test_the_code_of_a_folder_wins_over_our_ced_where_it_is_trusted(tmp_path):
-    """As in the published CED folders, whose tagger is their own code."""
+    """As in the published CED folders, which contain the code of their tagger."""
     code = {"AutoConfig": "tagger.CedConfig", "AutoModelForAudioClassification": "tagger.CedForAudioClassification"}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "ced", "auto_map": code}))
     (tmp_path / "tagger.py").write_text(TAGGER)
@@ -101,7 +101,7 @@ def test_the_code_of_a_folder_wins_over_our_ced_where_it_is_trusted(tmp_path):
 
 
 def run(code: str, *arguments: object, isolated: bool, cwd: Path, **environment: str) -> None:
-    """Runs python in a process of its own, elsewhere, with a cache of its own; isolated: without this checkout."""
+    """Run Python in a separate process, folder and cache; `isolated`: without this checkout."""
     flags = ["-I"] if isolated else []
     environment["HF_HOME"] = str(cwd / "cache")
     run_python(*flags, "-c", code, *arguments, cwd=cwd, timeout_seconds=300, **environment)
@@ -202,7 +202,7 @@ def test_pushed_model_comes_back(tmp_path):
         assert pushed[name] == Path(modeling_supclap.__file__).with_name(name).read_bytes()
 
 
-# ---- the package's front door ----
+# ---- exports of the package ----
 
 
 def test_exports():

@@ -1,4 +1,4 @@
-"""Pretrained encoders from their folders: weights, tokenizers, and what is missing."""
+"""Pretrained encoders from folders: weights, tokenizers, and errors for missing files."""
 
 import builders
 import pytest
@@ -27,7 +27,7 @@ def test_a_tokenizer_whose_class_is_not_named_is_named(tmp_path):
 
 
 def test_a_bare_sentencepiece_file_is_nllbs_tokenizer(tmp_path):
-    """Against SentencePiece itself; fairseq moves its pieces up by one and puts the languages behind them."""
+    """Compare with SentencePiece. fairseq adds 1 to its token ids, and adds the languages after them."""
     sentencepiece = pytest.importorskip("sentencepiece")
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(TEXTS * 3),
@@ -42,7 +42,7 @@ def test_a_bare_sentencepiece_file_is_nllbs_tokenizer(tmp_path):
     processor = SupCLAPProcessor(CEDFeatureExtractor(), tokenizer)
     processor.save_pretrained(tmp_path / "saved")
 
-    languages = {"eng": 46, "fra": 56}  # their places among the 202 of NLLB-200
+    languages = {"eng": 46, "fra": 56}  # their indices among the 202 languages of NLLB-200
     for each in (processor, SupCLAPProcessor.from_pretrained(tmp_path / "saved")):
         for text in (*TEXTS, "a  dog ﬁne", "Ａ rain"):
             for language, place in languages.items():

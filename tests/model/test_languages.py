@@ -1,4 +1,4 @@
-"""The table of languages, against the tables of others."""
+"""The table of languages, compared with tables of other projects."""
 
 import pytest
 from transformers.models.m2m_100.tokenization_m2m_100 import FAIRSEQ_LANGUAGE_CODES as M2M100_CODES

@@ -1,4 +1,4 @@
-"""Errors as a user meets them while loading: each says what was seen and what would be right."""
+"""Errors while loading models: each message names the found and the expected value."""
 
 import json
 import os
@@ -30,7 +30,7 @@ from modeling_supclap import (
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory) -> Path:
-    """Whole folders of several kinds; copy one before you break it."""
+    """Complete folders of several kinds; copy a folder before changing it."""
     root = tmp_path_factory.mktemp("saved")
     (root / "empty").mkdir()
     BertModel(BertConfig(**builders.bert_config())).save_pretrained(root / "bert")
@@ -48,7 +48,7 @@ def saved(tmp_path_factory) -> Path:
 
 
 def broken(saved: Path, name: str, target: Path, *missing: str) -> Path:
-    """A copy of a folder without some of its files."""
+    """Return a copy of a folder without some of its files."""
     shutil.copytree(saved / name, target)
     for file in missing:
         (target / file).unlink()
@@ -84,7 +84,7 @@ def test_the_audio_configuration_within_a_whole_model_still_loads(saved):
 
 
 def test_nothing_of_the_default_size_is_built_for_a_wrong_folder(saved, monkeypatch):
-    """SONAR's 1.2 GB would be; transformers warns of a wrong type and goes on with the defaults."""
+    """transformers only warns of a wrong model type, and would build SONAR of the default size (1.2 GB)."""
     monkeypatch.setattr(SupCLAPModel, "__init__", lambda *args, **kwargs: pytest.fail("a model was built"))
     with pytest.raises(ValueError, match="'bert'"):
         SupCLAPModel.from_pretrained(saved / "bert")
@@ -110,7 +110,7 @@ def test_a_configuration_that_is_no_json(saved, tmp_path):
         SupCLAPModel.from_pretrained(folder)
 
 
-# What may lie where weights should: half of them, less than a header, an error page, git-lfs's note of where they are.
+# Damaged weight files: half of the file, less than a header, an HTML error page, a git-lfs pointer.
 DAMAGES = {
     "half": lambda content: content[: len(content) // 2],
     "all but a byte": lambda content: content[:-1],
@@ -165,7 +165,7 @@ def test_an_adapter_without_its_base_model(saved, tmp_path, base):
     message = f"adapter.*{base!r}"
     with pytest.raises(ValueError, match=message):
         SupCLAPModel.from_pretrained(folder)
-    # What the message advises.
+    # Follow the advice in the message.
     merged = PeftModel.from_pretrained(builders.supclap_model(), str(folder)).merge_and_unload()
     merged.save_pretrained(tmp_path / "merged")
     assert isinstance(SupCLAPModel.from_pretrained(tmp_path / "merged"), SupCLAPModel)
@@ -254,7 +254,7 @@ def test_a_folder_without_a_processor(saved, folder):
 
 @pytest.mark.parametrize("name", ["supclap", "supclap-sonar"])
 def test_a_missing_vocabulary(saved, tmp_path, name):
-    """Transformers would build a tokenizer of special tokens, to which every word is unknown."""
+    """transformers would build a tokenizer that knows only special tokens."""
     folder = broken(saved, name, tmp_path / "model", "tokenizer.json")
     message = r"model.*tokenizer\.json"
     with pytest.raises(ValueError, match=message):
@@ -262,14 +262,14 @@ def test_a_missing_vocabulary(saved, tmp_path, name):
 
 
 def test_a_tokenizer_that_forgot_its_class(saved, tmp_path):
-    """Every caption would be taken for one of the tokenizer's default language."""
+    """All captions would be tokenized in the default language."""
     folder = broken(saved, "supclap-sonar", tmp_path / "model", "tokenizer_config.json")
     with pytest.raises(ValueError, match=r"tokenizer_config\.json"):
         SupCLAPProcessor.from_pretrained(folder)
 
 
 def sentencepiece_folder(folder: Path, tokenizer_class: str, model_type: str) -> Path:
-    """A text encoder's folder with a sentencepiece file for a tokenizer, as SONAR's and XLM-R's have."""
+    """Write a text encoder folder with a SentencePiece file as tokenizer, as for SONAR and XLM-R."""
     folder.mkdir()
     captions = iter(list(builders.CAPTIONS.values()) * 5)
     with open(folder / "sentencepiece.bpe.model", "wb") as file:
@@ -303,7 +303,7 @@ except OSError as error:
 
 @pytest.mark.process
 def test_protobuf_is_missing(saved, tmp_path):
-    """In a process where it is not to be found; transformers asks for tiktoken there."""
+    """In a process without protobuf, transformers asks for tiktoken."""
     folder = sentencepiece_folder(tmp_path / "xlmr", "XLMRobertaTokenizer", "xlm-roberta")
     encoders = [str(saved / "ced"), str(folder)]
     assert SupCLAPProcessor.from_encoders(*encoders)(text="a dog")["input_ids"]

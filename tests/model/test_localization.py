@@ -1,4 +1,4 @@
-"""Localization, against the embeddings of chunks and against the known times of sounds."""
+"""Localization, compared with embeddings of chunks and with known times of sounds."""
 
 import builders
 import numpy as np
@@ -52,7 +52,7 @@ def test_windows_as_long_as_the_chunks_are_their_embeddings(make):
 
 def test_a_sound_changes_the_windows_that_hold_it_and_no_others():
     model, rate_hz = builders.supclap_model(), builders.RATE_HZ
-    model.audio_model.blocks = torch.nn.ModuleList()  # nothing passes from step to step
+    model.audio_model.blocks = torch.nn.ModuleList()  # no information flows between steps
     model.processor = builders.bert_processor()
     quiet = 1e-3 * builders.noise(round(11.3 * rate_hz))
     loud = quiet.copy()

@@ -1,4 +1,4 @@
-"""CED against golden numbers, a slow implementation of its description, and itself with other batch mates."""
+"""CED, compared with golden values, a slow implementation, and itself in other batches."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from modeling_supclap import CEDConfig, CEDFeatureExtractor, CEDModel
 
 
 def ced(seed: int = 0, **kwargs) -> CEDModel:
-    """A tiny encoder in evaluation mode, every parameter random, its batch norm used to decibels."""
+    """Return a tiny encoder in evaluation mode, with random parameters and batch norm statistics of decibels."""
     torch.manual_seed(seed)
     model = CEDModel(builders.ced_config(**kwargs)).eval()
     with torch.no_grad():
@@ -28,7 +28,7 @@ DASHENG = {"patch_size": [64, 4], "patch_stride": [64, 4], "target_length": 1008
 
 
 def batch(lengths: list[int], seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Spectrograms of these many frames, padded with something that is not silence, and their mask."""
+    """Return spectrograms of the given lengths in frames, with nonzero padding, and their mask."""
     torch.manual_seed(seed)
     features = -40 + 20 * torch.randn(len(lengths), 64, max(lengths))
     mask = (torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(1)).long()
@@ -37,7 +37,7 @@ def batch(lengths: list[int], seed: int = 0) -> tuple[torch.Tensor, torch.Tensor
 
 @torch.no_grad()
 def slow_embedding(model: CEDModel, spectrogram: torch.Tensor) -> torch.Tensor:
-    """One clip (64, frames) step by step as the architecture is described, one chunk after the other, in float64."""
+    """Embed one clip (64, frames) chunk by chunk in float64, from the description of the architecture."""
     p = {name: value.double() for name, value in model.state_dict().items()}
     config = model.config
     length, mels, frames = config.target_length, config.patch_mels, config.patch_frames

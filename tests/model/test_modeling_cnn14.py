@@ -1,4 +1,4 @@
-"""CNN14 against its description, in another library's words; and what it takes part in as a tower."""
+"""CNN14, compared with its description in plain torch functions, and as a tower."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ def small() -> CNN14Model:
 
 
 def described(state: dict[str, torch.Tensor], features: torch.Tensor) -> torch.Tensor:
-    """The embedding of PANNs' CNN14 by torch's functions alone: batch norm over bands, blocks, max + mean, linear."""
+    """Compute the CNN14 embedding of PANNs with torch functions: batch norm over bands, blocks, max + mean, linear."""
 
     def norm(x, name):
         stats = [state[f"{name}.{each}"] for each in ("running_mean", "running_var", "weight", "bias")]
@@ -57,7 +57,7 @@ def test_it_embeds_as_described():
 def test_the_published_size():
     with torch.device("meta"):
         model = CNN14Model(CNN14Config())
-    # PANNs states 80,753,615 parameters with its head of 527 labels.
+    # PANNs has 80,753,615 parameters with the head of 527 labels.
     published = 80_753_615 - (2048 * 527 + 527)
     assert sum(parameter.numel() for parameter in model.parameters()) == published
 
@@ -74,7 +74,7 @@ def test_its_last_block_trains_and_its_batch_norms_keep_their_statistics():
     audio = CNN14Config(**SMALL)
     model = SupCLAPModel(SupCLAPConfig(audio_config=audio, text_config=builders.bert_config(), projection_dim=8))
     assert "audio_model.conv_blocks.3" in train_last_layers(model)
-    # A clip has its embedding whoever shares the batch.
+    # The embedding of a clip does not depend on the batch.
     model.train()
     assert not any(module.training for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d))
 

@@ -1,4 +1,4 @@
-"""SONAR's text encoder against golden numbers, and what padding, training mode and saving must not change."""
+"""SONAR's text encoder, compared with golden values; padding, training mode and saving do not change it."""
 
 import builders
 import pytest

@@ -1,4 +1,4 @@
-"""The two-tower model: what its numbers mean, and that nothing but the clip and the caption decides them."""
+"""Two-tower model: the meaning of its outputs, which depend only on the clip and the caption."""
 
 import math
 
@@ -83,7 +83,7 @@ def test_loss_is_infonce_of_both_directions(model):
 
 
 def test_both_directions_of_the_loss_train(model):
-    """With one direction alone the gradients of a row or of a column of the logits would sum to something else."""
+    """With only one direction, the gradients of the rows or columns of the logits would have other sums."""
     outputs = model(audio_inputs(3), input_ids=text_inputs(3), return_loss=True)
     (gradient,) = torch.autograd.grad(outputs.loss, outputs.logits_per_audio)
     logits = outputs.logits_per_audio.detach()

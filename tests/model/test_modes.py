@@ -1,4 +1,4 @@
-"""The ways to run a model: compiled, checkpointed, spread over devices and disk."""
+"""Modes of running a model: compiled, with activation checkpointing, and on several devices or disk."""
 
 import shutil
 import warnings
@@ -10,7 +10,7 @@ import transformers
 
 from modeling_supclap import SupCLAPModel
 
-# Frames of the clips of a batch: one chunk of CED, and several.
+# Lengths of the clips of a batch in frames: one chunk of CED, and several.
 LENGTHS = {"alone": None, "padded": [120, 50], "several chunks": [1500, 50]}
 
 
@@ -43,7 +43,7 @@ def fresh_compiler():
 
 @pytest.fixture
 def shallow(request) -> SupCLAPModel:
-    """A model of one block a tower: what is traced is the same in each."""
+    """Model with one block per tower, because all blocks are traced in the same way."""
     text = builders.sonar_config(encoder_layers=1) if request.param == "sonar" else builders.bert_config()
     return builders.supclap_model(builders.supclap_config(text, builders.ced_config(depth=1)))
 
@@ -67,7 +67,7 @@ def test_a_model_is_one_graph_and_trains(shallow):
 @pytest.mark.parametrize("lengths", ["alone", "several chunks"])
 @torch.no_grad()
 def test_ced_is_one_graph_for_any_batch(shallow, lengths, attention):
-    """Where a clip has no sound in a chunk, a traced model computes the chunk and leaves it out of the mean."""
+    """A traced model also computes chunks beyond the end of a clip, and excludes them from the mean."""
     shallow.set_attn_implementation(attention)
     inputs = audio_inputs(lengths)
     compiled = torch.compile(shallow.audio_model, backend="eager", fullgraph=True)(**inputs)
@@ -78,7 +78,7 @@ def test_ced_is_one_graph_for_any_batch(shallow, lengths, attention):
 @pytest.mark.parametrize("shallow", ["bert"], indirect=True)
 @torch.no_grad()
 def test_an_exported_model_takes_any_number_of_clips(shallow):
-    """As `torch.export` traces by default, where the length of a tensor is a constant and its shape is none."""
+    """`torch.export` with default settings, in which `len(tensor)` is a constant but `tensor.shape` is dynamic."""
     rows = {name: {0: torch.export.Dim.DYNAMIC} for name in ("input_features", "audio_attention_mask")}
     program = torch.export.export(shallow.audio_model, (), audio_inputs("padded"), dynamic_shapes=rows, strict=False)
     three = {name: values[[0, 1, 1]] for name, values in audio_inputs("padded").items()}
@@ -109,7 +109,7 @@ def test_inductor_agrees(model):
     torch.testing.assert_close(compiled(**inputs).logits_per_audio, model(**inputs).logits_per_audio, atol=1e-4, rtol=0)
 
 
-# ---- activation checkpointing, under its name of today and its name of before ----
+# ---- activation checkpointing, with its new and its old name ----
 
 
 @pytest.mark.parametrize("name", ["activation_checkpointing", "gradient_checkpointing"])

@@ -1,4 +1,4 @@
-"""transformers' zero-shot pipeline on our models: the model's own numbers, also for unequal clips in one batch."""
+"""The zero-shot pipeline of transformers: scores equal those of the model, even for clips of unequal length."""
 
 import builders
 import numpy as np
@@ -22,7 +22,7 @@ def expected_scores(model, processor, clip: np.ndarray, template: str) -> list[f
 
 
 def scores(result: list[dict]) -> list[float]:
-    """By the order of the labels; the pipeline gives the highest first."""
+    """Return the scores in the order of the labels; the pipeline sorts them by score."""
     by_label = {each["label"]: each["score"] for each in result}
     assert [each["score"] for each in result] == sorted(by_label.values(), reverse=True)
     return [by_label[label] for label in LABELS]
@@ -32,7 +32,7 @@ def scores(result: list[dict]) -> list[float]:
 @pytest.mark.parametrize("kind", ["supclap", "sonar", "converted"])
 def test_scores_are_those_of_the_model_for_a_clip_a_list_and_batches(tmp_path, kind, template):
     model, processor = builders.save_pair(kind, tmp_path)
-    clips = [CLIPS[0], CLIPS[0][:9000]] if kind == "converted" else CLIPS  # of CLAP's extractor here no longer than 1 s
+    clips = [CLIPS[0], CLIPS[0][:9000]] if kind == "converted" else CLIPS  # CLAP's extractor accepts at most 1 s here
     expected = [expected_scores(model, processor, clip, template) for clip in clips]
     classify = pipeline(TASK, model=str(tmp_path))
     options = {"candidate_labels": LABELS, "hypothesis_template": template}
@@ -60,7 +60,7 @@ def test_half_precision(tmp_path):
 
 
 def test_clap_keeps_its_own_batches(tmp_path):
-    """Whose spectrograms are of one length and have no mask; a model of another kind may have none at all."""
+    """CLAP's spectrograms have equal lengths and no mask; other models may have no spectrograms."""
     builders.save_clap(tmp_path)
     classify = pipeline(TASK, model=str(tmp_path))
     assert type(classify) is ClipPipeline

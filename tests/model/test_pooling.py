@@ -1,4 +1,4 @@
-"""Means and last tokens over real tokens only."""
+"""Mean and last-token pooling ignore padding."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""The processor: languages by their ISO code on every tokenizer, errors that name the caption, nothing lost on disk."""
+"""Processor: ISO language codes for all tokenizers, errors that name the caption, and lossless saving."""
 
 import copy
 
@@ -167,7 +167,7 @@ def test_long_captions_are_cut_and_keep_their_end(processor, sonar_processor):
 
 @pytest.mark.parametrize("kind", ["processor", "sonar_processor"])
 def test_what_one_call_was_cut_to_is_not_saved_as_a_limit(kind, request, tmp_path):
-    """A tokenizer keeps the options of its last call, and `tokenizer.json` holds them."""
+    """A tokenizer stores the options of its last call, and they would be saved in `tokenizer.json`."""
     processor = copy.deepcopy(request.getfixturevalue(kind))
     long = " ".join([TEXTS[0]] * 5)
     expected = processor(text=long)["input_ids"]

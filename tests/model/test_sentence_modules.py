@@ -1,4 +1,4 @@
-"""Text encoders of sentence-transformers, against sentence-transformers itself."""
+"""Text encoders of sentence-transformers, compared with the original library."""
 
 import json
 import shutil
@@ -26,7 +26,7 @@ def audio(tmp_path_factory):
 
 
 def save_encoder(folder, pooling, layers=(), prompts=None):
-    """A tiny BERT in the layout of sentence-transformers."""
+    """Save a tiny BERT in the layout of sentence-transformers."""
     torch.manual_seed(0)
     config = BertConfig(**{**builders.bert_config(), "initializer_range": 0.3})
     BertModel(config).eval().save_pretrained(folder / "bert")
@@ -39,7 +39,7 @@ def save_encoder(folder, pooling, layers=(), prompts=None):
 
 
 def sentence_vectors(model, processor):
-    """What the model makes of texts before its projection."""
+    """Return the text embeddings before the projection."""
     kept = []
     handle = model.text_projection.register_forward_pre_hook(lambda module, inputs: kept.append(inputs[0]))
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Loading traps: where transformers draws weights at random and only warns, here is an error."""
+"""Strict loading: missing weights are errors, where transformers uses random weights and only warns."""
 
 import os
 

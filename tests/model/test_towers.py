@@ -1,4 +1,4 @@
-"""Every audio tower with every text tower: joined from folders, padded, saved, trained, in all languages."""
+"""All pairs of audio and text towers: loading from folders, padding, saving, training and languages."""
 
 from itertools import product
 from pathlib import Path
@@ -44,7 +44,7 @@ from modeling_supclap import (
 )
 from modeling_supclap.towers import check_audio_config, check_text_config
 
-# Less than a chunk of CED (10.12 s), exactly one, more; less than what the other extractors here take (1 s), and more.
+# Lengths below, equal to and above a chunk of CED (10.12 s); below and above the limit of the other extractors (1 s).
 SHORT = [4000, 9000, 16000, 40000]
 SAMPLES = {"ced": [4000, 16000, 161_760, 200_000]}
 TEXTS, LANGUAGES = list(builders.CAPTIONS.values()), list(builders.CAPTIONS)
@@ -63,7 +63,7 @@ PAIRS = [*product(AUDIO, TEXT), *((audio, "bert") for audio in ENCODERS)]
 
 
 def save_audio_encoder(name: str, folder: Path) -> None:
-    """A tiny audio encoder with its feature extractor, as published ones lie in a folder."""
+    """Save a tiny audio encoder with its feature extractor, in the layout of published encoders."""
     torch.manual_seed(3)
     if name == "ced":
         model: Any = CEDModel(builders.ced_config())
@@ -86,7 +86,7 @@ def save_audio_encoder(name: str, folder: Path) -> None:
 
 
 def text_encoder(name: str):
-    """A tiny text encoder with its tokenizer."""
+    """Return a tiny text encoder with its tokenizer."""
     torch.manual_seed(4)
     if name == "sonar":
         return M2M100Encoder(builders.sonar_config()), builders.nllb_tokenizer()
@@ -94,7 +94,7 @@ def text_encoder(name: str):
         return XLMRobertaModel(XLMRobertaConfig(**ROBERTA_LIKE)), builders.clap_processor().tokenizer
     model = {
         "bert": lambda: BertModel(BertConfig(**BERT_LIKE)),
-        # LaBSE is a BERT whose sentence vector is that of its pooler.
+        # LaBSE is a BERT with the output of its pooler as sentence embedding.
         "labse": lambda: BertModel(BertConfig(**BERT_LIKE)),
         "distilbert": lambda: DistilBertModel(DistilBertConfig(**DISTIL, dropout=0.0, attention_dropout=0.0)),
         "modernbert": lambda: ModernBertModel(
@@ -107,7 +107,7 @@ def text_encoder(name: str):
 
 @pytest.fixture(scope="module")
 def encoders(tmp_path_factory) -> dict[str, str]:
-    """The folder of each encoder by its name."""
+    """Folders of the encoders, by name."""
     root = tmp_path_factory.mktemp("encoders")
     for name in AUDIO:
         save_audio_encoder(name, root / name)
@@ -121,7 +121,7 @@ def encoders(tmp_path_factory) -> dict[str, str]:
 
 @pytest.fixture(scope="module", params=PAIRS, ids="-".join)
 def pair(request, encoders):
-    """The names of two encoders, and the model and the processor that join them."""
+    """Names of two encoders, and the model and processor that combine them."""
     audio, text = request.param
     model = SupCLAPModel.from_encoders(
         encoders[audio], encoders[text], projection_dim=16, text_pooling="pooler" if text == "labse" else "mean"
@@ -190,7 +190,7 @@ def test_gradient_reaches_every_weight_of_both_towers(pair):
     model.train()(**inputs, return_loss=True).loss.backward()
     model.eval()
     still = [name for name, weight in model.named_parameters() if weight.grad is None or not weight.grad.any()]
-    # What SpecAugment, which is off, writes over frames; and Whisper's sines.
+    # The mask embedding of SpecAugment, which is off, and Whisper's sinusoidal positions.
     assert not [name for name in still if not name.endswith(("masked_spec_embed", "embed_positions.weight"))]
 
 
@@ -206,7 +206,7 @@ def test_half_precision_and_eager_attention_point_the_same_way(pair, kwargs, tmp
     other = SupCLAPModel.from_pretrained(tmp_path, **kwargs)
     if "attn_implementation" in kwargs:
         assert {tower.config._attn_implementation for tower in (other.audio_model, other.text_model)} == {"eager"}
-    if "dtype" in kwargs and audio in ("ced", "cnn14"):  # in which decibels from -100 to 40 would be rounded
+    if "dtype" in kwargs and audio in ("ced", "cnn14"):  # it would round decibels from -100 to 40
         first_norm = other.get_submodule({"ced": "audio_model.init_bn", "cnn14": "audio_model.bn0"}[audio])
         assert (other.dtype, first_norm.weight.dtype) == (kwargs["dtype"], torch.float32)
     expected, got = model(**inputs), other(**inputs)
@@ -224,7 +224,7 @@ def test_each_encoder_keeps_its_weights_and_its_front_end(pair, encoders):
     assert processor.tokenizer.get_vocab() == text_encoder(text)[1].get_vocab()
     assert not model.training
     for tower, encoder in ((model.audio_model, audio), (model.text_model, text)):
-        # AST's file has the names of an older transformers.
+        # AST's file has the tensor names of an older transformers.
         saved = load_file(f"{encoders[encoder]}/model.safetensors")
         if encoder in ENCODERS:
             saved = make_encoder(encoder)[0].state_dict()
@@ -269,7 +269,7 @@ def test_a_tower_whose_pooler_was_left_out_cannot_pool_with_it(encoders, tmp_pat
 @pytest.mark.parametrize("config", [CLIPTextConfig(**SIZES, intermediate_size=48), FNetConfig(**SIZES), "sonar"])
 @torch.no_grad()
 def test_a_pooler_by_another_name_is_one(config):
-    """CLIP's text encoder pools without a layer for it, and what FNet declares has no place for its pooler's output."""
+    """CLIP's text encoder pools without a layer, and the output class of FNet has no field for the pooler output."""
     config = builders.sonar_config() if config == "sonar" else config
     model = SupCLAPModel(builders.supclap_config(config, projection_dim=8, text_pooling="pooler"))
     assert model.get_text_features(torch.tensor([[5, 6]])).pooler_output.shape == (1, 8)
@@ -332,7 +332,7 @@ def test_a_decoder_is_read_by_its_last_token(tmp_path):
     hidden = gpt(ids, attention_mask=mask).last_hidden_state
     pooled = torch.stack([hidden[0, 2], hidden[1, 4], hidden[2, 4]])
     expected = torch.nn.functional.normalize(model.text_projection(pooled), dim=-1)
-    for given in (mask, None):  # None reads the mask off the padding
+    for given in (mask, None):  # None: derive the mask from the padding
         torch.testing.assert_close(model.get_text_features(ids, given).pooler_output, expected)
 
 

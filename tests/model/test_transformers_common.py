@@ -1,12 +1,12 @@
-"""Transformers' own common tests, run against our classes; `fetch_transformers_tests.py` puts them into a folder.
+"""The common tests of transformers for our classes; `fetch_transformers_tests.py` downloads them.
 
-What does not run is listed here with its reason: `NOT_OURS` holds the tests of things that none of our classes has,
-`@without` those that one class cannot pass. What transformers itself skips (a GPU is missing, a class has no such
-field) is in pytest's report.
+Skipped tests are listed here with the reason: `NOT_OURS` contains tests of features that none of our classes has, and
+`@without` tests that one class cannot pass. Tests skipped by transformers itself (no GPU, or no such field) are in
+pytest's report.
 """
 
 # mypy: disable-error-code="name-defined"
-# The classes are those of transformers' own tests, which are loaded when this file runs.
+# The classes are from the tests of transformers, which are loaded when this file runs.
 
 import os
 import re
@@ -56,7 +56,7 @@ def test_without_the_fetched_files_it_says_how_to_fetch_them(tmp_path, monkeypat
 
 
 def applicable(test_class):
-    """Leaves the tests of `NOT_OURS` out of a class."""
+    """Remove the tests in `NOT_OURS` from a class."""
     for name in dir(test_class):
         if name.startswith("test_") and any(re.search(pattern, name) for pattern in NOT_OURS):
             setattr(test_class, name, None)
@@ -64,7 +64,7 @@ def applicable(test_class):
 
 
 def without(**reasons):
-    """Skips single tests of a class, each for its reason."""
+    """Skip single tests of a class, each with a reason."""
 
     def skip(test_class):
         for name, reason in reasons.items():
@@ -75,7 +75,7 @@ def without(**reasons):
 
 
 class Tester:
-    """What the common tests ask about a model: its sizes, a configuration and inputs."""
+    """Model description for the common tests: sizes, a configuration and inputs."""
 
     is_training = True
     batch_size = 3
@@ -109,7 +109,7 @@ class SonarTester(Tester):
     hidden_size = 24
 
     def get_config(self):
-        # M2M100Config calls itself an encoder-decoder; the tests would ask for the outputs of one.
+        # M2M100Config describes an encoder-decoder, and the tests would expect its outputs.
         return builders.sonar_config(vocab_size=99, is_encoder_decoder=False)
 
     def prepare_config_and_inputs_for_common(self):
@@ -117,7 +117,7 @@ class SonarTester(Tester):
 
 
 class SupCLAPTester(Tester):
-    """Two towers; the loss is asked for, so that there is one to train on."""
+    """Two towers. `return_loss` is set, so that there is a loss for training."""
 
     def __init__(self, text_config):
         self.text_config = text_config
@@ -152,7 +152,7 @@ class CEDModelTest(Towers, unittest.TestCase):
         self.model_tester = CEDTester()
 
     def test_model_get_set_embeddings(self):
-        """As transformers has it, for a model whose input is no vocabulary."""
+        """As in transformers, for a model without a vocabulary."""
         model = CEDModel(self.model_tester.get_config())
         assert model.get_input_embeddings() is model.patch_embed
         assert model.get_output_embeddings() is None
@@ -180,7 +180,7 @@ TWO_TOWERS = {
 
 
 class TwoTowers(Towers):
-    """Settings of the two-tower model, whatever its text tower."""
+    """Settings of the two-tower model with any text tower."""
 
     all_model_classes = (SupCLAPModel,)
     additional_model_inputs = ("input_ids",)
@@ -210,7 +210,7 @@ class ConfigTest(unittest.TestCase):
         tester = configuration.ConfigTester(
             self, SupCLAPConfig, has_text_modality=False, common_properties=properties, projection_dim=16
         )
-        # It makes each part by `AutoConfig`, where CED is not registered, so that the published CED folders load.
+        # The original test uses `AutoConfig`; CED is not registered there, so that the published CED folders load.
         with mock.patch.dict(CONFIG_MAPPING._extra_content, {"ced": CEDConfig}):
             tester.run_common_tests()
 
@@ -223,7 +223,7 @@ class FeatureExtractionTester:
     seq_length_diff = 200
 
     def prepare_feat_extract_dict(self):
-        # The tests pad waveforms, which have one number a sample; spectrograms are made of 64 bands elsewhere.
+        # The tests pad waveforms, which have one value per sample, not spectrograms of 64 bands.
         return {"feature_size": self.feature_size}
 
     def prepare_inputs_for_common(self, equal_length=False, numpify=False):
@@ -248,8 +248,8 @@ class ProcessorTest(processing.ProcessorTesterMixin, unittest.TestCase):
     processor_class = SupCLAPProcessor
 
     def setUp(self):
-        # The tests name no sampling rate, without which ours refuses recordings; and they compare what was saved with
-        # what was loaded, to which the code that travels with a saved folder (auto_map) would add a line.
+        # The tests pass no sampling rate, which our extractor requires. They also compare saved and loaded
+        # configurations, which would differ by the entry `auto_map` for the code in a saved folder.
         at_16_khz = mock.patch("modeling_supclap.audio_input._check_rate", return_value=16000)
         for patch in (at_16_khz, *(mock.patch.object(kind, "_auto_class", None) for kind in CARRIED)):
             patch.start()

@@ -1,4 +1,4 @@
-"""A type checker finds mistakes in code that uses the model."""
+"""mypy finds mistakes in code that uses the model."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ from mypy import api
 
 ROOT = Path(__file__).parents[2]
 
-# Each line with a comment holds one mistake, and the comment is part of mypy's message.
+# Each line with a comment contains one mistake, and the comment is a part of mypy's message.
 USER_CODE = """
 import numpy as np
 import torch

@@ -1,4 +1,4 @@
-"""The model card: metadata that the Hub reads, code that runs, what is true of the run; and who may write over it."""
+"""Model card: valid metadata, code that runs, correct facts of the run, and protection of edited cards."""
 
 import json
 import re
@@ -43,7 +43,7 @@ def facts(model, **kwargs):
 
 
 def towers(tmp_path, monkeypatch, text):
-    """A model of two towers under the names that they have on the Hub, as seen from a folder above them."""
+    """Return a model of two towers that have their Hub names, relative to the current folder."""
     monkeypatch.chdir(tmp_path)
     audio = CEDModel(builders.ced_config())
     audio.save_pretrained("mispeech/ced-tiny")
@@ -52,7 +52,7 @@ def towers(tmp_path, monkeypatch, text):
     else:
         builders.supclap_model().text_model.save_pretrained(name := "sentence-transformers/LaBSE")
     model = SupCLAPModel.from_encoders("mispeech/ced-tiny", name, projection_dim=16)
-    monkeypatch.chdir(Path(__file__).parent)  # where no such folder is: they are repositories again
+    monkeypatch.chdir(Path(__file__).parent)  # a folder without these sub-folders: the names are repositories again
     return model
 
 
@@ -199,7 +199,7 @@ def test_the_captions_of_the_code_are_in_its_language(model, languages, language
     assert ("dog" in code.replace("dog.wav", "")) == (language == "eng")
 
 
-# ---- who may write over it ----
+# ---- overwriting ----
 
 
 def test_a_card_is_renewed_until_somebody_edits_it(model, tmp_path, caplog):

@@ -1,4 +1,4 @@
-"""What a run tells about itself, and what it keeps to itself."""
+"""Recorded facts of a run, without private data."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""The scores of a card: what `results.json` holds as tables, and as the Hub's model index."""
+"""Scores of a model card: tables and the model index of the Hub, from `results.json`."""
 
 import pytest
 from huggingface_hub import ModelCardData

@@ -1,4 +1,4 @@
-"""Arguments from a YAML file, the command line and the builder of the dataset, and what is refused."""
+"""Arguments from a YAML file, the command line and the dataset builder, and errors for invalid ones."""
 
 import importlib
 import json
@@ -17,7 +17,7 @@ from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
 @dataclass
 class Data(DatasetArguments):
-    """The keys of a recipe."""
+    """Options of a recipe."""
 
     options: list[int] = field(default_factory=list)
 
@@ -28,7 +28,7 @@ def parse(*argv, default=None):
 
 @pytest.fixture
 def write(tmp_path):
-    """Writes a configuration file."""
+    """Function that writes a configuration file."""
 
     def write(text):
         path = tmp_path / "run.yaml"
@@ -73,7 +73,7 @@ def test_options_of_the_builder_go_by_their_own_names(write):
     assert data.builder_options == {
         "test_fold": 2, "validation_fraction": 0.2, "data_dir": "d", "translations": ["t.parquet"]
     }  # fmt: skip
-    assert args.languages == ["fra"]  # a name that the recipe has is the recipe's
+    assert args.languages == ["fra"]  # an option that the recipe also has sets that of the recipe
 
     data, _ = parse("--dataset", "webdataset", "--data_dir", "d", "--language", "fra")
     assert data.builder_options == {"data_dir": "d", "language": "fra"}
@@ -196,7 +196,7 @@ def test_help_shows_the_own_keys_first_and_points_to_those_of_transformers(capsy
     printed = format_help((Data, ContrastiveOptions), "What it does.")
     assert printed.index("--data_dir") < printed.index("--options") < printed.index("--svr_alpha")
     assert re.search(r"--svr_alpha +Weight of the SVR term,", printed)
-    assert "--per_device_train_batch_size" in printed  # has a default of ours
+    assert "--per_device_train_batch_size" in printed  # has our own default
     assert "--gradient_accumulation_steps" not in printed
     assert max(map(len, printed.splitlines())) <= 120
 

@@ -1,4 +1,4 @@
-"""The average of saved models: mean tensors, a complete folder, and refusals by name."""
+"""Average of saved models: mean tensors, a complete folder, and errors that name the model."""
 
 import json
 
@@ -23,7 +23,7 @@ def folders(tmp_path_factory):
 
 
 SOURCES = {"seed_0": ["a", "b"], "seed_1": ["b", "c"]}
-"""Recordings that the models have trained on; the third is unknown."""
+"""Recordings that the models have trained on; the third model has no record."""
 
 
 def average(folders, output, *options):

@@ -1,4 +1,4 @@
-"""The Slurm script, with a stand-in for Slurm: two machines on one host, a SIGTERM, and the requeued job."""
+"""The Slurm script with a fake Slurm: two machines on one host, a SIGTERM, and the requeued job."""
 
 import json
 import os

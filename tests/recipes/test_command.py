@@ -1,4 +1,4 @@
-"""The command `supclap`, from a wheel in an environment of its own, in a folder whose names are like ours."""
+"""The command `supclap`, from a wheel in its own environment, in a folder with modules of the same names."""
 
 import json
 import os
@@ -23,12 +23,12 @@ from modeling_supclap.recipes import command
 
 ROOT = Path(__file__).parents[2]
 FAST = [name for name in command.COMMANDS if name not in ("prepare", "overlap")]
-"""Commands whose help imports nothing that takes seconds."""
+"""Commands that print their help without slow imports."""
 
 
 @pytest.fixture(autouse=True)
 def _restored_environment(monkeypatch):
-    """The command tells its name to the recipe by the environment, which must not outlive the test."""
+    """Restore the environment, in which the command stores its name for the recipe."""
     monkeypatch.setenv("SUPCLAP_COMMAND", "")
 
 
@@ -51,12 +51,12 @@ def test_an_unknown_command_is_named(capsys):
 def test_each_command_has_its_help(name, capsys):
     try:
         code = command.main([name, "--help"])
-    except SystemExit as ended:  # as argparse does
+    except SystemExit as ended:  # raised by argparse
         code = ended.code
     assert code == 0
     shown = capsys.readouterr().out
     assert shown.startswith("usage: ")
-    assert not re.search(r"^ +python ", shown, re.MULTILINE)  # the scripts are not there where a wheel is installed
+    assert not re.search(r"^ +python ", shown, re.MULTILINE)  # an installed wheel has no scripts
     assert re.search(rf"^ +supclap {name} ", shown, re.MULTILINE)
 
 
@@ -118,7 +118,7 @@ def test_help_may_be_read_in_part(words):
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
-    """Python with the tested packages, and this one from its wheel; gives the folder of its commands."""
+    """Folder with the commands of an environment: the tested packages, and this package from its wheel."""
     folder = tmp_path_factory.mktemp("fresh")
     source = folder / "source"  # a copy, so that the build leaves nothing in the checkout
     ignored = shutil.ignore_patterns(".*", "outputs", "build", "dist", "*.egg-info", "__pycache__", "tests")
@@ -129,7 +129,7 @@ def environment(tmp_path_factory):
 
     venv.create(folder / "venv", with_pip=False)
     (site_packages,) = (folder / "venv").glob("lib/python*/site-packages")
-    (site_packages / "tested.pth").write_text(str(Path(torch.__file__).parents[1]))  # whose own .pth files are not read
+    (site_packages / "tested.pth").write_text(str(Path(torch.__file__).parents[1]))  # its .pth files are not read
     target = ["--target", str(site_packages), "--no-deps", "--no-index", str(wheel)]
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *target], check=True, timeout=240)
     shutil.rmtree(source)
@@ -138,7 +138,7 @@ def environment(tmp_path_factory):
 
 @pytest.fixture
 def project(tmp_path):
-    """A folder with modules of a user's own, all of which raise when imported."""
+    """Folder with modules that raise when they are imported."""
     for name in ("metrics.py", "recipes/__init__.py", "datasets_scripts/__init__.py", "datasets.py", "evaluate.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(f"raise RuntimeError('{name} is not ours')")

@@ -1,4 +1,4 @@
-"""The table of several results: differences, seeds, and files that other programs read."""
+"""Table of several results: differences, seeds, and the written files."""
 
 import re
 import shutil
@@ -42,7 +42,7 @@ def test_evaluations_are_paired_with_the_first(tmp_path, capsys):
     assert table["score"].tolist() == [R1, R1]
     assert table["value"].tolist() == [0.25, 0.5]
     line = table.loc["second"]
-    assert (line["difference"], line["p_value"]) == (0.25, pytest.approx(1 / 512, abs=0.002))  # 10 signs, both ends
+    assert (line["difference"], line["p_value"]) == (0.25, pytest.approx(1 / 512, abs=0.002))  # 10 signs, two-sided
     assert 0 < line["difference_low"] < 0.25 < line["difference_high"]
     assert table.loc["first"][["difference", "p_value"]].isna().all()
     printed = capsys.readouterr().out
@@ -76,7 +76,7 @@ def test_runs_that_differ_in_their_seed_are_one_model(tmp_path):
     assert line[["low", "high"]].tolist() == pytest.approx(list(interval))
     line = table.loc["bi-static"]
     assert line["difference"] == pytest.approx(0.1)
-    assert 0 < line["difference_low"] < 0.1 < line["difference_high"]  # the seeds agree, the recordings vary
+    assert 0 < line["difference_low"] < 0.1 < line["difference_high"]  # the seeds are equal, the recordings vary
     text = (tmp_path / "out" / "table.md").read_text()
     assert "| 30.0 ± 5.0 (17.6 to 42.4) | 40.0 ± 5.0 (27.6 to 52.4) | +10.0 (" in text
 
@@ -87,7 +87,7 @@ def test_evaluations_of_one_model_with_several_seeds_are_one_model(tmp_path):
     table = compare(tmp_path, *folders[:2], "--allow_different", "true")
     assert table.loc["mine", "seeds"] == 2
     again = compare(tmp_path, *folders[1:], "--allow_different", "true")
-    assert again.index.tolist() == ["mine", str(folders[2])]  # a seed twice is another model
+    assert again.index.tolist() == ["mine", str(folders[2])]  # a second run with the same seed counts as another model
 
 
 def test_latex_is_escaped_and_compiles(tmp_path):

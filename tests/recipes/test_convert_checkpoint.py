@@ -1,4 +1,4 @@
-"""The recipe as a user runs it: a published file in, a folder for from_pretrained out."""
+"""The conversion command: from a published file to a folder for from_pretrained."""
 
 import hashlib
 import json
@@ -32,7 +32,7 @@ def tokenizer(tmp_path_factory):
 
 
 def golden_ced(folder: Path, layout: str) -> Path:
-    """CED-tiny with the golden values, as a file of its authors or a folder of the Hub."""
+    """Write CED-tiny with the golden values, in the layout of the authors or of the Hub."""
     model = CEDModel(CEDConfig.from_size("tiny"))
     with torch.no_grad():
         builders.fill(model, 0.08)
@@ -113,7 +113,7 @@ def test_sonar_with_the_tokenizer_beside_it(tmp_path, capsys, tokenizer):
     model = SonarTextModel.from_pretrained(tmp_path / "out")
     assert all(torch.equal(model.state_dict()[name], value) for name, value in SONAR.items())
     assert (tmp_path / "out" / "tokenizer.json").is_file()
-    # The same encoder in fairseq2's layout, which has no tokenizer beside it.
+    # The same encoder in the layout of fairseq2, without a tokenizer.
     torch.save({"model": published.fairseq2(SONAR)}, tmp_path / "sonar_text_encoder.pt")
     capsys.readouterr()
     convert(tmp_path / "sonar_text_encoder.pt", tmp_path / "again")

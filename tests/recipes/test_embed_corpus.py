@@ -27,7 +27,7 @@ BAD = {"deep/er/junk.wav", "empty.flac", "short.wav", "silent.wav"}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A SupCLAP and a CLAP model, and 14 recordings of several lengths and rates; four are unusable."""
+    """Folder with a SupCLAP and a CLAP model, and 14 recordings of several lengths and rates; four are unusable."""
     folder = tmp_path_factory.mktemp("corpus")
     for name, model, processor in (
         ("model", builders.supclap_model(), builders.bert_processor()),

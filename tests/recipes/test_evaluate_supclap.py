@@ -1,4 +1,4 @@
-"""The evaluation command: all kinds of checkpoints, the cache of embeddings, and the comparison of two results."""
+"""The evaluation command: all kinds of models, the embedding cache, and suites."""
 
 import json
 import re
@@ -33,7 +33,7 @@ train_split: train
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Two SupCLAP models, one CLAP and a configuration."""
+    """Folder with two SupCLAP models, a CLAP model and a configuration."""
     folder = tmp_path_factory.mktemp("evaluate")
     for seed in (0, 1):
         builders.save_supclap(folder / f"model{seed}", seed)
@@ -70,7 +70,7 @@ def test_one_command_one_results_and_a_second_embeds_nothing(folder, capsys):
 
 @pytest.fixture
 def esc(tmp_path):
-    """Three folds of four ESC-50 classes, a recording of each class in each."""
+    """ESC-50 folder with three folds of four classes, and one recording per class and fold."""
     return esc50_folder(tmp_path, 3, 3)
 
 

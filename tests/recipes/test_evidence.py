@@ -20,7 +20,7 @@ STUDIES = evidence.find_studies(["evidence"])
 
 
 def runs(scores, steps=(100, 200, 400), seconds_per_step=1.0, seed=0):
-    """The runs of one seed."""
+    """Return the runs of one seed."""
     points = []
     for value, count in zip(scores, steps, strict=True):
         cost = {"steps": count, "captions": 8 * count, "seconds": seconds_per_step * count}
@@ -87,7 +87,7 @@ def test_differences_are_paired_and_have_t_intervals():
 
 
 def test_seeds_of_different_difficulty_have_their_own_level():
-    """The level is a share of the baseline with the same seed: no seed is infinitely far from the mean."""
+    """The level is a fraction of the baseline's score with the same seed, so it is reached with every seed."""
     curves = ([0.2, 0.40, 0.50], [0.1, 0.2, 0.3])
     points = {
         "base": by_length(*(runs(curve, seed=seed) for seed, curve in enumerate(curves))),
@@ -100,7 +100,7 @@ def test_seeds_of_different_difficulty_have_their_own_level():
 
 
 def test_equal_seconds_count_the_cost_of_a_step():
-    """A method that takes twice as long for a step, with the curve of the baseline, is worse at equal seconds."""
+    """A method with the curve of the baseline and twice the time per step is worse at equal seconds."""
     points = {
         "base": by_length(*(runs(curve, seed=seed) for seed, curve in enumerate(BASE))),
         "new": by_length(*(runs(curve, seconds_per_step=2.0, seed=seed) for seed, curve in enumerate(BASE))),
@@ -113,7 +113,7 @@ def test_equal_seconds_count_the_cost_of_a_step():
 
 @pytest.fixture
 def train(monkeypatch):
-    """A training whose score rises with epochs and learning rate, and stops rising after 20 epochs."""
+    """Fake training: the score rises with epochs and learning rate, and is constant after 20 epochs."""
     calls = []
 
     def train():
@@ -145,7 +145,9 @@ def test_a_study_from_the_command_line(train, tmp_path, monkeypatch, capsys):
     reported = [settings for settings in train if settings["seed"] != evidence.TUNING_SEED]
     assert {settings["learning_rate"] for settings in reported} == {2e-3}
     assert all(settings["dataset_config"]["seed"] == settings["seed"] for settings in train)
-    assert [settings["num_train_epochs"] for settings in reported] == [10] * 4 + [20] * 4 + [40] * 4  # then converged
+    assert [settings["num_train_epochs"] for settings in reported] == [10] * 4 + [20] * 4 + [
+        40
+    ] * 4  # converged after 40
 
     content = json.loads((tmp_path / "mini" / "evidence_svr.json").read_text())
     assert content["converged"]

@@ -1,4 +1,4 @@
-"""The examples run as they are printed."""
+"""The examples run unchanged."""
 
 import re
 import runpy
@@ -14,7 +14,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 @pytest.fixture
 def run(monkeypatch, tmp_path):
-    """Runs an example with these words, from a folder of the reader's."""
+    """Function that runs an example with command-line arguments in a temporary folder."""
     monkeypatch.chdir(tmp_path)
 
     def run(name, *words):

@@ -23,7 +23,7 @@ CONFIGS = train_supclap.DEFAULT_CONFIG.parent
 
 @pytest.fixture
 def data_dir(tmp_path):
-    """AudioCaps with a tone for each clip."""
+    """AudioCaps folder with a tone for each clip."""
     made = dataset_folders.audiocaps(tmp_path / "audiocaps", train=30, held_out=4)
     for number, path in enumerate(made.audio):
         soundfile.write(path, 0.5 * builders.tone(200.0 + 50 * number, samples=8000), 16000)
@@ -43,7 +43,7 @@ def towers(tmp_path):
 
 
 def translations(data_dir, path):
-    """Every caption in seven more languages."""
+    """Write translations of every caption into seven languages."""
     captions = [
         caption for rows in load_splits("audiocaps", data_dir=data_dir).values() for caption in read_captions(rows)
     ]
@@ -68,7 +68,7 @@ def run(config, *overrides):
 
 
 def results_of(folder, config):
-    """What a run left; its objective and optimiser are those of the file."""
+    """Return the results of a run; check its objective and optimiser against the file."""
     results = json.loads((folder / "results.json").read_text())
     printed = yaml.safe_load((CONFIGS / config).read_text())
     for name in ("learning_rate", "loss", "svr", "languages", "per_device_train_batch_size", "lr_scheduler_type"):
@@ -130,7 +130,7 @@ def test_the_page_of_settings_is_that_of_the_configurations():
     assert pages.render_settings() == page
     known = yaml.safe_load(pages.SETTINGS.read_text())
     full = {path.relative_to(CONFIGS).as_posix() for path in CONFIGS.glob("*/full_*.yaml")}
-    assert full - known.keys() == {"supclap/full_multilingual_clotho.yaml"}  # the settings of two others together
+    assert full - known.keys() == {"supclap/full_multilingual_clotho.yaml"}  # a combination of two other files
     different = {line.split(" | ")[0].strip("| ") for line in page.splitlines() if line.endswith("| no |")}
     assert different == {
         "checkpoint", "gradient clipping", "translator", "start", "model",

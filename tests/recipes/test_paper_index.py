@@ -1,4 +1,4 @@
-"""The paper index is true: what it names is there, and each loss and each configuration of a paper is in it."""
+"""The paper index is correct: all names exist, and it contains all losses and paper configurations."""
 
 import dataclasses
 import importlib
@@ -39,7 +39,7 @@ def test_what_it_names_is_there(name):
 
 @pytest.mark.parametrize("name", [name for name in losses.__all__ if name.endswith(("loss", "nce", "weights"))])
 def test_every_loss_is_in_it(name):
-    # A form of the loss above it.
+    # A variant of the previous loss.
     assert name == "support_vector_sigmoid_loss" or f"`modeling_supclap.losses.{name}`" in INDEX
 
 

@@ -1,4 +1,4 @@
-"""The TeminAL recipe, on a small folder in ESC-50's layout."""
+"""The TeminAL recipe, with a small folder in the layout of ESC-50."""
 
 import io
 import json
@@ -21,7 +21,7 @@ from modeling_supclap.recipes import posttrain_teminal
 from modeling_supclap.training.trainer import TemporalTrainer
 from modeling_supclap.training.training_args import TemporalTrainingArguments
 
-# Of the three recordings of each class in the training split, one trains, one chooses and one is scored.
+# Each class has three training recordings: for training, for selecting the best epoch, and for the scores.
 BOTH_HELD_OUT = {"train_fraction": 0.34, "dataset_config": {"validation_fraction": 0}}
 HELD_OUT_OPTIONS = ["--train_fraction", "0.34", "--validation_fraction", "0", "--test_fold", "1"]
 HELD_OUT_OPTIONS += ["--pairs_per_epoch", "12"]
@@ -71,7 +71,7 @@ def test_the_labels_of_a_folder_of_ones_own_serve_in_english(tmp_path):
     with pytest.raises(ValueError, match="'audio_folder'"):
         posttrain_teminal.load_items(args, TemporalTrainingArguments(use_cpu=True, languages=["eng", "fra"]))
     args.prompts = "phrases"
-    with pytest.raises(ValueError, match="'audio_folder'"):  # labels would take the place of the phrases
+    with pytest.raises(ValueError, match="'audio_folder'"):  # labels would replace the phrases
         posttrain_teminal.load_items(args, TemporalTrainingArguments(use_cpu=True))
 
 
@@ -256,7 +256,7 @@ def test_stage_b_alone_is_trained_alone(esc_folder, model_folder, tmp_path):
 
 
 def test_before_and_after_are_scored_on_the_same_held_out_recordings(esc_folder, model_folder, tmp_path, monkeypatch):
-    """With the best epoch selected on one half of the held-out recordings, all scores are of the other half."""
+    """If one half of the held-out recordings selects the best epoch, all scores are for the other half."""
     scored = []
     predict = TemporalTrainer.predict
 

@@ -1,4 +1,4 @@
-"""What recipes leave behind names no folder of this machine, and thus no user, wherever models and data lie."""
+"""Output files of the recipes contain no local folder names, and therefore no user names."""
 
 from pathlib import Path
 
@@ -89,7 +89,7 @@ def test_a_file_is_called_the_same_from_wherever_it_is_named(tmp_path, monkeypat
 
 
 def texts_of(path: Path) -> bytes:
-    """All that a file says, that of a table or of packed arrays unpacked."""
+    """Return the content of a file; tables and packed arrays are unpacked."""
     if path.suffix == ".parquet":
         return repr((pq.read_schema(path).metadata, pq.read_table(path).to_pylist())).encode()
     if path.suffix == ".npz":
@@ -99,7 +99,7 @@ def texts_of(path: Path) -> bytes:
 
 
 def make_home(home: Path) -> Path:
-    """Recordings in ESC-50's layout, one of them damaged, encoders, a model that translates, and captions."""
+    """Write recordings in the layout of ESC-50 (one damaged), encoders, a translation model, and captions."""
     data = esc50_folder(home / "ESC-50", count=10, num_folds=5)
     (data / "audio" / "1-100-A-1.wav").write_bytes(b"RIFF, no more")
 
@@ -132,7 +132,7 @@ def test_no_file_of_a_recipe_names_a_folder_of_this_machine(tmp_path):
     run_recipe(translate_captions, *words, "--model", home / "nllb", "--sentence_encoder", home / "encoder")
 
     telling = []
-    for path in sorted(set(out.rglob("*")) - set((out / "cache").rglob("*"))):  # the cache is of this machine alone
+    for path in sorted(set(out.rglob("*")) - set((out / "cache").rglob("*"))):  # the cache stays on this machine
         if path.is_file() and str(tmp_path).encode() in texts_of(path):
             telling.append(str(path.relative_to(out)))
     assert telling == []

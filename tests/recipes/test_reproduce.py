@@ -1,4 +1,4 @@
-"""Tables of the papers: what they run, what they make of it, and that each of their files is one a recipe takes."""
+"""Tables of the papers: runs, results, and valid configuration files."""
 
 import json
 import sys
@@ -35,7 +35,7 @@ TRAINING = {
 
 
 def save_results(folder, hits):
-    """Results of as many queries as there are hits, two for each recording."""
+    """Save results with one query per entry of `hits`, two queries per recording."""
     queries = np.arange(len(hits))
     arrays = {
         "retrieval/eng/t2a/R@1": np.array(hits, float),
@@ -50,7 +50,7 @@ def save_results(folder, hits):
 
 @pytest.fixture
 def recipe(monkeypatch):
-    """A training that only writes results: by row and seed, how many of 8 queries are answered."""
+    """Fake training that writes results: the row and the seed set the number of correct queries out of 8."""
     calls = []
 
     def train():
@@ -93,7 +93,7 @@ def test_what_is_whole_is_not_run_again(recipe, tmp_path):
     run_recipe(reproduce, *words)
     assert sorted(recipe) == [("bi-static", 0), ("bi-static", 1), ("none", 0), ("none", 1)]
     recipe.clear()
-    run_recipe(reproduce, "supclap/table3", *words[1:])  # which has the same two rows
+    run_recipe(reproduce, "supclap/table3", *words[1:])  # this table has the same two rows
     assert recipe == []
 
     (broken,) = tmp_path.glob("mini/runs/table1_infonce-*-seed1")
@@ -284,7 +284,7 @@ def settings_of(table, row, dataset, scale, tmp_path):
 
 def test_settings_are_those_of_the_papers(tmp_path):
     (step,) = settings_of("supclap/table1", "table1_infonce", "clotho", "full", tmp_path)
-    assert reproduce.check_step(step)[0].steps == 7990  # five captions of 3,839 clips, ten times [S 4.1.1, table 14]
+    assert reproduce.check_step(step)[0].steps == 7990  # five captions of 3,839 clips, ten epochs [S 4.1.1, table 14]
     (step,) = settings_of("atri/table6", "table1_kcl", "audiocaps", "full", tmp_path)
     assert step.settings["learning_rate"] == 5e-6  # [A appendix B]
     random = {"random_weights": ["audio", "text"], "text_config": {"encoder_layers": 12}}  # [S E.7]
@@ -297,23 +297,23 @@ def test_settings_are_those_of_the_papers(tmp_path):
     (step, _) = settings_of("teminal/table2", "table2_ab_1111", "esc50", "full", tmp_path)
     assert (step.settings["num_phrasings"], 2450 // step.settings["per_device_train_batch_size"]) == (1, 28)  # [T B.5]
     (step,) = settings_of("supclap/table1", "table1_infonce", "synthetic", "mini", tmp_path)
-    assert step.settings["train_temperature"] is False  # of the row's own base
+    assert step.settings["train_temperature"] is False  # from the base file of the row
     assert (step.settings["audio_encoder"], step.settings["text_encoder"]) == ("scratch", "scratch")
 
 
 def test_every_row_that_a_paper_prints_has_its_number():
-    """A name in `groups` that the printed results do not have would leave the paper's column empty."""
+    """If a name in `groups` is not in the printed results, the paper's column would be empty."""
     args = ReproductionArguments(scale="full", data_dir=".", seeds=[0])
     for name, table in TABLES.items():
         paper, _, number = name.partition("/table")
         of_paper = {entry["paper"].lower() for entry in evaluation.paper_results(table=number)} if number else set()
-        if "lacks" in table or paper not in of_paper or name == "teminal/table5":  # whose numbers are in its claim
+        if "lacks" in table or paper not in of_paper or name == "teminal/table5":  # its numbers are in the claim
             continue
         for cell in reproduce.plan(name, table, args):
             places = [column.split() for column in table["columns"]]
             found = [reproduce.get_printed(name, table, cell, place, "full") for place in places]
             if (name, cell.dataset) == ("supclap/table8", "clotho") and "CACL" in cell.model:
-                assert set(found) == {None}  # the paper leaves these out
+                assert set(found) == {None}  # not in the paper
                 continue
             assert any(value is not None for value in found), (name, cell.model)
 
@@ -346,7 +346,7 @@ def test_what_cannot_be_reproduced_says_what_it_lacks():
 def test_a_dry_run_names_what_is_not_there(capsys, tmp_path):
     run_recipe(reproduce, "atri/table1", "--scale", "full", "--dry_run", "true", "--output_dir", tmp_path)
     printed = capsys.readouterr().out
-    assert "20530" in printed  # 49,274 clips in batches of 24, ten times
+    assert "20530" in printed  # 49,274 clips in batches of 24, ten epochs
     assert "models/ml-clap" in printed
     assert "audiocaps.parquet" in printed
 
@@ -393,7 +393,7 @@ def test_the_cosines_of_the_pairs_tell_how_far_apart_they_are():
 
 
 def test_the_distance_of_captions_is_told_in_units_of_their_spread():
-    english = np.eye(2)[[0, 1, 0]]  # three pairs, two of which are the root of 2 apart
+    english = np.eye(2)[[0, 1, 0]]  # three pairs, two with distance sqrt(2)
     arrays = {"embeddings/text/eng": english, "multilingual/distance/fra": np.array([0.1, 0.3])}
     results = Results({"protocol": {"languages": ["eng", "fra"]}}, arrays)
     assert reproduce.get_value(results, [], ["captions", "relative_distance"]) == pytest.approx(0.2 / (2**1.5 / 3))

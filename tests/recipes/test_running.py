@@ -1,4 +1,4 @@
-"""How a recipe ends as a command: with one line that says what is wrong."""
+"""Errors of recipes: one line with the cause."""
 
 import pytest
 

@@ -21,7 +21,7 @@ SCRIPT = "recipes/search_audio.py"
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A tiny model in a folder."""
+    """Folder with a tiny model."""
     import builders
 
     return builders.save_supclap(tmp_path_factory.mktemp("model"))
@@ -84,7 +84,7 @@ def test_two_processes_and_a_kill(saved, sounds, tmp_path, capsys):
     words = ["--model", str(saved), "--quiet"]
     search(capsys, "index", sounds, *words, "--index", tmp_path / "one")
     printed = run_processes(SCRIPT, "index", str(sounds), *words, "--index", str(tmp_path / "two"))
-    assert printed.count("4 files") == printed.count(" files") == 1  # the other adds three
+    assert printed.count("4 files") == printed.count(" files") == 1  # the other process adds three
 
     cut = ["index", str(sounds), *words, "--index", str(tmp_path / "killed")]
     run_killed(SCRIPT, *cut, moment=Moment("open", f"{sounds}/*", 2), count=2)
@@ -94,7 +94,7 @@ def test_two_processes_and_a_kill(saved, sounds, tmp_path, capsys):
     for name in ("one", "two", "killed"):
         outputs.append(search(capsys, "query", tmp_path / name, "a dog barks", "--json", "--all_windows", "-k", 50))
     scores = []
-    for printed in outputs:  # hits whose scores differ only by rounding may be in another order
+    for printed in outputs:  # hits with equal scores up to rounding may be in another order
         hits = json.loads(printed)["hits"]
         scores.append({(hit["file"], hit["start_seconds"]): hit["score"] for hit in hits})
     assert len(scores[0]) > 6

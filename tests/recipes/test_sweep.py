@@ -15,7 +15,7 @@ from modeling_supclap.recipes import reproduce, sweep
 
 @pytest.fixture
 def calls(monkeypatch):
-    """A training that only writes results: the weight and the seed set how many of 8 queries are answered."""
+    """Fake training that writes results: the weight and the seed set the number of correct queries out of 8."""
     calls = []
 
     def train():

@@ -1,4 +1,4 @@
-"""The recipe, launched as a user launches it: what it leaves behind, and what a kill costs."""
+"""The training recipe, started with accelerate: output files, and resumption after a kill."""
 
 import json
 import os
@@ -35,7 +35,7 @@ SMOKE = "recipes/configs/smoke.yaml"
 
 
 def losses(folder: Path) -> list[float]:
-    """Every loss of the run whose last checkpoint is in the folder."""
+    """Return all losses of a run, from its last checkpoint."""
     last = max(folder.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
     history = json.loads((last / "trainer_state.json").read_text())["log_history"]
     return [entry["loss"] for entry in history if "loss" in entry]
@@ -54,7 +54,7 @@ def test_launched_it_ends_with_a_table_and_a_card_that_says_how(tmp_path):
     output = launch_recipe(train_supclap, SMOKE, "--output_dir", folder)
     assert re.search("synthetic.*64 train.*64 validation.*64 test", output)
     assert "mean_recall" in output
-    assert output.count("clips/s") == 8  # a line each logging step, as this is no terminal
+    assert output.count("clips/s") == 8  # one line per logging step, because the output is not a terminal
     assert "%|" not in output
     table = output[output.rindex("clips/s") :]
     for line in ("retrieval eng t2a R@1", "retrieval jpn a2t R@10", "chance", "zero_shot eng run top1"):
@@ -75,7 +75,7 @@ def test_results_hold_scores_chance_and_how_they_came_about(run):
     assert results.protocol["clips"] == 64
     training = results.content["training"]
     assert (training["steps"], training["arguments"]["svr"]) == (8, "bi-dynamic")
-    assert 0 < training["language_errors"]["data_distribution_error"] < 2  # of two languages one at a time
+    assert 0 < training["language_errors"]["data_distribution_error"] < 2  # two languages, one at a time
     assert results.content["versions"]["transformers"]
     zero_shot = results.scores["zero_shot"]["eng"]["run"]
     assert 0 <= zero_shot["top1"]["value"] <= zero_shot["top5"]["value"] <= 1
@@ -127,7 +127,7 @@ def test_a_bad_recording_of_an_evaluation_ends_a_run_before_its_training(tmp_pat
     rows = tone_rows(tmp_path, 3)
     (tmp_path / "tone_1.wav").write_bytes(b"junk")
     args = SupCLAPTrainingArguments(output_dir=str(tmp_path), use_cpu=True)
-    require_usable_audio({"train": rows, split: rows[::2]}, args)  # the trainer looks after its own recordings
+    require_usable_audio({"train": rows, split: rows[::2]}, args)  # the trainer checks its own recordings
     with pytest.raises(BadAudioError, match=rf"{split}.*'clip1'"):
         require_usable_audio({split: rows}, args)
 
@@ -166,7 +166,7 @@ def test_several_processes_are_one_run(tmp_path):
     config = yaml.safe_load(Path(ROOT, SMOKE).read_text())
     config["text_config"] |= dict.fromkeys(["hidden_dropout_prob", "attention_probs_dropout_prob"], 0.0)
     (tmp_path / "smoke.yaml").write_text(yaml.safe_dump(config))
-    words = [str(tmp_path / "smoke.yaml"), "--use_cpu=true"]  # without dropout, which each process draws for itself
+    words = [str(tmp_path / "smoke.yaml"), "--use_cpu=true"]  # without dropout, which differs between processes
     run_recipe(train_supclap, *words, "--output_dir", tmp_path / "1", "--per_device_train_batch_size", 16)
     halves = [f"--output_dir={tmp_path / '2'}", "--per_device_train_batch_size=8"]
     launch_processes("recipes/train_supclap.py", *words, *halves)
@@ -194,7 +194,7 @@ WORDS = [word for key, value in TINY.items() for word in (f"--{key}", json.dumps
 
 @pytest.fixture
 def sounds(tmp_path):
-    """A folder of ten captioned recordings, as a user has it."""
+    """Folder of ten recordings with captions."""
     folder = tmp_path / "my sounds"
     folder.mkdir()
     lines = ["file_name,caption"]
@@ -279,7 +279,7 @@ def test_a_prepared_set_is_streamed_and_goes_by_the_name_of_what_it_was_made_fro
     card = ModelCard.load(tmp_path / "run" / "README.md")
     assert card.data.datasets == ["audio_folder"]
     assert {result.dataset_name for result in card.data.eval_results} == {"audio_folder"}
-    assert "id001" not in card.text  # a list that two arguments share
+    assert "id001" not in card.text  # YAML anchor for a list that two arguments share
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert (results["protocol"]["origin"], results["protocol"]["dataset"]) == ("audio_folder", "prepared")
 
@@ -345,7 +345,7 @@ def test_only_arguments_that_had_an_effect_are_recorded(given, absent, present):
 
 
 def mixture_config(folder):
-    """Write the configuration of a run of seconds on two generated sets; the second has no French captions."""
+    """Write the configuration of a short run on two generated sets; the second has no French captions."""
     sets = [
         {"dataset": "synthetic", "num_train": 24, "languages": ["eng", "fra"]},
         {"dataset": "scenes", "name": "busy", "num_train": 16, "languages": ["eng"], "repeats": 2},
@@ -409,7 +409,7 @@ def test_datasets_of_the_command_line_are_those_of_a_file(tmp_path):
     assert named.dataset == in_file.dataset == "synthetic+busy"
     assert named.builder_options == in_file.builder_options
     assert [part.data_dir for part in named.parts.values()] == [str(Path("DATA", name)) for name in named.parts]
-    assert model_args.projection_dim == 1024  # not that of the default configuration
+    assert model_args.projection_dim == 1024  # not the value of the default configuration
 
 
 def test_kcl_names_the_dataset_without_a_language(tmp_path):

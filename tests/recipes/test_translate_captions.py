@@ -1,4 +1,4 @@
-"""The recipe that translates captions, launched as a user launches it."""
+"""The translation recipe, started from the command line."""
 
 import json
 import re
@@ -30,7 +30,7 @@ def encoder(tmp_path_factory):
 
 
 def write_captions(path, captions=CAPTIONS):
-    """A Parquet, CSV or JSON Lines file of captions."""
+    """Write captions to a Parquet, CSV or JSON Lines file."""
     lines = [caption._asdict() for caption in captions]
     if path.suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist(lines), path)
@@ -98,7 +98,9 @@ def test_killed_and_started_again_the_bytes_are_the_same(tmp_path, encoder):
         assert (tmp_path / name.format("killed")).read_bytes() == (tmp_path / name.format("whole")).read_bytes()
     reports = [json.loads((tmp_path / f"{name}.report.json").read_text())["languages"] for name in ("killed", "whole")]
     assert reports[0] == reports[1]
-    assert reports[0]["fra"]["cosine"] == pytest.approx(1, abs=1e-6)  # the endpoint's way back loses nothing
+    assert reports[0]["fra"]["cosine"] == pytest.approx(
+        1, abs=1e-6
+    )  # the fake endpoint inverts its translations exactly
     assert (reports[0]["fra"]["captions"], reports[0]["fra"]["missing"]) == (24, 0)
 
 

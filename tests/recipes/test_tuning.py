@@ -1,4 +1,4 @@
-"""A published CLAP tuned on recordings of one's own: other names of columns, a part of the weights, a stock model."""
+"""Fine-tuning a published CLAP on a folder: other column names, a part of the weights, and the standard layout."""
 
 import builders
 import pytest

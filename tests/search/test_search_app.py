@@ -1,4 +1,4 @@
-"""The search page, also in Chromium if installed: type a query, see hits, and play from the right second."""
+"""The search page (in Chromium if it is installed): enter a query, show hits, and play from the correct second."""
 
 import os
 import re
@@ -203,7 +203,7 @@ def test_in_chromium_the_player_starts_at_the_hit(searcher, folder, tmp_path, wi
 
 
 def button(browser, label):
-    """The button with that label."""
+    """Return the button with this label."""
     found = [element for element in browser.find_elements("tag name", "button") if element.text.strip() == label]
     return found[0] if found else None
 

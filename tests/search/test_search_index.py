@@ -256,7 +256,7 @@ def test_a_run_that_ends_half_way_goes_on(fake_model, folder, monkeypatch):
             for entry in entries:
                 self.windows.add(entry.as_windows(self.windows.schema))
                 if len(calls) == limit:
-                    raise KeyboardInterrupt  # after the windows, before the file is noted
+                    raise KeyboardInterrupt  # after the windows are written, before the file is recorded
                 self.files.add([entry.as_row()])
 
         with monkeypatch.context() as patched:

@@ -1,4 +1,4 @@
-"""What the tests of training share."""
+"""Fixtures for the training tests."""
 
 import pytest
 from recordings import tone_rows
@@ -6,5 +6,5 @@ from recordings import tone_rows
 
 @pytest.fixture(scope="session")
 def rows(tmp_path_factory):
-    """Twelve tones with two captions each in English and French."""
+    """Rows of twelve tones with two captions each in English and French."""
     return tone_rows(tmp_path_factory.mktemp("tones"), count=12)

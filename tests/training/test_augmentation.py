@@ -1,4 +1,4 @@
-"""Augmentation: masks against loops and against transformers, levels measured on waveforms, off in evaluation."""
+"""Augmentation: masks compared with loops and transformers, levels of waveforms, and no augmentation in evaluation."""
 
 from types import SimpleNamespace
 
@@ -33,7 +33,7 @@ def options(**kwargs):
 
 
 def spectrograms(count=6):
-    """CED's layout (B, bands, frames) with clips of unequal length, padded with a value that would move a mean."""
+    """Return CED inputs (B, bands, frames) with clips of unequal length, and padding that would change a mean."""
     torch.manual_seed(1)
     features = torch.randn(count, BANDS, FRAMES)
     mask = (torch.arange(FRAMES) < torch.randint(3, FRAMES + 1, (count, 1))).long()
@@ -42,7 +42,7 @@ def spectrograms(count=6):
 
 
 def loop_spans(generator, lengths, size, prob, length, min_masks):
-    """The spans of an axis by plain loops, from the same random numbers."""
+    """Compute the masked spans of an axis with loops, from the same random numbers."""
     masks = np.zeros((len(lengths), size), bool)
     for row, chances in enumerate(torch.rand(len(lengths), 1 + size, generator=generator).tolist()):
         count = min(max(int(prob * lengths[row] / length + chances[0]), min_masks), lengths[row] // length)
@@ -97,7 +97,7 @@ def test_masks_differ_between_clips_batches_steps_seeds_and_processes_and_return
 
 
 def test_nothing_waits_for_the_device():
-    """A fake tensor has no values to copy to the CPU."""
+    """A fake tensor has no values, so copying them to the CPU would fail."""
     features, mask = spectrograms()
     augment = SpecAugment(builders.bert_processor(), options())
     with FakeTensorMode() as mode:
@@ -143,7 +143,7 @@ def test_an_encoder_of_waveforms_is_refused():
 
 @pytest.fixture(scope="module")
 def backgrounds(tmp_path_factory):
-    """A long and a short recording, one of them of another rate and in a folder below."""
+    """Folder with a long and a short recording; one has another sampling rate and is in a sub-folder."""
     folder = tmp_path_factory.mktemp("backgrounds")
     (folder / "below").mkdir()
     soundfile.write(folder / "long.wav", builders.noise(40_000), 16000)
@@ -226,7 +226,7 @@ def test_a_batch_holds_the_augmented_clips(rows):
     batch = collator([indexed[0], indexed[1]])
     assert torch.equal(batch["input_ids"], plain["input_ids"])
     louder = (batch["input_features"] - plain["input_features"])[:, 5:30].flatten(1)  # decibels
-    assert (louder.std(dim=1) < 0.1).all()  # of the whole clip
+    assert (louder.std(dim=1) < 0.1).all()  # the whole clip is louder
     assert 0.1 < louder.abs().max() <= 9.1
     assert torch.equal(collator([indexed[1]])["input_features"][0], batch["input_features"][1])
     collator.set_epoch(1)

@@ -1,4 +1,4 @@
-"""The callbacks: what they put into the log against stopwatches and loops, and that watching changes nothing."""
+"""Callbacks: logged values compared with loops and known times, and no effect on the training."""
 
 import json
 import math
@@ -104,7 +104,7 @@ def test_other_processes_print_nothing(capsys):
 
 
 class Weights(TrainerCallback):
-    """Keeps the trained weights after each step."""
+    """Callback that stores the trained weights after each step."""
 
     def __init__(self):
         self.steps = []
@@ -117,7 +117,7 @@ AVERAGED = {"ema_decay": 0.8, "eval_strategy": "steps", "eval_steps": 2, "save_s
 
 
 def averages_by_loop(steps, decay=0.8):
-    """The average after each step, from the formula."""
+    """Compute the average after each step from the formula."""
     average, found = steps[0], []
     for weights in steps:
         average = {name: decay * average[name] + (1 - decay) * value for name, value in weights.items()}
@@ -265,7 +265,7 @@ def unit(*shape, seed):
 
 
 def measure(objective, audio, text, **named):
-    """What one step of `objective` logs, and the histogram beside it."""
+    """Return the logged values of one step of `objective`, and the histogram."""
     averages = Averages()
     callback = DriftCallback(objective, averages)
     objective(audio, text, logit_scale=SCALE, **named)[0].backward()
@@ -277,7 +277,7 @@ def measure(objective, audio, text, **named):
 
 
 def mean_tangent_cosine(updates, anchors, targets):
-    """Drift cosine in a loop, from the definition: both vectors as they lie on the sphere at the anchor."""
+    """Compute the drift cosine with a loop: project both vectors to the tangent space of the sphere at the anchor."""
     cosines = []
     for update, anchor, target in zip(*(values.tolist() for values in (updates, anchors, targets)), strict=True):
         anchor, pull = np.array(anchor), np.array(target) - np.array(anchor)
@@ -368,7 +368,7 @@ def test_of_several_languages_the_first_is_measured():
 
 
 class _AllRoles(nn.Module):
-    """InfoNCE among all recordings of all samples, the first text of each role, roles outermost."""
+    """InfoNCE over all recordings and the first texts, in blocks of one role."""
 
     def forward(self, audio_embeds, text_embeds, logit_scale, class_ids):
         roles = audio_embeds.shape[1]
@@ -392,7 +392,7 @@ TRACKED = {"drift_cosine", "drift_cosine_svr", "drift_cosine_objective", "radius
 
 
 def train(folder, rows, **kwargs):
-    """A run with dropout, six steps."""
+    """Train for six steps with dropout."""
     trainer = build(folder, rows, model=with_dropout(), **{"svr": "bi-dynamic", **QUICK, **kwargs})
     trainer.train()
     return trainer
@@ -449,7 +449,7 @@ def test_reports_get_scalars_only(tmp_path, rows):
 
 
 def measure_a_part(folder):
-    """One step of this process's share of six clips, gathered; writes what it would log."""
+    """Run one step with this process's part of six clips, gather, and write the logged values."""
     distributed.init_process_group("gloo")
     place, count = distributed.get_rank(), distributed.get_world_size()
     audio, text = (values.detach().chunk(count)[place].requires_grad_() for values in six_pairs())

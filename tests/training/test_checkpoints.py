@@ -1,4 +1,4 @@
-"""Checkpoints: written whole or not at all, resumed only by their own run, and by one run at a time."""
+"""Checkpoints: atomic writes, and resumption only by the same run and one process at a time."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def whole(tmp_path_factory, rows):
 
 @pytest.fixture
 def run(whole, tmp_path):
-    """A run of four steps with checkpoints 2 and 4, which `tmp_path` holds."""
+    """Copy of a run of four steps with checkpoints 2 and 4."""
     shutil.copytree(whole.args.output_dir, tmp_path, dirs_exist_ok=True)
     return whole
 
@@ -105,7 +105,7 @@ def test_the_best_checkpoint_is_kept_loaded_and_found_under_its_last_name(tmp_pa
 
 
 class BreakWeights(TrainerCallback):
-    """Leaves NaN behind, as the gradient of a last step may."""
+    """Callback that writes NaN to the weights, as a bad gradient in the last step would."""
 
     def on_step_end(self, args, state, control, model=None, **kwargs):
         if state.global_step == 4:
@@ -192,7 +192,7 @@ def test_a_checkpoint_needs_its_frozen_weights(tmp_path, rows, flaw):
 
 
 class ChangeFrozen(TrainerCallback):
-    """Changes a frozen weight without autograd's knowledge."""
+    """Callback that changes a frozen weight without autograd."""
 
     def on_step_end(self, args, state, control, model=None, **kwargs):
         if state.global_step == 3:
@@ -297,7 +297,7 @@ def test_weights_have_the_permissions_of_other_files(run, tmp_path):
 
 
 class Terminate(TrainerCallback):
-    """Sends SIGTERM in the middle of the second step, as a scheduler does before it kills."""
+    """Callback that sends SIGTERM during the second step, as a scheduler does before a kill."""
 
     def on_pre_optimizer_step(self, args, state, control, **kwargs):
         if state.global_step == 1:
@@ -385,12 +385,12 @@ def test_what_changes_nothing_may_change(run, rows, tmp_path):
 
 def test_two_runs_in_one_folder_are_one_too_many(tmp_path, rows):
     trainer = build(tmp_path / "run", rows, max_steps=1, **STEPS)
-    another = ThreadPoolExecutor()  # a thread is to a lock as a process is
+    another = ThreadPoolExecutor()  # a thread blocks the lock like another process
     with folder_lock(tmp_path / "run"), pytest.raises(RuntimeError, match=r"\brun\b"):
         another.submit(trainer.train).result()
 
     trainer.train()
     assert not (tmp_path / "run.lock").exists()
-    with folder_lock(tmp_path / "run"):  # the recipe holds it from the beginning to the card
+    with folder_lock(tmp_path / "run"):  # the recipe holds the lock until the model card is written
         trainer.train()
         assert (tmp_path / "run.lock").exists()

@@ -1,4 +1,4 @@
-"""Rows to batches: what is drawn, when it is drawn again, and that nothing of it depends on the batch."""
+"""Collators: random choices of captions and crops per epoch, independent of the batch."""
 
 import itertools
 
@@ -65,7 +65,7 @@ def test_samples_for_a_device_are_as_small_as_they_can_be_exactly(processor, tmp
 
 @pytest.mark.parametrize("peak", [1.5, -1.5])
 def test_samples_beyond_full_scale_stay_floats(processor, tmp_path, peak):
-    """Times 32,768 they are whole numbers, but none of 16 bits."""
+    """Times 32,768 they are integers, but too large for 16 bits."""
     soundfile.write(tmp_path / "loud.wav", np.array([0.0, peak] * 4000), 16000, subtype="FLOAT")
     collator = TrainingCollator(processor)
     collator.gives_samples = True

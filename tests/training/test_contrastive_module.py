@@ -1,4 +1,4 @@
-"""A model and its objective in one: the loss of a step, what evaluation gives, and what a checkpoint holds."""
+"""Model and objective in one module: the loss of a step, evaluation outputs, and checkpoints."""
 
 from collections import Counter
 
@@ -58,7 +58,7 @@ def test_second_derivatives_of_gathered_embeddings_are_refused():
 
 
 class Calls(TorchDispatchMode):
-    """Counts operator calls by name."""
+    """Counter of operator calls by name."""
 
     def __init__(self):
         super().__init__()
@@ -70,7 +70,7 @@ class Calls(TorchDispatchMode):
 
 
 def calls_of_a_step(model, tmp_path, languages=1, kind=ContrastiveModule, **options):
-    """The calls of a step of 24 clips, and how many of them make the CPU wait for a GPU."""
+    """Return the number of operator calls in a step of 24 clips, and of those that make the CPU wait for a GPU."""
     codes = ["eng", "fra", "deu", "spa", "nld", "cat", "jpn", "zho"][:languages]
     args = SupCLAPTrainingArguments(str(tmp_path), report_to="none", use_cpu=True, languages=codes, **options)
     module = kind(model, build_objective(args)).train()
@@ -95,7 +95,7 @@ def calls_of_a_step(model, tmp_path, languages=1, kind=ContrastiveModule, **opti
 
 @pytest.fixture
 def gpu_limits(monkeypatch):
-    """The limits of chunks on a GPU, with tensors on the CPU."""
+    """Use the chunk limits of a GPU for tensors on the CPU."""
     monkeypatch.setitem(contrastive_module._KEPT_CELLS, "cpu", contrastive_module._KEPT_CELLS["cuda"])
 
 

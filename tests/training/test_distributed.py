@@ -1,4 +1,4 @@
-"""Gathering across real gloo processes: the global batch's gradient, and that there really are two processes."""
+"""Gathering across two gloo processes: the gradient of the global batch."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ EMBEDDINGS = torch.nn.functional.normalize(torch.randn(2, 8, 6, generator=torch.
 
 
 def gradient_of_a_shared_projection(audio, text, total):
-    """The gradient of a weight that all clips share, as DistributedDataParallel would average it over `total`."""
+    """Return the gradient of a shared weight, averaged over `total` clips as in DistributedDataParallel."""
     weight = torch.eye(6, requires_grad=True)
     projected = gather(torch.nn.functional.normalize(audio @ weight, dim=-1))
     info_nce(projected, gather(text), logit_scale=10.0).backward()

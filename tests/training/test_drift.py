@@ -1,4 +1,4 @@
-"""Forces and drift against loops, autograd, the paper's one-step identity and cases that can be drawn on paper."""
+"""Forces and drift, compared with loops, autograd, the paper's one-step identity and simple geometric cases."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def related_pair(n: int = 5, d: int = 7, spread: float = 0.8) -> tuple[Tensor, T
 
 
 def text_gradient(audio: Tensor, text: Tensor, radius: float | Tensor, scale: float = SCALE) -> Tensor:
-    """Of the text-to-audio half, each text's own loss (not their mean), by autograd."""
+    """Compute with autograd the gradient of each text's own text-to-audio loss (not of the mean)."""
     text = text.clone().requires_grad_()
     loss = len(text) * support_vector_loss(text, audio, radius, scale, similarity="dot")
     return torch.autograd.grad(loss, text)[0]
@@ -56,7 +56,7 @@ def test_without_a_radius_the_svr_numbers_are_left_out() -> None:
 
 
 def test_forces_are_the_gradient() -> None:
-    """[SupCLAP eq. 4] pull + push is the gradient of each text's loss, as autograd has it."""
+    """[SupCLAP eq. 4] Pull + push is the gradient of each text's loss from autograd."""
     audio, text = related_pair()
     pull, push = contrastive_forces(SCALE * similarity_matrix(text, audio), audio, SCALE)
     torch.testing.assert_close(pull + push, text_gradient(audio, text, 0.0))
@@ -70,7 +70,7 @@ def test_forces_are_the_gradient() -> None:
 def test_drift_is_that_of_the_gradients_of_the_losses(
     loss: str, alpha: float, similarity: str, decoupled: bool
 ) -> None:
-    """The support vectors are formed here, and autograd goes through them."""
+    """Compute the support vectors here, with autograd through them."""
     audio, text = related_pair()
     radius, bias = torch.tensor(RADII, dtype=torch.float64), -3.0
     texts = text.clone().requires_grad_()
@@ -103,7 +103,7 @@ def test_drift_is_that_of_the_gradients_of_the_losses(
 
 @pytest.mark.parametrize("rate", [1e-3, 0.1, 1.0])
 def test_one_step_identity(rate: float) -> None:
-    """[SupCLAP eq. 12]: the change of the squared distance, along the pull and, always a loss, across it."""
+    """[SupCLAP eq. 12]: the change of the squared distance; a push across the pull always increases it."""
     audio, text = related_pair()
     force = text_gradient(audio, text, 0.0)
     along, across = decompose(force, pull_direction(text, audio))
@@ -116,7 +116,7 @@ def test_one_step_identity(rate: float) -> None:
 
 
 def test_no_drift_without_a_perpendicular_push() -> None:
-    """A negative straight behind the text pushes it along the great circle to its audio: cosine 1."""
+    """A negative directly behind the text pushes it along the great circle to its audio: cosine 1."""
     angles = torch.tensor([0.5, -1.0], dtype=torch.float64)
     audio = torch.stack([angles.cos(), angles.sin()], dim=1)
     text = torch.tensor([[1.0, 0.0], [1.0, 0.0]], dtype=torch.float64)
@@ -132,7 +132,7 @@ def test_support_vectors_lessen_the_drift() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_coincident_pair_does_not_spoil_the_mean(dtype: torch.dtype) -> None:
-    """Text 0 coincides with its audio and has no direction; the mean is that of the others."""
+    """Text 0 equals its audio and has no direction; the mean is over the other texts."""
     audio = torch.eye(4)
     text = F.normalize(audio + torch.tensor([[0.0], [0.1], [0.5], [2.0]]) * audio.roll(1, 0), dim=1)
     statistics = drift_statistics(audio.to(dtype), text.to(dtype), SCALE, radius=0.1)
@@ -142,7 +142,7 @@ def test_coincident_pair_does_not_spoil_the_mean(dtype: torch.dtype) -> None:
 
 
 def test_cosine_does_not_depend_on_the_size_of_the_forces() -> None:
-    """Those on a solved pair are as small as exp(-1 / tau), and their squares underflow."""
+    """The forces on a solved pair are as small as exp(-1 / tau), and their squares would underflow."""
     audio, text = (x.float() for x in related_pair())
     updates = -text_gradient(audio, text, 0.0)
     expected = drift_cosine(updates, text, audio)
@@ -180,7 +180,7 @@ def test_errors_say_what_would_be_right() -> None:
 
 
 def test_a_radius_of_hard_negatives_alone_is_that_of_a_large_batch() -> None:
-    """A predictor sees the hardest clips of a batch larger than its own: those that K = all of them chooses."""
+    """For a large batch, the predictor uses the hardest clips, which are the same as with K = their number."""
     audio, text = related_pair(n=9)
     radius = DynamicRadius(num_similarities=4).double()
     last = radius.layers[-1]

@@ -1,4 +1,4 @@
-"""Frozen towers: each text and recording goes through once, and the run is the one without a cache."""
+"""Frozen towers: each text and recording is embedded once, and the results equal those without a cache."""
 
 from collections import Counter
 
@@ -13,7 +13,7 @@ EPOCHS = 3
 
 
 def train(folder, rows, frozen, dropout=0.0, **kwargs):
-    """A run in float64 with some towers frozen: its weights, its losses, and the rows that each tower embeds."""
+    """Train in float64 with frozen towers; return weights, losses, and the number of rows that each tower embeds."""
     text = builders.bert_config(hidden_dropout_prob=dropout)
     model = builders.supclap_model(builders.supclap_config(text))
     for name in frozen:
@@ -46,8 +46,8 @@ def test_the_run_is_the_one_without_a_cache(tmp_path, rows, frozen, loss):
     for name in ("audio", "text"):
         assert plain_seen[name] >= EPOCHS * 12
     if "audio" in frozen:
-        assert seen["audio"] == 12 + 1  # one to see whether it draws random numbers
-    if "text" in frozen:  # a clip has two captions, each in two languages
+        assert seen["audio"] == 12 + 1  # one more to detect random numbers
+    if "text" in frozen:  # each clip has two captions in two languages
         texts = {text for row in rows for several in row["captions"].values() for text in several}
         assert seen["text"] <= len(texts) + 1
 
@@ -83,7 +83,7 @@ def test_it_remembers_by_content_up_to_its_limit_and_until_weights_change():
     cache = FrozenCache([tower], limit_bytes=2 * 3 * 4)
     first, second = torch.tensor([[1.0, 2, 3], [4, 5, 6], [1, 2, 3]]), torch.tensor([[7.0, 8, 9], [4, 5, 6]])
     padded = {"x": torch.tensor([[4.0, 5, 9, 9]]), "mask": torch.tensor([[1, 1, 0, 0]])}
-    for inputs, rows in ((first, 2), (second, 1), (second, 1), (first, 0)):  # the third text finds no room
+    for inputs, rows in ((first, 2), (second, 1), (second, 1), (first, 0)):  # the cache is full for the third text
         before = tower.rows
         torch.testing.assert_close(cache(tower, {"x": inputs}, None), inputs)
         assert tower.rows == before + rows
@@ -96,7 +96,7 @@ def test_it_remembers_by_content_up_to_its_limit_and_until_weights_change():
     cache(tower, padded, "mask")
     before = tower.rows
     cache(tower, {name: tensor[:, :3] for name, tensor in padded.items()}, "mask")
-    assert tower.rows == before  # padding is no content
+    assert tower.rows == before  # padding is ignored
 
     tower.weight.requires_grad_(True)
     assert not cache.is_frozen()

@@ -1,4 +1,4 @@
-"""What a GPU must do like the CPU: spectrograms, embeddings, losses, and training in bf16 with cached gradients."""
+"""A GPU has the results of the CPU: spectrograms, embeddings, losses, and bf16 training with cached gradients."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""Gradient caching: the gradients of one big batch, the memory of a small one, whatever surrounds the step."""
+"""Gradient caching: the gradients of a large batch with the memory of a small one, in all training modes."""
 
 import copy
 import weakref
@@ -23,7 +23,7 @@ CLIPS = 7
 
 
 class AllTexts(nn.Module):
-    """An objective of several texts a clip: InfoNCE against each of the K, weighted by parameters of its own."""
+    """Objective for several texts per clip: InfoNCE for each of the K texts, weighted by its own parameters."""
 
     def __init__(self, count):
         super().__init__()
@@ -36,7 +36,7 @@ class AllTexts(nn.Module):
 
 
 class Straight(ContrastiveModule):
-    """The step as one would write it: each tower once, on the whole batch, padded to the longest."""
+    """Plain step: each tower is called once, on the whole batch padded to its longest row."""
 
     def _embed(self, kind, inputs, count, lengths):
         features = getattr(self.model, f"get_{kind}_features")
@@ -44,7 +44,7 @@ class Straight(ContrastiveModule):
 
 
 def batch(clips=CLIPS, texts_per_clip=1, frames=80, tokens=9):
-    """Clips and texts of several lengths, as a collator gives them."""
+    """Return a batch of clips and texts of several lengths, in the format of the collator."""
     draw = torch.Generator().manual_seed(3)
     audio_mask = torch.arange(frames) < torch.randint(20, frames + 1, (clips, 1), generator=draw)
     lengths = torch.randint(3, tokens + 1, (clips, texts_per_clip, 1), generator=draw)
@@ -68,7 +68,7 @@ def model_with_dropout(rate=0.2):
 
 
 def step(module, inputs, seed=0):
-    """Loss, logs and every parameter's gradient of one training step."""
+    """Return the loss, the logs and all gradients of one training step."""
     module.train().zero_grad()
     torch.manual_seed(seed)
     outputs = module(**inputs)
@@ -77,12 +77,12 @@ def step(module, inputs, seed=0):
 
 
 def difference(gradients, expected):
-    """The largest difference of any gradient, relative to its norm; that of attention's key biases is only noise."""
+    """Return the largest relative difference of the gradients, except of key biases, which are only noise."""
     assert gradients.keys() == expected.keys()
     return max(((gradients[name] - expected[name]).norm() / (expected[name].norm() + 1e-4)).item() for name in expected)
 
 
-# ---- the gradients of the big batch ----
+# ---- gradients of the whole batch ----
 
 
 @pytest.mark.parametrize(("groups", "chunk_size"), [(None, 3), ([0, 1, 0, 2, 2, 3, 4], None)])
@@ -103,7 +103,7 @@ def test_gradients_are_those_of_the_whole_batch(tmp_path, options, groups, chunk
     model = builders.supclap_model(builders.supclap_config(**bias))
     objective = build_objective(arguments(tmp_path, radius_num_similarities=4, **options))
     for parameter in objective.parameters():
-        parameter.data += 0.3 * torch.randn(parameter.shape)  # a new radius has layers without a gradient
+        parameter.data += 0.3 * torch.randn(parameter.shape)  # some layers of a new radius predictor have no gradient
     plain = Straight(model, objective).double()
     cached = ContrastiveModule(copy.deepcopy(model), copy.deepcopy(objective), chunk_size)
     inputs = double(batch()) | ({} if groups is None else {"group_ids": torch.tensor(groups)})
@@ -130,7 +130,7 @@ def test_several_texts_a_clip_are_cut_by_texts(model, chunk_size):
 
 
 def test_gradients_within_the_limits_of_a_gpu(model, monkeypatch):
-    """Chunks are cut by their tokens and frames: three captions a clip make several, whose last one is kept."""
+    """Chunks are limited by tokens and frames: three captions per clip need several chunks; the last one is kept."""
     inputs = double(batch(texts_per_clip=3))
     widths = []
     _, wanted = step(Straight(model, AllTexts(3)).double(), inputs)
@@ -151,7 +151,7 @@ def test_gradients_within_the_limits_of_a_gpu(model, monkeypatch):
 @pytest.mark.parametrize("chunk_size", [2, None])
 def test_with_a_sonar_text_tower(sonar_model, chunk_size):
     inputs = double(batch(texts_per_clip=3, tokens=30))
-    inputs["input_ids"] = inputs["input_ids"] + (1 - inputs["attention_mask"])  # padding is 1 there
+    inputs["input_ids"] = inputs["input_ids"] + (1 - inputs["attention_mask"])  # the padding id is 1
     _, wanted = step(Straight(sonar_model, AllTexts(3)).double(), inputs)
     _, gradients = step(ContrastiveModule(sonar_model, AllTexts(3), chunk_size).double(), inputs)
     assert wanted["model.text_model.embed_tokens.weight"].norm() > 0.1
@@ -159,7 +159,7 @@ def test_with_a_sonar_text_tower(sonar_model, chunk_size):
 
 
 def test_rows_of_several_clips_of_unequal_length(model):
-    """As of TeminAL: the padding of a clip takes part in nothing, and the chunks drop it."""
+    """As in TeminAL: the padding of a clip has no effect, and the chunks drop it."""
 
     class FirstClip(AllTexts):
         def forward(self, audio_embeds, text_embeds, *others, **named):
@@ -188,7 +188,7 @@ def test_the_table_of_token_embeddings_gets_one_gradient(padding):
     def embed(rows):
         return (tokens(rows["input_ids"]) * rows["weights"]).sum(dim=(1, 2)).unsqueeze(1)
 
-    for passes in (1, 2):  # a gradient of the whole table is made once, and added to in the rows that are used
+    for passes in (1, 2):  # the gradient of the whole table is allocated once, and used rows are added to it
         embeds = embed_in_chunks(embed, {"input_ids": ids, "weights": weights}, chunk_size=1, tokens=tokens)
         embeds.sum().backward()
         assert [gradient.is_sparse for gradient in gradients] == [False, True][:passes]
@@ -196,11 +196,11 @@ def test_the_table_of_token_embeddings_gets_one_gradient(padding):
     torch.testing.assert_close(tokens(ids), nn.functional.embedding(ids, tokens.weight))
 
 
-# ---- what surrounds a step ----
+# ---- training modes ----
 
 
 def graphs_kept(module, inputs, chunk_size):
-    """The gradients with the same chunks and the same draws, every activation kept; rows are equally long."""
+    """Return gradients with the same chunks and random numbers, all activations stored, and equal row lengths."""
     module.train().zero_grad()
     torch.manual_seed(0)
 
@@ -232,7 +232,7 @@ def test_dropout_is_replayed(checkpointing):
     wanted = graphs_kept(module, inputs, chunk_size=3)
     state = torch.get_rng_state()
     if checkpointing:
-        newer = hasattr(module.model, "activation_checkpointing_enable")  # its name from transformers 5.23 on
+        newer = hasattr(module.model, "activation_checkpointing_enable")  # the name since transformers 5.23
         getattr(module.model, "activation_checkpointing_enable" if newer else "gradient_checkpointing_enable")()
     _, gradients = step(module, inputs)
     assert difference(gradients, wanted) < 1e-12
@@ -245,7 +245,7 @@ def test_under_autocast_chunks_add_up_in_single_precision():
     tower = nn.Linear(2, 3)
     with torch.autocast("cpu", torch.bfloat16):
         embed_in_chunks(lambda rows: tower(rows["x"]), {"x": torch.ones(400, 2)}, chunk_size=1).sum().backward()
-    # Ones added up in bfloat16 never get past 256.
+    # In bfloat16, a sum of ones stops at 256.
     assert (tower.weight.grad == 400).all()
 
 
@@ -253,7 +253,7 @@ def test_under_autocast_chunks_add_up_in_single_precision():
 
 
 class PeakMemory(TorchDispatchMode):
-    """The most bytes that tensors made inside it took at one time."""
+    """Measures the peak bytes of all tensors created inside it."""
 
     def __init__(self):
         super().__init__()
@@ -340,14 +340,14 @@ def test_chunks_within_the_limit_keep_their_activations():
 
     rows = {"mask": mask.long()}
     embed_in_chunks(embed, rows, chunk_size=2, mask="mask", kept_cells=12).sum().backward()
-    assert embedded == [(2, 8), (2, 4), (2, 1), (2, 8)]  # only the longest is made again
+    assert embedded == [(2, 8), (2, 4), (2, 1), (2, 8)]  # only the longest chunk is computed again
 
     embedded.clear()
     embed_in_chunks(embed, rows, chunk_size=6, mask="mask", kept_cells=48, fewest_cells=4).sum().backward()
-    assert embedded == [(1, 8), (2, 4), (2, 2), (1, 1)]  # those much shorter apart; all are kept
+    assert embedded == [(1, 8), (2, 4), (2, 2), (1, 1)]  # much shorter rows are separate; all are kept
 
 
-# ---- what is refused ----
+# ---- errors ----
 
 
 @pytest.mark.parametrize(
@@ -406,5 +406,5 @@ def test_a_run_is_the_plain_run(tmp_path, precision):
     names = [set(entry) for entry in plain.state.log_history]
     assert [set(entry) for entry in cached.state.log_history] == names
     for (name, value), other in zip(plain.model.named_parameters(), cached.model.parameters(), strict=True):
-        # Adam carries the rounding of a gradient near zero on as a part of the learning rate.
+        # Adam turns the rounding error of a near-zero gradient into a fraction of the learning rate.
         torch.testing.assert_close(other, value, atol=max(tolerance, 3e-6), rtol=0, msg=name)

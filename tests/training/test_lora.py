@@ -1,4 +1,4 @@
-"""Post-training: what trains is exactly what was asked for, and adapters leave no trace but in the weights."""
+"""Partial training: exactly the selected parameters train, and merged adapters change only the weights."""
 
 import builders
 import pytest
@@ -47,7 +47,7 @@ def clap():
 
 
 def moved(model, train):
-    """Names of the tensors, statistics included, that `train` changes."""
+    """Return the names of the tensors, including statistics, that `train` changes."""
     before = {name: value.clone() for name, value in model.state_dict().items()}
     train()
     return {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
@@ -124,7 +124,7 @@ def test_last_layers_and_what_follows_them_train(model, layers, expected):
 
 
 def transformer_block(width, inner):
-    """Attention and MLP with their biases, and two layer norms."""
+    """Count the parameters of attention and MLP with biases, and two layer norms."""
     return 4 * (width**2 + width) + 2 * width * inner + inner + width + 4 * width
 
 
@@ -235,7 +235,7 @@ def test_attention_of_the_last_blocks_is_adapted(model, expected):
 
 
 def disturb(model):
-    """Gives every trainable tensor a value of its own, as training would."""
+    """Add random values to every trainable tensor, as training would."""
     torch.manual_seed(3)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -311,7 +311,7 @@ def test_adapters_are_neither_doubled_nor_merged_from_nothing(model):
 
 
 def parsed(table):
-    """Part to (parameters, trainable, percent)."""
+    """Parse a table to `{part: (parameters, trainable, percent)}`."""
     lines = [line.rsplit(maxsplit=3) for line in table.splitlines()[1:]]
     return {part: (int(a.replace(",", "")), int(b.replace(",", "")), float(c)) for part, a, b, c in lines}
 

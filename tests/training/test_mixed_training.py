@@ -1,4 +1,4 @@
-"""Training on several datasets: counts per epoch, resumption, processes, and scores of each dataset."""
+"""Training on several datasets: counts per epoch, resumption, several processes, and scores of each dataset."""
 
 import json
 import math
@@ -42,7 +42,7 @@ def load_mixture(folder):
 
 
 class Seen(SupCLAPTrainer):
-    """Remembers the clips and the tokens of each batch."""
+    """Trainer that stores the clips and tokens of each batch."""
 
     def compute_loss(self, model, inputs, **kwargs):
         self.__dict__.setdefault("batches", []).append(inputs["clip_index"].tolist())
@@ -84,7 +84,7 @@ def test_an_epoch_has_each_item_floor_or_ceil_of_its_count(every_caption_in):
         subsets.add(tuple(map(len, list(copies.values())[:10])))
     for item, count in expected.items():
         assert total[item] / 400 == pytest.approx(scale * count, abs=0.12)  # standard error: 0.025
-    assert len(subsets) > 50  # not the same few subsets in turn
+    assert len(subsets) > 50  # many different subsets
 
 
 def test_copies_of_a_clip_have_their_own_crop_caption_and_gain(tmp_path):

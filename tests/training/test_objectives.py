@@ -1,4 +1,4 @@
-"""Objectives: the papers' sums of losses, put together from the pure functions by hand, and their logs."""
+"""Objectives, compared with sums of the loss functions as in the papers, and their logs."""
 
 import pytest
 import torch
@@ -138,7 +138,7 @@ def test_multilingual_losses_with_support_vectors(tmp_path, groups):
 
 
 def blocks(*sides):
-    """(N, R, d) to the blocks of one role after the other that the pure functions take."""
+    """Reshape (N, R, d) to blocks of one role each, the format of the loss functions."""
     return [torch.cat([side[:, role] for role in range(side.shape[1])]) for side in sides]
 
 
@@ -188,7 +188,9 @@ def test_every_parameter_of_an_objective_trains(tmp_path, svr):
     parameters = dict(module.named_parameters())
     for name, parameter in parameters.items():
         if name.endswith("4.weight"):
-            torch.nn.init.normal_(parameter)  # starts at zero, which hides the layers below it for one step
+            torch.nn.init.normal_(
+                parameter
+            )  # it starts at zero, so that the layers below have no gradient in the first step
     evaluate(module)[0].backward()
     assert {name for name, parameter in parameters.items() if not parameter.grad.any()} == set()
 

@@ -1,4 +1,4 @@
-"""The picture of a run holds what the run logged, and nothing is left half-written."""
+"""Figures of a run contain the logged values, and files are written atomically."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def test_nothing_to_draw_is_said(tmp_path):
 
 
 def drift_history(steps=range(10, 210, 10), radius=True):
-    """The pairs of each batch move from the first to the last of four bins; the radius falls with a fixed spread."""
+    """Return a log in which the pairs move from the first to the last of four bins, and the radius falls."""
     history = []
     for place, step in enumerate(steps):
         counts = [0, 0, 0, 0]
@@ -50,7 +50,7 @@ def drift_history(steps=range(10, 210, 10), radius=True):
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """The axes of the figures that are saved."""
+    """List of the axes of the saved figures."""
     figures = []
     save = Figure.savefig
     monkeypatch.setattr(Figure, "savefig", lambda self, *args, **kw: figures.append(self) or save(self, *args, **kw))

@@ -1,4 +1,4 @@
-"""FSDP over two real processes: a step has the gradients of one process, and the last save holds the whole model."""
+"""FSDP with two processes: gradients equal those of one process, and the final save contains the whole model."""
 
 import json
 import sys
@@ -36,7 +36,7 @@ def module_of(folder, loss, svr, chunk_size):
 
 
 def shard(module):
-    """As the configuration for Accelerate wraps it: each transformer layer, then the rest."""
+    """Shard each transformer layer, then the rest, as in the accelerate configuration."""
     wrapped = set(CONFIG["fsdp_config"]["fsdp_transformer_layer_cls_to_wrap"].split(","))
     layers = [part for part in module.modules() if type(part).__name__ in wrapped]
     assert len(layers) == 4
@@ -77,7 +77,7 @@ def test_two_shards_have_the_gradients_of_one_process(tmp_path):
 
 
 def shard_on_cpus():
-    """Declare processes on CPUs to be GPUs, because Accelerate shards on GPUs only."""
+    """Let accelerate treat CPU processes as GPUs, because it shards only on GPUs."""
     make = SupCLAPTrainer.create_accelerator_and_postprocess
 
     def make_sharded(trainer):

@@ -1,4 +1,4 @@
-"""Training from a stream: what a killed run saw and became is what an uninterrupted one sees and becomes."""
+"""Training from a stream: a killed and resumed run has the batches and weights of an uninterrupted run."""
 
 import io
 import json
@@ -25,7 +25,7 @@ from modeling_supclap.datasets_scripts.prepare import Request, prepare
 from modeling_supclap.training.distributed import leave_process_group
 from modeling_supclap.training.trainer import SupCLAPTrainer
 
-# 30 clips are 7 batches of 4 an epoch, or 6 of two workers.
+# 30 clips are 7 batches of 4 per epoch, or 6 with two workers.
 RUN = {
     "num_train_epochs": 2, "save_strategy": "steps", "save_steps": 1, "save_total_limit": 20, "eval_strategy": "no",
     "load_best_model_at_end": False, "languages": ["eng", "fra"],
@@ -34,7 +34,7 @@ RUN = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A prepared set of 30 clips for training, in row groups of two."""
+    """Prepared set of 30 training clips, in row groups of two."""
     folder = tmp_path_factory.mktemp("streams")
     make_folder(folder / "ESC", clips=40, seconds=0.2)
     options = {"data_dir": str(folder / "ESC"), "languages": ["eng", "fra"], "test_fold": 4, "validation_fraction": 0.0}
@@ -45,7 +45,7 @@ def folder(tmp_path_factory):
 
 
 class Seen(SupCLAPTrainer):
-    """Remembers the clips of each batch."""
+    """Trainer that stores the clips of each batch."""
 
     def compute_loss(self, model, inputs, **kwargs):
         self.__dict__.setdefault("batches", []).append(inputs["clip_index"].tolist())
@@ -54,7 +54,7 @@ class Seen(SupCLAPTrainer):
 
 @pytest.fixture(scope="module")
 def hub(folder):
-    """The same clips as others would have stored them: two Parquet files of recordings and captions."""
+    """Folder with the same clips in two other Parquet files of recordings and captions."""
     rows = load_splits("prepared", data_dir=str(folder / "int16"), cache_dir=str(folder / "cache"))["train"]
     stored = []
     for row in rows:
@@ -96,7 +96,7 @@ def build(output, data_dir, seed=0, callbacks=None, dropout=0.3, **kwargs):
 
 
 def cut_and_resume(output, data_dir, step, **kwargs):
-    """A run that crashes after a step, and one that goes on from its checkpoint in place of it."""
+    """Run until a simulated crash after a step, and return the run that resumes from its checkpoint."""
     cut = build(output, data_dir, callbacks=[KillAt(step + 1)], **kwargs)
     with pytest.raises(Killed):
         cut.train()
@@ -162,7 +162,7 @@ def test_no_worker_outlives_a_run_that_is_killed(folder, tmp_path, monkeypatch):
 
 
 def train_and_report(data_dir, output, batch_size):
-    """Trains; where there are two processes, kills a run of theirs too, and goes on."""
+    """Train; with two processes, also interrupt and resume a run."""
     options = {"per_device_train_batch_size": int(batch_size), "dropout": 0.0}
     whole = build(f"{output}/whole{batch_size}", data_dir, **options)
     whole.train()

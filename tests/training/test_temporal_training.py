@@ -1,4 +1,4 @@
-"""TeminAL's stages end to end: what a batch holds, what trains, resumed, and over two processes."""
+"""TeminAL's stages end to end: batches, trained parameters, resumption, and several processes."""
 
 import json
 import sys
@@ -21,7 +21,7 @@ from modeling_supclap.training.distributed import leave_process_group
 from modeling_supclap.training.trainer import TemporalTrainer
 from modeling_supclap.training.training_args import TemporalTrainingArguments
 
-# Words that the tests' tokenizer knows.
+# Words in the vocabulary of the test tokenizer.
 PHRASES = {
     f"tone_{index}": {"eng": eng, "fra": fra}
     for index, (eng, fra) in enumerate([("a dog", "un chien"), ("rain", "la pluie"), ("barks", "aboie"), ("the", "la")])

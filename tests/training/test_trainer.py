@@ -1,4 +1,4 @@
-"""The trainer: what trains, what is logged, saved, resumed and refused; several processes equal one."""
+"""The trainer: training, logs, saving, resumption and errors; several processes give the results of one."""
 
 import dataclasses
 import functools
@@ -91,7 +91,7 @@ def test_any_set_with_a_column_of_audio_and_one_of_captions_trains(tmp_path):
 
 
 class OwnObjective(torch.nn.Module):
-    """An objective with a regularizer that is none of ours."""
+    """Custom objective with its own regularizer."""
 
     def __init__(self):
         super().__init__()
@@ -192,7 +192,7 @@ def test_the_log_tells_loss_parts_and_throughput(tmp_path, rows, capsys):
     assert entry["clips_per_second"] > 0
     printed = capsys.readouterr().out
     assert re.search(r"\b2\b.*\bloss\b", printed)
-    assert "temperature" not in printed  # a line of a few numbers, with bars disabled too
+    assert "temperature" not in printed  # the printed line contains only a few values
 
 
 def test_evaluation_finds_what_embedding_one_by_one_finds(tmp_path, rows):
@@ -230,7 +230,7 @@ def test_the_last_incomplete_batch_is_evaluated_and_not_trained_on(tmp_path, row
     trainer = build(tmp_path, rows[:11], per_device_eval_batch_size=5)
     assert len(trainer.get_train_dataloader()) == 2
     every = build(tmp_path, rows[:11], every_caption=True)
-    assert len(every.get_train_dataloader()) == 5  # of two captions a clip
+    assert len(every.get_train_dataloader()) == 5  # two captions per clip
     assert trainer.predict(rows[:11]).predictions[0].shape == (11, 16)
 
 
@@ -280,7 +280,7 @@ def with_dropout():
 
 
 def lasting_logs(trainer):
-    """What the steps logged, the drift and its histograms too, but for the throughput."""
+    """Return the logs of all steps, including drift and histograms, without the throughput."""
     entries = [dict(entry) for entry in trainer.state.log_history if "loss" in entry]
     for entry in entries:
         assert entry.pop("clips_per_second") > 0
@@ -319,7 +319,7 @@ def test_nan_stops_the_run_and_names_the_clips(tmp_path, rows):
 
 
 class BreakWeights(TrainerCallback):
-    """Puts NaN into the weights at the end of a step."""
+    """Callback that writes NaN to the weights at the end of a step."""
 
     def on_step_end(self, args, state, control, model=None, **kwargs):
         if state.global_step == 2:
@@ -362,7 +362,7 @@ def test_workers_that_persist_train_the_same_and_evaluate_the_rows_they_are_give
     for trainer in (alone, helped):
         trainer.train()
     assert losses(helped) == losses(alone)
-    for some in (rows[:8], rows[:3]):  # the Trainer keeps a persistent loader of the first
+    for some in (rows[:8], rows[:3]):  # the Trainer keeps a persistent loader of the first dataset
         assert helped.evaluate(some)["eval_mean_recall"] == alone.evaluate(some)["eval_mean_recall"]
         assert helped.evaluate(some)["eval_mean_recall_chance"] == alone.evaluate(some)["eval_mean_recall_chance"]
 
@@ -438,7 +438,7 @@ def test_shared_captions_that_become_negatives_are_counted(tmp_path, rows, caplo
 
 
 def declare_sharded(monkeypatch, sharding):
-    """Let each new trainer take itself for a sharded one."""
+    """Let each new trainer report that it is sharded."""
     make = SupCLAPTrainer.create_accelerator_and_postprocess
 
     def make_sharded(trainer):
@@ -450,9 +450,9 @@ def declare_sharded(monkeypatch, sharding):
 
 @pytest.mark.parametrize("sharding", ["fsdp", "deepspeed"])
 def test_radii_of_a_sharded_run_have_their_start_before_it_begins(tmp_path, rows, monkeypatch, sharding):
-    """Such parameters cannot be set within a step, and a start that is left at NaN would end the run."""
+    """Sharded parameters cannot be set within a step, and an initial NaN would end the run."""
     declare_sharded(monkeypatch, sharding)
-    clips, texts = torch.eye(4), torch.eye(4).unsqueeze(1)  # whose distance, 0, would be the start in the first step
+    clips, texts = torch.eye(4), torch.eye(4).unsqueeze(1)  # their distance, 0, would be the initial radius
     for svr in ("bi-static", "bi-dynamic"):
         trainer = build(tmp_path, rows, svr=svr)
         _, logs = trainer.module.objective(clips, texts, torch.tensor(10.0))
@@ -482,12 +482,14 @@ OBJECTIVES = [
 
 
 def train_and_report(folder, report, batch):
-    """Two steps with each objective on a global batch of 32, `batch` clips a process."""
+    """Train two steps with each objective on a global batch of 32, with `batch` clips per process."""
     Path(folder, "tones").mkdir(exist_ok=True)
     rows = tone_rows(Path(folder, "tones"), count=32)
     content = {}
     for loss, svr in OBJECTIVES:
-        biased = loss == "siglip" or svr.endswith("bias")  # DistributedDataParallel wants a gradient for each parameter
+        biased = loss == "siglip" or svr.endswith(
+            "bias"
+        )  # DistributedDataParallel requires a gradient for each parameter
         model = builders.supclap_model(builders.supclap_config(logit_bias=-10.0 if biased else None))
         options = {
             "loss": loss,

@@ -1,4 +1,4 @@
-"""What a run's own arguments are by default, and what is refused."""
+"""Default training arguments, and errors for invalid ones."""
 
 import pytest
 

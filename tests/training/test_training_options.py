@@ -1,4 +1,4 @@
-"""The keys that `--help` shows are those of the training arguments, with the same defaults."""
+"""The options in `--help` are those of the training arguments, with the same defaults."""
 
 import dataclasses
 
