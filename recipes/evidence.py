@@ -130,6 +130,8 @@ def build_steps(
         config = dict(as_mapping(settings.get("dataset_config")))
         if not reproduce.reads_folder(settings.get("dataset", "synthetic")):
             config["seed"] = seed
+            if "recordings" in config:
+                config["recordings"] = [find_folder(name, args) for name in config["recordings"]]
         elif "test_fold" in config:
             config["test_fold"] = seed % 5 + 1
         return {**settings, "dataset_config": config, "seed": seed}
@@ -146,6 +148,14 @@ def build_steps(
         evaluation = {**add_seed(study["evaluate"]), "model": str(steps[-1].folder)}
         steps.append(reproduce.build_step(arm, "evaluate", evaluation, args))
     return steps
+
+
+def find_folder(name: str, args: ReproductionArguments) -> str:
+    """Return the path of a folder in `data_dir`. Raise if it does not exist."""
+    folder = Path(args.data_dir or ".", name)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"folder {folder} of recordings does not exist; pass its parent folder with --data_dir")
+    return str(folder)
 
 
 def tune(arm: str, study: Mapping[str, Any], args: ReproductionArguments) -> dict[str, Any]:

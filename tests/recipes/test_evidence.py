@@ -182,6 +182,11 @@ def test_the_recipes_take_the_settings_of_each_arm(name, tmp_path):
     assert set(study.get("controls", ())) <= set(study["arms"])
     assert len(study["seeds"]) >= 5
     args = ReproductionArguments(output_dir=str(tmp_path), data_dir=str(tmp_path))
+    if name == "evidence/svr_recordings":
+        with pytest.raises(FileNotFoundError, match=r"esc10.*--data_dir"):
+            evidence.build_steps("infonce", study, {}, 3, args)
+        for folder in ("esc10", "fsdd", "samples"):
+            (tmp_path / folder).mkdir()
     for arm in study["arms"]:
         steps = evidence.build_steps(arm, study, {"num_train_epochs": 1}, 3, args)
         for step in steps:
