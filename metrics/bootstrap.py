@@ -97,7 +97,7 @@ def paired_test(
 
     Each score is tested separately. There is no correction for multiple testing.
 
-    The other arguments are those of `bootstrap_intervals`; `num_resamples` is also the number of random sign patterns.
+    The other arguments are those of `bootstrap_intervals`. The test draws `num_resamples` random sign patterns.
 
     Args:
         a: `{score name: outcomes}` of system a, with one outcome per query, (Q,).

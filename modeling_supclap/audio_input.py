@@ -51,7 +51,7 @@ class Recording(NamedTuple):
         return isinstance(self.source, _FILE)
 
     def get_seconds(self) -> float:
-        """Return the duration in seconds from the file header or the array length. Returns 0 if it is unknown."""
+        """Return the duration in seconds from the file header or the array length, or 0 if it is unknown."""
         try:
             if _is_decoder(self.source):
                 return float(self.source.metadata.duration_seconds)
@@ -198,7 +198,7 @@ def as_waveform(clip: Any, from_hz: float | None, to_hz: int, name: str = "the c
 
     peak = max(waveform.max(), -waveform.min())  # NaN or infinite if any sample is
     if not np.isfinite(peak):
-        raise ValueError(f"{name} holds NaN or infinite samples, the first at {np.isfinite(waveform).argmin()}")
+        raise ValueError(f"{name} contains NaN or infinite samples, the first at {np.isfinite(waveform).argmin()}")
     if peak > MAX_AMPLITUDE:
         raise ValueError(f"{name} reaches {peak:.6g}, but floats have full scale 1; divide integer samples by 32768")
 
@@ -288,7 +288,7 @@ def _is_pair(clip: Any) -> bool:
 def _read_file(
     file: Any, name: str, offset_seconds: float = 0.0, duration_seconds: float | None = None
 ) -> tuple[np.ndarray, int]:
-    """Read a file, or a part of it, at its original sampling rate. Returns the waveform and the rate.
+    """Read a file, or a part of it, at its original sampling rate. Return the waveform and the rate.
 
     Uses the package's audio reader, or soundfile if the package is not installed.
     """

@@ -37,7 +37,7 @@ SONAR_TEXT_CONFIG: dict[str, Any] = {
 
 
 class OwnTypeMixin:
-    """Mixin for configurations. `from_pretrained` raises if `model_type` differs, where transformers only warns."""
+    """Mixin for configurations. If `model_type` differs, `from_pretrained` raises; transformers only warns."""
 
     model_type: ClassVar[str]
     base_config_key: ClassVar[str]
@@ -281,10 +281,10 @@ class SupCLAPConfig(OwnTypeMixin, PreTrainedConfig):
         return content
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> Any:
-        """Save the configuration. If the folder contains the model code, copy the code of the two encoders, too.
+        """Save the configuration. If the folder contains model code, also copy the modules of the two encoders.
 
-        transformers copies and downloads only files that other files import with `from .name import`. Therefore an
-        import of each encoder is added to `towers.py` in the folder.
+        When transformers downloads model code, it finds further files only by their imports (`from .name import`).
+        Therefore `towers.py` in the folder gets an import of each encoder.
         """
         saved = super().save_pretrained(save_directory, *args, **kwargs)
         folder, source = Path(save_directory), Path(__file__).parent

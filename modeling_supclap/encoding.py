@@ -92,7 +92,7 @@ def chunk_embeddings(
         chunk_samples: Chunk length in samples. A shorter recording is a single chunk.
         hop_samples: Distance between the starts of two chunks in samples. None: use `chunk_samples`.
         min_samples: Minimum chunk length in samples.
-        batch_size: Chunks of up to 10 s per batch; longer chunks count as several.
+        batch_size: Number of chunks per batch. A chunk longer than 10 s counts as several chunks.
         num_workers: Number of threads that prefetch audio; 0 reads in the calling thread.
         on_bad_audio: "error" raises at the first bad recording; "skip" yields it with zero chunks and its error.
 
@@ -224,7 +224,7 @@ def encode_audio(  # type: ignore[misc]  # mypy compares the keywords of an over
         processor: Processor of the model. None: use `model.processor`.
         sampling_rate: Sampling rate of the waveforms in hertz: one value for all, or a list with one value per input.
             Ignored for inputs that include a sampling rate.
-        batch_size: Chunks of up to 10 s per batch; longer chunks count as several.
+        batch_size: Number of chunks per batch. A chunk longer than 10 s counts as several chunks.
         chunk_seconds: Chunk length in seconds. None: use the model's maximum, or five minutes if it has no maximum.
         return_chunks: Whether to return chunk embeddings instead of their mean.
         convert_to_numpy: Whether to return numpy arrays; False returns tensors on the model's device.

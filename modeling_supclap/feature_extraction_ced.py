@@ -22,7 +22,7 @@ BANDS_TOGETHER = 16
 class CEDFeatureExtractor(SequenceFeatureExtractor):
     """Feature extractor for CED: log-mel spectrograms in decibels (16 kHz, 64 HTK mel bands, one frame every 10 ms).
 
-    db = max(level, max(level) - `top_db`), where level = 10 log10(max(mel power, 1e-10)); max(level) is over the clip
+    db = max(level, peak - `top_db`), where level = 10 log10(max(mel power, 1e-10)) and peak is the clip's highest level
 
     Clips are not cropped, and the features of a clip do not depend on the other clips in the batch. The
     `preprocessor_config.json` files of the `mispeech/ced-*` checkpoints can be loaded.
@@ -209,9 +209,9 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
 def _front_end(
     n_fft: int, win_size: int, f_min: float, f_max: float | None, n_mels: int, rate_hz: int, device: torch.device
 ) -> tuple[torch.Tensor, list[tuple[int, int, torch.Tensor]]]:
-    """Return the window (n_fft,) and one tuple per group of mel bands.
+    """Return the window (n_fft,), and the mel filters in groups of bands, as tuples `(first band, first row, weights)`.
 
-    A tuple is `(first band, first row, weights)`. The weights multiply the rows of `squares` in `_log_mel`.
+    In `_log_mel`, `weights` times the rows of `squares` from `first row` are the mel powers from `first band`.
     """
     window = torch.zeros(n_fft)
     start = (n_fft - win_size) // 2

@@ -66,7 +66,7 @@ def localize(
         hop_seconds: Time between the starts of two windows in seconds.
         chunk_seconds: Chunk length for the audio tower in seconds, preferably the length of the training clips. None:
             use 5 s, or the fixed input length of the feature extractor (CLAP: 10 s).
-        batch_size: Chunks of up to 10 s per batch.
+        batch_size: Number of chunks per batch. A chunk longer than 10 s counts as several chunks.
 
     Returns:
         Scores (T, n_texts), with the start and end times of the windows. The last window starts earlier, so that it

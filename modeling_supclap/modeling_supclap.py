@@ -310,8 +310,9 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         logits_per_audio[i, j] = exp(logit_scale) * cos(audio i, text j) (+ logit_bias)
 
         Args:
-            input_features: Audio features. They, `audio_attention_mask` and `is_longer` are as in `get_audio_features`.
-            input_ids: Token ids. They, `attention_mask` and `token_type_ids` are as in `get_text_features`.
+            input_features: Audio features. `get_audio_features` describes this argument, `audio_attention_mask` and
+                `is_longer`.
+            input_ids: Token ids. `get_text_features` describes this argument, `attention_mask` and `token_type_ids`.
             return_loss: Whether to compute the InfoNCE loss, where clip i matches text i. It is the sum over both
                 directions, as in the SupCLAP paper: 0 for perfect embeddings, 2 log(n) at chance.
             **kwargs: As in `get_audio_features`.

@@ -31,7 +31,7 @@ _PUNCTUATION = re.compile('[(),.!?;:|*"，。！？；：、]')
 
 
 class SupCLAPAudioKwargs(TypedDict, total=False):
-    """Shared options that apply to the feature extractor, too. `max_length` and `padding` apply to captions only."""
+    """Options for the feature extractor. `max_length` and `padding` are not included; they apply to captions only."""
 
     return_tensors: str | None
 
@@ -227,7 +227,7 @@ class SupCLAPProcessor(ProcessorMixin):
 
     @property
     def max_tokens(self) -> int:
-        """Maximum number of tokens per caption. Without a tokenizer limit, it is 514 for SONAR and 512 for others."""
+        """Maximum number of tokens per caption. If the tokenizer has no limit: 514 for SONAR, 512 for others."""
         if self.tokenizer.model_max_length < 1_000_000:  # 1e30 in transformers means no limit
             return self.tokenizer.model_max_length
         return SONAR_MAX_TOKENS if _language_ids(self.tokenizer) else BERT_MAX_TOKENS

@@ -44,11 +44,11 @@ class SentenceModules(NamedTuple):
 def read_sentence_modules(name: str, pooling: str | None = None) -> SentenceModules | None:
     """Read the modules of a sentence-transformers model from its folder or Hub id.
 
-    Returns None if the model has no `modules.json`, or if the requested `pooling` differs from its pooling.
+    Return None if the model has no `modules.json`, or if the requested `pooling` differs from its pooling.
 
     Raises:
-        ValueError: The weights of a dense layer are missing, or the model has an unsupported pooling or module. The
-            second error is raised only if `pooling` is None.
+        ValueError: The weights of a dense layer are missing. Or `pooling` is None, and the model has an unsupported
+            pooling or module.
     """
     modules = _read_json(name, "modules.json") or []
     mode, dense, weights, normalize = "", [], [], False

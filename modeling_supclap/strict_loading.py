@@ -1,4 +1,4 @@
-"""Strict `from_pretrained`: raises if the checkpoint lacks weights of the model, where transformers only warns."""
+"""Strict `from_pretrained`: raise if weights are missing in the checkpoint. transformers only warns."""
 
 import json
 import os

@@ -29,7 +29,7 @@ HEAD_DIMS = {1280: 80}
 def ced_from_tensors(
     tensors: Mapping[str, torch.Tensor], origin: str, config: Mapping[str, Any] | None = None
 ) -> tuple[CEDModel, dict[str, int]]:
-    """Build a `CEDModel` from the tensors of an authors' file, a Hub checkpoint or a saved `CEDModel`.
+    """Build a `CEDModel` from the tensors of the authors' files, a Hub checkpoint or a saved `CEDModel`.
 
     Args:
         tensors: `{name: tensor}`. A model with 12 blocks has 161 tensors in CED's own files and 159 on the Hub.

@@ -83,8 +83,8 @@ def clap_from_supclap(model: SupCLAPModel) -> ClapModel:
     """Convert a `SupCLAPModel` to a transformers `ClapModel`. The logit scale is copied to both directions.
 
     Args:
-        model: Result of `supclap_from_clap`, or a model with the same tower types, pooler pooling and no logit bias.
-            Its weights are copied; adapters must be merged.
+        model: Result of `supclap_from_clap`, or a model with the same tower types, `text_pooling="pooler"` and no logit
+            bias. Its weights are copied; adapters must be merged.
 
     Raises:
         ValueError: `ClapModel` does not support the towers, the pooling or the logit bias of the model.
@@ -116,7 +116,7 @@ def processor_from_clap(processor: ClapProcessor) -> SupCLAPProcessor:
 
     CLAP's feature extractor crops clips longer than 10 s at random. For fused checkpoints, it also marks one random
     clip per batch as long. Our processor passes at most 10 s of a clip to it: the first 10 s, or in training a random
-    crop by the collator. Fused checkpoints can be used, but their fusion layers are not used and get no gradient.
+    crop by the collator. Fused checkpoints can be loaded, but their fusion layers are not used and get no gradient.
 
     The processor raises ValueError if the sampling rate is not 48 kHz. The collator resamples recordings when it reads
     them.

@@ -79,7 +79,7 @@ class Checkpoint:
 
     @cached_property
     def sha256(self) -> str:
-        """Checksum of the weight files, concatenated in the order of their names."""
+        """SHA-256 of the weight files, concatenated in the order of `files`."""
         digest = hashlib.sha256()
         for path in self.files:
             with path.open("rb") as file:

@@ -80,7 +80,7 @@ def laion_feature_extractor(fused: bool = False) -> ClapFeatureExtractor:
 
 
 def htsat_from_tensors(tensors: Tensors) -> tuple[dict[str, torch.Tensor], dict[str, int], dict[str, Any]]:
-    """Convert the tensors of an HTSAT audio tower to `ClapAudioModel`.
+    """Convert the tensors of an HTSAT audio tower to those of `ClapAudioModel`.
 
     Returns:
         The renamed tensors, the number of unused tensors as `{description: number}`, and the configuration fields.

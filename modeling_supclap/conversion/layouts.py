@@ -42,7 +42,7 @@ Converted = tuple[PreTrainedModel, SequenceFeatureExtractor | None, Mapping[str,
 
 @dataclass(frozen=True)
 class Layout:
-    """Layout of a public checkpoint: how to recognise it, and how to convert it."""
+    """Layout of a public checkpoint, with rules to recognise and to convert it."""
 
     name: str
     kind: str  # family of layouts, for the option `--kind`
@@ -188,9 +188,9 @@ def _convert_ced(checkpoint: Checkpoint) -> Converted:
 
 
 def _load_ced_feature_extractor(checkpoint: Checkpoint, model: CEDModel) -> CEDFeatureExtractor:
-    """Load the feature extractor of the checkpoint, or the default one if there is none.
+    """Load the feature extractor of a checkpoint, or create the default one if the checkpoint has none.
 
-    Raises ValueError if it does not match config.json.
+    Raise ValueError if it does not match `config.json`.
     """
     min_frames = model.config.patch_frames
     if list(checkpoint.folder.glob("*processor_config.json")):

@@ -1,4 +1,4 @@
-"""Save a converted checkpoint as a folder for `from_pretrained`, atomically and optionally verified."""
+"""Save a converted checkpoint atomically as a folder for `from_pretrained`, and check the saved model on request."""
 
 from __future__ import annotations
 

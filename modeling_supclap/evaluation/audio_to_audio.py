@@ -26,7 +26,8 @@ def evaluate_audio_to_audio(
     bootstrap intervals resample source recordings.
 
     Returns:
-        Tuple of the scores `{"audio_to_audio": ...}`, the arrays for `Results`, and an empty part of the protocol.
+        Tuple of the scores `{"audio_to_audio": ...}`, the arrays for `Results`, and an empty dict, because the protocol
+        needs no further settings.
 
     Raises:
         ValueError: A clip has no label, or no two recordings share a label.

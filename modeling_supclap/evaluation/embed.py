@@ -88,7 +88,7 @@ class ClipEmbeddings:
 
     @cached_property
     def mean(self) -> np.ndarray:
-        """Clip embeddings (N, d), the normalised means over the chunks. A single chunk is not changed."""
+        """Clip embeddings (N, d): the normalised mean over the chunks. A clip with one chunk has its embedding."""
         if (self.counts == 1).all():
             return self.embeds
 

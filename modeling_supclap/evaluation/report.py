@@ -273,9 +273,8 @@ def _write_cell(cell: Any, metric: str) -> tuple[str, str]:
 def _zero_shot(results: Results) -> tuple[dict[str, float], dict[str, Any] | None]:
     """Return the scores per class and the confusion matrix of the first prompt set.
 
-    The matrix is None above 100 classes, or if clips have several labels.
-
-    The matrix is a dict with "classes" (class names) and "rows" (C, C, 2); the last axis is (count, share of the row).
+    The matrix is None if there are more than 100 classes or if clips have several labels. Otherwise it is a dict with
+    "classes" (class names) and "rows" (C, C, 2). The last axis is (count, share of the row).
     """
     for language, sets in results.scores.get("zero_shot", {}).items():
         for name, set_scores in sets.items():

@@ -62,8 +62,8 @@ def similarity_figure(results: Results, languages: Sequence[str]) -> str:
 def projection_figure(results: Results, languages: Sequence[str], classes: Sequence[str] = ()) -> str:
     """Draw a t-SNE projection of clips and captions as an SVG string (ATRI figures 3 and 4).
 
-    A line connects each caption with its clip. Colours show the classes, and markers the language; without `classes`,
-    colours show the language.
+    A line connects each caption with its clip. If `classes` are passed, colours show the class and markers show the
+    language. Otherwise colours show the language.
     """
     figure, axes = _figure(4.6)
     _draw_projection(axes, results, languages, classes)

@@ -340,13 +340,13 @@ def get_dataset_name(protocol: Mapping[str, Any]) -> str:
 def compare(
     first: Results, second: Results, num_resamples: int = 1000, seed: int = 0, allow_different: bool = False
 ) -> list[dict[str, Any]]:
-    """Compare two results with a bootstrap test, paired by query.
+    """Compare two results, paired by query, with a randomisation test and bootstrap intervals (see `paired_test`).
 
     Args:
         first: First results.
         second: Second results, on the same data and with the same evaluation settings.
-        num_resamples: Number of bootstrap resamples.
-        seed: Random seed for the bootstrap.
+        num_resamples: Number of bootstrap resamples, and of random sign patterns of the test.
+        seed: Random seed.
         allow_different: If the data or settings differ, warn and compare the shared queries.
 
     Returns:

@@ -86,9 +86,9 @@ class IndexReport:
 
 
 class Stamp(NamedTuple):
-    """Size in bytes and times of a file in ns, used to detect files that may have changed.
+    """Size (bytes) and times (ns) of a file, used to detect files that may have changed.
 
-    Unlike the modification time (mtime), programs cannot set the change time (ctime).
+    Programs can set the modification time (mtime) of a file, but not its change time (ctime).
     """
 
     size: int
@@ -178,13 +178,15 @@ class SoundIndex:
             self.windows.delete(f"file IN ({listed})")
 
     def update_stamps(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Replace rows of the file table, for files with new times and unchanged content."""
+        """Replace rows of the file table. This is for files with new times, but unchanged content."""
         if rows:
             table = pa.Table.from_pylist(list(rows), schema=FILES_SCHEMA)
             self.files.merge_insert("file").when_matched_update_all().execute(table)
 
     def optimize(self) -> float | None:
-        """Merge small fragments, and update the approximate index if there are `APPROXIMATE_FROM_ROWS` or more windows.
+        """Merge small fragments of the tables, and update the approximate index if there are enough windows.
+
+        There is an approximate index from `APPROXIMATE_FROM_ROWS` windows.
 
         Returns:
             Recall@10 of the approximate index, with 20 random windows as queries, or None (see `IndexReport`).

@@ -23,8 +23,9 @@ class SpecAugment:
     """SpecAugment (https://arxiv.org/abs/1904.08779): mask random spans of frames and of mel bands of each clip.
 
     As in transformers, an axis of length L has max(min_masks, floor(prob * L / length + u)) spans, at most L // length,
-    with u uniform in [0, 1). They start at different random positions and may overlap. Padding is not masked and not
-    counted in L. Masked values are set to the mean of the clip without padding.
+    with u uniform in [0, 1). `prob`, `length` and `min_masks` are options: `mask_time_...` for frames and
+    `mask_feature_...` for mel bands. Spans start at different random positions and may overlap. L does not include
+    padding. Masked values are set to the mean of the clip without padding.
 
     The masks depend only on the seed, the step and the process. A resumed run draws the same masks.
 
@@ -106,7 +107,7 @@ class WaveformAugmentation:
             recordings = Recordings(args.background_dir)
             self.backgrounds = [str(recordings.folder / file) for file in recordings.files]
         if args.background_dir is not None and not self.backgrounds:
-            raise FileNotFoundError(f"background_dir {args.background_dir} has no recordings; name another folder")
+            raise FileNotFoundError(f"background_dir {args.background_dir} has no recordings; pass another folder")
 
     def __call__(self, waveform: np.ndarray, row: Mapping[str, Any]) -> np.ndarray:
         """Augment a waveform, float32 (samples,), and return it. `row` is the dataset row of the clip."""

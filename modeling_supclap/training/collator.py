@@ -97,7 +97,7 @@ class IndexedRows(Dataset):
 
 
 def min_seconds(processor: SupCLAPProcessor) -> float:
-    """Return the minimum duration of a recording in seconds; 0 if the feature extractor has none."""
+    """Return the minimum duration of a recording in seconds, or 0 if the feature extractor has no minimum."""
     extractor = processor.feature_extractor
     return getattr(extractor, "min_samples", 0) / extractor.sampling_rate
 
@@ -308,7 +308,7 @@ class EvaluationCollator(ContrastiveCollator):
 class TemporalCollator(TrainingCollator):
     """TeminAL collator that samples pairs of recordings and joins them on the fly.
 
-    A row `{"clip_index": 7}` is the index of a pair in the epoch. Each row is rendered as R items (clips with
+    A row `{"clip_index": 7}` contains the index of a pair in the epoch. Each row is rendered as R items (clips with
     captions). In stage a, the items are a single sound and a pair of sounds. In stage b, they are the same pair in
     forward order, reversed and overlaid. The batch contains B R clips, `input_ids` `(B, R K, L)` with K texts per item,
     and `group_ids` `(B, R)`, equal for items with the same meaning. In stage a it also contains `class_ids` `(B, 3)`.

@@ -59,8 +59,8 @@ class ContrastiveModule(nn.Module):
         chunk_size: Number of clips, and number of texts, with activations in memory at a time. None: one clip and one
             text per row; on a GPU at least the numbers above.
         cache_frozen: When to cache the outputs of towers without trainable parameters. "auto": if the tower is
-            deterministic in training mode, without dropout for example. "always": put the tower in evaluation mode,
-            which disables dropout. "never": no caching.
+            deterministic in training mode (no dropout, for example). "always": put the tower in evaluation mode, which
+            disables dropout. "never": no caching.
     """
 
     accepts_loss_kwargs = False

@@ -2,7 +2,7 @@
 
 In the text-to-audio direction, InfoNCE moves text i by -g_i, where g_i = s (sum_j P_ij a_j - a_i), s = logit_scale, and
 P_ij is the softmax of s t_i . a_j over j. The positive pulls the text in the direction u_i = (a_i - t_i) /
-||a_i - t_i||. The negatives push the text with s sum_{j != i} P_ij a_j. The component of this push perpendicular to u_i
+||a_i - t_i||. The negatives push the text by -s sum_{j != i} P_ij a_j. The component of this push perpendicular to u_i
 causes the drift. For the audio-to-text direction, exchange the embeddings.
 
 The statistics cost about as much as the loss, plus one matrix product P a.
@@ -102,6 +102,8 @@ def drift_statistics(
     logit_bias: float | Tensor | None = None,
 ) -> dict[str, Tensor]:
     """Compute drift statistics of a batch, `{name: 0-d tensor}`, averaged over its texts.
+
+    Here t is a text embedding, a its audio embedding, u the unit vector from t to a, and R the radius.
 
     - `drift_cosine`: Result of the function `drift_cosine` for the update by text-to-audio InfoNCE, or by the SigLIP
       loss if a bias is passed. `drift_cosine_literal`: the same with `literal=True`.

@@ -57,9 +57,10 @@ def embed_in_chunks(
         mask: Name of the input that is 1 for real tokens or frames and 0 for padding, `(N, L)`. The last axis of each
             input must then have size L or 1. None: rows keep their order and padding.
         kept_cells: Maximum cells with activations in memory. The last chunk always keeps its activations.
-        fewest_cells: Minimum cells in a chunk before a much shorter row starts a new chunk. None: fill each chunk.
-        tokens: Embedding table that `embed` uses for `input_ids`. With several chunks, the table rows used by the batch
-            are looked up once, so that the gradient of the whole table is computed once, not once per chunk.
+        fewest_cells: A much shorter row starts a new chunk if the current chunk has at least this number of cells.
+            None: fill each chunk.
+        tokens: Embedding table that `embed` uses for `input_ids`. If there are several chunks, the table is read once
+            per batch. Its gradient, which is as large as the table, is then computed once, not once per chunk.
         lengths: `real_lengths` of the mask. None: computed from the mask.
 
     Returns:

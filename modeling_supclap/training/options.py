@@ -44,9 +44,9 @@ class ContrastiveOptions:
             negatives.
         languages: ISO 639-3 codes of the captions to train on.
         eval_languages: Languages to evaluate. Defaults to `languages`.
-        positives: Which captions count as correct for a clip: `clip`, its own captions (as in the papers), or
-            `captions`, which adds clips with exactly the same captions. Use `captions` if captions are
-            generated from class names.
+        positives: Captions that count as correct for a clip: `clip`, its own captions (as in the papers), or
+            `captions`, also those of clips with exactly the same captions. Use `captions` if captions are generated
+            from class names.
         every_caption: Repeat each clip once per epoch for each of its captions in the first language. By default an
             epoch contains each clip once, with a random caption.
         max_audio_seconds: Maximum duration of a recording. Longer recordings are cropped: at a random position in
@@ -195,6 +195,6 @@ class TemporalOptions(ContrastiveOptions):
 
 @dataclass
 class AllStagesOptions(TemporalOptions):
-    """Options shared by all stages of post-training; `stage` is set for each stage."""
+    """Options shared by all stages of post-training. `stage` is not an option, because all stages are trained."""
 
     stage: str = field(default="b", init=False)

@@ -52,7 +52,7 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
     its seed from torch's generator once per run instead of once per epoch.
 
     Attributes:
-        training_data: Name and options of the training data, set by recipes. A resumed run must have the same.
+        training_data: Name and options of the training data, set by recipes. A resumed run must use the same data.
     """
 
     dataloader_pin_memory: bool = field(default_factory=torch.cuda.is_available)
@@ -72,7 +72,8 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
         super().__post_init__()
         if num_launched > self.world_size:  # each process would train alone and write the same files
             raise ValueError(
-                f"{num_launched} processes started, {self.world_size} would train together; on CPUs set --use_cpu true"
+                f"{num_launched} processes were started, but only {self.world_size} would train together; to train on "
+                "CPUs, set --use_cpu true"
             )
 
         for name, (value, reason) in _UNSUPPORTED.items():
