@@ -4,7 +4,7 @@
 
 1. An evaluation as in the papers: five captions per clip and language, both retrieval directions, R@1, 5, 10 and
    mAP@10. The time is relative to one audio-text matrix product per language.
-2. The same metrics by other packages, and the other computations of an evaluation.
+2. The same metrics with other packages, and the other computations of an evaluation.
 3. Ranking of a large gallery of clips for each text. The time is relative to the product of the embedding matrices.
 
 All ranking methods must compute the same ranks.
@@ -137,7 +137,7 @@ def measure(
 
 
 def rank_both_ways(clips: int, languages: int, dim: int, rounds: int) -> list[Row]:
-    """Time a whole evaluation by counting, by sorting and by a loop, relative to a matrix product."""
+    """Time a whole evaluation with counting, sorting and loops, relative to a matrix product."""
     rng = np.random.default_rng(0)
     audio = directions(rng, clips, dim)
     texts = [directions(rng, clips * CAPTIONS, dim) for _ in range(languages)]

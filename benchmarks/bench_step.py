@@ -6,8 +6,8 @@ The plain step calls each tower once, on the whole batch padded to its longest r
 with the same weights. Before timing, their gradients are compared (float64, to 1e-12). Time is the minimum over the
 rounds. Memory is the peak size of the tensors created in a step. On a GPU, it is the peak of the CUDA allocator.
 
-The towers are like CED-mini and SONAR, but narrower. Caption lengths in tokens are like in AudioCaps (mean 17, longest
-of 192 about 50), times a factor per language. Weights, features and tokens are random.
+The towers are like CED-mini and SONAR, but narrower. Captions have the lengths of AudioCaps in tokens (mean 17, at most
+about 50), times a factor per language. Weights, features and tokens are random.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def load_splits(
 
 
 def splits_of(builder: Any, translations: str | Sequence[str] | Mapping[str, Any] | None = None) -> "DatasetDict":
-    """Return all splits of a builder; `translations` is the argument of `load_splits`."""
+    """Return all splits of a builder, with the translated captions in `translations` (see `load_splits`)."""
     return _translated(builder.as_dataset(), translations)
 
 

@@ -122,7 +122,7 @@ def expected_counts(
 
 
 def _mix_streams(sets: Mapping[str, Any], languages: list[str], expected: Mapping[str, np.ndarray]) -> RowStream:
-    """Mix streams and map-style datasets in one stream that draws their row groups together."""
+    """Mix streams and map-style datasets into one stream, which shuffles all their row groups."""
     streams = {}
     for name, rows in sets.items():
         streams[name] = rows if isinstance(rows, RowStream) else RowStream(_DatasetSplit(rows))
@@ -147,7 +147,7 @@ class _DatasetSplit:
 
 
 class _MixedSplit:
-    """Split of several streams. `location` of a row group is the name of its dataset, and its group in that stream."""
+    """Split of several streams. The `location` of a row group is `(dataset name, row group of that dataset)`."""
 
     def __init__(self, streams: Mapping[str, RowStream], languages: Sequence[str]) -> None:
         self.streams, self.languages = streams, languages
@@ -177,7 +177,7 @@ class _MixedSplit:
 
 
 def _with_columns(rows: Dataset, name: str, languages: list[str], more: Mapping[str, pa.Array]) -> Dataset:
-    """Return rows with new clip ids, captions and dataset names, and with more columns."""
+    """Return rows with new clip ids, captions and dataset names, and the additional columns `more`."""
     light = without_audio(rows)
     table = light.with_format("arrow")[:]
     captions, texts = table["captions"].combine_chunks(), pa.list_(pa.string())

@@ -363,7 +363,7 @@ def _plan(request: Request, splits: Mapping[str, datasets.Dataset], root: str | 
 def _claim(folder: Path, plan: str, overwrite: bool) -> bool:
     """Set up the output folder, and return whether it already contains the complete result.
 
-    The shards of an unfinished run with another hash `plan` are deleted.
+    `plan` is a hash of all inputs. The shards of an unfinished run with another hash are deleted.
 
     Raises:
         FileExistsError: The folder contains other files, or another prepared dataset and `overwrite` is False.

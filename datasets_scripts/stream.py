@@ -5,7 +5,7 @@
 >>> rows = rows.shuffle(seed=0).shard(process=0, num_processes=8)  # doctest: +SKIP
 
 The row order depends only on the seed and the epoch. With `datasets.IterableDataset.shuffle`, it would also depend on
-the number of processes, and on the position of a resumed run. A file consists of row groups, which are read at once.
+the number of processes, and on the position of a resumed run. A file consists of row groups, which are read as a whole.
 The row groups are distributed in random order over 16 shuffle shards, and the rows of each row group are shuffled. The
 stream takes one row from each shard in turn. If 16 is a multiple of (number of processes x number of workers), each
 worker reads only the row groups of its own shards.
@@ -32,7 +32,7 @@ Row = dict[str, Any]
 
 
 class RowGroup(NamedTuple):
-    """Part of a file that is read at once."""
+    """Part of a file that is always read as a whole."""
 
     path: str
     location: Any  # Parquet: number of the row group (`HubSplit` adds more fields); tar: start and end byte
@@ -50,8 +50,8 @@ class RowStream(IterableDataset):
     same number.
 
     Args:
-        split: Source of the rows, such as `stream_sources.ParquetSplit`: `features`, `licenses`, `digest`, `row_groups`
-            and `read`.
+        split: Source of the rows, such as `stream_sources.ParquetSplit`, with the attributes `features`, `licenses`,
+            `digest` and `row_groups` and the method `read`.
 
     Attributes:
         num_rows: Number of rows of all processes per epoch.
@@ -101,10 +101,10 @@ class RowStream(IterableDataset):
         return self._changed(_process=process, _num_processes=num_processes)
 
     def repeat(self, counts: Sequence[float]) -> RowStream:
-        """Return a stream that contains the rows of each row group `counts` times on average.
+        """Return a stream that repeats each row group; `counts` are the mean numbers of copies per epoch.
 
-        Every epoch has the same length. A count of 2.5 means two or three copies of each row, which depends on the
-        epoch. Copies have their number in the column `repetition`.
+        Every epoch has the same length. With a count of 2.5, an epoch contains two or three copies of each row. The
+        column `repetition` contains the number of the copy.
         """
         num_rows = round(sum(group.rows * count for group, count in zip(self.row_groups, counts, strict=True)))
         return self._changed(_counts=np.array(counts, np.float64), num_rows=num_rows)
@@ -198,7 +198,7 @@ class RowStream(IterableDataset):
 
 
 class EpochReader:
-    """Random access to the rows of one process in one epoch; keeps one row group per shuffle shard in memory."""
+    """Random access to the rows of one process in one epoch, with one row group per shuffle shard in memory."""
 
     def __init__(self, stream: RowStream, epoch: int) -> None:
         self.stream, self.epoch, self.shards = stream, epoch, [stream.row_groups]
@@ -249,9 +249,9 @@ class EpochReader:
 def _repeated(
     groups: Sequence[RowGroup], counts: np.ndarray, num_rows: int, random: np.random.Generator
 ) -> list[RowGroup]:
-    """Draw the copies of row groups in an epoch, `num_rows` rows in total (systematic resampling).
+    """Draw the copies of row groups for an epoch with `num_rows` rows in total (systematic resampling).
 
-    Shuffle the copies, because the copies of a group would otherwise follow each other.
+    The copies are shuffled, because the copies of a group would otherwise be adjacent.
     """
     ends = np.cumsum([group.rows for group in groups] * counts)
     ends *= num_rows / ends[-1]
@@ -294,7 +294,7 @@ class EpochBatches(Sampler):
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, from 0."""
+        """Set the epoch, counted from 0."""
         self.epoch = epoch
 
     def __len__(self) -> int:

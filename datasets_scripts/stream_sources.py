@@ -96,7 +96,7 @@ class HubSplit:
         self.digest = Hasher.hash([versions, self.row_groups, config])
 
     def _find_captioned(self, group: RowGroup) -> Sequence[int]:
-        """Return the row numbers in the group with captions. Read the captions only if some may be missing."""
+        """Return the indices of the rows with captions in a group. Read the captions only if some may be missing."""
         number_in_file, _, may_lack = group.location
         if not may_lack.issuperset(self._columns.languages):
             return range(group.rows)

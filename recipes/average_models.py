@@ -30,7 +30,7 @@ def average_models(models: Sequence[Any], weights: Sequence[float]) -> Any:
 
 
 def describe(model: Any, processor: Any) -> dict[str, Any]:
-    """Return the properties that models must have in common, by name."""
+    """Return the properties that must be equal for all models, as `{name: value}`."""
     import pandas
 
     parts = {"config": model.config.to_dict(), "feature_extractor": processor.feature_extractor.to_dict()}

@@ -20,7 +20,7 @@ evaluates.
 
 With several models, or with `--suite`, each evaluation has the folder `DATASET/MODEL` in the output folder, and all
 scores are in one table, with intervals and paired differences to the first model: `table.md`, `table.html`, `table.csv`
-and `table.tex`. The suite may be a YAML file, whose settings the command line overrides:
+and `table.tex`. The suite may be a YAML file. Options on the command line override its settings:
 
     - {dataset: esc50, data_dir: ESC-50, folds: [1, 2, 3, 4, 5], tasks: [zero_shot]}
     - {name: clotho_5, dataset: clotho, data_dir: CLOTHO, tasks: [retrieval]}
@@ -253,7 +253,7 @@ def evaluate(
 
 
 def main() -> None:
-    """Run the command: evaluate one model on one dataset, or several and write their table."""
+    """Run the command: evaluate one model on one dataset, or several models and datasets in one table."""
     (args,) = parse_arguments((EvaluationArguments,), default_config=DEFAULT_CONFIG, about=__doc__)
 
     from modeling_supclap import evaluation

@@ -1,9 +1,9 @@
 """Compare training methods by learning curves, with the same tuning for each method (see docs/protocol.md).
 
 `supclap reproduce evidence/svr` runs a study of `configs/evidence/studies.yaml`. A study compares arms (methods). Each
-arm is tuned on the validation split, with a seed that is not reported. Then all arms train with one, two, four, ...
-times the epochs, until the validation score of the first arm, the baseline, rises by less than one point. Each number
-of epochs is trained from the start, with its own learning rate schedule.
+arm is tuned on the validation split, with a seed that is not reported. Then all arms are trained for one, two, four,
+... times the epochs, until the validation score of the first arm, the baseline, rises by less than one point. Each
+number of epochs is trained from the start, with its own learning rate schedule.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def build_steps(
 ) -> list[Step]:
     """List the steps of one run: train the initial model, train the arm, and evaluate it.
 
-    The data depend on the seed: generated data are drawn with it, and it selects the test fold of ESC-50.
+    The data depend on the seed, which is the seed of generated data and selects the test fold of ESC-50.
     """
 
     def add_seed(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -281,7 +281,7 @@ def judge(arms: Mapping[str, Mapping[str, Any]], study: Mapping[str, Any], conve
     - "does not hold": None of these applies, and the baseline has converged.
     - "not judged": The arms do not include the method.
 
-    The first two verdicts get the addition "explained by a control" if a control (`study["controls"]`) passes the same
+    The first two verdicts are followed by "explained by a control" if a control (`study["controls"]`) passes the same
     test and the method is not better than the control. This means that the interval of their final difference is not
     above 0.
     """

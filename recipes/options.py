@@ -59,7 +59,7 @@ class DatasetArguments:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Name and options of the data without folders. A resumed run must have the same."""
+        """Name and options of the data, without folder names. They must be equal for a resumed run."""
         from modeling_supclap.datasets_scripts.public_names import redact
 
         options = {name: value for name, value in self.builder_options.items() if name != "data_dir"}

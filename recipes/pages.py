@@ -1,9 +1,9 @@
 """Write the generated parts of docs/results.md, docs/paper_settings.md and the README (`make results-page`).
 
 Each file in `recipes/results/<scale>/` is a table written by `reproduce.py`. If docs/images has a figure with the same
-file name, it is included. Marks are comment lines. Only the text after the mark in docs/results.md and between the two
-marks in the README is replaced. docs/paper_settings.md compares the papers' settings with those of the full-scale
-configurations.
+file name, it is included. Comment lines mark the generated parts: all text after the mark in docs/results.md, and the
+text between the two marks in the README. docs/paper_settings.md compares the papers' settings with those of the
+full-scale configurations.
 """
 
 from __future__ import annotations

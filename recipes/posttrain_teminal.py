@@ -146,7 +146,7 @@ def score_stages(
         predictions: Predictions for the held-out pairs, `{stage: prediction}`.
         trainer: Trainer of the last stage.
         rows: Rows of the held-out pairs.
-        data: Dataset and origin, recorded in the results.
+        data: Description of the dataset for the results.
     """
     from modeling_supclap import evaluation
     from modeling_supclap.datasets_scripts.schema import without_audio

@@ -85,7 +85,7 @@ def say(text: str) -> None:
 
 
 def join_processes(device: str | None) -> PartialState:
-    """Join the launched processes. They wait up to 30 days for the slowest. If one fails, the launcher stops all."""
+    """Connect the launched processes. They wait for each other up to 30 days. If one fails, the launcher stops all."""
     import torch
     from accelerate import PartialState
 

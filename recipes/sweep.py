@@ -3,8 +3,8 @@
     supclap sweep esc10.yaml svr_alpha=0.1,0.5,1 --seeds 0 1 2 --data_dir ESC-10
     supclap sweep svr=none,bi-static learning_rate=1e-3,1e-4 --dry_run true
 
-Each setting has one or more values, separated by commas. The first argument may be a YAML file of `supclap train`; the
-default is its default file. The folder name of a run depends on its settings: finished runs are not repeated, and an
+Each setting has one or more values, separated by commas. The first argument may be a YAML file of `supclap train`,
+instead of its default file. The folder name of a run depends on its settings: finished runs are not repeated, and an
 interrupted run continues from its last checkpoint. The table has the format of `supclap compare`, and its baseline is
 the first combination. If a run fails, the table contains the finished runs.
 """

@@ -346,7 +346,7 @@ def split_recordings(folder: str, seed: int) -> dict[str, dict[str, list[Path]]]
 
 @dataclass
 class ScenesConfig(SyntheticEventsConfig):
-    """Number of scenes, and their sounds, in addition to `SyntheticEventsConfig`.
+    """Sounds and length of the scenes, in addition to `SyntheticEventsConfig`.
 
     Attributes:
         duration_seconds: Length of each clip in seconds, at least 1.

@@ -6,7 +6,7 @@ have equal words, they are aligned at these words. The share of equal bits over 
 score.
 
 Three changes adapt the method from songs to other recordings. Bands range from 200 Hz to 3.6 kHz. Only frames within 30
-dB of the loudest frame are used, because quieter frames contain mostly coding noise. Before all this, faint noise is
+dB of the loudest frame are used, because quieter frames contain mostly coding noise. First of all, faint noise is
 added, different for each clip. Otherwise all clips with digital silence would have equal words.
 """
 

@@ -1,4 +1,4 @@
-"""Record the source recordings that a run has trained on, so that an evaluation can refuse them."""
+"""Record the source recordings that a run has trained on, so that an evaluation can reject them."""
 
 import hashlib
 import warnings

@@ -119,7 +119,7 @@ def _report(errors: Problems, gaps: Problems, strict: bool) -> None:
 
 
 class _Join:
-    """Join of the translations in a table with captions. The arguments are those of `join_translations`."""
+    """Translations in a table, to add to captions. The arguments are those of `join_translations`."""
 
     def __init__(self, table: pa.Table, languages: list[str], strict: bool, source_language: str) -> None:
         if source_language in languages:
@@ -165,7 +165,7 @@ class _Join:
         return joined
 
     def splits(self, splits: Mapping[str, Dataset]) -> dict[str, Dataset]:
-        """Join all splits of a map-style dataset."""
+        """Add the translations to all splits of a map-style dataset."""
         errors, gaps = Problems(list), Problems(list)
         rows_of = {}
         for name, split in splits.items():
@@ -187,7 +187,7 @@ class _Join:
         return joined
 
     def row(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Join a row of a stream."""
+        """Add the translations to a row of a stream."""
         _require_language(row["captions"], self.source_language)
         errors, gaps = Problems(list), Problems(list)
         captions = self.captions(row["clip_id"], row["captions"], errors, gaps)

@@ -16,8 +16,8 @@ def load_sentence_encoder(name: str, device: str | None = None) -> Encoder:
 
     Args:
         name: Hub id or folder of a sentence-transformers model, such as `sentence-transformers/all-roberta-large-v1`.
-            Do not use an encoder that was not trained on sentences, such as `roberta-large`: it loads, but all its
-            cosines are high.
+            Do not use an encoder that was not trained on sentences, such as `roberta-large`, because all its cosines
+            are high.
         device: Torch device; defaults to the GPU if there is one.
 
     Raises:

@@ -117,7 +117,7 @@ class Seq2SeqTranslator:
         return self._origin.format(source=get_iso_639_1(source), target=get_iso_639_1(target))
 
     def _load(self, source: str, target: str) -> tuple[str, Any, Any, dict[str, int]]:
-        """Return the name, tokenizer, model and vocabulary; only the last model is kept in memory."""
+        """Load the name, tokenizer, model and vocabulary for a language pair. Keep only the last model in memory."""
         name = self._model_name(source, target)
         if self._loaded is None or self._loaded[0] != name:
             self._loaded = None
