@@ -172,7 +172,7 @@ def test_the_trainer_loads_little():
     assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in loaded) <= 13_500
 
 
-def test_rooms_point_one_way():
+def test_folders_import_in_one_direction():
     later = {
         "evaluation": ("training", "model_card", "integrations"),
         "conversion": ("training", "evaluation"),
@@ -189,13 +189,13 @@ def test_rooms_point_one_way():
         assert not within(names, *(f"training.{other}" for other in order[place + 1 :])), name
 
 
-def test_only_distributed_says_rank():
+def test_only_distributed_uses_ranks():
     for path in files("modeling_supclap"):
         names = {node.attr for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Attribute)}
         assert path.name == "distributed.py" or not names & {"get_rank", "all_gather", "all_reduce"}, path
 
 
-def test_there_is_no_room_without_a_name():
+def test_every_folder_is_named_in_the_rules():
     rooms = [path for folder in ROOT.glob("[!.]*/") for path in folder.rglob("*.py")]  # without .venv and .cache
     assert len(rooms) > 100
     assert not [path for path in rooms if path.stem in ("utils", "common", "helpers", "misc")]

@@ -35,18 +35,18 @@ MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("path", sorted(set(re.findall(r"`([\w/]+/[\w/.]*)`", CONTRIBUTING))))
-def test_the_files_to_change_are_there(path):
+def test_the_files_to_change_exist(path):
     assert (ROOT / path).exists()
 
 
-def test_its_verbs_are_there():
+def test_its_make_targets_exist():
     verbs = set(re.findall(r"make ([a-z][a-z-]*)", CONTRIBUTING))
     assert len(verbs) >= 5
     assert not [verb for verb in verbs if f"\n{verb}:" not in MAKEFILE]
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_a_loss_is_built_and_told(loss, tmp_path):
+def test_a_loss_is_built_and_documented(loss, tmp_path):
     languages = ["eng", "fra"] if loss in MULTILINGUAL_LOSSES else ["eng"]
     args = SupCLAPTrainingArguments(output_dir=str(tmp_path), loss=loss, languages=languages)
     objective = build_objective(args)
@@ -62,7 +62,7 @@ def test_a_loss_is_built_and_told(loss, tmp_path):
 
 
 @pytest.mark.parametrize("dataset", builder_names())
-def test_a_dataset_is_built_tested_and_told(dataset):
+def test_a_dataset_is_registered_tested_and_documented(dataset):
     assert find_builder(dataset).BUILDER_CONFIG_CLASS
     assert (ROOT / "tests" / "data" / f"test_{dataset}.py").exists()
     assert f"`{dataset}`" in (GUIDES / "data.md").read_text(encoding="utf-8")
@@ -100,11 +100,11 @@ def test_towers_have_their_configuration():
 
 
 @pytest.mark.parametrize("model_type", AUDIO_TOWERS)
-def test_an_audio_tower_says_how_its_output_lies_in_time(model_type):
+def test_an_audio_tower_has_a_case_in_localization(model_type):
     assert f'case "{model_type}"' in (ROOT / "modeling_supclap" / "localization.py").read_text(encoding="utf-8")
 
 
-def test_shared_keys_stand_in_one_dataclass():
+def test_shared_keys_are_in_one_dataclass():
     sources = [path.read_text(encoding="utf-8") for path in (ROOT / "recipes").glob("*.py")]
     for key in ("dataset_config", "lora_rank"):
         assert sum(f"\n    {key}: " in source for source in sources) == 1, key

@@ -106,7 +106,7 @@ def other_filters(**kwargs) -> torch.Tensor:
         (put("time_pos_embed", torch.ones(1, 64, 1, 62)), r"\b62\b"),
     ],
 )
-def test_what_does_not_fit_is_refused(change, message):
+def test_tensors_that_do_not_fit_are_rejected(change, message):
     tensors = checkpoint("original")
     change(tensors)
     with pytest.raises(ValueError, match=rf"^the file.*{message}"):
@@ -134,7 +134,7 @@ def test_a_file_in_half_precision_has_the_front_end_that_it_had(dtype):
         ced_from_tensors(other, "half")
 
 
-def test_the_encoder_is_what_was_laid_out_with_a_head_or_without():
+def test_the_converted_encoder_equals_the_original_with_or_without_head():
     encoder = published.random(published.ced_encoder())
     for layout in (lambda tensors, head: {**tensors, **head}, *LAYOUTS.values()):
         for head in ({}, published.random(published.ced_head())):

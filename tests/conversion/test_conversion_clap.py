@@ -100,7 +100,7 @@ def test_the_copies_share_nothing(clap):
         ),
     ],
 )
-def test_what_clap_cannot_express(model, message):
+def test_models_that_clap_cannot_represent_are_rejected(model, message):
     with pytest.raises(ValueError, match=message):
         clap_from_supclap(model())
 
@@ -160,7 +160,7 @@ def test_a_clap_with_a_gap_is_refused(tmp_path, clap, change, message):
         load_clap(tmp_path)
 
 
-def test_another_model_is_no_clap(tmp_path, clap):
+def test_another_model_is_rejected_as_clap(tmp_path, clap):
     clap.audio_model.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="'clap_audio_model'"):
         load_clap(tmp_path)
@@ -187,7 +187,7 @@ def test_short_clips_are_clap_s_own(processor):
 
 
 @pytest.mark.parametrize("truncation", ["rand_trunc", "fusion"])
-def test_a_clip_is_the_same_every_time_and_beside_anybody(truncation):
+def test_the_features_of_a_clip_do_not_depend_on_time_or_batch(truncation):
     processor = processor_from_clap(builders.clap_processor(truncation))
     long = builders.noise(40_000, seed=5)
     alone = processor(audio=long, sampling_rate=16000, return_tensors="np")
@@ -216,7 +216,7 @@ def rows(tmp_path_factory):
     return rows
 
 
-def test_the_collator_crops_and_resamples_to_what_clap_takes(processor, rows):
+def test_the_collator_crops_and_resamples_for_clap(processor, rows):
     indexed = [{**row, "clip_index": index} for index, row in enumerate(rows)]
     evaluation, training = EvaluationCollator(processor), TrainingCollator(processor, seed=1)
     first, again = evaluation(indexed), evaluation(indexed)
@@ -247,7 +247,7 @@ def train(folder, rows, model, processor, **kwargs):
     ("audio", "truncation", "options"),
     [({}, "rand_trunc", {}), ({}, "rand_trunc", {"cached_chunk_size": 2}), (FUSION, "fusion", {})],
 )
-def test_clap_is_post_trained_and_goes_back(tmp_path, rows, audio, truncation, options):
+def test_clap_is_post_trained_and_converted_back(tmp_path, rows, audio, truncation, options):
     processor = processor_from_clap(builders.clap_processor(truncation))
     model = supclap_from_clap(builders.clap_model(builders.clap_config(audio)))
     train_last_layers(model, audio_layers=1, text_layers=1)
@@ -264,7 +264,7 @@ def test_clap_is_post_trained_and_goes_back(tmp_path, rows, audio, truncation, o
         torch.testing.assert_close(left, right, atol=1e-6, rtol=0)
 
 
-def test_a_clip_s_training_embedding_has_no_batch_mates(clap, processor):
+def test_the_training_embedding_of_a_clip_does_not_depend_on_the_batch(clap, processor):
     inputs = processor(audio=CLIPS, sampling_rate=16000, return_tensors="pt")
     model = supclap_from_clap(clap).train()
     together = model.get_audio_features(**inputs).pooler_output

@@ -76,7 +76,7 @@ def test_folders(tmp_path, name):
     assert read_checkpoint(tmp_path / name).license is None, "a file may lie beside a card of something else"
 
 
-def test_safetensors_come_before_pickles(tmp_path):
+def test_safetensors_are_preferred_to_pickles(tmp_path):
     save_file(TENSORS, tmp_path / "model.safetensors")
     torch.save({"c": torch.ones(1)}, tmp_path / "pytorch_model.bin")
     assert same(read_checkpoint(tmp_path).tensors)
@@ -261,7 +261,7 @@ def test_the_cure_that_the_error_names_works(tmp_path):
         ("x.pt", {"model": {}}, "x.pt"),
     ],
 )
-def test_what_is_no_checkpoint(tmp_path, name, content, message):
+def test_files_that_are_not_checkpoints_are_rejected(tmp_path, name, content, message):
     path = tmp_path / name
     path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
     with pytest.raises(ValueError, match=message):

@@ -71,7 +71,7 @@ def test_the_published_size_fits_to_the_last_tensor(monkeypatch):
         ),
     ],
 )
-def test_what_does_not_fit_is_refused(change, message):
+def test_tensors_that_do_not_fit_are_rejected(change, message):
     tensors = published.laion(published.laion_model(), published.slaney_filters(48_000))
     change(tensors)
     with pytest.raises(ValueError, match=message):

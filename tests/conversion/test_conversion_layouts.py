@@ -86,7 +86,7 @@ def test_a_model_of_another_kind_is_never_half_converted(tensors, message):
         convert_checkpoint(checkpoint(tensors()))
 
 
-def test_an_unknown_layout_is_told_what_is_known():
+def test_the_error_of_an_unknown_layout_lists_the_known_ones():
     tensors = dict.fromkeys(["roberta.encoder.layer.0.x", "zebra", "conv1.weight"], torch.ones(1))
     with pytest.raises(ValueError, match="the origin") as caught:
         convert_checkpoint(checkpoint(tensors))
@@ -152,7 +152,7 @@ def test_the_towers_are_those_of_the_whole():
 
 
 @pytest.mark.parametrize(("name", "part"), [("CED", "text"), ("SONAR", "audio")])
-def test_a_tower_has_no_other_tower(name, part):
+def test_a_single_tower_contains_no_other_tower(name, part):
     with pytest.raises(ValueError, match=f"{name}.*{part}"):
         convert_checkpoint(checkpoint(CHECKPOINTS[name]()), part=part)
     with pytest.raises(ValueError, match="'half'"):
@@ -178,7 +178,7 @@ def test_feature_extractors_are_those_of_the_towers():
     assert type(extractor) is MSCLAPFeatureExtractor
 
 
-def test_a_fusion_that_is_not_used_is_told():
+def test_an_unused_fusion_is_reported():
     plain, fused = (
         published.laion(ClapModel(published.laion_config(each)), published.slaney_filters(48_000))
         for each in (False, True)

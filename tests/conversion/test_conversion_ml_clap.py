@@ -105,7 +105,7 @@ def test_temperature_becomes_a_logarithm(temperature):
         (put("text_encoder.model.layer_norm.bias", None), "SonarTextModel.*1"),
     ],
 )
-def test_what_does_not_fit_is_refused(change, message):
+def test_tensors_that_do_not_fit_are_rejected(change, message):
     tensors = checkpoint()
     change(tensors)
     with pytest.raises(ValueError, match=message):

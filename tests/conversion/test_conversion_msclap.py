@@ -132,7 +132,7 @@ def test_the_published_size_fits_to_the_last_tensor(monkeypatch, year):
         (2022, put("caption_encoder.base.embeddings.word_embeddings.weight", torch.ones(9, 60)), r"\b60\b"),
     ],
 )
-def test_what_does_not_fit_is_refused(year, change, message):
+def test_tensors_that_do_not_fit_are_rejected(year, change, message):
     tensors = published.small_msclap(year)
     change(tensors)
     with pytest.raises(ValueError, match=message):

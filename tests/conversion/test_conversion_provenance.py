@@ -25,7 +25,7 @@ PARTS = [
 ]
 
 
-def test_what_is_written_is_read(tmp_path):
+def test_a_written_record_is_read_back(tmp_path):
     assert read_provenance(tmp_path) == read_provenance(tmp_path / "absent") == []
     write_provenance(tmp_path, PARTS)
     assert read_provenance(tmp_path) == json.loads(json.dumps([asdict(part) for part in PARTS]))
@@ -148,7 +148,7 @@ def test_the_record_of_a_conversion(tmp_path):
     assert tower.hub_id is None
 
 
-def test_what_is_written_is_read_by_who_continues(tmp_path):
+def test_the_record_is_read_in_later_training(tmp_path):
     model = joined(tmp_path)
     first = [audio("apache-2.0", "mispeech/ced-tiny"), text("mit", "someone/text")]
     model.save_pretrained(tmp_path / "out")

@@ -52,7 +52,7 @@ def test_a_whole_model_with_its_processor(tmp_path, conversion):
     assert not list(folder.glob("*.bin"))
 
 
-def test_an_empty_folder_is_taken_and_has_ordinary_permissions(tmp_path, conversion):
+def test_an_empty_output_folder_gets_normal_permissions(tmp_path, conversion):
     for name in ("ordinary", "out"):
         (tmp_path / name).mkdir()
     save_conversion(conversion, tmp_path / "out")
@@ -71,7 +71,7 @@ TOWERS = [("ML-CLAP", "mean"), ("MS-CLAP 2022", "cls"), ("MS-CLAP 2023", "last")
 
 @pytest.mark.parametrize(("name", "pooling"), TOWERS)
 @pytest.mark.parametrize("part", ["audio", "text"])
-def test_a_tower_alone_goes_into_another_model(tmp_path, name, pooling, part):
+def test_a_single_tower_can_be_used_in_another_model(tmp_path, name, pooling, part):
     conversion = convert_checkpoint(checkpoint(CHECKPOINTS[name]()), part=part)
     tokenizer = builders.nllb_tokenizer() if (name, part) == ("ML-CLAP", "text") else None
     save_conversion(conversion, tmp_path / part, tokenizer, verify=True)
@@ -94,7 +94,7 @@ def test_a_clap_is_verified(tmp_path):
 
 
 @pytest.mark.parametrize("used", ["file in it", "a file itself"])
-def test_a_used_folder_is_left_alone(tmp_path, conversion, used):
+def test_a_used_folder_is_unchanged(tmp_path, conversion, used):
     out = tmp_path / "out"
     if used == "file in it":
         out.mkdir()
@@ -175,7 +175,7 @@ def test_another_tokenizer_is_refused(tmp_path, conversion, config, message):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_audio_tower_takes_no_tokenizer(tmp_path):
+def test_an_audio_tower_with_a_tokenizer_is_an_error(tmp_path):
     audio = convert_checkpoint(checkpoint(published.small_ml_clap()), part="audio")
     with pytest.raises(ValueError, match="CEDModel"):
         save_conversion(audio, tmp_path / "out", builders.nllb_tokenizer())

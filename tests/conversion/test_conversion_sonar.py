@@ -74,7 +74,7 @@ def test_published_sizes_fit_to_the_last_tensor(monkeypatch, layout, arch, vocab
         (lambda t: t.update({"encoder_frontend.embed.weight": torch.ones(9, 60)}), r"\b60\b"),
     ],
 )
-def test_what_does_not_fit_is_refused(change, message):
+def test_tensors_that_do_not_fit_are_rejected(change, message):
     tensors = published.fairseq2(hub())
     change(tensors)
     with pytest.raises(ValueError, match=message):

@@ -52,7 +52,7 @@ def test_a_shape_to_read_is_there_and_has_the_right_axes():
         tensors.get_shape("weight", 4)
 
 
-def test_what_is_set_aside_is_counted_by_what_it_is():
+def test_tensors_set_aside_are_counted_by_kind():
     tensors = Tensors(dict.fromkeys(["head.w", "head.b", "my.head.w", "mask"]), "the file")
     kept, counts = tensors.set_aside({r"head\.": "head", "mask$": "mask"})
     assert (list(kept), counts) == (["my.head.w"], {"head": 2, "mask": 1})

@@ -9,7 +9,7 @@ from modeling_supclap.datasets_scripts.atomic_files import atomic_write, write_j
 
 
 @pytest.mark.parametrize("one_writer", [False, True])
-def test_the_old_file_stands_until_the_new_one_is_whole(tmp_path, one_writer):
+def test_the_old_file_exists_until_the_new_one_is_complete(tmp_path, one_writer):
     path = tmp_path / "a.bin"
     path.write_bytes(b"old")
     with atomic_write(path, one_writer) as unfinished:
@@ -20,7 +20,7 @@ def test_the_old_file_stands_until_the_new_one_is_whole(tmp_path, one_writer):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_fails_leaves_the_old_file_and_nothing_else(tmp_path):
+def test_a_failed_write_leaves_only_the_old_file(tmp_path):
     path = tmp_path / "a.bin"
     path.write_bytes(b"old")
 
@@ -60,7 +60,7 @@ def test_text_and_json_to_the_byte(tmp_path):
     assert (tmp_path / "a.json").read_bytes() == b'{"\\u00e9": 1}\n'
 
 
-def test_what_json_does_not_know_touches_no_file(tmp_path):
+def test_content_that_is_not_json_changes_no_file(tmp_path):
     write_json(tmp_path / "a.json", 1)
     for bad, style in ((object(), {}), (float("nan"), {"allow_nan": False})):
         with pytest.raises((TypeError, ValueError)):

@@ -45,7 +45,7 @@ def load_clip(source, rate_hz=RATE_HZ, **crop):
     return read_row(row, rate_hz, **crop)
 
 
-def test_reads_what_was_written(tone):
+def test_reads_the_written_samples(tone):
     waveform, rate_hz = read_audio(tone)
     assert rate_hz == RATE_HZ
     assert waveform.dtype == np.float32
@@ -64,12 +64,12 @@ def test_channels_are_averaged(tmp_path):
 
 
 @pytest.mark.parametrize(("position", "start"), [(0.0, 0), (0.5, 6000), (1.0, 12000)])
-def test_a_long_clip_is_cropped_where_asked(tone, position, start):
+def test_a_long_clip_is_cropped_at_the_given_position(tone, position, start):
     crop = load_clip(tone, max_seconds=0.25, crop_position=position)
     np.testing.assert_array_equal(crop, read_audio(tone)[0][start : start + 4000])
 
 
-def test_a_short_clip_is_left_alone(tone):
+def test_a_short_clip_is_unchanged(tone):
     assert len(load_clip(tone, max_seconds=30.0, crop_position=0.7)) == RATE_HZ
 
 
@@ -88,7 +88,7 @@ def test_text_named_wav_is_refused(tmp_path):
     ("form", "subtype"), [("OGG", "OPUS"), ("AIFF", "PCM_16"), ("W64", "PCM_24"), ("RF64", "FLOAT"), ("AU", "PCM_16")]
 )
 @pytest.mark.parametrize("part", [0.3, 0.6, 0.999])
-def test_a_part_is_not_taken_for_the_whole(form, subtype, part):
+def test_a_truncated_file_is_rejected(form, subtype, part):
     encoded = io.BytesIO()
     soundfile.write(encoded, sine(440, 3.0), RATE_HZ, format=form, subtype=subtype)
     content = encoded.getvalue()
@@ -98,7 +98,7 @@ def test_a_part_is_not_taken_for_the_whole(form, subtype, part):
 
 
 @pytest.mark.parametrize("mode", ["CONSTANT", "VARIABLE"])
-def test_an_mp3_that_does_not_say_how_long_it_is_is_read_whole(mode):
+def test_an_mp3_without_a_frame_count_is_read_completely(mode):
     waveform = sine(440, 20.0)
     waveform[9 * RATE_HZ :] += 0.2 * np.random.default_rng(0).standard_normal(11 * RATE_HZ)
     encoded = io.BytesIO()
@@ -147,7 +147,7 @@ def test_gsm_is_read_and_cropped(tmp_path):
 
 
 @pytest.mark.parametrize("rate_hz", [11_127, 22_051, 44_101])
-def test_odd_rates_take_no_more_memory_than_others(monkeypatch, rate_hz):
+def test_odd_rates_need_no_more_memory_than_others(monkeypatch, rate_hz):
     get_resampler = audio._get_resampler
 
     def get_bounded(from_hz, to_hz):
@@ -161,7 +161,7 @@ def test_odd_rates_take_no_more_memory_than_others(monkeypatch, rate_hz):
     np.testing.assert_allclose(resampled[200:-200], sine(440, 1.0)[200:-200], atol=2e-3)
 
 
-def test_a_wav_that_lacks_only_what_follows_its_sound_is_read(tone):
+def test_a_wav_without_the_chunks_after_its_audio_is_read(tone):
     content = tone.read_bytes() + b"LIST" + (8).to_bytes(4, "little") + b"INFOISFT"
     content = content[:4] + (len(content) - 8).to_bytes(4, "little") + content[8:]
     assert len(read_audio(content[:-6])[0]) == RATE_HZ
@@ -214,7 +214,7 @@ def test_every_format_rate_and_depth_gives_the_same_sound(tmp_path, suffix, subt
 
 
 @pytest.mark.parametrize("suffix", ["wav", "flac", "ogg", "mp3"])
-def test_bytes_give_what_the_file_gives(tmp_path, suffix):
+def test_bytes_and_file_give_the_same_samples(tmp_path, suffix):
     path = tmp_path / f"tone.{suffix}"
     soundfile.write(path, sine(440, 1.0, 44_100), 44_100)
     crop = {"max_seconds": 0.25, "crop_position": 0.5}
@@ -225,7 +225,7 @@ def test_bytes_give_what_the_file_gives(tmp_path, suffix):
             read_audio(source, name=path.name)
 
 
-def test_bad_bytes_are_told_apart_by_name_and_not_by_address():
+def test_errors_for_bytes_contain_no_memory_address():
     messages = []
     for _ in range(2):
         with pytest.raises(BadAudioError, match=r"dog\.wav") as raised:
@@ -303,7 +303,7 @@ class TestRows:
 
     @pytest.mark.parametrize("crop", [{}, {"max_seconds": 0.25, "crop_position": 0.5}])
     @pytest.mark.parametrize("kept", ["path", "bytes", "bytes without path", "only a path", "samples", "decoded"])
-    def test_where_the_audio_is(self, tmp_path, crop, kept):
+    def test_all_places_of_the_audio_give_the_same_clip(self, tmp_path, crop, kept):
         tone = tmp_path / "rising.wav"
         soundfile.write(tone, np.linspace(0.1, 1, RATE_HZ) * sine(440, 1.0), RATE_HZ)
         content, (waveform, _) = tone.read_bytes(), read_audio(tone)
@@ -326,7 +326,7 @@ class TestRows:
         with pytest.raises(BadAudioError, match=r"a\.wav \(clip 'a'\).*0\.1000"):
             read_row({"clip_id": "a", "audio_path": "a.wav", **stored}, RATE_HZ, min_seconds=0.15)
 
-    def test_a_silent_beginning_is_cut_where_asked(self):
+    def test_a_silent_beginning_is_cut_if_requested(self):
         late = np.concatenate([np.zeros(RATE_HZ), sine(440, 1.0)])
         row = {"clip_id": "a", "samples": to_int16(late).tobytes(), "sampling_rate_hz": RATE_HZ}
         assert not read_row(row, RATE_HZ, 0.5).any()
@@ -346,7 +346,7 @@ class TestRows:
             {"samples": b"", "sampling_rate_hz": RATE_HZ},
         ],
     )
-    def test_what_is_wrong_names_file_and_clip(self, columns):
+    def test_errors_name_file_and_clip(self, columns):
         with pytest.raises(BadAudioError, match=r"audio/dog\.wav \(clip 'dog-1'\)"):
             read_row({"clip_id": "dog-1", "audio_path": "audio/dog.wav", **columns}, RATE_HZ)
 

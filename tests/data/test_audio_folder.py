@@ -120,7 +120,7 @@ def test_several_lines_of_one_file_are_its_captions(folder, load):
     assert {tuple(row["captions"]["eng"]) for row in rows_of(load()).values()} == {("A", "B")}
 
 
-def test_many_captions_of_one_file_cost_what_they_are(folder, load):
+def test_reading_many_captions_of_one_file_takes_linear_time(folder, load):
     lines = [["1.wav", f"Caption {number}"] for number in range(20_000)]
     write_csv(folder / "metadata.csv", [["file_name", "caption"], *lines])
     started = time.process_time()
@@ -198,7 +198,7 @@ def test_captions_without_a_language_do_not_join_those_of_a_named_one(folder, lo
         load()
 
 
-def test_the_only_table_may_have_any_name_where_its_columns_are_named(folder, load):
+def test_a_single_table_may_have_any_name_if_columns_are_set(folder, load):
     lines = [["Nr", "Datei", "Text"], *([number, name, f"sound {name}"] for number, name in enumerate(NAMES))]
     text = "\n".join(";".join(map(str, line)) for line in lines)
     (folder / "Übersicht.csv").write_text(text, encoding="utf-8-sig")
@@ -208,7 +208,7 @@ def test_the_only_table_may_have_any_name_where_its_columns_are_named(folder, lo
     assert {name: row["captions"]["eng"] for name, row in rows.items()} == {name: [f"sound {name}"] for name in NAMES}
 
 
-def test_any_language_may_be_asked_for(folder, load):
+def test_any_language_can_be_requested(folder, load):
     write_csv(
         folder / "metadata.csv", [["file_name", "caption_ita", "caption_fra"], *([name, "A", "B"] for name in NAMES)]
     )
@@ -239,7 +239,7 @@ def test_a_missing_recording_is_not_taken_from_another_folder(tmp_path, load):
     assert builder.as_dataset()["test"]["audio_path"] == [str(tmp_path / "data" / "test/1.flac")]
 
 
-def test_text_files_beside_the_audio_will_do(folder, load):
+def test_captions_can_be_in_text_files_next_to_the_audio(folder, load):
     for name in NAMES[1:]:
         (folder / name).with_suffix(".txt").write_text(f"Sound {name}\n\nOr so\n", encoding="utf-8-sig")
     (folder / "README.txt").write_text("About this folder")
@@ -275,7 +275,7 @@ def test_a_source_that_two_given_splits_share_stays_in_the_later_one(folder, loa
     assert builder.report()["left_out"] == {"source in another split": ["8.wav"]}
 
 
-def test_recordings_that_no_line_names_are_reported(folder, load):
+def test_recordings_without_a_line_are_reported(folder, load):
     write_csv(folder / "metadata.csv", [["file_name", "caption"], *([name, "A"] for name in NAMES[:8])])
     assert load().report() == {"missing": [], "left_out": {"no caption": ["8.wav", "9.wav"]}}
 

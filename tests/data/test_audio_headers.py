@@ -37,5 +37,5 @@ def test_the_announced_frames_are_those_that_the_encoder_announced(rate_hz, chan
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff", b"ID3", b"ID3\4\0\0\0\0\0\1", b"\xff\xfb" * 500, bytes(1000)])
-def test_what_is_no_mp3_stays_as_it_is(content):
+def test_content_that_is_not_mp3_is_unchanged(content):
     assert announce_mp3_frames(content) is content

@@ -63,7 +63,7 @@ def test_two_clips_of_a_video_are_two_rows_of_one_source(tmp_path):
     assert set(rows["source"]) == {f"youtube:{youtube_id(1)}"}
 
 
-def test_one_split_alone_will_do_and_two_releases_at_once_will_not(tmp_path):
+def test_one_split_is_enough_but_two_releases_are_an_error(tmp_path):
     audiocaps(tmp_path / "data")
     for name in ("train.csv", "val.csv"):
         (tmp_path / "data" / name).unlink()
@@ -76,7 +76,7 @@ def test_one_split_alone_will_do_and_two_releases_at_once_will_not(tmp_path):
     assert len(clone.as_dataset()["train"]) == 6
 
 
-def test_a_start_that_is_no_whole_number_is_named(tmp_path):
+def test_a_start_that_is_not_a_whole_number_is_named(tmp_path):
     write_csv(tmp_path / "data" / "train.csv", [HEADER, [1, youtube_id(1), "0:30", "A"]])
     with pytest.raises(ValueError, match=r"train\.csv.*line 2.*start_time.*'0:30'"):
         load(tmp_path / "data")

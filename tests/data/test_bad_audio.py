@@ -90,7 +90,7 @@ def test_no_row_left_is_an_error(rows):
         filter_bad_audio([rows[1], rows[3]], "skip")
 
 
-def test_the_memo_spares_the_second_look_but_for_what_has_changed(rows, tmp_path, monkeypatch):
+def test_with_a_memo_only_changed_recordings_are_read_again(rows, tmp_path, monkeypatch):
     looked_at = []
     check = bad_audio.check_recording
     monkeypatch.setattr(
@@ -135,7 +135,7 @@ def test_the_argument_is_checked(tmp_path):
     ],
     ids=["empty", "junk", "missing", "silent"],
 )
-def test_what_cannot_be_used_says_why(tmp_path, content, message):
+def test_errors_for_unusable_recordings_name_the_reason(tmp_path, content, message):
     path = tmp_path / "bad.wav"
     if isinstance(content, bytes):
         path.write_bytes(content)
@@ -157,7 +157,7 @@ def of_rate(rate_hz):
 
 
 @pytest.mark.parametrize("rate_hz", [1, 199, 2**31 - 1])
-def test_a_rate_that_no_recording_has_is_refused(rate_hz):
+def test_an_impossible_rate_is_rejected(rate_hz):
     with pytest.raises(BadAudioError, match=rf"a\.wav.*{rate_hz} Hz"):
         read_recording(of_rate(rate_hz), "a.wav", 16_000)
     with pytest.raises(BadAudioError, match=f"{rate_hz} Hz"):
@@ -194,7 +194,7 @@ def test_a_long_recording_is_checked_in_parts(tmp_path):
 
 
 @pytest.mark.parametrize(("storage", "copies"), [("reference", 0), ("int16", 2), ("original", 1)])
-def test_of_a_long_recording_little_more_is_held_than_what_is_stored(tmp_path, monkeypatch, storage, copies):
+def test_packing_a_long_recording_needs_little_more_than_its_stored_size(tmp_path, monkeypatch, storage, copies):
     monkeypatch.setattr(audio, "_BLOCK_FRAMES", 2**19)
     path, stored_bytes = tmp_path / "long.wav", {"int16": 19.2e6, "original": 52.9e6, "reference": 0}[storage]
     with soundfile.SoundFile(path, "w", 44_100, 1) as file:
@@ -213,13 +213,13 @@ def test_a_decoder_that_fails_is_that_recordings_fault(monkeypatch):
         read_recording(b"fLaC", "a.flac", 16_000)
 
 
-def test_a_missing_decoder_is_no_fault_of_the_recording(monkeypatch):
+def test_a_missing_decoder_does_not_make_a_recording_bad(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchcodec.decoders", None)
     with pytest.raises(MissingDecoderError):
         read_recording(b"\0\0\0\x20ftypM4A " + bytes(100), "a.m4a", 16_000)
 
 
-def test_a_recording_is_its_samples_and_what_is_too_quiet_for_them_is_silent():
+def test_a_recording_too_quiet_for_16_bits_is_silent():
     file = io.BytesIO()
     soundfile.write(file, [0.0, 0.5, -0.5], 8000, format="WAV", subtype="FLOAT")
     assert read_recording(file.getvalue(), "a.wav", 8000).tolist() == [0, 16384, -16384]
@@ -273,7 +273,7 @@ class TestMapInOrder:
             list(results)
 
     @pytest.mark.process
-    def test_a_worker_that_dies_is_told(self):
+    def test_a_dead_worker_is_an_error(self):
         with pytest.raises(RuntimeError, match="exited unexpectedly"):
             list(map_in_order(partial(die_at, 5), range(10), workers=2))
 
@@ -283,7 +283,7 @@ class TestMapInOrder:
 
 
 @pytest.mark.process
-def test_a_worker_says_nothing_of_a_parent_that_stopped_taking_its_tensors():
+def test_a_worker_prints_no_error_if_its_parent_stops_reading():
     lines = [
         "import time",
         "from multiprocessing import connection, process, resource_sharer",

@@ -38,7 +38,7 @@ def test_a_file_is_the_audio_of_one_clip_only():
     assert collection.left_out == {"one file for several clips": ["1", "2"]}
 
 
-def test_a_clip_is_taken_once_and_only_with_a_caption_and_audio():
+def test_only_unique_clips_with_caption_and_audio_are_added():
     collection = Collection()
     clip = Clip("1", {"eng": [" A\n", " "], "fra": [""]}, "a", "")
     for _ in range(2):
@@ -56,7 +56,7 @@ def test_captions_lose_the_space_around_them():
     assert strip_texts([" a b ", "", "\t", "c"]) == ("a b", "c")
 
 
-def test_the_draw_is_of_the_recordings_and_the_seed_alone():
+def test_the_sample_depends_only_on_recordings_and_seed():
     sources = [f"freesound:{number}" for number in range(1000)]
     counts = {"test": 100, "validation": 50}
     drawn = draw_sources(sources, counts, 0)
@@ -70,13 +70,13 @@ def test_the_draw_is_of_the_recordings_and_the_seed_alone():
 
 
 @pytest.mark.parametrize("count", [0, 1])
-def test_no_more_is_drawn_than_there_is(count):
+def test_sampling_more_sources_than_exist_is_an_error(count):
     assert set(draw_sources("ab", {"test": 1, "validation": 1}, 0).values()) == {"test", "validation"}
     with pytest.raises(ValueError, match=rf"\b{count}\b"):
         draw_sources(map(str, range(count)), {"test": 1, "validation": 1}, 0)
 
 
-def test_the_report_is_kept_beside_the_rows(tmp_path, monkeypatch):
+def test_the_report_is_saved_with_the_rows(tmp_path, monkeypatch):
     made = clotho(tmp_path / "clotho")
     made.audio[0].unlink()
     builder = Clotho(cache_dir=str(tmp_path / "cache"), **made.config)
@@ -98,7 +98,7 @@ def test_rows_may_go_elsewhere_than_to_the_cache(tmp_path):
     assert builder.report() == {"missing": [], "left_out": {}}
 
 
-def test_a_folder_with_nothing_left_says_why(tmp_path):
+def test_the_error_of_an_empty_dataset_lists_the_reasons(tmp_path):
     made = clotho(tmp_path / "clotho")
     for table in (tmp_path / "clotho").glob("*.csv"):
         write_csv(table, [["file_name", "caption_1"], *([name, " "] for name in CLOTHO_NAMES)])

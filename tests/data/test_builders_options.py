@@ -45,12 +45,12 @@ def test_values_have_the_type_of_the_field(parser):
     assert vars(parser.parse_args(words)) == {**expected, "data_dir": "d"}
 
 
-def test_what_is_not_given_leaves_no_trace(parser):
+def test_options_that_are_not_set_are_absent(parser):
     assert vars(parser.parse_args([])) == {}
 
 
 @pytest.mark.parametrize("words", [["--count", "many"], ["--strict", "perhaps"], ["--data_files", "x"]])
-def test_what_is_wrong_is_refused(parser, words, capsys):
+def test_wrong_values_are_rejected(parser, words, capsys):
     with pytest.raises(SystemExit):
         parser.parse_args(words)
     assert words[0] in capsys.readouterr().err

@@ -64,7 +64,7 @@ def test_shared_sources_are_listed_with_the_clips_of_both(folder):
     assert all(copy["same_source"] for copy in report["copies"])
 
 
-def test_names_of_files_are_no_shared_sources(tmp_path):
+def test_file_names_are_not_shared_sources(tmp_path):
     for name, first in (("mine", 0), ("yours", 50)):
         (tmp_path / name).mkdir()
         for number in range(4):
@@ -96,7 +96,7 @@ def test_one_split_of_a_set(folder):
         (("first:dev", "second"), 2),
     ],
 )
-def test_the_exit_status_tells(folder, words, status, capsys):
+def test_the_exit_status_depends_on_the_overlap(folder, words, status, capsys):
     assert run(folder, *words) == status
     out, err = capsys.readouterr()
     assert (": error: " in err) == (status == 2)

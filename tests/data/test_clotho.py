@@ -33,7 +33,7 @@ def test_names_that_a_system_changed_are_found(tmp_path):
     assert {split: len(rows) for split, rows in load(tmp_path / "data").as_dataset().items()} == made.counts
 
 
-def test_a_name_that_two_parts_share_is_no_use_in_one_folder(tmp_path):
+def test_equal_names_in_two_splits_are_ambiguous_in_one_folder(tmp_path):
     clotho(tmp_path / "data")
     flat = tmp_path / "flat"
     touch(flat, [*CLOTHO_NAMES, "only.wav"])
@@ -44,7 +44,7 @@ def test_a_name_that_two_parts_share_is_no_use_in_one_folder(tmp_path):
     assert len(builder.report()["left_out"]["one file for several clips"]) == 15
 
 
-def test_the_source_and_the_license_are_freesounds_where_the_metadata_say_so(tmp_path):
+def test_source_and_license_are_read_from_the_metadata(tmp_path):
     clotho(tmp_path / "data")
     url = "http://creativecommons.org/licenses/by/3.0/"
     columns = ["file_name", "keywords", "sound_id", "sound_link", "start_end_samples", "manufacturer", "license"]
@@ -60,7 +60,7 @@ def test_the_source_and_the_license_are_freesounds_where_the_metadata_say_so(tmp
     assert builder.report()["left_out"] == {"source in another split": [f"development/{CLOTHO_NAMES[1]}"]}
 
 
-def test_audio_may_lie_deeper_and_a_part_alone_will_do(tmp_path):
+def test_audio_may_be_in_subfolders_and_one_split_is_enough(tmp_path):
     clotho(tmp_path / "data")
     (tmp_path / "data" / "evaluation").rename(tmp_path / "data" / "clotho_audio_evaluation")
     (tmp_path / "data" / "clotho_captions_development.csv").unlink()

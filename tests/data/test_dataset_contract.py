@@ -37,7 +37,7 @@ def all_rows(builder):
     return [row for rows in rows_of(builder).values() for row in rows]
 
 
-def test_every_builder_is_held_to_this():
+def test_every_builder_is_in_the_contract_tests():
     assert {*MAKERS, "hf", "prepared"} == set(builder_names())  # these two read prepared data
 
 
@@ -60,14 +60,14 @@ def test_rows_keep_the_contract(name, make, load):
 
 
 @EACH
-def test_preparing_again_gives_the_same(name, make, tmp_path):
+def test_preparing_again_gives_the_same_rows(name, make, tmp_path):
     made = make(name)
     first, second = (rows_of(load_builder(name, str(tmp_path / cache), **made.config)) for cache in "ab")
     assert first == second
 
 
 @EACH
-def test_other_code_makes_its_own_rows(name, make, load, monkeypatch):
+def test_changed_code_builds_new_rows(name, make, load, monkeypatch):
     made = make(name)
     first, again = (load(name, made).cache_dir for _ in range(2))
     monkeypatch.setattr(metadata, "code_fingerprint", lambda: "other code")
@@ -133,7 +133,7 @@ def test_the_report_needs_no_preparing(name, make, load, tmp_path):
 
 
 @EACH_FOLDER
-def test_no_audio_at_all_is_an_error_that_says_what_was_tried(name, make, load):
+def test_the_error_without_any_audio_lists_the_searched_names(name, make, load):
     made = make(name)
     for path in made.audio:
         path.unlink()

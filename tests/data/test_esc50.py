@@ -42,7 +42,7 @@ def splits(folder):
     return load(folder, test_fold=2, validation_fraction=0.25)
 
 
-def test_rows_hold_what_the_csv_and_the_audio_say(folder, splits):
+def test_rows_contain_the_values_of_the_csv_and_the_audio(folder, splits):
     phrases = label_phrases("esc50")
     for rows in splits.values():
         for row in rows:

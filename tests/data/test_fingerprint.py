@@ -60,7 +60,7 @@ def test_a_copy_is_found_and_nothing_else(index, kind):
         assert matches[0].offset_seconds == pytest.approx(offset, abs=0.06)
 
 
-def test_what_a_match_says(index):
+def test_fields_of_a_match(index):
     (match,) = index.search(fingerprint(at_our_rate(CLIPS[4])))
     assert match.bit_error_rate == 0
     assert match.overlap_seconds == pytest.approx(5.0, abs=0.03)
@@ -103,7 +103,7 @@ def beep(frequency_hz):
     return samples
 
 
-def test_silence_around_different_sounds_is_no_match():
+def test_equal_silence_around_different_sounds_does_not_match():
     prints = [fingerprint(beep(frequency_hz)) for frequency_hz in np.random.default_rng(0).uniform(300, 3000, 8)]
     pairs = [(first, second) for first in prints for second in prints if first is not second]
     scores = [alignment_score(*pair, offset)[0] for pair in pairs for offset in range(-20, 20)]
@@ -117,14 +117,14 @@ def test_words_with_a_wrong_bit_are_looked_up_too(index):
     assert (match.clip, match.bit_error_rate, match.offset_seconds) == (2, pytest.approx(1 / 32), 0)
 
 
-def test_bands_are_where_a_tone_sounds():
+def test_a_tone_has_its_energy_in_its_band():
     time = np.arange(2 * RATE_HZ) / RATE_HZ
     rising, falling = (np.sin(2 * np.pi * (1000 * time + slope * time**2)).astype(np.float32) for slope in (300, -300))
     score, _ = alignment_score(fingerprint(rising), fingerprint(falling), 0)
     assert score < THRESHOLD
 
 
-def test_what_is_too_short_has_none():
+def test_short_clips_have_no_fingerprint():
     assert fingerprint(np.ones(3900, dtype=np.float32)) is None
     assert fingerprint(np.ones(4000, dtype=np.float32)) is not None
     index = FingerprintIndex([None, fingerprint(at_our_rate(CLIPS[0]))])

@@ -30,7 +30,7 @@ def test_a_source_in_two_folds_or_two_classes_never_leaks():
     assert {recording.fold for recording in splits["test"]} == {1}
 
 
-def test_a_fold_alone_is_tested_on_and_another_is_named():
+def test_the_test_split_is_one_fold_and_unknown_folds_are_named():
     clips = [FoldClip(f"{i}.wav", 3, "dog", str(i), "") for i in range(4)]
     assert split_by_fold(clips, 3, 0.15, 0) == {"train": [], "validation": [], "test": clips}
     with pytest.raises(ValueError, match="test_fold=3"):

@@ -100,7 +100,7 @@ def test_parquet_is_streamed_as_the_rows_that_it_is(hub, address):
     assert "audio" not in light[0]
 
 
-def test_ids_are_those_of_the_split_whatever_we_call_it(hub):
+def test_ids_contain_the_original_split_name(hub):
     header = "configs:\n- config_name: default\n  data_files:\n  - {split: dev, path: '*.parquet'}\n"
     (hub / "README.md").write_text(f"---\n{header}---\n")
     rows = load_splits("hf", data_dir=str(hub), cache_dir=str(hub.parent / "cache"))
@@ -109,7 +109,7 @@ def test_ids_are_those_of_the_split_whatever_we_call_it(hub):
     assert [row["clip_id"] for row in streamed["validation"]] == rows["validation"]["clip_id"][:]
 
 
-def test_what_is_missing_is_held_out_by_row_groups(hub):
+def test_missing_splits_are_held_out_by_row_groups(hub):
     splits = load_splits("hf", data_dir=str(hub), streaming=True, test_fraction=0.25)
     ids = {name: [row["clip_id"] for row in stream] for name, stream in splits.items()}
     assert {name for name, held in ids.items() if held} == {"train", "validation", "test"}
@@ -171,7 +171,7 @@ def test_classes_as_captions_are_their_names():
 
 
 @pytest.mark.parametrize("values", [[4, 2], [[4.0], [2.0]], [{"eng": "a"}, {"eng": "b"}], [[["a"]], [["b"]]]])
-def test_captions_that_are_no_text_are_refused(values):
+def test_captions_that_are_not_text_are_rejected(values):
     with pytest.raises(ValueError, match=r"'what' .*'name'"):
         as_rows(table(2, what=values, name=["a", "b"]), caption_column="what")
 
@@ -199,7 +199,7 @@ def test_rows_of_one_recording_become_one_row_and_stay_in_one_split(tmp_path):
     assert sorted(seen) == list(range(15))
 
 
-def test_recordings_are_told_apart_by_their_sound_not_their_name():
+def test_recordings_are_compared_by_content_instead_of_name():
     sounds = [{**sound(number), "path": "audio.wav"} for number in (0, 1, 0)]
     sounds += [{"bytes": None, "path": path} for path in ("x/a.wav", "y/a.wav", "x/a.wav")]
     rows = datasets.Dataset.from_dict({"audio": sounds, "caption": list("abcdef"), "kind": list("uvwxyz")})
@@ -257,6 +257,6 @@ def test_captions_without_a_language_do_not_join_those_of_a_named_one():
     assert both == {"eng": ["Regen", "rain"]}
 
 
-def test_it_needs_a_place():
+def test_data_dir_is_required():
     with pytest.raises(ValueError, match="data_dir"):
         load_splits("hf")

@@ -50,7 +50,7 @@ def test_sums(manifest):
     assert manifest["source_files"]["audio"] == {"files": 3, "bytes": 30, "sha256": digest}
 
 
-def test_metadata_are_hashed_and_the_set_itself_is_none_of_them(manifest):
+def test_metadata_are_hashed_without_the_prepared_set_itself(manifest):
     expected = {"path": "captions.csv", "bytes": 4, "sha256": hashlib.sha256(b"a,b\n").hexdigest()}
     assert manifest["source_files"]["metadata"] == [expected]
 
@@ -76,7 +76,7 @@ def test_the_card(manifest, tmp_path):
     assert "ask the author: 1 clip" in card.text
 
 
-def test_a_license_that_nobody_stated_is_no_blank(manifest, tmp_path):
+def test_a_missing_license_is_not_shown_as_blank(manifest, tmp_path):
     write_card(tmp_path / "README.md", {**manifest, "licenses": {"": 3}})
     assert "not stated: 3 clips" in DatasetCard.load(tmp_path / "README.md").text
 
@@ -86,7 +86,7 @@ def test_a_license_stays_on_its_line(manifest, tmp_path):
     assert r"- CC BY \# \<b\>Free: 3 clips" in DatasetCard.load(tmp_path / "README.md").text
 
 
-def test_versions_name_what_decodes_and_only_what_is_installed():
+def test_versions_contain_installed_decoders_only():
     assert {"libsndfile", "torchaudio", "pyarrow"} <= versions().keys()
     found = installed_versions(["torch", "no-such-package", "numpy"])
     assert list(found.items()) == [("torch", version("torch")), ("numpy", version("numpy"))]

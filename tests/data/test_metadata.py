@@ -18,7 +18,7 @@ from modeling_supclap.datasets_scripts.builders.recordings import walk
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
-def test_csv_is_read_in_whatever_encoding_and_with_lines_in_cells(tmp_path, encoding):
+def test_csv_is_read_in_several_encodings_with_line_breaks_in_cells(tmp_path, encoding):
     path = tmp_path / "a.csv"
     path.write_bytes('name,text\r\na,"Très «fort», ""là""\nici"\r\nb\r\n'.encode(encoding))
     first, second = read_csv(path, ["name"])
@@ -62,7 +62,7 @@ def test_a_bad_csv_is_refused(tmp_path, content, message):
         read_csv(path, ["name"])
 
 
-def test_all_kinds_of_tables_give_the_same(tmp_path):
+def test_all_table_formats_give_the_same_lines(tmp_path):
     rows = [{"file_name": "é.wav", "caption": "Line\u2028separator"}, {"file_name": "b.wav", "caption": ""}]
     (tmp_path / "a.csv").write_text("file_name,caption\né.wav,Line\u2028separator\nb.wav,\n", encoding="utf-8")
     lines = "\n\n".join(json.dumps(row, ensure_ascii=False) for row in rows)

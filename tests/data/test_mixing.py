@@ -41,7 +41,7 @@ def test_crossfaded_noise_keeps_its_power():
     assert max(levels_db) - min(levels_db) < 0.3  # a linear fade would dip by 3 dB
 
 
-def test_loudness_is_matched_in_a_concatenation_when_asked():
+def test_loudness_is_matched_in_a_concatenation_if_requested():
     loud, quiet = tone(500, amplitude=0.5), tone(2000, amplitude=0.005)
     apart = concatenate(loud, quiet, RATE_HZ)
     assert strength_db(apart[:RATE_HZ], 500) - strength_db(apart[RATE_HZ:], 2000) == pytest.approx(40, abs=0.01)

@@ -60,7 +60,7 @@ def files_of(folder):
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
-def test_the_manifest_says_what_is_there_and_what_is_not(whole, folder):
+def test_the_manifest_lists_included_and_excluded_recordings(whole, folder):
     out, manifest = whole
     assert json.loads((out / "manifest.json").read_text(encoding="utf-8")) == manifest
     bad = {clip["clip_id"]: clip for clips in manifest["bad_audio"].values() for clip in clips}
@@ -145,12 +145,12 @@ def test_a_complete_set_is_left_alone(whole, folder, cache, monkeypatch):
     assert run(request_for(folder), whole[0], cache_dir=cache, quiet=True) == whole[1]
 
 
-def test_the_same_set_is_left_alone_when_bad_recordings_are_to_be_named_too(whole, folder, cache):
+def test_policy_report_does_not_change_a_complete_set(whole, folder, cache):
     request = Request("esc50", request_for(folder).options, "int16", SHARD_BYTES, on_bad_audio="report")
     assert run(request, whole[0], cache_dir=cache, quiet=True) == whole[1]
 
 
-def test_another_set_is_replaced_only_when_asked(folder, cache, tmp_path):
+def test_another_set_is_replaced_only_with_overwrite(folder, cache, tmp_path):
     out = tmp_path / "out"
     run(request_for(folder), out, cache_dir=cache, quiet=True)
     with pytest.raises(FileExistsError, match=r"\bout\b"):
@@ -222,7 +222,7 @@ def test_odd_recordings_are_read_whole_or_listed_by_name(tmp_path, cache):
     assert seconds == pytest.approx({"gsm.wav": 1.0, "piped.flac": 13_230 / 16_000, "short.wav": 0.1}, abs=0.05)
 
 
-def test_a_recording_that_no_cell_holds_is_listed(tmp_path, monkeypatch):
+def test_a_recording_too_large_for_a_parquet_cell_is_listed(tmp_path, monkeypatch):
     soundfile.write(tmp_path / "long.wav", sound(1), 44_100)
     row = {"clip_id": "a", "audio_path": str(tmp_path / "long.wav"), "captions": {}, "license": ""}
     monkeypatch.setattr(prepare, "CELL_BYTES", len(sound(1)))
@@ -232,7 +232,7 @@ def test_a_recording_that_no_cell_holds_is_listed(tmp_path, monkeypatch):
     assert prepare._make_entry(row, str(tmp_path), "reference").row is not None
 
 
-def test_a_missing_decoder_stops_the_run_whatever_the_policy(tmp_path, monkeypatch):
+def test_a_missing_decoder_stops_the_run_with_every_policy(tmp_path, monkeypatch):
     (tmp_path / "a.m4a").write_bytes(b"\0\0\0\x20ftypM4A " + bytes(100))
     monkeypatch.setitem(sys.modules, "torchcodec.decoders", None)
     row = {"clip_id": "a", "audio_path": str(tmp_path / "a.m4a")}
@@ -240,7 +240,7 @@ def test_a_missing_decoder_stops_the_run_whatever_the_policy(tmp_path, monkeypat
         prepare._make_entry(row, None, "original")
 
 
-def test_nothing_tells_where_the_set_was_made(folder, cache, tmp_path):
+def test_a_prepared_set_contains_no_local_paths(folder, cache, tmp_path):
     for storage in ("int16", "reference"):
         run(request_for(folder, storage), tmp_path / storage, cache_dir=cache, quiet=True)
         for name in ("manifest.json", "README.md"):
@@ -330,11 +330,11 @@ class TestShards:
         assert found == [self.row(number) for number in range(50) if number not in (3, 9, 49)]
         assert [note["number"] for record in records for note in record["notes"]] == list(range(50))
 
-    def test_a_row_beyond_the_bound_has_a_shard_of_its_own(self, tmp_path):
+    def test_a_row_above_the_limit_has_its_own_shard(self, tmp_path):
         rows = [Entry(self.row(number, size), {}) for number, size in enumerate((100, 5000, 100))]
         assert [record["rows"] for record in ShardWriter(tmp_path, "train", TYPES, 1000).write(rows)] == [1, 1, 1]
 
-    def test_a_row_that_is_written_is_in_its_table_alone(self, tmp_path, monkeypatch):
+    def test_a_written_row_is_kept_only_in_its_table(self, tmp_path, monkeypatch):
         held = []
 
         def write_table(writer, table, **options):

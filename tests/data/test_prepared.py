@@ -104,7 +104,7 @@ def test_embedded_files_decode(folder):
     np.testing.assert_allclose(read_row(decoded, 16_000), read_row(rows[0], 16_000), atol=1e-5)
 
 
-def test_the_report_adds_what_was_left_out_before_and_stays_the_same(folder):
+def test_the_report_includes_clips_excluded_by_the_builder(folder):
     builder = Prepared(cache_dir=str(folder / "cache"), data_dir=str(folder / "int16"))
     lacking = {"left_out": {"bad audio": ["a"], "duplicate": ["b"]}, "bad_audio": {"test": [{"clip_id": "c"}]}}
     builder.config.prepared.manifest.update(lacking)
@@ -137,12 +137,12 @@ class TestMoving:
         assert row["audio_path"].startswith(str(tmp_path / "there" / "ESC"))
         assert len(read_row(row, 16_000))
 
-    def test_a_reference_that_leaves_finds_them_where_they_were(self, folder, tmp_path):
+    def test_a_moved_reference_finds_recordings_in_their_old_folder(self, folder, tmp_path):
         shutil.copytree(folder / "reference", tmp_path / "alone")
         (row, *_) = load_splits("prepared", str(tmp_path / "cache"), data_dir=str(tmp_path / "alone"))["test"]
         assert row["audio_path"].startswith(str(folder / "ESC"))
 
-    def test_or_where_it_is_told(self, folder, tmp_path):
+    def test_a_moved_reference_finds_recordings_in_audio_dir(self, folder, tmp_path):
         shutil.copytree(folder / "ESC", tmp_path / "recordings")
         (row, *_) = load(folder, "reference", audio_dir=str(tmp_path / "recordings"))["test"]
         assert row["audio_path"].startswith(str(tmp_path / "recordings"))
@@ -176,7 +176,7 @@ class TestDamage:
         with pytest.raises(FileNotFoundError, match=r"manifest\.json"):
             self.load(broken)
 
-    def test_a_folder_that_is_not_there_where_the_hub_cannot_be_asked(self, monkeypatch):
+    def test_a_missing_folder_is_named_if_the_hub_is_unreachable(self, monkeypatch):
         asked = mock.Mock(side_effect=LocalEntryNotFoundError("no network"))
         monkeypatch.setattr("huggingface_hub.hf_hub_download", asked)
         with pytest.raises(FileNotFoundError, match="prepared/mine"):

@@ -7,7 +7,7 @@ from modeling_supclap.datasets_scripts.progress import progress
 
 
 @pytest.mark.parametrize(("quiet", "log_seconds"), [(False, 60.0), (True, 0.0)])
-def test_a_short_job_leaves_no_trace_in_a_log(capsys, monkeypatch, quiet, log_seconds):
+def test_a_short_job_prints_nothing_to_a_log(capsys, monkeypatch, quiet, log_seconds):
     monkeypatch.setattr(module, "LOG_SECONDS", log_seconds)
     assert list(progress(range(500), "reading", 500, "clips", quiet)) == list(range(500))
     assert capsys.readouterr().err == ""

@@ -22,7 +22,7 @@ from modeling_supclap.datasets_scripts.builders.recordings import (
 VIDEO = "Y_abcdefgh-"  # eleven characters that begin with Y
 
 
-def test_walk_gives_what_is_below_without_what_systems_leave_behind(tmp_path):
+def test_walk_lists_files_without_hidden_system_files(tmp_path):
     touch(tmp_path, ["b.wav", "a/c.wav", "a/._c.wav", ".cache/d.wav", "__MACOSX/e.wav", "a/notes.txt"])
     assert walk(tmp_path) == ["a/c.wav", "a/notes.txt", "b.wav"]
 
@@ -34,14 +34,14 @@ def test_walk_follows_links_but_not_in_circles(tmp_path):
     assert walk(tmp_path / "data") == ["b.wav", "linked/a.wav"]
 
 
-def test_walk_passes_over_what_would_be_waited_for(tmp_path):
+def test_walk_skips_pipes_and_devices(tmp_path):
     touch(tmp_path, ["a.wav"])
     os.mkfifo(tmp_path / "pipe.wav")
     (tmp_path / "terminal.wav").symlink_to("/dev/tty")
     assert walk(tmp_path) == ["a.wav"]
 
 
-def test_walk_passes_over_names_that_no_row_can_hold(tmp_path, caplog):
+def test_walk_skips_names_that_are_not_utf8(tmp_path, caplog):
     touch(tmp_path, ["a.wav"])
     with open(os.path.join(os.fsencode(tmp_path), b"caf\xe9.wav"), "wb"), caplog.at_level(logging.WARNING):
         assert walk(tmp_path) == ["a.wav"]
@@ -69,7 +69,7 @@ def test_a_path_is_found_in_another_format_and_the_format_named_wins(tmp_path):
     assert recordings.named(["0"]) is None
 
 
-def test_a_path_is_found_whose_accents_a_system_has_set_apart(tmp_path):
+def test_a_path_in_another_unicode_normal_form_is_found(tmp_path):
     composed, apart = (unicodedata.normalize(form, "été/über.wav") for form in ("NFC", "NFD"))
     recordings = Recordings(tmp_path, [apart])
     assert recordings.at(composed) == recordings.at(apart) == tmp_path / apart
@@ -95,12 +95,12 @@ def test_the_preferred_format_wins_and_then_the_first_path(tmp_path):
         ("FREEZER_DOOR.wav", "freezer_door.wav"),
     ],
 )
-def test_awkward_names_are_found_as_they_were_changed(tmp_path, name, file):
+def test_names_with_changed_characters_are_found(tmp_path, name, file):
     touch(tmp_path, [file, "another.wav"])
     assert Recordings(tmp_path).matching([name, "missing.wav"]) == {name: tmp_path / file}
 
 
-def test_a_changed_name_counts_only_where_it_is_the_only_one(tmp_path):
+def test_a_changed_name_matches_only_if_it_is_unique(tmp_path):
     touch(tmp_path, ["Fountain.wav", "rain-drops.wav", "rain_drops.wav", "tree frogs.wav"])
     names = ["fountain.wav", "Fountain .wav", "rain drops.wav", "tree frogs.wav", "treefrogs.wav"]
     assert {name: path.name for name, path in Recordings(tmp_path).matching(names).items()} == {
@@ -138,7 +138,7 @@ def test_a_clip_of_a_video_is_found_under_the_namings_in_use(tmp_path, name):
     assert find_segments(Recordings(tmp_path), [(VIDEO, 30)]) == {(VIDEO, 30): tmp_path / name}
 
 
-def test_a_name_without_a_start_is_no_clip_of_a_video_with_several(tmp_path):
+def test_a_name_without_start_does_not_match_a_video_with_several_clips(tmp_path):
     touch(tmp_path, [f"{VIDEO}.wav", f"Y{VIDEO}_60.wav", "Zzzzzzzzzzz.wav"])
     found = find_segments(Recordings(tmp_path), [(VIDEO, 30), (VIDEO, 60), ("Zzzzzzzzzzz", 0)])
     assert {segment: path.name for segment, path in found.items()} == {
@@ -147,7 +147,7 @@ def test_a_name_without_a_start_is_no_clip_of_a_video_with_several(tmp_path):
     }
 
 
-def test_the_fingerprint_follows_names_and_where_asked_sizes(tmp_path):
+def test_the_fingerprint_depends_on_names_and_optionally_sizes(tmp_path):
     (path,) = touch(tmp_path, ["a.wav"])
     before = [Recordings(tmp_path).fingerprint(sizes) for sizes in (False, True)]
     path.write_bytes(b"1")
@@ -159,19 +159,19 @@ def test_the_fingerprint_follows_names_and_where_asked_sizes(tmp_path):
     assert Recordings(tmp_path).fingerprint() != after[0]
 
 
-def test_a_folder_that_is_none_is_named(tmp_path):
+def test_a_missing_folder_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere"):
         Recordings(tmp_path / "nowhere")
 
 
-def test_durations_come_from_the_header(tmp_path):
+def test_durations_are_read_from_the_header(tmp_path):
     soundfile.write(tmp_path / "a.wav", np.zeros(4000), 8000)
     (tmp_path / "broken.wav").write_bytes(b"RIFF no wave")
     assert duration_seconds(tmp_path / "a.wav") == 0.5
     assert duration_seconds(tmp_path / "broken.wav") is None
 
 
-def test_a_link_to_itself_is_passed_over_and_named(tmp_path, caplog):
+def test_a_link_to_itself_is_skipped_with_a_warning(tmp_path, caplog):
     touch(tmp_path, ["sub/a.wav"])
     (tmp_path / "sub" / "loop").symlink_to("loop")
     (tmp_path / "loop.wav").symlink_to(tmp_path / "loop.wav")

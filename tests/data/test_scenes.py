@@ -111,7 +111,7 @@ def level_db(samples):
     return 10 * np.log10(np.mean(np.square(samples, dtype=np.float64)))
 
 
-def test_the_event_is_where_its_row_says():
+def test_the_event_is_at_the_position_in_its_row():
     samples = render(SceneEvent("low_hum", 3, ""), seconds=3.0)
     for repetition in range(3):
         begin = 4000 + repetition * 8000

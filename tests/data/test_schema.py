@@ -41,7 +41,7 @@ def test_features_name_the_fields_of_the_row_in_order():
     assert list(features(["swe", "eng"])["captions"]) == ["swe", "eng"]
 
 
-def test_a_good_row_passes():
+def test_a_valid_row_passes():
     validate_row(ROW)
     validate_row({**ROW, "captions": {"swe": ["En hund skäller"]}}, languages=["swe"])
 
@@ -85,7 +85,7 @@ def test_missing_fields_are_named():
         validate_row({key: value for key, value in ROW.items() if key not in ("source", "license")})
 
 
-def test_a_language_that_no_clip_has_may_be_another_name_for_what_is_there():
+def test_the_error_of_a_missing_language_lists_the_existing_ones():
     with pytest.raises(ValueError, match=r"no train clip has a caption in \['deu'\].*\['eng'\].*--caption_language"):
         require_captions([ROW], ["deu", "eng"], split="train")
 

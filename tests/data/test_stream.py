@@ -84,7 +84,7 @@ def test_an_epoch_is_a_shuffle_of_all_rows_by_seed_and_epoch(stream):
     assert len({tuple(order) for order in orders.values()}) == 4
 
 
-def test_neighbours_come_from_all_over_the_split(stream):
+def test_neighbouring_rows_come_from_the_whole_split(stream):
     starts = [group.start for group in stream.row_groups]
     groups = [bisect_right(starts, row["clip_index"]) for row in stream.shuffle(0)]
     assert len(starts) > 2 * SHUFFLE_SHARDS
@@ -101,7 +101,7 @@ def test_processes_share_the_rows_and_a_global_batch_is_the_same_rows(stream, pr
     assert turns == ids(shuffled)[: len(turns)]
 
 
-def test_in_order_no_row_is_left_out(stream):
+def test_without_shuffling_no_row_is_dropped(stream):
     parts = [stream.shard(process, 4) for process in range(4)]
     assert sum(map(len, parts)) == CLIPS
     assert sorted(chain.from_iterable(map(ids, parts))) == sorted(ids(stream))
@@ -113,7 +113,7 @@ def test_in_order_no_row_is_left_out(stream):
     "workers", [0, pytest.param(1, marks=pytest.mark.process), pytest.param(2, marks=pytest.mark.process)]
 )
 @pytest.mark.parametrize("after", [0, 1, 5, 10])
-def test_a_loader_goes_on_with_the_batches_that_are_left(stream, workers, after):
+def test_a_loader_continues_with_the_remaining_batches(stream, workers, after):
     shuffled = stream.shuffle(0).shard(1, 2)
     shuffled.set_epoch(2)
     whole = batches(shuffled, workers)
@@ -143,7 +143,7 @@ def test_a_dataset_of_it_has_all_rows_in_order(stream, tmp_path):
     assert part.state_dict()["rows"] == 5
 
 
-def test_what_lies_before_the_place_is_not_read(stream, reads):
+def test_rows_before_the_position_are_not_read(stream, reads):
     shuffled = stream.shuffle(0)
     shuffled.load_state_dict({"epoch": 0, "rows": CLIPS - 5})
     assert len(list(shuffled)) == 5
@@ -158,7 +158,7 @@ def test_processes_and_workers_read_only_their_own_shards(stream, reads):
     assert len(reads) <= 4
 
 
-def test_the_training_collator_takes_it(stream, processor):
+def test_the_training_collator_accepts_a_stream(stream, processor):
     loader = DataLoader(stream.shuffle(0), batch_size=8, collate_fn=TrainingCollator(processor, ["eng"]))
     numbers = [number for batch in loader for number in batch["clip_index"].tolist()]
     assert sorted(numbers) == list(range(CLIPS))
@@ -170,7 +170,7 @@ def test_rows_are_mapped_as_they_are_read(stream):
     assert "samples" in next(iter(stream))
 
 
-def test_a_web_server_will_do(folder, stream):
+def test_a_web_server_can_be_streamed(folder, stream):
     with served(folder) as address:
         rows = load_splits("prepared", data_dir=f"{address}/int16", streaming=True)["train"]
         assert list(rows.shuffle(0)) == list(stream.shuffle(0))
@@ -185,7 +185,7 @@ def hasty(monkeypatch):
 
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("fault", ["busy", "drop", "stall"])
-def test_a_server_that_fails_for_a_while_is_asked_again(folder, stream, fault, caplog):
+def test_requests_to_a_failing_server_are_repeated(folder, stream, fault, caplog):
     faults = [fault]
     with flaky(folder, faults) as address:
         rows = load_splits("prepared", data_dir=f"{address}/int16", streaming=True)["train"]
@@ -197,7 +197,7 @@ def test_a_server_that_fails_for_a_while_is_asked_again(folder, stream, fault, c
 
 
 @pytest.mark.usefixtures("hasty")
-def test_a_server_that_keeps_failing_ends_the_run_with_the_files_name(folder):
+def test_the_error_of_a_failing_server_names_the_file(folder):
     faults = []
     with flaky(folder, faults) as address:
         rows = load_splits("prepared", data_dir=f"{address}/int16", streaming=True)["train"]

@@ -67,7 +67,7 @@ def test_tar_files_of_webdataset_are_streamed(tars, monkeypatch):
         ({"data_dir": "."}, ValueError, "webdataset.*streaming"),
     ],
 )
-def test_what_is_no_webdataset_is_refused(tmp_path, monkeypatch, options, error, message):
+def test_invalid_webdatasets_are_rejected(tmp_path, monkeypatch, options, error, message):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(error, match=message):
         load_splits("webdataset", **options)
@@ -81,7 +81,7 @@ def write_tar(path, members):
             archive.addfile(member, io.BytesIO(content))
 
 
-def test_samples_whose_members_are_not_neighbours_are_refused(tmp_path):
+def test_samples_with_separated_members_are_rejected(tmp_path):
     members = [("a.flac", b"1"), ("b.flac", b"2"), ("a.txt", b"a dog"), ("b.txt", b"rain")]
     write_tar(tmp_path / "train.tar", members)
     with pytest.raises(ValueError, match=r"train\.tar: .* sample 'a'"):
@@ -93,7 +93,7 @@ def test_samples_whose_members_are_not_neighbours_are_refused(tmp_path):
     assert captions == [["a dog"], ["rain"]]
 
 
-def test_a_sparse_member_is_refused_whatever_it_announces(tmp_path):
+def test_a_sparse_member_is_rejected(tmp_path):
     headers = {"GNU.sparse.major": "0", "GNU.sparse.minor": "1", "GNU.sparse.name": "a.flac"}
     headers |= {"GNU.sparse.size": str(30 * 2**30), "GNU.sparse.map": "0,1"}
     with tarfile.open(tmp_path / "train.tar", "w", format=tarfile.PAX_FORMAT) as archive:

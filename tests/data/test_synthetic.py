@@ -150,7 +150,7 @@ def test_noises_are_noisy_and_pitched_sounds_are_not(sound):
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_clips_are_loud_where_they_say_and_never_clip(split):
+def test_events_are_loud_at_their_position_without_clipping(split):
     for index in range(len(DESCRIPTIONS)):
         position, clip = describe(0, split, index).position, render_clip(0, split, index)
         middle_seconds = len(clip.samples) / RATE_HZ / 2
@@ -165,7 +165,7 @@ def test_clips_are_loud_where_they_say_and_never_clip(split):
         assert clip.samples.dtype == np.float32
 
 
-def test_what_is_not_described_varies():
+def test_properties_outside_the_captions_vary():
     clips = clips_of("pure_tone", "low", 16)
     assert len({round(strongest_hz(event_of(clip))) for clip in clips}) > 10
     assert len({clip.offset_seconds - clip.onset_seconds for clip in clips}) == 16
@@ -208,7 +208,7 @@ def splits(cache_dir):
     return load_splits("synthetic", cache_dir=cache_dir, num_train=128, num_validation=64, num_test=3)
 
 
-def test_builder_gives_valid_rows_with_the_rendered_audio(splits):
+def test_builder_returns_valid_rows_with_the_rendered_audio(splits):
     assert {name: len(split) for name, split in splits.items()} == {"train": 128, "validation": 64, "test": 3}
     for split, rows in splits.items():
         for index, row in enumerate(rows):
@@ -226,7 +226,7 @@ def test_builder_gives_valid_rows_with_the_rendered_audio(splits):
             assert row["license"] == "CC0-1.0"
 
 
-def test_captions_say_the_description_and_nothing_else(splits):
+def test_captions_contain_only_the_description(splits):
     captions_of = {}
     for index, row in enumerate(splits["train"]):
         description = describe(0, "train", index)

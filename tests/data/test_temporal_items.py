@@ -36,7 +36,7 @@ def all_items(items, epoch=0):
 
 @pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize(("one", "other"), [("dog", "rain"), ("wind", "church_bells"), ("clapping", "crying_baby")])
-def test_captions_say_what_sounds_first(language, one, other):
+def test_captions_name_the_first_sound(language, one, other):
     one, other = PHRASES[one], PHRASES[other]
     for relation, exchange in itertools.product(("before", "after", "while"), (False, True)):
         for text in describe(relation, one, other, [language], exchange)[language]:
@@ -88,7 +88,7 @@ def test_no_spanish_phrase_turns_the_y_before_it_into_e(name):
     assert not [texts["spa"] for texts in label_phrases(name).values() if re.match(r"h?i", texts["spa"])]
 
 
-def test_labels_serve_as_english_phrases_and_missing_phrases_are_named():
+def test_labels_are_english_phrases_and_missing_phrases_are_named():
     assert label_phrase("crying_baby") == "crying baby"
     assert label_phrase("dog", "fra", PHRASES) == "un chien qui aboie"
     with pytest.raises(ValueError, match=r"'dog'.*'fra'"):
@@ -107,7 +107,7 @@ def test_labels_serve_as_english_phrases_and_missing_phrases_are_named():
         (("before", {"swe": "a"}, {"swe": "b"}, ["swe"]), r"\['swe'\]"),
     ],
 )
-def test_what_cannot_be_described_is_refused(arguments, message):
+def test_invalid_descriptions_are_rejected(arguments, message):
     with pytest.raises(ValueError, match=message):
         describe(*arguments)
 
@@ -128,7 +128,7 @@ def test_esc50_has_2450_ordered_pairs_and_7350_items():
         assert forward.labels == tuple(row["labels"][0] for row in forward.rows)
 
 
-def test_half_the_captions_say_after():
+def test_half_of_the_captions_use_after():
     rows = make_rows(PHRASES, sources=1, takes=1)
     captions = [item.captions["eng"][0] for item in all_items(TemporalItems(rows, seed=0))]
     said = Counter(re.findall(r"before|after|while", " ".join(captions)))
@@ -139,7 +139,7 @@ def test_half_the_captions_say_after():
     assert Counter(re.findall(r"before|after|while", " ".join(plain))) == {"before": 4900, "while": 2450}
 
 
-def test_what_is_said_is_what_is_heard():
+def test_captions_match_the_rendered_audio():
     """The order of tones in the waveform is the order in the caption."""
     tones_hz = {"dog": 500, "rain": 1000, "wind": 2000}
     items = TemporalItems(make_rows(tones_hz), seed=3, phrases=PHRASES, languages=LANGUAGES)
@@ -159,7 +159,7 @@ def test_what_is_said_is_what_is_heard():
                 assert tuple(heard) == item.labels
 
 
-def test_stage_a_gives_one_of_the_pair_and_the_pair():
+def test_stage_a_returns_a_single_and_a_combined_item():
     items = TemporalItems(make_rows(), seed=0)
     given = [items.stage_a(0, index) for index in range(len(items))]
     assert {combined.labels for _, combined in given} == set(items.pairs)
@@ -195,7 +195,7 @@ def test_recordings_are_drawn_anew_each_epoch_and_all_of_them():
     assert max(drawn.values()) < 30
 
 
-def test_epochs_of_some_pairs_go_round_all_of_them():
+def test_short_epochs_go_through_all_pairs_in_turn():
     items = TemporalItems(make_rows(), seed=0, pairs_per_epoch=5)
     epochs = [[items.triple(epoch, index)[0].labels for index in range(len(items))] for epoch in range(12)]
     assert all(len(set(pairs)) == 5 for pairs in epochs)
@@ -204,14 +204,14 @@ def test_epochs_of_some_pairs_go_round_all_of_them():
     assert set(Counter(in_order).values()) == {5}
 
 
-def test_an_epoch_goes_round_all_pairs_several_times_with_other_recordings():
+def test_a_long_epoch_repeats_all_pairs_with_other_recordings():
     items = TemporalItems(make_rows(), seed=0, pairs_per_epoch=36)
     drawn = [items.triple(0, index)[0] for index in range(len(items))]
     assert set(Counter(item.labels for item in drawn).values()) == {3}
     assert len({item.clip_id for item in drawn}) > 24
 
 
-def test_the_first_phrasing_alone_is_said_where_asked_for():
+def test_only_the_first_phrasing_is_used_if_requested():
     items = TemporalItems(make_rows(), seed=0, num_phrasings=1, use_after=False)
     for index in range(len(items)):
         for item in (*items.triple(0, index), *items.stage_a(0, index)):
@@ -257,7 +257,7 @@ def test_a_pair_is_never_of_one_source():
         ({"num_phrasings": 0}, "num_phrasings.*0"),
     ],
 )
-def test_rows_that_make_no_items_are_refused(change, message):
+def test_invalid_rows_are_rejected(change, message):
     with pytest.raises(ValueError, match=message):
         TemporalItems(**{"rows": make_rows(), "seed": 0, **change})
 

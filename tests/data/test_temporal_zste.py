@@ -65,7 +65,7 @@ def test_more_items_than_there_are_go_on_with_other_recordings():
         zste_set(make_rows(), seed=0, num_items=0)
 
 
-def test_the_hash_names_the_set(monkeypatch):
+def test_the_hash_identifies_the_set(monkeypatch):
     rows = make_rows()
     records = zste_set(rows, seed=0, num_items=4)
     assert set_hash(records) == "e0a2379dc301a16752107cda25b83f8183e824a3a302a5b19d7e25cf68b54732"
@@ -89,7 +89,7 @@ def test_label_tasks_ask_for_every_class(records, task, count):
 
 @pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize("task", ["3A", "3B", "4A", "4B"])
-def test_order_tasks_have_one_right_answer_that_says_what_sounds(records, task, language):
+def test_order_tasks_have_one_correct_answer(records, task, language):
     record = record_of(records, ZSTE_FAMILIES[task])
     first, second = (PHRASES[label][language] for label in record["labels"])
     prompts = zste_prompts(task, record, list(PHRASES), PHRASES, language)
@@ -155,7 +155,7 @@ def test_a_question_is_the_same_in_all_languages_and_changes_with_the_seed(recor
     assert zste_prompts(task, record, labels, PHRASES) == asked[0]
 
 
-def test_the_right_answer_has_no_place_of_its_own(records):
+def test_the_correct_answer_has_a_random_position(records):
     places = Counter(
         zste_prompts("3A", record, list(PHRASES)).right[0] for record in records if record["family"] == "concatenated"
     )
@@ -175,7 +175,7 @@ def test_the_right_answer_has_no_place_of_its_own(records):
         ({"task": "2A", "phrases": {label: {"eng": "a noise"} for label in PHRASES}}, "'eng'"),
     ],
 )
-def test_questions_that_make_no_sense_are_refused(change, message):
+def test_invalid_questions_are_rejected(change, message):
     record = {"id": "r", "family": "concatenated", "clip_ids": ["a", "b"], "labels": ["dog", "rain"]}
     with pytest.raises(ValueError, match=message):
         zste_prompts(**{"task": "3A", "record": record, "labels": ["dog", "rain", "wind"], **change})

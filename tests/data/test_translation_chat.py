@@ -79,7 +79,7 @@ def test_a_busy_endpoint_is_given_time(script, slept):
 
 
 @pytest.mark.parametrize("header", ["100000", "inf", "Fri, 01 Jan 2100 00:00:00 GMT"])
-def test_nobody_waits_for_hours(header, slept):
+def test_waiting_times_are_limited(header, slept):
     busy = (429, {"Retry-After": header}, b"come back later")
     with fake_endpoint(*[busy] * 3) as server, pytest.raises(ConnectionError, match="come back later"):
         chat(server, retries=2).translate(["Rain"], "eng", "fra")
@@ -96,7 +96,7 @@ def test_an_endpoint_that_stays_busy_is_an_error_with_its_words(slept):
     ("status", "error", "message"),
     [(401, PermissionError, "401 no such"), (400, ConnectionError, "400 no such")],
 )
-def test_what_will_not_get_better_is_not_tried_again(status, error, message):
+def test_permanent_errors_are_not_retried(status, error, message):
     with fake_endpoint((status, {}, b"no such")) as server, pytest.raises(error, match=message):
         chat(server).translate(["Rain"], "eng", "fra")
     assert len(server.requests) == 1
@@ -126,7 +126,7 @@ USELESS = {
 
 
 @pytest.mark.parametrize("answer", USELESS.values(), ids=USELESS)
-def test_a_useless_answer_is_asked_for_again_then_in_halves(answer):
+def test_a_request_with_an_invalid_answer_is_repeated_then_split(answer):
     texts = ["Rain", "Wind", "A dog"]
     with fake_endpoint(answer) as server:
         assert chat(server).translate(texts, "eng", "fra") == [f"French: {text}" for text in texts]
@@ -136,7 +136,7 @@ def test_a_useless_answer_is_asked_for_again_then_in_halves(answer):
     assert [len(server.texts(number)) for number in range(len(server.requests))] == [3, 3, 1, 2]
 
 
-def test_a_text_that_fails_alone_is_given_up(caplog):
+def test_a_failing_text_is_skipped(caplog):
     def answer(texts):
         return completion("no" if "Wind" in texts.values() else {number: f"({text})" for number, text in texts.items()})
 
@@ -150,7 +150,7 @@ def test_a_text_that_fails_alone_is_given_up(caplog):
     "content",
     ['```json\n{"1": "Pluie"}\n```', 'Sure!\n{"1": "Pluie"}', '<think>{"1": "Rain?"}</think>\n\n{"1": "Pluie"}'],
 )
-def test_what_stands_around_the_answer_is_ignored(content):
+def test_text_around_the_answer_is_ignored(content):
     assert read_answer(completion(content), 1) == ["Pluie"]
 
 
@@ -208,6 +208,6 @@ def test_the_endpoint_may_be_given_in_several_ways(path, asked):
 
 
 @pytest.mark.parametrize("endpoint", ["localhost:8000", "ftp://host/v1", "http://", "file:///etc/passwd"])
-def test_what_is_no_address_is_refused(endpoint):
+def test_invalid_addresses_are_rejected(endpoint):
     with pytest.raises(ValueError, match="endpoint"):
         ChatTranslator("m", endpoint)

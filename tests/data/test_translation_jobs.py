@@ -71,7 +71,7 @@ def test_each_text_is_translated_once_and_written_for_each_caption(path):
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_what_is_there_is_not_made_again(path):
+def test_existing_translations_are_not_made_again(path):
     complete_translations(path, items_of(CAPTIONS), FakeTranslator())
     before, translator = path.read_bytes(), FakeTranslator()
     found = complete_translations(path, items_of(CAPTIONS), translator)
@@ -80,7 +80,7 @@ def test_what_is_there_is_not_made_again(path):
     assert path.read_bytes() == before
 
 
-def test_only_what_changed_or_is_new_is_made(path):
+def test_only_new_or_changed_captions_are_translated(path):
     complete_translations(path, items_of(CAPTIONS), FakeTranslator())
     changed = [("a", 0, "A cat"), *CAPTIONS[1:], ("e", 0, "Hail")]
     translator = FakeTranslator(answer=lambda text, target: f"new {text}")
@@ -94,7 +94,7 @@ def test_only_what_changed_or_is_new_is_made(path):
     assert len(table) == 11
 
 
-def test_unfinished_work_holds_no_secret(path):
+def test_unfinished_work_contains_no_secret(path):
     class Stopping(FakeTranslator):
         def translate(self, texts, source, target):
             raise ConnectionError("no more")
@@ -124,7 +124,7 @@ def test_another_model_does_not_mix_in_unasked(path):
 
 
 @pytest.mark.parametrize("answer", ["", " \n", "...", "\ufffd\ufffd", "\ud83d dog"])
-def test_what_is_useless_is_left_out_and_asked_for_again(path, answer):
+def test_invalid_translations_are_skipped_and_requested_again(path, answer):
     translator = FakeTranslator(answer=lambda text, target: answer if text == "Rain" else f"{target}\n  {text} ")
     found = complete_translations(path, items_of(CAPTIONS, ["fra"]), translator)
     assert sorted(found) == sorted(table_of(path)) == [("a", 0, "fra"), ("a", 1, "fra"), ("d", 0, "fra")]
@@ -254,7 +254,7 @@ def test_batches_stay_the_same_when_some_are_done():
     assert make_batches(items, {(("eng", "jpn"), text): "x" for text in TEXTS}, 9) == [(("eng", "fra"), TEXTS)]
 
 
-def test_a_translator_that_gives_another_number_of_texts_is_caught(tmp_path):
+def test_a_wrong_number_of_translations_is_an_error(tmp_path):
     class Short(FakeTranslator):
         def translate(self, texts, source, target):
             return ["x"]

@@ -149,7 +149,7 @@ def test_splits_are_joined_as_one(some, path):
         assert list(joined[name]) == list(streamed[name]) == naive_join(split, lines, NEW)
 
 
-def test_languages_are_chosen_in_the_order_asked_for(path):
+def test_languages_have_the_requested_order(path):
     captions = {"a": ["A dog"]}
     write_translations(path, lines_of(captions, ["fra", "jpn", "deu"]))
     assert list(join_translations(dataset(captions), path, ["jpn", "fra"]).features["captions"]) == [
@@ -213,7 +213,7 @@ DOGS, RAIN = ["fra A dog", "fra A barking dog"], ["fra Rain"]
     ],
     ids=["part", "clip", "stale", "unknown"],
 )
-def test_what_does_not_fit_is_an_error_or_a_counted_warning(path, caplog, lines, message, french):
+def test_mismatches_are_an_error_or_a_warning_with_counts(path, caplog, lines, message, french):
     write_translations(path, lines)
     with pytest.raises(ValueError, match=message):
         join_translations(dataset(CAPTIONS), path)
@@ -230,7 +230,7 @@ def test_what_does_not_fit_is_an_error_or_a_counted_warning(path, caplog, lines,
             list(join_translations(stream, path))
 
 
-def test_all_that_does_not_fit_is_in_one_message(path):
+def test_one_message_lists_all_mismatches(path):
     write_translations(path, [*without(("a", 1)), *lines_of({"c": ["Wind"]}, ["fra", "jpn"])])
     with pytest.raises(ValueError, match=r"'c'.*fra.*strict=False"):
         join_translations(dataset(CAPTIONS), path)

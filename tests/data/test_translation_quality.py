@@ -72,7 +72,7 @@ def test_a_report_by_hand():
     }
 
 
-def test_without_a_check_there_is_no_cosine():
+def test_without_back_translations_there_is_no_cosine():
     report = report_translations(SOURCES, FRENCH, {})
     assert (report["back_translated"], report["worst"]) == (0, [])
     assert report["cosine"] is report["below_threshold"] is None

@@ -134,7 +134,7 @@ def test_a_caption_that_the_model_cannot_read_is_given_up(nllb, caplog):
     assert re.search(r"nllb.*\b128\b.*'dog dog", caplog.text)
 
 
-def test_m2m100_is_told_by_its_short_codes(pieces, tmp_path):
+def test_m2m100_uses_short_codes(pieces, tmp_path):
     tokenizer = M2M100Tokenizer(*pieces)
     torch.manual_seed(0)
     config = seq2seq_config(M2M100Config, tokenizer.encoder_size + 110)
@@ -146,7 +146,7 @@ def test_m2m100_is_told_by_its_short_codes(pieces, tmp_path):
     assert translator._load("jpn", "eng")[1].src_lang == "ja"
 
 
-def test_a_tokenizer_of_mbarts_kind_is_told_by_codes_with_a_country():
+def test_mbart_tokenizers_use_codes_with_a_country():
     codes = {"en_XX": 5, "fr_XX": 6, "de_DE": 7, "zh_CN": 8}
     for language, code in (("eng", "en_XX"), ("deu", "de_DE"), ("zho", "zh_CN")):
         assert Seq2SeqTranslator("m")._code(codes, language) == code
@@ -169,7 +169,7 @@ def test_models_that_know_one_pair_are_named_by_pattern(pieces, tmp_path):
         translator.check("eng", "swe")
 
 
-def test_a_token_before_the_text_or_a_prompt_tells_the_language(t5):
+def test_a_token_or_a_prompt_selects_the_language(t5):
     assert Seq2SeqTranslator(t5)._languages("eng", "fra") == ("<2fr> {text}", {})
     with pytest.raises(ValueError, match=r"'deu'.*\{source\}"):
         Seq2SeqTranslator(t5).check("eng", "deu")

@@ -50,7 +50,7 @@ def test_the_order_of_the_lines_does_not_change_a_byte(tmp_path):
     assert (tmp_path / "one.parquet").read_bytes() == (tmp_path / "two.parquet").read_bytes()
 
 
-def test_what_is_refused_leaves_the_file_as_it_was(tmp_path):
+def test_rejected_translations_do_not_change_the_file(tmp_path):
     path = tmp_path / "t.parquet"
     write_translations(path, LINES)
     before = path.read_bytes()
@@ -61,7 +61,7 @@ def test_what_is_refused_leaves_the_file_as_it_was(tmp_path):
 
 
 @pytest.mark.parametrize("tool", ["pandas", "csv"])
-def test_files_that_others_made_are_read(tmp_path, tool):
+def test_files_written_by_other_tools_are_read(tmp_path, tool):
     path, fields = tmp_path / "t.parquet", ["clip_id", "caption_index", "language", "text"]
     frame = pd.DataFrame(LINES)[fields]  # with large strings and 64-bit integers
     if tool == "csv":
@@ -164,7 +164,7 @@ def test_other_tables_are_refused(tmp_path, table, message):
         read_translations(tmp_path / "t.parquet")
 
 
-def test_files_that_are_not_there_or_no_parquet_are_refused(tmp_path):
+def test_missing_and_invalid_files_are_rejected(tmp_path):
     with pytest.raises(FileNotFoundError, match="absent"):
         read_translations(tmp_path / "absent.parquet")
     (tmp_path / "t.parquet").write_text("clip_id,text\n")

@@ -12,7 +12,7 @@ def load(folder, **config):
     return load_builder("urbansound8k", str(folder.parent / "cache"), data_dir=str(folder), **config)
 
 
-def test_a_row_holds_what_its_line_says(tmp_path):
+def test_a_row_contains_the_values_of_its_line(tmp_path):
     urbansound8k(tmp_path / "data")
     rows = load(tmp_path / "data").as_dataset()["test"]
     (row,) = [row for row in rows if row["clip_id"] == "1011-1-0-1"]
@@ -52,7 +52,7 @@ def test_background_sounds_may_be_left_out(tmp_path):
     assert len(builder.report()["left_out"]["in the background"]) == 12
 
 
-def test_a_start_that_is_no_number_is_refused(tmp_path):
+def test_a_start_that_is_not_a_number_is_rejected(tmp_path):
     made = urbansound8k(tmp_path / "data")
     made.table.write_text(made.table.read_text().replace("0.5,1.75", "half,1.75"))
     with pytest.raises(ValueError, match=r"UrbanSound8K\.csv.*line 3"):

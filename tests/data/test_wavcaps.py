@@ -19,7 +19,7 @@ def clip_ids(builder):
     return {clip_id for rows in builder.as_dataset().values() for clip_id in rows["clip_id"]}
 
 
-def test_ids_and_sources_say_which_part_a_clip_is_of(tmp_path):
+def test_ids_and_sources_contain_the_collection(tmp_path):
     wavcaps(tmp_path / "data")
     rows = {row["clip_id"]: row for rows in load(tmp_path / "data").as_dataset().values() for row in rows}
     folder = tmp_path / "data" / "waveforms"
@@ -35,7 +35,7 @@ def test_ids_and_sources_say_which_part_a_clip_is_of(tmp_path):
         assert caption.startswith(f"A sound in {clip_id.split('/')[0]}/")
 
 
-def test_what_others_test_on_is_left_out_unless_that_is_wanted(tmp_path):
+def test_blacklisted_clips_are_excluded_by_default(tmp_path):
     wavcaps(tmp_path / "data")
     listed = {f"AudioSet_SL/Y{youtube_id(7)}", "FreeSound/3"}
     builder = load(tmp_path / "data")
@@ -58,7 +58,7 @@ def test_without_the_blacklists_nothing_is_trained_on_by_accident(tmp_path):
     assert len(clip_ids(load(tmp_path / "data", parts=["SoundBible", "BBC_Sound_Effects"]))) == 8
 
 
-def test_what_is_held_out_does_not_depend_on_what_audio_is_there(tmp_path):
+def test_held_out_clips_do_not_depend_on_the_existing_audio(tmp_path):
     made = wavcaps(tmp_path / "data")
     full = load(tmp_path / "data").as_dataset()
     held_out = full["test"]["clip_id"]
@@ -73,7 +73,7 @@ def test_what_is_held_out_does_not_depend_on_what_audio_is_there(tmp_path):
     assert len(made.audio) == 24
 
 
-def test_five_thousand_are_held_out_unless_that_is_too_many(tmp_path):
+def test_5000_clips_are_held_out_if_there_are_enough(tmp_path):
     wavcaps(tmp_path / "data")
     with pytest.raises(ValueError, match=r"'test': 5000.*\b22\b"):
         load_builder("wavcaps", str(tmp_path), data_dir=str(tmp_path / "data"))
@@ -105,7 +105,7 @@ def test_a_table_of_another_form_is_refused(tmp_path, content):
         load(tmp_path / "data")
 
 
-def test_a_part_that_was_asked_for_must_be_there(tmp_path):
+def test_a_requested_collection_must_exist(tmp_path):
     made = wavcaps(tmp_path / "data")
     made.table.unlink()
     assert len(clip_ids(load(tmp_path / "data"))) == 18

@@ -33,7 +33,7 @@ def test_a_notebook_runs(notebook, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_shows_what_it_gave(notebook):
+def test_a_notebook_contains_its_outputs(notebook):
     code = cells(notebook, "code")
     assert notebook.stat().st_size < 400_000
     assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))

@@ -44,7 +44,7 @@ def read_sounds() -> dict[Path, bytes]:
 
 @pytest.mark.usefixtures("at_a_readers")
 @pytest.mark.parametrize("page", list(dict.fromkeys(page for page, _ in blocks("python"))))
-def test_python_blocks_run_and_leave_the_readers_folder_alone(page, capsys):
+def test_python_blocks_run_without_changing_the_folder_of_the_reader(page, capsys):
     sounds = read_sounds()
     names: dict = {"__name__": "__main__"}
     for where, block in blocks("python"):
@@ -95,7 +95,7 @@ def test_commands_are_understood(page, command, monkeypatch):
         recipe.main()
 
 
-def test_verbs_exist():
+def test_make_targets_exist():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     verbs: dict[str, str] = {}
     for page, block in blocks("bash"):

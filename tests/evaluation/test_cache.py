@@ -19,7 +19,7 @@ def counted(values, calls):
     return make
 
 
-def test_the_same_key_is_made_once_and_comes_back_to_the_last_bit(tmp_path):
+def test_equal_keys_are_computed_once_and_loaded_exactly(tmp_path):
     calls = []
     values = np.random.default_rng(0).standard_normal((3, 4))
     first = EmbeddingCache(tmp_path).fetch(KEY, counted(values, calls))
@@ -62,7 +62,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_broken_file_is_made_again(tmp_path, damage):
+def test_a_broken_file_is_computed_again(tmp_path, damage):
     calls = []
     EmbeddingCache(tmp_path).fetch(KEY, counted([[1]], calls))
     (path,) = tmp_path.glob("*/*.npz")

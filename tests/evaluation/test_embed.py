@@ -38,7 +38,7 @@ def test_a_second_run_embeds_nothing(tmp_path, rows):
     assert not np.array_equal(first, second)
 
 
-def test_other_sound_another_policy_or_model_is_embedded_anew(tmp_path, rows):
+def test_other_audio_policy_or_model_is_embedded_again(tmp_path, rows):
     cache, model = EmbeddingCache(tmp_path / "cache"), ToneModel()
     embed_split(load_embedding_model(model), rows, cache=cache)
     for policy in (AudioPolicy(max_audio_seconds=0.25), AudioPolicy(chunk_seconds=0.25)):
@@ -76,7 +76,7 @@ def test_the_batch_size_changes_nothing(rows):
     assert parts.counts.tolist() == [2] * 8
 
 
-def test_the_name_of_the_data_follows_their_content_alone(tmp_path, rows):
+def test_the_hash_of_the_data_depends_only_on_their_content(tmp_path, rows):
     def name(rows):
         split = embed_split(load_embedding_model(ToneModel()), rows)
         return hash_dataset(split.rows, split.files)
@@ -139,7 +139,7 @@ def test_a_recording_shorter_than_the_model_needs_is_bad(rows):
     ("choose", "message"),
     [(lambda rows: [], "split.*empty"), (lambda rows: [rows[0], rows[0]], "'clip0'")],
 )
-def test_a_split_that_is_none_is_an_error(rows, choose, message):
+def test_an_invalid_split_is_an_error(rows, choose, message):
     with pytest.raises(ValueError, match=message):
         embed_split(load_embedding_model(ToneModel()), choose(rows))
 
@@ -212,7 +212,7 @@ def test_some_clips_in_another_order():
     assert chosen.pooling == "best"
 
 
-def test_a_policy_takes_the_limit_of_its_model(rows):
+def test_a_policy_uses_the_limit_of_its_model(rows):
     model = load_embedding_model(ToneModel())
     assert embed_split(model, rows, AudioPolicy(30.0)).policy == AudioPolicy(30.0)
     assert AudioPolicy(30.0).sentence() == "the first 30 s of each recording, embedded at once"
@@ -229,6 +229,6 @@ def test_a_policy_takes_the_limit_of_its_model(rows):
 
 
 @pytest.mark.parametrize("change", [{"pooling": "max"}, {"chunk_seconds": 0.0}, {"max_audio_seconds": float("nan")}])
-def test_a_policy_that_means_nothing_is_refused(change):
+def test_an_invalid_policy_is_rejected(change):
     with pytest.raises(ValueError, match=next(iter(change))):
         AudioPolicy(**change)

@@ -100,7 +100,7 @@ class PlainModule(torch.nn.Linear):
     encode_audio, encode_text = Plain.encode_audio, Plain.encode_text
 
 
-def test_the_weights_of_a_custom_model_are_no_fingerprint():
+def test_the_weights_of_a_custom_model_are_not_its_fingerprint():
     module = PlainModule(2, 2)
     assert load_embedding_model(module).fingerprint is None
     module.fingerprint = "v1"

@@ -31,7 +31,7 @@ def steady(results):
     return {key: part for key, part in results.content.items() if key != "run"}
 
 
-def test_a_perfect_listener_and_a_second_run_from_the_cache(tmp_path, rows):
+def test_a_perfect_model_and_a_second_run_from_the_cache(tmp_path, rows):
     models = [ToneModel(caption_tones(rows)) for _ in range(2)]
     results = [evaluate(one, rows, tasks=TASKS, zste=ZSTE, cache=EmbeddingCache(tmp_path / "cache")) for one in models]
     for task, value in results[0].scores["zste"]["eng"].items():

@@ -37,7 +37,7 @@ def split_of(rows, cache=None, policy=None, **options):
     return embed_split(load_embedding_model(ToneModel(**options)), rows, policy, cache)
 
 
-def test_who_encodes_order_answers_every_question(rows):
+def test_a_model_that_encodes_order_is_always_correct(rows):
     scores, arrays, protocol = run_zste(split_of(rows), OPTIONS)
     tasks = scores["zste"]["eng"]
     assert {task: tasks[task]["value"] for task in ZSTE_FAMILIES} == dict.fromkeys(ZSTE_FAMILIES, 1.0)
@@ -115,7 +115,7 @@ class Anglophone(ToneModel):
         return super().encode_text(texts, language) if language == "eng" else same
 
 
-def test_languages_are_asked_the_same_and_compared(rows):
+def test_languages_have_the_same_questions_and_are_compared(rows):
     split = embed_split(load_embedding_model(Anglophone()), rows)
     scores, arrays, protocol = run_zste(split, OPTIONS, ["eng", "fra"], PHRASES)
     tasks = scores["zste"]
@@ -164,13 +164,13 @@ def test_too_few_classes_for_the_candidates_are_an_error(rows):
         run_zste(split_of(rows), OPTIONS, ["eng", "fra"])
 
 
-def test_best_chunks_serve_too(rows):
+def test_zste_with_best_chunks(rows):
     policy = AudioPolicy(chunk_seconds=0.25, pooling="best")
     tasks = run_zste(split_of(rows, policy=policy), OPTIONS)[0]["zste"]["eng"]
     assert tasks["1A"]["value"] == 1
 
 
-def test_the_level_of_an_order_blind_model_stands_beside_chance(rows):
+def test_the_order_blind_level_is_reported_with_chance(rows):
     tasks = run_zste(split_of(rows), OPTIONS)[0]["zste"]["eng"]
     assert {task for task, own in tasks.items() if "order_blind" in own} == {"3A", "4A"}
     assert (tasks["3A_order"]["value"], tasks["3A_order"]["chance"]) == (1, 1 / 2)

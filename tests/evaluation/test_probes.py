@@ -178,7 +178,7 @@ def test_a_draw_has_as_many_clips_of_each_class_and_others_each_time():
         assert len(probes.draw_shots(truth, CLASSES, 11, np.random.default_rng(0))) == 30
 
 
-def test_without_training_clips_there_is_no_probe():
+def test_probes_without_training_clips_are_an_error():
     split = embedded(12, 0)
     with pytest.raises(ValueError, match=r"train_rows.*--train_split"):
         probes.evaluate_linear_probe(split, EvaluationOptions())

@@ -30,7 +30,7 @@ def lines_of(page, kind):
     return [[re.sub("<small>.*?</small>|<.*?>", "", cell) for cell in re.split("</t[hd]>", row)[:-1]] for row in rows]
 
 
-def test_scores_stand_with_interval_and_chance(results):
+def test_scores_are_shown_with_interval_and_chance(results):
     page = render_report(results)
     assert ["eng", *["43.2"] * 4, *["50.0"] * 4] in lines_of(page, "ours")
     assert ["mean", *["46.0"] * 8] in lines_of(page, "ours")
@@ -49,7 +49,7 @@ def test_scores_stand_with_interval_and_chance(results):
     assert page.count("text to audio") == 2  # above its columns and above its bars, not in each column
 
 
-def test_the_errors_of_the_languages_of_a_run_stand_beside_their_agreement(results):
+def test_language_errors_of_a_run_are_shown_next_to_the_agreement(results):
     results.content["training"] = {"steps": 3, "arguments": {}, "language_errors": {"data_distribution_error": 1.25}}
     page = render_report(results)
     assert page.count("<dt>data distribution error</dt><dd>1.25</dd>") == 1
@@ -73,7 +73,7 @@ def sections_of(page):
     return set(re.findall(r'<th [^>]*scope="rowgroup">(\w+, table \w+)</th>', page))
 
 
-def test_papers_stand_beside_the_same_task_only(results):
+def test_papers_are_shown_only_for_the_same_task(results):
     page = render_report(results)
     assert lines_of(page, "paper") == lines_of(page, "best") == []  # a subset of two classes is not ESC-50
     assert "papers" not in page
@@ -88,7 +88,7 @@ def test_papers_stand_beside_the_same_task_only(results):
     assert ["KCL (8 languages)", "7.52"] in lines_of(page, "paper")
 
 
-def test_papers_stand_beside_their_own_test_split_and_languages(results):
+def test_papers_are_shown_only_for_their_test_split_and_languages(results):
     results.protocol.update({"dataset": "prepared", "origin": "audiocaps"})
     names = [line[0] for line in lines_of(render_report(results), "paper")]
     assert any("(fra)" in name for name in names)
@@ -152,7 +152,7 @@ def test_the_page_describes_only_existing_scores(results):
     assert "embeddings in fra" in " ".join(render_report(in_languages(results, ["fra", "deu"])).split())
 
 
-def test_captions_say_their_language_to_the_browser(results):
+def test_captions_have_a_language_attribute(results):
     english = render_report(results)
     assert '<strong lang="eng">' in english
     assert '<th scope="row" lang="eng">everywhere' in english
@@ -194,7 +194,7 @@ def test_hits_and_misses_have_audio(results):
     assert "clip at rank 6" in page  # 1 is first, as for R@1 and the mean rank
 
 
-def test_cases_are_the_extremes_and_come_once(results):
+def test_cases_are_the_extremes_without_repeats(results):
     cases = report._cases(results)
     assert cases["highest in every language"][0] == {"text": "everywhere", "ranks": [1, 1]}
     assert [case["text"] for case in cases["the languages disagree"]] == ["torn", "b", "e"]

@@ -40,7 +40,7 @@ def test_the_axis_is_that_of_the_cosines(results):
     assert "<svg" in dict(report_figures.figures(Results(results.content, {**results.arrays, **alike})))["similarity"]
 
 
-def test_a_caption_is_joined_to_its_own_clip(results, monkeypatch):
+def test_a_line_connects_a_caption_and_its_clip(results, monkeypatch):
     positions = np.arange(6 * NUM_CLIPS, dtype=float).reshape(-1, 2)
     monkeypatch.setattr(report_figures, "_tsne", lambda embeds: positions)
     lines = []

@@ -127,7 +127,7 @@ def test_results_without_a_common_score():
         compare(results(A), other)
 
 
-def test_results_come_back_and_are_the_same_bytes_each_time(tmp_path):
+def test_results_are_loaded_unchanged_and_written_reproducibly(tmp_path):
     for name in ("one", "two"):
         assert results(A).save(tmp_path / name) == tmp_path / name / "results.json"
     for file in ("results.json", "outcomes.npz"):

@@ -93,7 +93,7 @@ def test_a_known_confusion_has_known_scores(rows):
     assert scores["multilingual"]["all"]["MRV"]["chance"] == pytest.approx(63 / 24)
 
 
-def test_english_is_the_anchor_wherever_it_stands(rows):
+def test_english_is_the_anchor_at_any_position(rows):
     scores, _, _ = retrieve(embed_split(caption_model(rows), rows), ["fra", "eng"])
     assert scores["multilingual"].keys() == {"num_parallel", "all", "fra"}
 
@@ -312,7 +312,7 @@ def test_embeddings_that_are_not_finite_are_refused(index, name):
         in_row_order(prediction)
 
 
-def test_intervals_hold_the_truth_where_recordings_share_captions():
+def test_intervals_contain_the_truth_if_recordings_share_captions():
     """The French captions of a group are all correct or all useless, with probability 1/2."""
     groups, clips = 40, 4
     rows = []

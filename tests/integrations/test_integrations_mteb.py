@@ -161,7 +161,7 @@ def test_language_of_a_subset(encoder, monkeypatch, subset, language, expected):
     assert encoder._language(task, subset) == expected
 
 
-def test_a_folder_by_name_and_what_mteb_writes_about_it(tmp_path, encoder):
+def test_a_folder_by_name_and_the_metadata_of_mteb(tmp_path, encoder):
     encoder.model.save_pretrained(tmp_path / "tiny")
     encoder.processor.save_pretrained(tmp_path / "tiny")
     loaded = SupCLAPEncoder(str(tmp_path / "tiny"), device="cpu")

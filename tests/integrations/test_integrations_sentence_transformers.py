@@ -155,7 +155,7 @@ def test_any_folder_of_a_model_loads_with_settings_of_its_own(encoder, module, t
 
 
 @pytest.mark.parametrize("kind", ["supclap", "converted"])
-def test_sentence_transformers_alone_loads_a_folder_of_a_model(kind, tmp_path):
+def test_sentence_transformers_loads_a_model_folder_without_our_module(kind, tmp_path):
     """Load without our module: sentence-transformers then passes padding options to the processor."""
     model, processor = builders.save_pair(kind, tmp_path)
     encoder = SentenceTransformer(str(tmp_path), trust_remote_code=True, device="cpu")

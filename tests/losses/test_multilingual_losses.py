@@ -66,7 +66,7 @@ def test_cacl_equals_the_loops() -> None:
     assert loss.item() == pytest.approx(reference.cacl_loss(audio, text[:, 0], text[:, 1], SCALE), abs=1e-12)
 
 
-def test_cacl_with_groups_is_made_of_grouped_terms() -> None:
+def test_cacl_with_groups_is_the_sum_of_grouped_terms() -> None:
     audio, text = multilingual_batch()
     anchor, other, ids = text[:, 0], text[:, 1], torch.tensor(GROUPS)
     terms = [info_nce(u, v, SCALE, ids) for u, v in ((audio, anchor), (audio, other), (anchor, other))]
@@ -151,7 +151,7 @@ def test_the_alignment_direction_error_equals_the_loops(name: str) -> None:
 # --- errors
 
 
-def test_errors_say_what_would_be_right() -> None:
+def test_errors_name_the_expected_values() -> None:
     audio, text = multilingual_batch()
     with pytest.raises(ValueError, match="K = 1"):
         kcl_loss(audio, text[:, :1], SCALE)

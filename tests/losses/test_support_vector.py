@@ -212,7 +212,7 @@ def test_dot_has_no_optimum() -> None:
 
 @both_similarities
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_coincident_pairs_stay_where_they_are(similarity: Similarity, dtype: torch.dtype) -> None:
+def test_coincident_pairs_have_no_support_vector_gradient(similarity: Similarity, dtype: torch.dtype) -> None:
     """At a = t the unit vector is 0: the loss and the text's gradient are those of InfoNCE, and nothing is NaN."""
     texts = unit_rows(4, 16).to(dtype).requires_grad_()
     audios = texts.detach().clone().requires_grad_()
@@ -323,7 +323,7 @@ def test_autocast_does_not_reach_the_loss() -> None:
 # --- the constraint
 
 
-def test_constraint_equals_the_loops_and_trains_the_radius_alone() -> None:
+def test_constraint_equals_the_loops_and_trains_only_the_radius() -> None:
     texts, audios = (x.requires_grad_() for x in related_pair())
     distance = (audios - texts).norm(dim=1).detach()
     radius = (distance * torch.tensor([0.5, 1.5, -0.5, 0.0, 3.0])).requires_grad_()
@@ -451,7 +451,7 @@ def test_predictor_takes_languages_and_low_precision(predictor: DynamicRadius) -
 # --- errors
 
 
-def test_errors_say_what_would_be_right() -> None:
+def test_errors_name_the_expected_values() -> None:
     texts, audios = related_pair()
     with pytest.raises(ValueError, match=r"\b1\b"):
         support_vector_loss(texts[:1], audios[:1], 0.1, SCALE)

@@ -126,7 +126,7 @@ def test_alphas_of_teminal_b_lie_between_0_and_1(value: float, position: int) ->
         teminal_b_weights(2, **{names[position]: value})
 
 
-def test_errors_say_what_would_be_right() -> None:
+def test_errors_name_the_expected_values() -> None:
     audio, text = related_pair(6)
     singles, pairs = torch.tensor(SINGLES), torch.tensor(PAIRS)
     with pytest.raises(ValueError, match="alpha_diff=2"):

@@ -75,7 +75,7 @@ def test_an_interval_over_seeds_covers_the_truth_and_one_over_recordings_does_no
         seed_interval([0.5])
 
 
-def test_seeds_alone_have_the_interval_of_the_t_test():
+def test_an_interval_over_seeds_only_is_that_of_the_t_test():
     values = [0.2, 0.5, 0.3, 0.9]
     expected = stats.ttest_1samp(values, 0).confidence_interval(0.9)
     assert seed_interval(values, confidence=0.9) == pytest.approx((expected.low, expected.high))
@@ -119,7 +119,7 @@ def test_differences_of_one_sign_have_the_least_p_value(count):
         assert paired_test({"x": a}, {"x": np.zeros(count)}, num_resamples=2)["x"]["p_value"] == 2 / 2**count
 
 
-def test_clusters_that_do_not_differ_change_no_p_value():
+def test_clusters_without_a_difference_do_not_change_the_p_value():
     a, b = np.array([1.0, 1, 0, 1]), np.array([0.0, 0, 0, 0])
     alone = paired_test({"x": a}, {"x": b})["x"]["p_value"]
     more = paired_test({"x": np.append(a, np.ones(500))}, {"x": np.append(b, np.ones(500))})["x"]["p_value"]
@@ -143,7 +143,7 @@ def test_the_difference_turns_its_sign_with_the_systems():
     assert paired_test(a, dict(reversed(b.items())), clusters) == forward
 
 
-def test_outcomes_are_resampled_together_and_a_seed_gives_the_same():
+def test_outcomes_are_resampled_together_and_reproducibly():
     similarity = np.random.default_rng(0).standard_normal((60, 12))
     outcomes = retrieval_outcomes(similarity, [[i % 12] for i in range(60)])
     clusters = [i % 12 for i in range(60)]
@@ -156,7 +156,7 @@ def test_outcomes_are_resampled_together_and_a_seed_gives_the_same():
         assert (low, high) == bootstrap_intervals({name: outcomes[name]}, clusters)[name]
 
 
-def test_ten_thousand_queries_take_no_time():
+def test_ten_thousand_queries_are_fast():
     outcomes = {name: np.random.default_rng(0).random(10_000) for name in ("a", "b", "c")}
     started = time.process_time()
     bootstrap_intervals(outcomes)
@@ -178,7 +178,7 @@ def test_ten_thousand_queries_take_no_time():
         ({"x": [1, 2]}, {"confidence": 95}, "confidence.*95"),
     ],
 )
-def test_bad_input_says_what_is_wrong(outcomes, options, message):
+def test_errors_for_bad_input_name_the_problem(outcomes, options, message):
     with pytest.raises(ValueError, match=message):
         bootstrap_intervals(outcomes, **options)
     with pytest.raises(ValueError, match=message):

@@ -82,7 +82,7 @@ def test_memory_is_that_of_a_block():
         (np.ones((0, 2)), np.ones((0, 2)), r"\(0, 2\)"),
     ],
 )
-def test_bad_embeddings_say_what_and_where(other, english, message):
+def test_errors_for_bad_embeddings_name_the_problem_and_the_row(other, english, message):
     with pytest.raises(ValueError, match=message):
         gap_and_distance(other, english)
 

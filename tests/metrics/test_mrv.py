@@ -50,7 +50,7 @@ def test_random_ranks(num_candidates, num_languages):
         ([1, 2], "query 0.*1"),
     ],
 )
-def test_bad_ranks_say_what_and_where(ranks, message):
+def test_errors_for_bad_ranks_name_the_problem_and_the_row(ranks, message):
     with pytest.raises(ValueError, match=message):
         mean_rank_variance(ranks)
 

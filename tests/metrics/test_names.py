@@ -10,7 +10,7 @@ from modeling_supclap.metrics.recall import retrieval_scores
 from modeling_supclap.metrics.zste.temporal_questions import NUM_RIGHT
 
 
-def test_every_score_stands_in_the_table_with_its_direction():
+def test_every_score_is_in_the_table_with_its_direction():
     relevant = [[i] for i in range(4)]
     perfect, worst = retrieval_scores(np.eye(4), relevant), retrieval_scores(-np.eye(4), relevant)
     embeds = np.eye(4)[:2]

@@ -58,6 +58,6 @@ def test_several_right_answers_by_hand():
         ([("q1", "a", float("nan"))], ["q1"], CANDIDATES, "'q1'"),
     ],
 )
-def test_bad_tables_say_what_is_wrong(qrels, queries, candidates, message):
+def test_errors_for_bad_tables_name_the_problem(qrels, queries, candidates, message):
     with pytest.raises(ValueError, match=message):
         relevant_from_qrels(qrels, queries, candidates)

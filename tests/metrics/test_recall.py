@@ -179,7 +179,7 @@ def test_chunks_of_embeddings_equal_the_whole_matrix(chunk, num_candidates):
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 @pytest.mark.parametrize("num_candidates", [5, 190, 4100, 8300])
-def test_equal_embeddings_tie_wherever_they_stand(dtype, num_candidates):
+def test_equal_embeddings_tie_at_any_position(dtype, num_candidates):
     """A model with one embedding for all clips must have the worst scores, also in chunks."""
     rng = np.random.default_rng(0)
     queries = rng.standard_normal((37, 46)).astype(dtype)
@@ -248,7 +248,7 @@ def test_the_tolerance_of_unit_norm(norm, warns):
 
 
 @pytest.mark.parametrize("num_queries", [1500, 6000])
-def test_chunks_bound_the_memory_also_where_embeddings_lie_on_disk(tmp_path, num_queries):
+def test_chunks_limit_the_memory_for_embeddings_on_disk(tmp_path, num_queries):
     rng = np.random.default_rng(0)
     candidates = directions(rng, 30_000, 4).astype(np.float32)
     relevant = rng.integers(0, 30_000, (num_queries, 1))
@@ -292,7 +292,7 @@ def with_value(value):
         ([["a", "b"]], [[0]], "real numbers"),
     ],
 )
-def test_bad_input_says_what_and_where(similarity, relevant, message):
+def test_errors_for_bad_input_name_the_problem_and_the_row(similarity, relevant, message):
     with pytest.raises(ValueError, match=message):
         retrieval_scores(similarity, relevant)
     with pytest.raises(ValueError, match=message):
@@ -317,7 +317,7 @@ def test_a_cutoff_is_a_positive_whole_number(k):
         (np.full((1, 2), 3e38, np.float32), np.eye(2, dtype=np.float32), 8, r"queries\[0\]"),
     ],
 )
-def test_bad_embeddings_say_what_and_where(queries, candidates, chunk, message):
+def test_errors_for_bad_embeddings_name_the_problem_and_the_row(queries, candidates, chunk, message):
     with pytest.raises(ValueError, match=message):
         ranks_from_embeddings(queries, candidates, [[0]] * len(queries), chunk)
 

@@ -186,7 +186,7 @@ def test_the_chance_level_of_the_variance_is_the_mean_over_all_ranks(task, n, nu
         ([[0.1, 0.2]], [[-1]], ["1A"], r"0\.\.1"),
     ],
 )
-def test_bad_questions_say_what_and_where(scores, relevant, tasks, message):
+def test_errors_for_bad_questions_name_the_problem_and_the_row(scores, relevant, tasks, message):
     for function in (zste_outcomes, zste_scores, zste_ranks):
         with pytest.raises(ValueError, match=message):
             function(scores, relevant, tasks)
@@ -219,7 +219,7 @@ def metric(load_metric):
     return load_metric("zste")
 
 
-def test_evaluate_gives_the_scores_of_languages(metric):
+def test_evaluate_returns_the_scores_of_languages(metric):
     scores, relevant, tasks, languages, names = multilingual()
     expected = zste_scores_by_language(scores, relevant, tasks, languages, names)
     inputs = {"predictions": scores, "references": relevant, "tasks": tasks}

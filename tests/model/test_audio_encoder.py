@@ -49,7 +49,7 @@ def joined(request, tmp_path) -> tuple[str, SupCLAPModel, SupCLAPProcessor]:
 
 @pytest.mark.parametrize("name", ENCODERS)
 @torch.no_grad()
-def test_the_vector_is_that_of_transformers_whatever_the_batch(name, tmp_path):
+def test_embeddings_equal_those_of_transformers_in_any_batch(name, tmp_path):
     _, extractor = save_encoder(name, tmp_path)
     encoder = load_tower("audio", str(tmp_path)).eval()
     inputs = {key: torch.from_numpy(value) for key, value in extract_clips(extractor, CLIPS).items()}
@@ -92,7 +92,7 @@ def test_a_clip_below_one_frame_is_named():
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_what_is_random_in_training_is_off(name, tmp_path):
+def test_random_masking_in_training_is_off(name, tmp_path):
     """SpecAugment and layer drop are off, because gradient caching could not repeat them."""
     save_encoder(name, tmp_path)
     config = load_tower("audio", str(tmp_path)).config

@@ -213,13 +213,13 @@ def test_similarity_is_the_cosine(model):
     assert model.similarity(audio[0], texts).shape == (1, 4)
 
 
-def test_the_model_moves_where_it_is_asked_to(model, processor):
+def test_the_model_moves_to_the_requested_device(model, processor):
     model.encode_text("rain", processor, device="cpu")
     with pytest.raises((NotImplementedError, RuntimeError)):
         model.encode_text("rain", processor, device="meta")
 
 
-def test_one_item_gives_one_vector_in_the_form_that_was_asked(model, processor):
+def test_one_item_returns_one_vector_of_the_requested_type(model, processor):
     call = {"processor": processor, "sampling_rate": 16000}
     for found in (
         model.encode_audio(CLIPS[0], **call),
@@ -285,7 +285,7 @@ def test_the_progress_bar_counts_recordings(model, processor, monkeypatch):
 # ---- the processor ----
 
 
-def test_the_processor_comes_from_where_the_model_is_from(tmp_path, model, processor):
+def test_the_processor_is_loaded_from_the_source_of_the_model(tmp_path, model, processor):
     model.save_pretrained(tmp_path)
     loaded = SupCLAPModel.from_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"(?s)model\.processor = "):

@@ -101,7 +101,7 @@ def test_the_batch_of_a_device_is_that_of_a_call(settings):
     assert torch.equal(found["audio_attention_mask"], expected["audio_attention_mask"])
 
 
-def test_a_device_takes_16_bits():
+def test_a_device_accepts_int16():
     samples = torch.randint(-32768, 32768, (2, 16000), dtype=torch.int16)
     found = EXTRACTOR.on_device(samples, torch.tensor([16000, 16000]))["input_features"]
     expected = EXTRACTOR(list(samples.numpy()), sampling_rate=16000, return_tensors="pt")["input_features"]
@@ -187,7 +187,7 @@ def test_resampling_keeps_a_tone_in_its_place(rate_hz):
     np.testing.assert_allclose(resampled[peak, inner], reference[peak, inner], atol=0.05)
 
 
-def test_resampling_removes_what_the_new_rate_cannot_hold():
+def test_resampling_removes_frequencies_above_nyquist():
     clip = np.sin(2 * np.pi * 12000 * np.arange(44100) / 44100).astype(np.float32)
     audible = spectrogram(np.sin(2 * np.pi * 1000 * np.arange(44100) / 44100).astype(np.float32), 44100)
     assert spectrogram(clip, 44100)[:, 10:90].max() < audible.max() - 50
@@ -303,6 +303,6 @@ def test_travels_to_the_workers_of_a_data_loader():
 
 
 @pytest.mark.parametrize("rate", [1, 16, 48, 192, 10**9])
-def test_kilohertz_are_not_taken_for_hertz(rate):
+def test_rates_in_kilohertz_are_rejected(rate):
     with pytest.raises(ValueError, match=f"{rate} Hz"):
         CEDFeatureExtractor()(np.zeros(16000, np.float32), sampling_rate=rate)

@@ -19,7 +19,7 @@ from modeling_supclap.hub_ids import is_hub_id
         ("here", False),  # a folder with this name exists
     ],
 )
-def test_what_can_be_an_id_of_the_hub(tmp_path, monkeypatch, name, expected):
+def test_valid_hub_ids(tmp_path, monkeypatch, name, expected):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here").mkdir()
     assert is_hub_id(name) is expected

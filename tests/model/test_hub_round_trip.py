@@ -82,7 +82,7 @@ class CedForAudioClassification(PreTrainedModel):
 """
 
 
-def test_the_code_of_a_folder_wins_over_our_ced_where_it_is_trusted(tmp_path):
+def test_trusted_code_of_a_folder_replaces_our_ced(tmp_path):
     """As in the published CED folders, which contain the code of their tagger."""
     code = {"AutoConfig": "tagger.CedConfig", "AutoModelForAudioClassification": "tagger.CedForAudioClassification"}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "ced", "auto_map": code}))

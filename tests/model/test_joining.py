@@ -18,7 +18,7 @@ def test_weights_that_are_missing_are_named(tmp_path):
         load_tower("text", str(tmp_path))
 
 
-def test_a_tokenizer_whose_class_is_not_named_is_named(tmp_path):
+def test_the_error_of_a_tokenizer_without_class_names_the_folder(tmp_path):
     builders.nllb_tokenizer().save_pretrained(tmp_path)
     (tmp_path / "tokenizer_config.json").unlink()
     (tmp_path / "config.json").write_text('{"model_type": "m2m_100"}')

@@ -19,12 +19,12 @@ def test_translation_models_know_each_by_its_codes(language):
     assert get_flores_code(language).split("_")[0] == language
 
 
-def test_no_code_or_name_stands_twice():
+def test_codes_and_names_are_unique():
     for column in zip(*LANGUAGE_TABLE.values(), strict=True):
         assert len(set(column)) == len(LANGUAGES)
 
 
-def test_a_stranger_has_a_description_but_no_code():
+def test_an_unknown_language_has_a_description_but_no_code():
     assert "qaa" in get_language_name("qaa")
     assert get_flores_code("por_Latn") == "por_Latn"
     with pytest.raises(ValueError, match="'qaa'"):

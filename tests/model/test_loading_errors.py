@@ -103,7 +103,7 @@ def test_a_name_that_is_nowhere(name, message):
         SupCLAPModel.from_pretrained(name)
 
 
-def test_a_configuration_that_is_no_json(saved, tmp_path):
+def test_a_configuration_that_is_not_json_is_rejected(saved, tmp_path):
     folder = broken(saved, "supclap", tmp_path / "model")
     (folder / "config.json").write_text('{"model_type": "supcl')
     with pytest.raises(OSError, match=r"model.*JSON"):
@@ -172,7 +172,7 @@ def test_an_adapter_without_its_base_model(saved, tmp_path, base):
 
 
 @torch.no_grad()
-def test_an_adapter_beside_its_base_model_loads(saved, tmp_path):
+def test_an_adapter_next_to_its_base_model_loads(saved, tmp_path):
     lora = LoraConfig(r=2, target_modules=["query"], init_lora_weights=False)
     model = get_peft_model(SupCLAPModel.from_pretrained(saved / "supclap"), lora)
     model.save_pretrained(tmp_path / "adapter")
@@ -208,7 +208,7 @@ def test_an_adapter_that_an_old_transformers_would_load_in_part(saved, tmp_path,
         ("ced", "nowhere", OSError, "text.*nowhere"),
     ],
 )
-def test_joining_what_is_no_encoder(saved, audio, text, error, message):
+def test_joining_invalid_encoders(saved, audio, text, error, message):
     with pytest.raises(error, match=message):
         SupCLAPModel.from_encoders(str(saved / audio), str(saved / text))
 

@@ -50,7 +50,7 @@ def test_windows_as_long_as_the_chunks_are_their_embeddings(make):
     np.testing.assert_allclose(found.scores, expected, atol=2e-6, rtol=0)
 
 
-def test_a_sound_changes_the_windows_that_hold_it_and_no_others():
+def test_a_sound_changes_only_the_windows_that_contain_it():
     model, rate_hz = builders.supclap_model(), builders.RATE_HZ
     model.audio_model.blocks = torch.nn.ModuleList()  # no information flows between steps
     model.processor = builders.bert_processor()
@@ -66,7 +66,7 @@ def test_a_sound_changes_the_windows_that_hold_it_and_no_others():
 
 
 @pytest.mark.parametrize("seconds", [0.5, 5.0, 7.1, 12.0])
-def test_every_moment_is_scored_once_whatever_the_length(seconds):
+def test_every_moment_is_scored_once_for_any_length(seconds):
     model = builders.supclap_model()
     model.processor = builders.bert_processor()
     waveform = builders.noise(round(seconds * builders.RATE_HZ))

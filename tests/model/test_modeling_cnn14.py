@@ -65,7 +65,7 @@ def test_the_published_size():
 @pytest.mark.parametrize(
     ("shape", "message"), [((2, 64, 77), r"\(2, 64, 77\)"), ((2, 1, 77, 32), r"\b32\b"), ((2, 1, 7, 64), r"\b7\b")]
 )
-def test_what_is_no_spectrogram_is_refused(shape, message):
+def test_invalid_spectrograms_are_rejected(shape, message):
     with pytest.raises(ValueError, match=message):
         small()(torch.zeros(shape))
 

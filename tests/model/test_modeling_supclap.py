@@ -39,7 +39,7 @@ def test_logits_are_scaled_cosines(model):
 
 
 @torch.no_grad()
-def test_embeddings_have_unit_norm_and_come_one_side_at_a_time(model):
+def test_embeddings_have_unit_norm_and_are_computed_separately(model):
     outputs = model(audio_inputs(), input_ids=text_inputs())
     audio = model.get_audio_features(audio_inputs())
     text = model.get_text_features(text_inputs())

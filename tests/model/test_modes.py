@@ -77,7 +77,7 @@ def test_ced_is_one_graph_for_any_batch(shallow, lengths, attention):
 
 @pytest.mark.parametrize("shallow", ["bert"], indirect=True)
 @torch.no_grad()
-def test_an_exported_model_takes_any_number_of_clips(shallow):
+def test_an_exported_model_accepts_any_number_of_clips(shallow):
     """`torch.export` with default settings, in which `len(tensor)` is a constant but `tensor.shape` is dynamic."""
     rows = {name: {0: torch.export.Dim.DYNAMIC} for name in ("input_features", "audio_attention_mask")}
     program = torch.export.export(shallow.audio_model, (), audio_inputs("padded"), dynamic_shapes=rows, strict=False)

@@ -31,7 +31,7 @@ def test_audio_and_text_in_one_call(processor):
         assert torch.equal(inputs[name], value), name
 
 
-def test_audio_or_text_alone(processor):
+def test_only_audio_or_only_text(processor):
     audio = processor(audio=builders.noise(4000), sampling_rate=16000)
     assert isinstance(audio["input_features"], np.ndarray)
     assert "input_ids" not in audio
@@ -81,7 +81,7 @@ def test_left_padding(nllb_tokenizer):
         assert ids[mask.index(1)] == french
 
 
-def test_blanks_at_the_ends_make_no_token(sonar_processor):
+def test_spaces_at_the_ends_add_no_token(sonar_processor):
     assert sonar_processor(text="  a dog \n")["input_ids"] == sonar_processor(text="a dog")["input_ids"]
 
 
@@ -104,7 +104,7 @@ def test_plain_captions_are_those_of_ml_clap(sonar_processor, given, plain, tmp_
         lowering(text="?!")
 
 
-def test_a_prefix_stands_before_every_caption(processor, tmp_path):
+def test_a_prefix_is_added_to_every_caption(processor, tmp_path):
     SupCLAPProcessor(CEDFeatureExtractor(), processor.tokenizer, caption_prefix="rain: ").save_pretrained(tmp_path)
     found = SupCLAPProcessor.from_pretrained(tmp_path)(text=["a dog", "wind"])
     assert found["input_ids"] == processor(text=["rain: a dog", "rain: wind"])["input_ids"]
@@ -166,7 +166,7 @@ def test_long_captions_are_cut_and_keep_their_end(processor, sonar_processor):
 
 
 @pytest.mark.parametrize("kind", ["processor", "sonar_processor"])
-def test_what_one_call_was_cut_to_is_not_saved_as_a_limit(kind, request, tmp_path):
+def test_truncation_of_one_call_is_not_saved(kind, request, tmp_path):
     """A tokenizer stores the options of its last call, and they would be saved in `tokenizer.json`."""
     processor = copy.deepcopy(request.getfixturevalue(kind))
     long = " ".join([TEXTS[0]] * 5)
@@ -208,7 +208,7 @@ def test_stereo_for_clap_is_its_mean():
     np.testing.assert_array_equal(both, mono)
 
 
-def test_a_language_that_is_no_code_is_refused_by_every_tokenizer(processor):
+def test_all_tokenizers_reject_invalid_language_codes(processor):
     with pytest.raises(ValueError, match="'klingon'"):
         processor(text="a dog", language="klingon")
 

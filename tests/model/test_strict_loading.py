@@ -16,7 +16,7 @@ DECODER = {"decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim":
 
 
 @pytest.mark.parametrize("whole", [M2M100Model, M2M100ForConditionalGeneration])
-def test_a_translation_model_is_no_sonar(tmp_path, whole):
+def test_a_translation_model_is_rejected_as_sonar(tmp_path, whole):
     whole(builders.sonar_config(**DECODER)).save_pretrained(tmp_path)
     _, report = M2M100Encoder.from_pretrained(tmp_path, output_loading_info=True)
     assert len(report["missing_keys"]) == 35, "transformers itself finds not one weight and only warns"
@@ -50,7 +50,7 @@ def test_the_authors_layout_of_ced_is_refused(tmp_path):
         CEDModel.from_pretrained(tmp_path)
 
 
-def test_who_reads_the_report_may_have_gaps(tmp_path):
+def test_missing_weights_are_allowed_with_a_loading_report(tmp_path):
     SonarTextModel(builders.sonar_config(encoder_layers=1)).save_pretrained(tmp_path)
     config = builders.sonar_config(encoder_layers=2)
     with pytest.raises(ValueError, match="lacks 16 "):
@@ -64,7 +64,7 @@ def test_a_model_may_be_drawn_on_purpose():
     assert torch.isfinite(model.embed_tokens.weight).all()
 
 
-def test_a_clap_is_no_supclap(tmp_path):
+def test_a_clap_is_rejected_as_a_supclap_model(tmp_path):
     clap = builders.clap_model()
     clap.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="SupCLAPModel"):

@@ -234,7 +234,7 @@ def test_each_encoder_keeps_its_weights_and_its_front_end(pair, encoders):
 
 @pytest.mark.parametrize("text", TEXT)
 @torch.no_grad()
-def test_the_language_counts_where_the_tower_knows_it(encoders, text):
+def test_the_language_matters_for_multilingual_towers(encoders, text):
     model = SupCLAPModel.from_encoders(encoders["ced"], encoders[text], projection_dim=16)
     processor = SupCLAPProcessor.from_encoders(encoders["ced"], encoders[text])
     english, french = model.get_text_features(
@@ -256,7 +256,7 @@ def test_a_tower_without_a_pooler_cannot_pool_with_it(encoders, text):
         SupCLAPModel(config)
 
 
-def test_a_tower_whose_pooler_was_left_out_cannot_pool_with_it(encoders, tmp_path):
+def test_a_tower_saved_without_its_pooler_cannot_use_it(encoders, tmp_path):
     bert = BertModel(BertConfig(**BERT_LIKE), add_pooling_layer=False)
     config = builders.supclap_config(bert.config, text_pooling="pooler")
     with pytest.raises(ValueError, match=r"BertModel.*text_pooling"):
@@ -336,7 +336,7 @@ def test_a_decoder_is_read_by_its_last_token(tmp_path):
         torch.testing.assert_close(model.get_text_features(ids, given).pooler_output, expected)
 
 
-def test_a_decoder_that_was_made_an_encoder_is_one():
+def test_a_decoder_configured_as_encoder_is_accepted():
     config = GPT2Config(n_embd=8, n_layer=1, n_head=2)
     config.is_causal = False
     check_text_config(config)

@@ -49,7 +49,7 @@ NOT_OURS = {
 }
 
 
-def test_without_the_fetched_files_it_says_how_to_fetch_them(tmp_path, monkeypatch):
+def test_the_error_without_the_files_names_the_download_command(tmp_path, monkeypatch):
     monkeypatch.setattr("fetch_transformers_tests.CACHE", tmp_path)
     with pytest.raises(FileNotFoundError, match=r"fetch_transformers_tests.py"):
         transformers_suite.load("test_modeling_common")

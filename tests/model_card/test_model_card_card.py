@@ -95,7 +95,7 @@ def test_ced_and_labse_are_free_of_it(tmp_path, monkeypatch):
     assert "feng2020labse" in text
 
 
-def test_the_text_tells_the_run(model):
+def test_the_text_describes_the_run(model):
     text = model_card(facts(model)).text
     for told in (
         "esc50, 1,600 clips",
@@ -120,7 +120,7 @@ def test_a_post_training_counts_pairs(model):
     assert "batch of 48 pairs" in model_card(facts(model, arguments=arguments)).text
 
 
-def test_a_card_of_a_model_alone(model, tmp_path):
+def test_a_card_of_a_model_without_a_run(model, tmp_path):
     card = model_card(CardFacts(model, "tiny"))
     assert "No results" in card.text
     write_card(tmp_path, card)

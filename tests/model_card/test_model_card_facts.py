@@ -52,7 +52,7 @@ def test_of_a_trainer(trainer, tmp_path):
     assert not defaults & told.keys()
 
 
-def test_of_what_a_recipe_recorded(trainer, tmp_path):
+def test_facts_recorded_by_a_recipe(trainer, tmp_path):
     folder = tmp_path / "my-run"
     (folder / "clotho").mkdir(parents=True)
     (folder / "stage_a").mkdir()

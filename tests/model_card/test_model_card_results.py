@@ -59,7 +59,7 @@ def test_the_stages_of_a_post_training_on_a_part_of_the_classes():
 
 
 @pytest.mark.parametrize("content", [{}, {"schema": "other"}, results({}), results({"retrieval": {"eng": {}}})])
-def test_nothing_of_nothing(content):
+def test_empty_results_have_no_scores(content):
     assert get_card_scores(content) == []
 
 

@@ -143,14 +143,14 @@ def test_wrong_words_are_explained(config, argv, message):
         parse(config, *argv)
 
 
-def test_a_base_lies_beside_the_file_or_is_of_the_package(write, tmp_path):
+def test_a_base_is_next_to_the_file_or_in_the_package(write, tmp_path):
     run = write("base: synthetic.yaml\nsvr: bi-dynamic\n")
     assert read_settings(run)["projection_dim"] == 128
     (tmp_path / "synthetic.yaml").write_text("projection_dim: 7\nsvr: none\n")
     assert read_settings(run) == {"projection_dim": 7, "svr": "bi-dynamic"}
 
 
-def test_a_scale_stands_over_the_base_and_below_the_file(write, tmp_path):
+def test_a_scale_overrides_the_base_and_the_file_overrides_the_scale(write, tmp_path):
     run = write("base: full.yaml\nsvr: none\n")
     (tmp_path / "full.yaml").write_text("train_temperature: false\nlearning_rate: 1\nsvr: bi-dynamic\n")
     (tmp_path / "mini.yaml").write_text("learning_rate: 2\nsvr: bi-static\n")
@@ -165,7 +165,7 @@ def test_a_scale_stands_over_the_base_and_below_the_file(write, tmp_path):
         ("esc10", ValueError, r"'esc10'.*esc10\.yaml"),
     ],
 )
-def test_a_missing_file_is_named_and_what_it_may_be(name, error, told):
+def test_the_error_of_a_missing_file_suggests_names(name, error, told):
     with pytest.raises(error, match=told):
         parse(name)
 
@@ -192,7 +192,7 @@ def test_a_wrong_file_is_explained(tmp_path, content, message):
         parse_arguments((SupCLAPTrainingArguments,), [str(path)])
 
 
-def test_help_shows_the_own_keys_first_and_points_to_those_of_transformers(capsys):
+def test_help_lists_our_options_and_refers_to_those_of_transformers(capsys):
     printed = format_help((Data, ContrastiveOptions), "What it does.")
     assert printed.index("--data_dir") < printed.index("--options") < printed.index("--svr_alpha")
     assert re.search(r"--svr_alpha +Weight of the SVR term,", printed)
@@ -218,7 +218,7 @@ def test_every_option_is_described(recipe, monkeypatch, capsys):
     assert not re.findall(r"^  (--\w+)(?: +|\n +)(?:Default.*)?$", printed, re.MULTILINE)
 
 
-def test_a_folder_that_lacks_many_recordings_needs_a_word(tmp_path):
+def test_many_missing_recordings_require_allow_missing(tmp_path):
     made = dataset_folders.audiocaps(tmp_path / "audiocaps")
     for path in made.audio[:5]:
         path.unlink()

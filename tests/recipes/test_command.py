@@ -70,7 +70,7 @@ def test_each_command_has_its_help(name, capsys):
         ("embed", "embed_corpus.py"),
     ],
 )
-def test_what_is_shared_among_processes_is_launched_by_accelerate(name, script, monkeypatch):
+def test_recipes_for_several_processes_are_launched_by_accelerate(name, script, monkeypatch):
     launched = []
     monkeypatch.setattr("accelerate.commands.launch.launch_command", launched.append)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
@@ -82,7 +82,7 @@ def test_what_is_shared_among_processes_is_launched_by_accelerate(name, script, 
 
 
 @pytest.mark.process
-def test_help_waits_for_no_import_that_takes_seconds():
+def test_help_runs_without_slow_imports():
     lines = [
         "import contextlib, sys",
         "from modeling_supclap.recipes import command",
@@ -99,7 +99,7 @@ def test_help_waits_for_no_import_that_takes_seconds():
 
 @pytest.mark.process
 @pytest.mark.parametrize("name", FAST)
-def test_help_of_a_script_waits_for_none_either(name):
+def test_help_of_a_script_runs_without_slow_imports(name):
     words = [sys.executable, "-X", "importtime", command._source(command.COMMANDS[name]), "--help"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.startswith(f"usage: {Path(words[-2]).name}")
@@ -161,7 +161,7 @@ def finish(process):
 
 
 @pytest.mark.process
-def test_a_wheel_trains_and_evaluates_beside_a_project_of_ones_own(environment, project):
+def test_an_installed_wheel_works_next_to_modules_of_the_same_names(environment, project):
     code, printed = finish(run(environment, project, "train", "smoke.yaml", "--output_dir", "out"))
     assert code == 0, printed
     results = json.loads((project / "out" / "results.json").read_text())
@@ -243,7 +243,7 @@ def test_ctrl_c_while_a_script_imports_modules_is_one_line_of_all_processes(rank
 
 
 @pytest.mark.process
-def test_ctrl_c_says_how_to_go_on(environment, project):
+def test_ctrl_c_prints_how_to_continue(environment, project):
     many = ["--num_train_epochs", "500", "--dataloader_num_workers", "1"]
     process = run(environment, project, "train", "smoke.yaml", "--output_dir", "out", *many)
     deadline = time.monotonic() + 200

@@ -102,7 +102,7 @@ def test_laion(tmp_path, capsys):
     torch.testing.assert_close(ours.logits_per_audio, theirs.logits_per_audio, atol=1e-4, rtol=0)
 
 
-def test_sonar_with_the_tokenizer_beside_it(tmp_path, capsys, tokenizer):
+def test_sonar_with_a_tokenizer_in_the_same_folder(tmp_path, capsys, tokenizer):
     fields = {"model_type": "m2m_100", "vocab_size": 400, "d_model": 64, "encoder_layers": 1, "encoder_ffn_dim": 128}
     source = tmp_path / "sonar"
     builders.nllb_tokenizer().save_pretrained(source)

@@ -134,7 +134,7 @@ def test_a_second_run_on_the_same_output_is_refused(folder, whole):
 
 
 @pytest.mark.process
-def test_a_killed_run_goes_on_with_the_files_that_are_missing(folder, whole, tmp_path):
+def test_a_killed_run_continues_with_the_missing_files(folder, whole, tmp_path):
     output, arguments = tmp_path / "out", words(folder, tmp_path / "out", "--num_workers", 1)
     run_killed(RECIPE, *arguments, moment=Moment("os.rename", "*.parquet", 2))
     done = {path: path.stat().st_mtime_ns for path in output.glob("data/*.parquet")}
@@ -201,7 +201,7 @@ def test_a_recording_that_vanishes_is_listed(folder, tmp_path, monkeypatch):
     assert manifest["chunks"] == 1
 
 
-def test_a_dataset_and_a_clap_will_do(folder, tmp_path):
+def test_a_dataset_and_a_clap_model_are_supported(folder, tmp_path):
     esc = make_folder(tmp_path / "ESC", clips=12, bad=False)
     what = ["--dataset", "esc50", "--data_dir", esc, "--test_fold", 4]
     what += ["--dataset_config", json.dumps({"cache_dir": str(tmp_path / "cache")})]

@@ -138,7 +138,7 @@ def test_the_page_of_settings_is_that_of_the_configurations():
     }  # fmt: skip
 
 
-def test_every_configuration_says_what_it_claims():
+def test_every_configuration_starts_with_its_claim():
     names = {path.name for path in CONFIGS.glob("*.yaml")}
     for name in names:
         text = (CONFIGS / name).read_text()

@@ -27,7 +27,7 @@ KEYS = {f"--{key.name}" for group in GROUPS for key in dataclasses.fields(group)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_it_names_is_there(name):
+def test_all_names_exist(name):
     if name.startswith("--"):
         assert name in KEYS
     elif "/" in name:

@@ -55,7 +55,7 @@ def test_fsdp_is_refused_before_training(tmp_path, esc_folder, model_folder, mon
         run_recipe(posttrain_teminal, *in_folders(model_folder, esc_folder, tmp_path), *few)
 
 
-def test_the_labels_of_a_folder_of_ones_own_serve_in_english(tmp_path):
+def test_labels_of_an_audio_folder_are_english_names(tmp_path):
     lines = ["file_name,caption,label"]
     for number in range(12):
         soundfile.write(tmp_path / f"{number}.wav", 0.5 * builders.tone(200.0 + number, 8000), builders.RATE_HZ)
@@ -112,7 +112,7 @@ def test_other_recordings_are_scored_than_those_that_choose_the_best_epoch(esc_f
     ("prompts", "languages", "said"),
     [(None, ["eng"], "Dog before rain"), ("phrases", ["eng"], "A dog barking before rain falling")],
 )
-def test_sounds_are_called_as_asked(esc_folder, prompts, languages, said):
+def test_prompts_use_the_requested_names_of_sounds(esc_folder, prompts, languages, said):
     args = posttrain_teminal.PostTrainingArguments(
         model="m", data_dir=str(esc_folder), prompts=prompts, pool_splits=True, train_fraction=0.5
     )
@@ -157,7 +157,7 @@ def test_both_stages_run_and_are_scored(run):
 
 
 @pytest.mark.process
-def test_several_processes_are_one_run(run, tmp_path):
+def test_several_processes_equal_one_run(run, tmp_path):
     halves = ["--output_dir", str(tmp_path), "--per_device_train_batch_size", "3", "--use_cpu", "true"]
     run_processes("recipes/posttrain_teminal.py", *run[2], *halves)
     one, two = (Results.load(folder).scores["temporal"]["eng"] for folder in (run[0], tmp_path))
@@ -169,7 +169,7 @@ def test_several_processes_are_one_run(run, tmp_path):
     assert steps[0] == steps[1] != []
 
 
-def test_the_card_says_what_was_done(run):
+def test_the_card_describes_the_run(run):
     card = ModelCard.load(run[0] / "README.md")
     assert card.data.datasets == ["esc50"]
     found = Results.load(run[0]).scores["temporal"]["eng"]["stage_b"]
@@ -239,7 +239,7 @@ def test_a_model_is_needed(esc_folder, tmp_path):
         run_recipe(posttrain_teminal, "--data_dir", esc_folder, "--output_dir", tmp_path)
 
 
-def test_stage_b_alone_is_trained_alone(esc_folder, model_folder, tmp_path):
+def test_only_stage_b_is_trained_if_requested(esc_folder, model_folder, tmp_path):
     small = ["--num_train_epochs", "1", "--per_device_train_batch_size", "6", "--eval_pairs", "4", "--use_cpu", "true"]
     words = [*in_folders(model_folder, esc_folder, tmp_path / "run"), *small, "--languages", "eng"]
     run_recipe(posttrain_teminal, *words, "--use_after", "false", "--stages", "b")

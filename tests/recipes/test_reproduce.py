@@ -66,7 +66,7 @@ def recipe(monkeypatch):
 ROWS = ("--rows", "table1_infonce", "table1_infonce_bi_static", "--seeds", "0", "1")
 
 
-def test_a_table_says_what_was_measured_beside_what_is_printed(recipe, tmp_path):
+def test_a_table_contains_measured_and_printed_numbers(recipe, tmp_path):
     run_recipe(reproduce, "supclap/table1", *ROWS, "--output_dir", tmp_path)
     content = json.loads((tmp_path / "mini" / "supclap_table1.json").read_text())
     baseline, static = (row["scores"][R1] for row in content["rows"])
@@ -88,7 +88,7 @@ def test_a_table_says_what_was_measured_beside_what_is_printed(recipe, tmp_path)
     assert '<img src="a.png"' in html_table(content, "a.png")
 
 
-def test_what_is_whole_is_not_run_again(recipe, tmp_path):
+def test_finished_runs_are_not_repeated(recipe, tmp_path):
     words = ("supclap/table1", *ROWS, "--output_dir", tmp_path)
     run_recipe(reproduce, *words)
     assert sorted(recipe) == [("bi-static", 0), ("bi-static", 1), ("none", 0), ("none", 1)]
@@ -141,7 +141,7 @@ def test_a_file_of_controls_adds_rows(recipe, tmp_path):
         run_recipe(reproduce, "supclap/table1", *ROWS, "--controls", controls, "--output_dir", tmp_path)
 
 
-def test_finished_rows_have_a_table_where_another_fails(recipe, tmp_path, monkeypatch):
+def test_finished_rows_are_written_if_another_row_fails(recipe, tmp_path, monkeypatch):
     train, arguments = reproduce.RECIPES["train"]
 
     def fail_late():
@@ -260,7 +260,7 @@ def test_cases_are_the_best_and_the_worst_captions_of_all_models():
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_every_file_of_every_table_is_one_that_its_recipe_takes(scale, tmp_path):
+def test_every_configuration_file_of_the_tables_is_valid(scale, tmp_path):
     args = ReproductionArguments(scale=scale, data_dir=str(tmp_path), output_dir=str(tmp_path), seeds=[0])
     checked = {}
     for name, table in TABLES.items():
@@ -319,31 +319,31 @@ def test_every_row_that_a_paper_prints_has_its_number():
 
 
 @pytest.mark.parametrize("names", [["supclap/table99"], []])
-def test_an_unknown_table_is_told_the_known_ones(names):
+def test_the_error_of_an_unknown_table_lists_the_known_ones(names):
     with pytest.raises(ValueError, match=r"atri/table1.*supclap/table14"):
         reproduce.find_tables(names)
 
 
 @pytest.mark.parametrize("names", [["supclap/table1"], ["supclap/table1", "supclap/table3"]])
-def test_a_row_that_no_table_has_is_named(recipe, names, tmp_path):
+def test_an_unknown_row_is_named(recipe, names, tmp_path):
     with pytest.raises(ValueError, match=r"'table1_info'.*table1_infonce"):
         run_recipe(reproduce, *names, *ROWS, "--rows", "table1_infonce", "table1_info", "--output_dir", tmp_path)
     assert not recipe
 
 
-def test_of_several_tables_those_are_made_that_have_a_row(recipe, tmp_path):
+def test_only_tables_with_a_requested_row_are_written(recipe, tmp_path):
     words = ("--rows", "table3_uni_static", "--seeds", "0", "--output_dir", tmp_path)
     run_recipe(reproduce, "supclap/table1", "supclap/table3", *words)
     assert [path.name for path in tmp_path.glob("mini/*.md")] == ["supclap_table3.md"]
 
 
-def test_what_cannot_be_reproduced_says_what_it_lacks():
+def test_tables_that_cannot_be_reproduced_have_a_reason():
     with pytest.raises(ValueError, match="supclap/table10"):
         reproduce.find_tables(["supclap/table10"])
     assert "supclap/table10" not in reproduce.find_tables(["supclap"])
 
 
-def test_a_dry_run_names_what_is_not_there(capsys, tmp_path):
+def test_a_dry_run_names_missing_inputs(capsys, tmp_path):
     run_recipe(reproduce, "atri/table1", "--scale", "full", "--dry_run", "true", "--output_dir", tmp_path)
     printed = capsys.readouterr().out
     assert "20530" in printed  # 49,274 clips in batches of 24, ten epochs
@@ -385,14 +385,14 @@ def test_a_figure_has_a_panel_for_each_dataset_and_title(tmp_path):
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_cosines_of_the_pairs_tell_how_far_apart_they_are():
+def test_the_separation_of_pairs_is_computed_from_their_cosines():
     arrays = {"similarity/eng/positive": np.array([0.5, 0.7]), "similarity/eng/negative": np.array([-0.1, 0.3])}
     results = Results({}, arrays)
     places = (["similarity", kind] for kind in ("positive", "negative", "separation"))
     assert [reproduce.get_value(results, [], place) for place in places] == pytest.approx([0.6, 0.1, 2.5])
 
 
-def test_the_distance_of_captions_is_told_in_units_of_their_spread():
+def test_the_distance_of_captions_is_relative_to_their_spread():
     english = np.eye(2)[[0, 1, 0]]  # three pairs, two with distance sqrt(2)
     arrays = {"embeddings/text/eng": english, "multilingual/distance/fra": np.array([0.1, 0.3])}
     results = Results({"protocol": {"languages": ["eng", "fra"]}}, arrays)

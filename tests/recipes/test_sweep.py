@@ -62,7 +62,7 @@ def test_each_combination_and_seed_runs_once(calls, tmp_path):
     assert "svr_alpha=1 - svr_alpha=0.5" in (tmp_path / "table.tex").read_text().replace(r"\_", "_")
 
 
-def test_finished_runs_have_a_table_where_another_fails(calls, tmp_path):
+def test_finished_runs_are_written_if_another_run_fails(calls, tmp_path):
     with pytest.raises(RuntimeError, match="out of memory"):
         run_recipe(sweep, "smoke.yaml", "svr_alpha=1,9", "--output_dir", tmp_path)
     assert pandas.read_csv(tmp_path / "table.csv")["model"].tolist() == ["svr_alpha=1"]

@@ -49,7 +49,7 @@ def run(tmp_path_factory):
 
 
 @pytest.mark.process
-def test_launched_it_ends_with_a_table_and_a_card_that_says_how(tmp_path):
+def test_a_launched_run_prints_a_table_and_writes_a_card(tmp_path):
     folder = tmp_path / "run"
     output = launch_recipe(train_supclap, SMOKE, "--output_dir", folder)
     assert re.search("synthetic.*64 train.*64 validation.*64 test", output)
@@ -81,7 +81,7 @@ def test_results_hold_scores_chance_and_how_they_came_about(run):
     assert 0 <= zero_shot["top1"]["value"] <= zero_shot["top5"]["value"] <= 1
 
 
-def test_a_run_leaves_what_an_evaluation_leaves(run):
+def test_a_run_writes_the_files_of_an_evaluation(run):
     assert "<h2>Retrieval</h2>" in (run / "report.html").read_text()
     rows = load_splits("synthetic", **yaml.safe_load(Path(ROOT, SMOKE).read_text())["dataset_config"])["test"]
     trained = Results.load(run)
@@ -162,7 +162,7 @@ def test_killed_and_resumed_the_losses_are_the_same(run, tmp_path):
 
 
 @pytest.mark.process
-def test_several_processes_are_one_run(tmp_path):
+def test_several_processes_equal_one_run(tmp_path):
     config = yaml.safe_load(Path(ROOT, SMOKE).read_text())
     config["text_config"] |= dict.fromkeys(["hidden_dropout_prob", "attention_probs_dropout_prob"], 0.0)
     (tmp_path / "smoke.yaml").write_text(yaml.safe_dump(config))
@@ -272,7 +272,7 @@ def test_languages_without_captions_are_refused_before_the_run(sounds, options, 
         )
 
 
-def test_a_prepared_set_is_streamed_and_goes_by_the_name_of_what_it_was_made_from(sounds, tmp_path):
+def test_a_prepared_set_is_streamed_with_the_name_of_its_origin(sounds, tmp_path):
     prepare(Request("audio_folder", {"data_dir": str(sounds), "languages": ["eng"]}), tmp_path / "set", quiet=True)
     words = ["--dataset", "prepared", "--data_dir", tmp_path / "set", "--streaming", "true", *WORDS]
     run_recipe(train_supclap, *words, "--output_dir", tmp_path / "run")
@@ -316,7 +316,7 @@ def test_real_recordings_are_learned(tmp_path):
     assert found["value"] >= 4 * found["chance"]
 
 
-def test_the_card_says_what_was_done(run):
+def test_the_card_describes_the_run(run):
     card = ModelCard.load(run / "README.md")
     assert (card.data.license, card.data.language, card.data.datasets) == ("apache-2.0", ["en", "ja"], ["synthetic"])
     scores = json.loads((run / "results.json").read_text())["scores"]["retrieval"]["jpn"]["a2t"]

@@ -190,7 +190,7 @@ SMALL = '{"num_train": 32, "num_validation": 32, "num_test": 32}'
         ({"dataset": "synthetic", "dataset_config": "[1]"}, "mapping"),
     ],
 )
-def test_what_to_translate_must_be_clear(arguments, message):
+def test_the_input_to_translate_must_be_unambiguous(arguments, message):
     with pytest.raises(ValueError, match=message):
         translate_captions.load_captions(translate_captions.CaptionArguments(**arguments))
 
@@ -207,7 +207,7 @@ def test_what_to_translate_must_be_clear(arguments, message):
         (["--back_sampel", "1"], "'back_sampel'.*back_sample"),
     ],
 )
-def test_arguments_that_make_no_sense_are_refused_at_once(arguments, message):
+def test_invalid_arguments_are_rejected_at_once(arguments, message):
     with pytest.raises(ValueError, match=message):
         run_recipe(translate_captions, "--captions", "absent.csv", *arguments)
 
@@ -220,7 +220,7 @@ def test_a_model_that_lacks_a_language_fails_before_the_work(tmp_path, encoder):
     assert not list(tmp_path.glob("o.*"))
 
 
-def test_the_key_comes_from_the_environment_and_goes_nowhere_else(tmp_path, monkeypatch):
+def test_the_key_is_read_from_the_environment_and_not_saved(tmp_path, monkeypatch):
     monkeypatch.setenv("SOME_KEY", "sesame")
     with fake_endpoint() as server:
         what = ["--captions", write_captions(tmp_path / "captions.csv"), "--languages", "fra", "--back_sample", 0]

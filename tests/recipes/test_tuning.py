@@ -27,7 +27,7 @@ def test_a_clap_is_tuned_and_stays_loadable(tmp_path, part):
     assert not [name for name in moved if "text_model.encoder.layer.0." in name or "embeddings" in name]
 
 
-def test_a_fusion_that_is_not_used_is_told(tmp_path, capsys):
+def test_an_unused_fusion_is_reported(tmp_path, capsys):
     config = builders.clap_config()
     for fused in (False, True):
         config.audio_config.enable_fusion = fused

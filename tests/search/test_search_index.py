@@ -174,7 +174,7 @@ def test_a_store_that_is_emptied_during_a_search_has_no_hits(fake_model, folder)
 
 
 @pytest.mark.parametrize("threshold", [0, 100_000])
-def test_an_open_searcher_sees_what_another_run_writes(fake_model, folder, monkeypatch, threshold):
+def test_an_open_searcher_reads_the_writes_of_another_run(fake_model, folder, monkeypatch, threshold):
     monkeypatch.setattr(index_module, "APPROXIMATE_FROM_ROWS", 10**9)  # too few windows to train an index
     build(fake_model, folder)
     searcher = Searcher(folder.parent / "index", load_embedding_model(fake_model))
@@ -243,7 +243,7 @@ def test_the_store_takes_little_more_than_its_windows(tmp_path, monkeypatch, thr
     assert store.windows.count_rows() == 4000
 
 
-def test_a_run_that_ends_half_way_goes_on(fake_model, folder, monkeypatch):
+def test_an_interrupted_run_continues(fake_model, folder, monkeypatch):
     monkeypatch.setattr(index_module, "_FILES_AT_ONCE", 1)
     monkeypatch.setattr(encoding, "LONGEST_SECONDS", 12.5)
     build_index(load_embedding_model(fake_model), folder, folder.parent / "whole", show_progress_bar=False)

@@ -36,7 +36,7 @@ from modeling_supclap.training.objectives import ContrastiveObjective, SupportVe
 # ---- averages, epoch, throughput, progress ----
 
 
-def test_averages_are_means_since_the_last_look():
+def test_averages_are_means_since_the_last_log():
     averages = Averages()
     averages.add({"loss": torch.tensor(1.0), "radius": 0.5})
     averages.add({"loss": torch.tensor(4.0)})
@@ -45,7 +45,7 @@ def test_averages_are_means_since_the_last_look():
 
 
 @pytest.mark.parametrize(("position", "epoch"), [(None, 0), (0.0, 0), (2.0, 2), (2.6, 2)])
-def test_the_collator_is_told_whole_epochs(position, epoch):
+def test_the_collator_receives_whole_epochs(position, epoch):
     told = []
     callback = EpochCallback(SimpleNamespace(set_epoch=told.append))
     callback.on_epoch_begin(None, SimpleNamespace(epoch=position), None)
@@ -347,7 +347,7 @@ def test_the_spread_of_a_dynamic_radius_is_that_within_the_batch(chunk_size):
     assert "radius_std_a2t" not in numbers
 
 
-def test_where_no_gradient_reaches_the_texts_the_rest_is_logged():
+def test_without_text_gradients_the_other_values_are_logged():
     audio, text = unit(6, 8, seed=8), unit(6, 1, 8, seed=9).detach()
     numbers, _ = measure(ContrastiveObjective("infonce"), audio, text)
     assert "drift_cosine_objective" not in numbers

@@ -50,7 +50,7 @@ def names(folder):
 
 
 @pytest.mark.parametrize("crash", [Killed("between two files"), OSError("No space left on device")])
-def test_a_checkpoint_whose_writing_ends_early_does_not_appear(tmp_path, rows, monkeypatch, crash):
+def test_an_interrupted_checkpoint_does_not_appear(tmp_path, rows, monkeypatch, crash):
     trainer = build(tmp_path, rows, max_steps=4, **STEPS)
     write = trainer._save_rng_state
 
@@ -77,7 +77,7 @@ def test_a_checkpoint_is_uploaded_when_it_is_whole(tmp_path, rows, monkeypatch):
     assert uploads == [(str(tmp_path / f"checkpoint-{step}"), []) for step in (2, 4)]
 
 
-def test_what_a_killed_run_left_is_cleared_away(tmp_path, rows):
+def test_files_of_a_killed_run_are_removed(tmp_path, rows):
     left = tmp_path / "unfinished" / "checkpoint-2"
     left.mkdir(parents=True)
     (left / "model.safetensors").write_bytes(b"half")
@@ -345,7 +345,7 @@ def test_a_folder_in_use_is_continued_when_asked_and_never_written_over(tmp_path
         ({"seed": 8}, "seed.*7.*8"),
     ],
 )
-def test_another_run_s_setting_is_named(run, rows, tmp_path, options, difference):
+def test_changed_settings_are_named(run, rows, tmp_path, options, difference):
     options = {"svr": "uni-static", **options}
     other = build(tmp_path, rows, model=with_dropout(), max_steps=6, **STEPS, **options)
     with pytest.raises(ValueError, match=f"checkpoint-4.*{difference}"):
@@ -374,7 +374,7 @@ def test_another_trained_part_is_named(run, rows, tmp_path):
         other.train(resume_from_checkpoint=True)
 
 
-def test_what_changes_nothing_may_change(run, rows, tmp_path):
+def test_harmless_settings_may_change(run, rows, tmp_path):
     options = {"max_steps": 6, "svr": "uni-static", "learning_rate": 1e-4, "track_drift": False, **STEPS}
     longer = build(tmp_path, rows, model=with_dropout(), **options)
     longer.train(resume_from_checkpoint=True)
@@ -383,7 +383,7 @@ def test_what_changes_nothing_may_change(run, rows, tmp_path):
     assert json.loads((tmp_path / "checkpoint-6" / RUN_FILE).read_text())["settings"]["svr"] == "uni-static"
 
 
-def test_two_runs_in_one_folder_are_one_too_many(tmp_path, rows):
+def test_two_runs_in_one_folder_are_an_error(tmp_path, rows):
     trainer = build(tmp_path / "run", rows, max_steps=1, **STEPS)
     another = ThreadPoolExecutor()  # a thread blocks the lock like another process
     with folder_lock(tmp_path / "run"), pytest.raises(RuntimeError, match=r"\brun\b"):

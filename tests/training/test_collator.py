@@ -118,7 +118,7 @@ def test_kcl_takes_the_same_caption_in_every_language(processor, rows):
 
 
 @pytest.mark.parametrize("scheme", ["random", "cacl", "kcl"])
-def test_what_is_drawn_is_told_among_its_translations(processor, rows, scheme):
+def test_drawn_captions_are_marked_among_their_translations(processor, rows, scheme):
     row = {**rows[0], "captions": {"eng": ["a", "b"], "fra": ["un a", "un b"], "deu": ["ein a", "ein b"]}}
     collator = TrainingCollator(processor, list(row["captions"]), scheme=scheme)
     seen = set()
@@ -157,7 +157,7 @@ def test_cacl_takes_the_anchor_and_each_other_language_in_turn(processor, rows):
         ({"fra", "deu"}, "cacl", ["eng"]),
     ],
 )
-def test_what_a_scheme_lacks_is_what_it_cannot_draw(processor, rows, present, scheme, lacking):
+def test_lacking_languages_are_those_that_cannot_be_drawn(processor, rows, present, scheme, lacking):
     languages = ["eng", "fra", "deu"]
     row = {**rows[0], "captions": {language: ["a"] if language in present else [] for language in [*languages, "jpn"]}}
     assert lacking_languages(row, languages, scheme) == lacking
@@ -169,7 +169,7 @@ def test_what_a_scheme_lacks_is_what_it_cannot_draw(processor, rows, present, sc
         collator([row])
 
 
-def test_clips_whose_turn_would_end_a_run_are_found_before_it():
+def test_clips_without_required_captions_are_found_before_a_run():
     rows = [{"clip_id": name, "captions": {"eng": ["a"], "fra": french}} for name, french in (("a", ["un"]), ("b", []))]
     require_captions(rows, ["eng", "fra"])
     with pytest.raises(ValueError, match=r"'b'.*'fra'"):

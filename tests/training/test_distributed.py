@@ -50,7 +50,7 @@ def test_two_processes_have_the_gradient_of_one(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
-def test_alone_nothing_is_gathered(dtype):
+def test_a_single_process_gathers_nothing(dtype):
     tensor = torch.ones(3, dtype=dtype)
     assert world_size() == 1
     assert gather(tensor) is tensor

@@ -171,7 +171,7 @@ def test_histogram_counts_every_pair() -> None:
     assert histogram == {"low": -1.0, "high": 1.0, "counts": expected}
 
 
-def test_errors_say_what_would_be_right() -> None:
+def test_errors_name_the_expected_values() -> None:
     audio, text = related_pair()
     with pytest.raises(ValueError, match=r"\b1\b"):
         drift_statistics(audio[:1], text[:1], SCALE)
@@ -179,7 +179,7 @@ def test_errors_say_what_would_be_right() -> None:
         drift_statistics(audio, text, SCALE, torch.ones(3))
 
 
-def test_a_radius_of_hard_negatives_alone_is_that_of_a_large_batch() -> None:
+def test_a_radius_of_hard_negatives_equals_that_of_a_large_batch() -> None:
     """For a large batch, the predictor uses the hardest clips, which are the same as with K = their number."""
     audio, text = related_pair(n=9)
     radius = DynamicRadius(num_similarities=4).double()

@@ -359,7 +359,7 @@ def test_chunks_within_the_limit_keep_their_activations():
         ({}, 2, "one"),
     ],
 )
-def test_what_cannot_be_chunked(inputs, chunk_size, message):
+def test_inputs_that_cannot_be_chunked_are_rejected(inputs, chunk_size, message):
     with pytest.raises(ValueError, match=message):
         embed_in_chunks(lambda rows: rows["x"], inputs, chunk_size)
 

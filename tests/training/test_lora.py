@@ -114,7 +114,7 @@ def test_blocks_are_found(model, tower, expected):
         ),
     ],
 )
-def test_last_layers_and_what_follows_them_train(model, layers, expected):
+def test_last_layers_and_later_modules_train(model, layers, expected):
     model = model()
     train_last_layers(model, *layers)
     assert train_last_layers(model, *layers) == expected

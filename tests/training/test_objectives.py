@@ -142,7 +142,7 @@ def blocks(*sides):
     return [torch.cat([side[:, role] for role in range(side.shape[1])]) for side in sides]
 
 
-def test_temporal_stage_b_sees_its_roles_in_blocks():
+def test_temporal_stage_b_orders_roles_in_blocks():
     alphas = {"alpha_same_time": 0.5, "alpha_cross_time": 0.25, "alpha_same_overlay": 0.75, "alpha_cross_overlay": 0.0}
     total, logs = TemporalObjective("b", beta=0.7, **alphas)(*ROLES, SCALE)
     expected = temporal_nce(*blocks(*ROLES), SCALE, teminal_b_weights(4, **alphas).double(), beta=0.7)
@@ -217,6 +217,6 @@ def test_logs_hold_no_graph(tmp_path):
         (lambda path: TemporalObjective("a")(*ROLES[:, :, :2], SCALE), "class_ids"),
     ],
 )
-def test_what_does_not_go_together(tmp_path, call, message):
+def test_incompatible_options_are_rejected(tmp_path, call, message):
     with pytest.raises(ValueError, match=message):
         call(tmp_path)

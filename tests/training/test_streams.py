@@ -136,7 +136,7 @@ def test_a_mix_of_streams_is_resumed_too(hub, tmp_path):
     assert_same_end(cut_and_resume(tmp_path / "cut", data_dir, 5), whole, 5)
 
 
-def test_it_goes_on_with_as_many_workers_only(folder, tmp_path):
+def test_resuming_requires_the_same_number_of_workers(folder, tmp_path):
     build(tmp_path, str(folder / "int16"), max_steps=1).train()
     other = build(tmp_path, str(folder / "int16"), max_steps=2, dataloader_num_workers=2)
     with pytest.raises(ValueError, match=r"stream\.workers.*1.*2"):
@@ -146,7 +146,7 @@ def test_it_goes_on_with_as_many_workers_only(folder, tmp_path):
 @pytest.mark.parametrize(
     "options", [{"on_bad_audio": "skip"}, {"every_caption": True}, {"track_language_errors": True}]
 )
-def test_what_wants_all_rows_beforehand_is_refused(folder, tmp_path, options):
+def test_options_that_need_all_rows_are_rejected_for_streams(folder, tmp_path, options):
     with pytest.raises(ValueError, match=next(iter(options))):
         build(tmp_path, str(folder / "int16"), **options)
 

@@ -90,7 +90,7 @@ def test_all_captions_of_a_pair_are_in_one_language(items):
     assert set(drawn) == {"eng", "fra"}
 
 
-def test_both_clips_of_a_pair_are_heard_in_one_chunk(tmp_path, items):
+def test_both_clips_of_a_pair_are_in_one_chunk(tmp_path, items):
     trainer = build(tmp_path, items, **QUICK)
     seconds = trainer.model.model.config.audio_config.target_length * 160 / 16_000
     assert trainer.data_collator.max_audio_seconds == pytest.approx(seconds / 2)
@@ -136,7 +136,7 @@ def test_every_parameter_moves(tmp_path, items, options):
     assert [name for name, value in trainer.model.named_parameters() if torch.equal(value, before[name])] == []
 
 
-def test_what_a_stage_learns_is_what_is_evaluated(tmp_path, items):
+def test_a_stage_improves_the_evaluated_accuracy(tmp_path, items):
     trainer = build(tmp_path, items, stage="a", num_train_epochs=60, learning_rate=3e-3, languages=["eng"], **QUICK)
     before = trainer.evaluate()["eval_temporal_accuracy"]
     trainer.train()
@@ -171,7 +171,7 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path, items, stage):
         ({"alpha_same_time": 1.5}, r"alpha_same_time=1\.5"),
     ],
 )
-def test_what_is_refused(tmp_path, items, options, message):
+def test_invalid_arguments_are_rejected(tmp_path, items, options, message):
     with pytest.raises(ValueError, match=message):
         build(tmp_path, items, **options)
 

@@ -106,7 +106,7 @@ def only_clips_displaced():
 
 
 @pytest.mark.parametrize(("make", "radius"), [(OwnObjective, False), (only_clips_displaced, True)])
-def test_an_objective_of_one_s_own_trains_and_is_watched(tmp_path, rows, make, radius):
+def test_a_custom_objective_trains_and_is_tracked(tmp_path, rows, make, radius):
     args = arguments(tmp_path, max_steps=1)
     trainer = SupCLAPTrainer(builders.supclap_model(), args, rows, rows[:8], processor(), objective=make())
     trainer.train()
@@ -180,7 +180,7 @@ def test_agreement_of_the_languages_is_measured(tmp_path, rows):
     assert build(tmp_path / "other", rows, languages=["eng", "fra"]).evaluate()["eval_MRV"] > 0
 
 
-def test_the_log_tells_loss_parts_and_throughput(tmp_path, rows, capsys):
+def test_the_log_contains_loss_terms_and_throughput(tmp_path, rows, capsys):
     trainer = build(tmp_path, rows, svr="bi-static", radius_init=0.1, max_steps=2)
     trainer.train()
     entry = next(entry for entry in trainer.state.log_history if "loss" in entry)
@@ -195,7 +195,7 @@ def test_the_log_tells_loss_parts_and_throughput(tmp_path, rows, capsys):
     assert "temperature" not in printed  # the printed line contains only a few values
 
 
-def test_evaluation_finds_what_embedding_one_by_one_finds(tmp_path, rows):
+def test_evaluation_equals_embedding_clips_one_by_one(tmp_path, rows):
     trainer = build(tmp_path, rows, languages=["fra", "eng"], eval_languages=["eng"])
     metrics = trainer.evaluate()
     model, collator = trainer.clap.eval(), TrainingCollator(processor())
@@ -248,7 +248,7 @@ def test_a_checkpoint_is_a_model_and_remembers_its_objective(tmp_path, rows):
     assert SupCLAPProcessor.from_pretrained(folder).feature_extractor.sampling_rate == 16000
 
 
-def test_a_token_is_in_no_file(tmp_path, rows):
+def test_no_file_contains_the_token(tmp_path, rows):
     trainer = build(tmp_path, rows, num_train_epochs=1, hub_token="hf_secret")
     trainer.train()
     trainer.save_model()
@@ -367,7 +367,7 @@ def test_workers_that_persist_train_the_same_and_evaluate_the_rows_they_are_give
         assert helped.evaluate(some)["eval_mean_recall_chance"] == alone.evaluate(some)["eval_mean_recall_chance"]
 
 
-def test_metrics_of_one_s_own_are_added(tmp_path, rows):
+def test_custom_metrics_are_added(tmp_path, rows):
     trainer = build(tmp_path, rows)
     trainer.compute_metrics = lambda prediction: {"width": prediction.predictions[0].shape[1]}
     scores = trainer.evaluate()
@@ -423,7 +423,7 @@ def test_activation_checkpointing_reaches_both_towers(tmp_path, rows):
         ),
     ],
 )
-def test_what_is_refused(tmp_path, rows, call, message):
+def test_invalid_arguments_are_rejected(tmp_path, rows, call, message):
     with pytest.raises(ValueError, match=message):
         call(tmp_path, rows)
 
