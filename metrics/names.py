@@ -34,6 +34,7 @@ METRICS = {
     "mean_per_class": MetricName("accuracy, mean over the classes"),
     "mean_over_folds": MetricName("accuracy, mean over the folds"),
     "mAP": MetricName("mean average precision"),
+    "main_score": MetricName("main score"),
     "temporal_accuracy": MetricName("temporal accuracy"),
     "single_accuracy": MetricName("accuracy, single sounds"),
     "combined_accuracy": MetricName("accuracy, two sounds"),

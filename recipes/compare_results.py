@@ -90,7 +90,7 @@ def collect_scores(tables: Mapping[str, Models], allow_different: bool = False) 
         for model, runs in models.items():
             tested: dict[str, Any] = {}
             first = next(iter(runs.values()))
-            if runs is baseline or len(runs) > 1 or len(baseline) > 1:
+            if runs is baseline or len(runs) > 1 or len(baseline) > 1 or "mteb" in first.scores:
                 for seed, results in runs.items():
                     check_protocols(baseline.get(seed, reference), results, allow_different)
             else:

@@ -24,6 +24,10 @@ and `table.tex`. The suite may be a YAML file. Options on the command line overr
 
     - {dataset: esc50, data_dir: ESC-50, folds: [1, 2, 3, 4, 5], tasks: [zero_shot]}
     - {name: clotho_5, dataset: clotho, data_dir: CLOTHO, tasks: [retrieval]}
+    - {mteb: ESC50_Zeroshot}
+
+An entry `mteb` is a task of MAEB, or another task of mteb, by name; its main score is in the table. It requires the
+extra `mteb`.
 """
 
 from __future__ import annotations
@@ -183,7 +187,7 @@ def read_suite(args: EvaluationArguments, words: Sequence[str]) -> dict[str, Eva
     Options on the command line (`words`) override those of the suite.
 
     Raises:
-        ValueError: An entry is not a mapping with `dataset`, or two entries have the same name.
+        ValueError: An entry is not a mapping with `dataset` or `mteb`, or two entries have the same name.
     """
     shared: dict[str, Any] = {}
     entries: Any = [{"dataset": name} for name in args.suite]
@@ -196,13 +200,14 @@ def read_suite(args: EvaluationArguments, words: Sequence[str]) -> dict[str, Eva
     suite: dict[str, EvaluationArguments] = {}
     for entry in entries if isinstance(entries, list) else [entries]:
         settings = {**shared, **entry} if isinstance(entry, dict) else {}
-        name = str(settings.pop("name", settings.get("dataset")))
-        if "dataset" not in settings or name in suite or not re.fullmatch(r"[\w.-]+", name):
-            raise ValueError(f"{args.suite[0]} contains {entry}; expected `dataset`, and a unique `name`")
+        dataset = settings.setdefault("dataset", settings.get("mteb"))
+        name = str(settings.pop("name", dataset))
+        if dataset is None or name in suite or not re.fullmatch(r"[\w.-]+", name):
+            raise ValueError(f"{args.suite[0]} contains {entry}; expected `dataset` or `mteb`, and a unique `name`")
 
         data_dir = settings.pop("data_dir", None)
-        if data_dir is None and args.data_dir is not None and Path(args.data_dir, settings["dataset"]).is_dir():
-            data_dir = str(Path(args.data_dir, settings["dataset"]))
+        if data_dir is None and args.data_dir is not None and Path(args.data_dir, dataset).is_dir():
+            data_dir = str(Path(args.data_dir, dataset))
         config = dict(settings.pop("dataset_config", None) or {})
         for key in settings.keys() - EvaluationArguments.__dataclass_fields__.keys():
             config[key] = settings.pop(key)  # an option of the dataset's builder
@@ -213,10 +218,14 @@ def read_suite(args: EvaluationArguments, words: Sequence[str]) -> dict[str, Eva
 
 
 def prepare(args: EvaluationArguments) -> tuple[Any, evaluation.EvaluationOptions]:
-    """Load the rows of a dataset, and build the options of its evaluation."""
+    """Load the rows of a dataset or a task of mteb, and build the options of its evaluation."""
     from modeling_supclap.datasets_scripts.schema import warn_of_shared_captions
 
     options = options_of(args)
+    if args.mteb is not None:
+        from modeling_supclap.integrations.mteb import load_task
+
+        return load_task(args.mteb), options
     rows, train_rows, folds, data = load_rows(args)
     if args.positives == "clip" and "retrieval" in args.tasks:
         warn_of_shared_captions(rows)
@@ -227,10 +236,17 @@ def prepare(args: EvaluationArguments) -> tuple[Any, evaluation.EvaluationOption
 def evaluate(
     args: EvaluationArguments, model: evaluation.EmbeddingModel, rows: Any, options: Any, folder: Path
 ) -> evaluation.Results:
-    """Evaluate a model on rows, save the results and the report, and print the scores."""
+    """Evaluate a model on rows, or on a task of mteb; save the results and the report, and print the scores."""
     from modeling_supclap import evaluation
     from modeling_supclap.datasets_scripts.overlap.trained_sources import refuse_trained_sources
     from modeling_supclap.evaluation.report import write_report
+
+    if args.mteb is not None:
+        from modeling_supclap.integrations.mteb import evaluate_task
+
+        results = evaluate_task(model, rows)
+        print(f"{model.name} on {args.mteb}\n{results.table()}\n{results.save(folder)}")
+        return results
 
     trained_clips = refuse_trained_sources(rows, model.name, args.allow_trained)
     cache_dir = None if args.cache_dir in (None, "none") else args.cache_dir
@@ -265,7 +281,7 @@ def main() -> None:
         raise ValueError(f"model is {args.model}; pass --model with distinct folders, Hub ids or module:function")
 
     # Read every dataset before the first evaluation.
-    suite = read_suite(args, sys.argv[1:]) if args.suite else {str(args.dataset): args}
+    suite = read_suite(args, sys.argv[1:]) if args.suite else {str(args.mteb or args.dataset): args}
     prepared = {dataset: prepare(each) for dataset, each in suite.items()}
     is_table = bool(args.suite) or len(args.model) > 1
     names = [Path(model).name for model in args.model]

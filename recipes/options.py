@@ -261,9 +261,11 @@ class EvaluationArguments(DatasetArguments):
     model: list[str] = option("One or more SupCLAP or CLAP models (id or folder), or module:function.", [])
     suite: list[str] = option(
         "Names of several datasets, each in the folder of its name in --data_dir; or a YAML file with a list of "
-        "mappings with `dataset`, `data_dir`, options of this command and of the dataset, and a `name`.",
+        "mappings with `dataset`, `data_dir`, options of this command and of the dataset, and a `name`. The mapping "
+        "`mteb: TASK` is a task of mteb.",
         [],
     )
+    mteb: str | None = option("Task of mteb to evaluate instead of a dataset, such as ESC50_Zeroshot.")
     device: str | None = option("Device such as cpu or cuda; by default, a GPU if available.")
     split: str = option("Split to evaluate, or several splits joined by +.", "test")
     folds: list[int] = option("Folds to evaluate, each on its own test split.", [])

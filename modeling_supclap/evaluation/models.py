@@ -65,6 +65,7 @@ class EmbeddingModel:
         fingerprint: Hash of the weights and all settings that affect the embeddings, or None if unknown.
         device: Device of the model.
         dtype: Data type of the weights, such as "float32".
+        processor: `SupCLAPProcessor` of a SupCLAP or CLAP model, or None.
     """
 
     name: str
@@ -80,6 +81,7 @@ class EmbeddingModel:
     fingerprint: str | None = None
     device: str = "unknown"
     dtype: str = "unknown"
+    processor: Any = None
 
     def chunk_samples(self, chunk_seconds: float | None = None) -> int:
         """Convert a chunk length to samples. None: use the model's maximum, limited to five minutes.
@@ -283,6 +285,7 @@ def _wrap_pretrained(model: Any, processor: SupCLAPProcessor, name: str, kind: s
         fingerprint=weights_fingerprint(model, *map(json.dumps, settings)),
         device=str(model.device),
         dtype=str(model.dtype).removeprefix("torch."),
+        processor=processor,
     )
 
 

@@ -131,6 +131,7 @@ SECTIONS = {
         "the forward and the reversed item and their captions. An order-blind model recognises every sound and "
         "detects overlap, but ignores order.",
     ),
+    "mteb": Section("Tasks of mteb", ("main_score",)),
 }
 """Tasks in `results.json`, in the order of the report; "distances" is the part of "multilingual" with Gap and Dis."""
 
@@ -228,7 +229,8 @@ class Results:
             only this part differs between repeated evaluations), and "training" for a training run. "scores" is a
             nested dict. Its first key is the task and the further keys are: "retrieval" (language, direction, metric),
             "multilingual" (language, metric), "zero_shot" (language, template set, metric), "zste" (language, task),
-            "linear_probe", "few_shot" and "audio_to_audio" (setting, metric), "temporal" (language, stage, metric). The
+            "linear_probe", "few_shot" and "audio_to_audio" (setting, metric), "temporal" (language, stage, metric),
+            "mteb" (metric of the task, "main_score"). The
             language "mean" is the mean over languages, and "all" contains scores that compare languages.
         arrays: Content of `outcomes.npz`. "clips/..." and "captions/<language>/..." describe the data. The other names
             start with the path of a score, such as "retrieval/eng/t2a/", and contain the outcome of each query, the

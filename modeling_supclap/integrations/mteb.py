@@ -1,7 +1,9 @@
-"""Evaluate SupCLAP models with mteb, the embedding benchmark, on text, audio and audio-text tasks.
+"""Evaluate models with mteb, the embedding benchmark, on text, audio and audio-text tasks.
 
     encoder = SupCLAPEncoder.from_model(model, processor)        # or SupCLAPEncoder("outputs/esc10")
     result = mteb.evaluate(encoder, mteb.get_tasks(["ESC50_Zeroshot"]), cache=None)
+
+`supclap evaluate --mteb ESC50_Zeroshot` does the same, also in a suite and for other models.
 
 If a task has one language, its texts are embedded in that language. Requires the extra: pip install "supclap[mteb]".
 """
@@ -14,12 +16,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..audio_input import as_recordings
+from ..encoding import mean_embedding
+from ..evaluation import EmbeddingModel, Results, load_embedding_model, make_results
+from ..evaluation.results import score
 from ..hub_ids import is_hub_id
 from ..languages import LANGUAGE_TABLE
 from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
 
 try:
+    import mteb
     from mteb.models import ModelMeta
     from mteb.models.abs_encoder import AbsEncoder
     from mteb.models.modality_collators import AudioCollator
@@ -29,7 +36,7 @@ except ImportError as error:
 
 
 class SupCLAPEncoder(AbsEncoder):
-    """mteb encoder for a SupCLAP model. Clips are resampled to the model's sampling rate and embedded in full length.
+    """mteb encoder for an embedding model. Clips are embedded in full length, at the model's sampling rate.
 
     Args:
         model_name: Folder or Hub id of a SupCLAP model.
@@ -37,7 +44,7 @@ class SupCLAPEncoder(AbsEncoder):
         device: Torch device. None: use a GPU if there is one.
         language: ISO 639-3 code for tasks with several languages, or with a language that the tokenizer does not
             support. None: use the tokenizer's setting.
-        model: Loaded model. None: load it from `model_name`.
+        model: Loaded model, or an `evaluation.EmbeddingModel`. None: load it from `model_name`.
         processor: Processor of the model. None: load it from `model_name`.
         **kwargs: Arguments for `SupCLAPModel.from_pretrained`.
     """
@@ -49,17 +56,20 @@ class SupCLAPEncoder(AbsEncoder):
         device: str | None = None,
         language: str | None = None,
         *,
-        model: SupCLAPModel | None = None,
+        model: SupCLAPModel | EmbeddingModel | None = None,
         processor: SupCLAPProcessor | None = None,
         **kwargs: Any,
     ) -> None:
         hub: dict[str, Any] = {} if revision is None else {"revision": revision}
-        loaded: Any = model or SupCLAPModel.from_pretrained(model_name, **hub, **kwargs)
-        self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        self.model = loaded.to(self.device).eval()
-        self.processor = processor or SupCLAPProcessor.from_pretrained(model_name, **hub)
+        if not isinstance(model, EmbeddingModel):
+            loaded: Any = model or SupCLAPModel.from_pretrained(model_name, **hub, **kwargs)
+            loaded = loaded.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
+            processor = processor or SupCLAPProcessor.from_pretrained(model_name, **hub)
+            model = load_embedding_model(loaded, processor, name=model_name)
+        self.embedding_model = model
+        self.model, self.processor, self.device = model.model, model.processor, model.device
         self.language = language
-        self.mteb_model_meta = _describe(self.model, self.processor, model_name, revision)
+        self.mteb_model_meta = _describe(model, model_name, revision)
 
     @classmethod
     def from_model(
@@ -88,7 +98,6 @@ class SupCLAPEncoder(AbsEncoder):
         hf_subset: str,
         prompt_type: Any = None,
         batch_size: int = 32,
-        show_progress_bar: bool = False,
         **kwargs: Any,
     ) -> np.ndarray:
         """Embed the texts and recordings from an mteb data loader. The other arguments of mteb are not used.
@@ -98,7 +107,6 @@ class SupCLAPEncoder(AbsEncoder):
             task_metadata: mteb task metadata, including the languages.
             hf_subset: Subset of the task, usually one language.
             batch_size: Batch size for the model.
-            show_progress_bar: Whether to show a progress bar for texts.
 
         Returns:
             Embeddings with unit norm, float32 (N, projection_dim). If the data has text and audio, they are the
@@ -111,25 +119,24 @@ class SupCLAPEncoder(AbsEncoder):
         if not columns & {"text", "audio"}:
             raise ValueError(f"the columns are {sorted(columns)}; this model embeds 'text' and 'audio'")
 
+        model = self.embedding_model
         if "audio" in columns:
-            extractor = self.processor.feature_extractor
             # Some benchmark clips are too short to encode; pad them with silence.
-            inputs.collate_fn = AudioCollator(
-                target_sampling_rate=extractor.sampling_rate, min_samples=getattr(extractor, "min_samples", None)
-            )
+            min_samples = round(model.min_seconds * model.sampling_rate_hz) or None
+            inputs.collate_fn = AudioCollator(target_sampling_rate=model.sampling_rate_hz, min_samples=min_samples)
 
         texts: list[str] = []
         audio: list[np.ndarray] = []
         for batch in inputs:
             texts += batch["text"] if "text" in columns else []
             if "audio" in columns:  # encode each batch immediately, because the audio of a task may not fit in memory
-                audio.append(self.model.encode_audio(batch["audio"], self.processor, batch_size=batch_size))
+                recordings = as_recordings(batch["audio"])[0]
+                for chunks in model.chunk_embeddings(recordings, batch_size=batch_size):
+                    audio.append(mean_embedding(torch.as_tensor(chunks.embeds)).numpy())
 
-        parts = [np.concatenate(audio)] if audio else []
+        parts = [np.stack(audio)] if audio else []
         if texts:
-            language = self._language(task_metadata, hf_subset)
-            options = {"batch_size": batch_size, "show_progress_bar": show_progress_bar}
-            parts.append(self.model.encode_text(texts, self.processor, language=language, **options))
+            parts.append(model.encode_text(texts, self._language(task_metadata, hf_subset), batch_size=batch_size))
 
         total = np.sum(parts, axis=0)
         return total if len(parts) == 1 else total / np.linalg.norm(total, axis=-1, keepdims=True).clip(1e-12)
@@ -137,37 +144,61 @@ class SupCLAPEncoder(AbsEncoder):
     def _language(self, task_metadata: Any, hf_subset: str) -> str | None:
         """Return the language code of a task for the tokenizer.
 
-        If the task has several languages, or one that the tokenizer does not support, return `self.language`.
+        If the task has several languages, or one that the tokenizer does not support, return `self.language`. For a
+        model without a processor, return the ISO 639-3 code of the language, by default English.
         """
         languages = set(task_metadata.hf_subsets_to_langscripts.get(hf_subset) or [])
         languages -= {"zxx-Zxxx"}  # mteb's code for "no linguistic content"
         code = languages.pop().replace("-", "_") if len(languages) == 1 else None
+        if self.processor is None:
+            return code[:3] if code is not None else self.language or "eng"
         tokenizer = self.processor.tokenizer
         is_known = code is not None and tokenizer.convert_tokens_to_ids(code) != tokenizer.unk_token_id
         return code if is_known else self.language
 
 
-def _describe(model: SupCLAPModel, processor: SupCLAPProcessor, name: str, revision: str | None) -> ModelMeta:
+def load_task(name: str) -> Any:
+    """Return a task of mteb, such as "ESC50_Zeroshot"; raise ValueError if it does not exist."""
+    try:
+        return mteb.get_task(name)
+    except KeyError as error:
+        raise ValueError(f"mteb has no task {name!r}: {error.args[0]}") from error
+
+
+def evaluate_task(model: EmbeddingModel, task: Any) -> Results:
+    """Evaluate a model on a task, and return its main score, the mean over splits and subsets."""
+    encoder: Any = SupCLAPEncoder(model.name, model=model)
+    (result,) = mteb.evaluate(encoder, task, cache=None, show_progress_bar=False, co2_tracker=False).task_results
+    main = task.metadata.main_score
+    protocol = {"dataset": task.metadata.name, "split": "+".join(result.scores), "mteb": {"version": mteb.__version__}}
+    scores = {"mteb": {main: {"main_score": score(result.get_score())}}}
+    return make_results(model, scores, {}, protocol)
+
+
+def _describe(model: EmbeddingModel, name: str, revision: str | None) -> ModelMeta:
     """Create the mteb model metadata. A name that is not a Hub id is changed to `local/name`."""
     if not is_hub_id(name) or "/" not in name:
         name = f"local/{Path(name).name or 'supclap'}"
-    languages = None
-    if hasattr(processor.tokenizer, "src_lang"):
-        languages = [language.flores.replace("_", "-") for language in LANGUAGE_TABLE.values()]
+    facts: dict[str, Any] = {}
+    if model.processor is not None:
+        embeddings = model.model.text_model.get_input_embeddings()
+        facts = {
+            "n_parameters": model.model.num_parameters(),
+            "n_embedding_parameters": sum(map(torch.numel, embeddings.parameters())),
+            "embed_dim": model.model.config.projection_dim,
+            "max_tokens": model.processor.max_tokens,
+        }
+        if hasattr(model.processor.tokenizer, "src_lang"):
+            facts["languages"] = [language.flores.replace("_", "-") for language in LANGUAGE_TABLE.values()]
 
-    facts = {
+    facts |= {
         "loader": SupCLAPEncoder,
         "name": name,
         "revision": revision or "unknown",
-        "n_parameters": model.num_parameters(),
-        "n_embedding_parameters": sum(map(torch.numel, model.get_input_embeddings().parameters())),
-        "embed_dim": model.config.projection_dim,
-        "max_tokens": processor.max_tokens,
         "similarity_fn_name": ScoringFunction.COSINE,
         "framework": ["PyTorch", "Transformers"],
         "modalities": ["audio", "text"],
         "use_instructions": False,
         "open_weights": True,
-        "languages": languages,
     }
     return ModelMeta.create_empty(overwrites=facts)

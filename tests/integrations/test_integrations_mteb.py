@@ -4,8 +4,10 @@ import sys
 
 import builders
 import numpy as np
+import pandas
 import pytest
-from datasets import Audio, Dataset, DatasetDict
+from commands import run_recipe
+from datasets import Dataset, DatasetDict
 from scipy.stats import pearsonr
 
 pytest.importorskip("mteb", reason="the extra mteb is not installed")
@@ -14,7 +16,10 @@ from mteb.abstasks import AbsTaskSTS, AbsTaskZeroShotClassification
 from mteb.abstasks.task_metadata import TaskMetadata
 
 from modeling_supclap import SupCLAPModel
+from modeling_supclap.datasets_scripts.audio import resample
+from modeling_supclap.evaluation import load_embedding_model
 from modeling_supclap.integrations.mteb import SupCLAPEncoder
+from modeling_supclap.recipes import evaluate_supclap
 
 LABELS = ["a dog barks", "the rain falls", "un chien aboie", "la pluie tombe"]
 CLIPS = [builders.tone(150.0 * 2 ** (index / 2), 16000 + 1000 * index) for index in range(12)]
@@ -46,7 +51,7 @@ class LocalSTS(AbsTaskSTS):
 
 def sounds(**columns):
     rows = {"audio": [{"array": clip, "sampling_rate": 16000} for clip in CLIPS], **columns}
-    return Dataset.from_dict(rows).cast_column("audio", Audio(sampling_rate=16000))
+    return Dataset.from_dict(rows)
 
 
 class LocalZeroShot(AbsTaskZeroShotClassification):
@@ -90,12 +95,11 @@ def test_texts_are_embedded_in_the_language_of_the_task(encoder):
 
 
 def stored_clips():
-    """Return the clips as stored in the dataset, in 16 bits."""
-    return [row["audio"]["array"] for row in sounds()]
+    """Return the clips as the dataset stores them."""
+    return [np.array(row["audio"]["array"], np.float32) for row in sounds()]
 
 
 @pytest.mark.filterwarnings("ignore:Precision is ill-defined")
-@pytest.mark.usefixtures("torchcodec")  # in mteb, `datasets` decodes the audio
 def test_zero_shot_classification(encoder):
     audio = encoder.model.encode_audio(stored_clips(), encoder.processor, sampling_rate=16000)
     text = encoder.model.encode_text(LABELS, encoder.processor, language="eng")
@@ -103,6 +107,49 @@ def test_zero_shot_classification(encoder):
     assert len(set(predicted)) >= 3
     expected = (predicted == TRUTH).mean()
     assert run(encoder, LocalZeroShot())["accuracy"] == pytest.approx(expected)
+
+
+@pytest.mark.filterwarnings("ignore:Precision is ill-defined")
+def test_a_task_in_the_table_of_a_suite(tmp_path, monkeypatch, encoder):
+    encoder.model.save_pretrained(tmp_path / "model")
+    encoder.processor.save_pretrained(tmp_path / "model")
+    builders.save_clap(tmp_path / "clap")
+    monkeypatch.setitem(sys.modules["mteb.get_tasks"]._TASKS_REGISTRY, "LocalZeroShot", LocalZeroShot)
+    models = [str(tmp_path / name) for name in ("model", "clap")] + [f"{__name__}:Parity"]
+    (tmp_path / "suite.yaml").write_text("- {mteb: LocalZeroShot}\n")
+    words = ["--suite", tmp_path / "suite.yaml", "--output_dir", tmp_path / "out", "--model"]
+    run_recipe(evaluate_supclap, *words, *models)
+
+    scores = []
+    for name in models:
+        model = load_embedding_model(name)
+        clips = [resample(clip, 16000, model.sampling_rate_hz) for clip in stored_clips()]
+        audio = np.concatenate([model.encode_audio([clip], 1) for clip in clips])
+        predicted = (audio @ model.encode_text(LABELS, "eng").T).argmax(axis=1)
+        scores.append((predicted == TRUTH).mean())
+    table = pandas.read_csv(tmp_path / "out" / "table.csv")
+    assert set(table["dataset"] + " " + table["score"]) == {"LocalZeroShot mteb accuracy main_score"}
+    assert table["value"].tolist() == pytest.approx(scores)
+    assert table["difference"].tolist()[1:] == pytest.approx([score - scores[0] for score in scores[1:]])
+    for suffix in ("md", "html", "tex"):
+        assert f"{100 * scores[1]:.1f}" in (tmp_path / "out" / f"table.{suffix}").read_text()
+
+    (tmp_path / "suite.yaml").write_text("- {mteb: LocalZeroShoot}\n")
+    with pytest.raises(ValueError, match=r"'LocalZeroShoot'.*'LocalZeroShot'"):
+        run_recipe(evaluate_supclap, *words, models[0])
+
+
+class Parity:
+    """Model that embeds clips and texts by their lengths: odd or even."""
+
+    sampling_rate = 8000
+
+    def encode_audio(self, waveforms):
+        return np.array([[1.0, 0.0] if len(clip) % 2 else [0.6, 0.8] for clip in waveforms])
+
+    def encode_text(self, texts, language):
+        assert language == "eng"
+        return np.array([[0.8, 0.6] if len(text) % 2 else [0.0, 1.0] for text in texts])
 
 
 class Loader(list):
