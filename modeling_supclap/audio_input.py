@@ -209,7 +209,7 @@ def resample(waveform: np.ndarray, from_hz: int, to_hz: int) -> np.ndarray:
     """Resample a waveform (samples,) with torchaudio's windowed sinc interpolation.
 
     The ratio to_hz / from_hz is rounded to a fraction with a denominator of at most 2000, because the filter size
-    grows with from_hz * to_hz / gcd^2 (gigabytes for 44,101 Hz).
+    grows with from_hz * to_hz / gcd(from_hz, to_hz)^2 (gigabytes for 44,101 Hz).
 
     Returns:
         Waveform (ceil(samples * to_hz / from_hz),) in float32. If the rates are equal, this is the input array.

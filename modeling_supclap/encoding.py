@@ -143,7 +143,7 @@ def chunk_embeddings(
             for start in starts:
                 content = waveform[start - first : start - first + chunk_samples]
                 chunks.append(_Chunk(index, start, start + len(content), content))
-            if len(chunks[-1].content) < min_samples:  # also if a file is shorter than its header states
+            if len(chunks[-1].content) < min_samples:  # a file may be shorter than its header states
                 seconds = (first + len(waveform)) / rate_hz
                 shortest = min_samples / rate_hz
                 raise ValueError(f"{recording.name} ends after {seconds:.4f} s; the minimum is {shortest} s per chunk")

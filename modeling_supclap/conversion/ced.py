@@ -41,18 +41,18 @@ def ced_from_tensors(
     """
     whole = Tensors(tensors, origin)
     _check_front_end(whole)
-    kept, aside = whole.set_aside(ASIDE)
-    encoder = kept.rename(NAMES)
+    used, aside = whole.set_aside(ASIDE)
+    encoder = used.rename(NAMES)
     own_config = _config_from_file(config, origin) if config else _config_from_shapes(encoder)
     return encoder.build(CEDModel, own_config), aside
 
 
 def _check_front_end(tensors: Tensors) -> None:
     """Raise ValueError if the front-end constants in the file differ from ours. Hub checkpoints contain none."""
-    own = CEDFeatureExtractor()
-    top_hz = own.f_max or own.sampling_rate / 2
-    filters = melscale_fbanks(own.n_fft // 2 + 1, own.f_min, top_hz, own.feature_size, own.sampling_rate)
-    window = torch.hann_window(own.win_size)
+    ours = CEDFeatureExtractor()
+    top_hz = ours.f_max or ours.sampling_rate / 2
+    filters = melscale_fbanks(ours.n_fft // 2 + 1, ours.f_min, top_hz, ours.feature_size, ours.sampling_rate)
+    window = torch.hann_window(ours.win_size)
     expected = {"front_end.0.spectrogram.window": window, "front_end.0.mel_scale.fb": filters}
 
     names = {name for name in tensors if name.startswith("front_end.")}

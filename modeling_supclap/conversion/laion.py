@@ -51,15 +51,15 @@ def clap_from_laion(tensors: Mapping[str, torch.Tensor], origin: str) -> tuple[C
     Returns:
         The model (float32, evaluation mode), and the number of unused tensors as `{description: number}`.
     """
-    kept, aside = Tensors(tensors, origin).set_aside(ASIDE)
+    used, aside = Tensors(tensors, origin).set_aside(ASIDE)
     expected = torch.from_numpy(laion_feature_extractor().mel_filters_slaney).float()
-    kept.check_constant(HTSAT + FILTERS, expected, FRONT_END)
-    audio, audio_aside, audio_config = htsat_from_tensors(kept.below(HTSAT))
-    text = kept.below(ROBERTA)
+    used.check_constant(HTSAT + FILTERS, expected, FRONT_END)
+    audio, audio_aside, audio_config = htsat_from_tensors(used.below(HTSAT))
+    text = used.below(ROBERTA)
     # LAION trained from roberta-base, with this epsilon; transformers' default is 1e-12.
     text_config = {**bert_fields(text), "layer_norm_eps": 1e-5}
 
-    whole = kept.without(HTSAT, ROBERTA).rename(NAMES)
+    whole = used.without(HTSAT, ROBERTA).rename(NAMES)
     whole |= under("audio_model.", audio) | under("text_model.", text)
     # Add the constant buffers of transformers, because LAION's files do not contain them.
     positions = text_config["max_position_embeddings"]
@@ -90,8 +90,8 @@ def htsat_from_tensors(tensors: Tensors) -> tuple[dict[str, torch.Tensor], dict[
             f"{tensors.origin} has the audio tower PANN (Cnn14), which transformers' CLAP lacks; give a file with HTSAT"
         )
 
-    kept, aside = tensors.set_aside(HTSAT_ASIDE)
-    encoder = kept.rename(HTSAT_NAMES)
+    used, aside = tensors.set_aside(HTSAT_ASIDE)
+    encoder = used.rename(HTSAT_NAMES)
     for fused in [name for name in encoder if ".attention.self.qkv." in name]:
         # Split the fused projection into query, key and value: (3 d, ...) -> three times (d, ...)
         for part, rows in zip(("query", "key", "value"), encoder.pop(fused).chunk(3), strict=True):

@@ -53,11 +53,11 @@ def supclap_from_msclap(
         The model (float32, evaluation mode), its feature extractor, and the number of unused tensors as
         `{description: number}`.
     """
-    given = Tensors(tensors, origin)
-    audio, audio_config, extractor, audio_aside = _audio_tower(given)
-    text, text_aside = given.below(TEXT).set_aside(TEXT_ASIDE)
+    checkpoint = Tensors(tensors, origin)
+    audio, audio_config, extractor, audio_aside = _audio_tower(checkpoint)
+    text, text_aside = checkpoint.below(TEXT).set_aside(TEXT_ASIDE)
     is_decoder = "wte.weight" in text
-    rest = given.without(AUDIO, TEXT)
+    rest = checkpoint.without(AUDIO, TEXT)
     scale = rest.pop("logit_scale", None)
     if scale is None or scale.numel() != 1:
         raise ValueError(f"{origin} must have a 'logit_scale' of one number, has {scale}")
@@ -105,8 +105,8 @@ def _audio_tower(
         config: PreTrainedConfig = ClapAudioConfig(**fields)
     else:
         extractor, prefix = MSCLAPFeatureExtractor(filter_rate_hz=None, max_length_s=5), AUDIO
-        kept, aside = tensors.below(AUDIO).set_aside(CNN14_ASIDE)
-        cnn14 = kept.rename(CNN14_NAMES)
+        used, aside = tensors.below(AUDIO).set_aside(CNN14_ASIDE)
+        cnn14 = used.rename(CNN14_NAMES)
         num_blocks = cnn14.count_layers("conv_blocks.")
         channels = [cnn14.get_shape(f"conv_blocks.{index}.conv1.weight", 4)[0] for index in range(num_blocks)]
         width, n_mels = cnn14.get_shape("fc1.weight", 2)[0], cnn14.get_shape("bn0.weight", 1)[0]

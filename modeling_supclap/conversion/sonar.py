@@ -54,8 +54,8 @@ def sonar_from_tensors(
 
     whole = Tensors(tensors, origin)
     is_fairseq2 = FAIRSEQ2_EMBEDDING in whole
-    kept, aside = whole.set_aside({} if is_fairseq2 else ASIDE)
-    encoder = kept.rename(FAIRSEQ2_NAMES if is_fairseq2 else FAIRSEQ2_NAMES[-1:])
+    used, aside = whole.set_aside({} if is_fairseq2 else ASIDE)
+    encoder = used.rename(FAIRSEQ2_NAMES if is_fairseq2 else FAIRSEQ2_NAMES[-1:])
     if is_fairseq2:
         encoder.get_shape(EMBEDDING, 2)
         embedding = encoder[EMBEDDING].clone()

@@ -70,15 +70,15 @@ class Tensors(dict[str, torch.Tensor]):
         Returns:
             The remaining tensors, and the number of removed tensors as `{description: number}`.
         """
-        kept = Tensors(self, self.origin)
+        used = Tensors(self, self.origin)
         counts: Counter[str] = Counter()
         for name in self:
             for pattern, reason in reasons.items():
-                if name in kept and re.match(pattern, name):
+                if name in used and re.match(pattern, name):
                     counts[reason] += 1
-                    del kept[name]
+                    del used[name]
 
-        return kept, dict(counts)
+        return used, dict(counts)
 
     def count_layers(self, prefix: str) -> int:
         """Return the number of layers with names `<prefix><index>.`: the highest index + 1."""

@@ -172,8 +172,8 @@ def _fit_best(part: Part, clips: np.ndarray) -> tuple[float, np.ndarray]:
     results, truth = [], part.truth[part.held]
     embeds = np.concatenate([part.embeds[part.held], part.tested_embeds])
     for strength in STRENGTHS:
-        held, tested = np.split(_classify(part, clips, embeds, strength), [len(truth)])
+        held_scores, test_scores = np.split(_classify(part, clips, embeds, strength), [len(truth)])
         columns = np.flatnonzero(truth.any(axis=0))
-        quality = np.mean([average_precision(held[:, column], truth[:, column]) for column in columns])
-        results.append((quality, strength, tested))
+        quality = np.mean([average_precision(held_scores[:, column], truth[:, column]) for column in columns])
+        results.append((quality, strength, test_scores))
     return max(results, key=lambda result: result[0])[1:]

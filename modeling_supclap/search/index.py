@@ -200,7 +200,8 @@ class SoundIndex:
         if new_rows and rows >= APPROXIMATE_FROM_ROWS:
             if new_rows > _NEW_SHARE * rows:
                 partitions = 2 ** round(math.log2(math.sqrt(rows)))
-                # 5 bits per number: the index fits into memory, a sixth of the vectors. Scores come from the vectors.
+                # With 5 bits per number, the index is a sixth of the vectors and fits into memory. The scores of hits
+                # are computed from the vectors.
                 config = _import_lancedb().index.IvfRq(
                     distance_type="dot", num_partitions=partitions, num_bits=5, sample_rate=64, max_iterations=20
                 )

@@ -173,7 +173,7 @@ def refuse_another_run(
     # Arguments that did not exist when the run started had their defaults.
     defaults = {field.name: get_default(field) for field in fields(args) if field.name in settings}
     saved = {**defaults, **run["settings"]}
-    if saved["training_data"] is None or settings["training_data"] is None:  # an older version, or no recipe
+    if saved["training_data"] is None or settings["training_data"] is None:  # saved or started without this setting
         saved["training_data"] = settings["training_data"]
     differences = _differences(saved, settings)
     before, now = set(run["trainable"]), set(_trainable(module))

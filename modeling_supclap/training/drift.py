@@ -46,9 +46,10 @@ def pull_direction(anchors: Tensor, targets: Tensor) -> Tensor:
 
 
 def contrastive_forces(logits: Tensor, targets: Tensor, logit_scale: float | Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the pull (P+ - 1) a+ / tau and the push sum P- a- / tau of each anchor, (N, d) each (SupCLAP eq. 4).
+    """Compute the gradient of InfoNCE for each anchor, split into two terms (N, d): the pull and the push.
 
-    Their sum is the gradient with respect to each anchor. P is the softmax of `logits` (N, N) over the targets.
+    The pull is (P+ - 1) a+ / tau, and the push is sum P- a- / tau (SupCLAP eq. 4). P is the softmax of `logits` (N, N)
+    over the targets a, + is the positive, and - are the negatives. An update moves the anchor against the gradient.
     """
     negatives = logits.softmax(dim=-1).fill_diagonal_(0)  # (N, N)
     pull = -logit_scale * negatives.sum(dim=-1, keepdim=True) * targets  # P+ - 1 without cancellation

@@ -142,7 +142,7 @@ def _cut(
 def _with_shared_rows(embed: Embed, tokens: nn.Embedding, input_ids: Tensor) -> Embed:
     """Wrap `embed`, so that it looks up tokens in a smaller table, which contains only the tokens of the batch."""
     weight, padding = tokens.weight, tokens.padding_idx
-    whole = weight.shape == (tokens.num_embeddings, tokens.embedding_dim)  # a sharded table is not
+    whole = weight.shape == (tokens.num_embeddings, tokens.embedding_dim)  # False for a sharded table
     if not (weight.requires_grad and whole and torch.is_grad_enabled()):
         return embed
 
