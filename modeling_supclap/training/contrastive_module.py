@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from transformers.utils import ModelOutput
 
+from ..configuration_supclap import AUDIO_TOWERS
 from ..modeling_supclap import SupCLAPModel, unit_norm
 from .distributed import distributed_tiles, gather
 from .frozen import FrozenCache
@@ -161,7 +162,12 @@ class ContrastiveModule(nn.Module):
         """Embed all clips or texts of `count` rows, R per row: `(count R, ...) -> (count R, d)`."""
         present = {name: tensor for name, tensor in inputs.items() if tensor is not None}
         rows = next(iter(present.values()))
-        options: dict[str, Any] = {"mask": _MASKS[kind] if _MASKS[kind] in present else None}
+        # Chunks are cut along the last axis. In spectrograms of transformers encoders, it may be that of the bands, or
+        # have a fixed length (Whisper). `run_encoder` leaves out their padding.
+        is_own = kind == "text" or self.model.config.audio_config.model_type in AUDIO_TOWERS
+        is_cut = _MASKS[kind] in present and (is_own or rows.ndim == 2)
+        options: dict[str, Any] = {"mask": _MASKS[kind] if is_cut else None}
+        lengths = lengths if is_cut else None
 
         cache, pool = self._caches[kind], partial(self._pool, kind)
         is_cached = self.training and self.cache_frozen != "never" and cache.is_frozen()

@@ -43,6 +43,7 @@ from modeling_supclap import (
     SupCLAPProcessor,
 )
 from modeling_supclap.towers import check_audio_config, check_text_config
+from modeling_supclap.training.contrastive_module import ContrastiveModule
 
 # Lengths below, equal to and above a chunk of CED (10.12 s); below and above the limit of the other extractors (1 s).
 SHORT = [4000, 9000, 16000, 40000]
@@ -167,6 +168,18 @@ def test_nothing_depends_on_batch_mates(pair):
         inputs = processor(text=caption, language=language, return_tensors="pt")
         alone = model.get_text_features(**inputs).pooler_output[0]
         torch.testing.assert_close(alone, together.text_embeds[index], atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+def test_chunks_of_training_change_no_embedding(pair):
+    audio, _, model, processor = pair
+    inputs = dict(processor(**call(audio, text=TEXTS[:4], language=LANGUAGES[:4])))
+    expected = model(**inputs).audio_embeds
+    for name in inputs.keys() & {"input_ids", "attention_mask", "token_type_ids"}:
+        inputs[name] = inputs[name].unsqueeze(1)  # (B, L) -> (B, 1, L)
+    for chunk_size in (None, 2):
+        module = ContrastiveModule(model, torch.nn.Module(), chunk_size).eval()
+        torch.testing.assert_close(module(**inputs).audio_embeds, expected, atol=1e-5, rtol=0)
 
 
 @torch.no_grad()
