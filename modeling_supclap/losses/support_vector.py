@@ -193,14 +193,7 @@ class StaticRadius(nn.Module):
         """Return the radius of each anchor, (..., N), for a similarity matrix of shape (..., N, N)."""
         return self.radius.expand(scaled_similarities.shape[:-1])
 
-    def in_tiles(
-        self,
-        anchors: Tensor,
-        targets: Tensor,
-        logit_scale: float | Tensor,
-        group_ids: Tensor | None = None,
-        chunk_size: int = 1024,
-    ) -> Tensor:
+    def in_tiles(self, anchors: Tensor, targets: Tensor, *_: object) -> Tensor:
         """Return the radius of each anchor, (..., N), for embeddings of shape (..., N, d)."""
         return self.radius.expand(torch.broadcast_shapes(anchors.shape, targets.shape)[:-1])
 
@@ -220,14 +213,7 @@ class RelativeRadius(nn.Module):
         super().__init__()
         self.ratio = ratio
 
-    def in_tiles(
-        self,
-        anchors: Tensor,
-        targets: Tensor,
-        logit_scale: float | Tensor,
-        group_ids: Tensor | None = None,
-        chunk_size: int = 1024,
-    ) -> Tensor:
+    def in_tiles(self, anchors: Tensor, targets: Tensor, *_: object) -> Tensor:
         """Return the radius of each anchor, (..., N), for embeddings of shape (..., N, d)."""
         return self.ratio * positive_distance(anchors, targets)
 
@@ -302,12 +288,14 @@ class DynamicRadius(nn.Module):
         targets: Tensor,
         logit_scale: float | Tensor,
         group_ids: Tensor | None = None,
-        chunk_size: int = 1024,
+        chunk_size: int | None = None,
     ) -> Tensor:
         """Predict the same radii as `forward`, computing `chunk_size` rows of the similarity matrix at a time.
 
-        The embeddings have shape (..., N, d), and the radii (..., N).
+        The embeddings have shape (..., N, d), and the radii (..., N). By default all rows at once.
         """
+        if chunk_size is None:
+            return self(logit_scale * similarity_matrix(anchors, targets), group_ids)
         inputs = []
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.detach_input):
             for first, second in pairs_of_batches(anchors, targets):

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from ..losses.contrastive import info_nce, reweighted_info_nce, sigmoid_loss
 from ..losses.multilingual import DIRECTION_SCALE, by_language, cacl_loss, kcl_loss
-from ..losses.similarity import similarity_matrix
 from ..losses.support_vector import (
     DynamicRadius,
     RelativeRadius,
@@ -96,10 +95,7 @@ class SupportVectorRegularizer(nn.Module):
             assert isinstance(radius_module, StaticRadius | DynamicRadius | RelativeRadius)
             is_t2a = direction == "t2a"
             anchors, targets = (text_embeds, audio_embeds) if is_t2a else (audio_embeds, text_embeds)
-            if chunk_size is not None or not isinstance(radius_module, DynamicRadius):
-                radius = radius_module.in_tiles(anchors, targets, logit_scale, group_ids, chunk_size or len(anchors))
-            else:
-                radius = radius_module(logit_scale * similarity_matrix(anchors, targets), group_ids)
+            radius = radius_module.in_tiles(anchors, targets, logit_scale, group_ids, chunk_size)
 
             if self.base == "siglip":
                 assert logit_bias is not None
