@@ -8,6 +8,7 @@ Importing this package does not import torch or transformers; importing one of i
 import importlib
 from typing import TYPE_CHECKING, Any
 
+# ruff: noqa: F401 (`__all__` lists these names)
 if TYPE_CHECKING:
     from .configuration_supclap import CEDConfig, CNN14Config, SupCLAPConfig
     from .feature_extraction_ced import CEDFeatureExtractor
@@ -22,24 +23,6 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "CEDConfig",
-    "CEDFeatureExtractor",
-    "CEDModel",
-    "CNN14Config",
-    "CNN14Model",
-    "MSCLAPFeatureExtractor",
-    "SonarTextModel",
-    "SupCLAPConfig",
-    "SupCLAPModel",
-    "SupCLAPProcessor",
-    "SupCLAPTrainer",
-    "SupCLAPTrainingArguments",
-    "TemporalTrainer",
-    "TemporalTrainingArguments",
-    "__version__",
-]
-
 _MODULES = {
     "configuration_supclap": ("CEDConfig", "CNN14Config", "SupCLAPConfig"),
     "feature_extraction_ced": ("CEDFeatureExtractor",),
@@ -52,6 +35,7 @@ _MODULES = {
     "training.trainer": ("SupCLAPTrainer", "TemporalTrainer"),
     "training.training_args": ("SupCLAPTrainingArguments", "TemporalTrainingArguments"),
 }
+__all__ = ["__version__", *(name for names in _MODULES.values() for name in names)]
 
 
 def __getattr__(name: str) -> Any:
