@@ -91,11 +91,8 @@ def count_captions(rows: Sequence[Row], languages: Sequence[str], caption_handli
     """Return the number of captions of each row to use in all languages, or None (no limit) for "each".
 
     Raises:
-        ValueError: `caption_handling` is unknown, or it is "all" and the languages of a row have different numbers of
-            captions.
+        ValueError: `caption_handling` is "all", and the languages of a row have different numbers of captions.
     """
-    if caption_handling not in CAPTION_HANDLINGS:
-        raise ValueError(f"caption_handling is {caption_handling!r}; it must be one of {', '.join(CAPTION_HANDLINGS)}")
     shared = []
     for row in rows:
         counts = {language: len(row["captions"].get(language) or ()) for language in languages}
