@@ -250,14 +250,15 @@ def encode_audio(  # type: ignore[misc]  # mypy compares the keywords of an over
 
     recordings, is_one = as_recordings(audio, sampling_rate)
     extractor: Any = processor.feature_extractor
+    rate_hz, min_samples = int(extractor.sampling_rate), getattr(extractor, "min_samples", 1)
     if num_workers is None:
         num_workers = min(8, os.cpu_count() or 1) if any(recording.is_file for recording in recordings) else 0
     embedded = chunk_embeddings(
         logging.tqdm(recordings, disable=not show_progress_bar, unit="recordings"),
         partial(encode_batch, model, processor),
-        int(extractor.sampling_rate),
-        get_chunk_samples(extractor, chunk_seconds, LONGEST_SECONDS),
-        min_samples=getattr(extractor, "min_samples", 1),
+        rate_hz,
+        get_chunk_samples(chunk_seconds, rate_hz, min_samples / rate_hz, max_chunk_seconds(extractor)),
+        min_samples=min_samples,
         batch_size=batch_size,
         num_workers=num_workers,
         on_bad_audio=on_bad_audio,
@@ -476,25 +477,23 @@ def max_window_seconds(config: Any, feature_extractor: Any) -> float | None:
 
 
 def get_chunk_samples(
-    extractor: Any, chunk_seconds: float | None, usual_seconds: float, longest_seconds: float = math.inf
+    chunk_seconds: float | None,
+    rate_hz: int,
+    min_seconds: float,
+    max_seconds: float | None,
+    default_seconds: float = LONGEST_SECONDS,
 ) -> int:
     """Return the chunk length in samples. Raise ValueError if `chunk_seconds` is outside the model's limits.
 
-    If `chunk_seconds` is None, use the maximum length of the extractor, or `usual_seconds` if the extractor accepts any
-    length. `longest_seconds` is the limit of the encoder.
+    If `chunk_seconds` is None, use `default_seconds`, limited to `max_seconds`. If `max_seconds` is None, the model
+    accepts any length.
     """
-    max_seconds = max_chunk_seconds(extractor)
-    if max_seconds is not None and chunk_seconds is None:
-        return round(max_seconds * extractor.sampling_rate)
-
-    shortest = getattr(extractor, "min_samples", 1) / extractor.sampling_rate
-    longest = max_seconds or longest_seconds
-    seconds = min(usual_seconds, longest) if chunk_seconds is None else chunk_seconds
-    if not shortest <= seconds <= longest or math.isinf(seconds):
-        span = f"at least {shortest:g} s" if longest == math.inf else f"{shortest:.3g} to {longest:g} s"
+    longest = max_seconds or math.inf
+    seconds = min(default_seconds, longest) if chunk_seconds is None else chunk_seconds
+    if not min_seconds <= seconds <= longest or math.isinf(seconds):
+        span = f"at least {min_seconds:g} s" if max_seconds is None else f"{min_seconds:.3g} to {longest:g} s"
         raise ValueError(f"chunk_seconds is {seconds}; this model takes {span}")
-
-    return round(seconds * extractor.sampling_rate)
+    return round(seconds * rate_hz)
 
 
 def _read_ahead(tasks: Iterable[Callable[[], list[_Chunk]]], num_workers: int) -> Iterator[_Chunk]:

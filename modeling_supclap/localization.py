@@ -87,12 +87,13 @@ def localize(
         model.to(device)
 
     extractor: Any = processor.feature_extractor
-    rate_hz = int(extractor.sampling_rate)
-    longest_seconds = math.inf
+    rate_hz, min_samples = int(extractor.sampling_rate), getattr(extractor, "min_samples", 1)
+    max_seconds = max_chunk_seconds(extractor)
+    default_seconds = max_seconds or _CHUNK_SECONDS
     if (frames := getattr(model.audio_model.config, "target_length", None)) is not None:
         # CED uses centred frames, so n frames span n - 1 hops.
-        longest_seconds = (frames - 1) * extractor.hop_size / rate_hz
-    chunk_samples = get_chunk_samples(extractor, chunk_seconds, _CHUNK_SECONDS, longest_seconds)
+        max_seconds = (frames - 1) * extractor.hop_size / rate_hz
+    chunk_samples = get_chunk_samples(chunk_seconds, rate_hz, min_samples / rate_hz, max_seconds, default_seconds)
     text_embeds = encode_text(model, as_list(texts), processor, language, convert_to_tensor=True)
 
     step_samples = 0.0
@@ -104,7 +105,6 @@ def localize(
         return vectors
 
     with inference(model):
-        min_samples = getattr(extractor, "min_samples", 1)
         (chunks,) = chunk_embeddings(
             recordings, encode, rate_hz, chunk_samples, min_samples=min_samples, batch_size=batch_size
         )

@@ -20,7 +20,6 @@ import hashlib
 import importlib
 import inspect
 import json
-import math
 import os
 import re
 import sys
@@ -89,12 +88,8 @@ class EmbeddingModel:
         Raises:
             ValueError: `chunk_seconds` is shorter or longer than the model supports.
         """
-        longest = self.chunk_seconds or math.inf
-        seconds = min(longest, encoding.LONGEST_SECONDS) if chunk_seconds is None else chunk_seconds
-        if not self.min_seconds <= seconds <= longest:
-            limit = f"at least {self.min_seconds:g} s" if seconds < self.min_seconds else f"at most {longest} s"
-            raise ValueError(f"chunk_seconds is {seconds}; {self.name} takes {limit}")
-        return round(seconds * self.sampling_rate_hz)
+        limits = self.min_seconds, self.chunk_seconds
+        return encoding.get_chunk_samples(chunk_seconds, self.sampling_rate_hz, *limits)
 
     def chunk_embeddings(
         self,
