@@ -30,10 +30,10 @@ from .synthetic import (
     SOUNDS,
     SyntheticEvents,
     SyntheticEventsConfig,
-    _background,
-    _faded,
-    _generator,
-    _to_peak,
+    background_noise,
+    fade_ends,
+    scale_to_peak,
+    seeded_generator,
 )
 
 NUM_EVENTS = {1: 0.25, 2: 0.35, 3: 0.25, 4: 0.15}
@@ -231,17 +231,17 @@ def render_scene(
     """
     samples = np.zeros(num_samples)
     for event, start, period in placements:
-        sound = _faded(take(event.label, int(0.85 * period), rng), sampling_rate_hz)
+        sound = fade_ends(take(event.label, int(0.85 * period), rng), sampling_rate_hz)
         if event.manner == "far":
             sound = _lowpass(_reverberate(sound, FAR_DECAY_SECONDS, 0.0, sampling_rate_hz, rng), sampling_rate_hz)
-        sound = _to_peak(sound, rng.uniform(*PEAK_DB[event.manner]))
+        sound = scale_to_peak(sound, rng.uniform(*PEAK_DB[event.manner]))
         for first in range(start, start + event.repetitions * period, period):
             samples[first : first + len(sound)] += sound[: num_samples - first]
 
     if scene.room:
         samples = _reverberate(samples, DECAY_SECONDS[scene.room], 1.0, sampling_rate_hz, rng)[:num_samples]
     seconds = np.arange(num_samples) / sampling_rate_hz
-    samples += _to_peak(_background(seconds, rng), rng.uniform(*NOISE_PEAK_DB))
+    samples += scale_to_peak(background_noise(seconds, rng), rng.uniform(*NOISE_PEAK_DB))
     return (samples / max(1.0, np.abs(samples).max() / 0.99)).astype(np.float32)
 
 
@@ -399,7 +399,7 @@ class Scenes(SyntheticEvents):
     def render(self, split: str, index: int) -> np.ndarray:
         """Render a clip; the same arguments produce the same samples."""
         config = self.config
-        rng = _generator(config.seed, split, index, 2)
+        rng = seeded_generator(config.seed, split, index, 2)
         scene, placements = self._scenes[split][index], self._placements(split, index)
         return render_scene(scene, placements, self._takes[split], self._num_samples, config.sampling_rate_hz, rng)
 
@@ -415,7 +415,7 @@ class Scenes(SyntheticEvents):
             texts = {}
             for language in captions:
                 phrases = self._phrases_by_language[language]
-                rng = _generator(self.config.seed, split, index, 1, number)
+                rng = seeded_generator(self.config.seed, split, index, 1, number)
                 texts[language] = caption_scene(self._scenes[split][index], phrases, language, held_out, rng)
             if distinct.isdisjoint(texts.values()):
                 distinct.update(texts.values())
@@ -426,7 +426,7 @@ class Scenes(SyntheticEvents):
         return captions
 
     def _placements(self, split: str, index: int) -> list[Placement]:
-        rng = _generator(self.config.seed, split, index, 0)
+        rng = seeded_generator(self.config.seed, split, index, 0)
         return place_events(self._scenes[split][index], self._num_samples, rng)
 
     @property
@@ -475,7 +475,7 @@ class Scenes(SyntheticEvents):
         """Distinct scenes of each split. Scene i does not depend on the number of clips."""
         scenes: dict[str, list[Scene]] = {}
         for split in SPLITS:
-            rng = _generator(self.config.seed, split)
+            rng = seeded_generator(self.config.seed, split)
             distinct: dict[Scene, None] = {}
             while len(distinct) < getattr(self.config, f"num_{split}"):
                 distinct[draw_scene(list(self._phrases), split, rng)] = None

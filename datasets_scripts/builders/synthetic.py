@@ -203,7 +203,7 @@ def describe(seed: int, split: str, index: int) -> Description:
     >>> len({describe(0, "train", index) for index in range(64)})
     64
     """
-    order = _generator(seed, split).permutation(len(DESCRIPTIONS))
+    order = seeded_generator(seed, split).permutation(len(DESCRIPTIONS))
     return DESCRIPTIONS[order[index % len(DESCRIPTIONS)]]
 
 
@@ -223,21 +223,21 @@ def render_clip(
     >>> clip.samples.shape, clip.samples.dtype
     ((32000,), dtype('float32'))
     """
-    description, rng = describe(seed, split, index), _generator(seed, split, index)
+    description, rng = describe(seed, split, index), seeded_generator(seed, split, index)
     start, stop = _draw_interval(description, rng, duration_seconds, sampling_rate_hz)
 
     sound = SOUNDS[description.sound]
     seconds = np.arange(round(duration_seconds * sampling_rate_hz)) / sampling_rate_hz
     event = sound.waveform(rng.uniform(*sound.variants[description.variant]), seconds[: stop - start], rng)
 
-    samples = _to_peak(_background(seconds, rng), rng.uniform(*NOISE_PEAK_DB))
-    samples[start:stop] += _to_peak(_faded(event, sampling_rate_hz), rng.uniform(*PEAK_DB))
+    samples = scale_to_peak(background_noise(seconds, rng), rng.uniform(*NOISE_PEAK_DB))
+    samples[start:stop] += scale_to_peak(fade_ends(event, sampling_rate_hz), rng.uniform(*PEAK_DB))
     return RenderedClip(samples.astype(np.float32), start / sampling_rate_hz, stop / sampling_rate_hz)
 
 
 def locate_event(seed: int, split: str, index: int, duration_seconds: float, sampling_rate_hz: int) -> Event:
     """Return label, onset and offset of the event in a clip, without rendering. Arguments as in `render_clip`."""
-    description, rng = describe(seed, split, index), _generator(seed, split, index)
+    description, rng = describe(seed, split, index), seeded_generator(seed, split, index)
     start, stop = _draw_interval(description, rng, duration_seconds, sampling_rate_hz)
     onset_seconds, offset_seconds = start / sampling_rate_hz, stop / sampling_rate_hz
     return {"label": description.label, "onset_seconds": onset_seconds, "offset_seconds": offset_seconds}
@@ -256,25 +256,28 @@ def _draw_interval(
     return start, start + round(length_seconds * sampling_rate_hz)
 
 
-def _generator(seed: int, split: str, *index: int) -> np.random.Generator:
+def seeded_generator(seed: int, split: str, *index: int) -> np.random.Generator:
+    """Return the random generator of a split, or of one clip in it."""
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(SPLITS.index(split), *index)))
 
 
-def _background(seconds: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def background_noise(seconds: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Return noise with a random spectral slope between white and pink."""
     spectrum = fft.rfft(rng.standard_normal(seconds.size))
     bins = np.maximum(np.arange(spectrum.size), 1)
     return fft.irfft(spectrum * bins ** (-0.5 * rng.uniform(0, 1)), seconds.size)
 
 
-def _faded(event: np.ndarray, sampling_rate_hz: int) -> np.ndarray:
-    ramp = np.linspace(0, 1, round(0.002 * sampling_rate_hz))  # 2 ms
+def fade_ends(event: np.ndarray, sampling_rate_hz: int) -> np.ndarray:
+    """Fade a sound in and out over 2 ms."""
+    ramp = np.linspace(0, 1, round(0.002 * sampling_rate_hz))
     envelope = np.ones_like(event)
     envelope[: ramp.size], envelope[-ramp.size :] = ramp, ramp[::-1]
     return event * envelope
 
 
-def _to_peak(samples: np.ndarray, peak_db: float) -> np.ndarray:
+def scale_to_peak(samples: np.ndarray, peak_db: float) -> np.ndarray:
+    """Scale samples to a peak in dB, where full scale is 0 dB."""
     return samples * (10 ** (peak_db / 20) / np.abs(samples).max())
 
 
