@@ -251,7 +251,10 @@ def _run_recipe(step: Step, num_processes: int) -> None:
 
     from modeling_supclap.training.checkpoints import last_checkpoint
 
-    words = [f"supclap {step.recipe}", write_settings(step, step.folder)]
+    step.folder.mkdir(parents=True, exist_ok=True)
+    path = step.folder / "settings.yaml"
+    write_text(path, yaml.safe_dump(step.settings, allow_unicode=True))
+    words = [f"supclap {step.recipe}", str(path)]
     if step.recipe == "posttrain" or (step.recipe == "train" and last_checkpoint(step.folder, resumes=True)):
         words += ["--resume_from_checkpoint", "last"]
     if num_processes > 1 and step.recipe != "evaluate":
@@ -271,14 +274,6 @@ def _run_recipe(step: Step, num_processes: int) -> None:
     finally:
         sys.argv = before
     gc.collect()  # a trainer and its model refer to each other
-
-
-def write_settings(step: Step, folder: str | Path) -> str:
-    """Write `settings.yaml` for the recipe of a step to a folder. Return its path."""
-    path = Path(folder, "settings.yaml")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, yaml.safe_dump(step.settings, allow_unicode=True))
-    return str(path)
 
 
 def check_step(step: Step) -> tuple[Estimate | None, list[str]]:
@@ -432,13 +427,12 @@ def get_value(results: Results, log: Sequence[Mapping[str, Any]], place: Sequenc
             return None
         return {"mean": float(np.mean(values)), "first": values[0], "last": values[-1]}[place[2]]
 
-    of_languages = []
-    for score in flat_scores(results.scores):
-        if score.place == tuple(place):
-            return score.value
-        if (score.place[0], *score.place[2:]) == (place[0], *place[2:]):
-            of_languages.append(score.value)
-    return float(np.mean(of_languages)) if place[1] == "mean" and of_languages else None
+    scores = {score.place: score.value for score in flat_scores(results.scores)}
+    if tuple(place) in scores or place[1] != "mean":
+        return scores.get(tuple(place))
+    task, _, *rest = place
+    of_languages = [value for path, value in scores.items() if path[0] == task and [*path[2:]] == rest]
+    return float(np.mean(of_languages)) if of_languages else None
 
 
 def get_relative_distance(results: Results) -> float:
