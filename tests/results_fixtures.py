@@ -1,12 +1,42 @@
 """Small evaluation results with values that are easy to recognise."""
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import soundfile
+import yaml
 
 from modeling_supclap.evaluation.results import SCHEMA, Results, score
 from modeling_supclap.metrics.names import RETRIEVAL_METRICS
+from modeling_supclap.recipes import reproduce
 
 NUM_CLIPS = 6
+
+
+def query_results(hits, clusters=None, interval=None, chance=None, **content):
+    """Return results of text-to-audio retrieval, with a hit (0 or 1) for each query and one cluster per query."""
+    queries = np.arange(len(hits))
+    clusters = queries if clusters is None else clusters
+    arrays = {"R@1": np.array(hits, float), "query_id": queries.astype(str), "cluster": clusters.astype(str)}
+    scores = {"retrieval": {"eng": {"t2a": {"R@1": score(float(np.mean(hits)), interval, chance)}}}}
+    content = {"schema": SCHEMA, "protocol": {"languages": ["eng"]}, "scores": scores, **content}
+    return Results(content, {f"retrieval/eng/t2a/{name}": values for name, values in arrays.items()})
+
+
+def fake_training(monkeypatch, train):
+    """Replace the training of `supclap reproduce` by a function from settings to results.
+
+    Return the list of the settings of all calls.
+    """
+    calls = []
+
+    def main():
+        calls.append(yaml.safe_load(Path(sys.argv[1]).read_text()))
+        train(calls[-1]).save(calls[-1]["output_dir"])
+
+    monkeypatch.setitem(reproduce.RECIPES, "train", (main, reproduce.RECIPES["train"][1]))
+    return calls
 
 
 def direction_scores(value):

@@ -8,9 +8,9 @@ import numpy as np
 import pandas
 import pytest
 from commands import run_recipe
+from results_fixtures import query_results
 from scipy import stats
 
-from modeling_supclap.evaluation.results import SCHEMA, Results, score
 from modeling_supclap.recipes import compare_results
 
 R1 = "retrieval eng t2a R@1"
@@ -18,15 +18,10 @@ R1 = "retrieval eng t2a R@1"
 
 def save(folder, name, hits, arguments=None, **protocol):
     """Save results of one query per recording."""
-    queries = np.arange(len(hits)).astype(str)
-    prefix = "retrieval/eng/t2a/"
-    arrays = {"R@1": np.array(hits, float), "query_id": queries, "cluster": queries}
-    scores = {"retrieval": {"eng": {"t2a": {"R@1": score(float(np.mean(hits)), (0.1, 0.9), 0.05)}}}}
-    content = {"schema": SCHEMA, "model": {"name": name}, "scores": scores}
-    content["protocol"] = {"dataset": "esc50", "languages": ["eng"], **protocol}
+    content = {"model": {"name": name}, "protocol": {"dataset": "esc50", "languages": ["eng"], **protocol}}
     if arguments is not None:
         content["training"] = {"arguments": {"output_dir": str(folder), **arguments}}
-    Results(content, {prefix + key: values for key, values in arrays.items()}).save(folder)
+    query_results(hits, interval=(0.1, 0.9), chance=0.05, **content).save(folder)
     return folder
 
 

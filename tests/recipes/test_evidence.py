@@ -3,11 +3,10 @@
 import json
 import math
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
+from results_fixtures import fake_training
 from scipy import stats
 
 from modeling_supclap.evaluation.results import SCHEMA, Results, score
@@ -114,11 +113,8 @@ def test_equal_seconds_count_the_cost_of_a_step():
 @pytest.fixture
 def train(monkeypatch):
     """Fake training: the score rises with epochs and learning rate, and is constant after 20 epochs."""
-    calls = []
 
-    def train():
-        settings = yaml.safe_load(Path(sys.argv[1]).read_text())
-        calls.append(settings)
+    def train(settings):
         value = 0.2 + 0.01 * min(settings["num_train_epochs"], 20) + (settings["learning_rate"] == 2e-3) * 0.05
         value += 0.001 * (settings["seed"] % 3)
         arguments = {"loss": "infonce", "languages": ["eng"]}
@@ -128,10 +124,9 @@ def train(monkeypatch):
         training["best_validation"] = {"eval_mean_recall": value}
         scores = {"retrieval": {"eng": {d: {"R@1": score(value, None, 0.01)} for d in ("t2a", "a2t")}}}
         content = {"schema": SCHEMA, "protocol": {"languages": ["eng"]}, "scores": scores, "training": training}
-        Results(content, {}).save(settings["output_dir"])
+        return Results(content)
 
-    monkeypatch.setitem(reproduce.RECIPES, "train", (train, reproduce.RECIPES["train"][1]))
-    return calls
+    return fake_training(monkeypatch, train)
 
 
 def test_a_study_from_the_command_line(train, tmp_path, monkeypatch, capsys):

@@ -10,9 +10,10 @@ import pytest
 import yaml
 from commands import run_recipe
 from processes import run_forks, run_processes
+from results_fixtures import fake_training, query_results
 
 from modeling_supclap import evaluation
-from modeling_supclap.evaluation.results import SCHEMA, Results, score
+from modeling_supclap.evaluation.results import Results
 from modeling_supclap.recipes import pages, reproduce
 from modeling_supclap.recipes.options import SCALES, ReproductionArguments
 from modeling_supclap.recipes.result_tables import html_table, markdown_table
@@ -34,33 +35,22 @@ TRAINING = {
 }
 
 
-def save_results(folder, hits):
-    """Save results with one query per entry of `hits`, two queries per recording."""
-    queries = np.arange(len(hits))
-    arrays = {
-        "retrieval/eng/t2a/R@1": np.array(hits, float),
-        "retrieval/eng/t2a/query_id": queries.astype(str),
-        "retrieval/eng/t2a/cluster": (queries // 2).astype(str),
-        "similarity/eng/positive": np.array([0.99, 0.99, -1], np.float32),
-    }
-    scores = {"retrieval": {"eng": {"t2a": {"R@1": score(float(np.mean(hits)), None, 0.016)}}}}
-    content = {"schema": SCHEMA, "protocol": {"languages": ["eng"]}, "scores": scores, "training": TRAINING}
-    Results(content, arrays).save(folder)
+def paired_queries(hits):
+    """Return results with one query per entry of `hits`, two queries per recording."""
+    results = query_results(hits, np.arange(len(hits)) // 2, chance=0.016, training=TRAINING)
+    results.arrays["similarity/eng/positive"] = np.array([0.99, 0.99, -1], np.float32)
+    return results
 
 
 @pytest.fixture
 def recipe(monkeypatch):
     """Fake training that writes results: the row and the seed set the number of correct queries out of 8."""
-    calls = []
 
-    def train():
-        settings = yaml.safe_load(Path(sys.argv[1]).read_text())
-        calls.append((settings["svr"], settings["seed"]))
+    def train(settings):
         answered = (4 if settings["svr"] == "none" else 6) + settings["seed"]
-        save_results(settings["output_dir"], [1] * answered + [0] * (8 - answered))
+        return paired_queries([1] * answered + [0] * (8 - answered))
 
-    monkeypatch.setitem(reproduce.RECIPES, "train", (train, reproduce.RECIPES["train"][1]))
-    return calls
+    return fake_training(monkeypatch, train)
 
 
 ROWS = ("--rows", "table1_infonce", "table1_infonce_bi_static", "--seeds", "0", "1")
@@ -91,7 +81,8 @@ def test_a_table_contains_measured_and_printed_numbers(recipe, tmp_path):
 def test_finished_runs_are_not_repeated(recipe, tmp_path):
     words = ("supclap/table1", *ROWS, "--output_dir", tmp_path)
     run_recipe(reproduce, *words)
-    assert sorted(recipe) == [("bi-static", 0), ("bi-static", 1), ("none", 0), ("none", 1)]
+    runs = sorted((call["svr"], call["seed"]) for call in recipe)
+    assert runs == [("bi-static", 0), ("bi-static", 1), ("none", 0), ("none", 1)]
     recipe.clear()
     run_recipe(reproduce, "supclap/table3", *words[1:])  # this table has the same two rows
     assert recipe == []
@@ -99,7 +90,7 @@ def test_finished_runs_are_not_repeated(recipe, tmp_path):
     (broken,) = tmp_path.glob("mini/runs/table1_infonce-*-seed1")
     (broken / "outcomes.npz").write_bytes(b"of another run")
     run_recipe(reproduce, *words)
-    assert recipe == [("none", 1)]
+    assert [(call["svr"], call["seed"]) for call in recipe] == [("none", 1)]
     run_recipe(reproduce, *words, "--settings", '{"learning_rate": 0.5}')
     assert len(recipe) == 5
 
@@ -202,11 +193,9 @@ def test_several_processes_share_the_batch_of_a_row(tmp_path):
     assert "batches of 24 clips, which 5 processes" in printed
 
 
-def test_rows_are_compared_over_the_seeds_that_both_have(tmp_path):
-    for name in ("own0", "own2", "base0", "base1"):
-        save_results(tmp_path / name, [1, 1, 0, 1] if name.startswith("own") else [1, 0, 0, 0])
-    loaded = {name: (Results.load(tmp_path / name), []) for name in ("own0", "own2", "base0", "base1")}
-    own, base = {0: loaded["own0"], 2: loaded["own2"]}, {0: loaded["base0"], 1: loaded["base1"]}
+def test_rows_are_compared_over_the_seeds_that_both_have():
+    row, baseline = (paired_queries([1, 1, 0, 1]), []), (paired_queries([1, 0, 0, 0]), [])
+    own, base = {0: row, 2: row}, {0: baseline, 1: baseline}
     compared = reproduce.compare_rows(own, base, R1.split())
     assert compared["differences"] == [0.5]
     assert (compared["low"], compared["high"]) == compared["recordings"]
@@ -364,7 +353,7 @@ def test_several_runs_in_one_picture(tmp_path):
 
 
 def test_a_figure_has_a_panel_for_each_dataset_and_title(tmp_path):
-    save_results(tmp_path / "run", [1, 0])
+    paired_queries([1, 0]).save(tmp_path / "run")
     (tmp_path / "run" / "trainer_state.json").write_text('{"log_history": [{"step": 1, "few": 1, "many": 2}]}')
     runs = [[reproduce.Step("train", {"seed": 0}, tmp_path / "run")]]
     cells = [reproduce.Cell("row", "a model", None, dataset, runs) for dataset in ("real", "made")]

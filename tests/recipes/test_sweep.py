@@ -1,47 +1,33 @@
 """Sweeps: every combination runs once, and the finished runs have a table."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pandas
 import pytest
 import yaml
 from commands import run_recipe
+from results_fixtures import fake_training, query_results
 
-from modeling_supclap.evaluation.results import SCHEMA, Results, score
-from modeling_supclap.recipes import reproduce, sweep
+from modeling_supclap.recipes import sweep
 
 
 @pytest.fixture
 def calls(monkeypatch):
     """Fake training that writes results: the weight and the seed set the number of correct queries out of 8."""
-    calls = []
 
-    def train():
-        settings = yaml.safe_load(Path(sys.argv[1]).read_text())
-        calls.append((settings["svr_alpha"], settings["seed"]))
+    def train(settings):
         if settings["svr_alpha"] == 9:
             raise RuntimeError("out of memory")
         hits = np.arange(8) < 2 + 4 * settings["svr_alpha"] + settings["seed"]
-        arrays = {"R@1": hits.astype(float), "query_id": np.arange(8).astype(str), "cluster": np.arange(8).astype(str)}
-        content = {
-            "schema": SCHEMA,
-            "protocol": {"dataset": "synthetic", "languages": ["eng"]},
-            "scores": {"retrieval": {"eng": {"t2a": {"R@1": score(float(hits.mean()))}}}},
-            "training": {"arguments": settings},
-        }
-        results = Results(content, {f"retrieval/eng/t2a/{name}": array for name, array in arrays.items()})
-        results.save(settings["output_dir"])
+        protocol = {"dataset": "synthetic", "languages": ["eng"]}
+        return query_results(hits, protocol=protocol, training={"arguments": settings})
 
-    monkeypatch.setitem(reproduce.RECIPES, "train", (train, reproduce.RECIPES["train"][1]))
-    return calls
+    return fake_training(monkeypatch, train)
 
 
 def test_each_combination_and_seed_runs_once(calls, tmp_path):
     words = ["smoke.yaml", "svr_alpha=0.5,1", "svr=bi-static", "--output_dir", tmp_path, "--seeds", "0", "1"]
     run_recipe(sweep, *words)
-    assert calls == [(0.5, 0), (0.5, 1), (1, 0), (1, 1)]
+    assert [(call["svr_alpha"], call["seed"]) for call in calls] == [(0.5, 0), (0.5, 1), (1, 0), (1, 1)]
     (folder,) = tmp_path.glob("runs/svr_alpha=0.5-train-synthetic-*-seed1")
     settings = yaml.safe_load((folder / "settings.yaml").read_text())
     assert (settings["svr"], settings["svr_alpha"], settings["seed"], settings["projection_dim"]) == (
@@ -58,7 +44,7 @@ def test_each_combination_and_seed_runs_once(calls, tmp_path):
     assert table.loc["svr_alpha=1", "difference"] == 0.25
 
     run_recipe(sweep, *words, "2")
-    assert calls[4:] == [(0.5, 2), (1, 2)]
+    assert [(call["svr_alpha"], call["seed"]) for call in calls[4:]] == [(0.5, 2), (1, 2)]
     assert "svr_alpha=1 - svr_alpha=0.5" in (tmp_path / "table.tex").read_text().replace(r"\_", "_")
 
 
