@@ -85,6 +85,7 @@ def test_evaluations_of_one_model_with_several_seeds_are_one_model(tmp_path):
     assert again.index.tolist() == ["mine", str(folders[2])]  # a second run with the same seed counts as another model
 
 
+@pytest.mark.process
 def test_latex_is_escaped_and_compiles(tmp_path):
     names = ["a_1 & 50%", r"#b^{2}\c~$x"]
     folders = [save(tmp_path / str(number), name, [1, number]) for number, name in enumerate(names)]
