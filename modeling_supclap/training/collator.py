@@ -318,14 +318,13 @@ class TemporalCollator(TrainingCollator):
         items: Source of recordings, relations and captions. It samples new items for each epoch.
         stage: `a` or `b`.
         options: Options for joining clips.
-        languages: As in `TrainingCollator`.
-        max_audio_seconds: Maximum duration of a recording before it is joined with another one. Longer recordings are
+        window_seconds: Maximum duration that the model can process in one window (10.12 s for CED). None: no limit.
+        **shared: `languages`, `seed`, `max_audio_seconds` and `scheme`, as in `TrainingCollator`, with two differences.
+            `max_audio_seconds` applies to each recording before it is joined with another one. Longer recordings are
             cropped to their beginning, after leading silence. It is limited to half the maximum of the feature
             extractor (10 s for CLAP) and half of `window_seconds`, so that both sounds fit into one window.
-        seed: Random seed.
-        scheme: Languages of the captions. `kcl`: each item has captions in all languages. `random`: all captions of a
-            pair are in the same random language.
-        window_seconds: Maximum duration that the model can process in one window (10.12 s for CED). None: no limit.
+            With the `scheme` `kcl`, each item has captions in all languages; with `random`, all captions of a pair are
+            in the same random language.
     """
 
     recordings_per_clip = 2
@@ -336,13 +335,10 @@ class TemporalCollator(TrainingCollator):
         items: TemporalItems,
         stage: str,
         options: RenderOptions | None = None,
-        languages: Sequence[str] = ("eng",),
-        max_audio_seconds: float | None = 30.0,
-        seed: int = 0,
-        scheme: str = "random",
         window_seconds: float | None = None,
+        **shared: Any,
     ) -> None:
-        super().__init__(processor, languages, max_audio_seconds=max_audio_seconds, seed=seed, scheme=scheme)
+        super().__init__(processor, **shared)
         self._limit_seconds(window_seconds)
         self.items = items
         self.stage = stage
