@@ -50,9 +50,9 @@ def counted(queries: Any, candidates: Any, relevant: Ranks) -> Ranks:
 def sorted_at_once(queries: Any, candidates: Any, relevant: Ranks) -> Ranks:
     """Rank with one argsort of the whole similarity matrix."""
     order = np.argsort(-(queries @ candidates.T), axis=1)
-    places = np.empty_like(order)
-    np.put_along_axis(places, order, np.arange(order.shape[1])[None], axis=1)
-    ranks = np.sort(np.take_along_axis(places, relevant, axis=1), axis=1)
+    rank_of_candidate = np.empty_like(order)
+    np.put_along_axis(rank_of_candidate, order, np.arange(order.shape[1])[None], axis=1)
+    ranks = np.sort(np.take_along_axis(rank_of_candidate, relevant, axis=1), axis=1)
     averages(ranks)
     return ranks[:, 0]
 

@@ -61,11 +61,11 @@ def draw_files(number: int, centres: np.ndarray) -> Iterator[IndexedFile]:
     generator = np.random.default_rng(1)
     for file in range(math.ceil(number / WINDOWS_PER_FILE)):
         count = min(WINDOWS_PER_FILE, number - file * WINDOWS_PER_FILE)
-        places = generator.integers(len(centres), size=count)
+        indices = generator.integers(len(centres), size=count)
         noise = generator.standard_normal((count, centres.shape[1]), np.float32)
         starts = 2.5 * np.arange(count)
         name = f"{file:05d}.wav"
-        embeds = _unit(centres[places] + noise * NOISE / math.sqrt(centres.shape[1]))
+        embeds = _unit(centres[indices] + noise * NOISE / math.sqrt(centres.shape[1]))
         yield IndexedFile(name, Stamp(1, 1, 1), name, 2.5 * count + 2.5, starts, starts + 5, embeds)
 
 

@@ -231,13 +231,13 @@ def compare_support_vectors(rounds: int, clips: int, device: torch.device) -> li
         name = f"{svr}: added to a step with InfoNCE, CED-tiny and BERT-base, {clips} clips"
         rows.append(Row("step", name, least, median, "<= 2", "%"))
 
-    kept = (min(seconds["bi-dynamic, tracked"]) - min(seconds["bi-dynamic"])) / min(steps)
+    recorded = (min(seconds["bi-dynamic, tracked"]) - min(seconds["bi-dynamic"])) / min(steps)
     logged, every = min(logs) / min(steps), int(arguments.logging_steps)
     return [
         *rows,
-        Row("drift", "recording in each step / a step", kept),
+        Row("drift", "recording in each step / a step", recorded),
         Row("drift", "one log / a step", logged),
-        Row("drift", f"total, with a log every {every} steps", kept + logged / every),
+        Row("drift", f"total, with a log every {every} steps", recorded + logged / every),
     ]
 
 

@@ -57,8 +57,8 @@ def run_step(
     audio = F.normalize(torch.randn(clips, dim, generator=draw), dim=-1)
     noise = torch.randn(clips, texts_per_clip, dim, generator=draw)
     text = F.normalize(audio.unsqueeze(1) + 0.2 * noise, dim=-1)  # (N, K, d)
-    own = slice(process * clips // world, (process + 1) * clips // world)
-    audio, text = (embeds[own].to(dtype).clone().requires_grad_() for embeds in (audio, text))
+    rows = slice(process * clips // world, (process + 1) * clips // world)
+    audio, text = (embeds[rows].to(dtype).clone().requires_grad_() for embeds in (audio, text))
 
     def step(audio: Tensor, text: Tensor) -> Tensor:
         with distributed_tiles():

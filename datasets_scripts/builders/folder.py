@@ -221,20 +221,20 @@ class FolderConfig(RowConfig):
 
     def find(self, names: Mapping[str, Sequence[str]]) -> dict[str, Path]:
         """Return the existing metadata files as `{key: path}`; `names` is `{key: possible file names}`."""
-        found = {}
+        paths = {}
         for key, of_key in names.items():
             path = metadata.find_metadata(self.folder, self.files, *of_key)
             if path is not None:
-                found[key] = path
-        return found
+                paths[key] = path
+        return paths
 
     def tables(self) -> dict[str, Path]:
         """Return the existing tables as `{key of TABLES: path}`; raise FileNotFoundError if there are none."""
-        found = self.find(self.TABLES)
-        if not found:
+        paths = self.find(self.TABLES)
+        if not paths:
             missing = ", ".join(names[0] for names in self.TABLES.values())
             raise FileNotFoundError(f"{self.folder} lacks {missing}; set data_dir to {self.LAYOUT}")
-        return found
+        return paths
 
     def metadata_files(self) -> list[Path]:
         """Return the paths of all input files of the rows, except the audio."""

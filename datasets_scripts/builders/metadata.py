@@ -31,12 +31,12 @@ def find_metadata(folder: Path, files: Iterable[str], *names: str) -> Path | Non
     `files` is the output of `recordings.walk`. A file at the top of the folder has priority over files in sub-folders.
     Raises ValueError if several sub-folders contain such a file.
     """
-    found = sorted((file for file in files if os.path.basename(file) in names), key=lambda file: file.count("/"))
-    if len(found) > 1 and "/" in found[0]:
+    matches = sorted((file for file in files if os.path.basename(file) in names), key=lambda file: file.count("/"))
+    if len(matches) > 1 and "/" in matches[0]:
         raise ValueError(
-            f"{folder} contains several {names[0]}: {some(found)}; set data_dir to the folder of one of them"
+            f"{folder} contains several {names[0]}: {some(matches)}; set data_dir to the folder of one of them"
         )
-    return folder / found[0] if found else None
+    return folder / matches[0] if matches else None
 
 
 def read_csv(path: Path, columns: Sequence[str], header: bool = True) -> list[Line]:

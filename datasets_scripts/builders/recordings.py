@@ -46,7 +46,7 @@ def walk(folder: str | Path) -> list[str]:
     permission, pipes and devices are skipped. File names that are not UTF-8, and unreadable entries such as a link to
     itself, are skipped with a warning.
     """
-    found: list[str] = []
+    files: list[str] = []
     undecodable: list[str] = []
     unreadable: list[str] = []
     seen: set[str] = set()
@@ -78,7 +78,7 @@ def walk(folder: str | Path) -> list[str]:
                 if entry.is_dir():
                     folders.append(f"{name}/")
                 elif entry.is_file():
-                    (undecodable if re.search("[\ud800-\udfff]", name) else found).append(name)
+                    (undecodable if re.search("[\ud800-\udfff]", name) else files).append(name)
             except OSError:
                 unreadable.append(name)
         stack += sorted(folders, reverse=True)
@@ -90,7 +90,7 @@ def walk(folder: str | Path) -> list[str]:
         )  # fmt: skip
     if unreadable:
         logger.warning("%s: %d unreadable entries are skipped: %s", folder, len(unreadable), some(unreadable))
-    return sorted(found)
+    return sorted(files)
 
 
 def stem_of(name: str) -> str:
@@ -160,13 +160,13 @@ class Recordings:
         Returns:
             `{name: path}` for all names with a match.
         """
-        found = {name: self._by_stem[stem_of(name)] for name in names if stem_of(name) in self._by_stem}
+        matches = {name: self._by_stem[stem_of(name)] for name in names if stem_of(name) in self._by_stem}
         for key in (_resolve, _strip):
-            files = _index_unique(set(self._by_stem.values()).difference(found.values()), key)
-            missing = _index_unique(set(names).difference(found), key)
+            files = _index_unique(set(self._by_stem.values()).difference(matches.values()), key)
+            missing = _index_unique(set(names).difference(matches), key)
             for text in missing.keys() & files.keys():
-                found[missing[text]] = files[text]
-        return {name: self.folder / file for name, file in found.items()}
+                matches[missing[text]] = files[text]
+        return {name: self.folder / file for name, file in matches.items()}
 
     def within(self, word: str, others: Sequence[str] = ()) -> "Recordings":
         """Return the recordings of one part of a dataset, such as its split "development".
@@ -209,15 +209,15 @@ def find_segments(recordings: Recordings, segments: Sequence[Segment]) -> dict[S
     `segments` must contain all clips of the dataset, each once. Returns `{segment: path}` for the clips with a file.
     """
     counts = Counter(youtube_id for youtube_id, _ in segments)
-    found = {}
+    paths = {}
     for youtube_id, start in segments:
         end = start + 10
         fields = {"id": youtube_id, "start": start, "end": end, "start_ms": 1000 * start, "end_ms": 1000 * end}
         stems = [naming.format(**fields) for naming in YOUTUBE_NAMINGS]
         path = recordings.named(stems if counts[youtube_id] == 1 else stems[:-2])
         if path is not None:
-            found[youtube_id, start] = path
-    return found
+            paths[youtube_id, start] = path
+    return paths
 
 
 def duration_seconds(path: Path) -> float | None:

@@ -74,11 +74,11 @@ class WavCapsConfig(FolderConfig):
 
     def tables(self) -> dict[str, Path]:
         """Return `{collection: JSON file}`; raise FileNotFoundError if all files, or a file of `parts`, are missing."""
-        wanted = {part: (PARTS[part].table,) for part in self.parts or PARTS}
-        tables = self.find(wanted)
+        names = {part: (PARTS[part].table,) for part in self.parts or PARTS}
+        tables = self.find(names)
 
-        if not tables or (self.parts and len(tables) < len(wanted)):
-            lacking = [PARTS[part].table for part in wanted if part not in tables]
+        if not tables or (self.parts and len(tables) < len(names)):
+            lacking = [PARTS[part].table for part in names if part not in tables]
             raise FileNotFoundError(f"{self.folder} lacks {', '.join(lacking)}; set data_dir to {self.LAYOUT}")
         return tables
 
@@ -87,15 +87,15 @@ class WavCapsConfig(FolderConfig):
         if not any(PARTS[part].blacklisted for part in self.tables()):
             return []
 
-        found = self.find({name: (name,) for name in self.blacklists})
-        lacking = sorted(set(self.blacklists) - found.keys())
+        files = self.find({name: (name,) for name in self.blacklists})
+        lacking = sorted(set(self.blacklists) - files.keys())
         if lacking:
             raise FileNotFoundError(
                 f"{self.folder} lacks {', '.join(lacking)} of WavCaps' json_files/blacklist/: without them, training "
                 "clips may be test clips of AudioCaps, Clotho, ESC-50, UrbanSound8K or VGGSound; add the files, or set "
                 "blacklists=[] to train on all clips"
             )
-        return list(found.values())
+        return list(files.values())
 
     def metadata_files(self) -> list[Path]:
         """Return the paths of the JSON files and the blacklists."""

@@ -78,13 +78,13 @@ def read_captions(rows: Dataset | DatasetDict, language: str = "eng") -> list[Ca
     Raises:
         ValueError: The rows have no captions in that language, or a clip id is duplicated.
     """
-    found = []
+    all_captions = []
     for split in rows.values() if isinstance(rows, DatasetDict) else [rows]:
         _require_language(split.features["captions"], language)
         for clip_id, captions in _read_rows(split):
             for index, text in enumerate(captions[language] or []):
-                found.append(Caption(clip_id, index, text))
-    return found
+                all_captions.append(Caption(clip_id, index, text))
+    return all_captions
 
 
 def _read_rows(rows: Dataset) -> list[tuple[str, Captions]]:
