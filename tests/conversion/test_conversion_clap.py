@@ -65,7 +65,7 @@ def test_is_longer_reaches_the_fusion():
     assert (fused[1] - plain[1]).abs().max() > 1e-4
 
 
-def test_keys_and_configuration_go_there_and_back(clap):
+def test_keys_and_configuration_survive_conversion_and_back(clap):
     model = supclap_from_clap(clap)
     back = clap_from_supclap(model)
     assert set(model.state_dict()) == set(clap.state_dict()) - {"logit_scale_a", "logit_scale_t"} | {"logit_scale"}
@@ -76,7 +76,7 @@ def test_keys_and_configuration_go_there_and_back(clap):
         assert torch.equal(back.state_dict()[name], expected), name
 
 
-def test_the_copies_share_nothing(clap):
+def test_the_copies_share_no_tensors(clap):
     model = supclap_from_clap(clap)
     before = clap.text_projection.linear1.weight.clone()
     with torch.no_grad():
@@ -137,7 +137,7 @@ def test_a_whole_clap_loads(tmp_path, clap):
         assert torch.equal(loaded.state_dict()[name], value.to(loaded.state_dict()[name].dtype)), name
 
 
-def test_constants_need_not_be_written(tmp_path, clap):
+def test_constants_may_be_missing(tmp_path, clap):
     clap.save_pretrained(tmp_path)
     constants = {name for name, _ in clap.text_model.named_buffers(prefix="text_model") if name.endswith("_ids")}
     assert len(constants) == 2
@@ -153,7 +153,7 @@ def test_constants_need_not_be_written(tmp_path, clap):
         (lambda t: t.update(extra=torch.ones(1)), "extra"),
     ],
 )
-def test_a_clap_with_a_gap_is_refused(tmp_path, clap, change, message):
+def test_a_clap_with_a_missing_tensor_is_rejected(tmp_path, clap, change, message):
     clap.save_pretrained(tmp_path)
     rewrite(tmp_path, change)
     with pytest.raises(ValueError, match=message):
@@ -166,7 +166,7 @@ def test_another_model_is_rejected_as_clap(tmp_path, clap):
         load_clap(tmp_path)
 
 
-def test_a_pooler_that_nothing_reads_is_not_built(clap):
+def test_an_unused_pooler_is_not_built(clap):
     config = builders.supclap_config(text=clap.config.text_config)
     assert SupCLAPModel(config).text_model.pooler is None
 
@@ -174,7 +174,7 @@ def test_a_pooler_that_nothing_reads_is_not_built(clap):
 # ---- the processor and the data ----
 
 
-def test_short_clips_are_clap_s_own(processor):
+def test_features_of_short_clips_equal_those_of_clap(processor):
     clap = builders.clap_processor()
     # Call both parts separately, because ClapProcessor of transformers 5.17 passes the padding option to the audio,
     # too.

@@ -56,7 +56,7 @@ def test_pickles_in_every_container(tmp_path, container, zipped):
     assert checkpoint.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def test_a_prefix_of_some_is_a_name(tmp_path):
+def test_a_prefix_of_some_tensors_is_kept(tmp_path):
     torch.save({"module.a": torch.ones(1), "b": torch.ones(1)}, tmp_path / "x.pt")
     assert set(read_checkpoint(tmp_path / "x.pt").tensors) == {"module.a", "b"}
 
@@ -131,7 +131,7 @@ GREEDY = {
 
 
 @pytest.mark.parametrize("kind", GREEDY)
-def test_a_small_file_gets_little_memory(tmp_path, kind):
+def test_a_small_file_allocates_little_memory(tmp_path, kind):
     path = tmp_path / "x.pt"
     torch.save(GREEDY[kind], path, _use_new_zipfile_serialization=kind != "a storage")
     if kind == "a storage":  # the number of values in the header: 3 becomes 10^9
@@ -162,7 +162,7 @@ def test_the_legacy_embedding_joins_the_tensors(tmp_path):
     assert set(torch.serialization.get_safe_globals()) == allowed, "the allowance ends with the reading"
 
 
-def test_the_legacy_embedding_in_the_format_before_torch_1_6_needs_the_cure(tmp_path):
+def test_the_legacy_embedding_before_torch_1_6_must_be_saved_again(tmp_path):
     torch.save(legacy()[0], tmp_path / "x.pt", _use_new_zipfile_serialization=False)
     with pytest.raises(ValueError, match="persistent_load"):
         read_checkpoint(tmp_path / "x.pt")
@@ -199,7 +199,7 @@ def test_a_pickle_with_code_is_not_run(tmp_path, zipped):
     assert mark.exists(), "the test's own pickle must be able to run code"
 
 
-def test_numbers_of_numpy_and_paths_are_data(tmp_path):
+def test_numpy_numbers_and_paths_are_loaded(tmp_path):
     """LAION's checkpoints contain numpy numbers in the optimizer state; GLAP's configuration contains a path."""
     numbers = {"lr": np.float64(0.1), "loss": np.float32(2), "step": np.int64(3), "done": np.bool_(True)}
     others = {"optimizer": {"param_groups": [numbers]}, "config": {"data": pathlib.PosixPath("/a/b")}}
@@ -216,7 +216,7 @@ def test_numbers_of_numpy_and_paths_are_data(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 @pytest.mark.parametrize("zipped", [True, False])
-def test_a_later_protocol_is_named_with_its_cure(tmp_path, zipped):
+def test_the_error_of_a_later_protocol_names_a_solution(tmp_path, zipped):
     torch.save({"state_dict": TENSORS}, tmp_path / "x.pt", pickle_protocol=4, _use_new_zipfile_serialization=zipped)
     with pytest.raises(ValueError, match=r"x\.pt.*protocol"):
         read_checkpoint(tmp_path / "x.pt")
@@ -232,7 +232,7 @@ def test_a_bare_pickle_is_not_run(tmp_path):
 
 
 @pytest.mark.process
-def test_the_cure_that_the_error_names_works(tmp_path):
+def test_the_solution_in_the_error_works(tmp_path):
     loaded, embedding = legacy(args=argparse.Namespace(arch="sonar"))
     torch.save(loaded, tmp_path / "x.pt")
     with pytest.raises(ValueError, match=r"argparse\.Namespace") as caught:
@@ -317,7 +317,7 @@ def test_a_folder_must_hold_one(tmp_path, names, message):
         read_checkpoint(tmp_path)
 
 
-def test_nothing_is_there(tmp_path):
+def test_a_missing_source_is_an_error(tmp_path):
     with pytest.raises(ValueError, match=r"nowhere\.pt"):
         read_checkpoint(tmp_path / "nowhere.pt")
 

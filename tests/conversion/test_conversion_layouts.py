@@ -95,7 +95,7 @@ def test_the_error_of_an_unknown_layout_lists_the_known_ones():
     assert all(layout.name in told for layout in LAYOUTS)
 
 
-def test_a_kind_is_kept_to():
+def test_another_kind_than_the_requested_is_an_error():
     given = checkpoint(published.ced_original(ENCODER, HEAD))
     assert convert_checkpoint(given, "ced").layout.name == "CED"
     with pytest.raises(ValueError, match=r"'ced'.*'sonar'"):

@@ -287,7 +287,7 @@ class TestFFmpeg:
         with pytest.raises(BadAudioError, match=r"tone\.m4a"):
             read_audio(m4a)
 
-    def test_without_ffmpeg_the_cure_is_named(self, tmp_path, monkeypatch):
+    def test_without_ffmpeg_the_error_names_a_solution(self, tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, "torchcodec.decoders", None)
         (tmp_path / "clip.m4a").write_bytes(b"\0\0\0\x20ftypM4A " + bytes(100))
         with pytest.raises(MissingDecoderError, match=r"clip\.m4a"):

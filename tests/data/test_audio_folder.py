@@ -252,7 +252,7 @@ def test_captions_can_be_in_text_files_next_to_the_audio(folder, load):
     assert rows_of(load())["3.wav"]["captions"]["eng"] == ["Changed"]
 
 
-def test_the_draw_keeps_recordings_together_and_follows_the_seed(folder, load):
+def test_sampling_depends_on_the_seed_and_keeps_recordings_together(folder, load):
     lines = [[name, "A", f"field:{number // 3}"] for number, name in enumerate(NAMES)]
     write_csv(folder / "metadata.csv", [["file_name", "caption", "source"], *lines])
     splits = load(validation_fraction=0.25, test_fraction=0.25).as_dataset()

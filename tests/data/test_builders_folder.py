@@ -32,7 +32,7 @@ def test_a_source_stays_in_the_split_that_comes_last():
     assert sorted(collection.left_out["source in another split"]) == ["1", "2", "4"]
 
 
-def test_a_file_is_the_audio_of_one_clip_only():
+def test_clips_that_share_a_file_are_excluded():
     clips, collection = collect(("train", "1", "a", "x"), ("test", "2", "b", "x"), ("test", "3", "c", "y"))
     assert clips == {"train": [], "validation": [], "test": ["3"]}
     assert collection.left_out == {"one file for several clips": ["1", "2"]}

@@ -93,7 +93,7 @@ def test_no_caption_describes_two_labels_or_two_positions(name):
         assert len(texts) == len(set(texts)), language
 
 
-def test_captions_by_eye():
+def test_example_captions():
     phrases = label_phrases("synthetic")["low_siren"]
     rendered = render_captions(phrases, templates="sound_at_end")
     assert rendered["fra"][2] == "L'enregistrement se termine par une sirène grave à deux tons."

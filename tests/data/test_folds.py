@@ -5,7 +5,7 @@ import pytest
 from modeling_supclap.datasets_scripts.builders.folds import FoldClip, split_by_fold
 
 
-def test_the_draw_follows_the_seed_and_not_the_order():
+def test_sampling_depends_on_the_seed_only():
     clips = [FoldClip(f"{i}.wav", 1 + i % 3, "dog" if i % 2 else "rain", str(i), "") for i in range(60)]
     draws = [split_by_fold(clips, 1, 0.25, seed)["validation"] for seed in (0, 0, 1)]
     assert draws[0] == draws[1] != draws[2]

@@ -27,7 +27,7 @@ def table(count, first=0, **columns):
     return rows.cast_column("clip", datasets.Audio(decode=False))
 
 
-def test_any_names_of_columns_do(tmp_path):
+def test_any_column_names_are_supported(tmp_path):
     texts = [f"a tone {number}" for number in range(10)]
     whole = table(10, what=texts, kind=["low", "high"] * 5)
     whole.save_to_disk(str(tmp_path / "saved"))

@@ -97,7 +97,7 @@ def test_preparing_again_gives_the_same_bytes(whole, folder, cache, tmp_path, wo
     assert files_of(tmp_path / "again") == files_of(whole[0])
 
 
-def test_a_killed_run_reads_little_twice(whole, folder, cache, tmp_path, monkeypatch):
+def test_a_killed_run_reads_at_most_one_shard_again(whole, folder, cache, tmp_path, monkeypatch):
     out, packed = tmp_path / "out", []
 
     def counting(source, name, storage):
@@ -115,7 +115,7 @@ def test_a_killed_run_reads_little_twice(whole, folder, cache, tmp_path, monkeyp
     assert len(packed) < 24 + 8  # at most one shard is read twice
 
 
-def test_a_second_run_on_the_folder_is_refused_and_harms_nothing(whole, folder, cache, tmp_path, monkeypatch):
+def test_a_second_run_on_the_folder_is_rejected_without_damage(whole, folder, cache, tmp_path, monkeypatch):
     def packing(*arguments):
         second = ThreadPoolExecutor().submit(run, request_for(folder), tmp_path / "out", cache_dir=cache, quiet=True)
         with pytest.raises(RuntimeError, match=r"\bout\b"):
@@ -381,13 +381,13 @@ class TestCommandLine:
             (["esc50", "--out", "x", "--shard_size", "big"], "value: 'big'"),
         ],
     )
-    def test_wrong_words_end_in_one_line(self, words, message, capsys):
+    def test_invalid_arguments_print_one_line(self, words, message, capsys):
         with pytest.raises(SystemExit) as exit:
             main(words)
         assert exit.value.code == 2
         assert message in capsys.readouterr().err
 
-    def test_wrong_data_end_in_one_line(self, tmp_path, cache, capsys, monkeypatch):
+    def test_invalid_data_print_one_line(self, tmp_path, cache, capsys, monkeypatch):
         monkeypatch.setattr(sys, "argv", ["supclap prepare"])
         assert main(self.words(tmp_path / "nowhere", tmp_path / "out", cache)) == 1
         err = capsys.readouterr().err

@@ -74,7 +74,7 @@ def test_held_out_phrasings_are_new_but_their_words_are_not(language):
             assert wording in in_training, (key, wording)
 
 
-def test_captions_by_eye():
+def test_example_captions():
     scene = Scene(((SceneEvent("low_siren", 2, "far"),), (SceneEvent("high_bell", 1, ""),)), "hall")
     captions = {}
     for language in ("eng", "deu", "jpn"):

@@ -45,7 +45,7 @@ def test_captions_name_the_first_sound(language, one, other):
             assert read_order(language, text, one[language], other[language]) == expected, text
 
 
-def test_captions_by_eye():
+def test_example_captions():
     one, other = PHRASES["dog"], PHRASES["rain"]
     before, after = describe("before", one, other), describe("after", one, other)
     assert before["eng"][0] == "A dog barking before rain falling"
@@ -174,7 +174,7 @@ def test_stage_a_returns_a_single_and_a_combined_item():
         assert render(combined, lambda row: GOOD, RATE_HZ, RenderOptions(gap_seconds=0.01)).size == 240
 
 
-def test_draws_depend_on_seed_epoch_and_index_only():
+def test_sampling_depends_on_seed_epoch_and_index_only():
     rows = make_rows()
     items = TemporalItems(rows, seed=0)
     ids = [item.clip_id for item in all_items(items)]

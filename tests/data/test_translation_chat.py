@@ -69,7 +69,7 @@ BUSY = (429, {"Retry-After": "7"}, b"slow down")
 
 
 @pytest.mark.parametrize("script", [[BUSY], [BUSY, BUSY], [(503, {}, b""), (500, {}, b""), (502, {}, b"")]])
-def test_a_busy_endpoint_is_given_time(script, slept):
+def test_requests_to_a_busy_endpoint_are_repeated_later(script, slept):
     with fake_endpoint(*script) as server:
         assert chat(server).translate(["Rain"], "eng", "fra") == ["French: Rain"]
     assert len(server.requests) == len(slept) + 1 == len(script) + 1
@@ -86,7 +86,7 @@ def test_waiting_times_are_limited(header, slept):
     assert sum(slept) < 60
 
 
-def test_an_endpoint_that_stays_busy_is_an_error_with_its_words(slept):
+def test_the_error_of_a_busy_endpoint_contains_its_answer(slept):
     with fake_endpoint(*[BUSY] * 3) as server, pytest.raises(ConnectionError, match=r"429 slow down"):
         chat(server, retries=2).translate(["Rain"], "eng", "fra")
     assert len(server.requests) == 3
@@ -161,7 +161,7 @@ def test_the_order_of_the_answer_does_not_matter():
         read_answer(completion(numbers), 11)
 
 
-def test_requests_are_evenly_spaced_retries_too():
+def test_requests_and_retries_are_evenly_spaced():
     with fake_endpoint((500, {}, b"")) as server:
         translator = chat(server, requests_per_minute=300)
         assert translator.limiter.interval_seconds == pytest.approx(0.2)

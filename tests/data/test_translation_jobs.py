@@ -114,7 +114,7 @@ def test_translations_by_hand_are_kept(path):
     assert complete_translations(path, items_of(CAPTIONS), FakeTranslator())["c", 0, "fra"] == "fra Rain"
 
 
-def test_another_model_does_not_mix_in_unasked(path):
+def test_translations_of_another_model_are_mixed_only_on_request(path):
     complete_translations(path, items_of(CAPTIONS[:2]), FakeTranslator())
     with pytest.raises(ValueError, match=r"fake.*other.*fill_gaps"):
         complete_translations(path, items_of(CAPTIONS), FakeTranslator("other"))
@@ -212,7 +212,7 @@ def test_a_killed_run_holds_nothing(path):
 
 
 @pytest.mark.parametrize("cut", [1, 20, 60])
-def test_a_line_that_a_kill_cut_off_is_done_again(tmp_path, cut):
+def test_a_truncated_line_is_translated_again(tmp_path, cut):
     part = tmp_path / "part.jsonl"
     finished = FinishedBatches(part, {"model": "m"})
     finished.append(("eng", "fra"), ["Rain", "Wind"], ["Pluie", "Vent"])
@@ -227,7 +227,7 @@ def test_a_line_that_a_kill_cut_off_is_done_again(tmp_path, cut):
 
 
 @pytest.mark.parametrize("content", [b"", b'{"settings": {"mo'])
-def test_a_file_that_was_hardly_begun_is_begun_again(tmp_path, content):
+def test_a_file_without_a_complete_first_line_is_started_again(tmp_path, content):
     part = tmp_path / "part.jsonl"
     part.write_bytes(content)
     assert FinishedBatches(part, {"model": "m"}).answers == {}

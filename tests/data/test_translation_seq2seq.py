@@ -96,7 +96,7 @@ def test_greedy_translation_is_the_likeliest_token_each_time(nllb, text, source,
     assert translator.translate([text], source, target) == [naive_greedy(nllb, text, *codes)]
 
 
-def test_batches_beams_and_languages_are_heeded(nllb):
+def test_batch_size_beams_and_languages_are_used(nllb):
     translator = Seq2SeqTranslator(nllb, num_beams=4)
     french = translator.translate(TEXTS, "eng", "fra")
     assert translator.translate(TEXTS, "eng", "fra") == french
@@ -125,7 +125,7 @@ def test_a_language_that_the_model_lacks_is_refused_before_it_is_needed(nllb, la
     Seq2SeqTranslator(nllb).check("eng", "zho")
 
 
-def test_a_caption_that_the_model_cannot_read_is_given_up(nllb, caplog):
+def test_a_caption_that_is_too_long_is_skipped(nllb, caplog):
     translator = Seq2SeqTranslator(nllb)
     long = "dog " * 300
     short = translator.translate(["rain", "a dog"], "eng", "fra")

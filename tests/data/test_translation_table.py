@@ -121,7 +121,7 @@ def test_several_files_are_one_table(tmp_path):
         ),
     ],
 )
-def test_lines_that_cannot_be_right_are_named(tmp_path, lines, message):
+def test_invalid_lines_are_named(tmp_path, lines, message):
     path = save(tmp_path / "t.parquet", lines, SCHEMA)
     with pytest.raises(ValueError, match=message) as caught:
         read_translations(path)

@@ -147,7 +147,7 @@ def test_bad_embeddings_are_named(embeds, message):
         unit_norm(np.array(embeds), 2)
 
 
-def test_half_precision_is_normalised_without_a_word(recwarn):
+def test_half_precision_is_normalised_without_a_warning(recwarn):
     rough = torch.nn.functional.normalize(torch.randn(50, 64), dim=-1).to(torch.bfloat16)
     normalised = unit_norm(rough, 50)
     np.testing.assert_allclose(np.linalg.norm(normalised, axis=1), 1, atol=1e-6)

@@ -107,7 +107,7 @@ def test_real_models_in_every_task_and_language(tmp_path, rows, kind):
     np.testing.assert_allclose(again.arrays["embeddings/audio"], results.arrays["embeddings/audio"], atol=1e-6)
 
 
-def test_embeddings_that_are_not_normalised_are_with_a_warning(rows):
+def test_embeddings_are_normalised_with_a_warning(rows):
     expected = evaluate(ToneModel(caption_tones(rows)), rows, cache=EmbeddingCache(None))
     with pytest.warns(UserWarning, match=r"\b3\b"):
         result = evaluate(ToneModel(caption_tones(rows), scale=3.0), rows, cache=EmbeddingCache(None))

@@ -62,7 +62,7 @@ def test_an_order_blind_model_fails_the_order_tasks(rows):
     assert {tasks[task]["value"] for task in ("3A", "3B", "4A", "4B", "5B")} == {0.0}
 
 
-def test_each_clip_is_composed_once_and_not_again(tmp_path, rows):
+def test_each_clip_is_composed_once(tmp_path, rows):
     model = ToneModel()
     for run in range(2):
         split = embed_split(load_embedding_model(model), rows, cache=EmbeddingCache(tmp_path / "cache"))
@@ -82,7 +82,7 @@ def test_zste_uses_the_prompts_of_the_post_training(rows, trained, option, used)
     assert run_zste(split, options, phrases=PHRASES)[2]["prompts"] == used
 
 
-def test_a_pair_is_cut_to_the_models_window_from_its_first_sound_on(rows):
+def test_a_pair_is_cropped_from_its_first_sound(rows):
     tone, rate_hz = soundfile.read(rows[0]["audio_path"])
     split = split_of(rows)
     soundfile.write(rows[0]["audio_path"], np.concatenate([np.zeros(rate_hz), tone]), rate_hz)

@@ -98,7 +98,7 @@ def test_papers_are_shown_only_for_their_test_split_and_languages(results):
     assert lines_of(render_report(results), "paper") == []
 
 
-def test_of_the_papers_only_the_best_numbers_are_unfolded(results):
+def test_only_the_best_numbers_of_the_papers_are_expanded(results):
     results.protocol["dataset"] = "audiocaps"
     page = render_report(in_languages(results, list(LANGUAGES)))
     unfolded = re.sub("<details>.*?</details>", "", page, flags=re.DOTALL)
@@ -163,7 +163,7 @@ def test_captions_have_a_language_attribute(results):
     assert '<th scope="row" lang="zh">everywhere' in chinese
 
 
-def test_the_page_can_be_read_by_ear_and_by_keyboard(results):
+def test_the_page_supports_screen_readers_and_the_keyboard(results):
     page = render_report(results)
     assert all('aria-label="' in player for player in re.findall("<audio.*?>", page))
     assert all('role="img" aria-label="' in picture for picture in re.findall("<svg.*?>", page))
@@ -220,7 +220,7 @@ def test_results_of_one_task_have_a_page(results, task):
     assert not {title for other, title in own.items() if other != task} & set(titles)
 
 
-def test_written_from_a_saved_results_whole_or_not_at_all(results, tmp_path, monkeypatch):
+def test_a_report_of_saved_results_is_written_atomically(results, tmp_path, monkeypatch):
     results.save(tmp_path / "results")
     path = write_report(tmp_path / "results", tmp_path / "report.html")
     assert path.read_text(encoding="utf-8") == render_report(results)
@@ -258,7 +258,7 @@ def test_the_page_starts_with_a_summary(results):
     assert "order-blind" in verdicts[2]
 
 
-def test_figures_can_be_read_in_the_dark_and_tables_on_a_telephone(results):
+def test_the_page_supports_dark_mode_and_small_screens(results):
     style = render_report(results).split("</style>")[0]
     dark = style[style.index("prefers-color-scheme: dark") :]
     assert "svg { filter: invert(1)" in dark

@@ -163,7 +163,7 @@ def test_a_score_that_is_not_a_number_is_not_written(tmp_path):
     assert (tmp_path / "results.json").read_bytes() == before
 
 
-def test_outcomes_of_another_run_are_not_believed(tmp_path):
+def test_outcomes_of_another_run_are_rejected(tmp_path):
     results(A).save(tmp_path / "one")
     results(B).save(tmp_path / "two")
     (tmp_path / "two" / "outcomes.npz").replace(
@@ -226,7 +226,7 @@ def test_tables_are_in_percent_where_scores_are_shares():
         ({"dataset": "clotho", "classes": 0}, "clotho"),
     ],
 )
-def test_a_part_of_the_classes_is_said_to_be_one(protocol, name):
+def test_a_subset_of_the_classes_is_named_as_such(protocol, name):
     assert get_dataset_name(protocol) == name
 
 

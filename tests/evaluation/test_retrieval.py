@@ -98,7 +98,7 @@ def test_english_is_the_anchor_at_any_position(rows):
     assert scores["multilingual"].keys() == {"num_parallel", "all", "fra"}
 
 
-def test_pictures_show_clips_from_all_over_the_split(rows, monkeypatch):
+def test_figures_show_clips_from_the_whole_split(rows, monkeypatch):
     monkeypatch.setattr(retrieval, "_SAMPLED_CLIPS", 3)
     split = embed_split(caption_model(rows), rows)
     _, arrays, _ = retrieve(split)

@@ -111,7 +111,7 @@ def test_the_error_orders_the_schemes() -> None:
     assert kcl == pytest.approx(0, abs=1e-12)
 
 
-def test_the_error_has_its_closed_form_on_a_model_that_knows_nothing() -> None:
+def test_the_error_has_its_closed_form_for_equal_similarities() -> None:
     alike = F.normalize(torch.ones(5, 7, dtype=torch.float64), dim=1)
     for name, count in (("random", 1), ("cacl", 2), ("kcl", 4)):
         trained = scheme(name, 5, 4)

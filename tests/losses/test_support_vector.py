@@ -126,7 +126,7 @@ def test_gradient_equals_that_of_the_naive_form(similarity: Similarity) -> None:
     torch.testing.assert_close(torch.autograd.grad(loss, inputs), expected, rtol=0, atol=1e-12)
 
 
-def test_push_across_the_pull_is_scaled_and_along_it_untouched() -> None:
+def test_only_the_perpendicular_push_is_scaled() -> None:
     """[SupCLAP eq. 15-18] on `dot`: only the perpendicular part changes, by the factor 1 - R / ||a - t||."""
     texts, audios = related_pair()
     radius = radii()
@@ -231,7 +231,7 @@ def test_coincident_pairs_have_no_support_vector_gradient(similarity: Similarity
 @both_similarities
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("exponent", range(-16, 0))
-def test_nothing_blows_up_on_the_way_to_coincidence(similarity: Similarity, dtype: torch.dtype, exponent: int) -> None:
+def test_nearly_coincident_pairs_are_finite(similarity: Similarity, dtype: torch.dtype, exponent: int) -> None:
     texts, audios = (x.to(dtype).requires_grad_() for x in related_pair(4, 16, spread=10.0**exponent))
     radius = torch.tensor(0.1, requires_grad=True)
     loss = support_vector_loss(texts, audios, radius, SCALE, similarity)

@@ -81,7 +81,7 @@ def test_captions_in_several_languages_give_their_mean() -> None:
 # --- the weights
 
 
-def test_weights_of_teminal_b_by_eye() -> None:
+def test_example_weights_of_teminal_b() -> None:
     st, ct, so, co = 0.5, 0.25, 0.75, 0.125
     expected = [
         # forward   reversed  overlaid
@@ -95,7 +95,7 @@ def test_weights_of_teminal_b_by_eye() -> None:
     assert teminal_b_weights(2, st, ct, so, co).tolist() == expected
 
 
-def test_weights_of_teminal_a_by_eye() -> None:
+def test_example_weights_of_teminal_a() -> None:
     same, diff = 0.5, 0.25
     expected = [
         # singles 0, 3, 2   pairs (0, 1), (2, 3), (1, 4)
@@ -109,7 +109,7 @@ def test_weights_of_teminal_a_by_eye() -> None:
     assert teminal_a_weights(torch.tensor(SINGLES), torch.tensor(PAIRS), same, diff).tolist() == expected
 
 
-def test_singles_and_pairs_need_not_be_as_many() -> None:
+def test_singles_and_pairs_may_differ_in_number() -> None:
     weights = teminal_a_weights(torch.tensor(SINGLES), torch.tensor(PAIRS[:1]), 0.5, 0.0)
     assert weights.shape == (4, 4)
     assert weights[:3, 3].tolist() == [0.5, 0, 0]

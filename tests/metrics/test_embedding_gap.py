@@ -28,7 +28,7 @@ def test_equals_loops(shape):
     assert gap_and_distance(other.tolist(), english.tolist()) == gap_and_distance(other, english)
 
 
-def test_gap_does_not_see_mixed_up_sentences_and_dis_does():
+def test_shuffled_sentences_change_dis_but_not_gap():
     english = directions(0, 50, 8)
     scores = gap_and_distance(english[np.random.default_rng(1).permutation(50)], english)
     assert scores["Gap"] == pytest.approx(0, abs=1e-12)
@@ -92,7 +92,7 @@ def metric(load_metric):
     return load_metric("embedding_gap")
 
 
-def test_evaluate_takes_whole_matrices_as_keywords(metric):
+def test_evaluate_accepts_whole_matrices_as_keywords(metric):
     other, english = directions(0, 10, 4), directions(1, 10, 4)
     rows = [7, 2, 5]
     scores = metric.compute(predictions=rows, references=[1, 2, 3], other_embeds=other, english_embeds=english)

@@ -26,7 +26,7 @@ def test_the_papers_cases_have_the_papers_order():
     assert mean_rank_variance(KCL) < mean_rank_variance(ML_CLAP)
 
 
-def test_alike_is_zero_and_the_origin_of_ranks_does_not_matter():
+def test_equal_ranks_give_zero_for_any_first_rank():
     assert mean_rank_variance([[3, 3, 3], [956, 956, 956]]) == 0
     assert mean_rank_variance(np.array(ML_CLAP) + 1) == pytest.approx(mean_rank_variance(ML_CLAP), rel=1e-12)
 
@@ -60,7 +60,7 @@ def metric(load_metric):
     return load_metric("mrv")
 
 
-def test_evaluate_takes_the_ranks_as_a_keyword(metric):
+def test_evaluate_accepts_the_ranks_as_a_keyword(metric):
     ranks = np.array([*ML_CLAP, *KCL])
     expected = {"MRV": mean_rank_variance(ranks)}
     assert metric.compute(predictions=range(6), ranks=ranks) == expected

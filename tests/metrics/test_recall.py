@@ -322,7 +322,7 @@ def test_errors_for_bad_embeddings_name_the_problem_and_the_row(queries, candida
         ranks_from_embeddings(queries, candidates, [[0]] * len(queries), chunk)
 
 
-def test_evaluate_stores_nothing_that_it_gets_at_once(load_metric, monkeypatch):
+def test_evaluate_stores_no_input_that_is_passed_at_once(load_metric, monkeypatch):
     similarity, relevant = random_case(5, 30, 12, 4, 5)
     metric, stored = load_metric("recall"), []
     monkeypatch.setattr(metric, "add_batch", lambda **columns: stored.append(columns))
@@ -337,7 +337,7 @@ def test_evaluate_reads_tensors(load_metric):
     assert load_metric("recall").compute(predictions=rows, references=relevant) == expected
 
 
-def test_evaluate_takes_the_whole_matrix_as_a_keyword(load_metric):
+def test_evaluate_accepts_the_whole_matrix_as_a_keyword(load_metric):
     similarity, relevant = random_case(6, 30, 12, 4, 5)
     expected = retrieval_scores(similarity, relevant)
     shuffled = np.random.default_rng(0).permutation(30)
@@ -349,7 +349,7 @@ def test_evaluate_takes_the_whole_matrix_as_a_keyword(load_metric):
     assert metric.compute(similarity=similarity) == expected
 
 
-def test_evaluate_takes_embeddings_as_keywords(load_metric):
+def test_evaluate_accepts_embeddings_as_keywords(load_metric):
     rng = np.random.default_rng(0)
     queries, candidates = directions(rng, 9, 4), directions(rng, 6, 4)
     relevant = [[i % 6] for i in range(9)]

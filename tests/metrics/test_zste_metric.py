@@ -228,7 +228,7 @@ def test_evaluate_returns_the_scores_of_languages(metric):
     assert metric.compute(languages=languages) == expected
 
 
-def test_evaluate_takes_the_rows_as_a_keyword(metric):
+def test_evaluate_accepts_the_rows_as_a_keyword(metric):
     scores, relevant, tasks = random_questions(0, 40)
     picked = [7, 3, 21]
     inputs = {"references": [relevant[i] for i in picked], "tasks": [tasks[i] for i in picked]}
@@ -257,7 +257,7 @@ def test_evaluate_errors_are_clear(metric, inputs, message):
         metric.compute(**inputs)
 
 
-def test_order_is_forward_against_reversed_and_nothing_else():
+def test_order_compares_forward_and_reversed_only():
     """The score of the third candidate does not matter, ties are wrong, and only questions with an opposite count."""
     scores = [[0.5, 0.3, 0.9], [0.3, 0.5, 0.1], [0.4, 0.4, 0.2], [0.9, 0.1, 0.0]]
     relevant, opposites, tasks = [[0], [0], [0], [2]], [1, 1, 1, None], ["3A", "3A", "3A", "3B"]

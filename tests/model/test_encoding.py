@@ -69,7 +69,7 @@ def test_batched_audio_equals_single_clips(pair):
     assert np.abs(found[:, None] - found[None]).max(axis=2)[np.triu_indices(6, 1)].min() > 1e-4
 
 
-def test_neither_batch_nor_order_matters_and_twice_is_the_same(pair):
+def test_embeddings_do_not_depend_on_batch_or_order(pair):
     model, processor = pair
     call = {"sampling_rate": builders.RATE_HZ, "processor": processor}
     expected = encoding.encode_audio(model, CLIPS, **call)
@@ -152,7 +152,7 @@ def test_a_long_file_is_read_and_embedded_in_parts(model, processor, tmp_path, m
     np.testing.assert_allclose(found.embeds, expected.embeds, atol=1e-5)
 
 
-def test_of_a_long_file_a_few_parts_are_in_memory(model, processor, tmp_path, monkeypatch):
+def test_only_a_few_parts_of_a_long_file_are_in_memory(model, processor, tmp_path, monkeypatch):
     assert encoding.LONGEST_SECONDS <= 300
     monkeypatch.setattr(encoding, "LONGEST_SECONDS", 10.0)
     with soundfile.SoundFile(tmp_path / "long.wav", "w", 44_100, 2) as file:

@@ -271,7 +271,7 @@ def test_published_folder_loads_completely(tmp_path):
         assert torch.equal(value, tensors[f"encoder.{name}"]), name
 
 
-def test_fresh_weights_follow_the_recipe(tmp_path):
+def test_initial_weights_have_the_expected_distribution(tmp_path):
     model = CEDModel(builders.ced_config(embed_dim=128))
     state = model.state_dict()
     state.pop("time_pos_embed")

@@ -79,7 +79,7 @@ def test_metadata(tmp_path, monkeypatch, text, license, base):
     assert data.model_name == "tiny"
 
 
-def test_sonar_is_said_to_be_not_for_commercial_use(tmp_path, monkeypatch):
+def test_the_card_forbids_commercial_use_of_sonar(tmp_path, monkeypatch):
     text = model_card(facts(towers(tmp_path, monkeypatch, "sonar"))).text
     assert "**cc-by-nc-4.0" in text
     assert "cointegrated/SONAR_200" in text
@@ -88,7 +88,7 @@ def test_sonar_is_said_to_be_not_for_commercial_use(tmp_path, monkeypatch):
     assert {"dinkel2023ced", "duquenne2023sonar"} <= set(re.findall(r"@misc\{(\w+),", text))
 
 
-def test_ced_and_labse_are_free_of_it(tmp_path, monkeypatch):
+def test_ced_and_labse_allow_commercial_use(tmp_path, monkeypatch):
     text = model_card(facts(towers(tmp_path, monkeypatch, "labse"))).text
     assert "**apache-2.0**" in text
     assert "commercial" not in text
@@ -202,7 +202,7 @@ def test_the_captions_of_the_code_are_in_its_language(model, languages, language
 # ---- overwriting ----
 
 
-def test_a_card_is_renewed_until_somebody_edits_it(model, tmp_path, caplog):
+def test_a_card_is_updated_until_it_is_edited(model, tmp_path, caplog):
     path = tmp_path / "README.md"
     assert write_card(tmp_path, model_card(facts(model, clips=1)))
     assert is_untouched(path.read_text())

@@ -27,7 +27,7 @@ def trainer(tmp_path):
     return SupCLAPTrainer(model, args, train_dataset=rows, eval_dataset=rows, processing_class=processor)
 
 
-def test_of_a_trainer(trainer, tmp_path):
+def test_facts_of_a_trainer(trainer, tmp_path):
     facts = facts_of_run(trainer)
     assert (facts.name, facts.repository, facts.sampling_rate_hz) == ("my-run", None, 16000)
     assert facts.languages == ["eng", "fra"]

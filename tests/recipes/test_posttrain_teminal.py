@@ -182,7 +182,7 @@ def test_the_card_describes_the_run(run):
         assert told in card.text
 
 
-def test_only_the_last_blocks_have_moved(run, model_folder):
+def test_only_the_last_blocks_have_changed(run, model_folder):
     before, after = (SupCLAPModel.from_pretrained(path).state_dict() for path in (model_folder, run[0]))
     moved = {name for name, value in before.items() if not torch.equal(value, after[name])}
     assert "audio_model.blocks.1.attn.qkv.weight" in moved
@@ -196,7 +196,7 @@ def test_the_folder_loads_with_its_processor(run):
     assert processor(text="a dog", return_tensors="pt")["input_ids"].shape[0] == 1
 
 
-def test_lora_ends_in_a_stock_model(esc_folder, model_folder, tmp_path):
+def test_lora_saves_a_model_in_the_standard_layout(esc_folder, model_folder, tmp_path):
     small = ["--num_train_epochs", "2", "--per_device_train_batch_size", "6", "--eval_pairs", "4", "--lora_rank", "2"]
     places = in_folders(model_folder, esc_folder, tmp_path / "lora")
     run_recipe(posttrain_teminal, *places, *small, "--audio_layers", "1", "--text_layers", "1")

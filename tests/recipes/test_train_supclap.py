@@ -151,7 +151,7 @@ def test_a_run_has_its_folder_for_itself_to_the_end(recipe, tmp_path, monkeypatc
 
 
 @pytest.mark.process
-def test_killed_and_resumed_the_losses_are_the_same(run, tmp_path):
+def test_a_killed_and_resumed_run_has_the_same_losses(run, tmp_path):
     folder = tmp_path / "killed"
     in_a_checkpoint = Moment("os.rename", "*/checkpoint-4")
     run_killed("recipes/train_supclap.py", SMOKE, "--output_dir", folder, moment=in_a_checkpoint)
@@ -206,7 +206,7 @@ def sounds(tmp_path):
     return folder
 
 
-def test_a_folder_needs_nothing_but_its_name(sounds, tmp_path, capsys):
+def test_a_folder_trains_with_default_options(sounds, tmp_path, capsys):
     words = ["--dataset", "audio_folder", "--data_dir", sounds, "--languages", "eng", *WORDS]
     run_recipe(train_supclap, *words, "--output_dir", tmp_path / "run")
     assert re.search("audio_folder.*8 train.*1 validation.*1 test", capsys.readouterr().out)
@@ -294,7 +294,7 @@ def test_a_prepared_set_is_streamed_with_the_name_of_its_origin(sounds, tmp_path
 
 @pytest.mark.process
 @pytest.mark.slow
-def test_the_default_job_reaches_ten_times_chance_and_what_the_readme_says(tmp_path, monkeypatch, capsys):
+def test_the_default_job_reaches_ten_times_chance_and_the_scores_in_the_readme(tmp_path, monkeypatch, capsys):
     output_dir = tmp_path / "outputs" / "synthetic"
     launch_recipe(train_supclap, "--output_dir", output_dir, timeout_seconds=1200)
     scores = json.loads((output_dir / "results.json").read_text())["scores"]["retrieval"]["eng"]

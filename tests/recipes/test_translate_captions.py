@@ -76,7 +76,7 @@ def test_the_printed_command_gives_a_file_that_joins_and_a_report(tmp_path, enco
 
 
 @pytest.mark.process
-def test_killed_and_started_again_the_bytes_are_the_same(tmp_path, encoder):
+def test_a_killed_and_restarted_run_writes_the_same_bytes(tmp_path, encoder):
     captions = write_captions(tmp_path / "captions.csv")
     common = ["--captions", captions, "--model", "chat", "--languages", "fra", "deu", "--batch_size", 2]
     common += ["--sentence_encoder", encoder, "--device", "cpu"]
@@ -146,7 +146,7 @@ def test_captions_are_read_from_files_of_three_kinds(tmp_path, suffix):
         ([Caption("a", 0, "\ufffd")], "blank|damaged"),
     ],
 )
-def test_captions_that_cannot_be_right_are_named(tmp_path, captions, message):
+def test_invalid_captions_are_named(tmp_path, captions, message):
     path = write_captions(tmp_path / "captions.jsonl", captions)
     with pytest.raises(ValueError, match=message):
         translate_captions.load_captions(translate_captions.CaptionArguments(captions=str(path)))

@@ -96,7 +96,7 @@ def test_masks_differ_between_clips_batches_steps_seeds_and_processes_and_return
     assert torch.equal(resumed(features, mask, 2), later)
 
 
-def test_nothing_waits_for_the_device():
+def test_masking_does_not_wait_for_the_device():
     """A fake tensor has no values, so copying them to the CPU would fail."""
     features, mask = spectrograms()
     augment = SpecAugment(builders.bert_processor(), options())

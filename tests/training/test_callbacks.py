@@ -74,7 +74,7 @@ class _Bar:
 
 
 @pytest.mark.parametrize(("kind", "head"), [(SupCLAPProgressCallback, ""), (LineCallback, "step 10 of 200: ")])
-def test_progress_is_a_line_a_log_and_a_line_an_evaluation(capsys, kind, head):
+def test_progress_prints_one_line_per_log_and_evaluation(capsys, kind, head):
     callback = kind()
     callback.training_bar = _Bar()
     args = SimpleNamespace(metric_for_best_model="mean_recall", greater_is_better=True)
@@ -403,7 +403,7 @@ def entries(trainer):
 
 
 @pytest.mark.parametrize("options", [{}, {"gradient_accumulation_steps": 2}, {"bf16": True}], ids=str)
-def test_watching_changes_nothing(tmp_path, rows, options):
+def test_tracking_does_not_change_the_training(tmp_path, rows, options):
     tracked = train(tmp_path / "tracked", rows, **options)
     drawn = torch.rand(1)
     plain = train(tmp_path / "plain", rows, track_drift=False, **options)

@@ -91,7 +91,7 @@ def test_languages_are_drawn_equally_often_however_many_captions_they_have(proce
     assert 70 < french < 130
 
 
-def test_the_draw_depends_on_seed_epoch_and_clip_only(processor, rows):
+def test_sampling_depends_on_seed_epoch_and_clip_only(processor, rows):
     whole = drawn(TrainingCollator(processor, ["eng", "fra"], seed=3), rows, epoch=5)
     collator = TrainingCollator(processor, ["fra", "eng"], seed=3)
     collator.set_epoch(5)

@@ -174,7 +174,7 @@ def test_bert_trains_the_number_of_the_paper():
     ("model", "processor"),
     [(bert, builders.bert_processor), (bert_with_pooler, builders.bert_processor), (sonar, builders.nllb_processor)],
 )
-def test_only_the_chosen_parameters_move(tmp_path, rows, model, processor):
+def test_only_the_chosen_parameters_change(tmp_path, rows, model, processor):
     model = model()
     train_last_layers(model)
     args = arguments(tmp_path, loss="infonce" if model.logit_bias is None else "siglip", **QUICK)
@@ -191,7 +191,7 @@ def test_only_the_chosen_parameters_move(tmp_path, rows, model, processor):
     ],
 )
 @pytest.mark.parametrize("function", [train_last_layers, add_lora])
-def test_layers_that_are_not_there(model, function, layers, message):
+def test_missing_layers_are_an_error(model, function, layers, message):
     with pytest.raises(ValueError, match=message):
         function(model, audio_layers=layers[0], text_layers=layers[1])
     assert len(trainable(model)) == len(list(model.parameters()))
@@ -243,7 +243,7 @@ def disturb(model):
                 parameter.add_(0.1 * torch.randn_like(parameter))
 
 
-def test_merged_is_stock_and_agrees(tmp_path, model):
+def test_a_merged_model_has_the_standard_layout_and_equal_outputs(tmp_path, model):
     keys, before = list(model.state_dict()), embeds(model)[0]
     disturb(add_lora(model, rank=2, alpha=8, audio_layers=2))
     adapted = embeds(model)
@@ -295,7 +295,7 @@ def test_lora_trains_checkpoints_resumes_and_saves(tmp_path, rows):
         torch.testing.assert_close(left, right, atol=2e-6, rtol=2e-6)
 
 
-def test_adapters_are_neither_doubled_nor_merged_from_nothing(model):
+def test_adding_adapters_twice_or_merging_none_is_an_error(model):
     with pytest.raises(ValueError, match="add_lora"):
         merge_lora(model)
     with pytest.raises(ValueError, match=r"audio_layers.*text_layers"):

@@ -27,7 +27,7 @@ def test_a_picture_has_the_format_of_its_suffix(tmp_path, suffix, start):
     assert path.read_bytes().startswith(start)
 
 
-def test_nothing_to_draw_is_said(tmp_path):
+def test_an_empty_log_is_reported(tmp_path):
     with pytest.raises(ValueError, match=r"\b1\b"):
         plot_training_curves([{"step": 1, "total_flos": 3}], tmp_path / "none.png")
 
@@ -85,6 +85,6 @@ def test_one_log_is_enough(tmp_path, drawn):
     assert len(drawn[0].axes) == 3
 
 
-def test_a_run_that_was_not_tracked_is_said(tmp_path):
+def test_a_run_without_drift_logs_is_reported(tmp_path):
     with pytest.raises(ValueError, match="drift"):
         plot_drift(HISTORY, tmp_path / "none.png")

@@ -129,7 +129,7 @@ def test_other_epochs_other_recordings(items):
 
 
 @pytest.mark.parametrize("options", [{"stage": "a"}, {"stage": "b"}, {"stage": "b", "text_scheme": "kcl"}])
-def test_every_parameter_moves(tmp_path, items, options):
+def test_every_parameter_changes(tmp_path, items, options):
     trainer = build(tmp_path, items, max_steps=3, **options, **QUICK)
     before = {name: value.clone() for name, value in trainer.model.named_parameters()}
     trainer.train()

@@ -57,7 +57,7 @@ def losses(trainer):
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
-def test_every_parameter_moves(tmp_path, rows):
+def test_every_parameter_changes(tmp_path, rows):
     trainer = build(tmp_path, rows, svr="bi-static")
     before = {name: value.clone() for name, value in trainer.model.named_parameters()}
     trainer.train()
