@@ -43,10 +43,8 @@ def regress(embeds, truth, strength):
     def loss(flat):
         weights = flat.reshape(5, -1)
         logits = embeds @ weights[:4] + weights[4]
-        total = 0.5 * (weights[:4] ** 2).sum()
-        for row, target in zip(logits, targets, strict=True):
-            total += strength * (logsumexp(row) - row[target])
-        return total
+        errors = logsumexp(logits, axis=1) - logits[np.arange(len(targets)), targets]
+        return 0.5 * (weights[:4] ** 2).sum() + strength * errors.sum()
 
     best = minimize(loss, np.zeros(5 * truth.shape[1]), tol=1e-10).x.reshape(5, -1)
     return lambda tested: tested @ best[:4] + best[4]
@@ -81,14 +79,14 @@ def test_several_labels_train_one_classifier_per_class(monkeypatch):
 
 
 def binary(embeds, truth, strength):
-    """Fit one class against the rest. A class of all clips cannot be learned."""
+    """Minimise the loss of one class against the rest; return zeros for a class of all clips."""
     if truth.all():
         return lambda tested: np.zeros(len(tested))
     embeds, signs = embeds.astype(np.float64), np.where(truth, 1.0, -1.0)
 
     def loss(weights):
         margins = signs * (embeds @ weights[:4] + weights[4])
-        return 0.5 * (weights[:4] ** 2).sum() + strength * sum(np.log1p(np.exp(-margin)) for margin in margins)
+        return 0.5 * (weights[:4] ** 2).sum() + strength * np.log1p(np.exp(-margins)).sum()
 
     best = minimize(loss, np.zeros(5), tol=1e-10).x
     return lambda tested: tested @ best[:4] + best[4]
