@@ -1,6 +1,5 @@
-"""All pairs of audio and text towers: loading from folders, padding, saving, training and languages."""
+"""Pairs of audio and text towers: loading from folders, padding, saving, training and languages."""
 
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +59,9 @@ ROBERTA_LIKE: dict[str, Any] = {**BERT_LIKE, "max_position_embeddings": 70, "typ
 DISTIL: dict[str, Any] = {"vocab_size": 300, "dim": 24, "n_layers": 2, "n_heads": 2, "hidden_dim": 48}
 AUDIO = ["ced", "htsat", "cnn14"]
 TEXT = ["bert", "labse", "xlmr", "distilbert", "modernbert", "mpnet", "sonar"]
-PAIRS = [*product(AUDIO, TEXT), *((audio, "bert") for audio in ENCODERS)]
+# Each encoder once. The towers of a pair do not depend on each other.
+PAIRS = [*(("ced", text) for text in TEXT), ("htsat", "sonar"), ("cnn14", "xlmr")]
+PAIRS += [(audio, "bert") for audio in ENCODERS]
 
 
 def save_audio_encoder(name: str, folder: Path) -> None:
@@ -130,6 +131,15 @@ def pair(request, encoders):
     return audio, text, model, SupCLAPProcessor.from_encoders(encoders[audio], encoders[text])
 
 
+@pytest.fixture(scope="module")
+def saved(pair, tmp_path_factory) -> Path:
+    """Folder with the model and the processor of `pair`."""
+    folder = tmp_path_factory.mktemp("saved")
+    for part in pair[2:]:
+        part.save_pretrained(folder)
+    return folder
+
+
 def clips(audio: str) -> list[np.ndarray]:
     return [builders.noise(samples, seed) for seed, samples in enumerate(SAMPLES.get(audio, SHORT))]
 
@@ -183,16 +193,14 @@ def test_chunks_of_training_change_no_embedding(pair):
 
 
 @torch.no_grad()
-def test_saving_and_loading_changes_nothing(pair, tmp_path):
+def test_saving_and_loading_changes_nothing(pair, saved):
     audio, _, model, processor = pair
-    model.save_pretrained(tmp_path)
-    processor.save_pretrained(tmp_path)
     inputs = processor(**call(audio))
-    again = SupCLAPProcessor.from_pretrained(tmp_path)(**call(audio))
+    again = SupCLAPProcessor.from_pretrained(saved)(**call(audio))
     assert set(again) == set(inputs)
     for name, value in inputs.items():
         assert torch.equal(again[name], value), name
-    loaded = SupCLAPModel.from_pretrained(tmp_path)
+    loaded = SupCLAPModel.from_pretrained(saved)
     assert torch.equal(loaded(**again).logits_per_audio, model(**inputs).logits_per_audio)
 
 
@@ -212,11 +220,10 @@ MODES = [{"dtype": torch.bfloat16}, {"dtype": torch.float16}, {"attn_implementat
 
 @pytest.mark.parametrize("kwargs", MODES, ids=["bf16", "fp16", "eager"])
 @torch.no_grad()
-def test_half_precision_and_eager_attention_point_the_same_way(pair, kwargs, tmp_path):
+def test_half_precision_and_eager_attention_point_the_same_way(pair, saved, kwargs):
     audio, _, model, processor = pair
-    model.save_pretrained(tmp_path)
     inputs = processor(**call(audio))
-    other = SupCLAPModel.from_pretrained(tmp_path, **kwargs)
+    other = SupCLAPModel.from_pretrained(saved, **kwargs)
     if "attn_implementation" in kwargs:
         assert {tower.config._attn_implementation for tower in (other.audio_model, other.text_model)} == {"eager"}
     if "dtype" in kwargs and audio in ("ced", "cnn14"):  # it would round decibels from -100 to 40
