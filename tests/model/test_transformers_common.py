@@ -135,6 +135,7 @@ class Towers(modeling.ModelTesterMixin):
     test_can_init_all_missing_weights_before_2023 = True
 
 
+CHECKED_ONCE = "it tests an argument of transformers; SupCLAPBertTest runs it"
 NO_LOSS = "an encoder returns no loss; the two-tower model trains both kinds"
 
 
@@ -143,6 +144,7 @@ NO_LOSS = "an encoder returns no loss; the two-tower model trains both kinds"
     test_training_gradient_checkpointing=NO_LOSS,
     test_training_gradient_checkpointing_use_reentrant_false=NO_LOSS,
     test_training_gradient_checkpointing_use_reentrant_true=NO_LOSS,
+    test_bc_torch_dtype=CHECKED_ONCE,
 )
 class CEDModelTest(Towers, unittest.TestCase):
     all_model_classes = (CEDModel,)
@@ -163,6 +165,7 @@ class CEDModelTest(Towers, unittest.TestCase):
     test_training_gradient_checkpointing=NO_LOSS,
     test_training_gradient_checkpointing_use_reentrant_false=NO_LOSS,
     test_training_gradient_checkpointing_use_reentrant_true=NO_LOSS,
+    test_bc_torch_dtype=CHECKED_ONCE,
 )
 class SonarTextModelTest(Towers, unittest.TestCase):
     all_model_classes = (SonarTextModel,)
@@ -193,7 +196,7 @@ class SupCLAPBertTest(TwoTowers, unittest.TestCase):
         self.model_tester = SupCLAPTester(builders.bert_config(vocab_size=99))
 
 
-@without(**TWO_TOWERS)
+@without(**TWO_TOWERS, test_bc_torch_dtype=CHECKED_ONCE)
 class SupCLAPSonarTest(TwoTowers, unittest.TestCase):
     def setUp(self):
         self.model_tester = SupCLAPTester(builders.sonar_config(vocab_size=99))
