@@ -12,7 +12,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import builders
@@ -41,14 +41,11 @@ def trace_calls(function: Callable[[], Any]) -> Calls:
     Args:
         function: Function to call twice; only the second call is recorded, after imports and caches.
     """
-    functions: set[tuple[str, str]] = set()
+    called: set[CodeType] = set()
 
     def record(frame: FrameType, event: str, _: Any) -> None:
-        path, name = Path(frame.f_code.co_filename), frame.f_code.co_qualname
-        if event == "call" and path.is_relative_to(ROOT) and not name.endswith(">"):
-            path = path.resolve()  # modeling_supclap contains links to the other folders, and .venv may be a link
-            if path.is_relative_to(ROOT) and path.relative_to(ROOT).parts[0] in FOLDERS:
-                functions.add((str(path.relative_to(ROOT)), name))
+        if event == "call":
+            called.add(frame.f_code)
 
     function()
     threading.setprofile(record)
@@ -58,6 +55,14 @@ def trace_calls(function: Callable[[], Any]) -> Calls:
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
+
+    functions = set()
+    for code in called:
+        # modeling_supclap contains links to the other folders, and .venv may be a link.
+        path = Path(code.co_filename).resolve()
+        own = path.is_relative_to(ROOT) and path.relative_to(ROOT).parts[0] in FOLDERS
+        if own and not code.co_qualname.endswith(">"):
+            functions.add((str(path.relative_to(ROOT)), code.co_qualname))
     return Calls(functions, {path for path, _ in functions})
 
 
