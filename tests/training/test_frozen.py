@@ -34,8 +34,7 @@ def train(folder, rows, frozen, dropout=0.0, **kwargs):
     return trainer.model.state_dict(), losses, seen
 
 
-@pytest.mark.parametrize("frozen", [["text"], ["audio"], ["audio", "text"]])
-@pytest.mark.parametrize("loss", ["infonce", "kcl"])
+@pytest.mark.parametrize(("frozen", "loss"), [(["text"], "kcl"), (["audio"], "infonce"), (["audio", "text"], "kcl")])
 def test_the_run_is_the_one_without_a_cache(tmp_path, rows, frozen, loss):
     weights, losses, seen = train(tmp_path / "auto", rows, frozen, loss=loss)
     plain_weights, plain_losses, plain_seen = train(tmp_path / "never", rows, frozen, loss=loss, cache_frozen="never")
@@ -49,7 +48,7 @@ def test_the_run_is_the_one_without_a_cache(tmp_path, rows, frozen, loss):
         assert seen["audio"] == 12 + 1  # one more to detect random numbers
     if "text" in frozen:  # each clip has two captions in two languages
         texts = {text for row in rows for several in row["captions"].values() for text in several}
-        assert seen["text"] <= len(texts) + 1
+        assert seen["text"] <= len(texts) + 1 < plain_seen["text"]
 
 
 def test_dropout_in_a_frozen_tower_is_that_of_the_run_without_a_cache(tmp_path, rows):
