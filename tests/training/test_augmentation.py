@@ -8,7 +8,6 @@ import pytest
 import soundfile
 import torch
 from audio_encoders import make_encoder
-from crash_callbacks import KillAt, Killed
 from recordings import tone_rows
 from test_temporal_training import build as build_temporal
 from test_temporal_training import items_of
@@ -238,34 +237,31 @@ def test_a_batch_holds_the_augmented_clips(rows):
 
 # ---- runs ----
 
-STEPS = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 4, "num_train_epochs": 3}
+STEPS = {"eval_strategy": "steps", "eval_steps": 4, "save_strategy": "steps", "save_steps": 4}
 MASKS = {"apply_spec_augment": True, "mask_time_length": 4, "mask_feature_prob": 0.2}
 
 
 @pytest.mark.parametrize(
     "augmentation",
     [
-        MASKS,
-        {**MASKS, "features_on_device": True, "gradient_accumulation_steps": 2, "num_train_epochs": 6},
-        {"random_gain_db": 6.0},
+        {**MASKS, "random_gain_db": 6.0},
+        {**MASKS, "features_on_device": True, "gradient_accumulation_steps": 2, "num_train_epochs": 4},
         pytest.param(
             {"background_dir": "", "dataloader_num_workers": 2},
             marks=pytest.mark.process,
         ),
     ],
-    ids=["masks", "masks_accumulated", "gain", "background"],
+    ids=["masks_and_gain", "masks_accumulated", "background"],
 )
-def test_a_killed_run_resumes_bit_for_bit(tmp_path, rows, backgrounds, augmentation):
+def test_a_resumed_run_continues_bit_for_bit(tmp_path, rows, backgrounds, augmentation):
     augmentation = dict(augmentation)
     if "background_dir" in augmentation:
         augmentation["background_dir"] = str(backgrounds)
     settings = {**STEPS, **augmentation}
     whole = build(tmp_path / "whole", rows, model=with_dropout(), **settings)
     whole.train()
-    with pytest.raises(Killed):
-        build(tmp_path / "cut", rows, model=with_dropout(), callbacks=[KillAt(5)], **settings).train()
-    resumed = build(tmp_path / "cut", rows, model=builders.supclap_model(with_dropout().config, seed=99), **settings)
-    checkpoint = tmp_path / "cut" / "checkpoint-4"
+    resumed = build(tmp_path / "whole", rows, model=builders.supclap_model(with_dropout().config, seed=99), **settings)
+    checkpoint = tmp_path / "whole" / "checkpoint-4"
     assert str(backgrounds.parent) not in (checkpoint / RUN_FILE).read_text()
     resumed.train(resume_from_checkpoint=str(checkpoint))
     assert lasting_logs(resumed) == lasting_logs(whole)
