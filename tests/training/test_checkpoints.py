@@ -256,7 +256,7 @@ def test_adapters_are_merged_for_a_save_without_a_copy_of_the_model(tmp_path, ro
     "file", ["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", RUN_FILE]
 )
 @pytest.mark.parametrize("flaw", ["missing", "damaged"])
-def test_a_checkpoint_that_is_not_whole_is_named_and_passed_over(run, rows, tmp_path, caplog, file, flaw):
+def test_an_incomplete_checkpoint_is_named_and_skipped(run, rows, tmp_path, caplog, file, flaw):
     path = tmp_path / "checkpoint-4" / file
     if flaw == "damaged":
         path.write_bytes(path.read_bytes()[:-200])
@@ -269,6 +269,11 @@ def test_a_checkpoint_that_is_not_whole_is_named_and_passed_over(run, rows, tmp_
     again = build(tmp_path, rows, model=with_dropout(), max_steps=4, svr="uni-static", **STEPS)
     with pytest.raises(ValueError, match="checkpoint-4"):
         again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+
+
+def test_a_run_resumes_before_an_incomplete_checkpoint_and_replaces_it(run, rows, tmp_path):
+    (tmp_path / "checkpoint-4" / RUN_FILE).unlink()
+    again = build(tmp_path, rows, model=with_dropout(), max_steps=4, svr="uni-static", **STEPS)
     again.train(resume_from_checkpoint=True)
     assert losses(again) == losses(run)
     assert checkpoint_flaws(tmp_path / "checkpoint-4") == []
