@@ -156,6 +156,7 @@ def test_a_study_from_the_command_line(train, tmp_path, monkeypatch, capsys):
     assert "does not hold" in capsys.readouterr().out
 
     train.clear()
+    monkeypatch.setattr(evidence, "plot_curves", lambda *args: None)
     reproduce.main()
     assert not train  # finished runs are not repeated
 
