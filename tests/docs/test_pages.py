@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from modeling_supclap.integrations import onnx
 from modeling_supclap.recipes import arguments
 from modeling_supclap.recipes.command import COMMANDS
 
@@ -42,7 +43,15 @@ def read_sounds() -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in Path("my_sounds").rglob("*") if path.is_file()}
 
 
-@pytest.mark.usefixtures("at_a_readers")
+@pytest.fixture
+def export_text_only(monkeypatch):
+    """Leave out the audio graph of ONNX exports: tracing takes seconds, and test_integrations_onnx.py checks it."""
+    export = onnx._export
+    monkeypatch.setattr(onnx, "_export", lambda *args: args[-1].stem == "audio" or export(*args))
+    monkeypatch.setattr(onnx, "check_parity", lambda *args: [])
+
+
+@pytest.mark.usefixtures("at_a_readers", "export_text_only")
 @pytest.mark.parametrize("page", list(dict.fromkeys(page for page, _ in blocks("python"))))
 def test_python_blocks_run_without_changing_the_folder_of_the_reader(page, capsys):
     sounds = read_sounds()
