@@ -24,6 +24,12 @@ def results(tmp_path):
     return make_results(tmp_path)
 
 
+@pytest.fixture
+def without_figures(monkeypatch):
+    """Leave out t-SNE and histograms, which take most of the time of a page."""
+    monkeypatch.setattr(report, "figures", lambda results: {})
+
+
 def lines_of(page, kind):
     """Return the rows of one kind in all tables, as lists of texts."""
     rows = re.findall(rf'<tr class="{kind}">(.*?)</tr>', page, re.DOTALL)
@@ -49,6 +55,7 @@ def test_scores_are_shown_with_interval_and_chance(results):
     assert page.count("text to audio") == 2  # above its columns and above its bars, not in each column
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_language_errors_of_a_run_are_shown_next_to_the_agreement(results):
     results.content["training"] = {"steps": 3, "arguments": {}, "language_errors": {"data_distribution_error": 1.25}}
     page = render_report(results)
@@ -73,6 +80,7 @@ def sections_of(page):
     return set(re.findall(r'<th [^>]*scope="rowgroup">(\w+, table \w+)</th>', page))
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_papers_are_shown_only_for_the_same_task(results):
     page = render_report(results)
     assert lines_of(page, "paper") == lines_of(page, "best") == []  # a subset of two classes is not ESC-50
@@ -88,6 +96,7 @@ def test_papers_are_shown_only_for_the_same_task(results):
     assert ["KCL (8 languages)", "7.52"] in lines_of(page, "paper")
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_papers_are_shown_only_for_their_test_split_and_languages(results):
     results.protocol.update({"dataset": "prepared", "origin": "audiocaps"})
     names = [line[0] for line in lines_of(render_report(results), "paper")]
@@ -98,6 +107,7 @@ def test_papers_are_shown_only_for_their_test_split_and_languages(results):
     assert lines_of(render_report(results), "paper") == []
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_only_the_best_numbers_of_the_papers_are_expanded(results):
     results.protocol["dataset"] = "audiocaps"
     page = render_report(in_languages(results, list(LANGUAGES)))
@@ -114,6 +124,7 @@ def test_only_the_best_numbers_of_the_papers_are_expanded(results):
     assert page.index("<summary>") > page.index('class="bars"')
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_the_page_shows_why_scores_are_not_comparable(results):
     plain = " ".join(render_report(results).split())
     assert re.search(r"\b6 clips.*\b1 more.*\b6 captions.*eng, fra", plain)
