@@ -323,19 +323,19 @@ def test_intervals_contain_the_truth_if_recordings_share_captions():
     worst_rank = groups * clips - clips  # a tie counts against the caption
     truth = {"R@1": 0.5, "MRV": 0.5 * (worst_rank / 2) ** 2, "MSR": 0.5 * worst_rank**2 / 2}
 
-    rng, trials = np.random.default_rng(0), 150
+    rng, trials = np.random.default_rng(0), 80
     covered = dict.fromkeys(truth, 0)
     for trial in range(trials):
         useless = (rng.random(groups) < 0.5).repeat(clips)
         french = np.where(useless[:, None], np.eye(groups + 1, dtype=np.float32)[-1], audio)
         prediction = SimpleNamespace(predictions=(audio, np.stack([audio, french], 1)), label_ids=np.arange(len(rows)))
         split = split_from_predictions(prediction, rows, LANGUAGES)
-        drawn = Intervals(200, seed=trial)
+        drawn = Intervals(150, seed=trial)
         scores, _, _ = retrieve(split, LANGUAGES, positives="captions", intervals=drawn)
         metrics = {**scores["multilingual"]["all"], "R@1": scores["retrieval"]["fra"]["a2t"]["R@1"]}
         for name, value in truth.items():
             covered[name] += metrics[name]["low"] <= value <= metrics[name]["high"]
-    assert all(0.9 * trials <= count <= 0.99 * trials for count in covered.values()), covered
+    assert all(0.88 * trials <= count < trials for count in covered.values()), covered
 
 
 def test_a_collapsed_text_encoder_wins_the_rank_variance_and_not_the_mean_squared_rank():
