@@ -393,7 +393,7 @@ def test_a_norm_over_the_batch_is_refused(model):
 @pytest.mark.parametrize("precision", [{}, {"bf16": True}], ids=["fp32", "bf16"])
 def test_a_run_is_the_plain_run(tmp_path, precision):
     rows = tone_rows(tmp_path, count=12)
-    options = {"svr": "bi-dynamic", "max_steps": 3, "gradient_accumulation_steps": 2, **QUICK, **precision}
+    options = {"svr": "bi-dynamic", "max_steps": 2, "gradient_accumulation_steps": 2, **QUICK, **precision}
     options |= {"per_device_train_batch_size": 6, "languages": ["eng", "fra"]}
     cached = build(tmp_path / "cached", rows, cached_chunk_size=4, **options)
     plain = build(tmp_path / "plain", rows, **options)
