@@ -10,7 +10,6 @@ import builders
 import numpy as np
 import pytest
 import torch
-from crash_callbacks import KillAt, Killed
 from datasets import Dataset
 from processes import run_processes
 from recordings import tone_rows
@@ -24,7 +23,7 @@ from modeling_supclap.training.distributed import leave_process_group
 from modeling_supclap.training.trainer import SupCLAPTrainer
 
 RUN = {
-    "num_train_epochs": 3, "save_strategy": "steps", "save_steps": 1, "save_total_limit": 20, "eval_strategy": "no",
+    "num_train_epochs": 3, "save_strategy": "no", "eval_strategy": "no",
     "load_best_model_at_end": False, "languages": ["eng", "fra"], "svr": "bi-dynamic",
 }  # fmt: skip
 
@@ -70,7 +69,7 @@ def test_an_epoch_has_each_item_floor_or_ceil_of_its_count(every_caption_in):
 
     indexed = IndexedRows(Dataset.from_list(rows).add_column(EXPECTED_COUNT, counts), every_caption_in, seed=3)
     total, subsets = Counter(), set()
-    for epoch in range(400):
+    for epoch in range(200):
         indexed.set_epoch(epoch)
         items = [indexed[index] for index in range(len(indexed))]
         assert len(items) == length
@@ -83,8 +82,8 @@ def test_an_epoch_has_each_item_floor_or_ceil_of_its_count(every_caption_in):
             total[item] += len(numbers)
         subsets.add(tuple(map(len, list(copies.values())[:10])))
     for item, count in expected.items():
-        assert total[item] / 400 == pytest.approx(scale * count, abs=0.12)  # standard error: 0.025
-    assert len(subsets) > 50  # many different subsets
+        assert total[item] / 200 == pytest.approx(scale * count, abs=0.12)  # standard error: at most 0.035
+    assert len(subsets) > 30  # many different subsets
 
 
 def test_copies_of_a_clip_have_their_own_crop_caption_and_gain(tmp_path):
@@ -99,17 +98,15 @@ def test_copies_of_a_clip_have_their_own_crop_caption_and_gain(tmp_path):
 
 
 @pytest.mark.parametrize(("step", "workers"), [(10, 0), pytest.param(10, 2, marks=pytest.mark.process)])
-def test_a_killed_run_resumes_mid_epoch_bit_for_bit(tmp_path, step, workers):
+def test_a_run_resumed_mid_epoch_continues_bit_for_bit(tmp_path, step, workers):
     # A resumed run starts its persistent workers twice, which draws from the generator of the dropout.
     persistent = {"dataloader_persistent_workers": True, "dropout": 0.0}
     options = {"dataloader_num_workers": workers, **(persistent if workers else {})}
+    options |= {"save_strategy": "steps", "save_steps": step, "save_total_limit": 9}
     whole = build(tmp_path / "whole", tmp_path / "data", **options)
     whole.train()
-    cut = build(tmp_path / "cut", tmp_path / "data", callbacks=[KillAt(step + 1)], **options)
-    with pytest.raises(Killed):
-        cut.train()
-    resumed = build(tmp_path / "cut", tmp_path / "data", seed=99, **options)
-    resumed.train(resume_from_checkpoint=f"{tmp_path}/cut/checkpoint-{step}")
+    resumed = build(tmp_path / "whole", tmp_path / "data", seed=99, **options)
+    resumed.train(resume_from_checkpoint=f"{tmp_path}/whole/checkpoint-{step}")
 
     assert len(whole.batches) == 24  # 32 clips an epoch
     assert (resumed.batches, resumed.texts) == (whole.batches[step:], whole.texts[step:])

@@ -27,7 +27,7 @@ from modeling_supclap.training.trainer import SupCLAPTrainer
 
 # 30 clips are 7 batches of 4 per epoch, or 6 with two workers.
 RUN = {
-    "num_train_epochs": 2, "save_strategy": "steps", "save_steps": 1, "save_total_limit": 20, "eval_strategy": "no",
+    "num_train_epochs": 2, "save_strategy": "steps", "save_steps": 5, "save_total_limit": 9, "eval_strategy": "no",
     "load_best_model_at_end": False, "languages": ["eng", "fra"],
 }  # fmt: skip
 
@@ -112,7 +112,7 @@ def assert_same_end(resumed, whole, step):
         assert torch.equal(value, resumed.model.state_dict()[name]), name
 
 
-@pytest.mark.parametrize(("step", "workers"), [(5, 0), pytest.param(8, 2, marks=pytest.mark.process)])
+@pytest.mark.parametrize(("step", "workers"), [(5, 0), pytest.param(10, 2, marks=pytest.mark.process)])
 def test_a_killed_run_sees_the_same_batches_and_ends_with_the_same_weights(folder, tmp_path, step, workers):
     with served(folder) as address:
         whole = build(tmp_path / "whole", f"{address}/int16", dataloader_num_workers=workers)
@@ -137,7 +137,7 @@ def test_a_mix_of_streams_is_resumed_too(hub, tmp_path):
 
 
 def test_resuming_requires_the_same_number_of_workers(folder, tmp_path):
-    build(tmp_path, str(folder / "int16"), max_steps=1).train()
+    build(tmp_path, str(folder / "int16"), max_steps=1, save_steps=1).train()
     other = build(tmp_path, str(folder / "int16"), max_steps=2, dataloader_num_workers=2)
     with pytest.raises(ValueError, match=r"stream\.workers.*1.*2"):
         other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
