@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from transformers import HfArgumentParser
 
 CONFIGS = Path(__file__).parent / "configs"
+YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is eight times as fast as Python
 
 
 def asks_for_help() -> bool:
@@ -198,7 +199,7 @@ def read_settings(path: str | Path, scale: str | Path | None = None) -> dict[str
         path = shipped
 
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        values = yaml.load(path.read_text(encoding="utf-8"), YAML_LOADER) or {}
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not YAML in UTF-8: {error}") from error
     if not isinstance(values, dict):

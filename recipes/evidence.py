@@ -18,7 +18,7 @@ import yaml
 
 from modeling_supclap.datasets_scripts.atomic_files import atomic_write, write_json, write_text
 from modeling_supclap.recipes import reproduce
-from modeling_supclap.recipes.arguments import CONFIGS, read_settings
+from modeling_supclap.recipes.arguments import CONFIGS, YAML_LOADER, read_settings
 from modeling_supclap.recipes.options import ReproductionArguments, as_mapping
 from modeling_supclap.recipes.result_tables import format_heading, markdown_lines
 from modeling_supclap.recipes.running import say
@@ -39,7 +39,7 @@ Point = dict[str, Any]
 def find_studies(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Select studies by name. The name "evidence" selects all of them."""
     path = CONFIGS / "evidence" / "studies.yaml"
-    studies = {f"evidence/{name}": study for name, study in yaml.safe_load(path.read_text("utf-8")).items()}
+    studies = {f"evidence/{name}": study for name, study in yaml.load(path.read_text("utf-8"), YAML_LOADER).items()}
     unknown = sorted(set(names) - {"evidence", *studies})
     if unknown:
         raise ValueError(f"unknown study {unknown[0]!r}; expected one of evidence, {', '.join(studies)}")

@@ -41,7 +41,7 @@ import yaml
 
 from modeling_supclap.datasets_scripts.atomic_files import write_json, write_text
 from modeling_supclap.recipes import evaluate_supclap, options, posttrain_teminal, train_supclap
-from modeling_supclap.recipes.arguments import CONFIGS, parse_arguments, read_settings
+from modeling_supclap.recipes.arguments import CONFIGS, YAML_LOADER, parse_arguments, read_settings
 from modeling_supclap.recipes.running import is_first_process, join_processes, run_command, say
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def list_tables() -> dict[str, dict[str, Any]]:
     """Load all table definitions, `{name: definition}` with names such as "supclap/table1"."""
     tables = {}
     for path in sorted(CONFIGS.glob("*/tables.yaml")):
-        for name, table in yaml.safe_load(path.read_text(encoding="utf-8")).items():
+        for name, table in yaml.load(path.read_text(encoding="utf-8"), YAML_LOADER).items():
             tables[f"{path.parent.name}/{name}"] = table
     return tables
 
