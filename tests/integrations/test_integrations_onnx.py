@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from importlib.util import find_spec
 
 import builders
 import numpy as np
@@ -15,8 +16,9 @@ from modeling_supclap.integrations import onnx as onnx_export
 from modeling_supclap.integrations.onnx import check_parity, export_onnx
 from modeling_supclap.recipes import export_onnx as recipe
 
-pytest.importorskip("onnxscript", reason="the extra onnx is not installed")
-onnxruntime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
+pytestmark = pytest.mark.skipif(
+    find_spec("onnxscript") is None or find_spec("onnxruntime") is None, reason="the extra onnx is not installed"
+)
 
 CHUNK_SAMPLES = 1012 * 160
 
@@ -57,6 +59,7 @@ def by_recipe(tmp_path_factory):
 @pytest.fixture(scope="module", params=[pytest.param("by_call", marks=pytest.mark.slow), "by_recipe"])
 def exported(request):
     model, processor, folder = request.getfixturevalue(request.param)
+    onnxruntime = pytest.importorskip("onnxruntime")
     sessions = {name: onnxruntime.InferenceSession(folder / f"{name}.onnx") for name in ("audio", "text")}
     return model, processor, folder, sessions
 

@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from unittest import mock
 
@@ -14,7 +15,7 @@ from processes import Moment, run_killed, run_processes
 from modeling_supclap.recipes import search_audio
 from modeling_supclap.recipes.running import run_command
 
-pytest.importorskip("lancedb")
+pytestmark = pytest.mark.skipif(find_spec("lancedb") is None, reason="the extra search is not installed")
 ROOT = Path(__file__).parents[2]
 SCRIPT = "recipes/search_audio.py"
 

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -19,8 +20,9 @@ from modeling_supclap.search import Searcher
 from modeling_supclap.search import app as app_module
 from modeling_supclap.search.app import find_recordings, launch_page, make_page, render_hits, serve
 
-gradio = pytest.importorskip("gradio")
-pytest.importorskip("lancedb")
+pytestmark = pytest.mark.skipif(
+    find_spec("gradio") is None or find_spec("lancedb") is None, reason="the extra search is not installed"
+)
 
 
 @pytest.fixture(scope="module")

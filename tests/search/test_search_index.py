@@ -5,6 +5,7 @@ import os
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from modeling_supclap.search import Searcher, SoundIndex, build_index
 from modeling_supclap.search import index as index_module
 from modeling_supclap.search.index import list_recordings
 
-lancedb = pytest.importorskip("lancedb")
+pytestmark = pytest.mark.skipif(find_spec("lancedb") is None, reason="the extra search is not installed")
 
 
 def test_only_new_or_changed_files_are_read_again(fake_model, folder):
@@ -219,6 +220,7 @@ def test_a_store_without_its_data_is_named(fake_model, folder):
 
 
 def test_a_foreign_store_is_named(fake_model, folder):
+    lancedb = pytest.importorskip("lancedb")
     database = lancedb.connect(folder.parent / "index")
     for name in ("windows", "files"):
         database.create_table(name, [{"file": "a.wav", "vector": [1.0, 2.0]}])

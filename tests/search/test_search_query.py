@@ -1,6 +1,7 @@
 """Searches: the correct file and time, by text and by example, with deterministic results."""
 
 import re
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from modeling_supclap.search import Searcher, SoundIndex, build_index
 from modeling_supclap.search import index as index_module
 from modeling_supclap.search.query import BACKGROUND_TEXTS
 
-pytest.importorskip("lancedb")
+pytestmark = pytest.mark.skipif(find_spec("lancedb") is None, reason="the extra search is not installed")
 
 
 def test_a_sound_is_found_at_its_second(fake_model, folder):
