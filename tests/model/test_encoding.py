@@ -6,7 +6,6 @@ import pytest
 import soundfile
 import torch
 from memory import traced_peak
-from processes import run_python
 from transformers.utils import logging
 
 from modeling_supclap import SupCLAPModel, encoding
@@ -357,41 +356,6 @@ def test_clap_takes_no_chunk_longer_than_its_own():
     model, processor = clap("rand_trunc")
     with pytest.raises(ValueError, match=r"chunk_seconds.*2\.0"):
         encoding.encode_audio(model, CLIPS, processor, sampling_rate=16000, chunk_seconds=2.0)
-
-
-REMOTE_CODE = """
-import sys
-sys.modules["modeling_supclap"] = sys.modules["datasets_scripts"] = None  # as if the package were not installed
-import numpy as np
-from transformers import AutoModel
-
-model = AutoModel.from_pretrained(sys.argv[1], trust_remote_code=True)
-clips = np.load("clips.npy")
-audio = model.encode_audio(list(clips), sampling_rate=16000)
-np.savez("found.npz", audio=audio, text=model.encode_text(["rain", "a dog"]), read=model.encode_audio("clip.wav"))
-for name, kind in {"nothing.wav": FileNotFoundError, "clips.npy": ValueError}.items():
-    try:
-        model.encode_audio(name)
-    except kind as error:
-        assert name in str(error), error
-    else:
-        raise AssertionError(name)
-"""
-
-
-@pytest.mark.process
-def test_a_saved_folder_embeds_where_the_package_is_missing(tmp_path, model, processor):
-    model.save_pretrained(tmp_path / "model")
-    processor.save_pretrained(tmp_path / "model")
-    clips = np.stack([builders.noise(16000, seed) for seed in (1, 2)])
-    np.save(tmp_path / "clips.npy", clips)
-    soundfile.write(tmp_path / "clip.wav", np.stack([CLIPS[0], CLIPS[5][:16000]], axis=1), 22050, subtype="FLOAT")
-    run_python("-I", "-c", REMOTE_CODE, tmp_path / "model", cwd=tmp_path, HF_HOME=str(tmp_path / "cache"))
-    found = np.load(tmp_path / "found.npz")
-    expected = model.encode_audio(list(clips), processor, sampling_rate=16000)
-    np.testing.assert_allclose(found["audio"], expected, atol=1e-6)
-    np.testing.assert_allclose(found["read"], model.encode_audio(tmp_path / "clip.wav", processor), atol=1e-6)
-    np.testing.assert_allclose(found["text"], model.encode_text(["rain", "a dog"], processor), atol=1e-6)
 
 
 # ---- chunks ----

@@ -109,8 +109,8 @@ def run(code: str, *arguments: object, isolated: bool, cwd: Path, **environment:
 
 READER = """
 import sys
-sys.modules["modeling_supclap"] = None  # as where the package is not installed
-import numpy as np, torch
+sys.modules["modeling_supclap"] = sys.modules["datasets_scripts"] = None  # as if the package were not installed
+import torch
 from transformers import AutoConfig, AutoModel, AutoProcessor, pipeline
 
 batch = torch.load("call.pt", weights_only=False)
@@ -124,8 +124,16 @@ for folder in sys.argv[1:]:
     assert type(config).__name__ == "SupCLAPConfig"
     with torch.no_grad():
         outputs = model(**processor(**batch))
-    file_embeds = model.encode_audio("noise.wav", convert_to_tensor=True)
-    torch.save([outputs.audio_embeds, outputs.text_embeds, file_embeds], folder + ".pt")
+    file_embeds = model.encode_audio("clip.wav", convert_to_tensor=True)
+    encoded = model.encode_text(batch["text"], language=batch["language"], convert_to_tensor=True)
+    torch.save([outputs.audio_embeds, outputs.text_embeds, file_embeds, encoded], folder + ".pt")
+    for name, kind in {"nothing.wav": FileNotFoundError, "call.pt": ValueError}.items():
+        try:
+            model.encode_audio(name)
+        except kind as error:
+            assert name in str(error), error
+        else:
+            raise AssertionError(name)
     classify = pipeline("zero-shot-audio-classification", model=folder, trust_remote_code=True)
     clips = [batch["audio"][0], batch["audio"][0][:9000]]
     for clip, result in zip(clips, classify(clips, candidate_labels=["dog", "rain"], batch_size=2), strict=True):
@@ -154,14 +162,15 @@ CODE_OF_TOWERS = {
 def test_folder_loads_where_the_package_is_missing(tmp_path):
     torch.save(CALL, tmp_path / "call.pt")
     saved = {kind: builders.save_pair(kind, tmp_path / kind) for kind in ("supclap", "sonar", "cnn14", "whisper")}
-    soundfile.write(tmp_path / "noise.wav", CLIPS[0], 16000, subtype="FLOAT")
+    soundfile.write(tmp_path / "clip.wav", builders.noise(40_000).reshape(-1, 2), 22_050, subtype="FLOAT")
     run(READER, *(tmp_path / kind for kind in saved), isolated=True, cwd=tmp_path)
     for kind, (model, processor) in saved.items():
         with torch.no_grad():
             expected = model(**processor(**CALL))
-            expected_file = model.encode_audio(CLIPS[0], processor, 16000, convert_to_tensor=True)
-        audio_embeds, text_embeds, file_embeds = torch.load(tmp_path / f"{kind}.pt")
+            expected_file = model.encode_audio(tmp_path / "clip.wav", processor, convert_to_tensor=True)
+        audio_embeds, text_embeds, file_embeds, encoded = torch.load(tmp_path / f"{kind}.pt")
         torch.testing.assert_close(file_embeds, expected_file)
+        torch.testing.assert_close(encoded, expected.text_embeds)
         assert torch.equal(audio_embeds, expected.audio_embeds)
         assert torch.equal(text_embeds, expected.text_embeds)
         files = {path.name for path in (tmp_path / kind).iterdir()}
