@@ -37,7 +37,6 @@ def test_the_package_alone_loads_no_library():
 @pytest.mark.parametrize(
     "first",
     [
-        "from modeling_supclap import SupCLAPModel",
         "import transformers; from modeling_supclap.modeling_supclap import SupCLAPModel",
         "from modeling_supclap import SupCLAPTrainer",
     ],
