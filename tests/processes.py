@@ -72,18 +72,12 @@ def run_python(*words: object, cwd: str | Path = ROOT, timeout_seconds: float = 
     return done.stdout
 
 
-def launch_processes(script: str | Path, *arguments: object, count: int = 2) -> str:
-    """Run `torchrun --nproc_per_node count script arguments`, assert that it succeeds, and return its output.
-
-    A script must leave its process group and end its threads, because otherwise it crashes occasionally (see
-    `leave_process_group`).
-    """
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={count}"]
-    return run_python(*launcher, __file__, script, *arguments)
-
-
 def run_processes(script: str | Path, *arguments: object, count: int = 2) -> str:
-    """Run a script like `launch_processes`, but in forks; if one fails, the others are killed."""
+    """Run a script in `count` forks as torchrun would, assert that all succeed, and return their output.
+
+    If one fails, the others are killed. A script must leave its process group and end its threads, because otherwise it
+    crashes occasionally (see `leave_process_group`).
+    """
     codes, printed = run_forks(script, *arguments, count=count)
     assert codes == [0] * count, f"{codes}: {printed}"
     return printed
@@ -168,7 +162,3 @@ def run_script(script: str, *arguments: str) -> None:
     runpy.run_path(script, run_name="__main__")
     assert not dist.is_initialized(), f"{script} ended inside its process group"
     assert "supclap" not in {thread.name for thread in threading.enumerate()}, f"{script} left a thread running"
-
-
-if __name__ == "__main__":
-    run_script(*sys.argv[1:])

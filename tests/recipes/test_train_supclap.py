@@ -15,7 +15,7 @@ import yaml
 from commands import ROOT, launch_recipe, run_recipe
 from huggingface_hub import ModelCard
 from matplotlib.image import imread
-from processes import Moment, launch_processes, run_killed
+from processes import Moment, run_killed, run_processes
 from recordings import esc50_folder, tone_rows
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
@@ -169,7 +169,7 @@ def test_several_processes_equal_one_run(tmp_path):
     words = [str(tmp_path / "smoke.yaml"), "--use_cpu=true"]  # without dropout, which differs between processes
     run_recipe(train_supclap, *words, "--output_dir", tmp_path / "1", "--per_device_train_batch_size", 16)
     halves = [f"--output_dir={tmp_path / '2'}", "--per_device_train_batch_size=8"]
-    launch_processes("recipes/train_supclap.py", *words, *halves)
+    run_processes("recipes/train_supclap.py", *words, *halves)
     np.testing.assert_allclose(losses(tmp_path / "2"), losses(tmp_path / "1"), rtol=1e-4)
     one, two = (json.loads((tmp_path / count / "results.json").read_text()) for count in "12")
     assert two["protocol"]["clips"] == one["protocol"]["clips"] == 64
@@ -359,9 +359,9 @@ def mixture_config(folder):
 
 
 @pytest.mark.process
-def test_launched_it_trains_on_two_datasets_and_reports_each(tmp_path):
+def test_it_trains_on_two_datasets_and_reports_each(tmp_path):
     words = ["--metric_for_best_model", "busy_mean_recall", "--num_train_epochs", "1"]
-    output = launch_recipe(train_supclap, mixture_config(tmp_path), *words)
+    output = run_processes("recipes/train_supclap.py", mixture_config(tmp_path), *words, count=1)
     folder = tmp_path / "run"
     assert re.search(r"synthetic\+busy: 40 train, 16 validation, 16 test clips", output)
     assert "validation busy_mean_recall" in output
