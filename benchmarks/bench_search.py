@@ -97,7 +97,7 @@ def build(folder: str, number: int, centres: np.ndarray) -> dict[str, float]:
 
 
 def ask(folder: str, texts: np.ndarray, number: int) -> dict[str, float]:
-    """Return the times of exact search, approximate search, and search in one recording, with recall and memory."""
+    """Measure exact search, approximate search, and search in one recording. Return times, recall and memory."""
     import lancedb  # noqa: F401, imported before the timing starts
 
     started = time.perf_counter()

@@ -24,7 +24,7 @@ def ends_as_ogg(tail: bytes) -> bool:
 
 
 def announce_mp3_frames(content: bytes) -> bytes:
-    """Insert a header frame with the frame count into the bytes of an MP3 file that has none.
+    """Add a header frame with the frame count to the bytes of an MP3 file that lacks this count.
 
     If there is no frame count, libsndfile divides the file size by the bit rate of the first frame. This estimate of
     the length can be too short for variable bit rates, and too long if the file contains tags. If `content` is not MP3

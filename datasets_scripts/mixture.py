@@ -147,7 +147,7 @@ class _DatasetSplit:
 
 
 class _MixedSplit:
-    """Split of several streams. The `location` of a row group is `(dataset name, row group of that dataset)`."""
+    """Split that mixes several streams. The `location` of a row group is `(dataset name, its row group)`."""
 
     def __init__(self, streams: Mapping[str, RowStream], languages: Sequence[str]) -> None:
         self.streams, self.languages = streams, languages

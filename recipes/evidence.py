@@ -60,7 +60,7 @@ def run_study(name: str, study: Mapping[str, Any], args: ReproductionArguments) 
 
     Raises:
         FileNotFoundError: Data, an encoder or a model is missing.
-        ValueError: There are fewer than two seeds, which an interval over seeds requires.
+        ValueError: There are fewer than two seeds, so an interval over seeds cannot be computed.
     """
     seeds = args.seeds or study["seeds"]
     if len(seeds) < 2:

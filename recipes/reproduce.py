@@ -336,7 +336,7 @@ def find_lack(dataset: str, split: str, config: str) -> list[str]:
 
 
 def check_inputs(name: str, cells: Sequence[Cell], args: Any) -> list[Cell]:
-    """Check settings and inputs, and return the cells to run. A dry run prints costs and missing inputs instead."""
+    """Check settings and inputs, and return the table cells to run. A dry run prints costs and missing inputs."""
     lines, runnable, missing, hours = [f"{name}:"], [], set(), 0.0
     for cell in cells:
         lacking: set[str] = set()
@@ -626,7 +626,7 @@ def tabulate_cases(by_model: Mapping[str, Results]) -> list[list[str]]:
 
 
 def get_printed(name: str, table: Mapping[str, Any], cell: Cell, place: Sequence[str], scale: str) -> float | None:
-    """Return the number in the paper, or None if there is none. At scale mini, use the first dataset of the table."""
+    """Return the paper's value of a score, or None if there is none. At scale mini, use the table's first dataset."""
     from modeling_supclap import evaluation
 
     dataset, model = cell.dataset, cell.model
@@ -718,7 +718,7 @@ def run_cells(cells: Sequence[Cell], write: Callable[[Sequence[Cell]], None]) ->
 
 
 def main() -> None:
-    """Parse the command line, run the studies and the rows of the tables, and write them."""
+    """Parse the command line, run the requested studies and tables, and write their results."""
     from modeling_supclap.recipes.evidence import find_studies, run_study
 
     words = sys.argv[1:]

@@ -104,7 +104,7 @@ def _require_language(captions: Mapping[str, Any], language: str) -> None:
 
 
 def _report(errors: Problems, gaps: Problems, strict: bool) -> None:
-    """Raise ValueError if there are errors or, with `strict`, gaps; log a warning about other gaps."""
+    """Raise ValueError if `errors` or, with `strict`, `gaps` are not empty. Otherwise log a warning about the gaps."""
     problems = errors or gaps
     message = "; ".join(f"{len(names)} {problem}: {listing(names)}" for problem, names in problems.items())
     if errors:
@@ -119,7 +119,7 @@ def _report(errors: Problems, gaps: Problems, strict: bool) -> None:
 
 
 class _Join:
-    """Translations in a table, to add to captions. The arguments are those of `join_translations`."""
+    """Translations by clip, with methods that add them to rows. The arguments are those of `join_translations`."""
 
     def __init__(self, table: pa.Table, languages: list[str], strict: bool, source_language: str) -> None:
         if source_language in languages:
