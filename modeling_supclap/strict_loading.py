@@ -47,11 +47,11 @@ def damaged(path: Path, error: Exception) -> str:
 
 
 def _check_source(name: Any) -> None:
-    """Raise if a model cannot be loaded from `name`.
+    """Raise OSError or ValueError if a model cannot be loaded from `name`.
 
-    transformers reports a missing folder as an invalid Hub id, and a named pipe would block forever. For a folder that
-    contains only a LoRA adapter, transformers loads the base model of the adapter, and fails if none is set. Before
-    version 5.18, it does not load the modules in `modules_to_save` of the adapter, such as the projections.
+    This covers cases that transformers does not handle: a missing folder, which it reports as an invalid Hub id, and a
+    named pipe, which would block forever. A folder with only a LoRA adapter must name an existing base model. Before
+    version 5.18, transformers ignores the modules in `modules_to_save` of an adapter, such as the projections.
     """
     path = str(name)
     if name is not None and os.path.isdir(path):

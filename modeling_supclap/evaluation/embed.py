@@ -88,7 +88,7 @@ class ClipEmbeddings:
 
     @cached_property
     def mean(self) -> np.ndarray:
-        """Clip embeddings (N, d): the normalised mean over the chunks. A clip with one chunk has its embedding."""
+        """Clip embeddings (N, d): the chunk embedding if a clip has one chunk, else the normalised mean over chunks."""
         if (self.counts == 1).all():
             return self.embeds
 

@@ -310,7 +310,7 @@ def _cases(results: Results) -> dict[str, list[dict[str, Any]]]:
 
 
 def _samples(results: Results, rows: Any) -> dict[str, list[dict[str, Any]]]:
-    """Select up to four "hits" and four "misses" among the captions in the first language, evenly spaced.
+    """Select up to four "hits" and four "misses", evenly spaced among the captions in the first language.
 
     A sample contains a caption, the rank of its clip (from 1) and the audio of this clip. A miss also contains the
     audio of the top-ranked clip.

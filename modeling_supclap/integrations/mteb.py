@@ -142,10 +142,10 @@ class SupCLAPEncoder(AbsEncoder):
         return total if len(parts) == 1 else total / np.linalg.norm(total, axis=-1, keepdims=True).clip(1e-12)
 
     def _language(self, task_metadata: Any, hf_subset: str) -> str | None:
-        """Return the language code of a task for the tokenizer.
+        """Return the language code of a task for the tokenizer, or for the model if it has no processor.
 
-        If the task has several languages, or one that the tokenizer does not support, return `self.language`. For a
-        model without a processor, return the ISO 639-3 code of the language, by default English.
+        If the task has several languages, or one that the tokenizer does not support, return `self.language`. If the
+        model has no processor, the default is English.
         """
         languages = set(task_metadata.hf_subsets_to_langscripts.get(hf_subset) or [])
         languages -= {"zxx-Zxxx"}  # mteb's code for "no linguistic content"
@@ -166,7 +166,7 @@ def load_task(name: str) -> Any:
 
 
 def evaluate_task(model: EmbeddingModel, task: Any) -> Results:
-    """Evaluate a model on a task, and return its main score, the mean over splits and subsets."""
+    """Evaluate a model on a task of mteb. The results contain its main score, averaged over splits and subsets."""
     encoder: Any = SupCLAPEncoder(model.name, model=model)
     (result,) = mteb.evaluate(encoder, task, cache=None, show_progress_bar=False, co2_tracker=False).task_results
     main = task.metadata.main_score

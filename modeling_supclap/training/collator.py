@@ -320,10 +320,10 @@ class TemporalCollator(TrainingCollator):
         options: Options for joining clips.
         window_seconds: Maximum duration that the model can process in one window (10.12 s for CED). None: no limit.
         **shared: `languages`, `seed`, `max_audio_seconds` and `scheme`, as in `TrainingCollator`, with two differences.
-            `max_audio_seconds` applies to each recording before it is joined with another one. Longer recordings are
-            cropped to their beginning, after leading silence. It is limited to half the maximum of the feature
+            `max_audio_seconds` limits each recording before it is joined with another one. Longer recordings are
+            cropped to their beginning, after leading silence. The limit is at most half the maximum of the feature
             extractor (10 s for CLAP) and half of `window_seconds`, so that both sounds fit into one window.
-            With the `scheme` `kcl`, each item has captions in all languages; with `random`, all captions of a pair are
+            If `scheme` is `kcl`, each item has captions in all languages. If it is `random`, all captions of a pair are
             in the same random language.
     """
 

@@ -162,8 +162,8 @@ class ContrastiveModule(nn.Module):
         """Embed all clips or texts of `count` rows, R per row: `(count R, ...) -> (count R, d)`."""
         present = {name: tensor for name, tensor in inputs.items() if tensor is not None}
         rows = next(iter(present.values()))
-        # Chunks are cut along the last axis. In spectrograms of transformers encoders, it may be that of the bands, or
-        # have a fixed length (Whisper). `run_encoder` leaves out their padding.
+        # Chunks are shortened along the last axis, if it is the time axis. In spectrograms of transformers encoders, it
+        # may contain mel bands or have a fixed length (Whisper); `run_encoder` removes their padding instead.
         is_own = kind == "text" or self.model.config.audio_config.model_type in AUDIO_TOWERS
         is_cut = _MASKS[kind] in present and (is_own or rows.ndim == 2)
         options: dict[str, Any] = {"mask": _MASKS[kind] if is_cut else None}
