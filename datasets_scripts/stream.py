@@ -203,11 +203,11 @@ class EpochReader:
     def __init__(self, stream: RowStream, epoch: int) -> None:
         self.stream, self.epoch, self.shards = stream, epoch, [stream.row_groups]
         if stream._seed is not None or stream._counts is not None:
-            random = np.random.default_rng([stream._seed or 0, epoch])
-            order = random.permutation(len(stream.row_groups))
-            shuffled = [stream.row_groups[number] for number in order]
+            random, groups = np.random.default_rng([stream._seed or 0, epoch]), stream.row_groups
             if stream._counts is not None:
-                shuffled = _repeated(shuffled, stream._counts[order], stream.num_rows, random)
+                sizes = [group.rows for group in groups]
+                groups = _repeat(groups, draw_copies(np.multiply(sizes, stream._counts), stream.num_rows, random))
+            shuffled = [groups[number] for number in random.permutation(len(groups))]
             self.shards = [shuffled[shard::SHUFFLE_SHARDS] for shard in range(min(SHUFFLE_SHARDS, len(shuffled)))]
         self._groups: dict[int, tuple[RowGroup, Callable[[int], Row], np.ndarray]] = {}
         self._starts: list[list[int]] = []  # for each shard, the number of rows before each of its row groups
@@ -246,22 +246,33 @@ class EpochReader:
         return values if stream._counts is None else {**values, "repetition": group.repetition}
 
 
-def _repeated(
-    groups: Sequence[RowGroup], counts: np.ndarray, num_rows: int, random: np.random.Generator
-) -> list[RowGroup]:
-    """Draw the copies of row groups for an epoch with `num_rows` rows in total (systematic resampling).
+def draw_copies(expected: np.ndarray, total: int, random: np.random.Generator) -> np.ndarray:
+    """Draw how often an epoch contains each item, floor or ceil of its expected count (systematic resampling).
 
-    The copies are shuffled, because the copies of a group would otherwise be adjacent.
+    Args:
+        expected: Expected counts, float64 `(items,)`. They are scaled to the sum `total`.
+        total: Number of items in the epoch.
+
+    Returns:
+        Counts with the sum `total`, int64 `(items,)`.
     """
-    ends = np.cumsum([group.rows for group in groups] * counts)
-    ends *= num_rows / ends[-1]
-    ends[-1] = num_rows  # without rounding error
+    order = random.permutation(len(expected))
+    ends = np.cumsum(expected[order])
+    ends *= total / ends[-1]
+    ends[-1] = total  # without rounding error
+    copies = np.empty(len(expected), np.int64)
+    copies[order] = np.diff(np.floor(ends + random.random()), prepend=0)
+    return copies
+
+
+def _repeat(groups: Sequence[RowGroup], num_rows: np.ndarray) -> list[RowGroup]:
+    """Repeat each row group until it has the given number of rows; its last copy may have fewer rows."""
     copies = []
-    for group, total in zip(groups, np.diff(np.floor(ends + random.random()), prepend=0).astype(int), strict=True):
-        for repetition, first in enumerate(range(0, int(total), max(1, group.rows))):
-            rows = min(group.rows, int(total) - first)
+    for group, total in zip(groups, num_rows.tolist(), strict=True):
+        for repetition, first in enumerate(range(0, total, max(1, group.rows))):
+            rows = min(group.rows, total - first)
             copies.append(group._replace(rows=rows, repetition=repetition, of_rows=group.rows))
-    return [copies[number] for number in random.permutation(len(copies))]
+    return copies
 
 
 class EpochRows(Dataset):

@@ -22,6 +22,7 @@ from modeling_supclap.datasets_scripts.schema import (
     lacking_languages,
     stable_id,
 )
+from modeling_supclap.datasets_scripts.stream import draw_copies
 from modeling_supclap.datasets_scripts.temporal.items import RenderOptions, TemporalItems, drawn, render
 
 from ..encoding import max_chunk_seconds
@@ -85,12 +86,7 @@ class IndexedRows(Dataset):
         epoch = int(self._epoch)
         if self._drawn is None or self._drawn[0] != epoch:
             random = np.random.default_rng([self.seed or 0, epoch])
-            order = random.permutation(len(expected))
-            ends = np.cumsum(expected[order])
-            ends *= len(self) / ends[-1]
-            ends[-1] = len(self)  # without rounding error
-            copies = np.empty(len(expected), np.int64)
-            copies[order] = np.diff(np.floor(ends + random.random()), prepend=0)
+            copies = draw_copies(expected, len(self), random)
             self._drawn = epoch, np.repeat(np.arange(len(expected)), copies), np.cumsum(copies) - copies
         item = int(self._drawn[1][position])
         return item, position - int(self._drawn[2][item])
