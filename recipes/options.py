@@ -31,7 +31,7 @@ class DatasetArguments:
     """Dataset to read. The options of its builder are accepted, too."""
 
     dataset: str = option("Name of a builder of datasets_scripts, or prepared.", "synthetic")
-    data_dir: str | None = option("Folder or Hub id of the data, for builders that need one.")
+    data_dir: str | None = option("Folder, fsspec address or Hub id of the data, for builders that need one.")
     dataset_config: dict | str | None = option("Builder options in a YAML file; on the command line, set them by name.")
 
     @property
@@ -122,11 +122,6 @@ class DataArguments(DatasetArguments):
         """All options of the builder. If `datasets` is set: `{dataset name: options}`, without `data_dir`."""
         options = {name: {**as_mapping(part.dataset_config), **part.share} for name, part in self.parts.items()}
         return options or super().builder_options
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        shares = {"dataset_temperature": self.dataset_temperature, "balance_labels": self.balance_labels}
-        return {**super().identity, **shares}
 
     @property
     def origin(self) -> str:

@@ -247,7 +247,8 @@ def train_and_save(
 
     started, started_process = time.perf_counter(), time.process_time()
     args.resume_from_checkpoint = find_checkpoint(args)
-    args.training_data = data_args.identity
+    shares = {"dataset_temperature": data_args.dataset_temperature, "balance_labels": data_args.balance_labels}
+    args.training_data = {**data_args.identity, **shares}
     set_seed(args.seed)
 
     with args.main_process_first(desc="preparing the data"):
