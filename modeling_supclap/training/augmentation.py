@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 from torchaudio.functional import add_noise
 
-from modeling_supclap.datasets_scripts.audio import read_row
+from modeling_supclap.datasets_scripts.audio import BadAudioError, read_row
 from modeling_supclap.datasets_scripts.builders.recordings import Recordings
 from modeling_supclap.datasets_scripts.schema import stable_id
 
@@ -116,7 +116,10 @@ class WaveformAugmentation:
         if self.backgrounds and random.random() < self.prob:
             background = {"clip_id": "background", "audio_path": random.choice(self.backgrounds)}
             seconds, position = len(waveform) / self.rate_hz, random.random()
-            noise = read_row(background, self.rate_hz, seconds, position, from_first_sound=True)
+            try:
+                noise = read_row(background, self.rate_hz, seconds, position, from_first_sound=True)
+            except BadAudioError as error:
+                raise ValueError(f"{error}; remove it from background_dir") from error
             noise = np.resize(noise, len(waveform))  # repeats a short recording
             snr_db = torch.tensor(random.uniform(*self.snr_db))
             waveform = add_noise(torch.from_numpy(waveform), torch.from_numpy(noise), snr_db).numpy()

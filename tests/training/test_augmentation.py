@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from transformers.models.wav2vec2.modeling_wav2vec2 import _compute_mask_indices
 
 from modeling_supclap import SupCLAPProcessor
+from modeling_supclap.datasets_scripts.audio import BadAudioError
 from modeling_supclap.training.augmentation import SpecAugment, WaveformAugmentation
 from modeling_supclap.training.checkpoints import RUN_FILE
 from modeling_supclap.training.collator import IndexedRows, TrainingCollator
@@ -215,6 +216,14 @@ def test_draws_depend_on_seed_epoch_clip_and_caption(backgrounds):
 def test_a_folder_without_recordings_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=str(tmp_path)):
         waveform_augmentation(background_dir=str(tmp_path))
+
+
+def test_a_broken_background_is_named(tmp_path):
+    (tmp_path / "hum.wav").write_bytes(b"junk")
+    augment = waveform_augmentation(background_dir=str(tmp_path), background_prob=1.0)
+    with pytest.raises(ValueError, match=r"hum\.wav.*background_dir") as caught:
+        augment(builders.tone(440), ROWS[0])
+    assert not isinstance(caught.value, BadAudioError)  # for which `train` suggests on_bad_audio, which skips clips
 
 
 def test_a_batch_holds_the_augmented_clips(rows):
