@@ -1,15 +1,20 @@
-"""Read files from any fsspec address, with retries, a timeout, and errors that contain the file name."""
+"""Read files and folders from any fsspec address, with retries, a timeout, and errors that contain the file name."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
+import os
 import re
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import fsspec
 
+from .atomic_files import atomic_write, write_json
 from .public_names import public_name
 
 ATTEMPTS = 4
@@ -66,6 +71,49 @@ def use_files(address: str, use: Callable[[Any, str], R]) -> R:
             logger.warning("%s cannot be read (%s); retry %d in %g s", name, problem, attempt, wait)
             time.sleep(wait)
     raise AssertionError  # the last attempt returns or raises
+
+
+def local_folder(address: str | Path) -> Path:
+    """Return the path of a local folder, or download the folder at an fsspec address into the cache of `datasets`.
+
+    A later call downloads only new and changed files, and removes deleted ones.
+
+    Raises:
+        FileNotFoundError: There are no files at the address.
+    """
+    address = str(address)
+    if "://" not in address:
+        return Path(address).expanduser()
+    import datasets
+
+    folder = Path(datasets.config.HF_DATASETS_CACHE, "folders", hashlib.sha256(address.encode()).hexdigest())
+    record = folder.with_suffix(".json")  # not in the folder, where a downloaded file could replace it
+
+    def download(system: Any, path: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        before: dict[str, str] = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {}
+        versions: dict[str, str] = {}
+        try:
+            for name in system.find(path):
+                relative = os.path.relpath(name, path)
+                if relative.split("/")[0] == os.pardir:  # a key such as "sounds/../a.wav" of an object store
+                    continue
+                target, version = folder / relative, system.ukey(name)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                if before.get(relative) != version or not target.is_file():
+                    with atomic_write(target) as unfinished:
+                        system.get_file(name, str(unfinished))
+                versions[relative] = version
+            for relative in before.keys() - versions.keys():
+                (folder / relative).unlink(missing_ok=True)
+            before = {}
+        finally:
+            write_json(record, before | versions)
+        if not versions:
+            raise FileNotFoundError(address)
+
+    use_files(address, download)
+    return folder
 
 
 def _is_missing(error: Exception) -> bool:

@@ -18,6 +18,7 @@ import datasets
 from modeling_supclap.hub_ids import is_hub_id
 
 from ..atomic_files import write_json
+from ..remote_files import local_folder
 from ..schema import LANGUAGES, Event, features, validate_row
 from . import metadata
 from .captions import check_languages
@@ -161,8 +162,8 @@ class FolderConfig(RowConfig):
 
     Attributes:
         data_dir: Folder with the metadata and, unless `audio_dir` is set, the audio. A Hub dataset id with the same
-            files, such as "user/name", is downloaded.
-        audio_dir: Folder with the audio, in sub-folders with any names.
+            files, such as "user/name", or an fsspec address of the folder, such as "s3://bucket/name", is downloaded.
+        audio_dir: Folder with the audio, or its address, in sub-folders with any names.
         revision: Branch, tag or commit of the Hub repository.
     """
 
@@ -190,9 +191,9 @@ class FolderConfig(RowConfig):
 
     @cached_property
     def folder(self) -> Path:
-        """Folder with the metadata; downloads the dataset from the Hub if necessary."""
+        """Folder with the metadata; downloads the dataset from the Hub or an address if necessary."""
         name = str(self.data_dir)
-        folder = Path(name).expanduser().resolve()
+        folder = local_folder(name).resolve()
         if folder.is_dir():
             return folder
         if "/" not in name or not is_hub_id(name):
@@ -217,7 +218,9 @@ class FolderConfig(RowConfig):
     @cached_property
     def recordings(self) -> Recordings:
         """Audio files in `audio_dir`, or in `folder` by default."""
-        return Recordings(self.folder, self.files) if self.audio_dir is None else Recordings(self.audio_dir)
+        if self.audio_dir is not None:
+            return Recordings(local_folder(self.audio_dir))
+        return Recordings(self.folder, self.files)
 
     def find(self, names: Mapping[str, Sequence[str]]) -> dict[str, Path]:
         """Return the existing metadata files as `{key: path}`; `names` is `{key: possible file names}`."""

@@ -17,6 +17,7 @@ import datasets
 import pyarrow
 import pyarrow.compute as pc
 
+from ..remote_files import local_folder
 from ..schema import FILE_SOURCE, SPLIT_NAMES, features
 from .captions import check_merged_languages, read_caption_columns
 
@@ -32,7 +33,8 @@ class HubDatasetConfig:
     """Location and columns of a Hub dataset.
 
     Attributes:
-        data_dir: Hub dataset id, folder for `load_dataset`, or output folder of `save_to_disk`.
+        data_dir: Hub dataset id, folder for `load_dataset`, output folder of `save_to_disk`, or the fsspec address of
+            such a folder, which is downloaded.
         subset: Name of the dataset configuration, if the dataset has several.
         revision: Branch, tag or commit of the Hub repository.
         audio_column: Audio column; defaults to the only column of type `Audio`, or to `audio`.
@@ -87,7 +89,7 @@ class HubDataset:
 
     def download_and_prepare(self) -> None:
         """Load the dataset, convert all splits to rows, and hold out the missing splits."""
-        config, folder = self.config, Path(str(self.config.data_dir)).expanduser()
+        config, folder = self.config, local_folder(str(self.config.data_dir))
         if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
             loaded = datasets.load_from_disk(str(folder))
         else:

@@ -26,6 +26,7 @@ import pyarrow as pa
 from modeling_supclap.datasets_scripts.atomic_files import file_sha256, folder_lock
 from modeling_supclap.datasets_scripts.builders.recordings import SUFFIXES, Recordings
 from modeling_supclap.datasets_scripts.progress import progress
+from modeling_supclap.datasets_scripts.remote_files import local_folder
 
 from ..audio_input import Recording
 from ..evaluation import EmbeddingModel
@@ -357,7 +358,8 @@ def build_index(
 
     Args:
         model: Model from `evaluation.load_embedding_model`.
-        folder: Folder with recordings, including its subfolders.
+        folder: Folder with recordings, including its subfolders. The folder at an fsspec address, such as
+            "s3://bucket/sounds", is downloaded into the cache of `datasets`.
         index: Folder or URL of the index. It is created if it does not exist.
         window_seconds: Window length in seconds, at most the model's maximum.
         hop_seconds: Time between the starts of consecutive windows in seconds, at most `window_seconds`.
@@ -382,7 +384,12 @@ def build_index(
         raise ValueError(f"hop_seconds is {hop_seconds}; it must be positive and at most {window_seconds=}")
 
     report, started = IndexReport(), time.perf_counter()
-    root, (rank, processes) = Path(folder), process
+    rank, processes = process
+    if rank:
+        barrier()
+    root = local_folder(folder)
+    if not rank:
+        barrier()
     is_locked = rank == 0 and "://" not in str(index)
     with folder_lock(index) if is_locked else nullcontext():
         files = list_recordings(root)

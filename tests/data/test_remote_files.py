@@ -1,10 +1,15 @@
-"""Files are read again after server errors, and every error names its file."""
+"""Files are read again after server errors, every error names its file, and folders at addresses are downloaded."""
 
+import fsspec
+import numpy as np
 import pytest
+from datasets import Audio, Dataset
+from recordings import captioned_folder
 from web_server import flaky
 
-from modeling_supclap.datasets_scripts import remote_files
-from modeling_supclap.datasets_scripts.remote_files import read_file
+from modeling_supclap.datasets_scripts import load_splits, remote_files
+from modeling_supclap.datasets_scripts.audio import read_row
+from modeling_supclap.datasets_scripts.remote_files import local_folder, read_file
 
 
 @pytest.fixture(autouse=True)
@@ -42,3 +47,48 @@ def test_a_file_on_this_machine_is_read_once(tmp_path):
     with pytest.raises(OSError, match=r"a\.bin.*KeyError: 'damaged'"):
         read_file(str(tmp_path / "a.bin"), fail)
     assert len(attempts) == 1
+
+
+def test_only_changed_files_of_a_folder_are_downloaded_again(monkeypatch):
+    system, downloaded = fsspec.filesystem("memory"), []
+    get_file = type(system).get_file
+    monkeypatch.setattr(
+        type(system), "get_file", lambda self, name, target: (downloaded.append(name), get_file(self, name, target))
+    )
+    for name in ("a.wav", "deep/b.wav", "c.wav"):
+        system.pipe(f"/updated/{name}", name.encode())
+    system.store["/updated/../outside.wav"] = system.store["/updated/a.wav"]  # a key that an object store may have
+    folder = local_folder("memory://updated")
+    assert sorted(downloaded) == ["/updated/a.wav", "/updated/c.wav", "/updated/deep/b.wav"]
+    assert not (folder.parent / "outside.wav").exists()
+
+    system.pipe("/updated/a.wav", b"new")
+    system.rm("/updated/c.wav")
+    downloaded.clear()
+    assert local_folder("memory://updated") == folder
+    assert downloaded == ["/updated/a.wav"]
+    files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*.*")}
+    assert files == {"a.wav": b"new", "deep/b.wav": b"deep/b.wav"}
+
+    with pytest.raises(FileNotFoundError, match="memory://nowhere"):
+        local_folder("memory://nowhere")
+
+
+@pytest.mark.parametrize("name", ["audio_folder", "hf"])
+def test_an_address_has_the_rows_of_its_folder(tmp_path, name):
+    folder = captioned_folder(tmp_path / "sounds", 4)
+    if name == "hf":
+        rows = []
+        for path in sorted(folder.glob("*.wav")):
+            rows.append({"audio": {"bytes": path.read_bytes(), "path": path.name}, "caption": f"a tone {path.stem}"})
+        folder = tmp_path / "stored"
+        folder.mkdir()
+        stored = Dataset.from_list(rows).cast_column("audio", Audio(decode=False))
+        stored.to_parquet(str(folder / "train.parquet"))
+    fsspec.filesystem("memory").put(str(folder), f"/{name}", recursive=True)
+    options = {"test_fraction": 0, "validation_fraction": 0}
+    local, remote = (load_splits(name, data_dir=each, **options)["train"] for each in (str(folder), f"memory://{name}"))
+    for column in ("clip_id", "captions", "labels", "source"):
+        assert remote[column][:] == local[column][:]
+    for first, second in zip(local, remote, strict=True):
+        np.testing.assert_array_equal(read_row(first, 16000), read_row(second, 16000))

@@ -7,6 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 
+import fsspec
 import numpy as np
 import pytest
 import soundfile
@@ -18,6 +19,7 @@ from modeling_supclap.datasets_scripts.atomic_files import InUseError, folder_lo
 from modeling_supclap.evaluation import load_embedding_model
 from modeling_supclap.search import Searcher, SoundIndex, build_index
 from modeling_supclap.search import index as index_module
+from modeling_supclap.search.app import find_recordings
 from modeling_supclap.search.index import list_recordings
 
 pytestmark = pytest.mark.skipif(find_spec("lancedb") is None, reason="the extra search is not installed")
@@ -57,6 +59,19 @@ def test_two_files_that_swap_names_with_equal_size_and_time_are_read_again(fake_
     (folder / "c.wav").rename(folder / "b.wav")
     assert build(fake_model, folder).changed == 2
     assert Searcher(folder.parent / "index", load_embedding_model(fake_model)).search("high", k=1)[0].file == "a.wav"
+
+
+def test_the_folder_at_an_address_is_indexed(fake_model, folder, tmp_path):
+    fsspec.filesystem("memory").put(str(folder), "/indexed", recursive=True)
+    model = load_embedding_model(fake_model)
+    report = build_index(model, "memory://indexed", tmp_path / "index", show_progress_bar=False)
+    assert report.added == 3
+    searcher = Searcher(tmp_path / "index", model)
+    (hit,) = searcher.search("middle", k=1)
+    assert hit.file == "deep/middle's.flac"
+    assert (find_recordings(searcher) / hit.file).read_bytes() == (folder / hit.file).read_bytes()
+    report = build_index(model, "memory://indexed", tmp_path / "index", show_progress_bar=False)
+    assert (report.added, report.unchanged) == (0, 3)
 
 
 def test_a_copied_folder_is_recognised_by_its_content(fake_model, folder):
