@@ -12,11 +12,9 @@ import pyarrow.compute as pc
 from datasets import Dataset, Features, List, Value, concatenate_datasets
 
 from .schema import AUDIO_COLUMNS, EXPECTED_COUNT, FILE_SOURCE, without_audio
-from .stream import Row, RowGroup, RowStream
+from .stream import ROWS_OF_A_GROUP, Row, RowGroup, RowStream
 
 logger = logging.getLogger(__name__)
-
-ROWS_OF_A_GROUP = 100  # rows of a map-style dataset that a mixed stream shuffles together
 
 
 def mix(

@@ -27,6 +27,7 @@ from datasets.fingerprint import Hasher
 from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
 
 SHUFFLE_SHARDS = 16
+ROWS_OF_A_GROUP = 100  # rows that are read at once from a source without row groups, such as a tar file
 
 Row = dict[str, Any]
 
@@ -247,14 +248,9 @@ class EpochReader:
 
 
 def draw_copies(expected: np.ndarray, total: int, random: np.random.Generator) -> np.ndarray:
-    """Draw how often an epoch contains each item, floor or ceil of its expected count (systematic resampling).
+    """Draw how often an epoch contains each item: floor or ceil of `expected`, scaled to the sum `total` `(items,)`.
 
-    Args:
-        expected: Expected counts, float64 `(items,)`. They are scaled to the sum `total`.
-        total: Number of items in the epoch.
-
-    Returns:
-        Counts with the sum `total`, int64 `(items,)`.
+    This is systematic resampling in random order.
     """
     order = random.permutation(len(expected))
     ends = np.cumsum(expected[order])

@@ -25,7 +25,7 @@ from .builders.recordings import SUFFIXES
 from .prepared import STORAGES, PreparedSet, with_absolute_paths
 from .remote_files import read_file, use_files
 from .schema import FILE_SOURCE, features
-from .stream import SHUFFLE_SHARDS, Row, RowGroup, RowStream
+from .stream import ROWS_OF_A_GROUP, SHUFFLE_SHARDS, Row, RowGroup, RowStream
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,6 @@ _SPLIT_IN_PATH = re.compile(
     "(?<![a-z])(training|train|testing|test|validation|valid|(val|development|dev|evaluation|eval)(?![a-z]))",
     re.IGNORECASE,
 )
-ROWS_OF_A_GROUP = 100  # rows that are read at once from a tar file, because tar files have no row groups
 
 
 def _file_features(languages: Sequence[str]) -> datasets.Features:
