@@ -2,7 +2,7 @@
 
 Importing this package does not import torch or transformers; importing one of its classes does. After
 `from modeling_supclap import SupCLAPModel`, SupCLAP models also load with the transformers functions `AutoModel`,
-`AutoProcessor` and `pipeline`. Without this package, a saved model loads with `trust_remote_code=True`.
+`AutoProcessor` and `pipeline`. If this package is not installed, a saved model loads with `trust_remote_code=True`.
 """
 
 import importlib

@@ -89,7 +89,7 @@ class CEDBlock(GradientCheckpointingLayer):
 
 
 class CEDBatchNorm(nn.BatchNorm1d):
-    """Batch norm over mel bands that always uses the running statistics, also during training."""
+    """Batch norm over mel bands that always uses the running statistics, even during training."""
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """Convert (B, mels, T) to the dtype of the weights, and normalise each mel band."""
@@ -159,7 +159,7 @@ class CEDModel(CEDPreTrainedModel):
     chunk is padded with zeros after normalisation. The attention includes this padding, as in the published code. With
     `pad_last=False`, an incomplete last chunk is dropped. The embedding is the mean over the tokens of all chunks.
 
-    The mel bands are normalised with the statistics stored in the checkpoint, also during training (the published code
+    The mel bands are normalised with the statistics stored in the checkpoint, even during training (the published code
     updates them with each batch). Therefore the embedding of a clip does not depend on the other clips in the batch.
     Before training from scratch, call `fit_normalisation` to set the statistics.
 

@@ -396,12 +396,12 @@ class LazySimilarity:
         return scores, self.tiles(rows)
 
     def _get_units(self, embeds: NDArray[Any], scales: NDArray[Any] | None, rows: Any) -> NDArray[np.float64]:
-        """Scale rows, and round each to multiples of a power of two, so that dot products of such rows are exact.
+        """Scale and round the selected rows, so that dot products of rounded rows are exact.
 
-        Each value becomes an integer of b bits times the step of its row. A sum of d products is then an integer below
-        2^(2b) d, times the product of the two steps. If 2b + log2(d) <= 53, float64 represents it exactly in any order
-        of summation. The rounding error of a value is at most 2^-b times the largest value in the row (b = 22 at d =
-        512).
+        The step of a row is a power of two. Each value becomes an integer of b bits times the step. A sum of d products
+        is then an integer below 2^(2b) d, times the product of the two steps. If 2b + log2(d) <= 53, float64 represents
+        it exactly in any order of summation. The rounding error of a value is at most 2^-b times the largest value in
+        the row (b = 22 at d = 512).
         """
         block = embeds[rows].astype(np.float64)
         if scales is not None:

@@ -79,7 +79,7 @@ def prepare_tokenizer(conversion: Conversion, tokenizer: PreTrainedTokenizerBase
 
 
 def _save_inputs(conversion: Conversion, folder: Path, tokenizer: PreTrainedTokenizerBase | None) -> None:
-    """Save the processor of a two-tower model. Without a tokenizer, save only the feature extractor.
+    """Save the processor of a two-tower model. If there is no tokenizer, save only the feature extractor.
 
     For a single tower, save its feature extractor or its tokenizer.
     """

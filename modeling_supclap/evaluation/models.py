@@ -10,8 +10,8 @@ The named arguments are optional, and the methods may also accept `batch_size`. 
 - `sampling_rate`: Sampling rate of the waveforms in hertz. Defaults to 48000.
 - `chunk_seconds`: Maximum chunk length in seconds; longer recordings are split. Defaults to five minutes.
 - `min_seconds`: Minimum recording length in seconds; shorter recordings are rejected. Defaults to 0.
-- `fingerprint`: String that identifies the weights and all settings that affect the embeddings. Without a fingerprint
-  the embeddings are not cached, because the weights of a custom model do not determine its embeddings.
+- `fingerprint`: String that identifies the weights and all settings that affect the embeddings. If there is none, the
+  embeddings are not cached, because the weights of a custom model do not determine its embeddings.
 """
 
 from __future__ import annotations

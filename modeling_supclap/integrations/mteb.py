@@ -3,7 +3,7 @@
     encoder = SupCLAPEncoder.from_model(model, processor)        # or SupCLAPEncoder("outputs/esc10")
     result = mteb.evaluate(encoder, mteb.get_tasks(["ESC50_Zeroshot"]), cache=None)
 
-`supclap evaluate --mteb ESC50_Zeroshot` does the same, also in a suite and for other models.
+`supclap evaluate --mteb ESC50_Zeroshot` does the same. It also accepts other models, and suites can contain mteb tasks.
 
 If a task has one language, its texts are embedded in that language. Requires the extra: pip install "supclap[mteb]".
 """

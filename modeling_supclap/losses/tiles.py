@@ -131,11 +131,11 @@ def shared_tiles(process: int, num_processes: int, gather: Callable[[Tensor], Te
 
 
 def checkpoint_tiles(tile: Callable[[slice], T], size: int, chunk_size: int) -> list[T]:
-    """Call a function on each slice of at most `chunk_size` rows, with activation checkpointing.
+    """Call the function `tile` on slices of the similarity matrix rows, with activation checkpointing.
 
-    Return the list of its results, in row order; a result is a tensor or a tree of tensors. Inside `shared_tiles`, each
-    process calls the function on its own rows, and the list contains the results of all processes. If `size` is not
-    divisible by the number of processes, each process computes all rows.
+    The matrix has `size` rows, and a slice at most `chunk_size` rows. Return the list of results in row order. A result
+    is a tensor, or a tuple of tensors. Inside `shared_tiles`, each process computes a part of the rows, and the list
+    contains the results of all processes. If `size` is not divisible by their number, each process computes all rows.
     """
     if chunk_size < 1:
         raise ValueError(f"got chunk_size={chunk_size}; it must be 1 or more rows")

@@ -66,7 +66,7 @@ def _format_log(logs: Mapping[str, Any]) -> str:
 
 
 def _format_evaluation(args: Any, state: Any, metrics: Mapping[str, float]) -> str:
-    """Format the score used to select the best checkpoint, or return an empty string if it is not in the metrics."""
+    """Format the score used to select the best checkpoint. Return an empty string if the metrics do not contain it."""
     name = (args.metric_for_best_model or "mean_recall").removeprefix("eval_")
     if f"eval_{name}" not in metrics:
         return ""
@@ -315,7 +315,7 @@ class DriftCallback(TrainerCallback):
             state.log_history[-1]["positive_similarity_histogram"] = similarity_histogram(self._cosines)
 
     def _pairs(self, embeds: Tensor) -> Tensor:
-        """Select one embedding per recording, the first of K: (N, d) or (N, R K, d) -> (R N, d)."""
+        """Select the embedding in the first of K languages for each recording: (N, d) or (N, R K, d) -> (R N, d)."""
         audio_embeds = self._batch["audio_embeds"]
         roles = audio_embeds.shape[1] if audio_embeds.ndim == 3 else 1
         if embeds.ndim == 2:

@@ -389,7 +389,7 @@ class SupCLAPTrainer(Trainer):
 
     @contextmanager
     def _evaluating(self, rows: IndexedRows) -> Iterator[None]:
-        """Set the evaluation collator and metrics, and keep the last incomplete batch."""
+        """Context manager that sets the evaluation collator and metrics, and keeps the last incomplete batch."""
         self._require_finite_losses()
         args = self.args
         before = self.data_collator, self.compute_metrics, args.dataloader_drop_last, args.dataloader_persistent_workers
@@ -470,7 +470,10 @@ class SupCLAPTrainer(Trainer):
         self.state.best_model_checkpoint = best
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the model as in the Trainer. With FSDP's SHARDED_STATE_DICT, also save the whole model at the end."""
+        """Save the model as in the Trainer. If FSDP's SHARDED_STATE_DICT is set, also save the whole model.
+
+        The whole model is not saved in checkpoints.
+        """
         plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
         if not self._saving and plugin is not None and "SHARDED_STATE_DICT" in str(plugin.state_dict_type):
             self._save(output_dir, state_dict=self.accelerator.get_state_dict(self.model))
