@@ -10,8 +10,6 @@ import re
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
-from fractions import Fraction
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -171,10 +169,7 @@ def read_row(
 
 
 def resample(waveform: np.ndarray, from_hz: int, to_hz: int) -> np.ndarray:
-    """Resample a waveform with `torchaudio.transforms.Resample`, as in `CEDFeatureExtractor`.
-
-    The filter of torchaudio is large if the greatest common divisor of the rates is small: 44,101 Hz would need
-    gigabytes. For such rates, the ratio is approximated by a simpler fraction, with a relative error of at most 1/4000.
+    """Resample a waveform with `audio_input.resample`, as in `CEDFeatureExtractor`.
 
     Args:
         waveform: float32, `(samples,)`.
@@ -195,13 +190,10 @@ def resample(waveform: np.ndarray, from_hz: int, to_hz: int) -> np.ndarray:
     for rate_hz in (from_hz, to_hz):
         _check_rate(rate_hz, "a waveform")
 
-    import torch  # takes seconds; not needed for --help and for listing rows
+    # Imported here, because torch takes seconds and is not needed for --help and for listing rows.
+    from modeling_supclap.audio_input import resample as resample_waveform
 
-    ratio = Fraction(to_hz, from_hz).limit_denominator(2000)
-    resampled = _get_resampler(ratio.denominator, ratio.numerator)(torch.from_numpy(waveform)).numpy()
-
-    length = -(-len(waveform) * to_hz // from_hz)
-    return np.pad(resampled[:length], (0, max(0, length - len(resampled))), mode="edge")
+    return resample_waveform(waveform, from_hz, to_hz)
 
 
 def read_int16(source: Source, name: str, rate_hz: int) -> tuple[np.ndarray, bool]:
@@ -237,13 +229,6 @@ def to_int16(waveform: np.ndarray) -> np.ndarray:
     array([ 16384, -32768,  32767], dtype=int16)
     """
     return np.clip(np.rint(waveform * 32768.0), -32768, 32767).astype("<i2")
-
-
-@lru_cache(maxsize=8)
-def _get_resampler(from_hz: int, to_hz: int) -> Any:
-    import torchaudio
-
-    return torchaudio.transforms.Resample(from_hz, to_hz)
 
 
 class _Samples:
