@@ -164,7 +164,7 @@ class ContrastiveModule(nn.Module):
         rows = next(iter(present.values()))
         # Chunks are shortened along the last axis, if it is the time axis. In spectrograms of transformers encoders, it
         # may contain mel bands or have a fixed length (Whisper); `run_encoder` removes their padding instead.
-        is_own = kind == "text" or self.model.config.audio_config.model_type in AUDIO_TOWERS
+        is_own = kind == "text" or self.model.audio_model.config.model_type in AUDIO_TOWERS
         is_cut = _MASKS[kind] in present and (is_own or rows.ndim == 2)
         options: dict[str, Any] = {"mask": _MASKS[kind] if is_cut else None}
         lengths = lengths if is_cut else None
