@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup train results results-page reproduce reproduce-gpu bench test test-fast test-slow test-gpu test-oldest campaigns check docs notebooks
+.PHONY: setup train results results-page reproduce reproduce-gpu bench bench-large test test-fast test-slow test-gpu test-oldest campaigns check docs notebooks
 .DEFAULT_GOAL := test
 
 setup: .venv/ready
@@ -44,6 +44,10 @@ reproduce-gpu: setup
 # Costs as ratios to a baseline measured in the same run; the table is benchmarks/results.md. ARGS="--only step" runs a part.
 bench: setup
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py $(ARGS)
+
+# A million windows, 20,000 texts x 100,000 clips, 200,000 rows; beside FAISS if it is installed. Writes benchmarks/results-large.md.
+bench-large: setup
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py --large $(ARGS)
 
 # Training on a GPU: clips per second, achieved TFLOP/s and memory of the papers' models.
 bench-gpu: setup

@@ -24,7 +24,7 @@ class Row:
         what: The measured quantity and its reference, such as "a step / a plain step".
         least: Minimum over the rounds.
         median: Median over the rounds, or None for a single measurement.
-        bound: Required bound of `least`, such as "<= 1.3" or ">= 8". It is "" if there is no bound.
+        bound: Required bound of the median, such as "<= 1.3" or ">= 8". It is "" if there is no bound.
     """
 
     benchmark: str
@@ -36,11 +36,12 @@ class Row:
 
     @property
     def is_met(self) -> bool | None:
-        """Whether `least` meets the bound, or None if there is no bound."""
+        """Whether the median, or a single measurement, meets the bound. None if there is no bound."""
         if not self.bound:
             return None
         sign, limit = self.bound.split()
-        return self.least <= float(limit) if sign == "<=" else self.least >= float(limit)
+        value = self.least if self.median is None else self.median
+        return value <= float(limit) if sign == "<=" else value >= float(limit)
 
     @property
     def cells(self) -> tuple[str, ...]:

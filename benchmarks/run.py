@@ -1,10 +1,11 @@
 """Run all benchmarks, and write a results table with a machine description to `benchmarks/results.md`.
 
-    OMP_NUM_THREADS=1 python benchmarks/run.py [--only step search] [--output benchmarks/results.md]
+    OMP_NUM_THREADS=1 python benchmarks/run.py [--only step search] [--output benchmarks/results.md] [--large]
 
 The benchmarks run one after the other, each in its own process, on a GPU if there is one. Most times are ratios of two
-variants in the same process, as minimum and median over the rounds. Bounds apply to the minimum. If a benchmark fails,
-the error is written below the table, and the other benchmarks still run.
+variants in the same process, as minimum and median over the rounds. Bounds apply to the median. If a benchmark fails,
+the error is written below the table, and the other benchmarks still run. `--large` runs a few benchmarks with large
+inputs, and writes `benchmarks/results-large.md`.
 """
 
 from __future__ import annotations
@@ -20,14 +21,23 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 FOLDER = Path(__file__).parent
-BENCHMARKS = ("step", "input_pipeline", "retrieval", "search", "tiles")
+BENCHMARKS = ("training", "step", "search", "retrieval", "checks", "input_pipeline", "tiles")
+"""Benchmarks in the order of the table, training from start to end first."""
+
+LARGE: dict[str, dict[str, Any]] = {
+    "search": {"rows": (1_000_000,)},
+    "retrieval": {"texts": 20_000, "clips": 100_000, "rounds": 1},
+    "checks": {"rows": 200_000},
+}
+"""Arguments of the benchmarks with large inputs."""
 
 
-def measure(name: str) -> list:
+def measure(name: str, arguments: dict[str, Any]) -> list:
     """Run one benchmark. Return the rows of its results table."""
-    return importlib.import_module(f"bench_{name}").measure()
+    return importlib.import_module(f"bench_{name}").measure(**arguments)
 
 
 def describe_machine() -> str:
@@ -52,16 +62,19 @@ def main() -> None:
     from rows import HEADER, print_rows
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=BENCHMARKS, default=BENCHMARKS, help="Benchmarks to run.")
-    parser.add_argument("--output", type=Path, default=FOLDER / "results.md")
+    parser.add_argument("--only", nargs="+", choices=BENCHMARKS, help="Benchmarks to run.")
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--large", action="store_true", help="Large inputs.")
     options = parser.parse_args()
+    target = "bench-large" if options.large else "bench"
+    output = options.output or FOLDER / ("results-large.md" if options.large else "results.md")
 
     started, rows, failed = time.perf_counter(), [], []
-    for name in options.only:
+    for name in options.only or (LARGE if options.large else BENCHMARKS):
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(1, mp_context=context) as process:
             try:
-                rows += process.submit(measure, name).result()
+                rows += process.submit(measure, name, LARGE[name] if options.large else {}).result()
             except Exception as error:
                 failed.append(f"{name} ended with {type(error).__name__}: {error}")
         print(f"{name}: {time.perf_counter() - started:.0f} s so far", flush=True)
@@ -69,14 +82,15 @@ def main() -> None:
     print()
     print_rows(rows)
     print(*failed, sep="\n")
-    lines = ["# Benchmarks", "", f"{datetime.date.today()}, in {time.perf_counter() - started:.0f} s, `make bench`:"]
+    lines = ["# Benchmarks", "", f"{datetime.date.today()}, in {time.perf_counter() - started:.0f} s, `make {target}`:"]
     lines += [f"{describe_machine()}.", "", f"| {' | '.join(HEADER)} |", "|---|---|---|---:|---:|---|"]
     for row in rows:
         lines.append(f"| {' | '.join(row.cells)} |")
     for failure in failed:
         lines += ["", failure]
-    lines += ["", (FOLDER / "notes.md").read_text(encoding="utf-8").strip()]
-    options.output.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    if not options.large:
+        lines += ["", (FOLDER / "notes.md").read_text(encoding="utf-8").strip()]
+    output.write_text("\n".join(lines) + "\n", encoding="utf-8")
     if failed:
         raise SystemExit(1)
 
