@@ -376,11 +376,11 @@ class LazySimilarity:
             yield start, (queries @ candidates.T).astype(self._dtype, copy=False)
 
     def scored(self, rows: slice, columns: NDArray[np.int64]) -> tuple[NDArray[Any], Tiles]:
-        """Return the scores of some queries at some columns, and an iterator over the tiles of these queries.
+        """Compute the scores of n queries at M columns each, (n, M), and an iterator over all tiles of these queries.
 
         Args:
-            rows: Slice of n queries.
-            columns: (n, M) columns to score. Where a column is -1, the score is undefined.
+            rows: Slice of the n queries.
+            columns: (n, M) candidate indices. Where an index is -1, the score is undefined.
         """
         if self.shape[1] <= _STORED_CANDIDATES:
             tiles = list(self.tiles(rows))

@@ -257,7 +257,7 @@ def split_from_predictions(
     model: EmbeddingModel | None = None,
     policy: AudioPolicy | None = None,
 ) -> EmbeddedSplit:
-    """Build an `EmbeddedSplit` in row order from the output of `trainer.predict`, gathered from all processes.
+    """Build an `EmbeddedSplit`, in the order of `rows`, from the output of `trainer.predict`.
 
     Args:
         prediction: The Trainer's `EvalPrediction` or `PredictionOutput`: audio (N, d) and text (N, K, d) embeddings,

@@ -88,7 +88,7 @@ def positive_mask(size: int, group_ids: Tensor | None, device: torch.device, row
 
 
 def positive_mean(values: Tensor, group_ids: Tensor | None = None) -> Tensor:
-    """Compute the mean of the positive entries of each matrix row, (..., N, N) -> (..., N)."""
+    """Compute the mean of each matrix row over the columns of its positives, (..., N, N) -> (..., N)."""
     if group_ids is None:
         return values.diagonal(dim1=-2, dim2=-1)
     positives = positive_mask(values.shape[-1], group_ids, values.device)

@@ -135,7 +135,7 @@ def checkpoint_tiles(tile: Callable[[slice], T], size: int, chunk_size: int) -> 
 
     The matrix has `size` rows, and a slice at most `chunk_size` rows. Return the list of results in row order. A result
     is a tensor, or a tuple of tensors. Inside `shared_tiles`, each process computes a part of the rows, and the list
-    contains the results of all processes. If `size` is not divisible by their number, each process computes all rows.
+    contains the results of all processes. If the number of processes does not divide `size`, each computes all rows.
     """
     if chunk_size < 1:
         raise ValueError(f"got chunk_size={chunk_size}; it must be 1 or more rows")

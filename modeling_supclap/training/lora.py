@@ -217,7 +217,7 @@ def _last_modules(model: SupCLAPModel, tower: str, count: int) -> list[str]:
 
 
 def _release_temperature(model: SupCLAPModel) -> list[str]:
-    """Make the temperature, and the bias if there is one, trainable. Return their names."""
+    """Make the temperature and the optional bias trainable. Return their names."""
     names = [name for name in TEMPERATURE if getattr(model, name) is not None]
     for name in names:
         getattr(model, name).requires_grad_(True)
