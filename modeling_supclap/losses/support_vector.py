@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .contrastive import sigmoid_contrast, softmax_contrast
-from .similarity import at_least_float32, check_pairs, positive_mask, similarity_matrix
+from .similarity import at_least_float32, check_pairs, positive_mask, positive_mean, similarity_matrix
 from .tiles import checkpoint_tiles, pairs_of_batches, tiled_row_contrast, tiled_sigmoid_contrast
 
 Similarity = Literal["cosine", "dot"]
@@ -61,7 +61,7 @@ def displacement_ratio(distance: Tensor, radius: float | Tensor) -> Tensor:
             f"got a radius of shape {tuple(radius.shape)} for pairs of shape {tuple(distance.shape)}; "
             "expected one number for all pairs or one per pair"
         )
-    return radius / F.threshold(distance, torch.finfo(distance.dtype).eps ** 0.5, torch.inf)
+    return radius / _zero_to_infinity(distance)
 
 
 def support_vectors(
@@ -83,12 +83,18 @@ def support_vectors(
     check_pairs(anchors, targets)
     anchors, targets = at_least_float32(anchors, targets)
 
-    ratio = displacement_ratio(positive_distance(anchors, targets), radius)
-    supports = anchors + ratio.unsqueeze(-1) * (targets - anchors)
+    difference = targets - anchors
+    ratio = displacement_ratio(torch.linalg.vector_norm(difference, dim=-1), radius)
+    supports = anchors + ratio.unsqueeze(-1) * difference
     if similarity == "dot":
         return supports
-    # Halfway between opposite embeddings the support vector is zero; eps then avoids a division by zero.
-    return F.normalize(supports, dim=-1, eps=torch.finfo(supports.dtype).eps ** 0.5)
+    # Halfway between opposite embeddings the support vector is zero, and has no direction.
+    return supports / _zero_to_infinity(torch.linalg.vector_norm(supports, dim=-1, keepdim=True))
+
+
+def _zero_to_infinity(norm: Tensor) -> Tensor:
+    """Replace norms up to the square root of the machine epsilon by infinity, before a division by them."""
+    return F.threshold(norm, torch.finfo(norm.dtype).eps ** 0.5, torch.inf)
 
 
 def support_vector_loss(
@@ -138,6 +144,47 @@ def support_vector_loss(
     if chunk_size is not None:
         return tiled_row_contrast(supports, targets, logit_scale, group_ids, decoupled, chunk_size)
     return softmax_contrast(logit_scale * similarity_matrix(supports, targets), group_ids, decoupled)
+
+
+def info_nce_with_support_vectors(
+    anchors: Tensor,
+    targets: Tensor,
+    radii: Tensor,
+    logit_scale: float | Tensor,
+    similarity: Similarity = "cosine",
+    group_ids: Tensor | None = None,
+) -> Tensor:
+    """Compute InfoNCE and the SVR term in both directions with one matrix product and one softmax.
+
+    The values are those of `info_nce` and `support_vector_loss`. On a GPU this is faster than separate calls, because
+    SVR then starts a quarter as many kernels.
+
+    Args:
+        anchors: (..., N, d), unit norm.
+        targets: (..., N, d), unit norm; target i is the positive of anchor i.
+        radii: (2, ..., N), the radii of the anchors and of the targets.
+        logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
+        similarity: As in `support_vector_loss`.
+        group_ids: As in `support_vector_loss`.
+
+    Returns:
+        (2, 2), the losses of InfoNCE (row 0) and SVR (row 1). Column 0 is the direction from anchors to targets, column
+        1 the other direction.
+
+    >>> texts, audios = torch.eye(3)[:2], torch.eye(3)[1:]
+    >>> info_nce_with_support_vectors(texts, audios, torch.full((2, 2), 2**0.5), logit_scale=1.0)
+    tensor([[1.0032, 1.0032],
+            [0.3133, 0.3133]])
+    """
+    check_pairs(anchors, targets)
+    pairs = torch.stack(torch.broadcast_tensors(*at_least_float32(anchors, targets)))  # (2, ..., N, d)
+    partners = pairs.flip(0)
+    supports = support_vectors(pairs, partners, radii, similarity)
+    with torch.autocast(anchors.device.type, enabled=False):
+        cosines = torch.cat([pairs, supports], dim=-2) @ partners.mT  # (2, ..., 2 N, N)
+    logits = (logit_scale * cosines).unflatten(-2, (2, -1)).movedim(-3, 0)  # (2, 2, ..., N, N)
+    losses = -positive_mean(logits.log_softmax(-1), group_ids)
+    return losses.flatten(2).mean(-1)  # (2, 2, ..., N) -> (2, 2)
 
 
 def support_vector_sigmoid_loss(

@@ -11,6 +11,8 @@ import importlib
 import math
 import os
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ from ..losses.support_vector import (
     DynamicRadius,
     RelativeRadius,
     StaticRadius,
+    info_nce_with_support_vectors,
     positive_distance,
     radius_constraint,
     support_vector_loss,
@@ -79,37 +82,48 @@ class SupportVectorRegularizer(nn.Module):
         logit_scale: Tensor,
         logit_bias: Tensor | None,
         group_ids: Tensor | None,
-        chunk_size: int | None = None,
+        chunk_size: int | None,
+        base_loss: Callable[[], Tensor],
     ) -> tuple[Tensor, Logs]:
-        """Compute the term to add to the base loss, `()`, and the values to log, `{name: value}`.
+        """Compute the regularized loss, `()`, and the values to log, `{name: value}`.
 
         The arguments are those of the base loss: `text_embeds` is `(N, d)`, or `(K, N, d)` for a multilingual loss.
+        `base_loss` computes the base loss. It is not called if one softmax computes base loss and SVR terms together.
         """
         if not self._has_started:
             self.start_radii(positive_distance(text_embeds.detach(), audio_embeds.detach()).mean())
 
-        total = audio_embeds.new_zeros(())
-        logs: Logs = {}
-        options: dict[str, Any] = {"similarity": self.similarity, "group_ids": group_ids, "chunk_size": chunk_size}
-        for direction, radius_module in self.radii.items():
-            assert isinstance(radius_module, StaticRadius | DynamicRadius | RelativeRadius)
-            is_t2a = direction == "t2a"
-            anchors, targets = (text_embeds, audio_embeds) if is_t2a else (audio_embeds, text_embeds)
-            radius = radius_module.in_tiles(anchors, targets, logit_scale, group_ids, chunk_size)
+        pairs = [(text_embeds, audio_embeds) if name == "t2a" else (audio_embeds, text_embeds) for name in self.radii]
+        radii = []
+        for (anchors, targets), module in zip(pairs, self.radii.values(), strict=True):
+            assert isinstance(module, StaticRadius | DynamicRadius | RelativeRadius)
+            radii.append(module.in_tiles(anchors, targets, logit_scale, group_ids, chunk_size))
 
+        options: dict[str, Any] = {"similarity": self.similarity, "group_ids": group_ids}
+        scale = DIRECTION_SCALE.get(self.base)
+        if self.base in ("infonce", "kcl") and len(radii) == 2 and chunk_size is None and not self.decoupled:
+            losses = info_nce_with_support_vectors(*pairs[0], torch.stack(radii), logit_scale, **options)
+            losses = scale * losses if scale else losses
+            (base, svr), terms = losses.sum(dim=1), losses[1]  # (2, 2), rows InfoNCE and SVR
+        else:
+            options["chunk_size"] = chunk_size
+            loss: Callable[..., Tensor]
             if self.base == "siglip":
                 assert logit_bias is not None
-                term = support_vector_sigmoid_loss(anchors, targets, radius, logit_scale, logit_bias, **options)
+                loss = partial(support_vector_sigmoid_loss, logit_bias=logit_bias, **options)
             else:
-                term = support_vector_loss(anchors, targets, radius, logit_scale, decoupled=self.decoupled, **options)
+                loss = partial(support_vector_loss, decoupled=self.decoupled, **options)
+            terms = torch.stack([loss(*pair, radius, logit_scale) for pair, radius in zip(pairs, radii, strict=True)])
+            terms = scale * terms if scale else terms
+            base, svr = base_loss(), terms.sum()
 
-            scale = DIRECTION_SCALE.get(self.base, 1.0)
-            total = total.add(term, alpha=scale * self.alpha)
+        total = base.add(svr, alpha=self.alpha)
+        logs: Logs = {f"loss_{self.base}": base}
+        for direction, pair, radius, term in zip(self.radii, pairs, radii, terms.detach(), strict=True):
             self.batch_radii[direction] = radius.detach()
-            logs |= {f"loss_svr_{direction}": scale * term.detach(), f"radius_{direction}": radius.detach().mean()}
-
-            if isinstance(radius_module, DynamicRadius):
-                constraint = radius_constraint(anchors, targets, radius)
+            logs |= {f"loss_svr_{direction}": term, f"radius_{direction}": self.batch_radii[direction].mean()}
+            if isinstance(self.radii[direction], DynamicRadius):
+                constraint = radius_constraint(*pair, radius)
                 total = total + self.beta * constraint
                 logs[f"loss_constraint_{direction}"] = constraint
         return total, logs
@@ -161,29 +175,33 @@ class ContrastiveObjective(nn.Module):
         if count != expected and self.loss != "kcl":
             raise ValueError(f"got {count} texts per clip; {self.loss} needs {expected}")
 
+        if self.loss == "siglip" and logit_bias is None:
+            raise ValueError("siglip needs a model with logit_bias; set SupCLAPConfig(logit_bias=-10.0)")
+
         # (N, K, d) -> (K, N, d), or (N, d) for one caption per clip
         texts = by_language(text_embeds) if is_multilingual else text_embeds.squeeze(1)
-        options: dict[str, Any] = {"group_ids": group_ids, "chunk_size": self.chunk_size}
-
-        if self.loss == "siglip":
-            if logit_bias is None:
-                raise ValueError("siglip needs a model with logit_bias; set SupCLAPConfig(logit_bias=-10.0)")
-            base = sigmoid_loss(audio_embeds, texts, logit_scale, logit_bias, **options)
-        elif self.loss == "reweighted":
-            weight = self.log_positive_weight.exp().squeeze()
-            base = reweighted_info_nce(audio_embeds, texts, logit_scale, weight, group_ids)
-        elif self.loss == "kcl":
-            base = kcl_loss(audio_embeds, text_embeds, logit_scale, **options)
-        elif self.loss == "cacl":
-            base = cacl_loss(audio_embeds, texts[0], texts[1], logit_scale, **options)
-        else:
-            base = info_nce(audio_embeds, texts, logit_scale, **options)
-
-        total, logs = base, {f"loss_{self.loss}": base}
+        inputs = audio_embeds, texts, logit_scale, logit_bias, group_ids, self.chunk_size
+        base_loss = partial(self._base_loss, *inputs)
         if self.regularizer is not None:
-            term, term_logs = self.regularizer(audio_embeds, texts, logit_scale, logit_bias, group_ids, self.chunk_size)
-            total, logs = base + term, logs | term_logs
+            total, logs = self.regularizer(*inputs, base_loss)
+        else:
+            total = base_loss()
+            logs = {f"loss_{self.loss}": total}
         return total, {part: value.detach() for part, value in logs.items()}
+
+    def _base_loss(
+        self, audio: Tensor, texts: Tensor, scale: Tensor, bias: Tensor | None, groups: Tensor | None, chunk: int | None
+    ) -> Tensor:
+        if self.loss == "siglip":
+            assert bias is not None
+            return sigmoid_loss(audio, texts, scale, bias, groups, chunk)
+        if self.loss == "reweighted":
+            return reweighted_info_nce(audio, texts, scale, self.log_positive_weight.exp().squeeze(), groups)
+        if self.loss == "kcl":
+            return kcl_loss(audio, texts.transpose(0, 1), scale, groups, chunk)
+        if self.loss == "cacl":
+            return cacl_loss(audio, texts[0], texts[1], scale, groups, chunk)
+        return info_nce(audio, texts, scale, groups, chunk)
 
 
 class TemporalObjective(nn.Module):

@@ -13,6 +13,8 @@ from torch import Tensor
 from modeling_supclap.losses import (
     DynamicRadius,
     StaticRadius,
+    info_nce,
+    info_nce_with_support_vectors,
     radius_constraint,
     similarity_matrix,
     support_vector_loss,
@@ -90,6 +92,30 @@ def test_leading_dimensions_are_batches_of_their_own() -> None:
     torch.testing.assert_close(support_vector_loss(languages, audios, per_pair, SCALE), expected)
     expected = sum(support_vector_loss(audios, t, r, SCALE) for t, r in zip(languages, per_pair, strict=True)) / 2
     torch.testing.assert_close(support_vector_loss(audios, languages, per_pair, SCALE), expected)
+
+
+@both_similarities
+@pytest.mark.parametrize("groups", [None, GROUPS])
+@pytest.mark.parametrize("languages", [1, 3])
+def test_one_softmax_equals_the_separate_losses(
+    similarity: Similarity, groups: list[int] | None, languages: int
+) -> None:
+    _, audio = related_pair()
+    texts = torch.stack([related_pair(spread=0.2 + k)[0] for k in range(languages)]).squeeze(0)
+    reach = torch.stack([radii(), radii().flip(0)]).view(2, *[1] * (texts.ndim - 2), 5).expand(2, *texts.shape[:-1])
+    ids = None if groups is None else torch.tensor(groups)
+    inputs = [x.clone().requires_grad_() for x in (texts, audio, reach, torch.tensor(SCALE, dtype=torch.float64))]
+    t, a, r, s = inputs
+
+    t2a = support_vector_loss(t, a, r[0], s, similarity, group_ids=ids)
+    a2t = support_vector_loss(a, t, r[1], s, similarity, group_ids=ids)
+    joint = info_nce_with_support_vectors(t, a, r, s, similarity, ids)
+    found = torch.stack([joint[0].sum(), *joint[1]])
+    expected = torch.stack([info_nce(a, t, s, ids), t2a, a2t])
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    weights = torch.tensor([1.0, 0.7, 0.4], dtype=torch.float64)
+    gradients = [torch.autograd.grad(weights @ losses, inputs) for losses in (found, expected)]
+    torch.testing.assert_close(*gradients, rtol=0, atol=1e-12)
 
 
 # --- gradients

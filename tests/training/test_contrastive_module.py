@@ -58,14 +58,14 @@ def test_second_derivatives_of_gathered_embeddings_are_refused():
 
 
 class Calls(TorchDispatchMode):
-    """Counter of operator calls by name."""
+    """Counter of operator calls by name, except views, which start no kernel on a GPU."""
 
     def __init__(self):
         super().__init__()
         self.counts = Counter()
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.counts[function.overloadpacket.__name__] += 1
+        self.counts[function.overloadpacket.__name__] += not function.is_view
         return function(*args, **(kwargs or {}))
 
 
@@ -84,8 +84,10 @@ def calls_of_a_step(model, tmp_path, languages=1, kind=ContrastiveModule, **opti
         "input_ids": torch.randint(5, 50, tokens.shape, generator=generator) * tokens,
         "attention_mask": tokens.long(),
         "text_lengths": real_lengths(tokens),
+        "group_ids": torch.arange(24),
     }
     module(**batch)  # the first step sets the radii
+    model.zero_grad()
     with Calls() as calls:
         module(**batch).loss.backward()
     counts = calls.counts
@@ -110,4 +112,4 @@ def test_a_step_hardly_waits_for_a_gpu(model, tmp_path, gpu_limits):
     calls, waits = calls_of_a_step(model, tmp_path, svr="none")
     with_support_vectors, waits_with_support_vectors = calls_of_a_step(model, tmp_path, svr="bi-static")
     assert max(waits, waits_with_support_vectors) <= 2
-    assert with_support_vectors - calls <= 180  # both directions, forward and backward, views included
+    assert with_support_vectors - calls <= 40  # both directions, forward and backward
