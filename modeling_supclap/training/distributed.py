@@ -14,9 +14,10 @@ from ..losses.tiles import shared_tiles
 class _GatherWithGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
-        parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
-        dist.all_gather(parts, tensor.contiguous())
-        return torch.cat(parts)
+        gathered = tensor.new_empty(dist.get_world_size() * len(tensor), *tensor.shape[1:])
+        gather_into = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its new name in torch 2.13
+        gather_into(gathered, tensor.contiguous())
+        return gathered
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
@@ -25,9 +26,10 @@ class _GatherWithGradient(torch.autograd.Function):
                 "got create_graph=True for embeddings gathered from several processes; "
                 "use a single process for second derivatives"
             )
-        gradient = gradient.clone(memory_format=torch.contiguous_format)  # autograd may share it with other nodes
-        dist.all_reduce(gradient)
-        return gradient.chunk(dist.get_world_size())[dist.get_rank()]
+        own = gradient.new_empty(len(gradient) // dist.get_world_size(), *gradient.shape[1:])
+        reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+        reduce_scatter(own, gradient.contiguous())  # the sum over processes of the rows of this process
+        return own
 
 
 def world_size() -> int:

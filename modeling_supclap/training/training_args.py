@@ -12,6 +12,7 @@ import torch
 from accelerate import PartialState
 from transformers import TrainingArguments
 from transformers.utils.generic import strtobool
+from transformers.utils.import_utils import enable_tf32, is_torch_tf32_available
 
 from modeling_supclap.datasets_scripts.bad_audio import ON_BAD_AUDIO
 from modeling_supclap.datasets_scripts.public_names import redact
@@ -46,7 +47,8 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
 
     The defaults follow the SupCLAP paper (SupCLAP 4.1.2): Adam without weight decay, learning rate 5e-5, batch size 24,
     10 epochs. Each epoch ends with an evaluation and a checkpoint, and the checkpoint with the best *validation* recall
-    is loaded at the end. By default, `dataloader_pin_memory` is True if a GPU is available.
+    is loaded at the end. By default, `dataloader_pin_memory` is True if a GPU is available, and `tf32` if it supports
+    TF32: float32 matrix products then round their inputs to 10 bits of mantissa.
 
     `dataloader_persistent_workers` is off, because it would change the dropout masks of a resumed run: the loader draws
     its seed from torch's generator once per run instead of once per epoch.
@@ -70,6 +72,9 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
             ]
             self.greater_is_better = not f"_{self.metric_for_best_model}".endswith(tuple(lower_is_better))
         super().__post_init__()
+        if self.tf32 is None and not self.use_cpu and is_torch_tf32_available():  # now that the process has its device
+            self.tf32 = True
+            enable_tf32(True)
         if num_launched > self.world_size:  # each process would train alone and write the same files
             raise ValueError(
                 f"{num_launched} processes were started, but only {self.world_size} would train together; to train on "

@@ -2,6 +2,7 @@
 
 import pytest
 
+from modeling_supclap.training import training_args
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
 
@@ -70,3 +71,12 @@ def test_processes_that_would_each_train_alone_are_refused(tmp_path, monkeypatch
     monkeypatch.setenv("WORLD_SIZE", "2")  # as torchrun does; without a GPU the Trainer would not join them
     with pytest.raises(ValueError, match="--use_cpu"):
         SupCLAPTrainingArguments(output_dir=str(tmp_path))
+
+
+@pytest.mark.parametrize(("options", "expected"), [({}, True), ({"tf32": False}, False), ({"use_cpu": True}, None)])
+def test_tf32_is_the_default_on_a_gpu_that_supports_it(tmp_path, monkeypatch, options, expected):
+    enabled = []
+    monkeypatch.setattr(training_args, "is_torch_tf32_available", lambda: True)
+    monkeypatch.setattr(training_args, "enable_tf32", enabled.append)
+    assert SupCLAPTrainingArguments(output_dir=str(tmp_path), **options).tf32 is expected
+    assert enabled == ([True] if expected else [])
