@@ -204,6 +204,16 @@ class ContrastiveModule(nn.Module):
         pooled: torch.Tensor = self.model.run_audio_tower(**rows).pooler_output
         return pooled
 
+    def compile_blocks(self, **options: Any) -> None:
+        """Compile the repeated blocks of both towers, for any batch size and length.
+
+        A compiled step as a whole would depend on the lengths of its rows, and be compiled again for each batch.
+        `options` are those of `torch.compile`.
+        """
+        for part in self.model.modules():
+            for block in part if isinstance(part, nn.ModuleList) else ():
+                block.compile(dynamic=True, **options)
+
     def activation_checkpointing_enable(self, **kwargs: Any) -> None:
         """Enable activation checkpointing in both towers, for the Trainer of transformers 5.23 and later."""
         self.model.activation_checkpointing_enable(**kwargs)

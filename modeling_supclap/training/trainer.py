@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import DynamoBackend
 from torch import nn
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
@@ -169,6 +170,9 @@ class SupCLAPTrainer(Trainer):
             callbacks=[EpochCallback(*epochs), BestCheckpointCallback(), *(callbacks or [])],
             optimizers=optimizers,
         )
+        if args.torch_compile:
+            self.accelerator.state.dynamo_plugin.backend = DynamoBackend.NO  # it would compile whole steps
+            self.module.compile_blocks(backend=args.torch_compile_backend, mode=args.torch_compile_mode)
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:  # sharded parameters cannot be set in the first step
             for part in objective.modules():
                 if isinstance(part, SupportVectorRegularizer):

@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 import torch
 from test_grad_cache import Straight
+from test_grad_cache import batch as padded_batch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from modeling_supclap.training import contrastive_module
@@ -113,3 +114,18 @@ def test_a_step_hardly_waits_for_a_gpu(model, tmp_path, gpu_limits):
     with_support_vectors, waits_with_support_vectors = calls_of_a_step(model, tmp_path, svr="bi-static")
     assert max(waits, waits_with_support_vectors) <= 2
     assert with_support_vectors - calls <= 40  # both directions, forward and backward
+
+
+@pytest.mark.slow
+def test_compiled_blocks_take_batches_of_any_length(module, gpu_limits):
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    batches = [padded_batch(clips=4 + number % 3, frames=80 + 16 * number, tokens=9 + number) for number in range(8)]
+    expected = [module.train()(**each).loss.item() for each in batches]
+    module.compile_blocks(backend=backend)
+    assert [module(**each).loss.item() for each in batches] == pytest.approx(expected, rel=1e-5)
+    assert 2 <= len(graphs) <= 4  # two towers, with and without padding
