@@ -1,17 +1,17 @@
-"""Measure training of the papers' full-size models on a GPU: clips per second, FLOP/s and memory.
+"""Measure training of the papers' full-size models on a GPU, beside a plain loop with the same towers.
 
-    python benchmarks/gpu.py [--batch 24 128 512] [--steps 20]
+    python benchmarks/gpu.py [--steps 20]
 
 The models are CED-base with the SONAR or LaBSE text encoder, random weights, bfloat16 autocast and fused Adam. The 10 s
 clips are int16 samples in pinned memory. Spectrograms are computed on the GPU, as with `features_on_device`. The goals
-are 45 % of the FLOP/s of the fastest bfloat16 square matrix product, and one epoch of AudioCaps (49,274 clips) in 25 s,
-a tenth of the 248 s in the SupCLAP paper. Writes `benchmarks/results-gpu.md`.
+are 45 % of the FLOP/s of the fastest bfloat16 square matrix product, one epoch of AudioCaps (49,274 clips) in 25 s, a
+tenth of the 248 s in the SupCLAP paper, and the overheads of SVR and KCL that the papers print. Writes
+`benchmarks/results-gpu.md`. Without a GPU, the script prints the operator calls of a step with narrow towers.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -19,25 +19,106 @@ from typing import Any
 
 import torch
 from rows import Row, print_rows
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import BertConfig
 
 from modeling_supclap import CEDConfig, CEDFeatureExtractor, SupCLAPConfig, SupCLAPModel
 from modeling_supclap.configuration_supclap import SONAR_TEXT_CONFIG
+from modeling_supclap.training import contrastive_module
 from modeling_supclap.training.contrastive_module import ContrastiveModule
-from modeling_supclap.training.objectives import ContrastiveObjective
+from modeling_supclap.training.grad_cache import real_lengths
+from modeling_supclap.training.objectives import TemporalObjective, build_objective
+from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
 EPOCH_CLIPS = 49_274
-SECONDS, RATE_HZ, TOKENS = 10, 16000, 20
+SECONDS, RATE_HZ = 10, 16000
 OUTPUT = Path(__file__).parent / "results-gpu.md"
 
 
-def build_module(text: str) -> ContrastiveModule:
-    """Build a training module from CED-base and a text encoder ("SONAR" or "LaBSE"), with random weights."""
+OBJECTIVES: dict[str, tuple[int, int, int]] = {
+    "InfoNCE": (24, 1, 1),
+    "SVR": (24, 1, 1),
+    "KCL of 8": (24, 1, 8),
+    "TeminAL": (256, 3, 3),
+}
+"""Rows of a batch, clips per row and texts per row, as in the papers."""
+
+
+class PlainModule(ContrastiveModule):
+    """A plain training loop: each tower runs once on the whole batch, padded to its longest row."""
+
+    def _embed(self, kind: str, inputs: Any, count: int, lengths: Any = None) -> torch.Tensor:
+        features = getattr(self.model, f"get_{kind}_features")
+        embeds: torch.Tensor = features(**{k: v for k, v in inputs.items() if v is not None}).pooler_output
+        return embeds
+
+
+def build_module(text: str, name: str, kind: type[ContrastiveModule], device: str) -> ContrastiveModule:
+    """Build a training module with random weights: CED-base, and "SONAR" or "LaBSE". On a CPU its layers are narrow."""
     audio = CEDConfig(embed_dim=768, depth=12, num_heads=12)
     config: Any = SONAR_TEXT_CONFIG if text == "SONAR" else BertConfig(vocab_size=501_153)
+    if device == "cpu":
+        audio = CEDConfig(embed_dim=24, depth=12, num_heads=3)
+        config = BertConfig(vocab_size=30_000, hidden_size=24, num_attention_heads=3, intermediate_size=48)
+    objective: Any = TemporalObjective("b")
+    if name != "TeminAL":
+        options: Any = {"svr": "bi-static"} if name == "SVR" else {"loss": "kcl"} if name == "KCL of 8" else {}
+        languages = ["eng", "fra", "deu", "spa", "nld", "cat", "jpn", "zho"][: OBJECTIVES[name][2]]
+        args = SupCLAPTrainingArguments("outputs", report_to="none", languages=languages, **options)
+        objective = build_objective(args)
     model: Any = SupCLAPModel(SupCLAPConfig(audio_config=audio, text_config=config, projection_dim=1024))
-    return ContrastiveModule(model, ContrastiveObjective()).cuda().train()
+    return kind(model, objective).to(device).train()
+
+
+def make_batch(rows: int, clips: int, texts: int, device: str) -> tuple[torch.Tensor, dict[str, Any]]:
+    """Draw samples, int16 `(clips, samples)`, and the other inputs of a training step. Captions have 5 to 40 tokens."""
+    generator = torch.Generator().manual_seed(0)
+    seconds = SECONDS if device == "cuda" else 1
+    samples = torch.randint(-9000, 9000, (rows * clips, seconds * RATE_HZ), dtype=torch.int16, generator=generator)
+    mask = torch.arange(40) < torch.randint(5, 41, (rows, texts, 1), generator=generator)
+    ids = torch.randint(5, 30_000, mask.shape, generator=generator)
+    inputs = {"input_ids": ids.to(device), "attention_mask": mask.long().to(device), "text_lengths": real_lengths(mask)}
+    return samples, inputs
+
+
+class Launches(TorchDispatchMode):
+    """Count operator calls that start kernels (all except views), and calls that make the CPU wait for the GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels = self.waits = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.kernels += not function.is_view
+        self.waits += function.overloadpacket.__name__ in ("_local_scalar_dense", "nonzero", "_unique2")
+        return function(*args, **(kwargs or {}))
+
+
+def count_launches() -> list[Row]:
+    """Count the operator calls of a step of each objective, ours and a plain loop's, with the chunks of a GPU."""
+    contrastive_module._KEPT_CELLS["cpu"] = contrastive_module._KEPT_CELLS["cuda"]
+    rows, kernels = [], {}
+    for name, (count, clips, texts) in OBJECTIVES.items():
+        for kind in (PlainModule, ContrastiveModule):
+            module = build_module("LaBSE", name, kind, "cpu")
+            samples, inputs = make_batch(min(count, 24), clips, texts, "cpu")
+            inputs |= CEDFeatureExtractor().on_device(samples, torch.full((len(samples),), RATE_HZ))
+            if name != "TeminAL":
+                inputs["group_ids"] = torch.arange(count)
+            inputs["audio_lengths"] = real_lengths(inputs["audio_attention_mask"])
+            module(**inputs)  # sets the radii
+            with Launches() as launches:
+                module(**inputs).loss.backward()
+            way = "a plain loop" if kind is PlainModule else "ours"
+            kernels[name, way] = launches.kernels
+            rows.append(Row(name, f"operator calls of a step, {way}", launches.kernels, None, "", ""))
+            bound = "" if kind is PlainModule else "<= 2"
+            rows.append(Row(name, f"waits for the GPU, {way}", launches.waits, None, bound, ""))
+    added = kernels["SVR", "ours"] - kernels["InfoNCE", "ours"]
+    ratio = kernels["KCL of 8", "ours"] / kernels["KCL of 8", "a plain loop"]
+    rows.append(Row("SVR", "operator calls added to InfoNCE", added, None, "<= 40", ""))
+    return [*rows, Row("KCL of 8", "operator calls / a plain loop's", ratio, None, "<= 1.3", "")]
 
 
 def measure_ceiling(side: int = 8192) -> float:
@@ -54,67 +135,87 @@ def measure_ceiling(side: int = 8192) -> float:
     return 2 * side**3 / least
 
 
-def measure_training(text: str, batch: int, steps: int, ceiling: float) -> list[Row]:
-    """Measure one model at one batch size. Return the rows of its results table."""
-    module = build_module(text)
+def measure_step(text: str, name: str, kind: type[ContrastiveModule], steps: int, device: str) -> dict[str, float]:
+    """Measure training steps: seconds and FLOP per step, and peak memory in bytes (0 on a CPU)."""
+    module = build_module(text, name, kind, device)
     optimizer = torch.optim.Adam(module.parameters(), lr=1e-6, fused=True)
-    extractor, counts = CEDFeatureExtractor(), torch.full((batch,), SECONDS * RATE_HZ, device="cuda")
-    samples = torch.randint(-9000, 9000, (batch, SECONDS * RATE_HZ), dtype=torch.int16).pin_memory()
-    ids = torch.randint(5, 30000, (batch, 1, TOKENS)).pin_memory()
+    samples, inputs = make_batch(*OBJECTIVES[name], device)
+    extractor, counts = CEDFeatureExtractor(), torch.full((len(samples),), samples.shape[1], device=device)
+    samples = samples.pin_memory() if device == "cuda" else samples
 
     def step() -> None:
-        audio = extractor.on_device(samples.to("cuda", non_blocking=True), counts)
-        tokens = ids.to("cuda", non_blocking=True)
-        with torch.autocast("cuda", torch.bfloat16):
-            loss = module(input_ids=tokens, attention_mask=torch.ones_like(tokens), **audio).loss
+        audio = extractor.on_device(samples.to(device, non_blocking=True), counts)
+        lengths = [audio["input_features"].shape[-1]] * len(samples)
+        with torch.autocast(device, torch.bfloat16):
+            loss = module(**inputs, **audio, audio_lengths=lengths).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
     with FlopCounterMode(display=False) as counter:
         step()
-    for _ in range(3):
+    for _ in range(3 if device == "cuda" else 0):
         step()
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
+    cuda = torch.cuda if device == "cuda" else None
+    if cuda:
+        cuda.synchronize()
+        cuda.reset_peak_memory_stats()
+    start = time.perf_counter()
     for _ in range(steps):
         step()
-    end.record()
-    torch.cuda.synchronize()
-    step_s = start.elapsed_time(end) / 1000 / steps
-    achieved = counter.get_total_flops() / step_s
-    row = partial(Row, f"CED-base + {text}, batch {batch}")
-    return [
-        row("clips per second", batch / step_s, None, "", ""),
-        row("an epoch of AudioCaps", EPOCH_CLIPS * step_s / batch, None, "<= 24.8", "s"),
-        row("throughput", achieved / 1e12, None, "", "TFLOP/s"),
-        row("share of the fastest product", 100 * achieved / ceiling, None, ">= 45", "%"),
-        row("peak memory", torch.cuda.max_memory_allocated() / 2**30, None, "", "GiB"),
-    ]
+    if cuda:
+        cuda.synchronize()
+    seconds = (time.perf_counter() - start) / steps
+    memory = cuda.max_memory_allocated() if cuda else 0
+    return {"seconds": seconds, "flop": counter.get_total_flops(), "memory": memory, "clips": len(samples)}
+
+
+def measure_training(text: str, steps: int, ceiling: float, device: str) -> list[Row]:
+    """Measure all objectives with one text encoder, ours beside a plain loop. Return the rows of the results table."""
+    rows, measured = [], {}
+    for name in OBJECTIVES:
+        for kind, way in ((PlainModule, "a plain loop"), (ContrastiveModule, "ours")):
+            try:
+                result = measured[name, way] = measure_step(text, name, kind, steps, device)
+            except torch.cuda.OutOfMemoryError:
+                print(f"CED-base + {text}, {name}, {way}: out of memory")
+                continue
+            finally:
+                torch.cuda.empty_cache()
+            row = partial(Row, f"CED-base + {text}, {name}, {way}")
+            achieved, clips = result["flop"] / result["seconds"], result["clips"]
+            rows.append(row("clips per second", clips / result["seconds"], None, "", ""))
+            rows.append(row("throughput", achieved / 1e12, None, "", "TFLOP/s"))
+            rows.append(row("peak memory", result["memory"] / 2**30, None, "", "GiB"))
+            if name == "InfoNCE":
+                rows.append(row("share of the fastest product", 100 * achieved / ceiling, None, ">= 45", "%"))
+                epoch_s = EPOCH_CLIPS * result["seconds"] / clips
+                rows.append(row("an epoch of AudioCaps", epoch_s, None, "<= 24.8", "s"))
+
+    for way in ("a plain loop", "ours"):
+        plain, svr, kcl = (measured.get((name, way)) for name in ("InfoNCE", "SVR", "KCL of 8"))
+        row = partial(Row, f"CED-base + {text}, {way}")
+        if plain and svr:
+            added = 100 * (svr["seconds"] / plain["seconds"] - 1)
+            rows.append(row("time that SVR adds to InfoNCE (SupCLAP: 1.6 %)", added, None, "<= 1.6", "%"))
+        if plain and kcl and plain["memory"]:
+            ratio = kcl["memory"] / plain["memory"]
+            rows.append(row("memory of KCL of 8 / InfoNCE (ATRI: 3.08)", ratio, None, "<= 3.08", ""))
+    return rows
 
 
 def main() -> None:
-    """Measure all models, and print and write the results table. Exit with an error if there is no GPU."""
+    """Measure training on a GPU, and print and write the results table. On a CPU, print counts of operator calls."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch", type=int, nargs="+", default=[24, 128, 512])
     parser.add_argument("--steps", type=int, default=20)
     options = parser.parse_args()
-    if not torch.cuda.is_available():
-        sys.exit("torch found no GPU, which benchmarks/gpu.py requires; run `make bench` for the benchmarks on a CPU")
-
     torch.manual_seed(0)
-    started, rows = time.perf_counter(), []
-    ceiling = measure_ceiling()
-    for text in ("SONAR", "LaBSE"):
-        for batch in options.batch:
-            try:
-                rows += measure_training(text, batch, options.steps, ceiling)
-            except torch.cuda.OutOfMemoryError:
-                print(f"CED-base + {text}: out of memory with a batch of {batch}")
-            torch.cuda.empty_cache()
+    if not torch.cuda.is_available():
+        print_rows(count_launches())
+        return
+
+    started, ceiling = time.perf_counter(), measure_ceiling()
+    rows = [row for text in ("SONAR", "LaBSE") for row in measure_training(text, options.steps, ceiling, "cuda")]
 
     print_rows(rows)
     lines = ["# Training on a GPU", ""]

@@ -47,7 +47,8 @@ class Row:
     def cells(self) -> tuple[str, ...]:
         """The table cells as strings, in the order of `HEADER`."""
         met = {None: "", True: "yes", False: "no"}[self.is_met]
-        least, median = (f"{number:.3g} {self.unit}" for number in (self.least, self.median or self.least))
+        numbers = (self.least, self.median or self.least)
+        least, median = (f"{n if isinstance(n, int) else f'{n:.3g}'} {self.unit}" for n in numbers)
         return self.benchmark, self.what, self.bound, least, median, met
 
 
