@@ -481,15 +481,15 @@ def get_chunk_samples(
     rate_hz: int,
     min_seconds: float,
     max_seconds: float | None,
-    default_seconds: float = LONGEST_SECONDS,
+    default_seconds: float | None = None,
 ) -> int:
     """Return the chunk length in samples. Raise ValueError if `chunk_seconds` is outside the model's limits.
 
-    If `chunk_seconds` is None, use `default_seconds`, limited to `max_seconds`. If `max_seconds` is None, the model
-    accepts any length.
+    If `chunk_seconds` is None, use `default_seconds` or else `LONGEST_SECONDS`, limited to `max_seconds`. If
+    `max_seconds` is None, the model accepts any length.
     """
     longest = max_seconds or math.inf
-    seconds = min(default_seconds, longest) if chunk_seconds is None else chunk_seconds
+    seconds = min(default_seconds or LONGEST_SECONDS, longest) if chunk_seconds is None else chunk_seconds
     if not min_seconds <= seconds <= longest or math.isinf(seconds):
         span = f"at least {min_seconds:g} s" if max_seconds is None else f"{min_seconds:.3g} to {longest:g} s"
         raise ValueError(f"chunk_seconds is {seconds}; this model takes {span}")
