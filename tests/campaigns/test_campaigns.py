@@ -20,10 +20,8 @@ def run_campaign(tmp_path: Path, name: str, *arguments: str) -> str:
 
 
 def test_killed_jobs_have_the_results_of_undisturbed_jobs(tmp_path):
-    jobs = ["preparing", "indexing"]  # all of them in `make campaigns`
-    printed = run_campaign(tmp_path, "kills", "--kills", "1", "--seed", "1", "--jobs", *jobs)
-    for job in jobs:
-        assert f"{job}: ended like one run" in printed
+    printed = run_campaign(tmp_path, "kills", "--kills", "1", "--seed", "1", "--jobs", "indexing")
+    assert "indexing: ended like one run" in printed
 
 
 def test_broken_input_is_accepted_or_rejected_by_name(tmp_path):
