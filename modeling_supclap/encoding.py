@@ -250,7 +250,7 @@ def encode_audio(  # type: ignore[misc]  # mypy compares the keywords of an over
 
     recordings, is_one = as_recordings(audio, sampling_rate)
     extractor: Any = processor.feature_extractor
-    rate_hz, min_samples = int(extractor.sampling_rate), getattr(extractor, "min_samples", 1)
+    rate_hz, min_samples = int(extractor.sampling_rate), min_clip_samples(extractor)
     if num_workers is None:
         num_workers = min(8, os.cpu_count() or 1) if any(recording.is_file for recording in recordings) else 0
     embedded = chunk_embeddings(
@@ -462,6 +462,15 @@ def max_chunk_seconds(feature_extractor: Any) -> float | None:
     if (frames := getattr(feature_extractor, "max_length", None)) is not None:
         return frames / 100  # AST's limit is in frames of 10 ms
     return None
+
+
+def min_clip_samples(feature_extractor: Any) -> int:
+    """Return the minimum clip length in samples. For extractors of transformers, except that of CLAP, this is 50 ms.
+
+    SEW and wav2vec2-BERT need two frames of 25 ms; AST and wav2vec 2.0 need one.
+    """
+    has_limit = {"audio_attention_mask", "is_longer"}.isdisjoint(feature_extractor.model_input_names)
+    return getattr(feature_extractor, "min_samples", feature_extractor.sampling_rate // 20 if has_limit else 1)
 
 
 def max_window_seconds(config: Any, feature_extractor: Any) -> float | None:

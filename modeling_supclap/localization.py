@@ -20,7 +20,15 @@ import numpy as np
 import torch
 
 from .audio_input import as_recordings
-from .encoding import audio_inputs, chunk_embeddings, encode_text, get_chunk_samples, inference, max_chunk_seconds
+from .encoding import (
+    audio_inputs,
+    chunk_embeddings,
+    encode_text,
+    get_chunk_samples,
+    inference,
+    max_chunk_seconds,
+    min_clip_samples,
+)
 from .processing_supclap import SupCLAPProcessor, as_list
 from .towers import has_pooler
 
@@ -87,7 +95,7 @@ def localize(
         model.to(device)
 
     extractor: Any = processor.feature_extractor
-    rate_hz, min_samples = int(extractor.sampling_rate), getattr(extractor, "min_samples", 1)
+    rate_hz, min_samples = int(extractor.sampling_rate), min_clip_samples(extractor)
     max_seconds = max_chunk_seconds(extractor)
     default_seconds = max_seconds or _CHUNK_SECONDS
     if (frames := getattr(model.audio_model.config, "target_length", None)) is not None:

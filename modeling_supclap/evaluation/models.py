@@ -276,7 +276,7 @@ def _wrap_pretrained(model: Any, processor: SupCLAPProcessor, name: str, kind: s
         chunk_seconds=encoding.max_chunk_seconds(extractor),
         window_seconds=encoding.max_window_seconds(model.config, extractor),
         prompts=getattr(model.config, "temporal_prompts", None),
-        min_seconds=getattr(extractor, "min_samples", 0) / rate_hz,
+        min_seconds=encoding.min_clip_samples(extractor) / rate_hz,
         fingerprint=weights_fingerprint(model, *map(json.dumps, settings)),
         device=str(model.device),
         dtype=str(model.dtype).removeprefix("torch."),

@@ -25,7 +25,7 @@ from modeling_supclap.datasets_scripts.schema import (
 from modeling_supclap.datasets_scripts.stream import draw_copies
 from modeling_supclap.datasets_scripts.temporal.items import RenderOptions, TemporalItems, drawn, render
 
-from ..encoding import max_chunk_seconds
+from ..encoding import max_chunk_seconds, min_clip_samples
 from ..processing_supclap import SupCLAPProcessor
 from .augmentation import WaveformAugmentation
 from .grad_cache import real_lengths
@@ -93,9 +93,8 @@ class IndexedRows(Dataset):
 
 
 def min_seconds(processor: SupCLAPProcessor) -> float:
-    """Return the minimum duration of a recording in seconds, or 0 if the feature extractor has no minimum."""
-    extractor = processor.feature_extractor
-    return getattr(extractor, "min_samples", 0) / extractor.sampling_rate
+    """Return the minimum duration of a recording in seconds."""
+    return min_clip_samples(processor.feature_extractor) / processor.feature_extractor.sampling_rate
 
 
 def filter_bad_audio(rows: Any, args: SupCLAPTrainingArguments, min_seconds: float = 0.0) -> Any:

@@ -10,7 +10,7 @@ from transformers import BertConfig, BertModel, pipeline
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.audio_encoder import run_encoder
-from modeling_supclap.encoding import max_chunk_seconds
+from modeling_supclap.encoding import max_chunk_seconds, min_clip_samples
 from modeling_supclap.joining import load_tower
 from modeling_supclap.processing_supclap import extract_clips
 from modeling_supclap.training.lora import add_lora, merge_lora, train_last_layers
@@ -45,6 +45,16 @@ def joined(request, tmp_path) -> tuple[str, SupCLAPModel, SupCLAPProcessor]:
     model.save_pretrained(tmp_path / "model")
     processor.save_pretrained(tmp_path / "model")
     return request.param, model, processor
+
+
+@pytest.mark.parametrize("joined", ENCODERS, indirect=True)
+def test_the_shortest_clip_has_an_embedding_and_a_shorter_one_is_an_error(joined):
+    _, model, processor = joined
+    clip = builders.noise(min_clip_samples(processor.feature_extractor))
+    assert len(clip) == 0.05 * RATE_HZ
+    assert np.isfinite(model.encode_audio(clip, processor, RATE_HZ)).all()
+    with pytest.raises(ValueError, match=r"0\.0499 s.*0\.05 s"):
+        model.encode_audio(clip[:-1], processor, RATE_HZ)
 
 
 @pytest.mark.parametrize("name", ENCODERS)
