@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -202,10 +203,10 @@ class SoundIndex:
             if new_rows > _NEW_SHARE * rows:
                 partitions = 2 ** round(math.log2(math.sqrt(rows)))
                 # With 5 bits per number, the index is a sixth of the vectors and fits into memory. The scores of hits
-                # are computed from the vectors.
-                config = _import_lancedb().index.IvfRq(
-                    distance_type="dot", num_partitions=partitions, num_bits=5, sample_rate=64, max_iterations=20
-                )
+                # are computed from the vectors. LanceDB can quantise only multiples of 8 numbers.
+                kinds = _import_lancedb().index
+                kind = kinds.IvfFlat if self.dim % 8 else partial(kinds.IvfRq, num_bits=5)
+                config = kind(distance_type="dot", num_partitions=partitions, sample_rate=64, max_iterations=20)
                 self.windows.create_index("vector", config=config, replace=True)
             recall = self.measure_recall(self.draw_vectors(20))
 

@@ -330,11 +330,12 @@ def test_bad_arguments_are_refused(fake_model, folder, tmp_path):
     assert not (tmp_path / "nothing").exists()
 
 
-def test_beyond_a_size_the_index_is_approximate_and_its_recall_is_measured(tmp_path, monkeypatch):
+@pytest.mark.parametrize("dim", [16, 12])  # quantisation needs a multiple of 8
+def test_beyond_a_size_the_index_is_approximate_and_its_recall_is_measured(tmp_path, monkeypatch, dim):
     monkeypatch.setattr(index_module, "APPROXIMATE_FROM_ROWS", 2000)
-    rows = np.random.default_rng(0).normal(size=(4000, 16)).astype(np.float32)
+    rows = np.random.default_rng(0).normal(size=(4000, dim)).astype(np.float32)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-    store = SoundIndex(tmp_path / "index", 16)
+    store = SoundIndex(tmp_path / "index", dim)
     starts = np.arange(4000.0)
     entry = index_module.IndexedFile("a.wav", index_module.Stamp(1, 1, 1), "", 4000.0, starts, starts + 5, rows)
     store.replace([entry])
