@@ -364,8 +364,8 @@ def render_study(content: Mapping[str, Any], figure: str) -> str:
         line += [f"{np.mean([run[cost] for run in arm['points'][-1]]):,.0f}" for cost in ("captions", "seconds")]
         table.append(line)
 
-    tuned = [f"- {arm['model']}: {arm['tuned']}" for arm in content["arms"].values()]
-    state = "The baseline has converged." if content["converged"] else "**The baseline has not converged.**"
+    tuned = [f"- {arm['model']}: `{arm['tuned']}`" for arm in content["arms"].values()]
+    state = "The baseline has converged." if content["converged"] else "The baseline has not converged."
     columns = ", ".join(map(format_heading, content["columns"]))
     lines = [
         f"### {content['study']}: {content['title']}",

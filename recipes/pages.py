@@ -1,9 +1,9 @@
 """Write the generated parts of docs/results.md, docs/paper_settings.md and the README (`make results-page`).
 
-Each file in `recipes/results/<scale>/` is a table written by `reproduce.py`. If docs/images has a figure with the same
-file name, it is included. Comment lines mark the generated parts: all text after the mark in docs/results.md, and the
-text between the two marks in the README. docs/paper_settings.md compares the papers' settings with those of the
-full-scale configurations.
+Each file in `recipes/results/*/` is a table or a study, written by `supclap reproduce`. If docs/images has a figure
+with the same file name, it is included. Comment lines mark the generated parts: all text after the mark in
+docs/results.md, and the text between the two marks in the README. docs/paper_settings.md compares the papers' settings
+with those of the full-scale configurations.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import yaml
 
 from modeling_supclap.datasets_scripts.atomic_files import write_text
 from modeling_supclap.recipes.arguments import CONFIGS, parse_arguments
+from modeling_supclap.recipes.evidence import format_percent, render_study
 from modeling_supclap.recipes.reproduce import RECIPES
 from modeling_supclap.recipes.result_tables import (
     format_cell,
@@ -55,6 +56,9 @@ def render_results(page: str) -> str:
     parts = [page.partition(MARK)[0].rstrip(), "", MARK]
     for path in sorted(RESULTS.glob("*/*.json")):
         content = json.loads(path.read_text(encoding="utf-8"))
+        if "study" in content:
+            parts += ["", render_study(content, f"images/{path.stem}.png").rstrip()]
+            continue
         parts += ["", markdown_table(content).rstrip()]
         if (RESULTS_PAGE.parent / "images" / f"{path.stem}.png").exists():
             parts += ["", f"![{content['title']}](images/{path.stem}.png)"]
@@ -62,7 +66,15 @@ def render_results(page: str) -> str:
 
 
 def render_readme(page: str) -> str:
-    """Replace the text between the two marks in the README with a table of the headline results."""
+    """Replace the text between the two marks in the README with verdicts of the studies and the headline results."""
+    verdicts = [["study", "claim", "verdict", "baseline", "difference at the end", "steps", "seeds"]]
+    for path in sorted(RESULTS.glob("evidence/*.json")):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        baseline, method = next(iter(content["arms"].values())), content["arms"][content["method"]]
+        line = [f"`{content['study']}`", content["claim"], f"**{content['verdict']}**"]
+        line += [format_percent(baseline["scores"][-1]), format_percent(method["differences"]["final"], "+")]
+        verdicts.append([*line, f"{method['points'][-1][0]['steps']:,.0f}", str(len(content["seeds"]))])
+
     lines = [["table", "measure", "comparison", "baseline", "with the method", "seeds", "paper: baseline to method"]]
     for stem, column, model, comparison in HEADLINES:
         content = json.loads((RESULTS / "mini" / f"{stem}.json").read_text(encoding="utf-8"))
@@ -76,7 +88,8 @@ def render_readme(page: str) -> str:
         table = f"`{content['table']}`"
         lines.append([table, format_heading(column), comparison, *cells, str(len(selected["seeds"])), paper])
     before, _, rest = page.partition(MARK)
-    return "\n".join([f"{before}{MARK}", "", *markdown_lines(lines), "", f"{END}{rest.partition(END)[2]}"])
+    tables = [*markdown_lines(verdicts), "", *markdown_lines(lines)]
+    return "\n".join([f"{before}{MARK}", "", *tables, "", f"{END}{rest.partition(END)[2]}"])
 
 
 def render_settings() -> str:
