@@ -12,6 +12,7 @@ import pytest
 import soundfile
 from commands import run_recipe
 from recordings import esc50_folder
+from results_fixtures import query_results
 
 from modeling_supclap import datasets_scripts, evaluation
 from modeling_supclap.datasets_scripts.overlap.trained_sources import save_trained_sources
@@ -284,3 +285,15 @@ def test_datasets_of_a_suite_lie_in_folders_of_their_names(folder, tmp_path):
     run_recipe(evaluate_supclap, *words, "--output_dir", tmp_path / "out")
     assert Results.load(tmp_path / "out" / "esc50" / "model0").protocol["clips"] == 4
     assert "esc50" in (tmp_path / "out" / "table.md").read_text()
+
+
+def test_models_that_skip_different_recordings_have_a_table(folder, tmp_path, monkeypatch):
+    def evaluate(args, model, *rest):
+        protocol = {"dataset": "synthetic", "languages": ["eng"], "dataset_hash": model.name}
+        return query_results([1, 0], protocol=protocol, model={"name": model.name})
+
+    monkeypatch.setattr(evaluate_supclap, "evaluate", evaluate)
+    arguments = [folder / "config.yaml", "--model", folder / "model0", folder / "model1", "--output_dir", tmp_path]
+    with pytest.warns(UserWarning, match="dataset_hash"):
+        run_recipe(evaluate_supclap, *arguments)
+    assert pandas.read_csv(tmp_path / "table.csv")["value"].tolist() == [0.5, 0.5]
