@@ -22,7 +22,7 @@ from modeling_supclap.recipes.train_supclap import build_processor, check_splits
 
 
 def measure(rows: int = 20_000) -> list[Row]:
-    """Time the checks, the training of the tokenizer, and the start of the trainer, each once."""
+    """Measure one run of the checks, of the tokenizer's training, and of the trainer's start."""
     datasets.disable_progress_bars()
     languages = list(LANGUAGES)[:8]
 

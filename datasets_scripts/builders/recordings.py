@@ -198,7 +198,7 @@ class Recordings:
 
     @cached_property
     def _worst_first(self) -> list[str]:
-        """Files sorted by format and path, the preferred ones last. In a dict, the last file replaces earlier ones."""
+        """Files in order of increasing preference, because the last file with a name replaces the others in a dict."""
         order = sorted(self.files, key=lambda file: SUFFIXES.index(os.path.splitext(file)[1].lower()))
         return order[::-1]
 

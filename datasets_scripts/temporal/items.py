@@ -266,7 +266,7 @@ class TemporalItems:
 
 
 class Recording(NamedTuple):
-    """Fields of a dataset row for random sampling; `row_index` is the index of the row."""
+    """A recording to sample: its id, its source, and the index of its dataset row."""
 
     clip_id: str
     source: str

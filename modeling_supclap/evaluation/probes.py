@@ -68,7 +68,7 @@ def evaluate_linear_probe(
 def evaluate_few_shot(
     split: EmbeddedSplit, options: EvaluationOptions
 ) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, Any]]:
-    """Train on k clips per class, for each k in `options.shots`; scores are means over five random draws.
+    """Train a linear probe on k clips per class, for each k in `options.shots`, and average over five random draws.
 
     Intervals combine the variance over the draws and over the test recordings. If a class has fewer than k clips, all
     of them are drawn, with a UserWarning. Result and errors are those of `evaluate_linear_probe`.

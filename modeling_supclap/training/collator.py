@@ -239,11 +239,11 @@ class TrainingCollator(ContrastiveCollator):
         return self._batch(rows, positions, captions)
 
     def drawn_among_all(self, row: Row) -> tuple[list[bool], list[tuple[str, str]]]:
-        """Return the caption sampled for a clip in this epoch, in all languages.
+        """Return the caption sampled for a clip in this epoch, with its translations into all languages.
 
         Returns:
-            Two lists with one entry per language: whether the clip is trained in this language in this epoch, and the
-            caption as (language, text).
+            Two lists with one entry per language: whether training uses this language for the clip in this epoch, and
+            the caption as (language, text).
         """
         trained = dict(self._draw(row)[1])
         first_language, text = next(iter(trained.items()))
