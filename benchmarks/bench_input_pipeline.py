@@ -5,8 +5,8 @@
 The formats are the original files (Vorbis at 44.1 kHz, decoded and resampled for each batch), FLAC at 16 kHz, and int16
 samples. One process reads the same recordings, without and with the computation of spectrograms and batches.
 
-`--data_dir` is a folder for the `audio_folder` builder. By default, recordings are generated. The compared variants run
-in alternation.
+`--data_dir` is a folder for the `audio_folder` builder. By default, recordings are generated. The compared
+variants alternate.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def take_turns(
 
 
 def compare(seconds: Mapping[str, Sequence[float]], name: str, unit: str) -> tuple[float, float]:
-    """Compare the times of `name` and `unit`. Return the ratio of the minima, and the median ratio of all rounds."""
+    """Divide the times of function `name` by those of `unit`. Return the ratio of the minima, and the median ratio."""
     mine, theirs = seconds[name], seconds[unit]
     return min(mine) / min(theirs), statistics.median(a / b for a, b in zip(mine, theirs, strict=True))
 

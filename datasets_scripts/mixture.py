@@ -145,7 +145,7 @@ class _DatasetSplit:
 
 
 class _MixedSplit:
-    """Split that mixes several streams. The `location` of a row group is `(dataset name, its row group)`."""
+    """Split that mixes several streams. The `location` of a row group is `(name of the dataset, row group there)`."""
 
     def __init__(self, streams: Mapping[str, RowStream], languages: Sequence[str]) -> None:
         self.streams, self.languages = streams, languages

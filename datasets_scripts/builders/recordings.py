@@ -155,7 +155,7 @@ class Recordings:
 
         Three comparisons are tried in this order: the name without suffix, this name with HTML entities resolved, and
         only its letters and digits. The second and third comparisons use only names and files that have no match yet.
-        They skip results that several names or several files have in common.
+        They skip ambiguous matches, where several names or several files become equal.
 
         Returns:
             `{name: path}` for all names with a match.

@@ -32,7 +32,7 @@ def tiled_symmetric_contrast(
     group_ids: Tensor | None,
     chunk_size: int,
 ) -> Tensor:
-    """Compute `info_nce` of (..., N, d) embeddings, with `chunk_size` similarity matrix rows at a time."""
+    """Compute `info_nce` of (..., N, d) embeddings, `chunk_size` rows of the similarity matrix at a time."""
 
     def loss(audio: Tensor, text: Tensor) -> Tensor:
         audio_positives = logit_scale * _positive_similarity(audio, text, group_ids)

@@ -37,7 +37,8 @@ class FrozenCache:
     def is_repeatable(self, pool: Callable[[Rows], Tensor], inputs: Rows) -> bool:
         """Return whether the tower is deterministic in its current mode (no dropout, for example).
 
-        The first call in each mode runs the tower on the first row, with `pool`, and then restores the random state.
+        The first call in each mode computes the output of the first row with `pool`, and tests whether torch has drawn
+        random numbers. It then restores the random state.
         """
         mode = self._parts[0].training
         if mode not in self._is_repeatable:
