@@ -205,7 +205,7 @@ def summarize(
           mean with its interval. A cost is missing if a run never reaches this score.
         - "differences" (not for the baseline): Test score minus that of the baseline, with its interval. "final" is
           after the longest training. "steps", "captions" and "seconds" are at equal cost, the largest cost that both
-          arms have reached.
+          arms have reached. A cost is missing if the shortest run of an arm costs more.
     """
     first = next(iter(points))
     summary: dict[str, dict[str, Any]] = {}
@@ -236,7 +236,8 @@ def summarize(
                 for of_seed, of_baseline in pairs:
                     common = min(of_seed[-1][cost], of_baseline[-1][cost])
                     values.append(score_at(of_seed, cost, common) - score_at(of_baseline, cost, common))
-                differences[cost] = with_interval(np.array(values))
+                if np.isfinite(values).all():
+                    differences[cost] = with_interval(np.array(values))
             about["differences"] = differences
         summary[arm] = about
     return summary
@@ -251,9 +252,12 @@ def with_interval(values: np.ndarray) -> dict[str, float]:
 
 
 def score_at(runs: Sequence[Point], cost: str, value: float) -> float:
-    """Return the test score at a cost, by linear interpolation over the logarithm of the cost."""
+    """Return the test score at a cost, by linear interpolation over the logarithm of the cost.
+
+    The score is NaN if the shortest run costs more.
+    """
     costs, scores = [run[cost] for run in runs], [run["score"] for run in runs]
-    return float(np.interp(np.log(value), np.log(costs), scores))
+    return float(np.interp(np.log(value), np.log(costs), scores, left=np.nan))
 
 
 def cost_to_reach(runs: Sequence[Point], cost: str, score: float) -> float:
@@ -356,9 +360,8 @@ def render_study(content: Mapping[str, Any], figure: str) -> str:
         line = [arm["model"]]
         line += map(format_percent, arm["scores"])
         differences = arm.get("differences", {})
-        line += [
-            format_percent(differences[key], "+") if differences else "" for key in ("final", "captions", "seconds")
-        ]
+        for key in ("final", "captions", "seconds"):
+            line.append(format_percent(differences[key], "+") if key in differences else "")
         ratio = arm["to_90"].get("steps")
         line.append(f"{ratio['mean']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})" if ratio else "not reached")
         line += [f"{np.mean([run[cost] for run in arm['points'][-1]]):,.0f}" for cost in ("captions", "seconds")]

@@ -110,6 +110,16 @@ def test_equal_seconds_count_the_cost_of_a_step():
     assert arms["new"]["differences"]["seconds"]["mean"] == pytest.approx(expected)
 
 
+def test_arms_without_a_common_cost_are_not_compared():
+    """The shortest run of the method takes longer than the longest run of the baseline."""
+    points = {
+        "base": by_length(*(runs(curve, seed=seed) for seed, curve in enumerate(BASE))),
+        "new": by_length(*(runs(curve, seconds_per_step=5.0, seed=seed) for seed, curve in enumerate(BASE))),
+    }
+    differences = evidence.summarize(points, STUDY, {"base": {}, "new": {}})["new"]["differences"]
+    assert set(differences) == {"final", "steps", "captions"}
+
+
 @pytest.fixture
 def train(monkeypatch):
     """Fake training: the score rises with epochs and learning rate, and is constant after 20 epochs."""
