@@ -21,6 +21,8 @@ from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from .atomic_files import write_json
 from .audio import BadAudioError, MissingDecoderError, measure_audio, read_int16
@@ -81,7 +83,7 @@ def check_recording(source: str | bytes, name: str, min_seconds: float = 0.0) ->
     if not is_sound:
         raise BadAudioError(f"{name} is silent: every sample is zero")
     if seconds < min_seconds:
-        raise BadAudioError(f"{name} lasts {seconds:.4f} s; the model requires at least {min_seconds} s")
+        raise BadAudioError(_too_short(name, seconds, min_seconds))
     return seconds
 
 
@@ -104,8 +106,8 @@ def find_bad_audio(
     """Decode all recordings completely and return a list of the bad clips.
 
     Args:
-        rows: Rows in the format of `schema.Row`. If they contain int16 samples, the result is an empty list, because
-            `prepare.py` has already checked these.
+        rows: Rows in the format of `schema.Row`. If they contain int16 samples, only the length is checked, because
+            `prepare.py` has already checked the samples.
         workers: Number of processes that read recordings.
         min_seconds: Minimum length in seconds.
         memo: JSON file that caches the results; only new and changed recordings are read.
@@ -113,16 +115,11 @@ def find_bad_audio(
     Raises:
         MissingDecoderError: FFmpeg is required but not installed, so the recordings may be fine.
     """
-    rates: Sequence[Any] = [None] * len(rows)
-    if isinstance(rows, list):
-        rates = [row.get("sampling_rate_hz") for row in rows]
-    elif "sampling_rate_hz" in (getattr(rows, "column_names", None) or ()):
-        rates = rows["sampling_rate_hz"]
-
     known: dict[str, str | None] = {}
     if memo is not None and Path(memo).is_file():
         known = json.loads(Path(memo).read_text(encoding="utf-8"))
-    states = {row: _state(rows[row], min_seconds) for row, rate_hz in enumerate(rates) if rate_hz is None}
+    seconds = _stored_seconds(rows)
+    states = {row: _state(rows[row], min_seconds) for row in np.flatnonzero(np.isnan(seconds)).tolist()}
 
     new = [row for row, state in states.items() if state not in known]
     if new:
@@ -132,11 +129,10 @@ def find_bad_audio(
         Path(memo).parent.mkdir(parents=True, exist_ok=True)
         write_json(memo, known)
 
-    bad = []
-    for row, state in states.items():
-        if problem := known[state]:
-            bad.append(BadClip(row, rows[row]["clip_id"], problem))
-    return bad
+    reasons = {row: known[state] for row, state in states.items()}
+    for row in np.flatnonzero(seconds < min_seconds).tolist():
+        reasons[row] = _too_short(rows[row]["audio_path"], seconds[row], min_seconds)
+    return [BadClip(row, rows[row]["clip_id"], reason) for row, reason in sorted(reasons.items()) if reason]
 
 
 def filter_bad_audio(
@@ -278,6 +274,25 @@ def _problem(row: Mapping[str, Any], min_seconds: float) -> str | None:
     except BadAudioError as error:
         return str(error).replace(os.path.join(os.path.dirname(row["audio_path"]), ""), "")
     return None
+
+
+def _too_short(name: str, seconds: float, min_seconds: float) -> str:
+    return f"{name} lasts {seconds:.4f} s; the model requires at least {min_seconds} s"
+
+
+def _stored_seconds(rows: Any) -> np.ndarray:
+    """Return the length of each row with int16 samples in seconds, and NaN for other rows, without reading samples."""
+    names = ["samples", "sampling_rate_hz"]
+    if isinstance(rows, list):
+        table = pa.table({name: [row.get(name) for row in rows] for name in names})
+    elif set(names) <= set(getattr(rows, "column_names", None) or ()):
+        table = rows.data.select(names)
+    else:
+        return np.full(len(rows), np.nan)
+    num_bytes, rates = pc.binary_length(table[0].cast(pa.binary())), table[1].cast(pa.float64())
+    seconds = pc.divide(num_bytes.cast(pa.float64()), pc.multiply(2.0, rates)).to_numpy()
+    indices = getattr(rows, "_indices", None)
+    return seconds if indices is None else seconds[indices.column(0).to_numpy()]
 
 
 def _select(rows: Any, indices: Sequence[int]) -> Any:

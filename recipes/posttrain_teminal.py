@@ -49,13 +49,13 @@ def choose_prompts(args: PostTrainingArguments, languages: Sequence[str]) -> str
 
 
 def load_items(
-    args: PostTrainingArguments, training: TemporalTrainingArguments
+    args: PostTrainingArguments, training: TemporalTrainingArguments, min_seconds: float = 0.0
 ) -> tuple[TemporalItems, TemporalItems, TemporalItems]:
     """Build three sets of items for training, for selecting the best epoch, and for the final scores.
 
     An item is a clip of one or two sounds, with its captions. The recordings come from the training split, or from all
     splits if `pool_splits` is set. The sets share no source recordings, except that the last two
-    sets are equal if `load_best_model_at_end` is False.
+    sets are equal if `load_best_model_at_end` is False. `min_seconds` is that of `filter_bad_audio`.
     """
     from datasets import concatenate_datasets
 
@@ -69,7 +69,7 @@ def load_items(
     if "train" not in splits and not args.pool_splits:
         raise ValueError(f"{args.dataset} has only the splits {list(splits)}; use --pool_splits true to train on them")
     rows = concatenate_datasets(list(splits.values())) if args.pool_splits else splits["train"]
-    rows = filter_bad_audio(rows, training)
+    rows = filter_bad_audio(rows, training, min_seconds)
     parts = split_by_source(without_audio(rows), args.train_fraction, training.seed)
     train, held_out = (rows.select(part) for part in parts)
 
@@ -205,6 +205,7 @@ def train_and_save(
     from modeling_supclap.datasets_scripts.overlap.trained_sources import save_trained_sources
     from modeling_supclap.evaluation.report import write_report
     from modeling_supclap.recipes.models import is_clap, load_start
+    from modeling_supclap.training.collator import min_seconds
     from modeling_supclap.training.trainer import TemporalTrainer
 
     if post_args.model is None:
@@ -215,7 +216,7 @@ def train_and_save(
     origin = post_args.origin
 
     model, processor = load_start(post_args.model)
-    items = load_items(post_args, args)
+    items = load_items(post_args, args, min_seconds(processor))
     model.config.temporal_prompts = choose_prompts(post_args, args.languages)
     part_args.choose_parameters(model)
     trained = count_trained(model)  # before adapters are merged, which makes all parameters trainable

@@ -106,10 +106,15 @@ def test_with_a_memo_only_changed_recordings_are_read_again(rows, tmp_path, monk
     assert looked_at[8:] == [rows[1]["audio_path"]]
 
 
-def test_stored_samples_are_not_read_again():
-    rows = [{"clip_id": "a", "audio_path": "a.wav", "samples": b"xx", "sampling_rate_hz": 16_000}]
-    assert find_bad_audio(rows) == []
-    assert filter_bad_audio(rows, "skip") is rows
+def test_of_stored_samples_only_the_length_is_checked(tmp_path):
+    rows = []
+    for name, samples in (("short", b"xx"), ("long", bytes(32_000)), ("file", None)):
+        audio = {"samples": samples, "sampling_rate_hz": samples and 16_000}
+        rows.append({"clip_id": name, "audio_path": tone_rows(tmp_path, 1)[0]["audio_path"], **audio})
+    for stored in (rows, Dataset.from_list(rows[::-1]).select([2, 1, 0])):
+        assert find_bad_audio(stored) == []
+        assert filter_bad_audio(stored, "skip") is stored
+        assert [clip[:2] for clip in find_bad_audio(stored, min_seconds=0.15)] == [(0, "short")]
 
 
 def test_a_run_trains_on_the_rest(rows, tmp_path, processor):

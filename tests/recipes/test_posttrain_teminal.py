@@ -16,6 +16,7 @@ from recordings import esc50_folder
 from transformers import ClapModel, pipeline
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
+from modeling_supclap.datasets_scripts.audio import BadAudioError
 from modeling_supclap.evaluation import Results, compare
 from modeling_supclap.recipes import posttrain_teminal
 from modeling_supclap.training.trainer import TemporalTrainer
@@ -68,6 +69,9 @@ def test_labels_of_an_audio_folder_are_english_names(tmp_path):
     overlaid = [train.triple(0, number)[2] for number in range(len(train))]
     assert "Door bell while saw" in {item.captions["eng"][0] for item in overlaid}
     assert held_out.labels == ("door_bell", "hen", "saw")
+    options = {"use_cpu": True, "on_bad_audio": "skip", "output_dir": str(tmp_path / "out")}
+    with pytest.raises(BadAudioError, match=r"0\.5000 s.*0\.6 s"):
+        posttrain_teminal.load_items(args, TemporalTrainingArguments(**options), min_seconds=0.6)
     with pytest.raises(ValueError, match="'audio_folder'"):
         posttrain_teminal.load_items(args, TemporalTrainingArguments(use_cpu=True, languages=["eng", "fra"]))
     args.prompts = "phrases"
