@@ -204,6 +204,8 @@ def read_suite(args: EvaluationArguments, words: Sequence[str]) -> dict[str, Eva
         name = str(settings.pop("name", dataset))
         if dataset is None or name in suite or not re.fullmatch(r"[\w.-]+", name):
             raise ValueError(f"{args.suite[0]} contains {entry}; expected `dataset` or `mteb`, and a unique `name`")
+        if entry.get("mteb") is not None and (unused := sorted(entry.keys() - {"mteb", "name"})):
+            raise ValueError(f"{args.suite[0]}: {entry} has {', '.join(unused)}; a task of mteb has only mteb and name")
 
         data_dir = settings.pop("data_dir", None)
         if data_dir is None and args.data_dir is not None and Path(args.data_dir, dataset).is_dir():
