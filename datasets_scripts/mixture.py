@@ -29,7 +29,8 @@ def mix(
     if a recording is in the training split of one dataset and in the validation or test split of another.
 
     If the training split of a dataset is a `RowStream`, the mixed training split is a stream that repeats rows instead
-    of adding the column `EXPECTED_COUNT`. Its recordings are not compared with the other splits.
+    of adding the column `EXPECTED_COUNT`. Its recordings are not compared with the other splits; call
+    `warn_of_shared_recordings` with a sample of its rows.
 
     Args:
         sets: `{dataset name: splits}`. A split is a `Dataset`; the training split may be a `RowStream`.
@@ -56,18 +57,29 @@ def mix(
             parts.setdefault(split, []).append(_with_columns(rows, name, languages, counts))
 
     mixed = {split: concatenate_datasets(of_split) for split, of_split in parts.items()}
-    tables = {split: rows.select_columns(["dataset", "source"]).to_pandas() for split, rows in mixed.items()}
+    warn_of_shared_recordings(mixed)
+    if is_stream:
+        mixed["train"] = _mix_streams(train, languages, expected)
+    return mixed
+
+
+def warn_of_shared_recordings(splits: Mapping[str, Any]) -> None:
+    """Log a warning if a training recording of one dataset is in the validation or test split of another.
+
+    A split is a `Dataset` or a list of rows, with the columns `dataset` and `source`.
+    """
+    tables = {}
+    for split, rows in splits.items():
+        rows = rows if isinstance(rows, Dataset) else Dataset.from_list(rows)
+        tables[split] = rows.select_columns(["dataset", "source"]).to_pandas().drop_duplicates()
     for split in tables.keys() - {"train"} if "train" in tables else ():
-        pairs = tables["train"].drop_duplicates().merge(tables[split].drop_duplicates(), on="source")
+        pairs = tables["train"].merge(tables[split], on="source")
         pairs = pairs[(pairs.dataset_x != pairs.dataset_y) & ~pairs.source.str.startswith(FILE_SOURCE)]
         for (trained, evaluated), sources in pairs.groupby(["dataset_x", "dataset_y"])["source"]:
             logger.warning(
                 f"{len(sources)} recordings of the {split} split of {evaluated} are also in the training split of "
                 f"{trained}, such as {sources.iloc[0]}; exclude them there, or the scores will be too high"
             )
-    if is_stream:
-        mixed["train"] = _mix_streams(train, languages, expected)
-    return mixed
 
 
 def expected_counts(

@@ -235,6 +235,7 @@ def train_and_save(
     from transformers import set_seed
 
     from modeling_supclap import SupCLAPModel, evaluation
+    from modeling_supclap.datasets_scripts.mixture import warn_of_shared_recordings
     from modeling_supclap.datasets_scripts.overlap.trained_sources import save_trained_sources
     from modeling_supclap.datasets_scripts.schema import without_audio
     from modeling_supclap.datasets_scripts.stream import RowStream
@@ -257,6 +258,8 @@ def train_and_save(
     is_stream = isinstance(splits.get("train"), RowStream)
     if is_stream:
         checked["train"] = list(islice(without_audio(splits["train"]).shuffle(args.seed), SAMPLE_ROWS))
+        if data_args.parts:
+            warn_of_shared_recordings(checked)
     check_splits(checked, data_args, args)
     parts = {"": data_args, **data_args.parts}
     origins = {name: part.origin for name, part in parts.items()}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from datasets import Dataset, Value, concatenate_datasets
 
-from modeling_supclap.datasets_scripts.mixture import expected_counts, mix
+from modeling_supclap.datasets_scripts.mixture import expected_counts, mix, warn_of_shared_recordings
 from modeling_supclap.datasets_scripts.schema import EXPECTED_COUNT, features, require_captions, validate_row
 from modeling_supclap.datasets_scripts.stream import RowGroup, RowStream
 
@@ -165,6 +165,9 @@ def test_recordings_shared_with_the_test_split_of_another_dataset_are_named(capl
     }
     with caplog.at_level(logging.WARNING):
         mix(sets)
+        streamed = {**mix(sets), "train": list(mix(sets)["train"])}  # a sample of a stream is a list of rows
+        caplog.clear()
+        warn_of_shared_recordings(streamed)
     messages = sorted(caplog.messages)
     assert len(messages) == 2  # no warning within a dataset or for equal file names
     for message, count, split in zip(messages, (2, 3), ("test", "validation"), strict=True):
