@@ -58,7 +58,8 @@ class IndexReport:
     """Summary of a `build_index` call: numbers of files and windows, and the duration of the call.
 
     Attributes:
-        changed: Number of files with changed content, or that were read again after an error.
+        added: Number of new files. Unreadable files count neither as added nor as changed.
+        changed: Number of files with changed content, or that were unreadable before.
         removed: Number of files that no longer exist.
         windows: Number of windows in the index.
         unreadable: Unreadable files, `{path: error message}`.
@@ -429,8 +430,6 @@ def build_index(
                 moved.append({**row, **stamp._asdict()})
                 report.unchanged += 1
             else:
-                report.changed += row is not None
-                report.added += row is None
                 todo.append(name)
         store.update_stamps(moved)
 
@@ -439,6 +438,9 @@ def build_index(
         entries = iter(progress(entries, "indexing", len(todo), "files", not show_progress_bar or rank > 0))
         while entries_done := list(itertools.islice(entries, _FILES_AT_ONCE)):
             store.replace(entries_done)
+            for entry in entries_done:
+                report.changed += entry.file in known and not entry.problem
+                report.added += entry.file not in known and not entry.problem
         barrier()
 
         if rank == 0:

@@ -89,8 +89,10 @@ def test_unreadable_files_are_listed_and_tried_again(fake_model, folder):
     report = build(fake_model, folder)
     assert list(report.unreadable) == ["broken.wav"]
     assert "broken.wav" in str(report)
+    assert (report.added, build(fake_model, folder).changed) == (3, 0)
     soundfile.write(folder / "broken.wav", tone(PITCHES["low"], 1.0), RATE)
-    assert build(fake_model, folder).unreadable == {}
+    again = build(fake_model, folder)
+    assert (again.unreadable, again.added, again.changed) == ({}, 0, 1)
 
 
 def test_a_recording_shorter_than_the_model_takes_is_listed(fake_model, folder):
