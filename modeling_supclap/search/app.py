@@ -156,7 +156,10 @@ def make_page(searcher: Searcher, recordings: str | Path) -> Any:
 
 
 def render_hits(searcher: Searcher, hits: Sequence[Hit], vector: np.ndarray) -> str:
-    """Render the hits of a query embedding (d,) as HTML, with a plot of the scores along each recording."""
+    """Render the hits of a query embedding (d,) as HTML, with a plot of the scores along each recording.
+
+    Scores that texts without any sound reach (see `Searcher.background`) are pale, even if they are the best ones.
+    """
     if not hits:
         return "<p>No indexed recording to search.</p>"
 
@@ -168,7 +171,8 @@ def render_hits(searcher: Searcher, hits: Sequence[Hit], vector: np.ndarray) -> 
     if not hits:
         return "<p>The recordings were removed; search again.</p>"
     all_scores = np.concatenate([scores for _, scores in scored.values()])
-    lowest, span = all_scores.min(), np.ptp(all_scores)
+    lowest = all_scores.min()
+    span = max(all_scores.max() - lowest, 2 * (searcher.background() - lowest))
 
     strips: dict[str, dict[str, Any]] = {}
     for hit in hits:

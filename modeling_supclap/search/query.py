@@ -151,9 +151,12 @@ class Searcher:
         return self.model.encode_text(BACKGROUND_TEXTS, "eng", len(BACKGROUND_TEXTS))
 
     def stands_out(self, hits: Sequence[Hit], within: str | None = None) -> bool:
-        """Return whether the best hit of a text query has a higher score than texts that describe no sound.
+        """Return whether the best hit of a text query scores higher than texts that describe no sound."""
+        return bool(hits) and hits[0].score > self.background(within)
 
-        The limit is the 95 % quantile of the best scores of `BACKGROUND_TEXTS` in the index, or in the file `within`.
+    def background(self, within: str | None = None) -> float:
+        """Return the 95 % quantile of the best scores of `BACKGROUND_TEXTS` in the index, or in the file `within`.
+
         It is computed again if the index has changed.
         """
         version = self.index.windows.version, within
@@ -162,7 +165,7 @@ class Searcher:
             for vector in self._background_vectors:
                 best += [row["score"] for row in self.index.nearest(vector, 1, within)]
             self._background = version, float(np.quantile(best, 0.95)) if best else 1.0
-        return bool(hits) and hits[0].score > self._background[1]
+        return self._background[1]
 
     def embed(self, query: str, language: str = "eng") -> np.ndarray:
         """Embed a text query as an array (d,) with unit norm."""

@@ -64,6 +64,13 @@ def test_the_strips_of_a_page_can_be_compared(searcher, folder):
     assert (opacities[0], opacities[-1]) == (0.06, 1.0)
 
 
+def test_strips_of_hits_that_do_not_stand_out_are_pale(searcher, monkeypatch):
+    vector, hits = searcher.embed("high"), searcher.search("high", k=5)
+    monkeypatch.setattr(Searcher, "background", lambda *_: hits[0].score)
+    assert not searcher.stands_out(hits)
+    assert max(map(float, re.findall(r'fill-opacity="([^"]+)"', render_hits(searcher, hits, vector)))) < 0.3
+
+
 def test_the_recordings_may_have_moved(searcher, folder, tmp_path):
     assert find_recordings(searcher) == folder.resolve()
     assert find_recordings(searcher, tmp_path) == tmp_path.resolve()
