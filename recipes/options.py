@@ -184,6 +184,13 @@ class ModelArguments:
     def __post_init__(self) -> None:
         if not set(self.random_weights) <= {"audio", "text"}:
             raise ValueError(f"random_weights is {self.random_weights}; expected audio, text, or both")
+        encoders = {"audio": self.audio_encoder, "text": self.text_encoder}
+        scratch = [kind for kind, name in encoders.items() if name == "scratch"]
+        if self.model is None and len(scratch) == 1:
+            raise ValueError(
+                f"got audio_encoder={self.audio_encoder}, text_encoder={self.text_encoder}; use scratch for both, or "
+                f"name an encoder as {scratch[0]}_encoder, and set --random_weights {scratch[0]} to use only its shape"
+            )
 
 
 @dataclass

@@ -115,11 +115,6 @@ def build_model(args: ModelArguments, processor: SupCLAPProcessor) -> SupCLAPMod
 
     names = ("projection_dim", "temperature", "logit_bias", "audio_pooling", "text_pooling")
     shared: dict[str, Any] = {name: getattr(args, name) for name in names}
-    if (args.audio_encoder == "scratch") != (args.text_encoder == "scratch"):
-        raise ValueError(
-            f"got audio_encoder={args.audio_encoder}, text_encoder={args.text_encoder}; use scratch for both or neither"
-        )
-
     if args.audio_encoder == "scratch":
         audio_config = CEDConfig(**as_mapping(args.audio_config))
         vocabulary = {"vocab_size": len(processor.tokenizer), "pad_token_id": processor.tokenizer.pad_token_id}
@@ -273,7 +268,8 @@ def train_and_save(
     trainer = SupCLAPTrainer(
         model, args, train_dataset=splits["train"], eval_dataset=splits.get("validation"), processing_class=processor
     )
-    if model_args.model is None and model_args.audio_encoder == "scratch":
+    is_new = model_args.audio_encoder == "scratch" or "audio" in model_args.random_weights
+    if model_args.model is None and is_new and hasattr(model.audio_model, "fit_normalisation"):
         workers = args.dataloader_num_workers
         fit_normalisation(model.audio_model, processor, trainer.train_rows, args.max_audio_seconds, workers)
 

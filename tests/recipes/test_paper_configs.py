@@ -106,6 +106,9 @@ def test_table_9_begins_towers_anew_in_their_shape(towers):
     assert (len(model.text_model.layers), builders.sonar_config().encoder_layers) == (1, 2)
     with pytest.raises(ValueError, match="random_weights"):
         train_supclap.ModelArguments(random_weights=["both"])
+    for kind in ("audio", "text"):
+        with pytest.raises(ValueError, match=f"{kind}_encoder, and set --random_weights {kind}"):
+            train_supclap.ModelArguments(**{name: path for name, path in names.items() if name != f"{kind}_encoder"})
 
 
 def test_a_fixed_temperature_stays():
