@@ -12,7 +12,7 @@ import torch
 from accelerate import PartialState
 from transformers import TrainingArguments
 from transformers.utils.generic import strtobool
-from transformers.utils.import_utils import enable_tf32, is_torch_tf32_available
+from transformers.utils.import_utils import is_torch_tf32_available
 
 from modeling_supclap.datasets_scripts.bad_audio import ON_BAD_AUDIO
 from modeling_supclap.datasets_scripts.public_names import redact
@@ -74,7 +74,8 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
         super().__post_init__()
         if self.tf32 is None and not self.use_cpu and is_torch_tf32_available():  # now that the process has its device
             self.tf32 = True
-            enable_tf32(True)
+        if self.tf32 is not None:  # the Trainer's own setter is cached: its second call with a value has no effect
+            torch.backends.fp32_precision = "tf32" if self.tf32 else "ieee"
         if num_launched > self.world_size:  # each process would train alone and write the same files
             raise ValueError(
                 f"{num_launched} processes were started, but only {self.world_size} would train together; to train on "
