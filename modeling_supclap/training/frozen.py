@@ -8,8 +8,12 @@ projection can still be trained.
 from __future__ import annotations
 
 import hashlib
+import pickle
+import random
 from collections.abc import Callable, Iterable
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -37,8 +41,8 @@ class FrozenCache:
     def is_repeatable(self, pool: Callable[[Rows], Tensor], inputs: Rows) -> bool:
         """Return whether the tower is deterministic in its current mode (no dropout, for example).
 
-        The first call in each mode computes the output of the first row with `pool`, and tests whether torch has drawn
-        random numbers. It then restores the random state.
+        The first call in each mode computes the output of the first row with `pool`, and tests whether torch, numpy or
+        Python has drawn random numbers. It then restores the random states.
         """
         mode = self._parts[0].training
         if mode not in self._is_repeatable:
@@ -46,10 +50,11 @@ class FrozenCache:
             device = next(iter(row.values())).device
             devices = [device] if device.type == "cuda" else []
             with torch.random.fork_rng(devices), torch.no_grad():
-                before = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
+                before = _random_states(devices)
                 pool(row)
-                after = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
-            self._is_repeatable[mode] = all(map(torch.equal, before, after))
+                self._is_repeatable[mode] = pickle.dumps(before) == pickle.dumps(_random_states(devices))
+            random.setstate(before[0])
+            np.random.set_state(before[1])
         return self._is_repeatable[mode]
 
     def __call__(self, pool: Callable[[Rows], Tensor], inputs: Rows, mask: str | None) -> Tensor:
@@ -82,6 +87,11 @@ class FrozenCache:
                 self._vectors |= new
                 self._bytes += vectors.nbytes
         return torch.stack([batch_vectors[key] for key in keys]).to(next(iter(inputs.values())).device)
+
+
+def _random_states(devices: Iterable[torch.device]) -> list[Any]:
+    states = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
+    return [random.getstate(), np.random.get_state(), *(state.numpy() for state in states)]
 
 
 def _content_keys(inputs: Rows, mask: str | None) -> list[bytes]:

@@ -1,8 +1,10 @@
 """Frozen towers: each text and recording is embedded once, and the results equal those without a cache."""
 
+import random
 from collections import Counter
 
 import builders
+import numpy as np
 import pytest
 import torch
 from test_trainer import QUICK, build
@@ -57,6 +59,16 @@ def test_dropout_in_a_frozen_tower_is_that_of_the_run_without_a_cache(tmp_path, 
     assert losses == plain_losses
     assert all(torch.equal(weights[name], value) for name, value in plain_weights.items())
     assert seen["text"] == plain_seen["text"] + 1
+
+
+@pytest.mark.parametrize("draw", [lambda: torch.rand(1), np.random.random, random.random])
+def test_a_tower_that_draws_random_numbers_is_not_repeatable(draw):
+    states = torch.get_rng_state(), np.random.get_state()[2], random.getstate()
+    inputs = {"x": torch.ones(2, 3)}
+    assert not FrozenCache([Tower()]).is_repeatable(lambda rows: rows["x"] + float(draw()), inputs)
+    assert FrozenCache([Tower()]).is_repeatable(lambda rows: rows["x"], inputs)
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert (np.random.get_state()[2], random.getstate()) == states[1:]
 
 
 def test_always_puts_frozen_towers_in_evaluation_mode(tmp_path, rows):
