@@ -12,7 +12,8 @@ and encoders. Otherwise, missing inputs raise an error before the first run; `--
 `configs/<paper>/tables.yaml` defines the tables, and `configs/<paper>/<table>_<row>.yaml` the training of each row.
 The folder name of a run depends on its settings. Tables share runs, and finished runs are not repeated. Each table is
 written as `.md`, `.html` and `.json`, and its figure as `.png`. If a run fails, the table contains the finished runs.
-The file name of the table includes `--settings` and the name of the `--controls` file, which adds rows, for example
+The file name of the table includes `--rows`, `--datasets`, `--settings` and the name of the `--controls` file, which
+adds rows, for example
 
     infonce_4x: {row: table1_infonce, model: "InfoNCE, 4 x the steps", settings: {num_train_epochs: 40}}
 
@@ -155,6 +156,9 @@ def plan(name: str, table: Mapping[str, Any], args: options.ReproductionArgument
                 runs.append(_steps(name.partition("/")[0], label, entry, scale, seed, args))
             model = entry["model"] + scale.get("model_suffix", "")
             cells.append(Cell(label, model, None if label == baseline else baseline, dataset, runs))
+    names = Counter((cell.dataset, cell.model) for cell in cells)
+    if repeated := [model for (_, model), count in names.items() if count > 1]:
+        raise ValueError(f"{name} has two rows named {repeated[0]!r}; give each its own `model` in --controls")
     return cells
 
 
@@ -648,14 +652,16 @@ def get_printed(name: str, table: Mapping[str, Any], cell: Cell, place: Sequence
 
 
 def table_stem(name: str, args: options.ReproductionArguments) -> str:
-    """Return the file name of a table without suffix. It contains `args.settings` and the name of the controls file.
+    """Return the file name of a table without suffix. It contains the selection, the settings and the controls.
 
     >>> table_stem("supclap/table3", options.ReproductionArguments(settings={"num_train_epochs": 40}))
     'supclap_table3_num_train_epochs-40'
     """
     parts = [name.replace("/", "_")]
-    for key, value in options.as_mapping(args.settings).items():
-        parts.append(f"{key}-{re.sub('[^A-Za-z0-9]+', '-', json.dumps(value)).strip('-')}")
+    selected = {key: value for key in ("rows", "datasets") if (value := getattr(args, key))}
+    for key, value in {**selected, **options.as_mapping(args.settings)}.items():
+        text = re.sub("[^A-Za-z0-9]+", "-", json.dumps(value)).strip("-")
+        parts.append(f"{key}-{text if len(text) < 80 else hashlib.sha256(text.encode()).hexdigest()[:8]}")
     if args.controls is not None:
         parts.append(Path(args.controls).stem)
     return "_".join(parts)

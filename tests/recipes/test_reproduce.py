@@ -54,11 +54,12 @@ def recipe(monkeypatch):
 
 
 ROWS = ("--rows", "table1_infonce", "table1_infonce_bi_static", "--seeds", "0", "1")
+STEM = "supclap_table1_rows-table1-infonce-table1-infonce-bi-static"
 
 
 def test_a_table_contains_measured_and_printed_numbers(recipe, tmp_path):
     run_recipe(reproduce, "supclap/table1", *ROWS, "--output_dir", tmp_path)
-    content = json.loads((tmp_path / "mini" / "supclap_table1.json").read_text())
+    content = json.loads((tmp_path / "mini" / f"{STEM}.json").read_text())
     baseline, static = (row["scores"][R1] for row in content["rows"])
 
     assert baseline["values"] == [0.5, 0.625]
@@ -69,10 +70,10 @@ def test_a_table_contains_measured_and_printed_numbers(recipe, tmp_path):
     assert static["low"] < 0.25 < static["high"]
     assert "low" not in baseline
 
-    text = (tmp_path / "mini" / "supclap_table1.md").read_text()
+    text = (tmp_path / "mini" / f"{STEM}.md").read_text()
     assert "81.2 ± 8.8 (+25.0" in text
     assert "2 of 2 up); paper 43.9" in text
-    page = (tmp_path / "mini" / "supclap_table1.html").read_text()
+    page = (tmp_path / "mini" / f"{STEM}.html").read_text()
     assert "paper 43.9" in page
     assert "<img" not in page
     assert '<img src="a.png"' in html_table(content, "a.png")
@@ -97,21 +98,21 @@ def test_finished_runs_are_not_repeated(recipe, tmp_path):
 
 def test_a_table_states_costs_chance_and_few_seeds(recipe, tmp_path):
     run_recipe(reproduce, "supclap/table1", *ROWS, "--output_dir", tmp_path)
-    text = (tmp_path / "mini" / "supclap_table1.md").read_text()
+    text = (tmp_path / "mini" / f"{STEM}.md").read_text()
     assert "| row | steps | captions | seconds | text to audio R@1 (chance 1.6) |" in text
     assert "| InfoNCE | 12 | 96 | 1 |" in text  # 12 steps of 4 clips with 2 captions
     assert "Fewer than five seeds** (2)" in text
     run_recipe(reproduce, "supclap/table1", *ROWS[:-1], "--output_dir", tmp_path)
-    assert "One seed" in (tmp_path / "mini" / "supclap_table1.md").read_text()
+    assert "One seed" in (tmp_path / "mini" / f"{STEM}.md").read_text()
 
 
 def test_other_settings_have_a_table_of_their_own(recipe, tmp_path):
     words = ("supclap/table1", *ROWS, "--output_dir", tmp_path)
     run_recipe(reproduce, *words)
-    before = (tmp_path / "mini" / "supclap_table1.json").read_bytes()
+    before = (tmp_path / "mini" / f"{STEM}.json").read_bytes()
     run_recipe(reproduce, *words, "--settings", '{"learning_rate": 0.5}')
-    assert (tmp_path / "mini" / "supclap_table1.json").read_bytes() == before
-    text = (tmp_path / "mini" / "supclap_table1_learning_rate-0-5.md").read_text()
+    assert (tmp_path / "mini" / f"{STEM}.json").read_bytes() == before
+    text = (tmp_path / "mini" / f"{STEM}_learning_rate-0-5.md").read_text()
     assert "### supclap/table1 with learning_rate 0.5:" in text
     assert "Changed settings: learning_rate 0.5." in text
 
@@ -120,13 +121,16 @@ def test_a_file_of_controls_adds_rows(recipe, tmp_path):
     controls = tmp_path / "controls.yaml"
     controls.write_text("longer: {row: table1_infonce, model: twice the steps, settings: {num_train_epochs: 20}}\n")
     run_recipe(reproduce, "supclap/table1", *ROWS, "--controls", controls, "--output_dir", tmp_path)
-    content = json.loads((tmp_path / "mini" / "supclap_table1_controls.json").read_text())
+    content = json.loads((tmp_path / "mini" / f"{STEM}_controls.json").read_text())
     rows = {row["row"]: row for row in content["rows"]}
     assert list(rows) == ["table1_infonce", "longer", "table1_infonce_bi_static"]
     assert (rows["longer"]["model"], rows["longer"]["baseline"]) == ("twice the steps", "table1_infonce")
     (folder,) = tmp_path.glob("mini/runs/longer-train-synthetic-*-seed0")
     settings = yaml.safe_load((folder / "settings.yaml").read_text())
     assert (settings["num_train_epochs"], settings["svr"]) == (20, "none")
+    controls.write_text("copy: {row: table1_infonce, model: InfoNCE}\n")
+    with pytest.raises(ValueError, match="supclap/table1 has two rows named 'InfoNCE'"):
+        run_recipe(reproduce, "supclap/table1", *ROWS, "--controls", controls, "--output_dir", tmp_path)
     controls.write_text("longer: {row: table1_infonce, steps: 20}\n")
     with pytest.raises(ValueError, match=r"longer has the keys \['row', 'steps'\]"):
         run_recipe(reproduce, "supclap/table1", *ROWS, "--controls", controls, "--output_dir", tmp_path)
@@ -143,7 +147,7 @@ def test_finished_rows_are_written_if_another_row_fails(recipe, tmp_path, monkey
     monkeypatch.setitem(reproduce.RECIPES, "train", (fail_late, arguments))
     with pytest.raises(RuntimeError, match="out of memory"):
         run_recipe(reproduce, "supclap/table1", *ROWS, "--output_dir", tmp_path)
-    content = json.loads((tmp_path / "mini" / "supclap_table1.json").read_text())
+    content = json.loads((tmp_path / "mini" / f"{STEM}.json").read_text())
     assert [(row["row"], row["seeds"]) for row in content["rows"]] == [("table1_infonce", [0, 1])]
 
 
@@ -323,7 +327,7 @@ def test_an_unknown_row_is_named(recipe, names, tmp_path):
 def test_only_tables_with_a_requested_row_are_written(recipe, tmp_path):
     words = ("--rows", "table3_uni_static", "--seeds", "0", "--output_dir", tmp_path)
     run_recipe(reproduce, "supclap/table1", "supclap/table3", *words)
-    assert [path.name for path in tmp_path.glob("mini/*.md")] == ["supclap_table3.md"]
+    assert [path.name for path in tmp_path.glob("mini/*.md")] == ["supclap_table3_rows-table3-uni-static.md"]
 
 
 def test_tables_that_cannot_be_reproduced_have_a_reason():
