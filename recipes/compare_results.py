@@ -164,6 +164,12 @@ def _cell(
     return f"{text} ({format_value(score, low, signed)} to {format_value(score, high, signed)})"
 
 
+def _stack(cell: str) -> str:
+    """Format a LaTeX cell in two lines if it contains an interval or is the heading of a difference."""
+    two_lines = r"\\shortstack[r]{\\rule{0pt}{3ex}\1\\\\\\scriptsize \2\3}"
+    return re.sub(r"^(.+) (?:\((.+ to .+)\)|(- .+))$", two_lines, cell)
+
+
 def write_tables(tables: Mapping[str, Models], folder: str | Path, allow_different: bool = False) -> None:
     """Write the scores as `table.csv`, and formatted as `table.md`, `table.html` and `table.tex`; print them."""
     import pandas
@@ -172,15 +178,17 @@ def write_tables(tables: Mapping[str, Models], folder: str | Path, allow_differe
     table = format_table(scores)
     markdown = "\n".join([*markdown_lines(table), "", CAPTION, ""])
     style = pandas.DataFrame(table[1:], columns=table[0]).style.hide(axis="index")
-    style = style.format(escape="latex").format_index(escape="latex", axis="columns")
+    style = style.format(_stack, escape="latex").format_index(_stack, escape="latex", axis=1)
     latex = style.to_latex(hrules=True, column_format="ll" + "r" * (len(table[0]) - 2))
+    width = "\\ifdim\\width>\\textwidth\\textwidth\\else\\width\\fi"  # wide tables become smaller
 
     stem = Path(folder, "table")
     stem.parent.mkdir(parents=True, exist_ok=True)
     write_text(stem.with_suffix(".csv"), pandas.DataFrame(scores).to_csv(index=False))
     write_text(stem.with_suffix(".md"), markdown)
     write_text(stem.with_suffix(".html"), html_page("Comparison", table, CAPTION))
-    write_text(stem.with_suffix(".tex"), f"% needs \\usepackage{{booktabs}}\n{latex}")
+    packages = "% needs \\usepackage{booktabs, graphicx}"
+    write_text(stem.with_suffix(".tex"), f"{packages}\n\\resizebox{{{width}}}{{!}}{{%\n{latex}}}\n")
     say(f"\n{markdown}\n{stem}.md, also as .html, .csv and .tex")
 
 

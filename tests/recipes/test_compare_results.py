@@ -101,7 +101,10 @@ def test_latex_is_escaped_and_compiles(tmp_path):
 
     compiler = shutil.which("tectonic") or shutil.which("pdflatex")
     if compiler:
-        document = rf"\documentclass{{article}}\usepackage{{booktabs}}\begin{{document}}{text}\end{{document}}"
+        head = r"\documentclass{article}\usepackage{booktabs,graphicx}\begin{document}\noindent"
+        document = rf"{head}{text}\end{{document}}"
         (tmp_path / "page.tex").write_text(document.replace("% needs", "\n% needs"))
         subprocess.run([compiler, "page.tex"], cwd=tmp_path, check=True, stdin=subprocess.DEVNULL, timeout=120)
         assert (tmp_path / "page.pdf").stat().st_size
+        if "pdflatex" in compiler:
+            assert "Overfull" not in (tmp_path / "page.log").read_text()  # the table is not wider than the page
