@@ -63,6 +63,7 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
     def __post_init__(self) -> None:
         num_launched = int(os.environ.get("WORLD_SIZE", "1"))
         if num_launched > 1 and (self.use_cpu or strtobool(os.environ.get("ACCELERATE_USE_CPU", "false"))):
+            os.environ.setdefault("ACCELERATE_TORCH_DEVICE", "cpu")  # transformers 5.17 cannot resume on cpu:0
             # On CPUs the Trainer would ignore its ddp_timeout.
             PartialState(cpu=True, backend=self.ddp_backend, timeout=timedelta(seconds=self.ddp_timeout))
         if self.greater_is_better is None and self.metric_for_best_model is not None:
