@@ -142,11 +142,19 @@ sys.addaudithook(_watch)
 
 
 def pytest_collection_finish() -> None:
-    """Exclude imported objects from garbage collection, and collect seldom: it takes a tenth of the time of tests."""
+    """Exclude imported objects from garbage collection, and collect seldom."""
     gc.collect()
     gc.freeze()
     gc.enable()
     gc.set_threshold(20_000, 20, 100)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def freeze_objects() -> Iterator[None]:
+    """Exclude later imports and caches, too. The Trainer collects garbage at each run, which would take 0.3 s."""
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_configure(config: pytest.Config) -> None:
