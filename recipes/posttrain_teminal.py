@@ -114,10 +114,11 @@ def run_stage(
     processor: SupCLAPProcessor,
     args: TemporalTrainingArguments,
     items: tuple[TemporalItems, TemporalItems, TemporalItems],
-) -> tuple[Any, TrainerState]:
-    """Train one TeminAL stage in its own folder. Return predictions for the held-out pairs, and the trainer's state.
+) -> tuple[Any, TrainerState, float]:
+    """Train one TeminAL stage in its own folder. If requested, it resumes from its last checkpoint.
 
-    If requested, the stage resumes from its last checkpoint.
+    Returns:
+        Predictions for the held-out pairs, the trainer's state, and the processor seconds before the stage resumed.
     """
     from modeling_supclap.training.checkpoints import last_checkpoint
     from modeling_supclap.training.trainer import TemporalTrainer
@@ -134,7 +135,7 @@ def run_stage(
 
     train(selection, last)
     selection.save_state()  # the log, for figures of several runs
-    return scored.predict(scored.eval_rows), selection.state
+    return scored.predict(scored.eval_rows), selection.state, selection.throughput.earlier_seconds
 
 
 def score_stages(
@@ -225,10 +226,11 @@ def train_and_save(
     if trainer.is_fsdp_enabled:
         raise ValueError("post-training does not support FSDP; launch it without --fsdp and FSDP configuration")
     predictions = {"before": trainer.predict(trainer.eval_rows)}
-    states = []
+    states, earlier_seconds = [], 0.0
     for stage in post_args.stages:
-        predictions[f"stage_{stage}"], state = run_stage(stage, model, processor, args, items)
+        predictions[f"stage_{stage}"], state, seconds = run_stage(stage, model, processor, args, items)
         states.append(state)
+        earlier_seconds += seconds
     if not trainer.is_world_process_zero():
         return
 
@@ -254,7 +256,7 @@ def train_and_save(
         "steps": sum(state.global_step for state in states),
         "captions": captions,
         "seconds": seconds,
-        "process_seconds": time.process_time() - started_process,
+        "process_seconds": earlier_seconds + time.process_time() - started_process,
         **trained,
         "arguments": arguments,
     }

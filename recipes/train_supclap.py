@@ -321,7 +321,8 @@ def train_and_save(
         "steps": trainer.state.global_step,
         "processes": args.world_size,
         "seconds": seconds,
-        "process_seconds": time.process_time() - started_process,  # less affected by other programs
+        # less affected by other programs than "seconds", and includes the time before a resumed run was stopped
+        "process_seconds": trainer.throughput.earlier_seconds + time.process_time() - started_process,
         "peak_memory_mib": torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else None,
         "last_logs": {name: values[-1] for name, values in logs.items() if isinstance(values[-1], (int, float))},
         "language_errors": {name: sum(logs[name]) / len(logs[name]) for name in LANGUAGE_ERRORS if name in logs},

@@ -189,16 +189,28 @@ class EMACallback(TrainerCallback):
 
 
 class ThroughputCallback(TrainerCallback):
-    """Callback that measures training time per clip, excluding evaluation and saving."""
+    """Callback that measures training time per clip, excluding evaluation and saving, and the processor time."""
 
     def __init__(self, averages: Averages) -> None:
         self.averages = averages
+        self.earlier_seconds = 0.0  # processor time that earlier processes of a resumed run have logged
         self._since = time.perf_counter()
+        self._started = time.process_time()
+
+    @property
+    def process_seconds(self) -> float:
+        """Return the processor time since the start of training, including earlier processes of a resumed run."""
+        return self.earlier_seconds + time.process_time() - self._started
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        logged = [entry["process_seconds"] for entry in state.log_history if "process_seconds" in entry]
+        self.earlier_seconds = logged[-1] if logged else 0.0
+        self._since, self._started = time.perf_counter(), time.process_time()
 
     def _restart(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._since = time.perf_counter()
 
-    on_train_begin = on_evaluate = on_save = _restart
+    on_evaluate = on_save = _restart
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         now = time.perf_counter()

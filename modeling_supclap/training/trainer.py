@@ -195,7 +195,8 @@ class SupCLAPTrainer(Trainer):
             light = without_audio(train_dataset)
             require_captions(light, args.languages, "kcl", "train")
             self.add_callback(LanguageErrorsCallback(self.module, collator, light, self._logs))
-        self.add_callback(ThroughputCallback(self._logs))
+        self.throughput = ThroughputCallback(self._logs)
+        self.add_callback(self.throughput)
         jit: Any = self.pop_callback(JITCheckpointCallback)
         if jit is not None:
             jit.jit_manager.kill_wait = 0  # checkpoints appear only when they are complete, so a kill is harmless
@@ -359,6 +360,7 @@ class SupCLAPTrainer(Trainer):
         if "loss" in logs:
             logs = {**logs, **self._logs.drain()}
             logs["clips_per_second"] = 1 / logs.pop("seconds_per_clip")
+            logs["process_seconds"] = self.throughput.process_seconds
         super().log(logs, start_time)
 
     # ---- evaluation ----

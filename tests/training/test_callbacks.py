@@ -15,7 +15,7 @@ from processes import run_processes
 from recordings import tone_rows
 from test_trainer import QUICK, build, declare_sharded, with_dropout
 from torch import distributed, nn
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerState
 
 from modeling_supclap import SupCLAPModel
 from modeling_supclap.losses import DynamicRadius, StaticRadius, info_nce
@@ -57,7 +57,7 @@ def test_throughput_counts_the_global_batch_and_no_evaluation(monkeypatch):
     averages = Averages()
     callback = ThroughputCallback(averages)
     args = SimpleNamespace(train_batch_size=4, gradient_accumulation_steps=2, world_size=3)
-    callback.on_train_begin(args, None, None)  # at 10 s
+    callback.on_train_begin(args, TrainerState(), None)  # at 10 s
     callback.on_step_end(args, None, None)  # 2 s
     callback.on_evaluate(args, None, None)  # at 50 s
     callback.on_step_end(args, None, None)  # 4 s

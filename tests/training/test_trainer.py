@@ -278,8 +278,11 @@ def with_dropout():
 
 
 def lasting_logs(trainer):
-    """Return the logs of all steps, including drift and histograms, without the throughput."""
+    """Return the logs of all steps, including drift and histograms, without the throughput and the processor time."""
     entries = [dict(entry) for entry in trainer.state.log_history if "loss" in entry]
+    seconds = [entry.pop("process_seconds") for entry in entries]
+    assert seconds == sorted(seconds)  # a resumed run goes on with the time of the stopped one
+    assert seconds[0] > 0
     for entry in entries:
         assert entry.pop("clips_per_second") > 0
     return entries
