@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import itertools
 import json
 import math
 import os
@@ -113,7 +114,11 @@ def parse_arguments(
         sys.exit(0)
 
     require_torchaudio()
-    groups = list(map(_with_trainer_arguments, groups))
+    if not {ContrastiveOptions, AllStagesOptions}.isdisjoint(groups):
+        from modeling_supclap.training.training_args import AllStagesArguments, SupCLAPTrainingArguments
+
+        whole: dict[Any, Any] = {ContrastiveOptions: SupCLAPTrainingArguments, AllStagesOptions: AllStagesArguments}
+        groups = [whole.get(group, group) for group in groups]
     parser = _make_parser(groups)
     if "--help_all" in words:
         parser.print_help()
@@ -152,14 +157,12 @@ def parse_arguments(
     return tuple(filled)
 
 
-def _with_trainer_arguments(group: Any) -> Any:
-    """Return the subclass of training options that contains `TrainingArguments`. Other dataclasses are unchanged."""
-    if group not in (ContrastiveOptions, AllStagesOptions):
-        return group
-
-    from modeling_supclap.training import training_args
-
-    return training_args.SupCLAPTrainingArguments if group is ContrastiveOptions else training_args.AllStagesArguments
+def parse_names(group: Any, about: str | None) -> tuple[list[str], Any]:
+    """Parse `NAME [NAME ...] [--key value ...]`, and return the names and the filled dataclass."""
+    words = sys.argv[1:]
+    names = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
+    (args,) = parse_arguments((group,), words[len(names) :], about=about)
+    return names, args
 
 
 def _make_parser(groups: Sequence[Any]) -> HfArgumentParser:

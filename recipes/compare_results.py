@@ -13,10 +13,8 @@ The output folder then contains `table.md`, `table.html`, `table.csv` (all digit
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
-import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -24,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modeling_supclap.datasets_scripts.atomic_files import write_text
-from modeling_supclap.recipes.arguments import parse_arguments
+from modeling_supclap.recipes.arguments import parse_names
 from modeling_supclap.recipes.options import ComparisonArguments
 from modeling_supclap.recipes.result_tables import format_heading, format_value, html_page, markdown_lines
 from modeling_supclap.recipes.running import run_command, say
@@ -81,7 +79,7 @@ def collect_scores(tables: Mapping[str, Models], allow_different: bool = False) 
     from modeling_supclap import evaluation
     from modeling_supclap.evaluation.results import SECTIONS, check_protocols, flat_scores
     from modeling_supclap.metrics.bootstrap import seed_interval
-    from modeling_supclap.recipes.reproduce import compare_rows, get_value
+    from modeling_supclap.recipes.reproduce import summarize
 
     lines = []
     for dataset, models in tables.items():
@@ -103,21 +101,15 @@ def collect_scores(tables: Mapping[str, Models], allow_different: bool = False) 
                 if metric not in SECTIONS[task].metrics and task != "multilingual":
                     continue
                 line: dict[str, Any] = {"dataset": dataset, "score": " ".join(each.place), "model": model}
-                found = [get_value(results, [], each.place) for results in runs.values()]
-                values = [value for value in found if value is not None]
-                line |= {"seeds": len(values), "value": float(np.mean(values)), "std": None}
-                line |= {"low": each.low, "high": each.high, "chance": each.chance}
-                if len(values) > 1:
-                    line["std"] = float(np.std(values, ddof=1))
-                    line["low"], line["high"] = seed_interval(values)
-
                 compared = tested.get(line["score"], {})
-                if not compared and runs is not baseline:
-                    own: dict[int, Any] = {seed: (results, []) for seed, results in runs.items()}
-                    others: dict[int, Any] = {seed: (results, []) for seed, results in baseline.items()}
-                    compared = compare_rows(own, others, each.place)
-                    if compared:
-                        compared["difference"] = float(np.mean(compared["differences"]))
+                others = {} if compared or runs is baseline else baseline
+                pair = [{seed: (results, []) for seed, results in of_model.items()} for of_model in (runs, others)]
+                score = summarize(*pair, each.place)
+                ends = (each.low, each.high) if len(score["values"]) == 1 else seed_interval(score["values"])
+                line |= {"seeds": len(score["values"]), "value": score["mean"], "std": score["std"]}
+                line |= {"low": ends[0], "high": ends[1], "chance": each.chance}
+                if "differences" in score:
+                    compared = {**score, "difference": float(np.mean(score["differences"]))}
                 line |= {"difference": compared.get("difference"), "difference_low": compared.get("low")}
                 line |= {"difference_high": compared.get("high"), "p_value": compared.get("p_value")}
                 lines.append(line)
@@ -194,9 +186,7 @@ def write_tables(tables: Mapping[str, Models], folder: str | Path, allow_differe
 
 def main() -> None:
     """Run the command: load the results of the folders and write their table."""
-    words = sys.argv[1:]
-    folders = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
-    (args,) = parse_arguments((ComparisonArguments,), words[len(folders) :], about=__doc__)
+    folders, args = parse_names(ComparisonArguments, about=__doc__)
     tables = group_runs(folders)
     if sum(map(len, tables.values())) == 0:
         raise ValueError(f"got {folders}; pass the folders of results")

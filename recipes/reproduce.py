@@ -33,7 +33,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +42,7 @@ import yaml
 
 from modeling_supclap.datasets_scripts.atomic_files import write_json, write_text
 from modeling_supclap.recipes import evaluate_supclap, options, posttrain_teminal, train_supclap
-from modeling_supclap.recipes.arguments import CONFIGS, YAML_LOADER, parse_arguments, read_settings
+from modeling_supclap.recipes.arguments import CONFIGS, YAML_LOADER, parse_arguments, parse_names, read_settings
 from modeling_supclap.recipes.running import is_first_process, join_processes, run_command, say
 
 if TYPE_CHECKING:
@@ -82,19 +82,14 @@ class Step:
 class Cell:
     """One row of a table on one dataset, with one run per seed.
 
-    Attributes:
-        row: Name of the row: its configuration file without ".yaml", or the name of an added row (`--controls`).
-        model: Name of the row in the paper.
-        baseline: Name of the baseline row to compare with, or None if this row is the baseline.
-        dataset: Name of the dataset in `tables.yaml`.
-        runs: List of steps for each seed. The last step of a run writes the results.
+    `row` is the name of its configuration file without ".yaml", or the name of an added row (`--controls`).
     """
 
     row: str
-    model: str
-    baseline: str | None
-    dataset: str
-    runs: list[list[Step]]
+    model: str  # name of the row in the paper
+    baseline: str | None  # name of the row to compare with
+    dataset: str  # name in `tables.yaml`
+    runs: list[list[Step]]  # steps of each seed; the last step writes the results
 
 
 def list_tables() -> dict[str, dict[str, Any]]:
@@ -243,41 +238,37 @@ def run_step(step: Step) -> None:
 
     Several processes divide the batch, and wait until the first process has written the results.
     """
-    num_processes = int(os.environ.get("WORLD_SIZE", 1))
-    if not step.is_done:
-        _run_recipe(step, num_processes)
-    if num_processes > 1:
-        join_processes(None).wait_for_everyone()
-
-
-def _run_recipe(step: Step, num_processes: int) -> None:
     import torch
 
     from modeling_supclap.training.checkpoints import last_checkpoint
 
-    step.folder.mkdir(parents=True, exist_ok=True)
-    path = step.folder / "settings.yaml"
-    write_text(path, yaml.safe_dump(step.settings, allow_unicode=True))
-    words = [f"supclap {step.recipe}", str(path)]
-    if step.recipe == "posttrain" or (step.recipe == "train" and last_checkpoint(step.folder, resumes=True)):
-        words += ["--resume_from_checkpoint", "last"]
-    if num_processes > 1 and step.recipe != "evaluate":
-        batch = step.settings.get("per_device_train_batch_size", 8)
-        if batch % num_processes:
-            raise ValueError(
-                f"{step.folder.name} has batches of {batch} clips, which {num_processes} processes cannot divide; "
-                "start a number of processes that divides the batch"
-            )
-        words += ["--per_device_train_batch_size", str(batch // num_processes)]
-    if torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()
+    num_processes = int(os.environ.get("WORLD_SIZE", 1))
+    if not step.is_done:
+        step.folder.mkdir(parents=True, exist_ok=True)
+        path = step.folder / "settings.yaml"
+        write_text(path, yaml.safe_dump(step.settings, allow_unicode=True))
+        words = [f"supclap {step.recipe}", str(path)]
+        if step.recipe == "posttrain" or (step.recipe == "train" and last_checkpoint(step.folder, resumes=True)):
+            words += ["--resume_from_checkpoint", "last"]
+        if num_processes > 1 and step.recipe != "evaluate":
+            batch = step.settings.get("per_device_train_batch_size", 8)
+            if batch % num_processes:
+                raise ValueError(
+                    f"{step.folder.name} has batches of {batch} clips, which {num_processes} processes cannot divide; "
+                    "start a number of processes that divides the batch"
+                )
+            words += ["--per_device_train_batch_size", str(batch // num_processes)]
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
 
-    before, sys.argv = sys.argv, words
-    try:
-        RECIPES[step.recipe][0]()
-    finally:
-        sys.argv = before
-    gc.collect()  # a trainer and its model refer to each other
+        before, sys.argv = sys.argv, words
+        try:
+            RECIPES[step.recipe][0]()
+        finally:
+            sys.argv = before
+        gc.collect()  # a trainer and its model refer to each other
+    if num_processes > 1:
+        join_processes(None).wait_for_everyone()
 
 
 def check_step(step: Step) -> tuple[Estimate | None, list[str]]:
@@ -453,17 +444,6 @@ def get_relative_distance(results: Results) -> float:
     return float(to_english / pdist(results.arrays["embeddings/text/eng"]).mean())
 
 
-def get_levels(results: Results, place: Sequence[str]) -> dict[str, float]:
-    """Return the known reference values of a score: "chance", and "order_blind" for a model that ignores order."""
-    from modeling_supclap.evaluation.results import flat_scores
-
-    levels = {"chance": 0.5 if "eval_order_accuracy" in place else None}
-    for score in flat_scores(results.scores):
-        if score.place == tuple(place):
-            levels = {"chance": score.chance, "order_blind": score.order_blind}
-    return {name: level for name, level in levels.items() if level is not None}
-
-
 def get_outcomes(results: Results, place: Sequence[str]) -> tuple[np.ndarray, np.ndarray] | None:
     """Load the value of a score for each query (Q,), and the recording that each query belongs to (Q,).
 
@@ -528,6 +508,17 @@ def compare_rows(runs: Mapping[int, Run], baseline: Mapping[int, Run], place: Se
     return compared
 
 
+def summarize(runs: Mapping[int, Run], baseline: Mapping[int, Run], place: Sequence[str]) -> dict[str, Any]:
+    """Compute "values", "mean" and "std" of a score over the runs `{seed: run}` that have it, and `compare_rows`."""
+    found = [get_value(*run, place) for run in runs.values()]
+    values = [value for value in found if value is not None]
+    if not values:
+        return {"values": values}
+    deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
+    summary = {"values": values, "mean": float(np.mean(values)), "std": deviation}
+    return summary | compare_rows(runs, baseline, place)
+
+
 def gather(
     name: str, table: Mapping[str, Any], cells: Sequence[Cell], args: options.ReproductionArguments
 ) -> dict[str, Any]:
@@ -545,6 +536,7 @@ def gather(
     - "low" and "high": Interval over seeds and recordings. For one seed, it is over recordings only.
     """
     from modeling_supclap import evaluation
+    from modeling_supclap.evaluation.results import flat_scores
 
     loaded: dict[tuple[str | None, str], dict[int, Run]] = {}
     for cell in cells:
@@ -555,17 +547,20 @@ def gather(
     for cell in cells:
         runs, baseline = loaded[cell.row, cell.dataset], loaded.get((cell.baseline, cell.dataset), {})
         first[cell.model] = next(iter(runs.values()))[0]
+        levels = {score.place: score for score in flat_scores(first[cell.model].scores)}
         scores = {}
         for column in table.get(f"{args.scale}_columns", table["columns"]):
             place = column.split()
-            values: list[Any] = [get_value(*run, place) for run in runs.values()]
-            if None in values:
+            score = summarize(runs, baseline, place)
+            if len(score["values"]) < len(runs):
                 continue
-            deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
-            score = {"values": values, "mean": float(np.mean(values)), "std": deviation}
-            score |= get_levels(first[cell.model], place)
-            score["paper"] = get_printed(name, table, cell, place, args.scale)
-            scores[column] = score | compare_rows(runs, baseline, place)
+            if "eval_order_accuracy" in place:
+                score["chance"] = 0.5
+            for level in ("chance", "order_blind"):
+                value = getattr(levels.get(tuple(place)), level, None)
+                if value is not None:
+                    score[level] = value
+            scores[column] = {**score, "paper": get_printed(name, table, cell, place, args.scale)}
 
         about: dict[str, Any] = {"row": cell.row, "model": cell.model, "dataset": cell.dataset, "seeds": list(runs)}
         about["baseline"] = cell.baseline if baseline else None
@@ -669,8 +664,8 @@ def table_stem(name: str, args: options.ReproductionArguments) -> str:
 
 def write_table(
     name: str, table: Mapping[str, Any], cells: Sequence[Cell], args: options.ReproductionArguments
-) -> Path:
-    """Write a table as JSON, HTML and Markdown, and its figure (if any) as PNG. Return the Markdown path."""
+) -> None:
+    """Write a table as JSON, HTML and Markdown, and its figure (if any) as PNG. Print the table."""
     from modeling_supclap.evaluation.report_figures import save_projections
     from modeling_supclap.evaluation.results import Results
     from modeling_supclap.recipes.result_tables import html_table, markdown_table
@@ -679,7 +674,8 @@ def write_table(
     stem = Path(args.output_dir) / args.scale / table_stem(name, args)
     content = gather(name, table, cells, args)
     write_json(stem.with_suffix(".json"), content)
-    write_text(stem.with_suffix(".md"), markdown_table(content))
+    text = markdown_table(content)
+    write_text(stem.with_suffix(".md"), text)
 
     figure = stem.with_suffix(".png") if {"curves", "spaces"} & table.keys() else None
     if figure is not None and "curves" in table:
@@ -687,7 +683,7 @@ def write_table(
     elif figure is not None:  # of the first seed
         save_projections({cell.model: Results.load(cell.runs[0][-1].folder) for cell in cells}, figure)
     write_text(stem.with_suffix(".html"), html_table(content, None if figure is None else figure.name))
-    return stem.with_suffix(".md")
+    say(f"\n{text}\n{stem.with_suffix('.md')}, also as .html, .json and, if there is a figure, .png")
 
 
 def arrange_curves(curves: Mapping[str, str], cells: Sequence[Cell]) -> dict[str, dict[str, Curve]]:
@@ -727,9 +723,7 @@ def main() -> None:
     """Parse the command line, run the requested studies and tables, and write their results."""
     from modeling_supclap.recipes.evidence import find_studies, run_study
 
-    words = sys.argv[1:]
-    names = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
-    (args,) = parse_arguments((options.ReproductionArguments,), words[len(names) :], about=__doc__)
+    names, args = parse_names(options.ReproductionArguments, about=__doc__)
     named_studies = [name for name in names if name.startswith("evidence")]
     for name, study in find_studies(named_studies).items():
         path = run_study(name, study, args)
@@ -753,14 +747,7 @@ def main() -> None:
     for name, cells in plans.items():
         plans[name] = check_inputs(name, cells, args) if cells else []  # a table may have none of the rows
     for name, cells in plans.items():
-        table = tables[name]
-
-        def write(finished: Sequence[Cell], name: str = name, table: Mapping[str, Any] = table) -> None:
-            path = write_table(name, table, finished, args)
-            text = path.read_text(encoding="utf-8")
-            say(f"\n{text}\n{path}, also as .html, .json and, if there is a figure, .png")
-
-        run_cells(cells, write)
+        run_cells(cells, partial(write_table, name, tables[name], args=args))
 
 
 if __name__ == "__main__":

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import itertools
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from modeling_supclap.recipes.arguments import parse_arguments, read_settings
+from modeling_supclap.recipes.arguments import parse_names, read_settings
 from modeling_supclap.recipes.options import SweepArguments
 from modeling_supclap.recipes.reproduce import Cell, build_step, check_inputs, run_cells
 from modeling_supclap.recipes.running import run_command
@@ -50,9 +49,7 @@ def combine(words: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 def main() -> None:
     """Run the command: check all settings, train, and write the table."""
-    words = sys.argv[1:]
-    named = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
-    (args,) = parse_arguments((SweepArguments,), words[len(named) :], about=__doc__)
+    named, args = parse_names(SweepArguments, about=__doc__)
     has_config = bool(named) and named[0].endswith((".yaml", ".yml"))
     config = read_settings(named.pop(0) if has_config else DEFAULT_CONFIG)
 

@@ -374,8 +374,8 @@ def test_a_figure_has_a_panel_for_each_dataset_and_title(tmp_path):
 
     table = {"columns": [R1], "curves": {"test_similarity": "pairs"}}
     (tmp_path / "mini").mkdir()
-    path = reproduce.write_table("paper/figure", table, cells, ReproductionArguments(output_dir=str(tmp_path)))
-    assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    reproduce.write_table("paper/figure", table, cells, ReproductionArguments(output_dir=str(tmp_path)))
+    assert (tmp_path / "mini" / "paper_figure.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_separation_of_pairs_is_computed_from_their_cosines():
