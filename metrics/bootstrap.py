@@ -33,14 +33,11 @@ def bootstrap_intervals(
     """Compute percentile bootstrap intervals of mean outcomes (Efron and Tibshirani 1993, chapter 13).
 
     With fewer than about 30 clusters, percentile intervals are too narrow. If all outcomes are equal, the interval has
-    zero width.
+    zero width. All scores use the same resamples.
 
     Args:
         outcomes: `{score name: outcomes}` with one outcome per query, (Q,).
         clusters: Cluster of each query, such as its clip id. None: each query is its own cluster.
-        num_resamples: Number of bootstrap resamples. All scores use the same resamples.
-        confidence: Confidence level of the intervals, between 0 and 1.
-        seed: Random seed.
 
     Returns:
         `{score name: (lower, upper)}`, the ends of the intervals.
@@ -95,13 +92,8 @@ def paired_test(
     difference this large, the p-value is (1 + hits) / (1 + num_resamples), which is never 0 (Smucker, Allan and
     Carterette 2007, "A comparison of statistical significance tests for information retrieval evaluation").
 
-    Each score is tested separately. There is no correction for multiple testing.
-
-    The other arguments are those of `bootstrap_intervals`. The test draws `num_resamples` random sign patterns.
-
-    Args:
-        a: `{score name: outcomes}` of system a, with one outcome per query, (Q,).
-        b: The same for system b, with the same names and queries.
+    Each score is tested separately. There is no correction for multiple testing. The arguments are those of
+    `bootstrap_intervals`, with the outcomes of the systems a and b on the same queries.
 
     Returns:
         `{score name: {"difference", "low", "high", "p_value"}}`. The difference is mean a - mean b, and (low, high) is
@@ -152,7 +144,6 @@ def seed_interval(
     Args:
         values: Score of each run, or its difference to a baseline, (n,).
         recordings: Bootstrap interval of the mean of `values` over recordings. None: return the t-interval over seeds.
-        confidence: Confidence level of the t-interval, between 0 and 1.
 
     Raises:
         ValueError: There are fewer than two runs.

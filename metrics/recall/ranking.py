@@ -34,18 +34,9 @@ RelevantColumns = Sequence[Sequence[int]] | NDArray[Any]
 def best_ranks(similarity: ArrayLike | LazySimilarity, relevant: RelevantColumns) -> NDArray[np.int64]:
     """Compute the 0-based rank of each query's best relevant candidate.
 
-    The rank is the number of irrelevant candidates that score at least as high. With m relevant candidates among C, it
-    is 0 for a perfect model, C - m for constant scores, and (C - m) / (m + 1) on average for random scores.
-
-    Args:
-        similarity: (Q, C) scores, higher is closer; or a `LazySimilarity`.
-        relevant: For each query, the columns of its relevant candidates, at least one.
-
-    Returns:
-        Ranks, (Q,) int64.
-
-    Raises:
-        ValueError: A score is NaN or infinite, or `relevant` does not fit the scores.
+    The rank is the number of irrelevant candidates that score at least as high, (Q,) int64. With m relevant candidates
+    among C, it is 0 for a perfect model, C - m for constant scores, and (C - m) / (m + 1) on average for random scores.
+    The arguments and errors are those of `retrieval_scores`.
 
     >>> best_ranks([[0.9, 0.2, 0.4], [0.9, 0.2, 0.4]], [[0], [1, 2]])
     array([0, 1])
@@ -126,12 +117,8 @@ def average_precision(scores: NDArray[Any], is_relevant: NDArray[np.bool_]) -> f
     """Compute the average precision of one ranking, without interpolation, as scikit-learn does.
 
     The precision at a relevant candidate is the fraction of relevant candidates among all candidates with at least the
-    same score. The result is the mean of these precisions over the relevant candidates. If all scores are equal, it is
-    the fraction of relevant candidates.
-
-    Args:
-        scores: Score of each candidate, (C,).
-        is_relevant: Whether each candidate is relevant, (C,); at least one must be.
+    same score. The result is the mean of these precisions over the relevant candidates, at least one. `scores` and
+    `is_relevant` have one entry per candidate, (C,).
 
     >>> round(average_precision(np.array([0.9, 0.8, 0.7]), np.array([True, False, True])), 4)
     0.8333
@@ -147,23 +134,14 @@ def chance_scores(
 ) -> dict[str, float]:
     """Compute the expected R@k and mAP@10 of a random ranking (exact, without sampling).
 
-    For a query with m relevant candidates among n, and p = (m - 1)/(n - 1):
+    For a query with m relevant candidates among n = `num_candidates`, and p = (m - 1)/(n - 1):
 
         R@k = 1 - C(n - m, k) / C(n, k)
         AP@k = 1/n * sum over ranks r = 1..min(k, n) of (1 + (r - 1) p) / r
 
     The results are averaged over queries. Derivation of AP@k: the candidate at rank r is relevant with probability m/n.
     In that case, each of the r - 1 candidates before it is relevant with probability p, so the expected precision at r
-    is (1 + (r - 1) p)/r. The sum over r is divided by m.
-
-    Args:
-        relevant: For each query, the columns of its relevant candidates.
-        num_candidates: Number of candidates n.
-        k: Cutoffs of R@k.
-        map_cutoff: Cutoff of mAP.
-
-    Raises:
-        ValueError: `relevant` does not fit the candidates, or a cutoff is not positive.
+    is (1 + (r - 1) p)/r. The sum over r is divided by m. The other arguments and errors are as in `retrieval_scores`.
 
     >>> chance_scores([[0], [1]], num_candidates=4, k=2)
     {'R@2': 0.5, 'mAP@10': 0.5208333333333333}
@@ -196,8 +174,8 @@ def _count_outranking(
     is_lazy = hasattr(source, "scored")
     if not is_lazy:
         source = as_matrix(source, "similarity")
-    num_queries, num_candidates = source.shape
-    answers, sizes = _parse_relevant(relevant, num_queries, num_candidates)
+    num_queries, _ = source.shape
+    answers, sizes = _parse_relevant(relevant, *source.shape)
     ends = sizes.cumsum()
     counts = np.empty((num_queries, min(depth, int(sizes.max()))), np.int64)
 

@@ -73,13 +73,9 @@ def zste_order_outcomes(
     help. The chance level is 1/2. A model with an audio encoder that ignores order also scores 1/2 on average, if both
     orders are equally frequent. If the text encoder ignores order, the two candidates tie and the score is 0.
 
-    Args:
-        scores: Scores of the candidates, as in `zste_outcomes`.
-        relevant: The correct candidate of each question, as in `zste_outcomes`, for the tasks 3A and 4A.
-        opposites: For each question, the index of the candidate with the opposite order.
-
-    Returns:
-        Array (Q,): 1 if the correct order scores higher, else 0. A tie counts as 0.
+    `scores` and `relevant` are those of `zste_outcomes` for the tasks 3A and 4A. `opposites` has for each question the
+    index of the candidate with the opposite order. The result, (Q,), is 1 if the correct order scores higher, else 0. A
+    tie counts as 0.
 
     Raises:
         ValueError: A score is not finite, an index is out of range, or the opposite is the correct candidate.
@@ -116,7 +112,7 @@ def zste_ranks(
 def zste_chance(num_candidates: int, task: str) -> float:
     """Compute the expected score of a question for a random ranking (exact, without sampling).
 
-    With n candidates:
+    With n = `num_candidates`:
 
         1A, 3, 4: 1/n        2A, 2C: 1 / C(n, 2)        2B, 2D: 1 - C(n - 2, 2) / C(n, 2)        5: 2/n
 
@@ -145,11 +141,8 @@ def zste_scores(
 ) -> dict[str, float]:
     """Compute the score and the chance level of each task.
 
-    The other arguments are those of `zste_outcomes`.
-
-    Args:
-        opposites: For each question, the index of the candidate with the opposite order, or None if there is no such
-            candidate (see `zste_order_outcomes`).
+    The arguments and errors are those of `zste_outcomes` and `zste_order_outcomes`. The opposite is None for a question
+    without such a candidate.
 
     Returns:
         Dict with three entries per task. For example, task 3A has `3A`, its score in 0..1 (1 for a perfect model, 0 for
@@ -157,13 +150,11 @@ def zste_scores(
         questions. If a task has opposites, the dict also contains `3A_order`, the mean of `zste_order_outcomes`, and
         `3A_order_chance`, 1/2.
 
-    Raises:
-        ValueError: As in `zste_outcomes` and `zste_order_outcomes`, or `opposites` has a different length.
-
     >>> zste_scores([[0.1, 0.9, 0.3, 0.0], [0.6, 0.5, 0.8, 0.0]], [[1], [0, 1]], ["4A", "5A"])
     {'4A': 1.0, '4A_chance': 0.25, '4A_questions': 1, '5A': 0.5, '5A_chance': 0.5, '5A_questions': 1}
     """
-    if opposites is not None and len(opposites) != len(scores):
+    opposites = [None] * len(scores) if opposites is None else opposites
+    if len(opposites) != len(scores):
         raise ValueError(f"got {len(opposites)} opposites for {len(scores)} questions; give one for each, or None")
 
     summary: dict[str, float] = {}
@@ -173,8 +164,8 @@ def zste_scores(
         summary[f"{task}_chance"] = mean(zste_chance(len(scores[index]), task) for index in indices)
         summary[f"{task}_questions"] = len(outcomes)
 
-        ordered = [index for index in indices if opposites is not None and opposites[index] is not None]
-        if opposites is not None and ordered:
+        ordered = [index for index in indices if opposites[index] is not None]
+        if ordered:
             arguments = (_select(scores, ordered), _select(relevant, ordered), _select(opposites, ordered))
             summary[f"{task}_order"] = float(zste_order_outcomes(*arguments).mean())
             summary[f"{task}_order_chance"] = 0.5
@@ -193,9 +184,8 @@ def zste_scores_by_language(
 
     MRV (ATRI eq. 16) uses the questions that exist in all K languages. For each question, it takes the rank of the best
     correct candidate in each language, and the variance of these K ranks (with divisor K). The MRV of a task is the
-    mean over its questions.
-    If m of n candidates are correct, the expected MRV for random ranks is
-    (1 - 1/K) m (n + 1) (n - m) / ((m + 1)^2 (m + 2)). For m = 1 this is (1 - 1/K) (n^2 - 1) / 12.
+    mean over its questions. If m of n candidates are correct, the expected MRV for random ranks is
+    (1 - 1/K) m (n + 1) (n - m) / ((m + 1)^2 (m + 2)).
 
     The other arguments are those of `zste_scores`.
 
@@ -237,7 +227,17 @@ def zste_scores_by_language(
     for task in NUM_RIGHT:
         table = _parallel_questions(np.flatnonzero(np.asarray(tasks) == task).tolist(), task, languages, questions)
         if table.size and table.shape[1] > 1:
-            summary |= _mrv_scores(task, ranks[table], sizes[table])
+            differing = np.flatnonzero((sizes[table] != sizes[table[:, :1]]).any(axis=1))
+            if len(differing):
+                raise ValueError(
+                    f"parallel question {differing[0]} of task {task} has {sizes[table[differing[0]]].tolist()} "
+                    "candidates in its languages; give all languages the same number"
+                )
+            m, spread = NUM_RIGHT[task], 1 - 1 / table.shape[1]
+            chances = [spread * m * (n + 1) * (n - m) / ((m + 1) ** 2 * (m + 2)) for n in sizes[table[:, 0]].tolist()]
+            summary[f"{task}_MRV"] = float(ranks[table].var(axis=1).mean())
+            summary[f"{task}_MRV_chance"] = mean(chances)
+            summary[f"{task}_MRV_questions"] = len(table)
     return summary
 
 
@@ -308,20 +308,3 @@ def _parallel_questions(
     first, *others = by_language.values()
     shared = [question for question in first if all(question in index_of for index_of in others)]
     return np.array([[index_of[question] for index_of in (first, *others)] for question in shared], np.int64)
-
-
-def _mrv_scores(task: str, ranks: NDArray[np.int64], sizes: NDArray[np.int64]) -> dict[str, float]:
-    """Compute the MRV of ranks (N, K) and its chance level, from the number of candidates `sizes` (N, K)."""
-    differing = np.flatnonzero((sizes != sizes[:, :1]).any(axis=1))
-    if len(differing):
-        raise ValueError(
-            f"parallel question {differing[0]} of task {task} has {sizes[differing[0]].tolist()} candidates in its "
-            "languages; give all languages the same number"
-        )
-    m, spread = NUM_RIGHT[task], 1 - 1 / ranks.shape[1]
-    chance = mean(spread * m * (n + 1) * (n - m) / ((m + 1) ** 2 * (m + 2)) for n in sizes[:, 0].tolist())
-    return {
-        f"{task}_MRV": float(ranks.var(axis=1).mean()),
-        f"{task}_MRV_chance": chance,
-        f"{task}_MRV_questions": len(ranks),
-    }
