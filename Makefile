@@ -51,7 +51,7 @@ bench-large: setup
 
 # Training the papers' models on a GPU beside a plain loop: clips per second, TFLOP/s, memory. On a CPU: counts of operator calls.
 bench-gpu: setup
-	$(BIN)/python benchmarks/gpu.py $(ARGS)
+	$(BIN)/python benchmarks/run.py --only gpu --output benchmarks/results-gpu.md
 
 test: setup
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not gpu" $(ARGS)

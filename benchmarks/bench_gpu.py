@@ -1,24 +1,22 @@
 """Measure training of the papers' full-size models on a GPU, beside a plain loop with the same towers.
 
-    python benchmarks/gpu.py [--steps 20]
+    python benchmarks/bench_gpu.py [--steps 20]
 
 The models are CED-base with the SONAR or LaBSE text encoder, random weights, bfloat16 autocast and fused Adam. The 10 s
 clips are int16 samples in pinned memory. Spectrograms are computed on the GPU, as with `features_on_device`. The goals
 are 45 % of the FLOP/s of the fastest bfloat16 square matrix product, one epoch of AudioCaps (49,274 clips) in 25 s, a
-tenth of the 248 s in the SupCLAP paper, and the overheads of SVR and KCL that the papers print. Writes
-`benchmarks/results-gpu.md`. Without a GPU, the script prints the operator calls of a step with narrow towers.
+tenth of the 248 s in the SupCLAP paper, and the overheads of SVR and KCL that the papers print. `make bench-gpu` writes
+`benchmarks/results-gpu.md`. Without a GPU, the table has the operator calls of a step with narrow towers.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-from rows import Row, print_rows
+from rows import Row, run_script
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import BertConfig
@@ -33,8 +31,6 @@ from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
 EPOCH_CLIPS = 49_274
 SECONDS, RATE_HZ = 10, 16000
-OUTPUT = Path(__file__).parent / "results-gpu.md"
-
 
 OBJECTIVES: dict[str, tuple[int, int, int]] = {
     "InfoNCE": (24, 1, 1),
@@ -135,18 +131,18 @@ def measure_ceiling(side: int = 8192) -> float:
     return 2 * side**3 / least
 
 
-def measure_step(text: str, name: str, kind: type[ContrastiveModule], steps: int, device: str) -> dict[str, float]:
-    """Measure training steps: seconds and FLOP per step, and peak memory in bytes (0 on a CPU)."""
-    module = build_module(text, name, kind, device)
+def measure_step(text: str, name: str, kind: type[ContrastiveModule], steps: int) -> dict[str, float]:
+    """Measure training steps: seconds and FLOP per step, and peak memory in bytes."""
+    module = build_module(text, name, kind, "cuda")
     optimizer = torch.optim.Adam(module.parameters(), lr=1e-6, fused=True)
-    samples, inputs = make_batch(*OBJECTIVES[name], device)
-    extractor, counts = CEDFeatureExtractor(), torch.full((len(samples),), samples.shape[1], device=device)
-    samples = samples.pin_memory() if device == "cuda" else samples
+    samples, inputs = make_batch(*OBJECTIVES[name], "cuda")
+    extractor, counts = CEDFeatureExtractor(), torch.full((len(samples),), samples.shape[1], device="cuda")
+    samples = samples.pin_memory()
 
     def step() -> None:
-        audio = extractor.on_device(samples.to(device, non_blocking=True), counts)
+        audio = extractor.on_device(samples.to("cuda", non_blocking=True), counts)
         lengths = [audio["input_features"].shape[-1]] * len(samples)
-        with torch.autocast(device, torch.bfloat16):
+        with torch.autocast("cuda", torch.bfloat16):
             loss = module(**inputs, **audio, audio_lengths=lengths).loss
         loss.backward()
         optimizer.step()
@@ -154,29 +150,25 @@ def measure_step(text: str, name: str, kind: type[ContrastiveModule], steps: int
 
     with FlopCounterMode(display=False) as counter:
         step()
-    for _ in range(3 if device == "cuda" else 0):
+    for _ in range(3):
         step()
-    cuda = torch.cuda if device == "cuda" else None
-    if cuda:
-        cuda.synchronize()
-        cuda.reset_peak_memory_stats()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
     start = time.perf_counter()
     for _ in range(steps):
         step()
-    if cuda:
-        cuda.synchronize()
-    seconds = (time.perf_counter() - start) / steps
-    memory = cuda.max_memory_allocated() if cuda else 0
+    torch.cuda.synchronize()
+    seconds, memory = (time.perf_counter() - start) / steps, torch.cuda.max_memory_allocated()
     return {"seconds": seconds, "flop": counter.get_total_flops(), "memory": memory, "clips": len(samples)}
 
 
-def measure_training(text: str, steps: int, ceiling: float, device: str) -> list[Row]:
+def measure_training(text: str, steps: int, ceiling: float) -> list[Row]:
     """Measure all objectives with one text encoder, ours beside a plain loop. Return the rows of the results table."""
     rows, measured = [], {}
     for name in OBJECTIVES:
         for kind, way in ((PlainModule, "a plain loop"), (ContrastiveModule, "ours")):
             try:
-                result = measured[name, way] = measure_step(text, name, kind, steps, device)
+                result = measured[name, way] = measure_step(text, name, kind, steps)
             except torch.cuda.OutOfMemoryError:
                 print(f"CED-base + {text}, {name}, {way}: out of memory")
                 continue
@@ -198,33 +190,20 @@ def measure_training(text: str, steps: int, ceiling: float, device: str) -> list
         if plain and svr:
             added = 100 * (svr["seconds"] / plain["seconds"] - 1)
             rows.append(row("time that SVR adds to InfoNCE (SupCLAP: 1.6 %)", added, None, "<= 1.6", "%"))
-        if plain and kcl and plain["memory"]:
+        if plain and kcl:
             ratio = kcl["memory"] / plain["memory"]
             rows.append(row("memory of KCL of 8 / InfoNCE (ATRI: 3.08)", ratio, None, "<= 3.08", ""))
     return rows
 
 
-def main() -> None:
-    """Measure training on a GPU, and print and write the results table. On a CPU, print counts of operator calls."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=20)
-    options = parser.parse_args()
+def measure(steps: int = 20) -> list[Row]:
+    """Measure training on a GPU. On a CPU, count the operator calls. Return the rows of the results table."""
     torch.manual_seed(0)
     if not torch.cuda.is_available():
-        print_rows(count_launches())
-        return
-
-    started, ceiling = time.perf_counter(), measure_ceiling()
-    rows = [row for text in ("SONAR", "LaBSE") for row in measure_training(text, options.steps, ceiling, "cuda")]
-
-    print_rows(rows)
-    lines = ["# Training on a GPU", ""]
-    lines += [f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {time.perf_counter() - started:.0f} s."]
-    lines += ["", "| model | quantity | bound | value | met |", "|---|---|---|---:|---|"]
-    for row in rows:
-        lines.append(f"| {row.benchmark} | {row.what} | {row.bound} | {row.cells[3]} | {row.cells[5]} |")
-    OUTPUT.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return count_launches()
+    ceiling = measure_ceiling()
+    return [*measure_training("SONAR", steps, ceiling), *measure_training("LaBSE", steps, ceiling)]
 
 
 if __name__ == "__main__":
-    main()
+    run_script(measure, __doc__)

@@ -22,12 +22,12 @@ import soundfile
 import torch
 from rows import Row, compare, read_wall_clock, run_script, take_turns
 from torch.utils.data import DataLoader
-from transformers import RobertaTokenizer
 
-from modeling_supclap import CEDFeatureExtractor, SupCLAPProcessor
 from modeling_supclap.datasets_scripts import load_splits
 from modeling_supclap.datasets_scripts.audio import read_row
 from modeling_supclap.datasets_scripts.prepare import Request, prepare
+from modeling_supclap.recipes.options import ModelArguments
+from modeling_supclap.recipes.train_supclap import build_processor
 from modeling_supclap.training.collator import IndexedRows, TrainingCollator
 
 STORAGES = ("original", "flac16k", "int16")
@@ -63,14 +63,6 @@ def load_stored(data_dir: Path, folder: Path, clips: int) -> dict[str, datasets.
     return rows
 
 
-def train_tokenizer(rows: datasets.Dataset) -> Any:
-    """Train a tokenizer on the English captions of rows."""
-    captions = set()
-    for row in rows.select_columns(["captions"]):
-        captions.update(row["captions"]["eng"])
-    return RobertaTokenizer().train_new_from_iterator(sorted(captions), 500, show_progress=False)
-
-
 def compare_reading(
     rows: Mapping[str, datasets.Dataset], collator: TrainingCollator, rounds: int, batch_size: int
 ) -> list[Row]:
@@ -101,7 +93,7 @@ def measure(data_dir: Path | None = None, rounds: int = 3, clips: int = 96, batc
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         rows = load_stored(data_dir or generate_recordings(folder, clips), folder, clips)
-        processor = SupCLAPProcessor(CEDFeatureExtractor(), train_tokenizer(rows["int16"]))
+        processor = build_processor(ModelArguments(vocab_size=500), rows["int16"], ["eng"])
         return compare_reading(rows, TrainingCollator(processor, ["eng"]), rounds, batch)
 
 
