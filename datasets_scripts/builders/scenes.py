@@ -22,7 +22,7 @@ from scipy import signal
 from ..audio import read_audio, resample
 from ..schema import Event
 from .captions import label_phrases, read_phrases
-from .folder import SPLITS, Clip, Collection, draw_sources
+from .folder import SPLITS, Clip, draw_sources
 from .metadata import read_csv
 from .recordings import Recordings, stem_of
 from .synthetic import (
@@ -86,15 +86,7 @@ class Scene(NamedTuple):
 
 
 def draw_scene(labels: Sequence[str], split: str, rng: np.random.Generator) -> Scene:
-    """Draw a random scene that belongs to a split.
-
-    The set of sounds determines the split. With a single event, the whole description does.
-
-    Args:
-        labels: Available sounds, at least four.
-        split: One of `SPLITS`.
-        rng: Random generator.
-    """
+    """Draw a random scene that belongs to a split, from at least four sounds. `Scene.composition` sets the split."""
     while True:
         size = int(rng.choice(list(NUM_EVENTS), p=list(NUM_EVENTS.values())))
         names = sorted(rng.choice(labels, size, replace=False).tolist())
@@ -131,7 +123,7 @@ def _draw_split(composition: str) -> str:
 
 
 def caption_scene(
-    scene: Scene, phrases: Mapping[str, str], language: str, held_out: bool, rng: np.random.Generator
+    scene: Scene, phrases: Mapping[str, Mapping[str, str]], language: str, held_out: bool, rng: np.random.Generator
 ) -> str:
     """Write a caption of a scene.
 
@@ -139,9 +131,7 @@ def caption_scene(
     of template and wording belongs either to training or to the held-out splits, but every word occurs in training.
 
     Args:
-        scene: Scene to describe.
-        phrases: `{label: noun phrase}` in the language.
-        language: One of `schema.LANGUAGES`.
+        phrases: `{label: {language: noun phrase}}`.
         held_out: Whether to use the combinations of the held-out splits.
         rng: Random generator for template and wordings. With the same state, the captions in all languages are
             translations of each other.
@@ -165,10 +155,8 @@ def caption_scene(
     for group in scene.groups:
         texts = []
         for event in group:
-            text = words["event"].format(
-                phrase=phrases[event.label], manner=choose(event.manner), count=choose(COUNTS[event.repetitions])
-            )
-            texts.append(text)
+            manner, count = choose(event.manner), choose(COUNTS[event.repetitions])
+            texts.append(words["event"].format(phrase=phrases[event.label][language], manner=manner, count=count))
         groups.append(choose("while").join(texts))
 
     chain = groups[0]
@@ -216,18 +204,9 @@ def render_scene(
     sampling_rate_hz: int,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """Render a scene.
+    """Render a scene with the output of `place_events`; return float32 `(num_samples,)` with a peak below 1.
 
-    Args:
-        scene: Scene to render.
-        placements: Output of `place_events`.
-        take: Function that returns the sound of a label.
-        num_samples: Length of the clip in samples.
-        sampling_rate_hz: Sampling rate in Hz.
-        rng: Random generator for sounds, levels, background noise and reverberation.
-
-    Returns:
-        float32 `(num_samples,)` with a peak below 1.
+    `take` returns the sound of a label. `rng` draws sounds, levels, background noise and reverberation.
     """
     samples = np.zeros(num_samples)
     for event, start, period in placements:
@@ -275,12 +254,7 @@ def take_generated(sampling_rate_hz: int) -> Take:
 
 
 def take_recorded(files: Mapping[str, Sequence[Path]], sampling_rate_hz: int) -> Take:
-    """Return a function that reads a random recording with a given label and crops its sound.
-
-    Args:
-        files: `{label: [recording, ...]}`.
-        sampling_rate_hz: Sampling rate of the sounds in Hz.
-    """
+    """Return a function that reads a random recording of a label in `files`, and crops its sound."""
 
     @cache
     def read(path: Path) -> np.ndarray:
@@ -375,26 +349,21 @@ class Scenes(SyntheticEvents):
 
     BUILDER_CONFIG_CLASS = ScenesConfig
 
-    def collect(self) -> Collection:
-        """Return all clips with captions and events; the audio is rendered in `download_and_prepare`."""
-        collection, config = Collection(), self.config
-        for split in SPLITS:
-            for index, scene in enumerate(self._scenes[split]):
-                events = []
-                for event, start, period in self._placements(split, index):
-                    stop = min(start + event.repetitions * period, self._num_samples)
-                    seconds = (start / config.sampling_rate_hz, stop / config.sampling_rate_hz)
-                    events.append(Event(label=event.label, onset_seconds=seconds[0], offset_seconds=seconds[1]))
-                clip = Clip(
-                    clip_id=f"scenes-{config.seed}-{split}-{index:05d}",
-                    captions=self._captions(split, index),
-                    source=f"scenes:{config.seed}:{split}:{index}",
-                    license="unknown" if config.recordings else "CC0-1.0",
-                    labels=sorted({event.label for event in scene.events}),
-                    events=events,
-                )
-                collection.add(split, clip, clip.clip_id, self._audio_path(split, index))
-        return collection
+    def make_clip(self, split: str, index: int) -> Clip:
+        """Return the captions, events and labels of a clip."""
+        config, events = self.config, []
+        for event, start, period in self._placements(split, index):
+            stop = min(start + event.repetitions * period, self._num_samples)
+            seconds = (start / config.sampling_rate_hz, stop / config.sampling_rate_hz)
+            events.append(Event(label=event.label, onset_seconds=seconds[0], offset_seconds=seconds[1]))
+        return Clip(
+            clip_id=f"scenes-{config.seed}-{split}-{index:05d}",
+            captions=self._captions(split, index),
+            source=f"scenes:{config.seed}:{split}:{index}",
+            license="unknown" if config.recordings else "CC0-1.0",
+            labels=sorted({event["label"] for event in events}),
+            events=events,
+        )
 
     def render(self, split: str, index: int) -> np.ndarray:
         """Render a clip; the same arguments produce the same samples."""
@@ -414,9 +383,8 @@ class Scenes(SyntheticEvents):
         for number in range(20 if held_out else 1):
             texts = {}
             for language in captions:
-                phrases = self._phrases_by_language[language]
                 rng = seeded_generator(self.config.seed, split, index, 1, number)
-                texts[language] = caption_scene(self._scenes[split][index], phrases, language, held_out, rng)
+                texts[language] = caption_scene(self._scenes[split][index], self._phrases, language, held_out, rng)
             if distinct.isdisjoint(texts.values()):
                 distinct.update(texts.values())
                 for language, text in texts.items():
@@ -446,13 +414,6 @@ class Scenes(SyntheticEvents):
                 f"{max(NUM_EVENTS)} with phrases in phrases/ and recordings for all splits"
             )
         return {label: phrases[label] for label in sorted(usable)}
-
-    @cached_property
-    def _phrases_by_language(self) -> dict[str, dict[str, str]]:
-        phrases: dict[str, dict[str, str]] = {}
-        for language in self.config.languages:
-            phrases[language] = {label: by_language[language] for label, by_language in self._phrases.items()}
-        return phrases
 
     @cached_property
     def _files(self) -> dict[str, dict[str, list[Path]]]:

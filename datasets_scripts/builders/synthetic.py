@@ -19,7 +19,7 @@ from numpy import fft  # not np.fft: `datasets` replaces np in the modules of bu
 
 from ..atomic_files import atomic_write
 from ..schema import Event
-from .captions import label_phrases, render_captions
+from .captions import read_phrases, render_captions
 from .folder import SPLITS, Clip, Collection, RowBuilder, RowConfig
 
 GENERATOR_VERSION = 1
@@ -212,12 +212,7 @@ def render_clip(
 ) -> RenderedClip:
     """Render a clip with its event near the beginning or the end; the same arguments produce the same samples.
 
-    Args:
-        seed: Seed of the whole dataset.
-        split: One of `SPLITS`; each split has its own random numbers.
-        index: Index of the clip in the split.
-        duration_seconds: Length of the clip.
-        sampling_rate_hz: At least 16000, because the sounds contain frequencies up to 7.7 kHz.
+    Each split has its own random numbers. The sounds contain frequencies up to 7.7 kHz.
 
     >>> clip = render_clip(0, "train", 0)
     >>> clip.samples.shape, clip.samples.dtype
@@ -308,9 +303,8 @@ class SyntheticEventsConfig(RowConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         least_values = {"duration_seconds": 1, "sampling_rate_hz": 16000}
-
-        for name in ("num_train", "num_validation", "num_test", "seed", *least_values):
-            least = least_values.get(name, 0)
+        least_values |= dict.fromkeys(("num_train", "num_validation", "num_test", "seed"), 0)
+        for name, least in least_values.items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}; expected at least {least}")
 
@@ -341,23 +335,27 @@ class SyntheticEvents(RowBuilder):
 
     def collect(self) -> Collection:
         """Return all clips with captions and events; the audio is rendered in `download_and_prepare`."""
-        collection, config = Collection(), self.config
-        phrases = label_phrases("synthetic")
-
+        collection = Collection()
         for split in SPLITS:
-            for index in range(getattr(config, f"num_{split}")):
-                event = locate_event(config.seed, split, index, config.duration_seconds, config.sampling_rate_hz)
-                position = describe(config.seed, split, index).position
-                clip = Clip(
-                    clip_id=f"synthetic-{config.seed}-{split}-{index:05d}",
-                    captions=render_captions(phrases[event["label"]], config.languages, f"sound_at_{position}"),
-                    source=f"synthetic:{config.seed}:{split}:{index}",
-                    license="CC0-1.0",
-                    labels=[event["label"]],
-                    events=[event],
-                )
+            for index in range(getattr(self.config, f"num_{split}")):
+                clip = self.make_clip(split, index)
                 collection.add(split, clip, clip.clip_id, self._audio_path(split, index))
         return collection
+
+    def make_clip(self, split: str, index: int) -> Clip:
+        """Return the captions, events and labels of a clip."""
+        config = self.config
+        event = locate_event(config.seed, split, index, config.duration_seconds, config.sampling_rate_hz)
+        position = describe(config.seed, split, index).position
+        phrases = read_phrases("synthetic")[event["label"]]
+        return Clip(
+            clip_id=f"synthetic-{config.seed}-{split}-{index:05d}",
+            captions=render_captions(phrases, config.languages, f"sound_at_{position}"),
+            source=f"synthetic:{config.seed}:{split}:{index}",
+            license="CC0-1.0",
+            labels=[event["label"]],
+            events=[event],
+        )
 
     def download_and_prepare(self, *args: Any, **kwargs: Any) -> None:
         """Prepare the rows (see `RowBuilder.download_and_prepare`), and render missing audio files."""

@@ -55,8 +55,7 @@ def test_more_clips_keep_the_first_ones(scenes):
 def test_held_out_phrasings_are_new_but_their_words_are_not(language):
     first, second = SceneEvent("low_siren", 2, "far"), SceneEvent("fast_clicks", 1, "loud")
     third = SceneEvent("high_bell", 3, "quiet")
-    phrases = {label: of_label[language] for label, of_label in label_phrases("synthetic").items()}
-    texts = {}
+    phrases, texts = label_phrases("synthetic"), {}
     for held_out in (False, True):
         rng = np.random.default_rng(0)
         scenes = [Scene(((first, second), (third,)), room) for room in ("hall", "small room")]
@@ -78,8 +77,8 @@ def test_example_captions():
     scene = Scene(((SceneEvent("low_siren", 2, "far"),), (SceneEvent("high_bell", 1, ""),)), "hall")
     captions = {}
     for language in ("eng", "deu", "jpn"):
-        phrases = {label: of_label[language] for label, of_label in label_phrases("synthetic").items()}
-        captions[language] = caption_scene(scene, phrases, language, False, np.random.default_rng(4))
+        rng = np.random.default_rng(4)
+        captions[language] = caption_scene(scene, label_phrases("synthetic"), language, False, rng)
     assert captions == {
         "eng": "You can hear a low two-tone siren in the distance twice, and then a high bell ringing, "
         "in a large hall.",
