@@ -93,12 +93,9 @@ def prepare(
     An interrupted run with the same options is resumed. If the output is already complete, nothing is written.
 
     Args:
-        request: Options of the preparation.
-        out: Output folder.
         workers: Number of processes that read recordings.
         overwrite: Whether to replace another prepared dataset in the output folder.
         cache_dir: Cache folder for the rows of the builder. None: the default of `datasets`.
-        quiet: Whether to hide the progress bar.
 
     Raises:
         BadAudioError: A recording is bad and `on_bad_audio` is "error", or FFmpeg is required but not installed.
@@ -179,9 +176,9 @@ def pack(source: str | bytes, name: str, storage: str) -> tuple[dict[str, Any], 
 
 
 class Entry(NamedTuple):
-    """Row to write, and its note for the manifest."""
+    """Row to write (None if the recording is bad), and its note for the manifest."""
 
-    row: dict[str, Any] | None  # None if the recording is bad
+    row: dict[str, Any] | None
     note: dict[str, Any]
 
 
@@ -437,8 +434,7 @@ def _finish(
 def push(folder: str | Path, repo_id: str, private: bool = False) -> str:
     """Upload a prepared dataset to a Hub dataset repository "user/name" in one commit, and return its URL.
 
-    If the repository does not exist, it is created, as a private repository if `private` is set. Raises ValueError if
-    the storage is "reference", because there is no audio to upload.
+    A new repository is private if `private` is set. The storage "reference" raises ValueError.
     """
     from huggingface_hub import HfApi
 
@@ -487,25 +483,15 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     return arguments
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command. Return 0, or print an error as one line and return 1."""
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command. `supclap prepare` prints an error as one line."""
     args = parse_arguments(sys.argv[1:] if argv is None else argv)
     request = Request(args.dataset, args.builder_options, args.storage, args.shard_size, args.on_bad_audio)
-
-    try:
-        manifest = prepare(request, args.out, args.workers, args.overwrite, args.cache_dir, args.quiet)
-        print(summary_table(manifest))
-        print(f"prepared in {args.out}")
-        if args.push_to_hub:
-            print(f"uploaded to {push(args.out, args.push_to_hub, args.private)}")
-    except (ValueError, OSError, RuntimeError) as error:
-        cause: BaseException = error
-        while isinstance(cause, datasets.exceptions.DatasetsError) and cause.__cause__ is not None:
-            cause = cause.__cause__  # error of the builder
-        print(f"{Path(sys.argv[0]).name}: error: {cause}", file=sys.stderr)
-        return 1
-    return 0
+    manifest = prepare(request, args.out, args.workers, args.overwrite, args.cache_dir, args.quiet)
+    print(f"{summary_table(manifest)}\nprepared in {args.out}")
+    if args.push_to_hub:
+        print(f"uploaded to {push(args.out, args.push_to_hub, args.private)}")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -23,6 +23,7 @@ from modeling_supclap.datasets_scripts.audio import BadAudioError, MissingDecode
 from modeling_supclap.datasets_scripts.prepare import Entry, Request, ShardWriter, main, pack
 from modeling_supclap.datasets_scripts.prepare import prepare as run
 from modeling_supclap.datasets_scripts.prepared import STORAGES
+from modeling_supclap.recipes.running import run_command
 
 SHARD_BYTES = 150_000
 
@@ -366,7 +367,7 @@ class TestCommandLine:
     def test_a_run_ends_with_a_table(self, folder, cache, tmp_path, capsys):
         options = ["--test_fold", "4", "--languages", "eng", "fra", "--on_bad_audio", "report", "--storage", "int16"]
         options += ["--workers", "1"]
-        assert main(self.words(folder, tmp_path / "out", cache, *options)) == 0
+        main(self.words(folder, tmp_path / "out", cache, *options))
         out, err = capsys.readouterr()
         assert re.search(r"^test\s+6\s+0\.00\s+48\s+0\s+eng fra$", out, re.MULTILINE)
         assert err.count("clip '") == 3
@@ -388,8 +389,11 @@ class TestCommandLine:
         assert message in capsys.readouterr().err
 
     def test_invalid_data_print_one_line(self, tmp_path, cache, capsys, monkeypatch):
-        monkeypatch.setattr(sys, "argv", ["supclap prepare"])
-        assert main(self.words(tmp_path / "nowhere", tmp_path / "out", cache)) == 1
+        monkeypatch.delenv("SUPCLAP_COMMAND", raising=False)
+        words = self.words(tmp_path / "nowhere", tmp_path / "out", cache)
+        monkeypatch.setattr(sys, "argv", ["supclap prepare", *words])
+        with pytest.raises(SystemExit, match="1"):
+            run_command(main)
         err = capsys.readouterr().err
         assert re.fullmatch(r"supclap prepare: error: .*nowhere.*\n", err)
 
