@@ -97,7 +97,7 @@ def read_audio(
 
 
 def measure_audio(source: Source, name: str) -> tuple[float, bool]:
-    """Return the length of a recording in seconds, and whether any sample is nonzero. Read the file in blocks."""
+    """Return the length of a recording in seconds, and whether any sample is nonzero."""
     samples, is_sound = 0, False
     with closing(_open(source, name)) as recording:
         for part in recording.parts():
@@ -171,16 +171,8 @@ def read_row(
 def resample(waveform: np.ndarray, from_hz: int, to_hz: int) -> np.ndarray:
     """Resample a waveform with `audio_input.resample`, as in `CEDFeatureExtractor`.
 
-    Args:
-        waveform: float32, `(samples,)`.
-        from_hz: Sampling rate of the waveform in Hz.
-        to_hz: Sampling rate of the result in Hz.
-
-    Returns:
-        float32, `(ceil(samples * to_hz / from_hz),)`; the input itself if both rates are equal.
-
-    Raises:
-        BadAudioError: A rate is below 200 Hz or above 10 MHz.
+    The result is float32, `(ceil(samples * to_hz / from_hz),)`, or the input itself if both rates are equal. A rate
+    below 200 Hz or above 10 MHz raises BadAudioError.
 
     >>> resample(np.zeros(44100, dtype=np.float32), 44100, 16000).shape
     (16000,)

@@ -46,8 +46,7 @@ def read_recording(source: str | bytes, name: str, rate_hz: int) -> np.ndarray:
     """Read and check a whole recording (a path or its bytes); return int16 samples `(samples,)` at `rate_hz`.
 
     Raises:
-        BadAudioError: The recording is missing, corrupt, truncated, empty or silent, or decoding fails for another
-            reason.
+        BadAudioError: The recording is missing, corrupt, empty or silent, or decoding fails for another reason.
         MissingDecoderError: FFmpeg is required but not installed, so the recording may be fine.
     """
     with _naming(name):
@@ -109,7 +108,6 @@ def find_bad_audio(
         rows: Rows in the format of `schema.Row`. If they contain int16 samples, only the length is checked, because
             `prepare.py` has already checked the samples.
         workers: Number of processes that read recordings.
-        min_seconds: Minimum length in seconds.
         memo: JSON file that caches the results; only new and changed recordings are read.
 
     Raises:
@@ -138,9 +136,7 @@ def find_bad_audio(
 def filter_bad_audio(
     rows: Any, on_bad_audio: str, workers: int = 1, memo: str | Path | None = None, min_seconds: float = 0.0
 ) -> Any:
-    """Remove the rows with bad recordings from a dataset or list.
-
-    The other arguments are those of `find_bad_audio`.
+    """Remove the rows with bad recordings (see `find_bad_audio`) from a dataset or list.
 
     Args:
         on_bad_audio: "error" returns all rows unchecked, because reading a bad recording raises an error later. "skip"
@@ -263,10 +259,7 @@ def source_of(row: Mapping[str, Any]) -> str | bytes:
 
 
 def _problem(row: Mapping[str, Any], min_seconds: float) -> str | None:
-    """Return the error message of a bad recording, or None if the recording is usable.
-
-    The message does not contain the local folder.
-    """
+    """Return the error message of a bad recording, without its local folder. Return None if it is usable."""
     try:
         check_recording(source_of(row), row["audio_path"], min_seconds)
     except MissingDecoderError:

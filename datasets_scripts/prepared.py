@@ -72,13 +72,7 @@ STORAGES = {
 
 
 class PreparedSet:
-    """Location and manifest of a prepared dataset (output of `prepare.py`).
-
-    Args:
-        data_dir: Output folder of `prepare.py`, Hub dataset id, or any fsspec address, such as `s3://bucket/clotho` or
-            `https://host/clotho`.
-        audio_dir: Audio folder for a dataset with storage "reference"; required if the recordings have moved.
-        revision: Branch, tag or commit of the Hub repository.
+    """Location and manifest of a prepared dataset (output of `prepare.py`). `PreparedConfig` describes the arguments.
 
     Attributes:
         base: Folder or address; file names in the manifest are relative to it. An address on the Hub contains the
@@ -113,7 +107,19 @@ class PreparedSet:
                 )
             content = (folder / MANIFEST).read_bytes()
         elif "/" in str(data_dir) and is_hub_id(data_dir):
-            path = _download_manifest(str(data_dir), revision)
+            from huggingface_hub import hf_hub_download
+            from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+            try:
+                path = Path(hf_hub_download(str(data_dir), MANIFEST, repo_type="dataset", revision=revision))
+            except (LocalEntryNotFoundError, RepositoryNotFoundError) as error:  # the first one without a network
+                raise FileNotFoundError(
+                    f"data_dir {data_dir} is neither a folder nor a dataset on the Hub that can be reached: {error}"
+                ) from error
+            except EntryNotFoundError as error:
+                raise FileNotFoundError(
+                    f"{data_dir} on the Hub is not a prepared set, because it has no {MANIFEST}"
+                ) from error
             self.base = f"hf://datasets/{data_dir}@{path.parent.name}"
             content = path.read_bytes()
         else:
@@ -155,26 +161,13 @@ class PreparedSet:
         raise FileNotFoundError(f"the recording {example} is in none of {folders}; set audio_dir to its base folder")
 
 
-def _download_manifest(repo_id: str, revision: str | None) -> Path:
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
-
-    try:
-        return Path(hf_hub_download(repo_id, MANIFEST, repo_type="dataset", revision=revision))
-    except (LocalEntryNotFoundError, RepositoryNotFoundError) as error:  # the first one without a network
-        raise FileNotFoundError(
-            f"data_dir {repo_id} is neither a folder nor a dataset on the Hub that can be reached: {error}"
-        ) from error
-    except EntryNotFoundError as error:
-        raise FileNotFoundError(f"{repo_id} on the Hub is not a prepared set, because it has no {MANIFEST}") from error
-
-
 @dataclass
 class PreparedConfig(datasets.BuilderConfig):
     """Location of a prepared dataset (see `PreparedSet`).
 
     Attributes:
-        data_dir: Output folder of `prepare.py`, Hub dataset id, or remote address.
+        data_dir: Output folder of `prepare.py`, Hub dataset id, or any fsspec address, such as `s3://bucket/clotho` or
+            `https://host/clotho`.
         audio_dir: Audio folder for a dataset with storage "reference"; required if the recordings have moved.
         revision: Branch, tag or commit of the Hub repository.
     """
@@ -229,17 +222,13 @@ class Prepared(datasets.ArrowBasedBuilder):
         generators = []
         for split, about in prepared.manifest["splits"].items():
             paths = prepared.shard_paths(split)
-            arguments = {
-                "files": paths if prepared.is_local else dl_manager.download(paths),
-                "sizes": [shard["bytes"] for shard in about["shards"]],
-                "root": prepared.audio_root(),
-            }
-            generators.append(datasets.SplitGenerator(name=split, gen_kwargs=arguments))
+            files = paths if prepared.is_local else dl_manager.download(paths)
+            sizes = [shard["bytes"] for shard in about["shards"]]
+            generators.append(datasets.SplitGenerator(name=split, gen_kwargs={"files": files, "sizes": sizes}))
         return generators
 
-    def _generate_tables(
-        self, files: list[str], sizes: list[int], root: str | None
-    ) -> Iterator[tuple[Key, pyarrow.Table]]:
+    def _generate_tables(self, files: list[str], sizes: list[int]) -> Iterator[tuple[Key, pyarrow.Table]]:
+        root = self.config.prepared.audio_root()
         for number, (path, size) in enumerate(zip(files, sizes, strict=True)):
             actual = os.path.getsize(path)
             if actual != size:

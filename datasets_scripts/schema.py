@@ -39,10 +39,7 @@ FILE_SOURCE = "file:"
 class Event(TypedDict):
     """A sound event in a clip.
 
-    Attributes:
-        label: Class of the sound. If the dataset has labels, it is one of the `labels` of the row.
-        onset_seconds: Start in seconds from the beginning of the clip.
-        offset_seconds: End in seconds from the beginning of the clip.
+    Times are in seconds from the beginning of the clip. If the dataset has labels, `label` is one of those of the row.
     """
 
     label: str
@@ -209,12 +206,9 @@ def caption_counts(rows: Any) -> dict[str, np.ndarray]:
 def require_captions(
     rows: Sequence[Mapping[str, Any]], languages: Sequence[str], scheme: str = "random", split: str = ""
 ) -> None:
-    """Check before training that all clips have the captions that the language scheme requires.
+    """Raise ValueError if a clip lacks captions that the language scheme requires (see `lacking_languages`).
 
-    `languages` and `scheme` are those of `lacking_languages`; `split` is the split name for error messages.
-
-    Raises:
-        ValueError: A clip lacks captions that the scheme requires, or no clip has a caption in one of the languages.
+    Also raise it if no clip has a caption in one of the languages. `split` is the split name for the message.
     """
     counts = caption_counts(rows)
     present = {language for language, of_language in counts.items() if of_language.any()}
@@ -238,11 +232,10 @@ def require_captions(
 
 
 def validate_row(row: Mapping[str, Any], languages: Sequence[str] = LANGUAGES) -> None:
-    """Check that a row has the format of `Row`, with captions in the given languages.
+    """Raise ValueError with all problems of a row that does not have the format of `Row`.
 
-    Raises:
-        ValueError: A field is missing, an id, path, source or caption is empty, there is no caption, a language is
-            unknown, or an event starts before the clip or ends before it starts. The message lists all problems.
+    A field is missing, an id, path, source or caption is empty, there is no caption, a language is unknown, or an event
+    starts before the clip or ends before it starts.
 
     >>> row = {"clip_id": "a", "audio_path": "a.wav", "captions": {"eng": ["Rain"]}, "labels": [], "events": [],
     ...        "source": "freesound:1", "license": "CC0-1.0"}

@@ -111,12 +111,7 @@ class RowStream(IterableDataset):
         return self._changed(_counts=np.array(counts, np.float64), num_rows=num_rows)
 
     def map(self, function: Callable[[Row], Row], features: datasets.Features | None = None) -> RowStream:
-        """Return a stream that applies a function to each row when it is read.
-
-        Args:
-            function: Function from row to row; it must be picklable if workers are spawned.
-            features: Features of the new rows. None: the current features.
-        """
+        """Return a stream that applies a function to each row when it is read. `features` are those of the new rows."""
         return self._changed(_functions=[*self._functions, function], features=features or self.features)
 
     def remove_columns(self, names: Sequence[str]) -> RowStream:
@@ -168,9 +163,8 @@ class RowStream(IterableDataset):
     def state_dict(self) -> dict[str, int]:
         """Return the position of the iteration in this process, as a dict with "epoch", "rows" and "batch_size".
 
-        The workers of a `DataLoader` iterate in other processes, and this method does not include their progress. In
-        this case, construct the position from the number of yielded batches:
-        `{"epoch": epoch, "rows": batches * batch_size, "batch_size": batch_size}`.
+        The progress of `DataLoader` workers is not included. With workers, construct the position from the number of
+        yielded batches: `{"epoch": epoch, "rows": batches * batch_size, "batch_size": batch_size}`.
         """
         epoch, rows, batch_size = self._state.tolist()
         return {"epoch": epoch, "rows": rows, "batch_size": batch_size}

@@ -7,7 +7,7 @@ import json
 import logging
 import re
 import tarfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -36,8 +36,8 @@ _SPLIT_IN_PATH = re.compile(
 )
 
 
-def _file_features(languages: Sequence[str]) -> datasets.Features:
-    return datasets.Features({**features(languages), **STORAGES["original"].features()})
+def _file_features(languages: Iterable[str]) -> datasets.Features:
+    return datasets.Features({**features(list(dict.fromkeys(languages))), **STORAGES["original"].features()})
 
 
 class ParquetSplit:
@@ -75,7 +75,7 @@ class HubSplit:
     ) -> None:
         self._columns = Columns(types, config)
         self._is_struct = isinstance(types.arrow_schema.field(self._columns.audio).type, pyarrow.StructType)
-        self.features = _file_features(list(dict.fromkeys(self._columns.languages.values())))
+        self.features = _file_features(self._columns.languages.values())
         self.licenses: dict[str, int] = {}
         self.split = split
 

@@ -108,11 +108,8 @@ def strip_texts(texts: Iterable[str]) -> tuple[str, ...]:
 def draw_sources(sources: Iterable[str], counts: Mapping[str, int], seed: int) -> dict[str, str]:
     """Hold out randomly sampled sources for validation and test; return `{source: split}`.
 
-    `counts` are the numbers of validation and test sources. All other sources are training sources. The sample depends
-    on a hash of the seed and each source, not on the order of the sources.
-
-    Raises:
-        ValueError: The sum of the counts exceeds the number of sources.
+    `counts` are the numbers of validation and test sources. If they exceed the number of sources, ValueError is raised.
+    The sample depends on a hash of the seed and each source, not on the order of the sources.
     """
     order = sorted(set(sources), key=lambda source: hashlib.sha256(f"{seed}:{source}".encode()).digest())
     if sum(counts.values()) > len(order):
@@ -255,8 +252,7 @@ class FolderConfig(RowConfig):
 class RowBuilder(datasets.GeneratorBasedBuilder):
     """Base class of the dataset builders; subclasses implement `collect`.
 
-    Clips without audio are skipped. A warning shows their number, and `report` lists them. `Dataset.from_generator` is
-    not used, because its cache does not detect changes of the code or the tables.
+    `Dataset.from_generator` is not used, because its cache does not detect changes of the code or the tables.
     """
 
     VERSION = "1.0.0"
@@ -270,10 +266,8 @@ class RowBuilder(datasets.GeneratorBasedBuilder):
     def report(self) -> dict[str, Any]:
         """Return the missing recordings and the excluded clips. If the report was saved, it is read from the cache.
 
-        Returns:
-            `{"missing": [name, ...], "left_out": {reason: [clip id, ...]}}`. "missing" contains the names in the
-            metadata of recordings without an audio file. A reason is "blacklist", "duplicate" or "empty caption", for
-            example.
+        The result is `{"missing": [name, ...], "left_out": {reason: [clip id, ...]}}`. "missing" contains the names in
+        the metadata. A reason is "blacklist", "duplicate" or "empty caption", for example.
         """
         if self._report_path.is_file():
             return metadata.read_json(self._report_path)

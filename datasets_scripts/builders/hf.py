@@ -161,11 +161,8 @@ class HubDataset:
 class Columns:
     """Names of the audio, label and caption columns of a dataset; `languages` is `{caption column: language}`.
 
-    Names that are not set in `config` are detected.
-
-    Raises:
-        ValueError: There is no audio or caption column, a configured column is missing, a caption column is not text,
-            or a column without a language would have the same language as another column.
+    Names that are not set in `config` are detected. ValueError is raised if a column is missing, a caption column is
+    not text, or a column without a language would have the same language as another column.
     """
 
     def __init__(self, types: datasets.Features, config: HubDatasetConfig) -> None:
@@ -187,10 +184,7 @@ class Columns:
         return list(dict.fromkeys([*self.languages, *([self.label] if self.label else [])]))
 
     def describe(self, row: Mapping[str, Any], path: str | None, clip_id: str) -> dict[str, Any]:
-        """Convert the caption and label columns of a row to the format of `schema.Row`, without the audio.
-
-        `path` is the name of the recording in the dataset. None: use `clip_id`.
-        """
+        """Convert a row to the format of `schema.Row`, without the audio. `path` is the recording's name, or None."""
         captions: dict[str, list[str]] = {language: [] for language in self.languages.values()}
         for column, language in self.languages.items():
             captions[language] += _as_texts(row[column], self._types[column])
@@ -273,10 +267,10 @@ def name_splits(names: Iterable[str]) -> dict[str, str]:
 
 
 def identify_recordings(stored: pyarrow.ChunkedArray) -> list[Hashable]:
-    """Return a list with one key per row; rows with the same recording have equal keys.
+    """Return one key per row of `stored` (structs of `bytes` and `path`); equal recordings have equal keys.
 
-    `stored` contains structs of `bytes` and `path`. Recordings are compared by their bytes, or by their path if there
-    are no bytes. Paths are less reliable, because uploads often store only the file name.
+    Recordings are compared by their bytes, or by their path if there are no bytes. Paths are less reliable, because
+    uploads often store only the file name.
     """
     paths = pc.struct_field(stored, "path").to_pylist()
     contents = pc.struct_field(stored, "bytes")
@@ -293,12 +287,7 @@ def identify_recordings(stored: pyarrow.ChunkedArray) -> list[Hashable]:
 
 
 def as_rows(rows: datasets.Dataset, **columns: Any) -> datasets.Dataset:
-    """Convert a dataset to rows in the format of `schema.Row`; the options and errors are those of `HubDataset`.
-
-    Args:
-        rows: Dataset to convert.
-        **columns: `audio_column`, `caption_column`, `caption_language`, `caption_columns` and `label_column`.
-    """
+    """Convert a dataset to rows in the format of `schema.Row`. `columns` are the options of `HubDatasetConfig`."""
     return HubDataset(data_dir="", **columns)._rows("clip", rows)
 
 

@@ -137,13 +137,9 @@ class Recordings:
         return None if file is None else self.folder / file
 
     def named(self, stems: Iterable[str]) -> Path | None:
-        """Find a recording in any sub-folder and format by its name without suffix.
+        """Find a recording in any sub-folder and format by its name without suffix; return None if it is missing.
 
-        Args:
-            stems: File names without suffix, in order of preference.
-
-        Returns:
-            Path of the recording, or None if there is no such file.
+        `stems` are the possible names in order of preference.
         """
         for stem in stems:
             if stem in self._by_stem:
@@ -155,10 +151,7 @@ class Recordings:
 
         Three comparisons are tried in this order: the name without suffix, this name with HTML entities resolved, and
         only its letters and digits. The second and third comparisons use only names and files that have no match yet.
-        They skip ambiguous matches, where several names or several files become equal.
-
-        Returns:
-            `{name: path}` for all names with a match.
+        They skip ambiguous matches, where several names or several files become equal. The result is `{name: path}`.
         """
         matches = {name: self._by_stem[stem_of(name)] for name in names if stem_of(name) in self._by_stem}
         for key in (_resolve, _strip):
@@ -190,17 +183,16 @@ class Recordings:
 
     @cached_property
     def _by_path(self) -> dict[str, str]:
-        return dict(zip(map(_format_free, self._worst_first), self._worst_first, strict=True))
+        return self._index(_format_free)
 
     @cached_property
     def _by_stem(self) -> dict[str, str]:
-        return dict(zip(map(stem_of, self._worst_first), self._worst_first, strict=True))
+        return self._index(stem_of)
 
-    @cached_property
-    def _worst_first(self) -> list[str]:
-        """Files in order of increasing preference, because the last file with a name replaces the others in a dict."""
+    def _index(self, key: Callable[[str], str]) -> dict[str, str]:
+        # In order of increasing preference, because the last file with a key replaces the others.
         order = sorted(self.files, key=lambda file: SUFFIXES.index(os.path.splitext(file)[1].lower()))
-        return order[::-1]
+        return {key(file): file for file in reversed(order)}
 
 
 def find_segments(recordings: Recordings, segments: Sequence[Segment]) -> dict[Segment, Path]:

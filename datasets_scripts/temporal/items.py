@@ -45,7 +45,6 @@ def describe(
             (both at the same time), "single" (only the first), or "combined" (both, in any order).
         phrases_first: `{language: noun phrase of the first sound}`.
         phrases_second: The same for the second sound; None for "single".
-        languages: ISO 639-3 codes of the captions.
         exchange: Whether to exchange the two sounds before writing (operator T in TeminAL eq. 1).
 
     Returns:
@@ -211,7 +210,7 @@ class TemporalItems:
         """Build the three items of pair `index` in an epoch for TeminAL stage B (section 3.2), from two recordings.
 
         These are the forward item `a_i + a_j`, "c_i before c_j"; the reversed item `a_j + a_i`, "c_j before c_i"; and
-        the overlaid item `a_i ^ a_j`, "c_i while c_j". `epoch` and `index` start at 0.
+        the overlaid item `a_i ^ a_j`, "c_i while c_j".
         """
         rows = self.draw_rows("triple", epoch, index)
         relations = ("before", "after") if self._use_after else ("before",)
@@ -222,11 +221,7 @@ class TemporalItems:
         return items[0], items[1], self._pair_item("overlaid", "while", rows)
 
     def stage_a(self, epoch: int, index: int) -> tuple[TemporalItem, TemporalItem]:
-        """Build the two items of pair `index` in an epoch for TeminAL stage A (B.2).
-
-        These are an item with one of the two recordings, and the combined item with both. `epoch` and `index` start at
-        0.
-        """
+        """Build two items of pair `index` for TeminAL stage A (B.2): one of the recordings, and both combined."""
         rows = self.draw_rows("stage_a", epoch, index)
         combined = self._pair_item("combined", "combined", rows)
 
@@ -296,10 +291,8 @@ def split_by_source(rows: Iterable[Row], train_fraction: float = 0.7, seed: int 
     A source with clips of several classes counts as a source of the alphabetically first class.
 
     Args:
-        rows: Dataset rows with one label each.
         train_fraction: Fraction of the sources in each class to use for training, rounded. A class has at least one
             training source, and at least one test source if it has two or more sources. TeminAL uses 0.7 (B.5).
-        seed: Random seed.
 
     Raises:
         ValueError: `train_fraction` is not between 0 and 1, or a row does not have exactly one label.

@@ -53,8 +53,6 @@ def compose(
         role: Role of a training item (one of `ROLES`) or family of a ZSTE record. "single" returns the only waveform,
             and "overlaid" overlays two waveforms. All other roles, and "concatenated", join two in sequence.
         waveforms: One waveform for "single", otherwise two in the order of playback.
-        sampling_rate_hz: Sampling rate of the waveforms in Hz.
-        options: Options for joining clips in sequence. None: no crossfade, gap or level change.
 
     Raises:
         ValueError: The role or the number of waveforms is wrong, or `concatenate` or `overlay` fails.
@@ -150,11 +148,8 @@ def overlay(first: np.ndarray, second: np.ndarray, sampling_rate_hz: int) -> np.
     """Overlay two clips with equal loudness, `a_i ^ a_j` (TeminAL section 3.1).
 
     Both clips start together and are scaled to the geometric mean of their `active_rms`. The result is as long as the
-    longer clip. The order of the clips does not matter.
-
-    Raises:
-        ValueError: A clip is empty, silent, not mono, not float, or has NaN or infinite samples; or the rate is not
-            positive.
+    longer clip. The order of the clips does not matter. A silent clip raises ValueError, as do the faults of
+    `active_rms`.
 
     >>> overlay(np.array([0.2, -0.2]), np.array([0.2, 0.2, 0.2]), sampling_rate_hz=50).round(3)
     array([0.4, 0. , 0.2], dtype=float32)

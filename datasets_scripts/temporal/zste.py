@@ -36,8 +36,6 @@ def zste_set(rows: Sequence[Row], seed: int, num_items: int) -> list[dict[str, A
 
     Args:
         rows: Dataset rows with one label each. Pass only the test split.
-        seed: Random seed.
-        num_items: Number of clips per family.
 
     Returns:
         List of records. A record is a dict with "id", "family", "clip_ids" and "labels"; clip ids and labels are in the
@@ -121,7 +119,6 @@ def zste_prompts(
     absent classes, recognising one sound would be enough to exclude them.
 
     Args:
-        task: "1A" to "5B", a key of `ZSTE_FAMILIES`.
         record: Record from `zste_set` with the family of the task.
         labels: All classes, including the classes in the record.
         phrases: Noun phrases as `{label: {language: phrase}}`. None: the labels themselves are the English phrases.

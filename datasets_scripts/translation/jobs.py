@@ -109,10 +109,7 @@ def translate_texts(
 
     The longest texts come first, so that an out-of-memory error occurs at the start. A resumed job uses the same
     batches, so its translations do not depend on interruptions. If a batch fails, the batches in progress are finished
-    and saved before the error is raised.
-
-    Returns:
-        `{(language pair, text): translation}`; the translation is "" if it failed.
+    and saved before the error is raised. A translation that failed is "".
     """
     pool = ThreadPoolExecutor(translator.workers)
     futures = {}
@@ -163,8 +160,6 @@ def complete_translations(
     Args:
         path: Path of the Parquet file, which need not exist.
         items: Items that the file must contain.
-        translator: Translator for the missing items.
-        batch_size: Number of texts per batch.
         settings: Settings that affect the translations, except the translator's name.
         fill_gaps: Whether to keep translations by other models. If False, such translations raise ValueError.
 

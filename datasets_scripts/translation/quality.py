@@ -51,13 +51,8 @@ def report_translations(
     The back-translation check (SupCLAP E.9) uses the cosine similarity between the embeddings of a caption and its
     back-translation. It is 1 for identical texts and around 0.1 for unrelated captions.
 
-    Args:
-        sources: `{(clip id, caption index): caption}`.
-        translations: Translations of some or all captions, with the same keys.
-        back_translations: Back-translations of some or all translations, with the same keys.
-        encoder: Sentence encoder (see `load_sentence_encoder`). None: back-translations are not compared.
-        threshold: Cosine threshold for `below_threshold`.
-        num_worst: Maximum number of entries in `worst`.
+    `sources`, and the translations and back-translations of some or all of them, have the keys (clip id, caption
+    index). Without an `encoder` (see `load_sentence_encoder`), back-translations are not compared.
 
     Returns:
         Dict with the following entries. A mean or share is None if there are no items.
@@ -68,7 +63,7 @@ def report_translations(
           Chinese and Japanese).
         - `back_translated`: number of back-translations; `cosine`: their mean cosine.
         - `below_threshold`: share of cosines below the threshold.
-        - `worst`: captions, translations and back-translations with the lowest cosines.
+        - `worst`: the `num_worst` captions with the lowest cosines, and their translations.
     """
     keys = sorted(back_translations)
     cosines = np.zeros(0)
@@ -79,17 +74,10 @@ def report_translations(
 
     worst = []
     for row in np.argsort(cosines, kind="stable")[:num_worst].tolist():
-        clip_id, caption_index = key = keys[row]
-        worst.append(
-            {
-                "clip_id": clip_id,
-                "caption_index": caption_index,
-                "cosine": round(float(cosines[row]), 6),
-                "source": sources[key],
-                "translation": translations[key],
-                "back_translation": back_translations[key],
-            }
-        )
+        key = keys[row]
+        entry = {"clip_id": key[0], "caption_index": key[1], "cosine": round(float(cosines[row]), 6)}
+        texts = {"source": sources[key], "translation": translations[key], "back_translation": back_translations[key]}
+        worst.append(entry | texts)
 
     return {
         "captions": len(sources),
