@@ -43,12 +43,7 @@ class Clip(NamedTuple):
 
 
 class Corpus:
-    """Recordings to embed, from all splits.
-
-    Args:
-        splits: Datasets, `{split name: dataset}` (see `datasets_scripts.schema` for the columns).
-        root: Folder to remove from paths in the manifest. None: do not change the paths.
-    """
+    """Recordings to embed, from all splits. `root` is a folder to remove from paths in the manifest."""
 
     def __init__(self, splits: Mapping[str, Any], root: str | None = None) -> None:
         from modeling_supclap.datasets_scripts.schema import without_audio
@@ -70,18 +65,9 @@ class Corpus:
         return Recording(read, None, f"clip {clip.clip_id}")
 
 
-def list_addresses(system: Any, path: str) -> tuple[str, list[str]]:
-    """Return the address of a folder on an fsspec file system, and the addresses of its recordings."""
-    from modeling_supclap.datasets_scripts.audio import Address
-    from modeling_supclap.datasets_scripts.builders.recordings import SUFFIXES
-
-    names = [name for name in sorted(system.find(path)) if name.lower().endswith(SUFFIXES)]
-    files: list[str] = [Address(system.unstrip_protocol(name)) for name in names]
-    return system.unstrip_protocol(path).rstrip("/"), files
-
-
 def load_corpus(args: CorpusArguments) -> Corpus:
     """Load the dataset, or list the recordings in the folder."""
+    from modeling_supclap.datasets_scripts.audio import Address
     from modeling_supclap.datasets_scripts.builders.recordings import SUFFIXES, Recordings
     from modeling_supclap.datasets_scripts.remote_files import use_files
 
@@ -91,8 +77,14 @@ def load_corpus(args: CorpusArguments) -> Corpus:
         return Corpus(args.load_splits())
 
     if "://" in str(args.folder):
-        root, files = use_files(str(args.folder), list_addresses)
-        rows = [{"clip_id": file.removeprefix(f"{root}/"), "audio_path": file} for file in files]
+
+        def list_files(system: Any, path: str) -> list[str]:
+            return [system.unstrip_protocol(name) for name in (path, *sorted(system.find(path)))]
+
+        root, *files = use_files(str(args.folder), list_files)
+        root = root.rstrip("/")
+        files = [file for file in files if file.lower().endswith(SUFFIXES)]
+        rows = [{"clip_id": file.removeprefix(f"{root}/"), "audio_path": Address(file)} for file in files]
     else:
         recordings = Recordings(str(args.folder))
         root = str(recordings.folder)

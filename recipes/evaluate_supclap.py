@@ -36,6 +36,7 @@ import re
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,12 +55,7 @@ DEFAULT_CONFIG = Path(__file__).parent / "configs" / "evaluate.yaml"
 
 
 def load_rows(args: EvaluationArguments) -> tuple[Any, Any, dict[str, int] | None, dict[str, Any]]:
-    """Load the dataset rows to evaluate.
-
-    Returns:
-        Tuple of four values: the rows, the rows of `train_split` (or None), the folds as `{clip id: fold}` (or None),
-        and a description of the data for the results.
-    """
+    """Load the rows to evaluate, those of `train_split` (or None), `{clip id: fold}` (or None), and a description."""
     from datasets import concatenate_datasets
 
     from modeling_supclap.datasets_scripts.schema import without_audio
@@ -114,15 +110,11 @@ def join(splits: Mapping[str, Any], names: str) -> Any:
 
 
 def shared_sources(splits: Mapping[str, Any], args: EvaluationArguments) -> dict[str, Any] | None:
-    """Count the source recordings that the evaluated and the training split share, and warn if there are any.
-
-    Return None if `train_split` is not set.
-    """
+    """Count the source recordings that the evaluated and the training split (if set) share, and warn of them."""
     from modeling_supclap.datasets_scripts.schema import without_audio
 
     if args.train_split is None:
         return None
-
     trained = set(without_audio(join(splits, args.train_split))["source"])
     evaluated = set(without_audio(join(splits, args.split))["source"])
 
@@ -134,18 +126,6 @@ def shared_sources(splits: Mapping[str, Any], args: EvaluationArguments) -> dict
             stacklevel=2,
         )
     return {"with": args.train_split, "count": len(shared), "examples": shared[:5]}
-
-
-def load_phrases(args: EvaluationArguments, origin: str) -> dict[str, dict[str, str]] | None:
-    """Load the class phrases of a dataset. Return None if it has no phrases and `phrases` is not set."""
-    from modeling_supclap.datasets_scripts.builders.captions import label_phrases
-
-    try:
-        return label_phrases(args.phrases or origin)
-    except ValueError:
-        if args.phrases is not None:
-            raise
-        return None
 
 
 def options_of(args: EvaluationArguments) -> evaluation.EvaluationOptions:
@@ -182,13 +162,7 @@ def options_of(args: EvaluationArguments) -> evaluation.EvaluationOptions:
 
 
 def read_suite(args: EvaluationArguments, words: Sequence[str]) -> dict[str, EvaluationArguments]:
-    """Return the options for each entry of `args.suite`, as `{name: options}`.
-
-    Options on the command line (`words`) override those of the suite.
-
-    Raises:
-        ValueError: An entry is not a mapping with `dataset` or `mteb`, or two entries have the same name.
-    """
+    """Return `{name: options}` of the entries of `args.suite`. Options on the command line (`words`) override them."""
     shared: dict[str, Any] = {}
     entries: Any = [{"dataset": name} for name in args.suite]
     if words[0].endswith((".yaml", ".yml")):
@@ -221,6 +195,7 @@ def read_suite(args: EvaluationArguments, words: Sequence[str]) -> dict[str, Eva
 
 def prepare(args: EvaluationArguments) -> tuple[Any, evaluation.EvaluationOptions]:
     """Load the rows of a dataset or a task of mteb, and build the options of its evaluation."""
+    from modeling_supclap.datasets_scripts.builders.captions import label_phrases
     from modeling_supclap.datasets_scripts.schema import warn_of_shared_captions
 
     options = options_of(args)
@@ -229,10 +204,12 @@ def prepare(args: EvaluationArguments) -> tuple[Any, evaluation.EvaluationOption
 
         return load_task(args.mteb), options
     rows, train_rows, folds, data = load_rows(args)
+    phrases = None  # a dataset may have none
+    with nullcontext() if args.phrases else suppress(ValueError):
+        phrases = label_phrases(args.phrases or data["origin"])
     if args.positives == "clip" and "retrieval" in args.tasks:
         warn_of_shared_captions(rows)
-    loaded = {"phrases": load_phrases(args, data["origin"]), "folds": folds, "train_rows": train_rows, "data": data}
-    return rows, replace(options, **loaded)
+    return rows, replace(options, phrases=phrases, folds=folds, train_rows=train_rows, data=data)
 
 
 def evaluate(

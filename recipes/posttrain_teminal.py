@@ -143,11 +143,7 @@ def score_stages(
 ) -> evaluation.Results:
     """Compute the temporal accuracy before and after each stage: how often an item's own caption ranks first.
 
-    Args:
-        predictions: Predictions for the held-out pairs, `{stage: prediction}`.
-        trainer: Trainer of the last stage.
-        rows: Rows of the held-out pairs.
-        data: Description of the dataset for the results.
+    `predictions` is `{stage: prediction}` for the held-out pairs of `rows`, and `data` a description of the dataset.
     """
     from modeling_supclap import evaluation
     from modeling_supclap.datasets_scripts.schema import without_audio
@@ -250,7 +246,6 @@ def train_and_save(
     for stage, state in zip(post_args.stages, states, strict=True):
         items_per_pair = {"a": 2, "b": 3}[stage]
         captions += state.global_step * args.train_batch_size * args.world_size * items_per_pair * texts
-    arguments = {**vars(post_args), **vars(part_args), **args.to_dict()}
     results.content["training"] = {
         "best_validation": {args.metric_for_best_model: states[-1].best_metric},
         "steps": sum(state.global_step for state in states),
@@ -258,7 +253,7 @@ def train_and_save(
         "seconds": seconds,
         "process_seconds": earlier_seconds + time.process_time() - started_process,
         **trained,
-        "arguments": arguments,
+        "arguments": {**vars(post_args), **vars(part_args), **args.to_dict()},
     }
     results.save(output)
     write_report(results, output / "report.html")

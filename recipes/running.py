@@ -47,7 +47,12 @@ def run_command(main: Callable[[], int | None]) -> None:
         report_stop(str(stopped))
         code = STOPPED_BY_SIGTERM if isinstance(stopped, StoppedError) else 130
     except Exception as error:
-        cause = builder_error(error)
+        from datasets.exceptions import DatasetsError
+        from huggingface_hub.errors import StrictDataclassError
+
+        cause = error
+        while isinstance(cause, (DatasetsError, StrictDataclassError)) and isinstance(cause.__cause__, Exception):
+            cause = cause.__cause__  # the original error of a builder or a configuration
         if not isinstance(cause, USERS_ERRORS):
             traceback.print_exc()
         print(f"{command_name()}: error: {_plain(cause)}", file=sys.stderr)
@@ -158,13 +163,3 @@ def _plain(error: Exception) -> str:
         return f"{error.filename} is a file; expected a folder; choose another path"
     message = str(error).rstrip()
     return message.splitlines()[-1].partition(": ")[2] if message.startswith("Caught ") else message
-
-
-def builder_error(error: Exception) -> Exception:
-    """Return the original error, if `datasets` or `huggingface_hub` wrapped it in its own exception."""
-    from datasets.exceptions import DatasetsError
-    from huggingface_hub.errors import StrictDataclassError
-
-    while isinstance(error, (DatasetsError, StrictDataclassError)) and isinstance(error.__cause__, Exception):
-        error = error.__cause__
-    return error

@@ -76,10 +76,7 @@ def run_index(arguments: argparse.Namespace) -> None:
         load_embedding_model(arguments.model, device=device),
         arguments.folder,
         arguments.index,
-        window_seconds=arguments.window_seconds,
-        hop_seconds=arguments.hop_seconds,
-        batch_size=arguments.batch_size,
-        num_workers=arguments.num_workers,
+        **{key: vars(arguments)[key] for key in ("window_seconds", "hop_seconds", "batch_size", "num_workers")},
         show_progress_bar=not arguments.quiet,
         process=(state.process_index, state.num_processes),
         barrier=state.wait_for_everyone,
@@ -105,14 +102,9 @@ def run_query(arguments: argparse.Namespace) -> None:
     )
     stands_out = None if arguments.text is None else searcher.stands_out(hits, arguments.within)
     if arguments.json:
-        query_fields = {"query": arguments.text, "language": arguments.language, "audio": arguments.audio}
-        print(
-            json.dumps(
-                {**query_fields, "stands_out": stands_out, "hits": [hit._asdict() for hit in hits]},
-                ensure_ascii=False,
-                indent=2,
-            )
-        )
+        answer = {"query": arguments.text, "language": arguments.language, "audio": arguments.audio}
+        answer |= {"stands_out": stands_out, "hits": [hit._asdict() for hit in hits]}
+        print(json.dumps(answer, ensure_ascii=False, indent=2))
     else:
         print(format_hits(hits))
         if hits and stands_out is False:
