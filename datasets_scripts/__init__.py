@@ -90,10 +90,10 @@ def _translated(splits: Any, translations: str | Sequence[str] | Mapping[str, An
 
 
 def load_builder(name: str, cache_dir: str | None = None, **config: Any) -> Any:
-    """Create the builder of a dataset and prepare its rows.
+    """Create the builder of a dataset and prepare its rows. The arguments and errors are those of `load_splits`.
 
-    The arguments and errors are those of `load_splits`. The `report()` method of the builder returns a dict of the
-    excluded clips: "missing" lists recordings without a file, and "left_out" is `{reason: [clip id, ...]}`.
+    Its method `report` returns the excluded clips: "missing" lists recordings without a file, and "left_out" is
+    `{reason: [clip id, ...]}`.
     """
     _check_config(name, config)
     builder = find_builder(name)(cache_dir=cache_dir, **config)

@@ -21,10 +21,8 @@ def atomic_write(path: str | Path, one_writer: bool = False) -> Iterator[Path]:
 
     If the block raises, `path` is unchanged and the temporary file, in the same folder, is deleted.
 
-    Args:
-        path: File to write; its folder must exist.
-        one_writer: Whether only one process writes this file. If True, the next run overwrites the temporary file of a
-            killed run. If False, the temporary name contains the process id, and the last process to finish wins.
+    If only one process writes this file (`one_writer`), the next run overwrites the temporary file of a killed run.
+    Otherwise the temporary name contains the process id, and the last process to finish wins.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:

@@ -77,8 +77,7 @@ def read_audio(
         name: Name to show in error messages; defaults to the path.
 
     Returns:
-        Tuple of the waveform, float32 `(samples,)` with full scale 1.0 (the mean of all channels), and the sampling
-        rate in Hz.
+        Mean of all channels, float32 `(samples,)` with full scale 1.0, and the sampling rate in Hz.
 
     Raises:
         FileNotFoundError: The file does not exist.
@@ -114,7 +113,7 @@ def read_row(
     from_first_sound: bool = False,
     min_seconds: float = 0.0,
 ) -> np.ndarray:
-    """Load the waveform of a row, cropped to the maximum length and resampled.
+    """Load the waveform of a row, float32 `(samples,)`, cropped to the maximum length and resampled.
 
     The waveform comes from the first available column: `samples` with `sampling_rate_hz` (int16 samples of a prepared
     dataset), `audio` (file bytes of a prepared dataset, or a `datasets.Audio` value), or `audio_path` (a file).
@@ -123,10 +122,7 @@ def read_row(
         max_seconds: Maximum length in seconds; longer recordings are cropped. None: no cropping.
         crop_position: Position of the crop, from 0 (beginning) to 1 (end); training uses random positions.
         from_first_sound: Whether to replace a silent crop by a crop that starts at the first nonzero sample.
-        min_seconds: Minimum length that the model accepts, such as 0.15 s for CED; shorter clips raise an error.
-
-    Returns:
-        Waveform, float32 `(samples,)`, at `sampling_rate_hz`.
+        min_seconds: Minimum length that the model accepts, such as 0.15 s for CED.
 
     Raises:
         FileNotFoundError: The file does not exist.
@@ -189,10 +185,9 @@ def resample(waveform: np.ndarray, from_hz: int, to_hz: int) -> np.ndarray:
 
 
 def read_int16(source: Source, name: str, rate_hz: int) -> tuple[np.ndarray, bool]:
-    """Read and resample a recording to int16, in blocks to avoid storing the whole recording as floats.
+    """Read and resample a recording to int16 `(samples,)`, in blocks to avoid storing all of it as floats.
 
-    Returns:
-        Tuple of the samples at `rate_hz`, int16 `(samples,)`, and whether any sample was nonzero before rounding.
+    Also return whether any sample was nonzero before rounding.
     """
     parts, is_sound = [], False
     with closing(_open(source, name)) as recording:

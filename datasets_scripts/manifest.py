@@ -45,8 +45,8 @@ def make_manifest(
             "reason" if the recording is bad.
         shards: `{split: [record, ...]}` with the shard records of `ShardWriter`.
         report: Recordings and clips without a row (see `RowBuilder.report`).
-        data_dir: Folder of the original dataset. The manifest contains hashes of its tables and text files.
-        ignored_folder: Folder of the prepared dataset. Its files are excluded from these hashes.
+        data_dir: Folder of the original dataset. The manifest has the hashes of its tables and text files, except those
+            in `ignored_folder`.
     """
     splits, bad = {}, {}
     licenses: Counter[str] = Counter()
@@ -117,10 +117,7 @@ def summary_table(manifest: Mapping[str, Any]) -> str:
 
 
 def write_card(path: str | Path, manifest: Mapping[str, Any]) -> None:
-    """Write the dataset card (README.md).
-
-    Its YAML header lists the files of each split for `datasets.load_dataset`.
-    """
+    """Write the dataset card (README.md). Its YAML header lists the files of each split for `load_dataset`."""
     from datasets.info import DatasetInfosDict
     from datasets.utils.metadata import MetadataConfigs
     from huggingface_hub import DatasetCard, DatasetCardData

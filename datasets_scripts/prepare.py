@@ -144,12 +144,8 @@ def audio_root(request: Request, splits: Mapping[str, datasets.Dataset]) -> str 
 def pack(source: str | bytes, name: str, storage: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Check a recording (a path or its bytes) completely, and encode it in a storage format of `prepared.STORAGES`.
 
-    Returns:
-        Tuple of two dicts: the audio columns of the row (see `Storage.features`), and statistics for the manifest
-        ("seconds", "source_bytes" and "source_sha256").
-
-    Raises:
-        BadAudioError: The recording is bad; the message contains `name`.
+    Return the audio columns of the row (see `Storage.features`), and the statistics "seconds", "source_bytes" and
+    "source_sha256" for the manifest. A bad recording raises BadAudioError with `name`.
     """
     codec, stored_hz, _ = STORAGES[storage]
     columns: dict[str, Any] = {}
@@ -361,9 +357,6 @@ def _claim(folder: Path, plan: str, overwrite: bool) -> bool:
     """Set up the output folder, and return whether it already contains the complete result.
 
     `plan` is a hash of all inputs. The shards of an unfinished run with another hash are deleted.
-
-    Raises:
-        FileExistsError: The folder contains other files, or another prepared dataset and `overwrite` is False.
     """
     note, manifest = folder / _WORK / "plan", folder / MANIFEST
     last_plan = note.read_text(encoding="utf-8") if note.is_file() else None

@@ -63,7 +63,9 @@ def use_files(address: str, use: Callable[[Any, str], R]) -> R:
         except Exception as error:
             reason = re.sub(r"\w+://[^\s'\"]+", lambda match: public_name(match[0]), str(error.__cause__ or error))
             problem = f"{type(error).__name__}: {reason}"
-            if _is_missing(error):
+            cause = error.__cause__  # fsspec also raises FileNotFoundError for server errors, and names their status
+            is_missing = isinstance(error, FileNotFoundError)
+            if is_missing and (cause is None or getattr(cause, "status", None) in (404, 410)):
                 raise FileNotFoundError(f"there is no file {name}") from error
             if attempt == attempts:
                 raise OSError(f"{name} cannot be read after {attempt} attempts: {problem}") from error
@@ -114,12 +116,3 @@ def local_folder(address: str | Path) -> Path:
 
     use_files(address, download)
     return folder
-
-
-def _is_missing(error: Exception) -> bool:
-    """Return whether the error means that the file does not exist.
-
-    FileNotFoundError alone is not enough, because fsspec also raises it for server errors.
-    """
-    cause = error.__cause__
-    return isinstance(error, FileNotFoundError) and (cause is None or getattr(cause, "status", None) in (404, 410))

@@ -155,10 +155,8 @@ def all_captions(row: Mapping[str, Any], languages: Sequence[str]) -> list[tuple
 def lacking_languages(row: Mapping[str, Any], languages: Sequence[str], scheme: str = "random") -> list[str]:
     """Return the languages in which a clip has no caption, or an empty list if its captions suffice for the scheme.
 
-    Args:
-        languages: ISO 639-3 codes, the anchor language first.
-        scheme: Language scheme of `TrainingCollator`: `random` requires captions in one of the languages, `kcl` in all
-            languages, `cacl` in the anchor and at least one other language.
+    The scheme `random` of `TrainingCollator` requires captions in one of the languages, `kcl` in all languages, `cacl`
+    in the anchor (the first) and at least one other language.
 
     >>> clip = {"captions": {"eng": ["a dog"], "fra": []}}
     >>> lacking_languages(clip, ["eng", "fra"]), lacking_languages(clip, ["eng", "fra"], "kcl")

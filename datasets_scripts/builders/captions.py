@@ -21,8 +21,7 @@ _SENTENCES = {"scenes", "templates", "temporal"}  # files with sentences instead
 def label_phrases(dataset_name: str) -> dict[str, dict[str, str]]:
     """Load the noun phrases of a dataset as `phrases[label][language]`, with all `LANGUAGES` for each label.
 
-    Raises:
-        ValueError: `phrases/` has no file with this name; the message lists the valid names.
+    An unknown dataset raises ValueError, which lists the valid names.
 
     >>> label_phrases("esc50")["dog"]["fra"]
     'un chien qui aboie'
@@ -38,16 +37,8 @@ def render_captions(
 ) -> dict[str, list[str]]:
     """Generate the captions of a clip by inserting the phrase of each language into the templates of that language.
 
-    Args:
-        phrase_by_language: `{language: noun phrase of the sound}`.
-        languages: Languages of the captions.
-        templates: Key in `templates.json`: "sound", "sound_at_beginning" or "sound_at_end".
-
-    Returns:
-        `{language: [caption, ...]}`; caption i uses template i.
-
-    Raises:
-        ValueError: There is no phrase in one of the languages.
+    `templates` is a key in `templates.json`: "sound", "sound_at_beginning" or "sound_at_end". The result is
+    `{language: [caption, ...]}`; caption i uses template i. A missing phrase raises ValueError.
 
     >>> render_captions({"deu": "ein bellender Hund"}, ["deu"])["deu"][:2]
     ['Ein bellender Hund', 'Zu hören ist ein bellender Hund.']
@@ -78,10 +69,7 @@ def caption_classes(labels: Sequence[str]) -> dict[str, list[str]]:
 
 
 def check_languages(languages: Sequence[str]) -> tuple[str, ...]:
-    """Return language codes, or a single code, as a tuple.
-
-    Raises:
-        ValueError: There is no code, or a code is repeated or not in `LANGUAGES`.
+    """Return language codes, or a single code, as a tuple; raise ValueError for no, repeated or unknown codes.
 
     >>> check_languages(["eng", "fra"]), check_languages("eng")
     (('eng', 'fra'), ('eng',))
@@ -98,10 +86,7 @@ def check_languages(languages: Sequence[str]) -> tuple[str, ...]:
 
 
 def read_caption_columns(given: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
-    """Parse the option `caption_columns`; return `{column: language}`.
-
-    Raises:
-        ValueError: An entry is not `LANGUAGE=COLUMN` with an ISO 639-3 code.
+    """Parse the option `caption_columns`, `LANGUAGE=COLUMN` with ISO 639-3 codes; return `{column: language}`.
 
     >>> read_caption_columns(["deu=Beschreibung", "eng=English"])
     {'Beschreibung': 'deu', 'English': 'eng'}

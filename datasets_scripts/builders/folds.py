@@ -112,10 +112,8 @@ def split_by_fold(
     The arguments are described in `FoldConfig`. The test split is the test fold. If a recording in the test fold also
     has clips in other folds, these clips are excluded; modified copies of a dataset may have such clips. For
     validation, a fraction of the other recordings of each class is sampled. The number is rounded, and at least one if
-    the class has several recordings. At least one recording of each class remains for training.
-
-    Raises:
-        ValueError: The test fold has no clips.
+    the class has several recordings. At least one recording of each class remains for training. A test fold without
+    clips raises ValueError.
     """
     folds = sorted({clip.fold for clip in clips})
     if test_fold not in folds:
@@ -142,9 +140,7 @@ def _draw_validation(clips: Sequence[FoldClip], fraction: float, seed: int) -> s
     if fraction == 0:
         return set()
 
-    label_of: dict[str, str] = {}
-    for clip in clips:
-        label_of.setdefault(clip.freesound_id, clip.label)
+    label_of = {clip.freesound_id: clip.label for clip in reversed(clips)}
     recordings_of: dict[str, list[str]] = {}
     for recording, label in sorted(label_of.items()):
         recordings_of.setdefault(label, []).append(recording)

@@ -287,7 +287,7 @@ def identify_recordings(stored: pyarrow.ChunkedArray) -> list[Hashable]:
 
 
 def as_rows(rows: datasets.Dataset, **columns: Any) -> datasets.Dataset:
-    """Convert a dataset to rows in the format of `schema.Row`. `columns` are the options of `HubDatasetConfig`."""
+    """Convert a dataset to rows in the format of `schema.Row`. `columns` are options of `HubDatasetConfig`."""
     return HubDataset(data_dir="", **columns)._rows("clip", rows)
 
 

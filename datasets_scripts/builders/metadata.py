@@ -42,16 +42,12 @@ def find_metadata(folder: Path, files: Iterable[str], *names: str) -> Path | Non
 def read_csv(path: Path, columns: Sequence[str], header: bool = True) -> list[Line]:
     """Read a CSV file; the delimiter is the most frequent of comma, semicolon and tab in the first line.
 
-    Missing values at the end of a line are empty strings.
+    The encoding is UTF-8, UTF-16 with a byte order mark, or Windows-1252. Missing values at the end of a line are empty
+    strings. ValueError is raised if a column is missing or repeated, or a line has more values than columns.
 
     Args:
-        path: File in UTF-8, in UTF-16 with a byte order mark, or in Windows-1252.
         columns: Required columns. If `header` is False, names of all columns.
         header: Whether the first line contains the column names.
-
-    Raises:
-        ValueError: A column is missing or repeated, a line has more values than columns, or the file is not a text
-            table.
     """
     text = _text(path)
     first_line = re.sub('"[^"]*"', "", text.partition("\n")[0])  # without quoted cells

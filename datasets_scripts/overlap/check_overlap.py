@@ -45,20 +45,13 @@ def compare(
 ) -> dict[str, Any]:
     """Find clips that two prepared sets share, by source and by audio fingerprint.
 
-    Args:
-        first: Folder or Hub id of a set. Append `:split` to select one split.
-        second: Another set, or another split of the same set.
-        workers: Number of processes that compute fingerprints.
-        cache_dir: Cache folder of `datasets`. None: its default.
-        quiet: Whether to hide progress bars.
+    `first` and `second` are folders or Hub ids. Append `:split` to select one split. The result is a JSON-compatible
+    dict with the following entries:
 
-    Returns:
-        Report as a JSON-compatible dict with the following entries.
-
-        - "shared_sources": for each shared source, its clips in both sets.
-        - "copies": pairs of clips with score, bit error rate, offset, overlap, and whether their sources are equal.
-        - "not_compared": clips without a fingerprint, because they are too short or unreadable.
-        - "sets" and "threshold": names of the sets, and the minimum score of a copy.
+    - "shared_sources": for each shared source, its clips in both sets.
+    - "copies": pairs of clips with score, bit error rate, offset, overlap, and whether their sources are equal.
+    - "not_compared": clips without a fingerprint, because they are too short or unreadable.
+    - "sets" and "threshold": names of the sets, and the minimum score of a copy.
 
     Raises:
         FileNotFoundError: A set does not exist.

@@ -58,10 +58,7 @@ class Match(NamedTuple):
 
 
 def fingerprint(waveform: np.ndarray) -> Fingerprint | None:
-    """Compute the fingerprint of a waveform, `(samples,)` float32 at `RATE_HZ`.
-
-    Returns None if the waveform is shorter than 0.5 s.
-    """
+    """Compute the fingerprint of a waveform, `(samples,)` float32 at `RATE_HZ`. Return None if it is below 0.5 s."""
     if len(waveform) < WINDOW_SAMPLES + MIN_FRAMES * HOP_SAMPLES:
         return None
 
@@ -113,10 +110,7 @@ class FingerprintIndex:
 
     A fingerprint contains one 32-bit word per frame, and the index is a sorted array of the words of all clips. 50,000
     clips of 10 s have 40 million words and need 0.5 GB. A search looks up the words in loud frames of the query, and
-    all words that differ from these in one bit.
-
-    Args:
-        fingerprints: Fingerprint of each clip, or None for a clip without a fingerprint.
+    all words that differ from these in one bit. A fingerprint is None for a clip that has none.
     """
 
     def __init__(self, fingerprints: Sequence[Fingerprint | None]) -> None:

@@ -97,9 +97,7 @@ class ChatTranslator:
     def translate(self, texts: Sequence[str], source: str, target: str) -> list[str]:
         """Translate texts (see `Translator.translate`); return "" for a text without a valid answer.
 
-        Raises:
-            ConnectionError: The endpoint could not be reached or rejected the request, or all retries failed.
-            PermissionError: The endpoint rejected the API key.
+        Raises ConnectionError if the endpoint does not answer, and PermissionError if it rejects the API key.
         """
         for _ in range(2):
             try:

@@ -73,11 +73,7 @@ def join_translations(
 
 
 def read_captions(rows: Dataset | DatasetDict, language: str = "eng") -> list[Caption]:
-    """Return all captions in one language, in row order, without reading audio.
-
-    Raises:
-        ValueError: The rows have no captions in that language, or a clip id is duplicated.
-    """
+    """Return all captions in one language, in row order; raise ValueError if it is absent or a clip id is repeated."""
     all_captions = []
     for split in rows.values() if isinstance(rows, DatasetDict) else [rows]:
         _require_language(split.features["captions"], language)

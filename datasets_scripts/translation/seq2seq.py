@@ -78,8 +78,7 @@ class Seq2SeqTranslator:
     def translate(self, texts: Sequence[str], source: str, target: str) -> list[str]:
         """Translate texts without sampling (see `Translator.translate`); return "" for a text that is too long.
 
-        Raises:
-            ValueError: The model does not support a language, or it needs a prompt.
+        An unsupported language, or a missing prompt, raises ValueError.
         """
         template, options = self._languages(source, target)
         _, tokenizer, model, _ = self._load(source, target)

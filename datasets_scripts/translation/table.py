@@ -46,9 +46,7 @@ def source_hash(text: str) -> str:
 def read_translations(path: Paths, languages: Sequence[str] | None = None) -> pa.Table:
     """Read and check translations files, as one table with the columns of `SCHEMA` and texts in Unicode normal form C.
 
-    Args:
-        path: One or several Parquet files.
-        languages: ISO 639-3 codes of the languages to return. None: all languages.
+    `languages` are the languages to return; None: all languages.
 
     Raises:
         FileNotFoundError: A file does not exist.
