@@ -103,8 +103,9 @@ def collect_scores(tables: Mapping[str, Models], allow_different: bool = False) 
                 line: dict[str, Any] = {"dataset": dataset, "score": " ".join(each.place), "model": model}
                 compared = tested.get(line["score"], {})
                 others = {} if compared or runs is baseline else baseline
-                pair = [{seed: (results, []) for seed, results in of_model.items()} for of_model in (runs, others)]
-                score = summarize(*pair, each.place)
+                own: Any = {seed: (results, []) for seed, results in runs.items()}
+                other: Any = {seed: (results, []) for seed, results in others.items()}
+                score = summarize(own, other, each.place)
                 ends = (each.low, each.high) if len(score["values"]) == 1 else seed_interval(score["values"])
                 line |= {"seeds": len(score["values"]), "value": score["mean"], "std": score["std"]}
                 line |= {"low": ends[0], "high": ends[1], "chance": each.chance}

@@ -96,9 +96,11 @@ def test_commands_are_understood(page, command, monkeypatch):
         return read
 
     monkeypatch.setattr(sys, "argv", [name, *words])
-    if hasattr(recipe, "parse_arguments") and recipe.parse_arguments is arguments.parse_arguments:
-        monkeypatch.setattr(recipe, "parse_arguments", reading(arguments.parse_arguments))
-    else:
+    names = ("parse_arguments", "parse_names")
+    parsers = [parser for parser in names if getattr(recipe, parser, None) is getattr(arguments, parser)]
+    for parser in parsers:
+        monkeypatch.setattr(recipe, parser, reading(getattr(arguments, parser)))
+    if not parsers:
         monkeypatch.setattr(argparse.ArgumentParser, "parse_args", reading(argparse.ArgumentParser.parse_args))
     with pytest.raises(Understood):
         recipe.main()
