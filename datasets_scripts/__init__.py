@@ -9,10 +9,7 @@ import difflib
 import importlib
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from datasets import DatasetDict
+from typing import Any
 
 # Module and class by name, so that only the requested builder is imported.
 _BUILDERS = {
@@ -64,21 +61,17 @@ def load_splits(
     """
     _check_config(name, config, "translations", "streaming")
     if not streaming:
-        return splits_of(load_builder(name, cache_dir, **config), translations)
+        return add_translations(load_builder(name, cache_dir, **config).as_dataset(), translations)
     from .stream_sources import load_parquet, load_prepared, load_tars
 
     loaders = {"prepared": load_prepared, "hf": load_parquet, "webdataset": load_tars}
     if name not in loaders:
         raise ValueError(f"streaming supports {', '.join(loaders)}, not {name}; run prepare.py on {name} first")
-    return _translated(loaders[name](**config), translations)
+    return add_translations(loaders[name](**config), translations)
 
 
-def splits_of(builder: Any, translations: str | Sequence[str] | Mapping[str, Any] | None = None) -> "DatasetDict":
-    """Return all splits of a builder, with the translated captions in `translations` (see `load_splits`)."""
-    return _translated(builder.as_dataset(), translations)
-
-
-def _translated(splits: Any, translations: str | Sequence[str] | Mapping[str, Any] | None) -> Any:
+def add_translations(splits: Any, translations: str | Sequence[str] | Mapping[str, Any] | None) -> Any:
+    """Add the translated captions in `translations` (see `load_splits`) to all splits."""
     if translations is None:
         return splits
 

@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from modeling_supclap.datasets_scripts import load_builder, splits_of
+from modeling_supclap.datasets_scripts import add_translations, load_builder
 from modeling_supclap.recipes.arguments import parse_arguments, read_settings
 from modeling_supclap.recipes.options import EvaluationArguments
 from modeling_supclap.recipes.running import is_first_process, run_command
@@ -77,7 +77,7 @@ def load_rows(args: EvaluationArguments) -> tuple[Any, Any, dict[str, int] | Non
         if fold is not None:
             options["test_fold"] = fold
         builder = load_builder(args.dataset, **options)
-        splits = splits_of(builder, translations)
+        splits = add_translations(builder.as_dataset(), translations)
         parts.append(join(splits, args.split))
         if fold is None:
             data["shared_sources"] = shared_sources(splits, args)

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from modeling_supclap.datasets_scripts import load_builder, load_splits, splits_of
+from modeling_supclap.datasets_scripts import add_translations, load_builder, load_splits
 from modeling_supclap.languages import LANGUAGES, require_language_code
 from modeling_supclap.recipes.running import say
 
@@ -148,7 +148,7 @@ class DataArguments(DatasetArguments):
 
         translations = options.pop("translations", None)
         builder = load_builder(self.dataset, **options)
-        splits = splits_of(builder, translations)
+        splits = add_translations(builder.as_dataset(), translations)
         missing, count = builder.report()["missing"], sum(map(len, splits.values()))
         is_partial = len(missing) > MISSING_SHARE * (count + len(missing))
         if is_partial and not self.allow_missing and "limit" not in options:

@@ -361,9 +361,6 @@ def check_inputs(name: str, cells: Sequence[Cell], args: Any) -> list[Cell]:
     return runnable
 
 
-# ---- from results to a table ----
-
-
 def load_run(run: Sequence[Step]) -> Run:
     """Load the results of a run, and the log of its last training (in post-training, stage B).
 
@@ -460,18 +457,11 @@ def get_outcomes(results: Results, place: Sequence[str]) -> tuple[np.ndarray, np
 
     task, language, *rest = place
     languages = results.protocol.get("languages", []) if language == "mean" else [language]
-    columns: list[np.ndarray] = []
-    for code in languages:
-        prefix = "/".join((task, code, *rest))
-        column = arrays.get(prefix, arrays.get(f"{prefix}/score"))
-        if column is None or (columns and len(column) != len(columns[0])):
-            return None
-        columns.append(column)
-    if not columns:
+    prefixes = ["/".join((task, code, *rest)) for code in languages]
+    columns = [arrays.get(prefix, arrays.get(f"{prefix}/score", ())) for prefix in prefixes]
+    if not all(map(len, columns)) or len(set(map(len, columns))) != 1:
         return None
-
-    key = (task, languages[0], *rest)
-    clusters = arrays.get("/".join((*key, "cluster")), arrays.get("/".join((*key[:-1], "cluster"))))
+    clusters = arrays.get(f"{prefixes[0]}/cluster", arrays.get(f"{prefixes[0].rpartition('/')[0]}/cluster"))
     return None if clusters is None else (np.mean(columns, axis=0), clusters)
 
 
@@ -641,9 +631,6 @@ def get_printed(name: str, table: Mapping[str, Any], cell: Cell, place: Sequence
         if entry["paper"].lower() == paper and is_place and wanted.items() <= entry.items():
             return entry["value"]
     return None
-
-
-# ---- files ----
 
 
 def table_stem(name: str, args: options.ReproductionArguments) -> str:

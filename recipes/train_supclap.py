@@ -62,10 +62,8 @@ def check_splits(splits: Mapping[str, Any], data_args: DataArguments, args: SupC
         )
 
     for split, rows in splits.items():
-        if split == "train":
-            require_captions(without_audio(rows), args.languages, args.caption_scheme, split)
-        else:
-            require_captions(without_audio(rows), args.eval_languages, "random", split)
+        scheme = (args.languages, args.caption_scheme) if split == "train" else (args.eval_languages, "random")
+        require_captions(without_audio(rows), *scheme, split)
 
     for row in without_audio(splits.get("test", [])) if data_args.zero_shot_templates else ():
         if not row["labels"]:
@@ -182,11 +180,8 @@ def evaluate_test_split(trainer: SupCLAPTrainer, rows: Any, templates: list[str]
     for name, split in {"": whole, **whole.by_dataset()}.items():
         languages = split.languages(args.eval_languages) if name else args.eval_languages
         # If every clip has the same number of captions in each language, compare languages on the same captions.
-        parallel = True
-        for row in split.rows:
-            counts = {len(row["captions"].get(language) or ()) for language in languages}
-            parallel = parallel and len(counts) == 1
-
+        counts = ({len(row["captions"].get(language) or ()) for language in languages} for row in split.rows)
+        parallel = all(len(of_clip) == 1 for of_clip in counts)
         options = evaluation.EvaluationOptions(
             tasks=["retrieval", "zero_shot"] if templates else ["retrieval"],
             languages=languages,

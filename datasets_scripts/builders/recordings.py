@@ -22,12 +22,8 @@ _OTHER_SUFFIXES = (".mp4", ".webm", ".mkv", ".wma")  # suffixes in metadata of f
 
 _STARTS = ("{start}", "{start:.1f}", "{start:.3f}", "{start:06d}", "{start_ms}")
 _ENDS = ("{end}", "{end:.1f}", "{end:.3f}", "{end:06d}", "{end_ms}")
-
-
-_ENDINGS: list[str] = []
-for _start, _end in zip(_STARTS, _ENDS, strict=True):
-    _ENDINGS += [f"_{_start}_{_end}", f"_{_start}-{_end}"]
-_ENDINGS += [f"_{_start}" for _start in _STARTS] + [""]
+_ENDINGS = [f"_{start}{sep}{end}" for start, end in zip(_STARTS, _ENDS, strict=True) for sep in "_-"]
+_ENDINGS += [f"_{start}" for start in _STARTS] + [""]
 
 YOUTUBE_NAMINGS = tuple(f"{prefix}{{id}}{ending}" for ending in _ENDINGS for prefix in ("", "Y"))
 """File name formats for clips from YouTube videos, without suffix, from most to least specific.

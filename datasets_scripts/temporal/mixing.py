@@ -148,7 +148,7 @@ def overlay(first: np.ndarray, second: np.ndarray, sampling_rate_hz: int) -> np.
     """Overlay two clips with equal loudness, `a_i ^ a_j` (TeminAL section 3.1).
 
     Both clips start together and are scaled to the geometric mean of their `active_rms`. The result is as long as the
-    longer clip. The order of the clips does not matter. A silent clip raises ValueError, as do the faults of
+    longer clip. The order of the clips does not matter. ValueError is raised for a silent clip, and as in
     `active_rms`.
 
     >>> overlay(np.array([0.2, -0.2]), np.array([0.2, 0.2, 0.2]), sampling_rate_hz=50).round(3)

@@ -14,14 +14,8 @@ Encoder = Callable[[Sequence[str]], np.ndarray]
 def load_sentence_encoder(name: str, device: str | None = None) -> Encoder:
     """Load a sentence encoder: a function from N texts to embeddings `(N, d)`, float32 with unit norm.
 
-    Args:
-        name: Hub id or folder of a sentence-transformers model, such as `sentence-transformers/all-roberta-large-v1`.
-            Do not use an encoder that was not trained on sentences, such as `roberta-large`, because all its cosines
-            are high.
-        device: Torch device; defaults to the GPU if there is one.
-
-    Raises:
-        ImportError: sentence-transformers is not installed.
+    `name` is the Hub id or folder of a sentence-transformers model. All cosines of an encoder that was not trained on
+    sentences, such as `roberta-large`, are high.
     """
     try:
         from sentence_transformers import SentenceTransformer
