@@ -74,15 +74,9 @@ def read_wall_clock() -> float:
 def take_turns(
     ways: Mapping[str, Callable[[], Any]], rounds: int, clock: Callable[[], float] = read_clock
 ) -> dict[str, list[float]]:
-    """Time functions in alternation: each function runs once per round, after one warm-up round.
+    """Time functions `{name: function}` in alternation; each one runs once per round, after one warm-up round.
 
-    Args:
-        ways: Functions to compare, `{name: function}`.
-        rounds: Number of timed rounds.
-        clock: Function that returns a time in seconds.
-
-    Returns:
-        Seconds of each round, `{name: [seconds, ...]}`.
+    Return the seconds of each round, `{name: [seconds, ...]}`.
     """
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(rounds + 1):

@@ -93,7 +93,6 @@ def prepare(
     An interrupted run with the same options is resumed. If the output is already complete, nothing is written.
 
     Args:
-        workers: Number of processes that read recordings.
         overwrite: Whether to replace another prepared dataset in the output folder.
         cache_dir: Cache folder for the rows of the builder. None: the default of `datasets`.
 

@@ -57,13 +57,9 @@ METRICS = {
 
 
 def get_metric(name: str) -> MetricName:
-    """Return the display format of a metric.
+    """Return the display format of a metric; raise KeyError if it is unknown.
 
-    Args:
-        name: A key of `METRICS`, `R@k`, `mAP@k`, a ZSTE task ("1A" to "5B"), or its order score ("3A_order").
-
-    Raises:
-        KeyError: The metric is unknown.
+    `name` is a key of `METRICS`, `R@k`, `mAP@k`, a ZSTE task ("1A" to "5B"), or its order score ("3A_order").
 
     >>> get_metric("R@10").display, get_metric("Dis").higher_is_better
     ('recall at 10', False)

@@ -94,15 +94,11 @@ def parse_arguments(
     Args:
         groups: Dataclasses to fill. `ContrastiveOptions` is replaced by `SupCLAPTrainingArguments`, and
             `AllStagesOptions` by `AllStagesArguments`. These classes contain transformers' `TrainingArguments`.
-        argv: Command-line arguments. None: use `sys.argv[1:]`.
         default_config: YAML file to read if the first argument is not a YAML file. It is ignored if `--datasets` is
             set, or if `--dataset` differs from the dataset in the file.
         about: Docstring of the recipe. If set, `--help` prints it with the options of the recipe, and exits before
             torch and transformers are imported.
         settings: Settings to use instead of a YAML file.
-
-    Returns:
-        One filled dataclass per group.
 
     Raises:
         FileNotFoundError: The YAML file does not exist.

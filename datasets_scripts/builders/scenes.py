@@ -272,18 +272,11 @@ def take_recorded(files: Mapping[str, Sequence[Path]], sampling_rate_hz: int) ->
 
 
 def split_recordings(folder: str, seed: int) -> dict[str, dict[str, list[Path]]]:
-    """List the recordings of a folder by split and label.
+    """List the recordings of a folder by split and label, `{split: {label: [recording, ...]}}`.
 
-    If the table has a column of folds or speakers, whole folds or speakers are held out. Otherwise, single recordings
-    of each label are held out.
-
-    Args:
-        folder: Folder with the table `metadata.csv` (columns file_name, label and optionally speaker) or
-            `meta/esc50.csv` (columns filename, category and fold).
-        seed: Random seed for the held-out folds, speakers or recordings.
-
-    Returns:
-        `{split: {label: [recording, ...]}}`.
+    The folder contains the table `metadata.csv` (columns file_name, label and optionally speaker) or `meta/esc50.csv`
+    (columns filename, category and fold). If the table has a column of folds or speakers, whole folds or speakers are
+    held out. Otherwise, single recordings of each label are held out.
 
     Raises:
         FileNotFoundError: The folder, its table or a recording does not exist.

@@ -78,12 +78,9 @@ def describe(
 
 
 def label_phrase(label: str, language: str = "eng", phrases: Phrases | None = None) -> str:
-    """Return the noun phrase `phrases[label][language]`.
+    """Return the noun phrase `phrases[label][language]`; raise ValueError if there is none.
 
     If `phrases` is None, the label itself is its English phrase, with spaces for underscores.
-
-    Raises:
-        ValueError: The label has no phrase in this language.
 
     >>> label_phrase("crying_baby")
     'crying baby'

@@ -40,7 +40,6 @@ class ChatTranslator:
         options: Additional request fields; the default is `{"temperature": 0}`.
         requests_per_minute: Maximum number of requests per minute, evenly spaced. None: no limit.
         workers: Number of parallel requests.
-        retries: Maximum number of retries per request.
 
     Raises:
         ImportError: The `openai` client is not installed.

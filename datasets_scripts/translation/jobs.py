@@ -155,16 +155,13 @@ def complete_translations(
 
     A translation is stale if its caption has changed afterwards. All other rows are kept. Blank translations are not
     saved, so the next run tries them again. Finished batches are saved in `<path>.part.jsonl` until the file is
-    complete.
+    complete. Return `{item key: translation}` for the items with a translation.
 
     Args:
         path: Path of the Parquet file, which need not exist.
         items: Items that the file must contain.
         settings: Settings that affect the translations, except the translator's name.
         fill_gaps: Whether to keep translations by other models. If False, such translations raise ValueError.
-
-    Returns:
-        `{item key: translation}` for the items with a translation.
 
     Raises:
         RuntimeError: Another run is writing the file.

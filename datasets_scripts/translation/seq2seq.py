@@ -47,7 +47,6 @@ class Seq2SeqTranslator:
         prompt: Template such as `translate {source} to {target}: {text}`. `{source}` and `{target}` are replaced with
             English language names.
         num_beams: Number of beams in beam search; 1 is greedy search.
-        device: Torch device; defaults to the GPU if there is one.
         dtype: Data type of the weights, such as `bfloat16`. `auto`: the dtype of the checkpoint.
 
     Raises:

@@ -27,10 +27,8 @@ def gap_and_distance(other_embeds: ArrayLike, english_embeds: ArrayLike) -> dict
         and Dis about sqrt(2).
 
     Raises:
-        ValueError: The shapes differ or are not (N, d), or an embedding is zero or contains NaN or inf.
-
-    Warns:
-        UserWarning: A norm is not within 0.01 of 1; the embeddings are normalised.
+        ValueError: The shapes differ or are not (N, d), or an embedding is zero or contains NaN or inf. If a norm is
+            not within 0.01 of 1, a UserWarning is shown, and the embeddings are normalised.
 
     >>> gap_and_distance([[1.0, 0.0], [0.0, 1.0]], [[0.0, 1.0], [1.0, 0.0]])  # equal means
     {'Gap': 0.0, 'Dis': 1.4142135623730951}
