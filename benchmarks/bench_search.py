@@ -143,13 +143,9 @@ def _peak_gigabytes() -> float:
 def measure(
     rows: Sequence[int] = (10_000, 100_000), dim: int = 512, queries: int = 20, folder: str | None = None
 ) -> list[Row]:
-    """Run the search benchmark for each index size. Times of queries are wall times.
+    """Measure an index for each number of windows in `rows`. Times of queries are wall times.
 
-    Args:
-        rows: Number of windows in each index.
-        dim: Embedding dimension.
-        queries: Number of queries per kind of search.
-        folder: Folder to keep the indexes in. None: use a temporary folder.
+    The indexes are kept in `folder`, if it is set.
     """
     centres = _unit(np.random.default_rng(0).normal(size=(1000, dim)))
     bounds = {10_000: "<= 5", 100_000: "<= 40", 1_000_000: "<= 50"}

@@ -41,12 +41,10 @@ Batch = dict[str, Tensor]
 
 
 class PeerModule(ContrastiveModule):
-    """Training step that calls the text tower once per chunk of `count` texts, and keeps all activations.
+    """Training step that calls the text tower once per chunk of `count` texts, padded to its longest text.
 
-    Args:
-        ordered: Whether to sort the texts by length. Otherwise a chunk has the texts of one language. Each chunk is
-            padded to its longest text.
-        recomputed: Whether to recompute the activations of each chunk in the backward pass.
+    If `ordered`, the texts are sorted by length. Otherwise a chunk has the texts of one language. If `recomputed`, the
+    activations of each chunk are recomputed in the backward pass.
     """
 
     def __init__(self, model: Any, objective: nn.Module, ordered: bool = False, recomputed: bool = False) -> None:

@@ -17,21 +17,13 @@ HEADER = ("benchmark", "what", "bound", "minimum", "median", "met")
 
 @dataclass
 class Row:
-    """One row of the results table.
-
-    Args:
-        benchmark: Name of the benchmark.
-        what: The measured quantity and its reference, such as "a step / a plain step".
-        least: Minimum over the rounds.
-        median: Median over the rounds, or None for a single measurement.
-        bound: Required bound of the median, such as "<= 1.3" or ">= 8". It is "" if there is no bound.
-    """
+    """One row of the results table."""
 
     benchmark: str
-    what: str
-    least: float
-    median: float | None = None
-    bound: str = ""
+    what: str  # the measured quantity and its reference, such as "a step / a plain step"
+    least: float  # minimum over the rounds
+    median: float | None = None  # over the rounds; None for a single measurement
+    bound: str = ""  # of the median, such as "<= 1.3" or ">= 8"
     unit: str = "x"
 
     @property

@@ -85,8 +85,7 @@ def add_translations(splits: Any, translations: str | Sequence[str] | Mapping[st
 def load_builder(name: str, cache_dir: str | None = None, **config: Any) -> Any:
     """Create the builder of a dataset and prepare its rows. The arguments and errors are those of `load_splits`.
 
-    Its method `report` returns the excluded clips: "missing" lists recordings without a file, and "left_out" is
-    `{reason: [clip id, ...]}`.
+    Its method `report` returns the excluded clips: `{"missing": [recording, ...], "left_out": {reason: [clip id]}}`.
     """
     _check_config(name, config)
     builder = find_builder(name)(cache_dir=cache_dir, **config)

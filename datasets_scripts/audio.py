@@ -245,10 +245,7 @@ class _File(soundfile.SoundFile):
         self.label, self.rate_hz = label, _check_rate(self.samplerate, label)
 
     def seekable(self) -> bool:
-        """Return False, because soundfile would otherwise seek after each read.
-
-        Such a seek fails at the end of a FLAC file with unknown length.
-        """
+        # soundfile would seek after each read, which fails at the end of a FLAC file with unknown length.
         return False
 
     def read_mono(self, start: int, count: int | None) -> np.ndarray:

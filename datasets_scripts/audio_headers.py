@@ -26,9 +26,8 @@ def ends_as_ogg(tail: bytes) -> bool:
 def announce_mp3_frames(content: bytes) -> bytes:
     """Add a header frame with the frame count to the bytes of an MP3 file that lacks this count.
 
-    If there is no frame count, libsndfile divides the file size by the bit rate of the first frame. This estimate of
-    the length can be too short for variable bit rates, and too long if the file contains tags. If `content` is not MP3
-    or already contains a frame count, it is returned unchanged.
+    Otherwise, libsndfile divides the file size by the bit rate of the first frame, which is wrong for variable bit
+    rates and for files with tags. If `content` is not MP3, or contains a frame count, it is returned unchanged.
     """
     start = 0
     if content[:3] == b"ID3" and len(content) >= 10:  # ID3 tag: the size is stored as four bytes of seven bits

@@ -49,7 +49,7 @@ def read_recording(source: str | bytes, name: str, rate_hz: int) -> np.ndarray:
         BadAudioError: The recording is missing, corrupt, empty or silent, or decoding fails for another reason.
         MissingDecoderError: FFmpeg is required but not installed, so the recording may be fine.
     """
-    with _naming(name):
+    with naming(name):
         samples, is_sound = read_int16(source, name, rate_hz)
     if not samples.any():
         why = "it is too quiet for 16 bits" if is_sound else "every sample is zero"
@@ -61,15 +61,9 @@ def measure_content(source: str | bytes, name: str) -> tuple[int, str]:
     """Return the size in bytes and the SHA-256 of a recording (a path or its bytes)."""
     if isinstance(source, bytes):
         return len(source), hashlib.sha256(source).hexdigest()
-    with _naming(name), open(source, "rb") as file:
+    with naming(name), open(source, "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return file.tell(), digest
-
-
-def read_content(source: str | bytes, name: str) -> bytes:
-    """Return the bytes of a recording; raise `BadAudioError` with the name if the file cannot be read."""
-    with _naming(name):
-        return source if isinstance(source, bytes) else Path(source).read_bytes()
 
 
 def check_recording(source: str | bytes, name: str, min_seconds: float = 0.0) -> float:
@@ -77,7 +71,7 @@ def check_recording(source: str | bytes, name: str, min_seconds: float = 0.0) ->
 
     The errors are those of `read_recording`. A recording shorter than `min_seconds` also raises BadAudioError.
     """
-    with _naming(name):
+    with naming(name):
         seconds, is_sound = measure_audio(source, name)
     if not is_sound:
         raise BadAudioError(f"{name} is silent: every sample is zero")
@@ -87,7 +81,7 @@ def check_recording(source: str | bytes, name: str, min_seconds: float = 0.0) ->
 
 
 @contextmanager
-def _naming(name: str) -> Iterator[None]:
+def naming(name: str) -> Iterator[None]:
     """Context manager that converts every error to a `BadAudioError` with the name of the recording."""
     try:
         yield

@@ -34,8 +34,7 @@ def mix(
 
     Args:
         sets: `{dataset name: splits}`. A split is a `Dataset`; the training split may be a `RowStream`.
-        options: `{dataset name: options}` (see `expected_counts`).
-        temperature: Temperature T of the dataset weights (see `expected_counts`).
+        options: `{dataset name: options}` (see `expected_counts`, also for `temperature`).
 
     Raises:
         ValueError: As in `expected_counts`, or a stream is mixed with `balance_labels`.
@@ -59,7 +58,12 @@ def mix(
     mixed = {split: concatenate_datasets(of_split) for split, of_split in parts.items()}
     warn_of_shared_recordings(mixed)
     if is_stream:
-        mixed["train"] = _mix_streams(train, languages, expected)
+        streams: dict[str, RowStream] = {}
+        copies: list[float] = []
+        for name, rows in train.items():
+            streams[name] = rows if isinstance(rows, RowStream) else RowStream(_DatasetSplit(rows))
+            copies += [float(expected[name][0])] * len(streams[name].row_groups)
+        mixed["train"] = RowStream(_MixedSplit(streams, languages)).repeat(copies)
     return mixed
 
 
@@ -129,17 +133,6 @@ def expected_counts(
                 raise ValueError(f"clip {clip_id!r} has no label; balance_labels requires labels; remove it for {name}")
         expected[name] = weights * total / weights.sum()
     return expected
-
-
-def _mix_streams(sets: Mapping[str, Any], languages: list[str], expected: Mapping[str, np.ndarray]) -> RowStream:
-    """Mix streams and map-style datasets into one stream, which shuffles all their row groups."""
-    streams = {}
-    for name, rows in sets.items():
-        streams[name] = rows if isinstance(rows, RowStream) else RowStream(_DatasetSplit(rows))
-    counts: list[float] = []
-    for name, stream in streams.items():
-        counts += [float(expected[name][0])] * len(stream.row_groups)
-    return RowStream(_MixedSplit(streams, languages)).repeat(counts)
 
 
 class _DatasetSplit:

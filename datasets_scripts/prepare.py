@@ -43,7 +43,7 @@ from modeling_supclap.datasets_scripts.bad_audio import (
     check_recording,
     map_in_order,
     measure_content,
-    read_content,
+    naming,
     read_recording,
     source_of,
 )
@@ -153,7 +153,8 @@ def pack(source: str | bytes, name: str, storage: str) -> tuple[dict[str, Any], 
     # Recordings are decoded in blocks, so that only the encoded result is in memory as a whole.
     if stored_hz is None:
         if codec == "file":
-            source = read_content(source, name)
+            with naming(name):
+                source = source if isinstance(source, bytes) else Path(source).read_bytes()
             columns = {"audio": {"bytes": source, "path": file_name.name}}
         seconds = check_recording(source, name)
     else:

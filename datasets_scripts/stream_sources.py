@@ -265,11 +265,8 @@ def load_parquet(**options: Any) -> dict[str, RowStream]:
     This function reads only the file footers, and the captions if some may be missing. If there is no validation or
     test split, a random sample of the training row groups is held out. Row groups are not divided, so that only one
     split reads each of them. The options are the fields of `builders.hf.HubDatasetConfig`. The result is
-    `{split: stream}`.
-
-    Raises:
-        FileNotFoundError: There are no Parquet files.
-        ValueError: Columns are missing, or the training split has too few row groups to hold out a split.
+    `{split: stream}`. A folder without Parquet files raises FileNotFoundError. ValueError is raised if columns are
+    missing, or if the training split has too few row groups to hold out a split.
     """
     config = HubDatasetConfig(**options)
     data_dir = str(config.data_dir)

@@ -180,11 +180,8 @@ def read_settings(path: str | Path, scale: str | Path | None = None) -> dict[str
     """Read a YAML configuration file and merge it with other files.
 
     The key `base` of a file names its base file. Values in `path` override values in the file `scale`, which override
-    values in the base file. Each file is a path, or the name of a configuration in the package.
-
-    Raises:
-        FileNotFoundError: A file does not exist.
-        ValueError: A file is not YAML in UTF-8, or contains something other than `key: value` lines.
+    values in the base file. Each file is a path, or the name of a configuration in the package. FileNotFoundError is
+    raised for a missing file, ValueError for a file that is not YAML with `key: value` lines in UTF-8.
     """
     path = Path(path)
     if not path.is_file():  # name of a configuration in the package, or its path in a checkout

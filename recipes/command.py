@@ -52,8 +52,7 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the `supclap` command line. `arguments` defaults to `sys.argv[1:]`.
 
-    Returns:
-        Exit status: 0 on success, 2 for an unknown command, 130 after Ctrl-C, or the status of the launched processes.
+    The exit status is 0, 2 for an unknown command, 130 after Ctrl-C, or the status of the launched processes.
     """
     try:
         return _run(arguments)

@@ -69,10 +69,7 @@ def collect_scores(tables: Mapping[str, Models], allow_different: bool = False) 
 
     Returns one dict per dataset, score and model with "dataset", "score", "model", "seeds" (number of seeds), "value"
     (mean), "std", "low", "high", "chance", "difference", "difference_low", "difference_high" and "p_value". Unknown
-    values are None.
-
-    Raises:
-        ValueError: The results have different protocols. If `allow_different` is set, a warning is logged instead.
+    values are None. Different protocols raise ValueError, or only a warning if `allow_different` is set.
     """
     import numpy as np
 

@@ -131,8 +131,7 @@ class DataArguments(DatasetArguments):
     def load_splits(self) -> dict[str, Any]:
         """Return all splits of the dataset, or mixed splits. If `streaming` is set, the training split is a stream.
 
-        Raises:
-            FileNotFoundError: More than `MISSING_SHARE` of the recordings are missing, and `allow_missing` is False.
+        FileNotFoundError is raised if more than `MISSING_SHARE` of the recordings are missing.
         """
         if self.parts:
             from modeling_supclap.datasets_scripts.mixture import mix

@@ -158,10 +158,9 @@ def plan(name: str, table: Mapping[str, Any], args: options.ReproductionArgument
 
 
 def list_rows(group: Mapping[str, Any], args: options.ReproductionArguments) -> dict[str, dict[str, Any]]:
-    """List the rows of a group, each followed by the rows of the `--controls` file that copy it.
+    """List the rows of a group, `{name: entry}`, each followed by the rows of the `--controls` file that copy it.
 
-    Returns:
-        `{name: entry}`. The key "row" of an entry is the name of its configuration file without ".yaml".
+    The key "row" of an entry is the name of its configuration file without ".yaml".
     """
     controls = {} if args.controls is None else read_settings(args.controls)
     for name, control in controls.items():

@@ -106,8 +106,7 @@ def only_run(args: SupCLAPTrainingArguments) -> AbstractContextManager[None]:
 def train(trainer: Trainer, checkpoint: str | None = None) -> None:
     """Train a model, optionally from a checkpoint. If training stops, the error message explains how to continue.
 
-    Raises:
-        StoppedError: `enable_jit_checkpoint` is set, and SIGTERM stopped the run before its last step.
+    With `enable_jit_checkpoint`, StoppedError is raised if SIGTERM stopped the run before its last step.
     """
     from modeling_supclap.datasets_scripts.audio import BadAudioError, MissingDecoderError
     from modeling_supclap.training.checkpoints import last_checkpoint

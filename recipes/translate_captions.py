@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 def load_captions(args: CaptionArguments) -> list[Caption]:
     """Load the captions to translate from a dataset or a file. Raise if captions are blank, damaged or repeated."""
+    from modeling_supclap.datasets_scripts.builders.recordings import listing
     from modeling_supclap.datasets_scripts.translation.jobs import clean
-    from modeling_supclap.datasets_scripts.translation.table import listing
 
     if (args.dataset is None) == (args.captions is None):
         raise ValueError(f"got dataset={args.dataset!r} and captions={args.captions!r}; set exactly one of them")

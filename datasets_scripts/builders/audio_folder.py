@@ -37,7 +37,7 @@ from ..schema import FILE_SOURCE, LANGUAGES, SPLIT_NAMES, Event
 from .captions import check_merged_languages, read_caption_columns
 from .folder import SPLITS, Clip, Collection, FolderConfig, RowBuilder, draw_sources, strip_texts
 from .metadata import TABLE_SUFFIXES, Line, read_table
-from .recordings import some
+from .recordings import listing
 
 TABLE_NAMES = ("metadata", "captions")
 FIELDS = ("file_name", "caption", "captions", "split", "label", "labels", "source", "license", "clip_id", "events")
@@ -105,18 +105,13 @@ class AudioFolderConfig(FolderConfig):
 
     def tables(self) -> dict[str, Path]:
         """Return the caption tables as `{relative path: full path}`; raise ValueError if one folder contains two."""
-        tables: dict[str, Path] = {}
+        names = {f"{name}{suffix}" for name in TABLE_NAMES for suffix in TABLE_SUFFIXES}
+        tables = {file: self.folder / file for file in self.files if os.path.basename(file) in names}
         table_of_folder: dict[str, str] = {}
-        for file in self.files:
-            folder, name = os.path.split(file)
-            stem, suffix = os.path.splitext(name)
-            if stem not in TABLE_NAMES or suffix not in TABLE_SUFFIXES:
-                continue
-
-            other = table_of_folder.setdefault(folder, file)
+        for file in tables:
+            other = table_of_folder.setdefault(os.path.dirname(file), file)
             if other != file:
                 raise ValueError(f"{self.folder} has several tables in one folder: {other}, {file}; keep one")
-            tables[file] = self.folder / file
 
         # If the columns are set, a single table in the top folder may have any name.
         on_top = [file for file in self.files if "/" not in file and file.endswith(TABLE_SUFFIXES)]
@@ -130,7 +125,7 @@ class AudioFolderConfig(FolderConfig):
         if not files:
             others = [file for file in self.files if file.endswith((*TABLE_SUFFIXES, ".arrow"))]
             advice = "rename the table of captions, or set its audio_column and caption_column"
-            hint = f"; found {some(others, 3)}: {advice}" if others else ""
+            hint = f"; found {listing(others, 3)}: {advice}" if others else ""
             raise FileNotFoundError(
                 f"{self.folder} contains neither a table metadata or captions ({', '.join(TABLE_SUFFIXES)}), nor text "
                 f"files beside the audio{hint}"
@@ -180,8 +175,6 @@ class Record:
     clip_id: str = ""
     events: Sequence[Event] = ()
 
-    OPTIONAL = ("split", "labels", "source", "license", "clip_id", "events")
-
 
 def read_tables(config: AudioFolderConfig) -> Iterator[tuple[str, Record]]:
     """Read all tables. For each line, yield the path of the recording relative to the folder, and its metadata."""
@@ -221,7 +214,7 @@ def merge(records: Iterable[tuple[str, Record]]) -> dict[str, Record]:
             continue
         for language, texts in record.captions.items():
             first.captions.setdefault(language, []).extend(texts)
-        for key in Record.OPTIONAL:
+        for key in list(vars(record))[2:]:  # all except where and captions
             value, other = getattr(first, key), getattr(record, key)
             if value and other and value != other:
                 raise ValueError(f"{record.where}: {key} of {name!r} is {other!r}, but {value!r} at {first.where}")
@@ -249,8 +242,8 @@ def choose_splits(config: AudioFolderConfig, records: Mapping[str, Record]) -> d
     if known:
         other, split = next(iter(known.items()))
         raise ValueError(
-            f"{len(without)} of {len(records)} recordings have no split: {some(without)}; but {other} is in {split}, "
-            "by its line or folder name; set the split of all recordings, for example in a column split, or of none"
+            f"{len(without)} of {len(records)} recordings have no split: {listing(without)}; but {other} is in "
+            f"{split}, by its line or folder name; set the split of all or of no recordings, such as in a column split"
         )
 
     # Sample only from recordings with a file, so that the fractions refer to these.

@@ -22,7 +22,7 @@ from ..remote_files import local_folder
 from ..schema import LANGUAGES, Event, features, validate_row
 from . import metadata
 from .captions import check_languages
-from .recordings import SUFFIXES, Recordings, some, walk
+from .recordings import SUFFIXES, Recordings, listing, walk
 
 logger = logging.getLogger(__name__)
 
@@ -311,7 +311,7 @@ class RowBuilder(datasets.GeneratorBasedBuilder):
         files = config.recordings.files
         raise FileNotFoundError(
             f"{config.DATASET}: none of the {len(collection.missing):,} recordings, such as {collection.missing[0]}, "
-            f"is in {config.recordings.folder}, which contains {some(files, 3) if files else 'no audio'}. "
+            f"is in {config.recordings.folder}, which contains {listing(files, 3) if files else 'no audio'}. "
             f"Searched for {', '.join(self.NAMINGS)} with the suffixes {', '.join(SUFFIXES)}"
         )
 

@@ -181,7 +181,7 @@ class Columns:
     @property
     def described(self) -> list[str]:
         """Names of the caption and label columns, the input of `describe`."""
-        return list(dict.fromkeys([*self.languages, *([self.label] if self.label else [])]))
+        return list(dict.fromkeys(filter(None, [*self.languages, self.label])))
 
     def describe(self, row: Mapping[str, Any], path: str | None, clip_id: str) -> dict[str, Any]:
         """Convert a row to the format of `schema.Row`, without the audio. `path` is the recording's name, or None."""

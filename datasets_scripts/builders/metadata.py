@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .recordings import some
+from .recordings import listing
 
 SOURCES = Path(__file__).parents[1]  # the code and phrases that produce the rows
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
@@ -28,13 +28,12 @@ class Line(NamedTuple):
 def find_metadata(folder: Path, files: Iterable[str], *names: str) -> Path | None:
     """Find a metadata file by its possible names, in a folder or its sub-folders; return None if it does not exist.
 
-    `files` is the output of `recordings.walk`. A file at the top of the folder has priority over files in sub-folders.
-    Raises ValueError if several sub-folders contain such a file.
+    A file at the top of the folder has priority. Several such files in sub-folders raise ValueError.
     """
     matches = sorted((file for file in files if os.path.basename(file) in names), key=lambda file: file.count("/"))
     if len(matches) > 1 and "/" in matches[0]:
         raise ValueError(
-            f"{folder} contains several {names[0]}: {some(matches)}; set data_dir to the folder of one of them"
+            f"{folder} contains several {names[0]}: {listing(matches)}; set data_dir to the folder of one of them"
         )
     return folder / matches[0] if matches else None
 

@@ -85,7 +85,7 @@ def walk(folder: str | Path) -> list[str]:
             folder, len(undecodable), min(undecodable),
         )  # fmt: skip
     if unreadable:
-        logger.warning("%s: %d unreadable entries are skipped: %s", folder, len(unreadable), some(unreadable))
+        logger.warning("%s: %d unreadable entries are skipped: %s", folder, len(unreadable), listing(unreadable))
     return sorted(files)
 
 
@@ -106,10 +106,8 @@ def _without_suffix(name: str) -> str:
 class Recordings:
     """Index of the audio files in a folder and its sub-folders, by name; no file is opened.
 
-    `files` are the sorted relative paths of all files in the folder; the default is `walk(folder)`.
-
-    Raises:
-        FileNotFoundError: The folder does not exist.
+    `files` are the sorted relative paths of all files in the folder; the default is `walk(folder)`. If the folder does
+    not exist, FileNotFoundError is raised.
     """
 
     def __init__(self, folder: str | Path, files: Iterable[str] | None = None) -> None:
@@ -160,9 +158,8 @@ class Recordings:
     def within(self, word: str, others: Sequence[str] = ()) -> "Recordings":
         """Return the recordings of one part of a dataset, such as its split "development".
 
-        These are the files with `word` in their folder path, ignoring case. If there are none, return all files that do
-        not contain any of `others` in their folder path. `others` are the lower-case words for all parts of the
-        dataset.
+        These are the files with `word` in their folder path, ignoring case. If there are none, return all files without
+        any of `others` (the lower-case words for all parts of the dataset) in their folder path.
         """
         folders = {file: os.path.dirname(file).casefold() for file in self.files}
         matching = [file for file in self.files if word in folders[file]]
@@ -216,13 +213,14 @@ def duration_seconds(path: Path) -> float | None:
         return None
 
 
-def some(names: Sequence[str], most: int = 5) -> str:
-    """Join the first few names with commas, for messages.
+def listing(names: Sequence[str], most: int = 5, count: int | None = None) -> str:
+    """Format the first names for a message, followed by the number of remaining names. `count` is that of all names.
 
-    >>> some(["a.wav", "b.wav", "c.wav"], 2)
-    'a.wav, b.wav, ...'
+    >>> listing(["a.wav", "b.wav", "c.wav"], 2)
+    'a.wav, b.wav and 1 more'
     """
-    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
+    more = (len(names) if count is None else count) - len(names[:most])
+    return ", ".join(names[:most]) + (f" and {more} more" if more else "")
 
 
 def _format_free(name: str) -> str:

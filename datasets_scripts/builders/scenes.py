@@ -63,15 +63,10 @@ class SceneEvent(NamedTuple):
 
 
 class Scene(NamedTuple):
-    """Events of a clip in temporal order, and the room.
-
-    Attributes:
-        groups: One to four groups of events in temporal order; the one or two events of a group overlap.
-        room: "", "small room" or "hall".
-    """
+    """One to four groups of events in temporal order, and the room. The one or two events of a group overlap."""
 
     groups: tuple[tuple[SceneEvent, ...], ...]
-    room: str
+    room: str  # "", "small room" or "hall"
 
     @property
     def events(self) -> list[SceneEvent]:

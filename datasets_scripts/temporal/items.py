@@ -143,8 +143,7 @@ def render(
     """Render the audio of an item with `mixing.compose`: (samples,) float32, peak at most 0.99.
 
     The sounds of a combined item follow each other (TeminAL section 3.2). `read_waveform` returns the waveform of a
-    row, (samples,) float, at `sampling_rate_hz`. If `compose` raises ValueError, the message also contains the clip
-    ids.
+    row, (samples,) float, at `sampling_rate_hz`. Errors of `compose` also contain the clip ids.
     """
     try:
         return compose(item.role, list(map(read_waveform, item.rows)), sampling_rate_hz, options)

@@ -86,11 +86,7 @@ def set_hash(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 class Prompts(NamedTuple):
-    """Distinct candidate texts for one clip, and the indices of the correct candidates.
-
-    One candidate is correct in tasks 1A, 3 and 4, and two in tasks 2 and 5. Two correct candidates are in the order of
-    playback.
-    """
+    """Distinct candidate texts for one clip, and the indices of the correct ones (one or two) in order of playback."""
 
     texts: list[str]
     right: list[int]
@@ -124,7 +120,6 @@ def zste_prompts(
         phrases: Noun phrases as `{label: {language: phrase}}`. None: the labels themselves are the English phrases.
         language: ISO 639-3 code. The candidates and their order are the same in all languages.
         num_candidates: Number of candidates in tasks 4 and 5B.
-        seed: Random seed of the added candidates and the order.
 
     Raises:
         ValueError: The task is unknown, the record has another family, or a class is not in `labels`. Labels or texts

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 from unicodedata import normalize
 
 from ..atomic_files import folder_lock
+from ..builders.recordings import listing
 from ..progress import progress
 from ..public_names import redact
 from .seq2seq import Translator
-from .table import listing, read_translations, source_hash, write_translations
+from .table import read_translations, source_hash, write_translations
 
 Pair = tuple[str, str]  # source and target language
 Answers = dict[tuple[Pair, str], str]

@@ -14,8 +14,9 @@ from unicodedata import normalize
 import pyarrow as pa
 from datasets import Dataset, DatasetDict, Features, List, Value
 
+from ..builders.recordings import listing
 from ..stream import RowStream
-from .table import Paths, languages_of, listing, read_translations, source_hash
+from .table import Paths, languages_of, read_translations, source_hash
 
 Rows = TypeVar("Rows", Dataset, DatasetDict, RowStream, dict[str, RowStream])
 Captions = Mapping[str, list[str] | None]

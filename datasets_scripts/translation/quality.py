@@ -48,16 +48,15 @@ def report_translations(
     `sources`, and the translations and back-translations of some or all of them, have the keys (clip id, caption
     index). Without an `encoder` (see `load_sentence_encoder`), back-translations are not compared.
 
-    Returns:
-        Dict with the following entries. A mean or share is None if there are no items.
+    The result is a dict with the following entries. A mean or share is None if there are no items.
 
-        - `captions`: number of captions; `missing`: number of captions without a translation.
-        - `identical`: number of translations that equal their caption.
-        - `length_ratio`: mean of the characters in the translation divided by those in the caption (well below 1 in
-          Chinese and Japanese).
-        - `back_translated`: number of back-translations; `cosine`: their mean cosine.
-        - `below_threshold`: share of cosines below the threshold.
-        - `worst`: the `num_worst` captions with the lowest cosines, and their translations.
+    - `captions`: number of captions; `missing`: number of captions without a translation.
+    - `identical`: number of translations that equal their caption.
+    - `length_ratio`: mean of the characters in the translation divided by those in the caption (well below 1 in
+      Chinese and Japanese).
+    - `back_translated`: number of back-translations; `cosine`: their mean cosine.
+    - `below_threshold`: share of cosines below the threshold.
+    - `worst`: the `num_worst` captions with the lowest cosines, and their translations.
     """
     keys = sorted(back_translations)
     cosines = np.zeros(0)

@@ -17,15 +17,10 @@ logger = logging.getLogger(__name__)
 
 
 class Translator(Protocol):
-    """Interface of translators.
+    """Interface of translators."""
 
-    Attributes:
-        name: Name of the model.
-        workers: Number of batches to translate in parallel.
-    """
-
-    name: str
-    workers: int
+    name: str  # of the model
+    workers: int  # number of batches to translate in parallel
 
     def check(self, source: str, target: str) -> None:
         """Raise ValueError if the translator is known not to support these languages."""

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ..atomic_files import atomic_write
+from ..builders.recordings import listing
 from ..schema import LANGUAGES
 
 SCHEMA = pa.schema(
@@ -31,7 +32,6 @@ SCHEMA = pa.schema(
 
 KEY = ("clip_id", "language", "caption_index")  # identifies a translation; files are sorted by this key
 Paths = str | Path | Sequence[str | Path]
-_SHOWN = 5  # maximum number of names in an error message
 
 
 def source_hash(text: str) -> str:
@@ -45,8 +45,6 @@ def source_hash(text: str) -> str:
 
 def read_translations(path: Paths, languages: Sequence[str] | None = None) -> pa.Table:
     """Read and check translations files, as one table with the columns of `SCHEMA` and texts in Unicode normal form C.
-
-    `languages` are the languages to return; None: all languages.
 
     Raises:
         FileNotFoundError: A file does not exist.
@@ -123,23 +121,12 @@ def _check(table: pa.Table, named: str) -> None:
     problems = []
     for fault, rows in faulty.items():
         names = []
-        for row in rows.slice(0, _SHOWN).to_pylist():
+        for row in rows.slice(0, 5).to_pylist():
             names.append(f"{row['clip_id']!r} caption {row['caption_index']} in {row['language']!r}")
         if names:
-            problems.append(f"{len(rows)} translations {fault}: {listing(names, len(rows))}")
+            problems.append(f"{len(rows)} translations {fault}: {listing(names, count=len(rows))}")
     if problems:
         raise ValueError(f"{named}: {'; '.join(problems)}")
-
-
-def listing(names: Iterable[str], count: int | None = None) -> str:
-    """Format the first five names for a message, followed by the number of remaining names.
-
-    >>> listing("abcdefg")
-    'a, b, c, d, e and 2 more'
-    """
-    names = list(names)
-    more = (len(names) if count is None else count) - len(names[:_SHOWN])
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more else "")
 
 
 def languages_of(table: pa.Table) -> list[str]:

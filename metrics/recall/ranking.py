@@ -285,8 +285,7 @@ class LazySimilarity:
     In a plain matrix product, rounding depends on the position.
 
     Args:
-        queries: (Q, d) embeddings, unit norm.
-        candidates: (C, d) embeddings, unit norm.
+        queries, candidates: (Q, d) and (C, d) embeddings, unit norm.
         chunk: Number of queries per block. Each query needs memory for about 10,000 scores.
         similarity: "dot" uses the embeddings unchanged. "cosine" normalises all queries if the norm of any query is not
             within 0.01 of 1, and the candidates likewise; each case causes a UserWarning.
@@ -354,11 +353,9 @@ class LazySimilarity:
             yield start, (queries @ candidates.T).astype(self._dtype, copy=False)
 
     def scored(self, rows: slice, columns: NDArray[np.int64]) -> tuple[NDArray[Any], Tiles]:
-        """Compute the scores of n queries at M columns each, (n, M), and an iterator over all tiles of these queries.
+        """Compute the scores of n queries at `columns` (n, M), and an iterator over all tiles of these queries.
 
-        Args:
-            rows: Slice of the n queries.
-            columns: (n, M) candidate indices. Where an index is -1, the score is undefined.
+        Where a column is -1, the score is undefined.
         """
         if self.shape[1] <= _STORED_CANDIDATES:
             tiles = list(self.tiles(rows))

@@ -18,8 +18,7 @@ def relevant_from_qrels(
     Args:
         qrels: Rows (query id, candidate id, relevance), or pytrec_eval's `{query id: {candidate id: relevance}}`. A
             candidate is relevant if its relevance is above 0.
-        query_ids: Query ids in the row order of the score matrix.
-        candidate_ids: Candidate ids in the column order of the score matrix.
+        query_ids, candidate_ids: Ids in the row and column order of the score matrix.
 
     Raises:
         ValueError: An id is duplicated, a pair is judged twice, a query has no relevant candidate, a relevant candidate

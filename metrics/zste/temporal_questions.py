@@ -200,9 +200,9 @@ def zste_scores_by_language(
         the number of questions that exist in all languages.
 
     Raises:
-        ValueError: As in `zste_scores`, or `languages` or `questions` has a different length. A question is duplicated
-            in a language, or its number of candidates differs between languages. `questions` is None and the languages
-            have different numbers of questions.
+        ValueError: As in `zste_scores`, or an argument has another length. A question is duplicated in a language, or
+            its number of candidates differs between languages. `questions` is None and the languages have different
+            numbers of questions.
 
     >>> scores = zste_scores_by_language(
     ...     [[0.9, 0.1, 0.3], [0.1, 0.9, 0.3]], [[0], [0]], ["3A", "3A"], ["eng", "fra"]
