@@ -123,7 +123,8 @@ def build_steps(
 ) -> list[Step]:
     """List the steps of one run: train the initial model, train the arm, and evaluate it.
 
-    The data depend on the seed, which is the seed of generated data and selects the test fold of ESC-50.
+    The data depend on the seed, which is the seed of generated data and selects the test fold of ESC-50. Relative
+    folders of recordings are in `args.data_dir`.
     """
 
     def add_seed(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,7 +135,10 @@ def build_steps(
                 config["recordings"] = [find_folder(name, args) for name in config["recordings"]]
         elif "test_fold" in config:
             config["test_fold"] = seed % 5 + 1
-        return {**settings, "dataset_config": config, "seed": seed}
+        settings = {**settings, "dataset_config": config, "seed": seed}
+        if "background_dir" in settings:
+            settings["background_dir"] = find_folder(settings["background_dir"], args)
+        return settings
 
     steps = []
     merged = read_settings(CONFIGS / study["base"]) | study["arms"][arm].get("settings", {})

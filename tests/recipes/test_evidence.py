@@ -195,6 +195,10 @@ def test_the_recipes_take_the_settings_of_each_arm(name, tmp_path):
             evidence.build_steps("infonce", study, {}, 3, args)
         for folder in ("esc10", "fsdd", "samples"):
             (tmp_path / folder).mkdir()
+    if name == "evidence/augmentation":
+        with pytest.raises(FileNotFoundError, match="samples"):
+            evidence.build_steps("background", study, {}, 3, args)
+        (tmp_path.parent / "samples").mkdir()
     for arm in study["arms"]:
         steps = evidence.build_steps(arm, study, {"num_train_epochs": 1}, 3, args)
         for step in steps:
