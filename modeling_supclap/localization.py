@@ -3,11 +3,9 @@
     result = model.localize("dawn.wav", ["a dog barks", "un chien aboie"], language=["eng", "fra"])
     result.start_seconds[result.scores[:, 0].argmax()]
 
-The audio tower (encoder) processes the recording in consecutive chunks. Before pooling, its output has one vector per
-time step; a step is 0.16 s for CED, 0.04 s for Dasheng, 0.31 s for CLAP's HTSAT and 0.23 s for CNN14. The tower's own
-pooling is applied to the steps in each short window, and the result is projected. Overlapping windows therefore need no
-additional forward passes. A window that covers exactly one chunk has the embedding of that chunk.
-Training only uses embeddings of whole clips, so localization is not a training objective.
+Before pooling, the output of the audio tower has one vector per time step: 0.16 s for CED, 0.04 s for Dasheng, 0.31 s
+for CLAP's HTSAT and 0.23 s for CNN14. The tower's own pooling is applied to the steps in each window, so overlapping
+windows need no additional forward passes. Training only uses embeddings of whole clips.
 """
 
 from __future__ import annotations
@@ -66,11 +64,9 @@ def localize(
     """Score texts against sliding windows over a recording.
 
     Args:
-        model: A `SupCLAPModel`.
         audio: One recording of any length and sampling rate. `processor`, `sampling_rate` and `device` are as
             in `encode_audio`.
         texts: One text or a list of texts. `language` is as in `encode_text`.
-        window_seconds: Window length in seconds.
         hop_seconds: Time between the starts of two windows in seconds.
         chunk_seconds: Chunk length for the audio tower in seconds, preferably the length of the training clips. None:
             use 5 s, or the fixed input length of the feature extractor (CLAP: 10 s).
@@ -131,8 +127,7 @@ def localize(
         ends_seconds = np.minimum(starts_seconds + window_seconds, seconds)
         pooled = _pool(model.audio_model, steps, centers, starts_seconds, ends_seconds)
         # (T, D) -> (T, d), (n_texts, d) -> (T, n_texts)
-        embeds = torch.nn.functional.normalize(model.audio_projection(pooled).float(), dim=-1)
-        scores = embeds @ text_embeds.T
+        scores = model.audio_projection(pooled).float() @ text_embeds.T
 
     return Localization(scores.cpu().numpy(), starts_seconds, ends_seconds)
 

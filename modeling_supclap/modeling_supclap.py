@@ -48,7 +48,7 @@ class SupCLAPOutput(ModelOutput):
 
 
 class SupCLAPProjection(nn.Module):
-    """Projection head with two linear layers that maps the output of a tower to the shared embedding space.
+    """Projection head with two linear layers that maps the output of a tower to a unit vector, y / ||y||.
 
     `projection_type="mlp"` (ML-CLAP: Yan et al., 2024, arXiv 2406.07012): y = linear2(activation(linear1(x))).
     `projection_type="residual"` (MS-CLAP: Elizalde et al., 2023, arXiv 2206.04769), without bias: h = linear1(x),
@@ -64,10 +64,13 @@ class SupCLAPProjection(nn.Module):
         self.layer_norm = nn.LayerNorm(config.projection_dim) if is_residual else None
 
     def forward(self, pooled: torch.Tensor) -> torch.Tensor:
-        """Map (B, width) to (B, projection_dim), not normalised."""
+        """Map (B, width) to embeddings (B, projection_dim) with unit norm. A zero vector stays zero."""
         hidden = self.linear1(pooled)
         projected = self.linear2(self.activation(hidden))
-        return projected if self.layer_norm is None else self.layer_norm(hidden + projected)
+        if self.layer_norm is not None:
+            projected = self.layer_norm(hidden + projected)
+        # In float32 or wider, so that the eps of `normalize` does not underflow.
+        return nn.functional.normalize(projected.to(torch.promote_types(projected.dtype, torch.float32)), dim=-1)
 
 
 class SupCLAPPreTrainedModel(StrictLoadingMixin, PreTrainedModel):
@@ -103,7 +106,6 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
     The training losses are in `modeling_supclap.losses`; the model itself computes only plain InfoNCE.
 
     Args:
-        config: Configuration of the model.
         audio_model: Pretrained audio tower with the configuration `config.audio_config`. None: use random weights.
         text_model: Pretrained text tower with the configuration `config.text_config`. None: use random weights.
 
@@ -351,20 +353,14 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         )
 
 
-def _with_embeds(outputs: Any, projected: torch.Tensor) -> BaseModelOutputWithPooling:
-    """Copy the output of a tower and set its `pooler_output` to the normalised projection."""
+def _with_embeds(outputs: Any, embeds: torch.Tensor) -> BaseModelOutputWithPooling:
+    """Copy the output of a tower and set its `pooler_output` to the embeddings."""
     return BaseModelOutputWithPooling(
         last_hidden_state=outputs.last_hidden_state,
-        pooler_output=unit_norm(projected),
+        pooler_output=embeds,
         hidden_states=outputs.get("hidden_states"),
         attentions=outputs.get("attentions"),
     )
-
-
-def unit_norm(projected: torch.Tensor) -> torch.Tensor:
-    """Normalise vectors (B, d) to unit norm, in float32 or wider, so that eps does not underflow."""
-    projected = projected.to(torch.promote_types(projected.dtype, torch.float32))
-    return nn.functional.normalize(projected, dim=-1)
 
 
 register(AutoModel, SupCLAPConfig, SupCLAPModel)

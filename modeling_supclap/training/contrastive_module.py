@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from transformers.utils import ModelOutput
 
 from ..configuration_supclap import AUDIO_TOWERS
-from ..modeling_supclap import SupCLAPModel, unit_norm
+from ..modeling_supclap import SupCLAPModel
 from .distributed import distributed_tiles, gather
 from .frozen import FrozenCache
 from .grad_cache import embed_in_chunks, real_lengths
@@ -55,7 +55,6 @@ class ContrastiveModule(nn.Module):
     least 16,384 tokens and 65,536 frames; set a smaller `chunk_size` to save memory.
 
     Args:
-        model: Model that computes the embeddings.
         objective: Module that computes the loss from the embeddings (see `objectives.py`).
         chunk_size: Number of clips, and number of texts, with activations in memory at a time. None: one clip and one
             text per row; on a GPU at least the numbers above.
@@ -111,9 +110,7 @@ class ContrastiveModule(nn.Module):
             attention_mask: `(B, K, L)`, 1 for real tokens.
             audio_attention_mask: `(B R, frames)`, 1 for real frames.
             is_longer: `(B R, 1)`, input for HTSAT towers.
-            token_type_ids: `(B, K, L)`.
-            group_ids: Group ids of the clips, for the objective.
-            class_ids: Class ids of TeminAL stage a, for the objective.
+            group_ids: Group ids of the clips, for the objective. `class_ids` are those of TeminAL stage a.
             audio_lengths: Number of real frames of each of the B R clips. None: computed from the mask, which makes the
                 CPU wait for the GPU.
             text_lengths: Number of real tokens of each of the B K texts, like `audio_lengths`.
@@ -170,11 +167,12 @@ class ContrastiveModule(nn.Module):
         lengths = lengths if is_cut else None
 
         cache, pool = self._caches[kind], partial(self._pool, kind)
+        project = self.model.get_submodule(f"{kind}_projection")
         is_cached = self.training and self.cache_frozen != "never" and cache.is_frozen()
         if is_cached and cache.is_repeatable(pool, present):
             in_chunks = partial(embed_in_chunks, pool, chunk_size=self.chunk_size or count, **options)
             pooled = cache(in_chunks, present, **options)  # (count R, width)
-            return unit_norm(self.model.get_submodule(f"{kind}_projection")(pooled))
+            return project(pooled)
 
         if kind == "text":
             options["tokens"] = self.model.get_input_embeddings()
@@ -191,11 +189,7 @@ class ContrastiveModule(nn.Module):
                 kept_cells = max(count * longest, _KEPT_CELLS[rows.device.type][kind])
                 chunk_size, options = None, options | {"kept_cells": kept_cells, "fewest_cells": None}
 
-        def embed(chunk: Mapping[str, torch.Tensor]) -> torch.Tensor:
-            features = self.model.get_text_features if kind == "text" else self.model.get_audio_features
-            return features(**chunk).pooler_output
-
-        return embed_in_chunks(embed, present, chunk_size, **options)
+        return embed_in_chunks(lambda chunk: project(pool(chunk)), present, chunk_size, **options)
 
     def _pool(self, kind: str, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Run a tower without its projection, `(n, ...) -> (n, width)`."""
@@ -205,10 +199,9 @@ class ContrastiveModule(nn.Module):
         return pooled
 
     def compile_blocks(self, **options: Any) -> None:
-        """Compile the repeated blocks of both towers, for any batch size and length.
+        """Compile the repeated blocks of both towers, for any batch size and length, with options of `torch.compile`.
 
         A compiled step as a whole would depend on the lengths of its rows, and be compiled again for each batch.
-        `options` are those of `torch.compile`.
         """
         for part in self.model.modules():
             for block in part if isinstance(part, nn.ModuleList) else ():
