@@ -10,9 +10,7 @@ All audio embeddings in this package are computed by `chunk_embeddings`, with th
 - Recordings longer than `chunk_seconds` are split into chunks of that length. The default is the model's maximum (CLAP:
   10 s), or five minutes for models that accept any length (CED). The last chunk starts earlier, so that it ends with
   the recording. The embedding of a recording is the normalised mean of its chunk embeddings.
-- If a recording is unreadable or too short, or its embedding is not finite, the functions raise an error or skip it.
-- The batch size and the order of the recordings do not affect the embeddings, and there is no randomness. Long files
-  are read in parts, so memory use does not grow with their length.
+- The batch size and the order of the recordings do not affect the embeddings, and there is no randomness.
 """
 
 from __future__ import annotations
@@ -88,7 +86,6 @@ def chunk_embeddings(
     Args:
         recordings: Recordings; may be a generator.
         encode: Function that embeds n waveforms (samples,) at `rate_hz` as (n, d).
-        rate_hz: Sampling rate of the model in hertz.
         chunk_samples: Chunk length in samples. A shorter recording is a single chunk.
         hop_samples: Distance between the starts of two chunks in samples. None: use `chunk_samples`.
         min_samples: Minimum chunk length in samples.
@@ -229,7 +226,6 @@ def encode_audio(  # type: ignore[misc]  # mypy compares the keywords of an over
         return_chunks: Whether to return chunk embeddings instead of their mean.
         convert_to_numpy: Whether to return numpy arrays; False returns tensors on the model's device.
         convert_to_tensor: Whether to return tensors; overrides `convert_to_numpy`.
-        show_progress_bar: Whether to show a progress bar.
         device: Device to move the model to. None: do not move the model.
         num_workers: Number of threads that prefetch files. None: use one per core, at most 8.
         on_bad_audio: "error" raises at the first unusable recording. "skip" logs a warning for each unusable recording
@@ -271,14 +267,14 @@ def encode_audio(  # type: ignore[misc]  # mypy compares the keywords of an over
         if chunks.error is not None:
             logger.warning("skipping %s: %s", recording.name, chunks.error)
             chunks = chunks._replace(embeds=no_embeds)
-        results.append(chunks._replace(embeds=_converted(chunks.embeds, to_numpy)))
+        results.append(chunks._replace(embeds=chunks.embeds.cpu().numpy() if to_numpy else chunks.embeds))
         means.append(mean_embedding(chunks.embeds))
 
     if return_chunks:
         return results[0] if is_one else results
-    if is_one:
-        return _converted(means[0], to_numpy)
-    return _converted(torch.stack(means) if means else no_embeds, to_numpy)
+    embeds = torch.stack(means) if means else no_embeds
+    embeds = embeds[0] if is_one else embeds
+    return embeds.cpu().numpy() if to_numpy else embeds
 
 
 @overload
@@ -316,9 +312,7 @@ def encode_text(  # type: ignore[misc]
 
     Args:
         model: Model with a `get_text_features` method.
-        texts: One text or a list of texts.
         language: ISO 639-3 code: one for all texts, or a list with one per text. None: use the tokenizer's setting.
-        batch_size: Texts per batch.
         convert_to_numpy: Whether to return a numpy array. `encode_audio` describes the other arguments.
 
     Returns:
@@ -351,7 +345,8 @@ def encode_text(  # type: ignore[misc]
             batch, languages = zip(*distinct[start : start + batch_size], strict=True)
             text_languages = None if languages[0] is None else list(languages)
             inputs = processor(text=list(batch), language=text_languages, return_tensors="pt")
-            embeds.append(_unit_norm(model.get_text_features(**inputs.to(model.device))))
+            pooled = model.get_text_features(**inputs.to(model.device)).pooler_output.float()
+            embeds.append(pooled / pooled.norm(dim=-1, keepdim=True))  # NaN for a zero vector
 
     positions = dict(zip(distinct, range(len(distinct)), strict=True))
     joined = torch.cat(embeds) if embeds else torch.empty(0, model.config.projection_dim, device=model.device)
@@ -359,8 +354,8 @@ def encode_text(  # type: ignore[misc]
     if len(bad):
         raise ValueError(f"the embedding of {distinct[int(bad[0])][0]!r} is zero or not finite; {_DAMAGED}")
     ordered = joined[torch.tensor([positions[pair] for pair in pairs], dtype=torch.long, device=joined.device)]
-
-    return _converted(ordered[0] if isinstance(texts, str) else ordered, convert_to_numpy and not convert_to_tensor)
+    ordered = ordered[0] if isinstance(texts, str) else ordered
+    return ordered.cpu().numpy() if convert_to_numpy and not convert_to_tensor else ordered
 
 
 class EncodingMixin:
@@ -416,8 +411,8 @@ class EncodingMixin:
         dtype = torch.promote_types(left.dtype, right.dtype)
         left = torch.nn.functional.normalize(left.to(dtype), dim=-1)
         right = torch.nn.functional.normalize(right.to(left), dim=-1)
-        # (N, d), (M, d) -> (N, M)
-        return _converted(left @ right.T, to_numpy)
+        similarity = left @ right.T  # (N, d), (M, d) -> (N, M)
+        return similarity.cpu().numpy() if to_numpy else similarity
 
 
 def chunk_starts(num_samples: int, chunk_samples: int, hop_samples: int) -> list[int]:
@@ -434,12 +429,8 @@ def chunk_starts(num_samples: int, chunk_samples: int, hop_samples: int) -> list
 def best_chunks(recordings: Sequence[AudioChunks], text_embeds: Any) -> tuple[np.ndarray, np.ndarray]:
     """Find the chunk with the highest cosine for each recording and text. If chunks tie, choose the first.
 
-    Args:
-        recordings: Chunk embeddings of N recordings.
-        text_embeds: Text embeddings, (M, d).
-
     Returns:
-        Tuple of the highest cosine, (N, M), and the start of that chunk in seconds, (N, M).
+        Tuple of the highest cosine, (N, M), and the start of that chunk in seconds, (N, M), for M texts (M, d).
 
     >>> whole = AudioChunks(np.eye(2), np.array([0.0, 10.0]), np.array([10.0, 20.0]))
     >>> best_chunks([whole], np.array([[0.0, 1.0]]))
@@ -580,18 +571,10 @@ def encode_batch(model: Any, processor: SupCLAPProcessor, waveforms: list[np.nda
         Embeddings with unit norm, float32 (n, d). If the model returns a zero vector, the embedding is NaN.
     """
     with inference(model):
-        return _unit_norm(model.get_audio_features(**audio_inputs(model, processor, waveforms)))
+        pooled = model.get_audio_features(**audio_inputs(model, processor, waveforms)).pooler_output.float()
+        return pooled / pooled.norm(dim=-1, keepdim=True)
 
 
 def mean_embedding(embeds: torch.Tensor) -> torch.Tensor:
     """Compute the normalised mean of chunk embeddings, (chunks, d) -> (d,). It is NaN if there are no chunks."""
     return embeds[0] if len(embeds) == 1 else torch.nn.functional.normalize(embeds.mean(dim=0), dim=-1)
-
-
-def _unit_norm(outputs: Any) -> torch.Tensor:
-    embeds = outputs.pooler_output.float()
-    return embeds / embeds.norm(dim=-1, keepdim=True)
-
-
-def _converted(embeds: torch.Tensor, to_numpy: bool) -> Any:
-    return embeds.cpu().numpy() if to_numpy else embeds

@@ -138,8 +138,18 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
         Returns:
             List of float32 waveforms (samples,) at `self.sampling_rate`, one per clip.
         """
+        is_array = isinstance(audio, (np.ndarray, torch.Tensor))
+        if is_array and audio.ndim not in (1, 2):
+            shape = tuple(audio.shape)
+            raise ValueError(f"audio has shape {shape}; pass one clip (samples,), an array (clips, samples) or a list")
+        if not is_array and not isinstance(audio, (list, tuple)):
+            raise ValueError(f"audio must be arrays or lists of numbers, got {type(audio).__name__}; load files first")
+        if not len(audio):
+            raise ValueError("audio contains no clip; pass at least one")
+        is_one = audio.ndim == 1 if is_array else isinstance(audio[0], (int, float, np.number))
+
         waveforms = []
-        for index, clip in enumerate(_as_clips(audio)):
+        for index, clip in enumerate([audio] if is_one else audio):
             waveform = as_waveform(clip, sampling_rate, self.sampling_rate, f"clip {index}")
             if len(waveform) < self.min_samples:
                 seconds, shortest = len(waveform) / self.sampling_rate, self.min_samples / self.sampling_rate
@@ -229,23 +239,6 @@ def _front_end(
         groups.append((first, used[0], group[:, used[0] : used[-1] + 1].contiguous().to(device)))
 
     return window.to(device), groups
-
-
-def _as_clips(audio: Any) -> list[Any]:
-    """Convert the `audio` argument to a list of clips. The rows of a 2-D array are clips."""
-    if isinstance(audio, (np.ndarray, torch.Tensor)):
-        if audio.ndim > 2:
-            shape = tuple(audio.shape)
-            raise ValueError(f"audio has shape {shape}; pass one clip (samples,), an array (clips, samples) or a list")
-        clips = [audio] if audio.ndim < 2 else list(audio)
-    elif isinstance(audio, (list, tuple)):
-        clips = [audio] if audio and isinstance(audio[0], (int, float, np.number)) else list(audio)
-    else:
-        raise ValueError(f"audio must be arrays or lists of numbers, got {type(audio).__name__}; load files first")
-    if not clips:
-        raise ValueError("audio contains no clip; pass at least one")
-
-    return clips
 
 
 register(AutoFeatureExtractor, CEDConfig, CEDFeatureExtractor)

@@ -19,7 +19,6 @@ from transformers import (
 )
 
 from ..feature_extraction_ced import CEDFeatureExtractor
-from ..modeling_ced import CEDModel
 from ..modeling_supclap import SupCLAPModel
 from .ced import ced_from_tensors
 from .clap import load_clap, supclap_from_clap
@@ -70,13 +69,8 @@ class Layout:
 class Conversion:
     """Result of a checkpoint conversion.
 
-    Args:
-        layout: The recognised layout.
-        model: The model (float32, evaluation mode).
-        feature_extractor: Feature extractor of the audio tower; None for a text tower.
-        parts: Origin (checkpoint and license) of each model part.
-        set_aside: Number of unused tensors in the checkpoint, as `{description: number}`.
-        remark: Note for the user.
+    `parts` contains the origin (checkpoint and license) of each model part, and `set_aside` the number of unused
+    tensors in the checkpoint, as `{description: number}`. A text tower has no feature extractor.
     """
 
     layout: Layout
@@ -95,10 +89,7 @@ class Conversion:
 def recognise(tensors: Mapping[str, torch.Tensor], origin: str, kind: str = "auto") -> Layout:
     """Recognise the layout of a checkpoint by its tensor names.
 
-    Args:
-        tensors: `{name: tensor}` with all tensors of the checkpoint.
-        origin: Checkpoint name to show in error messages.
-        kind: Expected kind of layout, such as "ced". "auto": any kind.
+    `kind` is the expected kind of layout, such as "ced", or "auto" for any kind.
 
     Raises:
         ValueError: `kind` is unknown, or the layout is unknown or has a different kind.
@@ -121,7 +112,6 @@ def convert_checkpoint(checkpoint: Checkpoint, kind: str = "auto", part: str = "
     """Convert a public checkpoint to one of our models.
 
     Args:
-        checkpoint: Result of `read_checkpoint`.
         kind: Expected kind of layout, as in `recognise`.
         part: "whole" for the whole model; "audio" or "text" for a single tower of a two-tower model.
 
@@ -183,15 +173,8 @@ def _get_parts(model: PreTrainedModel, is_audio: bool, checkpoint: Checkpoint, l
 
 
 def _convert_ced(checkpoint: Checkpoint) -> Converted:
+    """Convert a CED encoder and its feature extractor. Raise ValueError if they do not match each other."""
     model, aside = ced_from_tensors(checkpoint.tensors, checkpoint.origin, checkpoint.config)
-    return model, _load_ced_feature_extractor(checkpoint, model), aside
-
-
-def _load_ced_feature_extractor(checkpoint: Checkpoint, model: CEDModel) -> CEDFeatureExtractor:
-    """Load the feature extractor of a checkpoint, or create the default one if the checkpoint has none.
-
-    Raise ValueError if it does not match `config.json`.
-    """
     min_frames = model.config.patch_frames
     if list(checkpoint.folder.glob("*processor_config.json")):
         extractor = CEDFeatureExtractor.from_pretrained(checkpoint.folder, min_frames=min_frames)
@@ -207,7 +190,7 @@ def _load_ced_feature_extractor(checkpoint: Checkpoint, model: CEDModel) -> CEDF
             raise ValueError(
                 f"{checkpoint.origin}: {name} is {values[0]} for the extractor, {values[1]} in config.json"
             )
-    return extractor
+    return model, extractor, aside
 
 
 def _convert_sonar(checkpoint: Checkpoint) -> Converted:

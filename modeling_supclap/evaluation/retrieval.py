@@ -110,10 +110,7 @@ def evaluate_retrieval(
 ) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, Any]]:
     """Evaluate text-to-audio and audio-to-text retrieval in each language, and consistency across languages.
 
-    Args:
-        split: Embedded split.
-        options: Languages, correct answers, caption handling and intervals.
-        is_light: Whether to skip arrays, intervals and embedding distances, which are only needed for reports.
+    `is_light` skips arrays, intervals and embedding distances, which are only needed for reports.
 
     Returns:
         Tuple of the scores `{"retrieval": ...}`, the arrays for `Results`, and the number of captions per language for
@@ -308,12 +305,6 @@ def _draw_similarities(
     table: CaptionTable, groups: np.ndarray, texts: np.ndarray, clips: ClipEmbeddings, similarity: Any
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the cosines of all matching pairs, and of a random sample of non-matching pairs (fixed seed)."""
-
-    def cosines(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-        if isinstance(similarity, np.ndarray):
-            return similarity[rows, columns]
-        return np.einsum("md,md->m", texts[rows], clips.mean[columns])
-
     text_groups, clip_groups = groups[table.text_rows], groups[table.clips]
     relevant = match_groups(text_groups, clip_groups)
     positive_texts = np.repeat(np.arange(len(relevant)), list(map(len, relevant)))
@@ -321,7 +312,14 @@ def _draw_similarities(
     text_indices = generator.integers(len(texts), size=2 * _NEGATIVES)
     clip_indices = generator.integers(len(table.clips), size=2 * _NEGATIVES)
     wrong = np.flatnonzero(text_groups[text_indices] != clip_groups[clip_indices])[:_NEGATIVES]
-    return cosines(positive_texts, np.concatenate(relevant)), cosines(text_indices[wrong], clip_indices[wrong])
+
+    rows = np.concatenate([positive_texts, text_indices[wrong]])
+    columns = np.concatenate([*relevant, clip_indices[wrong]])
+    if isinstance(similarity, np.ndarray):
+        cosines = similarity[rows, columns]
+    else:
+        cosines = np.einsum("md,md->m", texts[rows], clips.mean[columns])
+    return cosines[: len(positive_texts)], cosines[len(positive_texts) :]
 
 
 def _compare_languages(

@@ -16,7 +16,7 @@ import numpy as np
 from modeling_supclap.datasets_scripts.audio import BadAudioError, read_row
 from modeling_supclap.datasets_scripts.schema import without_audio
 from modeling_supclap.datasets_scripts.temporal.mixing import RenderOptions, compose
-from modeling_supclap.datasets_scripts.temporal.zste import ZSTE_FAMILIES, Prompts, set_hash, zste_prompts, zste_set
+from modeling_supclap.datasets_scripts.temporal.zste import ZSTE_FAMILIES, set_hash, zste_prompts, zste_set
 from modeling_supclap.metrics.zste import zste_chance, zste_order_outcomes, zste_outcomes, zste_ranks
 
 from ..audio_input import Recording
@@ -43,7 +43,6 @@ class ZSTEOptions:
         num_candidates: Number of candidate prompts in tasks 4A, 4B and 5B.
         seed: Random seed for sampling clips and candidates.
         tasks: Tasks to run, "1A" to "5B".
-        join: Options for joining consecutive clips.
         prompts: Sound names in the prompts, "labels" or "phrases". None: the names used in the model's temporal
             post-training. If the model was not post-trained: labels if English is the only language, as in the paper,
             else phrases.
@@ -70,9 +69,7 @@ def evaluate_zste(
     that the pair fits into one window. All languages use the same questions. The bootstrap resamples composed clips
     from the same source recordings together.
 
-    Args:
-        split: Embedded split. Each clip must have exactly one label.
-        options: ZSTE options, languages, intervals and class phrases. Phrases are used only if the prompts use them.
+    Phrases in `options` are used only if the prompts use them.
 
     Returns:
         Tuple of the scores `{"zste": ...}`, the arrays for `Results`, and the ZSTE settings for the protocol.
@@ -106,9 +103,9 @@ def evaluate_zste(
         clusters.append("+".join(sorted(set(map(source.__getitem__, record["clip_ids"])))))
         ids.append(record["id"])
 
-    def ask(task: str, record: Mapping[str, Any], language: str) -> Prompts:
-        return zste_prompts(task, record, labels, class_phrases, language, zste.num_candidates, zste.seed)
-
+    ask = partial(
+        zste_prompts, labels=labels, phrases=class_phrases, num_candidates=zste.num_candidates, seed=zste.seed
+    )
     scores: dict[str, Any] = {}
     arrays: dict[str, np.ndarray] = {}
     for task in zste.tasks:
@@ -116,7 +113,7 @@ def evaluate_zste(
         task_clusters = np.array(clusters)[indices]
         ranks = []
         for language in languages:
-            prompts = [ask(task, task_records[index], language) for index in indices]
+            prompts = [ask(task, task_records[index], language=language) for index in indices]
             chances = [zste_chance(len(prompt.texts), task) for prompt in prompts]
 
             # One column per distinct text; select those of the candidates of each question.
@@ -134,7 +131,8 @@ def evaluate_zste(
             if task in ORDER_BLIND:
                 opposites = []
                 for index, prompt in zip(indices, prompts, strict=True):
-                    other = ask(task, {**task_records[index], "labels": task_records[index]["labels"][::-1]}, language)
+                    reversed_record = {**task_records[index], "labels": task_records[index]["labels"][::-1]}
+                    other = ask(task, reversed_record, language=language)
                     opposites.append(prompt.texts.index(other.texts[other.right[0]]))
                 outcomes[f"{task}_order"] = zste_order_outcomes(cosines, relevant, opposites)
                 levels[f"{task}_order"] = (1 / 2, None)
@@ -167,14 +165,9 @@ def evaluate_zste(
 def embed_records(
     split: EmbeddedSplit, records: Sequence[Mapping[str, Any]], join: RenderOptions
 ) -> tuple[ClipEmbeddings, dict[str, float | None]]:
-    """Compose the clips for records from `zste_set`, and embed them.
+    """Compose the clips for records from `zste_set`, and embed them in this order.
 
-    Returns:
-        Tuple of the embeddings, in the order of `records`, and the maximum recording length in seconds as
-        `{"single": ..., "pair": ...}`. A value is None if there is no limit.
-
-    Raises:
-        BadAudioError: The recordings of a record cannot be joined.
+    Also return the maximum recording length in seconds as `{"single": ..., "pair": ...}`; None means no limit.
     """
     model, policy = split.model, split.policy
     assert model is not None

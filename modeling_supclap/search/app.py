@@ -41,9 +41,7 @@ def serve(
     """Load an index and its model, and serve the search page until interrupted.
 
     Args:
-        index: Index folder.
         recordings: Folder of the recordings. None: use the indexed folder.
-        port: Port of the page.
         share: Whether to create a public Gradio link.
         device: Device of the model. None: use a GPU if there is one.
         host: Address to listen on; "0.0.0.0" accepts connections from other machines.
@@ -67,13 +65,7 @@ def serve(
 def launch_page(searcher: Searcher, recordings: str | Path, **options: Any) -> Any:
     """Launch the search page, which serves only the recordings of a folder that are in the index.
 
-    Args:
-        searcher: Searcher with the index and its model.
-        recordings: Folder of the recordings.
-        **options: Options of Gradio's `launch`.
-
-    Returns:
-        The running `gradio.Blocks`.
+    `options` are those of Gradio's `launch`. The result is the running `gradio.Blocks`.
     """
     page, root = make_page(searcher, recordings), Path(recordings).resolve()
     app, _, _ = page.launch(css=STYLE, quiet=True, prevent_thread_lock=True, **options)
@@ -101,11 +93,7 @@ def launch_page(searcher: Searcher, recordings: str | Path, **options: Any) -> A
 
 
 def find_recordings(searcher: Searcher, recordings: str | Path | None = None) -> Path:
-    """Return the absolute path of the recordings folder, by default the indexed folder.
-
-    Raises:
-        FileNotFoundError: The folder does not exist.
-    """
+    """Return the absolute path of the recordings folder, by default the indexed folder. Raise if it does not exist."""
     root = Path(recordings or searcher.index.about["folder"]).resolve()
     if not root.is_dir():
         raise FileNotFoundError(f"the folder of recordings {root} does not exist; pass their folder with --recordings")
@@ -114,7 +102,11 @@ def find_recordings(searcher: Searcher, recordings: str | Path | None = None) ->
 
 def make_page(searcher: Searcher, recordings: str | Path) -> Any:
     """Build the search page as `gradio.Blocks`, without launching it."""
-    gradio = _import_gradio()
+    os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # read at import
+    try:
+        import gradio
+    except ImportError as error:
+        raise ImportError("the page needs Gradio: pip install 'supclap[search]'") from error
     root = Path(recordings).resolve()
     languages = [(language.name, code) for code, language in LANGUAGE_TABLE.items()]
 
@@ -197,12 +189,3 @@ def clock(seconds: float) -> str:
     """
     minutes, rest = divmod(round(float(seconds), 1), 60)
     return f"{int(minutes):02d}:{rest:04.1f}"
-
-
-def _import_gradio() -> Any:
-    os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # read at import
-    try:
-        import gradio
-    except ImportError as error:
-        raise ImportError("the page needs Gradio: pip install 'supclap[search]'") from error
-    return gradio

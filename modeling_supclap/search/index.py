@@ -1,9 +1,8 @@
 """Search index for a folder of recordings: embeddings of overlapping windows, with start and end times.
 
-The search index is a LanceDB database with two tables, in a local folder or in object storage. It requires the extra
-`search`. The window table contains the embeddings. A small table is searched exactly in memory; a large table has an
-approximate nearest-neighbour index. The file table contains the size, times, digest and error of each file. It lets
-indexing skip unchanged files and resume after a crash.
+The index is a LanceDB database in a local folder or in object storage. The window table contains the embeddings; a
+large one has an approximate nearest-neighbour index. The file table contains the size, times, digest and error of each
+file, so that indexing skips unchanged files and resumes after a crash.
 """
 
 from __future__ import annotations
@@ -109,7 +108,6 @@ class SoundIndex:
     Args:
         folder: Local folder of the index, or a URL of object storage that LanceDB supports (`s3://...`).
         dim: Embedding dimension. The index is created if it does not exist. None: open an existing index only.
-        about: Metadata for a new index, such as the model name.
 
     Raises:
         FileNotFoundError: The index does not exist, and `dim` is None.
@@ -180,19 +178,10 @@ class SoundIndex:
             self.files.delete(f"file IN ({listed})")
             self.windows.delete(f"file IN ({listed})")
 
-    def update_stamps(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Replace rows of the file table. This is for files with new times, but unchanged content."""
-        if rows:
-            table = pa.Table.from_pylist(list(rows), schema=FILES_SCHEMA)
-            self.files.merge_insert("file").when_matched_update_all().execute(table)
-
     def optimize(self) -> float | None:
-        """Merge small fragments of the tables, and update the approximate index if there are enough windows.
+        """Merge fragments of the tables, and update the approximate index from `APPROXIMATE_FROM_ROWS` windows on.
 
-        There is an approximate index from `APPROXIMATE_FROM_ROWS` windows.
-
-        Returns:
-            Recall@10 of the approximate index, with 20 random windows as queries, or None (see `IndexReport`).
+        Return the recall@10 of the approximate index, with 20 random windows as queries, or None (see `IndexReport`).
         """
         rows = self.windows.count_rows()
         new_rows = self.windows.index_stats("vector_idx").num_unindexed_rows if self.is_approximate else rows
@@ -237,11 +226,7 @@ class SoundIndex:
     def nearest(self, vector: Any, limit: int, within: str | None = None, exact: bool = False) -> list[dict[str, Any]]:
         """Return the windows with the highest cosine to an embedding.
 
-        Args:
-            vector: Embedding with unit norm, (d,).
-            limit: Maximum number of windows to return.
-            within: File to search. None: search all files.
-            exact: Whether to score all windows even if there is an approximate index.
+        `within` limits the search to one file. `exact` scores all windows even if there is an approximate index.
 
         Returns:
             Dicts with `file`, `start_seconds`, `end_seconds` and `score`, best first. Equal scores are sorted by file
@@ -311,24 +296,16 @@ class SoundIndex:
 class IndexedFile(NamedTuple):
     """Window embeddings of one file, or the error if the file is unreadable.
 
-    Attributes:
-        file: Path relative to the indexed folder, with forward slashes.
-        stamp: Size and times of the file before it was read.
-        digest: SHA-256 of the content as a hex string, or "" if unknown.
-        duration_seconds: Duration of the recording.
-        starts_seconds: Start time of each window, (windows,).
-        ends_seconds: End time of each window, (windows,).
-        embeds: Embeddings with unit norm, (windows, d).
-        problem: Error message, or "" if the file is readable.
+    The digest is "" if it is unknown, and `problem` is "" if the file is readable. `stamp` is from before reading.
     """
 
-    file: str
+    file: str  # path relative to the indexed folder, with forward slashes
     stamp: Stamp
-    digest: str
+    digest: str  # SHA-256 of the content
     duration_seconds: float
-    starts_seconds: np.ndarray
+    starts_seconds: np.ndarray  # start of each window, (windows,)
     ends_seconds: np.ndarray
-    embeds: np.ndarray
+    embeds: np.ndarray  # unit norm, (windows, d)
     problem: str = ""
 
     def as_row(self) -> dict[str, Any]:
@@ -359,15 +336,12 @@ def build_index(
     """Build or update a search index: embed new and changed files, and remove deleted files.
 
     Args:
-        model: Model from `evaluation.load_embedding_model`.
         folder: Folder with recordings, including its subfolders. The folder at an fsspec address, such as
             "s3://bucket/sounds", is downloaded into the cache of `datasets`.
         index: Folder or URL of the index. It is created if it does not exist.
         window_seconds: Window length in seconds, at most the model's maximum.
         hop_seconds: Time between the starts of consecutive windows in seconds, at most `window_seconds`.
-        batch_size: Windows per batch.
         num_workers: Number of threads that prefetch files. None: use one per core, at most 8.
-        show_progress_bar: Whether to show a progress bar over files.
         process: Tuple of the rank and the number of processes. Each process embeds a part of the files.
         barrier: Function that waits for all processes.
 
@@ -431,7 +405,9 @@ def build_index(
                 report.unchanged += 1
             else:
                 todo.append(name)
-        store.update_stamps(moved)
+        if moved:  # new times, but unchanged content
+            table = pa.Table.from_pylist(moved, schema=FILES_SCHEMA)
+            store.files.merge_insert("file").when_matched_update_all().execute(table)
 
         workers = min(8, os.cpu_count() or 1) if num_workers is None else max(1, num_workers)
         entries = iter(_embed_files(model, files, todo, window_seconds, hop_seconds, batch_size, workers))

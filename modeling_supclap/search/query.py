@@ -68,7 +68,6 @@ class Searcher:
     """Searcher for an index, with the model that was used to build the index.
 
     Args:
-        index: Index folder.
         model: The model, or its folder, Hub id or `module:function`. None: load the folder or id in the index metadata.
         device: Device to load the model on. None: use a GPU if there is one.
 
@@ -107,11 +106,9 @@ class Searcher:
         """Search the index and return at most k hits, best first. Pass exactly one of `query`, `audio` and `vector`.
 
         Args:
-            query: Text query.
             language: Language of the text query, ISO 639-3 code.
             audio: Audio query: a path, an open file, or a pair of waveform and sampling rate.
             vector: Query embedding (d,) from `embed` or `embed_audio`.
-            k: Maximum number of hits.
             within: File to search, relative to the indexed folder. None: search all files.
             exact: Whether to score all windows even if there is an approximate index.
             merge_overlaps: Whether to drop hits that overlap a better hit in the same file.
@@ -182,10 +179,6 @@ class Searcher:
 
     def strip(self, vector: np.ndarray, file: str) -> tuple[np.ndarray, np.ndarray]:
         """Score all windows of one recording.
-
-        Args:
-            vector: Query embedding, (d,).
-            file: Path of the recording, relative to the indexed folder.
 
         Returns:
             Tuple of the start times in seconds (windows,), ascending, and the scores (windows,).
