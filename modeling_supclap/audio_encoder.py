@@ -22,7 +22,6 @@ def run_encoder(
     padding changes the group norm over time (wav2vec 2.0, HuBERT) and the positional convolutions (Data2Vec).
 
     Args:
-        encoder: Audio encoder from transformers.
         features: (B, T), (B, T, features), or (B, features, T) if all clips have the same length.
         mask: (B, T), ones followed by zeros. None: no padding.
         pooling: "pooler" uses the `pooler_output` of the encoder, "mean" averages over frames. None: use

@@ -162,7 +162,6 @@ def as_waveform(clip: Any, from_hz: float | None, to_hz: int, name: str = "the c
             [-1, 1]; int16 and int32 samples are PCM.
         from_hz: Sampling rate of the clip.
         to_hz: Sampling rate to convert to.
-        name: Name of the clip for error messages.
 
     Returns:
         Waveform (samples,) in float32.

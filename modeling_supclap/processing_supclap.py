@@ -55,7 +55,6 @@ class SupCLAPProcessor(ProcessorMixin):
         plain_captions: Whether to lower-case captions and remove punctuation except apostrophes and hyphens, as in
             ML-CLAP.
         caption_prefix: Text to insert before every caption, such as "query: " for e5 encoders.
-        **kwargs: Further arguments of `ProcessorMixin`.
     """
 
     valid_processor_kwargs: Any = SupCLAPProcessorKwargs

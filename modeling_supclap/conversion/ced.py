@@ -33,7 +33,6 @@ def ced_from_tensors(
 
     Args:
         tensors: `{name: tensor}`. A model with 12 blocks has 161 tensors in CED's own files and 159 on the Hub.
-        origin: Checkpoint name to show in error messages.
         config: Content of `config.json`. If None or empty, the configuration is derived from the tensor shapes.
 
     Returns:

@@ -56,10 +56,8 @@ class Checkpoint:
 
     Args:
         origin: Hub id, or name of the file or folder.
-        files: Paths of the weight files.
         tensors: `{name: tensor}`, without the prefix `module.`.
         config: Content of `config.json` next to the weights; empty if there is no such file.
-        revision: Commit of the Hub repository; None for local files.
         license: Hub license identifier from the model card; None if unknown.
         not_read: Names of ignored entries in the file, such as the optimizer.
     """
@@ -139,10 +137,8 @@ def read_checkpoint(origin: str | Path, revision: str | None = None) -> Checkpoi
 def get_state_dict(loaded: Any, name: str) -> tuple[dict[str, torch.Tensor], list[str]]:
     """Extract the state dict from a loaded file. It may be stored under "state_dict" or "model".
 
-    Legacy fairseq saves an `embed_tokens` module in addition to the state dict. Its weight is added to the result.
-
-    Returns:
-        The state dict `{name: tensor}`, and the names of all other entries in the file.
+    Legacy fairseq saves an `embed_tokens` module in addition to the state dict. Its weight is added to the result. Also
+    return the names of all other entries in the file.
 
     Raises:
         ValueError: There are no tensors, or some values are not tensors.

@@ -32,8 +32,6 @@ def supclap_from_ml_clap(
     """Build a `SupCLAPModel` from the tensors of an ML-CLAP file (557 tensors) or a GLAP file.
 
     Args:
-        tensors: `{name: tensor}` with all tensors of the file.
-        origin: Checkpoint name to show in error messages.
         temperature: Temperature of the model (logits are cosine / temperature). None: read it from the file.
 
     Returns:

@@ -1,7 +1,7 @@
 """Record the origin of a model's weights, and derive the license of the whole model.
 
-Conversions and training runs write `provenance.json` into the model folder: a list with one entry per model part.
-If this file does not exist, the origin of a tower is the Hub id or folder in its configuration.
+Conversions and training runs write `provenance.json` into the model folder, with one entry per model part. If there is
+no such file, the origin of a tower is the Hub id or folder in its configuration.
 """
 
 from __future__ import annotations

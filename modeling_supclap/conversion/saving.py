@@ -29,7 +29,6 @@ def save_conversion(
     """Save a converted model with its processor and `provenance.json`, atomically.
 
     Args:
-        conversion: The conversion to save.
         folder: Output folder; it must be empty, or must not exist.
         tokenizer: Tokenizer of the text tower, changed in place. If None, a two-tower model is saved with its feature
             extractor but without a processor.
@@ -79,10 +78,7 @@ def prepare_tokenizer(conversion: Conversion, tokenizer: PreTrainedTokenizerBase
 
 
 def _save_inputs(conversion: Conversion, folder: Path, tokenizer: PreTrainedTokenizerBase | None) -> None:
-    """Save the processor of a two-tower model. If there is no tokenizer, save only the feature extractor.
-
-    For a single tower, save its feature extractor or its tokenizer.
-    """
+    """Save the processor of a two-tower model, or the feature extractor or tokenizer of a single tower."""
     extractor = conversion.feature_extractor
     if isinstance(conversion.model, SupCLAPModel) and extractor is not None and tokenizer is not None:
         processor = SupCLAPProcessor(extractor, tokenizer, plain_captions=conversion.layout.plain_captions)

@@ -40,10 +40,7 @@ def sonar_from_tensors(
 ) -> tuple[SonarTextModel, dict[str, int]]:
     """Build a `SonarTextModel` from Meta's `sonar_text_encoder.pt` or a transformers `M2M100Encoder` checkpoint.
 
-    Args:
-        tensors: `{name: tensor}` (387 tensors with 24 layers).
-        origin: Checkpoint name to show in error messages.
-        config: Content of `config.json`. If None or empty, the configuration is derived from the tensor shapes.
+    If `config`, the content of `config.json`, is None or empty, it is derived from the tensor shapes.
 
     Returns:
         The encoder (float32, evaluation mode), and the number of unused tensors as `{description: number}`.

@@ -15,11 +15,7 @@ from transformers.initialization import no_init_weights
 class Tensors(dict[str, torch.Tensor]):
     """Tensors of a checkpoint as `{name: tensor}`, with methods for conversions.
 
-    The methods raise ValueError with the checkpoint name in the message.
-
-    Args:
-        tensors: `{name: tensor}`.
-        origin: Checkpoint name to show in error messages.
+    The methods raise ValueError with the checkpoint name `origin` in the message.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], origin: str) -> None:
@@ -36,8 +32,7 @@ class Tensors(dict[str, torch.Tensor]):
     def rename(self, rules: Sequence[tuple[str, str]]) -> Tensors:
         """Return the tensors with new names; raise ValueError if two tensors would have the same name.
 
-        Args:
-            rules: Pairs (regular expression, replacement). For each name, the first matching rule applies.
+        `rules` are pairs (regular expression, replacement). For each name, the first matching rule applies.
         """
         renamed = Tensors({}, self.origin)
         for name in sorted(self):
@@ -64,11 +59,8 @@ class Tensors(dict[str, torch.Tensor]):
     def set_aside(self, reasons: Mapping[str, str]) -> tuple[Tensors, dict[str, int]]:
         """Remove tensors that do not affect the embeddings.
 
-        Args:
-            reasons: `{pattern: description}`. A pattern is a regular expression for the start of a tensor name.
-
-        Returns:
-            The remaining tensors, and the number of removed tensors as `{description: number}`.
+        `reasons` is `{pattern: description}`, with regular expressions for the start of a tensor name. Return the
+        remaining tensors, and the number of removed tensors as `{description: number}`.
         """
         used = Tensors(self, self.origin)
         counts: Counter[str] = Counter()
@@ -106,10 +98,7 @@ class Tensors(dict[str, torch.Tensor]):
     def check_constant(self, name: str, expected: torch.Tensor, advice: str) -> None:
         """Check that a front-end constant in the checkpoint equals the one in our feature extractor.
 
-        Args:
-            name: Tensor name of the constant, for example of the mel filters.
-            expected: Constant in our feature extractor.
-            advice: Description of the expected front end, to show in the error message.
+        `advice` describes the expected front end in the error message.
 
         Raises:
             ValueError: The constant is missing, has another shape, or differs by more than 1e-4 of its maximum (plus
@@ -139,11 +128,6 @@ def under(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.T
 def fill_exactly(model: nn.Module, tensors: Mapping[str, torch.Tensor], origin: str) -> None:
     """Load tensors into a model, in place. Their names and shapes must match exactly.
 
-    Args:
-        model: The model.
-        tensors: `{name: tensor}` with all parameters and persistent buffers of the model.
-        origin: Checkpoint name to show in error messages.
-
     Raises:
         ValueError: Names or shapes differ. In this case the model is unchanged.
     """
@@ -163,10 +147,7 @@ def fill_exactly(model: nn.Module, tensors: Mapping[str, torch.Tensor], origin: 
 
 
 def refuse_faults(origin: str, target: str, faults: Mapping[str, list[str]]) -> None:
-    """Raise ValueError if a list in `{fault: [tensor name, ...]}` is not empty.
-
-    The message contains the length and the first names of each list.
-    """
+    """Raise ValueError with the first names of each list in `{fault: [tensor name, ...]}` that is not empty."""
     messages = [f"{len(names)} {fault} ({', '.join(names[:3])})" for fault, names in faults.items() if names]
     if messages:
         raise ValueError(f"{origin} does not fit {target}: {', '.join(messages)}")

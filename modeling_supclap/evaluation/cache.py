@@ -53,11 +53,7 @@ class EmbeddingCache:
     def fetch(self, key: Mapping[str, Any], make: Callable[[], Arrays], keep: bool = True) -> Arrays:
         """Load the named arrays for a key from the cache, or compute and store them.
 
-        Args:
-            key: JSON-serialisable values that determine the arrays.
-            make: Function that computes the arrays if they are not cached.
-            keep: Whether to use the cache. Set False if the key does not identify the model; the arrays are then
-                computed and not stored.
+        Pass `keep=False` if the key does not identify the model; the arrays are then computed and not stored.
 
         Warns:
             UserWarning: A cached file is unreadable; its arrays are computed again.

@@ -102,9 +102,6 @@ class ClipEmbeddings:
     def similarity(self, text_embeds: np.ndarray) -> np.ndarray | LazySimilarity:
         """Compute the cosine similarity between M texts (M, d) and the N clips. Equal embeddings have equal cosines.
 
-        Args:
-            text_embeds: Text embeddings with unit norm, (M, d).
-
         Returns:
             Similarity (M, N). It is a `LazySimilarity` for mean pooling and more than `_STORED_SIMILARITIES` values,
             else an array.
@@ -124,14 +121,10 @@ class EmbeddedSplit:
         rows: Dataset rows of the embedded clips, without audio.
         clips: Clip embeddings, in the order of `rows`.
         model: Model for text embeddings, or None if all required texts are already in `held`.
-        dataset: Dataset with audio.
         missing: Ids of clips with missing or unreadable audio.
-        policy: Truncation, chunking and pooling settings.
         cache: Cache for text embeddings, and for the joined clips of ZSTE (zero-shot temporal evaluation).
-        batch_size: Clips or texts per batch.
         files: SHA-256 of the recordings, `{clip id: SHA-256}`. Empty if not computed.
         held: Text embeddings that are already computed, `{(language, text): embedding}`.
-        train: Embedded training split for probes.
         ids: Clip ids, (N,) strings.
         sources: Id of the source recording for each clip, (N,) strings.
     """
@@ -193,13 +186,11 @@ def embed_split(
     """Embed the recordings of a split, or load their embeddings from the cache.
 
     Args:
-        model: Model that computes the embeddings.
         rows: Dataset rows (see `datasets_scripts.schema` for the columns).
         policy: Truncation, chunking and pooling settings. None: use the defaults.
         cache: Embedding cache. None: disable caching.
         on_bad_audio: Missing or unreadable recordings: "error" raises; "skip" leaves them out of the split and lists
             them in `EmbeddedSplit.missing`.
-        batch_size: Clips per batch.
 
     Raises:
         ValueError: The split is empty, two rows have the same id, no recording is readable, or a length in `policy` is
@@ -262,9 +253,7 @@ def split_from_predictions(
     Args:
         prediction: The Trainer's `EvalPrediction` or `PredictionOutput`: audio (N, d) and text (N, K, d) embeddings,
             with the row index of each clip as its label.
-        rows: Dataset rows of the split.
         languages: Languages of the K captions per row, in the same order as in `EvaluationCollator`.
-        model: Model to embed additional texts and clips, if needed.
         policy: Truncation, chunking and pooling settings of the predictions. None: the defaults.
 
     Raises:
@@ -312,13 +301,8 @@ def embed_recordings(
     """Split recordings into chunks and embed the chunks, or load their embeddings from the cache.
 
     Args:
-        model: Model that computes the embeddings.
-        recordings: N recordings.
-        policy: Chunk length and pooling.
-        cache: Embedding cache.
         key: JSON-serialisable values that determine the waveforms, except the model's sampling rate.
         on_bad_audio: "skip" returns zero chunks for bad recordings; "error" raises.
-        batch_size: Chunks per batch.
 
     Raises:
         OSError: A recording cannot be read. With `on_bad_audio="skip"` only missing files are skipped, because the

@@ -51,18 +51,15 @@ class EmbeddingModel:
     Attributes:
         name: Model name for results and messages.
         kind: "supclap", "clap" or "custom".
-        model: The wrapped model.
         encode_audio: Function `(waveforms, batch_size)` -> float32 (n, d) that embeds one batch of waveforms
             (samples,) at `sampling_rate_hz`. Use `chunk_embeddings` for long recordings and several batches.
         encode_text: Function `(texts, language, batch_size)` -> float32 (N, d), for texts in one language.
-        sampling_rate_hz: Sampling rate of the waveforms.
         chunk_seconds: Maximum chunk length in seconds, or None for any length.
         window_seconds: Maximum audio length per forward pass of the encoder in seconds, or None for any length.
         prompts: Type of sound names used in temporal post-training, "labels" or "phrases". None if the model was not
             post-trained, or the type is unknown.
         min_seconds: Minimum recording length in seconds.
         fingerprint: Hash of the weights and all settings that affect the embeddings, or None if unknown.
-        device: Device of the model.
         dtype: Data type of the weights, such as "float32".
         processor: `SupCLAPProcessor` of a SupCLAP or CLAP model, or None.
     """

@@ -1,9 +1,7 @@
 """Probes: logistic regression on frozen audio embeddings, with scikit-learn.
 
-With cross-validation folds, a probe trains on the clips of the other folds. Otherwise it trains on the split
-`EmbeddedSplit.train`. It never trains on a recording that it classifies. A fifth of the training recordings is held out
-to choose C, the inverse of the regularisation strength. If clips have several labels, one binary classifier per class
-is trained, and the score is mAP.
+A probe never trains on a recording that it classifies. A fifth of the training recordings is held out to choose C, the
+inverse of the regularisation strength. If clips have several labels, one binary classifier per class is trained.
 """
 
 from __future__ import annotations

@@ -76,10 +76,8 @@ class Table(NamedTuple):
 def write_report(results: Results | str | Path, path: str | Path, rows: Any = None) -> Path:
     """Write an evaluation report to an HTML file. The write is atomic.
 
-    Args:
-        results: `Results` object, results folder, or path of `results.json`.
-        path: Path of the HTML file, which is also returned.
-        rows: Evaluated split, used to include the audio of a few hits and misses. None: omit the audio.
+    The results may also be their folder, or the path of `results.json`. With `rows`, the evaluated split, the report
+    includes the audio of a few hits and misses.
 
     Raises:
         FileNotFoundError: The results do not exist.
@@ -201,10 +199,9 @@ def _tables(results: Results) -> dict[str, Table]:
 
 
 def _papers(protocol: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the published results on the test split of a dataset.
+    """Return the published results on the test split of a dataset, or of the dataset from which it was prepared.
 
-    For a prepared dataset, these are the results on the dataset from which it was prepared. Classification results are
-    omitted for a subset of the classes, such as ESC-10.
+    Classification results are omitted for a subset of the classes, such as ESC-10.
     """
     name = str(protocol.get("origin") or protocol["dataset"])
     if "test" not in str(protocol["split"]).split("+"):
@@ -273,8 +270,8 @@ def _write_cell(cell: Any, metric: str) -> tuple[str, str]:
 def _zero_shot(results: Results) -> tuple[dict[str, float], dict[str, Any] | None]:
     """Return the scores per class and the confusion matrix of the first prompt set.
 
-    The matrix is None if there are more than 100 classes or if clips have several labels. Otherwise it is a dict with
-    "classes" (class names) and "rows" (C, C, 2). The last axis is (count, share of the row).
+    The matrix is None for more than 100 classes or several labels per clip. Its "rows" (C, C, 2) contain the count and
+    the share of the row.
     """
     for language, sets in results.scores.get("zero_shot", {}).items():
         for name, set_scores in sets.items():
@@ -338,10 +335,7 @@ def _samples(results: Results, rows: Any) -> dict[str, list[dict[str, Any]]]:
 
 
 def _audio_loader(results: Results, rows: Any) -> Callable[[int], str]:
-    """Return a function that converts the first seconds of a clip to a data URL. Its argument is the clip index.
-
-    The URL is "" if the recording is not available.
-    """
+    """Return a function from clip index to a data URL of its first seconds, "" if the recording is not available."""
     import soundfile
 
     ids = results.arrays["clips/id"].tolist()

@@ -148,8 +148,6 @@ class Intervals:
 
     Attributes:
         num_resamples: Number of bootstrap resamples; 0 disables intervals.
-        confidence: Confidence level.
-        seed: Random seed.
     """
 
     num_resamples: int = 1000
@@ -193,8 +191,6 @@ class Score:
     Attributes:
         place: Keys from the task to the metric, such as `("retrieval", "eng", "t2a", "R@1")`.
         value: The score; accuracies and recalls are fractions in [0, 1].
-        low: Lower bound of the confidence interval, or None.
-        high: Upper bound of the confidence interval, or None.
         chance: Expected score of random answers, or None.
         order_blind: Score of a model that ignores the order of sounds, or None.
     """
@@ -345,10 +341,8 @@ def compare(
     """Compare two results, paired by query, with a randomisation test and bootstrap intervals (see `paired_test`).
 
     Args:
-        first: First results.
         second: Second results, on the same data and with the same evaluation settings.
         num_resamples: Number of bootstrap resamples, and of random sign patterns of the test.
-        seed: Random seed.
         allow_different: If the data or settings differ, warn and compare the shared queries.
 
     Returns:

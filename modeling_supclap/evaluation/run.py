@@ -41,14 +41,9 @@ class EvaluationOptions:
         caption_handling: "all" uses every caption and requires the same number in each language; "parallel" uses the
             captions that exist in all languages; "each" uses all captions of each language.
         on_bad_audio: Missing or unreadable recordings: "error" raises, "skip" skips them.
-        audio: Truncation, chunking and pooling settings.
         template_sets: English class prompt templates, `{set name: templates}`. Other languages use a single set named
             "captions".
-        zero_shot_languages: Languages for zero-shot classification.
-        zste: ZSTE options.
         zste_languages: Languages for ZSTE. With several languages, MRV is computed.
-        intervals: Confidence interval options.
-        batch_size: Clips or texts per batch.
         phrases: Class phrases for languages other than English, as `phrases[label][language]`.
         classes: Candidate classes for zero-shot classification. None: use the labels of the split.
         folds: Cross-validation folds, `{clip id: fold}`, if the split contains several folds. The scores then include

@@ -81,10 +81,6 @@ def evaluate_zero_shot(
     A tie between the correct class and another class counts as wrong. If clips have several labels, the score is mAP:
     each class ranks all clips, and the average precision of this ranking is averaged over the classes.
 
-    Args:
-        split: Embedded split. Each clip must have a label.
-        options: Template sets, languages, classes, phrases, folds and intervals.
-
     Returns:
         Tuple of the scores `{"zero_shot": ...}`, the arrays for `Results`, and the prompt settings for the protocol.
 

@@ -40,7 +40,6 @@ class SupCLAPEncoder(AbsEncoder):
 
     Args:
         model_name: Folder or Hub id of a SupCLAP model.
-        revision: Revision of the Hub repository.
         device: Torch device. None: use a GPU if there is one.
         language: ISO 639-3 code for tasks with several languages, or with a language that the tokenizer does not
             support. None: use the tokenizer's setting.
@@ -80,11 +79,9 @@ class SupCLAPEncoder(AbsEncoder):
         device: str | None = None,
         language: str | None = None,
     ) -> SupCLAPEncoder:
-        """Wrap a loaded model. The other arguments are those of the class.
+        """Wrap a loaded model, by default on its device.
 
-        Args:
-            name: Model name in mteb, `organisation/name`. None: use the folder or Hub id of the model.
-            device: Torch device. None: keep the model's device.
+        `name` is the model name in mteb, `organisation/name`. None: use the folder or Hub id of the model.
         """
         model_name, device = str(name or model.name_or_path), device or str(model.device)
         return cls(model_name, device=device, language=language, model=model, processor=processor)
@@ -106,7 +103,6 @@ class SupCLAPEncoder(AbsEncoder):
             inputs: Data loader with the columns `text`, `audio`, or both.
             task_metadata: mteb task metadata, including the languages.
             hf_subset: Subset of the task, usually one language.
-            batch_size: Batch size for the model.
 
         Returns:
             Embeddings with unit norm, float32 (N, projection_dim). If the data has text and audio, they are the

@@ -3,10 +3,7 @@
     export_onnx(model, processor, "outputs/esc10-onnx")
 
 Each graph contains a tower (encoder), its pooling, its projection and the normalisation, and returns unit vectors. The
-batch size and the number of frames or tokens are dynamic. The audio graph splits recordings into CED's chunks of
-10.12 s, so they can have any length. All recordings in a batch are padded to the length of the longest.
-
-The graphs do not contain the feature extractor and the tokenizer. Compute the inputs with `processor(...)`.
+batch size and the number of frames or tokens are dynamic. Compute the inputs with `processor(...)`.
 Requires the extra: pip install "supclap[onnx]".
 """
 
@@ -71,13 +68,9 @@ def export_onnx(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str | 
 
     Args:
         model: Model with CED as audio tower, in any dtype. The graphs are in float32.
-        processor: The processor of the model.
         folder: Output folder for `audio.onnx` and `text.onnx` (each with a `.onnx.data` file above 1.5 GB), the
             processor's files and `onnx.json`. This file contains the input and output names, the logit scale and bias,
             and the result of `check_parity`.
-
-    Returns:
-        The result of `check_parity`.
 
     Raises:
         ImportError: onnx, onnxscript or onnxruntime is missing.
@@ -118,11 +111,6 @@ def check_parity(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str |
 
     The recordings are noise, from the minimum length (0.15 s) to three chunks (CED: 30.4 s), alone and in batches. The
     shortest text is one word, and the longest exceeds the tokenizer's limit.
-
-    Args:
-        model: The exported model, in float32.
-        processor: The processor of the model.
-        folder: Folder with `audio.onnx` and `text.onnx`.
 
     Raises:
         ValueError: An embedding differs by more than `TOLERANCE`; the message contains the worst batch.

@@ -43,8 +43,6 @@ class SupCLAPModule(InputModule):
     recording are embedded; `model.encode_audio` embeds the whole recording.
 
     Args:
-        model: The model.
-        processor: The processor of the model.
         language: Default language of the texts, ISO 639-3 code. None: use the tokenizer's setting.
 
     Example:
@@ -106,11 +104,8 @@ class SupCLAPModule(InputModule):
         """Convert a batch of texts or a batch of recordings to model inputs with the processor.
 
         Args:
-            inputs: Texts or recordings (see the class).
-            prompt: Prefix for each text. Not used for recordings.
             language: ISO 639-3 code for texts without a language. None: use the default language of this module.
             sampling_rate: Sampling rate in hertz of waveforms without one. None: use the model's sampling rate.
-            **kwargs: Not used.
 
         Raises:
             ValueError: The batch contains both texts and recordings, or an input is invalid.
@@ -152,7 +147,6 @@ class SupCLAPModule(InputModule):
 
         Args:
             model_name_or_path: Folder or Hub id.
-            *args: Not used.
             **kwargs: `revision`, `token`, `cache_folder`, `local_files_only`, `model_kwargs` and
                 `processor_kwargs`, as in sentence-transformers. `language` is the default language of the texts.
         """

@@ -103,18 +103,9 @@ def sigmoid_loss(
     approaches 0.
 
     Args:
-        audio_embeds: (N, d), unit norm.
-        text_embeds: (N, d), unit norm; text i belongs to audio i.
-        logit_scale: 1 / temperature, > 0; a number or a 0-d tensor. SigLIP initializes it to 10.
         logit_bias: Bias added to every logit; a number or a 0-d tensor. SigLIP initializes it to -10.
-        group_ids: (N,) integers; clips with the same id are positives of each other. None: each clip is its own group.
-        chunk_size: Number of similarity matrix rows to compute at a time, as in `info_nce`. None: all rows at once.
 
-    Returns:
-        0-d tensor.
-
-    Raises:
-        ValueError: The shapes do not match, or there are fewer than two clips.
+    The other arguments, the result and the errors are those of `info_nce`. SigLIP initializes `logit_scale` to 10.
 
     >>> pairs = torch.eye(2)
     >>> round(sigmoid_loss(pairs, pairs, logit_scale=2.0, logit_bias=-1.0).item(), 4)  # 2 log(1 + exp(-1))
@@ -147,18 +138,12 @@ def reweighted_info_nce(
     retrieval scores (see `recipes/LOG.md`).
 
     Args:
-        audio_embeds: (N, d), unit norm.
-        text_embeds: (N, d), unit norm; text i belongs to audio i.
-        logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
         positive_weight: w > 0; a number or a 0-d tensor. If it is learned, store its logarithm as the parameter.
-        group_ids: (N,) integers; clips with the same id are positives of each other. None: each clip is its own group.
 
-    Returns:
-        0-d tensor.
+    The other arguments and the result are those of `info_nce`.
 
     Raises:
-        ValueError: `positive_weight` is a number that is not positive, the shapes do not match, or there are fewer than
-            two clips.
+        ValueError: `positive_weight` is a number that is not positive, or `info_nce` would raise.
 
     >>> pairs = torch.eye(2)
     >>> round(reweighted_info_nce(pairs, pairs, logit_scale=1.0, positive_weight=1.0).item(), 4)

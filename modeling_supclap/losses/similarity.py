@@ -41,9 +41,7 @@ def check_negatives(group_ids: Tensor | None) -> None:
 def similarity_matrix(first: Tensor, second: Tensor) -> Tensor:
     """Compute the cosine similarity between all rows of `first` and all rows of `second`.
 
-    Args:
-        first: (..., N, d), unit norm.
-        second: (..., N, d), unit norm; row i is the positive of row i of `first`.
+    Both are (..., N, d) with unit norm, and row i of `second` is the positive of row i of `first`.
 
     Returns:
         (..., N, N), float32 or wider; entry [i, j] is `first[i] . second[j]`.
@@ -65,9 +63,7 @@ def positive_mask(size: int, group_ids: Tensor | None, device: torch.device, row
     """Build a boolean mask of positive pairs: the diagonal, or all pairs of clips with the same group id.
 
     Args:
-        size: Number of clips, N.
         group_ids: (N,) integers. None: only the diagonal is positive.
-        device: Device of the mask.
         rows: Mask rows to return; all by default.
 
     Returns:

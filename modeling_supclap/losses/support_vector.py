@@ -163,9 +163,8 @@ def info_nce_with_support_vectors(
         anchors: (..., N, d), unit norm.
         targets: (..., N, d), unit norm; target i is the positive of anchor i.
         radii: (2, ..., N), the radii of the anchors and of the targets.
-        logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
-        similarity: As in `support_vector_loss`.
-        group_ids: As in `support_vector_loss`.
+
+    The other arguments are those of `support_vector_loss`.
 
     Returns:
         (2, 2), the losses of InfoNCE (row 0) and SVR (row 1). Column 0 is the direction from anchors to targets, column
@@ -277,8 +276,6 @@ class DynamicRadius(nn.Module):
 
     Args:
         num_similarities: Number of MLP inputs, including the positive; usually the training batch size.
-        hidden_size: Width of the two hidden layers.
-        init: Initial radius.
         order: Order of the negatives: "sorted", descending similarity, or "batch", which makes the radius depend on
             the order of the batch.
         detach_input: Whether to stop gradients from the radius to the encoders.
@@ -388,13 +385,7 @@ def radius_constraint(anchors: Tensor, targets: Tensor, radius: float | Tensor) 
     negatives' pushing force, and R < 0 would amplify it. The distance is detached, so that the penalty trains only the
     radius.
 
-    Args:
-        anchors: (N, d), unit norm.
-        targets: (N, d), unit norm; target i is the positive of anchor i.
-        radius: R, a number, a 0-d tensor or (N,).
-
-    Returns:
-        0-d tensor.
+    The arguments are those of `support_vector_loss`; the result is a 0-d tensor.
 
     >>> round(radius_constraint(torch.eye(2), torch.eye(2).flip(0), torch.tensor([1.5142, -0.3])).item(), 4)
     0.2

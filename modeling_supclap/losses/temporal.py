@@ -1,8 +1,7 @@
 """TeminAL loss: InfoNCE with a weight for each candidate, and the weights of the two TeminAL stages.
 
 A TeminAL A batch contains n single sounds, then n pairs of sounds. A TeminAL B batch contains n pairs of sounds in
-order (forward), then the same pairs in reversed order, then the same pairs overlaid. Each single sound or rendered pair
-is one item. Text i is the caption of item i, so the positives are on the diagonal.
+order (forward), then the same pairs reversed, then overlaid. Text i is the caption of item i.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Contrastive losses with memory linear in the number of clips, computed from a few similarity matrix rows at a time.
 
-The similarity matrix for a global batch of 65,536 clips needs 16 GB. Here only a tile of `chunk_size` rows of the
-matrix is in memory at a time. Each tile is reduced to one number per row and one per column, and the backward pass
-recomputes the tile. This costs one more matrix product. The values equal the plain losses up to float32 rounding. On a
-CPU, use tiles larger than 32 MB (256 rows for 32,768 clips), because smaller tiles fragment the heap and the C library
-does not free that memory.
+Only a tile of `chunk_size` rows of the similarity matrix is in memory at a time, and the backward pass recomputes it.
+This costs one more matrix product. The values equal the plain losses up to float32 rounding. On a CPU, use tiles larger
+than 32 MB (256 rows for 32,768 clips), because smaller tiles fragment the heap.
 """
 
 from __future__ import annotations
@@ -118,8 +116,7 @@ def shared_tiles(process: int, num_processes: int, gather: Callable[[Tensor], Te
     the loss parameters, as data-parallel training does.
 
     Args:
-        process: Rank of this process.
-        num_processes: Number of processes that compute this loss.
+        process: Rank of this process among the `num_processes` that compute this loss.
         gather: Function that concatenates the tensors of all processes along the first axis. Its backward pass must sum
             the gradients of all processes.
     """

@@ -83,10 +83,7 @@ def model_card(facts: CardFacts) -> ModelCard:
 def write_card(folder: str | Path, card: ModelCard, overwrite: bool = False) -> bool:
     """Write a card to `README.md` in a folder. Return whether it was written.
 
-    Args:
-        folder: Output folder.
-        card: Card from `model_card`.
-        overwrite: Whether to overwrite an existing card that was edited.
+    An existing card that was edited is overwritten only with `overwrite`.
     """
     path = Path(folder) / "README.md"
     if not overwrite and path.is_file() and not is_untouched(path.read_text(encoding="utf-8")):
@@ -127,8 +124,6 @@ def push_to_hub(
     """Upload a model, its processor and its model card to the Hub. An existing card is not replaced.
 
     Args:
-        model: The model.
-        processor: The processor of the model.
         repo_id: Hub id, `owner/name`.
         facts: Information for the card. None: derive it from the model.
         **kwargs: Arguments for `model.push_to_hub`, such as `private` and `revision`.

@@ -56,11 +56,9 @@ class CardScore:
 
 
 def get_card_scores(content: Mapping[str, Any]) -> list[CardScore]:
-    """Select the scores for a model card from the content of `results.json`.
+    """Select the scores for a model card from the content of `results.json`, if it has the current schema.
 
-    Returns:
-        Scores of each task, for the metrics in `SECTIONS[task].card_metrics`, without means over languages. The list is
-        empty if `content` has another schema.
+    These are the metrics in `SECTIONS[task].card_metrics` of each task, without means over languages.
     """
     if content.get("schema") != SCHEMA:
         return []

@@ -91,9 +91,7 @@ class WaveformAugmentation:
     The random numbers depend only on the seed, the epoch and the clip. They are the same for any number of processes
     and in a resumed run.
 
-    Args:
-        rate_hz: Sampling rate of the waveforms in hertz.
-        epoch: Number of the epoch, in shared memory.
+    `epoch` is the number of the epoch, in shared memory.
 
     Raises:
         FileNotFoundError: `args.background_dir` contains no recordings.

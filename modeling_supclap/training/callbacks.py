@@ -143,10 +143,7 @@ class EMACallback(TrainerCallback):
     The average starts with the weights after the first step, as in torch. Evaluations, saved models and checkpoints use
     the averaged weights. A checkpoint also contains the trained weights, to resume from (file `TRAINED_WEIGHTS`).
 
-    Inside `with callback:`, the model has the averaged weights.
-
-    Attributes:
-        checkpoint: Checkpoint from which the run resumes, or None.
+    Inside `with callback:`, the model has the averaged weights. `checkpoint` is set if the run resumes from one.
     """
 
     def __init__(self, module: nn.Module, decay: float) -> None:

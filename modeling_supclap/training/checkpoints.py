@@ -45,9 +45,7 @@ logger = logging.getLogger(__name__)
 def last_checkpoint(folder: str | Path, resumes: bool) -> str | None:
     """Return the newest complete checkpoint in an output folder, or None. Warn about newer incomplete checkpoints.
 
-    Args:
-        folder: Output folder of the run, or of one stage. It need not exist.
-        resumes: Whether the run resumes from the checkpoint.
+    The folder need not exist. Pass `resumes=False` for a new run.
 
     Raises:
         ValueError: The run does not resume, but a checkpoint exists and would be overwritten. Or the run resumes, but
@@ -106,8 +104,6 @@ def write_frozen(
     Args:
         checkpoint: Folder with the trained weights in `model.safetensors`, which is renamed.
         folder: Output folder of the run, for the frozen weights.
-        weights: Weights of the whole module, `{name: weight}`.
-        frozen: Names of the frozen weights.
         written: Result of the last call in this process. Frozen weights that have not changed are not written again.
 
     Returns:
@@ -140,10 +136,7 @@ def write_run_file(
     batches: EpochBatches | None = None,
     frozen: Mapping[str, str] | None = None,
 ) -> None:
-    """Write the checkpoint's `RUN_FILE`, with settings and file hashes. Call this after all other files are written.
-
-    `frozen` is the result of `write_frozen`.
-    """
+    """Write the checkpoint's `RUN_FILE` after all other files. `frozen` is the result of `write_frozen`."""
     files = dict(frozen or {})
     for path in sorted(Path(folder).rglob("*")):
         if path.is_file():
@@ -155,11 +148,9 @@ def write_run_file(
 def refuse_another_run(
     checkpoint: str | Path, args: TrainingArguments, module: nn.Module, batches: EpochBatches | None = None
 ) -> None:
-    """Raise if a checkpoint is incomplete or belongs to a run with other settings.
+    """Raise ValueError if a checkpoint is incomplete, or has other settings or other trainable parameters.
 
-    Raises:
-        ValueError: The checkpoint is incomplete or damaged, or was saved with other settings (such as loss or seed) or
-            other trainable parameters. The message lists the differences.
+    The message lists the differences.
     """
     folder = Path(checkpoint)
     flaws = checkpoint_flaws(folder)

@@ -201,12 +201,10 @@ class TrainingCollator(ContrastiveCollator):
     any number of processes and in a resumed run.
 
     Args:
-        processor: Processor of the model.
         languages: ISO 639-3 codes; the first is the anchor language.
         positives: `clip` or `captions` (see `group_id`).
         max_audio_seconds: Maximum duration. Longer recordings are cropped at a random position. If the feature
             extractor has a lower maximum (10 s for CLAP), the lower one is used.
-        seed: Random seed.
         scheme: How to select the captions of a clip. `random`: one caption in a random language of the clip, K = 1
             (ATRI 3.1, ML-CLAP). `kcl`: the same caption in all K languages (ATRI eq. 9). `cacl`: the same caption in
             the anchor language and one random other language, K = 2 (ATRI eq. 12). Captions with the same index in two
@@ -309,10 +307,8 @@ class TemporalCollator(TrainingCollator):
     and `group_ids` `(B, R)`, equal for items with the same meaning. In stage a it also contains `class_ids` `(B, 3)`.
 
     Args:
-        processor: Processor of the model.
         items: Source of recordings, relations and captions. It samples new items for each epoch.
         stage: `a` or `b`.
-        options: Options for joining clips.
         window_seconds: Maximum duration that the model can process in one window (10.12 s for CED). None: no limit.
         **shared: `languages`, `seed`, `max_audio_seconds` and `scheme`, as in `TrainingCollator`, with two differences.
             `max_audio_seconds` limits each recording before it is joined with another one. Longer recordings are

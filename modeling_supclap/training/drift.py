@@ -124,10 +124,9 @@ def drift_statistics(
         text_embeds: (N, d), unit norm; text i belongs to audio i.
         logit_scale: 1 / temperature, > 0.
         radius: Text-to-audio radius: a number, a 0-d tensor or (N,). None: no SVR.
-        alpha: Weight of the SVR term.
-        similarity: Similarity of a support vector and a target, "cosine" or "dot".
-        decoupled: Whether the denominator of the SVR term excludes the positive.
         logit_bias: SigLIP bias. None: the loss is InfoNCE.
+
+    `alpha`, `similarity` and `decoupled` are those of `SupportVectorRegularizer`.
 
     >>> texts, audios = torch.eye(4)[:2], torch.eye(4)[2:]
     >>> statistics = drift_statistics(audios, texts, logit_scale=1.0)
@@ -206,7 +205,7 @@ def radius_by_hard_negatives(
         pool_size: Number of pairs in the pool, counted from the first pair.
 
     Returns:
-        `{name: 0-d tensor}` with the name "radius_hard_6" for K = 6. It is empty if the pool is smaller than a batch.
+        `{"radius_hard_K": 0-d tensor}` for each K. It is empty if the pool is smaller than a batch.
     """
     audio_embeds, text_embeds = at_least_float32(audio_embeds[:pool_size], text_embeds[:pool_size])
     groups = None if group_ids is None else group_ids[:pool_size]

@@ -1,8 +1,7 @@
 """Cache for the outputs of a frozen tower, so that each text or recording passes through the tower only once.
 
-The cache key is a hash of the input: the tokens of a caption, or the spectrogram of a recording. A different crop of
-the same recording therefore has a different key. The cache stores the output before the projection, so that the
-projection can still be trained.
+The cache key is a hash of the input, so a different crop of a recording has a different key. The cache stores the
+output before the projection, so that the projection can still be trained.
 """
 
 from __future__ import annotations
@@ -60,10 +59,7 @@ class FrozenCache:
     def __call__(self, pool: Callable[[Rows], Tensor], inputs: Rows, mask: str | None) -> Tensor:
         """Return the output vectors of a batch. The tower runs only on rows that are not in the cache.
 
-        Args:
-            pool: Function that runs the tower.
-            inputs: Tensors with N rows, `{input name: tensor}`.
-            mask: As in `grad_cache.embed_in_chunks`.
+        `pool` runs the tower on tensors with N rows, `{input name: tensor}`. `mask` is that of `embed_in_chunks`.
 
         Returns:
             `(N, D)`, without gradient.

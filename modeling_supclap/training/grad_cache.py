@@ -1,10 +1,8 @@
 """Gradient caching: embed a batch in chunks of rows with similar length, with the exact gradients of the whole batch.
 
-A contrastive loss needs the embeddings of the whole batch at once, but a tower processes each row independently. Rows
-of similar length are embedded together, and each chunk is padded only to its longest row. Above a limit, chunks do not
-keep their activations: the backward pass recomputes them, with the same dropout, by non-reentrant PyTorch checkpointing
-(Gao et al., 2021, arXiv 2101.06983). A training step is still one forward and one backward pass, so gradient scaling,
-synchronization and accumulation work as usual.
+Rows of similar length are embedded together, and each chunk is padded only to its longest row. Above a limit, chunks do
+not keep their activations: the backward pass recomputes them, with the same dropout, by non-reentrant PyTorch
+checkpointing (Gao et al., 2021, arXiv 2101.06983).
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Parameter-efficient fine-tuning of a trained model: train its last blocks, or low-rank adapters (LoRA).
 
-TeminAL trains about a tenth of the model, the last layers and the projections (TeminAL table 5). PEFT cannot train
-whole blocks without an adapter elsewhere, so `train_last_layers` freezes all other parameters instead. `add_lora` uses
-PEFT with full dotted names, because PEFT matches names by suffix and "layers.2" would match both towers. It makes the
-temperature trainable separately, because PEFT skips parameters outside of a submodule.
+`train_last_layers` freezes all other parameters, because PEFT cannot train whole blocks without an adapter elsewhere.
+`add_lora` uses PEFT with full dotted names, because PEFT matches names by suffix and "layers.2" would match both
+towers.
 """
 
 from __future__ import annotations
@@ -62,13 +61,12 @@ def train_last_layers(model: SupCLAPModel, audio_layers: int = 1, text_layers: i
     norms stay frozen, because the HTSAT batch norm normalizes the input.
 
     TeminAL trains one block of each tower. With BERT-base, its pooler and 1,024 shared dimensions, 9,515,520 text
-    parameters are trainable, as in TeminAL table 5. The number for audio in table 5, 8,423,951, is that of CNN14, not
-    of HTSAT. With HTSAT and RoBERTa, 10.5 % of the CLAP parameters are trainable.
+    parameters are trainable, as in TeminAL table 5. The audio number in table 5 is that of CNN14, not of HTSAT.
 
     Args:
         model: Model, changed in place. A second call replaces the selection of the first one.
-        audio_layers: Number of audio blocks to train; 0 freezes the whole audio tower.
-        text_layers: The same for text blocks.
+        audio_layers: Number of audio blocks to train; 0 freezes the whole audio tower. `text_layers` is the same for
+            text blocks.
 
     Returns:
         List of full dotted names: the trainable modules, then `logit_scale` and `logit_bias` if present.

@@ -238,7 +238,6 @@ class TemporalObjective(nn.Module):
             audio_embeds: `(N, R, d)`, unit norm.
             text_embeds: `(N, R K, d)`, unit norm; the captions of each item in K languages.
             logit_scale: 1 / temperature, `()`.
-            logit_bias: Not used.
             group_ids: `(N, R)` integers; items with equal ids are positives of each other, with weight 1.
             class_ids: `(N, 3)` integers, for stage a: the class of the single sound, then the two classes of the pair.
         """

@@ -37,7 +37,6 @@ def plot_training_curves(log_history: Sequence[Mapping[str, Any]], path: str | P
     Args:
         log_history: Training log, `trainer.state.log_history`.
         path: Output path. The suffix sets the format (.png, .pdf, .svg ...). The file is written atomically.
-        language: Language of the recall curves.
 
     Raises:
         ValueError: The log contains none of these values.
@@ -90,7 +89,6 @@ def plot_runs(panels: Mapping[str, Mapping[str, Curve]], path: str | Path) -> No
 
     Args:
         panels: `{panel title: {curve label: (log key, log histories)}}`, with one log history per seed.
-        path: Output path, as in `plot_training_curves`.
 
     Raises:
         ValueError: A panel would be empty, because no run has logged its keys.

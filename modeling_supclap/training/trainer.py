@@ -262,10 +262,7 @@ class SupCLAPTrainer(Trainer):
     # ---- training ----
 
     def get_train_dataloader(self) -> DataLoader:
-        """Return the training DataLoader. For a stream, it loads only the batches of this process.
-
-        Each worker reads a part of the stream.
-        """
+        """Return the training DataLoader. For a stream, it loads only the batches of this process."""
         if self._batches is None:
             return super().get_train_dataloader()
 
@@ -368,11 +365,10 @@ class SupCLAPTrainer(Trainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Compute retrieval metrics on a split, in both directions and each language.
+        """Compute retrieval metrics on a split, in both directions and each language (`evaluation.retrieval_metrics`).
 
-        See `evaluation.retrieval_metrics`. To add your own metrics, set `trainer.compute_metrics` to a function.
-        `eval_dataset` is a dataset of rows, a dict `{name: rows}`, or the name of an evaluation set of this trainer.
-        None: all evaluation sets of this trainer.
+        To add your own metrics, set `trainer.compute_metrics` to a function. `eval_dataset` is a dataset of rows, a
+        dict `{name: rows}`, or the name of an evaluation set of this trainer. None: all its evaluation sets.
         """
         sets: Any = self.eval_dataset
         rows = sets if eval_dataset is None else eval_dataset
@@ -384,11 +380,7 @@ class SupCLAPTrainer(Trainer):
             return super().evaluate(rows, ignore_keys, metric_key_prefix)
 
     def predict(self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test") -> Any:
-        """Compute the embeddings of a split.
-
-        The arguments and the result are those of the Trainer. `predictions` is a tuple of audio embeddings `(N, d)` and
-        text embeddings `(N, K, d)`.
-        """
+        """Compute the audio embeddings `(N, d)` and text embeddings `(N, K, d)` of a split, as `predictions`."""
         rows: Any = _indexed(test_dataset)
         with self._evaluating(rows):
             return super().predict(rows, ignore_keys, metric_key_prefix)
@@ -476,10 +468,7 @@ class SupCLAPTrainer(Trainer):
         self.state.best_model_checkpoint = best
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the model as in the Trainer. If FSDP's SHARDED_STATE_DICT is set, also save the whole model.
-
-        The whole model is not saved in checkpoints.
-        """
+        """Save the model as in the Trainer. With FSDP's SHARDED_STATE_DICT, also save the whole model at the end."""
         plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
         if not self._saving and plugin is not None and "SHARDED_STATE_DICT" in str(plugin.state_dict_type):
             self._save(output_dir, state_dict=self.accelerator.get_state_dict(self.model))
@@ -527,10 +516,7 @@ class SupCLAPTrainer(Trainer):
             self.processor.save_pretrained(folder)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Write the model card `README.md` to the output folder. The arguments are as in the Trainer.
-
-        `push_to_hub` calls this method. A model card that was edited by hand is not overwritten.
-        """
+        """Write the model card `README.md` as in the Trainer. A card that was edited by hand is not overwritten."""
         if self.is_world_process_zero():
             from ..model_card import write_card_of_run
 
@@ -551,7 +537,6 @@ class TemporalTrainer(SupCLAPTrainer):
     Args:
         model: Model to post-train. Freeze some of its parameters first, for example with `lora.train_last_layers`.
         train_items: Training items, sampled from the training split of a labelled dataset.
-        eval_items: Evaluation items, the same in each evaluation.
     """
 
     args: TemporalTrainingArguments
