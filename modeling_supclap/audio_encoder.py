@@ -24,9 +24,7 @@ def run_encoder(
     Args:
         features: (B, T), (B, T, features), or (B, features, T) if all clips have the same length.
         mask: (B, T), ones followed by zeros. None: no padding.
-        pooling: "pooler" uses the `pooler_output` of the encoder, "mean" averages over frames. None: use
-            the `pooler_output` if there is one, else the mean.
-        **kwargs: `output_hidden_states` and `output_attentions`, as in transformers.
+        pooling: "pooler" or "mean" over frames. None: use the `pooler_output` if there is one, else the mean.
 
     Returns:
         Output with `pooler_output` (B, D) and `last_hidden_state` (B, N, D). Frames after the end of a shorter clip

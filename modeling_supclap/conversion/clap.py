@@ -114,11 +114,8 @@ def clap_from_supclap(model: SupCLAPModel) -> ClapModel:
 def processor_from_clap(processor: ClapProcessor) -> SupCLAPProcessor:
     """Build a deterministic `SupCLAPProcessor` from CLAP's feature extractor and tokenizer.
 
-    CLAP's feature extractor crops clips longer than 10 s at random. For fused checkpoints, it also marks one random
-    clip per batch as long. Our processor passes at most 10 s of a clip to it: the first 10 s, or in training a random
-    crop by the collator. Fused checkpoints can be loaded, but their fusion layers are not used and get no gradient.
-
-    The processor raises ValueError if the sampling rate is not 48 kHz. The collator resamples recordings when it reads
-    them.
+    CLAP's feature extractor crops clips longer than 10 s at random, and marks one random clip per batch of a fused
+    checkpoint as long. Our processor passes only the first 10 s of a clip to it, or in training a random crop by the
+    collator. Fusion layers are not used and get no gradient. Recordings must have 48 kHz; the collator resamples them.
     """
     return SupCLAPProcessor(processor.feature_extractor, processor.tokenizer)

@@ -166,11 +166,8 @@ def load_embedding_model(
 def unit_norm(embeds: Any, count: int, name: str = "embeddings") -> np.ndarray:
     """Check an array or tensor of embeddings (count, d), and normalise them to unit norm in float32.
 
-    Raises:
-        ValueError: The shape differs, or an embedding contains NaN or inf or is zero.
-
-    Warns:
-        UserWarning: A norm differs from 1 by more than 0.01.
+    Raise ValueError if the shape differs, or an embedding is zero or not finite. Warn if a norm differs from 1 by more
+    than 0.01.
     """
     array = embeds.detach().float().cpu().numpy() if isinstance(embeds, torch.Tensor) else np.asarray(embeds)
     if array.ndim != 2 or len(array) != count or not array.shape[1]:

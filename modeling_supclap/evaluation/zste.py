@@ -210,9 +210,7 @@ def evaluate_pairs(prediction: Any, intervals: Intervals | None = None) -> tuple
     in stage A (R = 2); forward, reversed and overlaid order in stage B (R = 3). A tie with another caption counts as
     wrong. The chance level is 1 / number of compared captions.
 
-    Args:
-        prediction: Predictions of the Trainer: audio (N, R, d) and text (N, R, d) embeddings of N pairs.
-        intervals: Confidence interval options. The bootstrap resamples pairs. None: use the defaults.
+    `prediction` contains audio (N, R, d) and text (N, R, d) embeddings of N pairs. The bootstrap resamples pairs.
 
     Returns:
         Tuple of two dicts by metric name: the scores, and the outcome of each pair. The metrics are

@@ -16,7 +16,6 @@ import os
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -171,33 +170,24 @@ def _export(graph: Graph, inputs: Mapping[str, Tensor], path: Path) -> None:
     shapes = tuple({0: free, tensor.ndim - 1: free} for tensor in inputs.values())
     tower = graph.model.audio_model if path.stem == "audio" else graph.model.text_model
 
-    with torch.no_grad(), _quiet():
-        program = torch.onnx.export(
-            graph.eval(),
-            tuple(inputs.values()),
-            input_names=list(inputs),
-            output_names=[f"{path.stem}_embeds"],
-            dynamic_shapes=shapes,
-            dynamo=True,
-            verbose=False,
-        )
-        assert program is not None
-        program.save(path, external_data=tower.get_memory_footprint() > _LARGEST_FILE_BYTES)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Hide the exporter's warnings about packages that are not needed, such as torchvision."""
-    before = {logger: logger.level for logger in map(logging.getLogger, ("torch.onnx", "onnxscript", "onnx_ir"))}
-    for logger in before:
-        logger.setLevel(logging.ERROR)
+    # Hide the exporter's warnings about packages that are not needed, such as torchvision.
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
+        with torch.no_grad(), warnings.catch_warnings(action="ignore"):
+            program = torch.onnx.export(
+                graph.eval(),
+                tuple(inputs.values()),
+                input_names=list(inputs),
+                output_names=[f"{path.stem}_embeds"],
+                dynamic_shapes=shapes,
+                dynamo=True,
+                verbose=False,
+            )
+            assert program is not None
+            program.save(path, external_data=tower.get_memory_footprint() > _LARGEST_FILE_BYTES)
     finally:
-        for logger, level in before.items():
-            logger.setLevel(level)
+        logging.disable(level)
 
 
 def _describe(model: SupCLAPModel, processor: SupCLAPProcessor, parity: Sequence[Parity], path: Path) -> None:

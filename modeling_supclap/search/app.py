@@ -43,7 +43,6 @@ def serve(
     Args:
         recordings: Folder of the recordings. None: use the indexed folder.
         share: Whether to create a public Gradio link.
-        device: Device of the model. None: use a GPU if there is one.
         host: Address to listen on; "0.0.0.0" accepts connections from other machines.
         model: Folder or Hub id of the model, or `module:function`. None: use the folder or id in the index.
 
@@ -102,11 +101,7 @@ def find_recordings(searcher: Searcher, recordings: str | Path | None = None) ->
 
 def make_page(searcher: Searcher, recordings: str | Path) -> Any:
     """Build the search page as `gradio.Blocks`, without launching it."""
-    os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # read at import
-    try:
-        import gradio
-    except ImportError as error:
-        raise ImportError("the page needs Gradio: pip install 'supclap[search]'") from error
+    gradio = _import_gradio()
     root = Path(recordings).resolve()
     languages = [(language.name, code) for code, language in LANGUAGE_TABLE.items()]
 
@@ -189,3 +184,12 @@ def clock(seconds: float) -> str:
     """
     minutes, rest = divmod(round(float(seconds), 1), 60)
     return f"{int(minutes):02d}:{rest:04.1f}"
+
+
+def _import_gradio() -> Any:
+    os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # read at import
+    try:
+        import gradio
+    except ImportError as error:
+        raise ImportError("the page needs Gradio: pip install 'supclap[search]'") from error
+    return gradio

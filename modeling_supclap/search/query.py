@@ -106,7 +106,7 @@ class Searcher:
         """Search the index and return at most k hits, best first. Pass exactly one of `query`, `audio` and `vector`.
 
         Args:
-            language: Language of the text query, ISO 639-3 code.
+            language: ISO 639-3 code of the text query.
             audio: Audio query: a path, an open file, or a pair of waveform and sampling rate.
             vector: Query embedding (d,) from `embed` or `embed_audio`.
             within: File to search, relative to the indexed folder. None: search all files.

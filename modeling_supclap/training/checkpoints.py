@@ -104,7 +104,7 @@ def write_frozen(
     Args:
         checkpoint: Folder with the trained weights in `model.safetensors`, which is renamed.
         folder: Output folder of the run, for the frozen weights.
-        written: Result of the last call in this process. Frozen weights that have not changed are not written again.
+        written: Result of the last call in this process. Unchanged frozen weights are not written again.
 
     Returns:
         `{path: SHA-256}` of the frozen file, with the path relative to the checkpoint.

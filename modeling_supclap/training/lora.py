@@ -99,14 +99,13 @@ def add_lora(
 
     Before resuming a run, call `add_lora` with the same arguments. The trainer's `save_model` saves a plain model with
     merged adapters. `model.save_pretrained` writes a PEFT adapter folder without the temperature. Use checkpoints only
-    to resume: their weights have PEFT names, and `from_pretrained` does not recognize most of them.
+    to resume, because their weights have PEFT names.
 
     Args:
         model: Model, changed in place and returned.
         rank: LoRA rank, the inner dimension of B A.
         alpha: LoRA scale; the adapter output is multiplied by alpha / rank.
-        audio_layers: Number of audio blocks with adapters, counted from the last. 0: no adapters.
-        text_layers: The same for text blocks.
+        audio_layers: Number of audio blocks with adapters, counted from the last. `text_layers` is the same for text.
 
     Raises:
         ValueError: The model already has adapters, a tower has too few blocks, the blocks have no attention, both

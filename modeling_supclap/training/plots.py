@@ -87,11 +87,8 @@ def plot_runs(panels: Mapping[str, Mapping[str, Curve]], path: str | Path) -> No
     A curve shows the mean over the seeds, with a band from minimum to maximum. With one seed, the mean radius has a
     band of one standard deviation within the batch. Histograms are summed over the seeds and logged batches.
 
-    Args:
-        panels: `{panel title: {curve label: (log key, log histories)}}`, with one log history per seed.
-
-    Raises:
-        ValueError: A panel would be empty, because no run has logged its keys.
+    `panels` is `{panel title: {curve label: (log key, log histories)}}`, with one log history per seed. Raise
+    ValueError if no run has logged the keys of a panel.
     """
     from matplotlib.figure import Figure  # the import takes a second, which would delay the first training step
 
