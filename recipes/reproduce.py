@@ -713,7 +713,7 @@ def main() -> None:
     named_studies = [name for name in names if name.startswith("evidence")]
     for name, study in find_studies(named_studies).items():
         path = run_study(name, study, args)
-        if path is not None:
+        if path is not None and is_first_process():
             say(f"\n{path.read_text(encoding='utf-8')}\n{path}, also as .json and .png")
     if named_studies and len(named_studies) == len(names):
         return
