@@ -169,7 +169,8 @@ def read_suite(args: EvaluationArguments, words: Sequence[str]) -> dict[str, Eva
         shared, words = read_settings(words[0]), words[1:]
         shared = {key: value for key, value in shared.items() if key not in ("dataset", "data_dir", "dataset_config")}
     if args.suite[0].endswith((".yaml", ".yml")):
-        entries = yaml.safe_load(Path(args.suite[0]).read_text(encoding="utf-8"))
+        with open(args.suite[0], encoding="utf-8") as file:  # YAML errors name the file
+            entries = yaml.safe_load(file)
 
     suite: dict[str, EvaluationArguments] = {}
     for entry in entries if isinstance(entries, list) else [entries]:

@@ -12,6 +12,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from modeling_supclap.datasets_scripts.atomic_files import InUseError, folder_lock
 
 if TYPE_CHECKING:
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 STOPPED_BY_SIGTERM = 128 + signal.SIGTERM
 """Exit status (143) if SIGTERM stopped a run after it saved a checkpoint, so that scripts can requeue the run."""
 
-USERS_ERRORS = (ValueError, OSError, FloatingPointError, ImportError, InUseError)
+USERS_ERRORS = (ValueError, OSError, FloatingPointError, ImportError, InUseError, yaml.YAMLError)
 """Exceptions caused by data or arguments, which are printed without a traceback."""
 
 

@@ -122,8 +122,9 @@ def test_a_value_of_another_type_is_named_with_its_file(write, line, told):
 def test_a_mapping_comes_from_the_file_or_as_json():
     assert as_mapping({"depth": 4}) == as_mapping(json.dumps({"depth": 4})) == {"depth": 4}
     assert as_mapping(None) == {}
-    with pytest.raises(ValueError, match="mapping"):
-        as_mapping("[4]")
+    for wrong in ("[4]", "esc50"):
+        with pytest.raises(ValueError, match=f"mapping.*{re.escape(wrong)}"):
+            as_mapping(wrong)
 
 
 @pytest.mark.parametrize(

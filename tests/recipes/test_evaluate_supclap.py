@@ -10,6 +10,7 @@ import pandas
 import processes
 import pytest
 import soundfile
+import yaml
 from commands import run_recipe
 from recordings import esc50_folder
 from results_fixtures import query_results
@@ -265,6 +266,7 @@ def test_a_suite_of_three_models_has_one_table(folder, tmp_path, capsys):
     ("suite", "message"),
     [
         ("dataset: esc50", "esc50"),
+        ("- {dataset: esc50", r"suite\.yaml"),
         ("- {data_dir: a}", "'data_dir': 'a'"),
         ("- {dataset: synthetic}\n- {dataset: synthetic, num_test: 3}", "'num_test': 3"),
         ("- {dataset: synthetic, num_tset: 3}", "num_tset"),
@@ -275,7 +277,7 @@ def test_a_suite_of_three_models_has_one_table(folder, tmp_path, capsys):
 def test_wrong_suites_are_named(folder, tmp_path, suite, message):
     (tmp_path / "suite.yaml").write_text(suite)
     words = ["--suite", tmp_path / "suite.yaml", "--model", folder / "model0", "--output_dir", folder / "never"]
-    with pytest.raises((ValueError, TypeError), match=message):
+    with pytest.raises((ValueError, TypeError, yaml.YAMLError), match=message):
         run_recipe(evaluate_supclap, *words)
     assert not (folder / "never").exists()
 

@@ -1,6 +1,7 @@
-"""Errors of recipes: one line with the cause."""
+"""Errors of recipes: the cause, without a traceback."""
 
 import pytest
+import yaml
 
 from modeling_supclap import SupCLAPConfig
 from modeling_supclap.recipes.running import is_first_process, run_command
@@ -11,15 +12,17 @@ from modeling_supclap.recipes.running import is_first_process, run_command
     [
         (lambda folder: (folder / "a file").mkdir(exist_ok=True), "a file"),
         (lambda folder: SupCLAPConfig(temperature=0.0), "temperature"),
+        (lambda folder: yaml.safe_load("[0.1,"), "[0.1,"),
     ],
 )
-def test_an_error_is_one_line(tmp_path, capsys, fail, message):
+def test_an_error_of_the_user_has_no_traceback(tmp_path, capsys, fail, message):
     (tmp_path / "a file").write_text("")
     with pytest.raises(SystemExit) as ended:
         run_command(lambda: fail(tmp_path))
     assert ended.value.code == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert message in line
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert "Traceback" not in printed
 
 
 @pytest.mark.parametrize("name", ["RANK", "OMPI_COMM_WORLD_RANK"])
