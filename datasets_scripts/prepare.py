@@ -123,10 +123,7 @@ def prepare(
 
 
 def audio_root(request: Request, splits: Mapping[str, datasets.Dataset]) -> str | None:
-    """Return `data_dir` if it contains all recordings, otherwise their common parent folder.
-
-    Return None if the recordings have no common folder or no path.
-    """
+    """Return `data_dir` if it contains all recordings, otherwise their common parent folder (None if there is none)."""
     parents: set[str] = set()
     for rows in splits.values():
         parents.update(map(os.path.dirname, filter(os.path.isabs, rows["audio_path"])))

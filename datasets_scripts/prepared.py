@@ -38,16 +38,13 @@ FORMAT = 2
 class Storage(NamedTuple):
     """Storage format of the audio in a prepared dataset.
 
-    Attributes:
-        codec: "none" stores only the path, "file" the bytes of the original file, "flac" and "int16" the decoded and
-            resampled audio.
-        sampling_rate_hz: Sampling rate in Hz for "flac" and "int16", None for the other codecs.
-        meaning: Description in `--help` and in the dataset card.
+    The codec "none" stores only the path, "file" the bytes of the original file, "flac" and "int16" the decoded and
+    resampled audio.
     """
 
     codec: str
-    sampling_rate_hz: int | None
-    meaning: str
+    sampling_rate_hz: int | None  # for "flac" and "int16"
+    meaning: str  # description in `--help` and in the dataset card
 
     def features(self) -> dict[str, Any]:
         """Return the `datasets` features of the audio columns, by column name.

@@ -25,14 +25,11 @@ FLOPS_PER_SECOND = {"cuda": 1e14, "cpu": 2e10}
 
 
 class Estimate(NamedTuple):
-    """Estimated cost of a training run: optimiser steps, hours at `FLOPS_PER_SECOND` without data loading, and memory.
-
-    The memory contains weights, gradients, Adam's two moments, and the activations of a batch.
-    """
+    """Estimated cost of a training run: optimiser steps, hours at `FLOPS_PER_SECOND` without data loading, memory."""
 
     steps: int
     hours: float
-    memory_gib: float
+    memory_gib: float  # of weights, gradients, Adam's two moments, and the activations of a batch
 
     def __str__(self) -> str:
         return f"{self.steps} steps, {60 * self.hours:.1f} minutes of arithmetic, {self.memory_gib:.1f} GiB"
