@@ -156,15 +156,15 @@ def test_a_study_from_the_command_line(train, tmp_path, monkeypatch, capsys):
     epochs = [settings["num_train_epochs"] for settings in reported]
     assert epochs == [10] * 4 + [20] * 4 + [40] * 4  # the baseline has converged after 40
 
-    content = json.loads((tmp_path / "mini" / "evidence_svr.json").read_text())
+    content = json.loads((tmp_path / "mini" / "evidence_svr_rows-bi-dynamic.json").read_text())
     assert content["converged"]
     assert content["verdict"] == "does not hold"
     assert content["seeds"] == [0, 1]
     assert [point["score"] for point in content["arms"]["infonce"]["points"][-1]] == pytest.approx([0.45, 0.451])
-    text = (tmp_path / "mini" / "evidence_svr.md").read_text()
+    text = (tmp_path / "mini" / "evidence_svr_rows-bi-dynamic.md").read_text()
     assert "does not hold" in text
     assert "45.1 (44.4 to 45.7)" in text
-    assert (tmp_path / "mini" / "evidence_svr.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "mini" / "evidence_svr_rows-bi-dynamic.png").read_bytes().startswith(b"\x89PNG")
     assert "does not hold" in capsys.readouterr().out
 
     train.clear()

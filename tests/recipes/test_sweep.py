@@ -45,7 +45,7 @@ def test_each_combination_and_seed_runs_once(calls, tmp_path):
 
     run_recipe(sweep, *words, "2")
     assert [(call["svr_alpha"], call["seed"]) for call in calls[4:]] == [(0.5, 2), (1, 2)]
-    assert "svr_alpha=1 - svr_alpha=0.5" in (tmp_path / "table.tex").read_text().replace(r"\_", "_")
+    assert "svr_alpha=1 - svr_alpha=0.5" in (tmp_path / "table.md").read_text()
 
 
 def test_finished_runs_are_written_if_another_run_fails(calls, tmp_path):
