@@ -24,7 +24,7 @@ _MARGIN_SECONDS = 1
 MAX_CHANNELS = 8
 # 40 dB above full scale; larger floats are probably integer samples without scaling.
 MAX_AMPLITUDE = 100.0
-# A lower rate is probably in kilohertz by mistake (recorders reach 192 kHz); no audio has a higher rate.
+# Sampling rates outside this range raise. A lower rate is probably in kilohertz; recorders reach 192 kHz.
 LEAST_RATE_HZ = 200
 MOST_RATE_HZ = 10_000_000
 # Largest denominator of the resampling ratio.
@@ -65,8 +65,8 @@ class Recording(NamedTuple):
     def read(self, target_hz: int, start: int = 0, stop: int | None = None) -> np.ndarray:
         """Read the samples `start` to `stop` of the recording as a mono waveform (samples,) in float32.
 
-        `start` and `stop` count samples at `target_hz`. If `stop` is None, the recording is read to its end; else only
-        this part of a file and a margin of one second are decoded.
+        `start` and `stop` count samples at `target_hz`. If `stop` is None, the recording is read to its end. Otherwise
+        only this part of a file is decoded, with a margin of one second.
 
         Raises:
             OSError: The file does not exist, or the download fails.

@@ -37,7 +37,10 @@ SONAR_TEXT_CONFIG: dict[str, Any] = {
 
 
 class OwnTypeMixin:
-    """Mixin for configurations. If `model_type` differs, `from_pretrained` raises; transformers only warns."""
+    """Mixin for configurations: `from_pretrained` raises ValueError if the file has a different `model_type`.
+
+    transformers only warns in this case.
+    """
 
     model_type: ClassVar[str]
     base_config_key: ClassVar[str]
@@ -85,7 +88,7 @@ class CEDConfig(OwnTypeMixin, PreTrainedConfig):
         qkv_bias: Whether the query, key and value projections have a bias.
         drop_rate: Dropout probability of embeddings, attention output and MLP.
         attn_drop_rate: Dropout probability of attention weights.
-        drop_path_rate: Stochastic depth rate of the last block; it rises linearly from 0 in the first.
+        drop_path_rate: Stochastic depth rate of the last block. The rate rises linearly from 0 in the first block.
         layer_norm_eps: Epsilon of the layer norms.
         initializer_range: Standard deviation of newly initialised weights.
         n_fft: FFT size in samples. Only `CEDFeatureExtractor.from_config` uses this field and the fields below.
@@ -162,7 +165,7 @@ class CEDConfig(OwnTypeMixin, PreTrainedConfig):
         return _pair(self.patch_size)[1]
 
     def validate_architecture(self) -> None:
-        """Raise ValueError for invalid sizes; called by the constructor."""
+        """Raise ValueError for invalid sizes. The constructor calls this method."""
         sizes = ("embed_dim", "depth", "num_heads", "n_mels", "patch_mels", "patch_frames", "target_length")
         if bad := {name: getattr(self, name) for name in sizes if getattr(self, name) < 1}:
             raise ValueError(f"sizes must be at least 1, got {bad}")
@@ -213,7 +216,7 @@ class CNN14Config(OwnTypeMixin, PreTrainedConfig):
     embedding_dropout: float | int = 0.5
 
     def validate_architecture(self) -> None:
-        """Raise ValueError for invalid sizes; called by the constructor."""
+        """Raise ValueError for invalid sizes. The constructor calls this method."""
         if min(self.hidden_size, self.n_mels, *self.channels) < 1:
             raise ValueError(f"sizes must be at least 1, got {self.hidden_size}, {self.n_mels} and {self.channels}")
 
@@ -273,7 +276,7 @@ class SupCLAPConfig(OwnTypeMixin, PreTrainedConfig):
         super().__post_init__(**{"attn_implementation": {}, **kwargs})
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert to a dictionary; absolute paths of the encoders are shortened to the folder name."""
+        """Convert to a dictionary. Absolute paths of the encoders are shortened to the folder name."""
         content = super().to_dict()
         for part in (content["audio_config"], content["text_config"]):
             if isinstance(part, dict) and os.path.isabs(str(part.get("_name_or_path", ""))):
@@ -304,7 +307,7 @@ class SupCLAPConfig(OwnTypeMixin, PreTrainedConfig):
         return saved
 
     def validate_architecture(self) -> None:
-        """Raise ValueError for invalid values; called by the constructor."""
+        """Raise ValueError for invalid values. The constructor calls this method."""
         if self.projection_dim < 1:
             raise ValueError(f"projection_dim must be at least 1, got {self.projection_dim}")
         if self.temperature <= 0:

@@ -546,7 +546,7 @@ def _embed_chunks(
 
 @contextmanager
 def inference(model: Any) -> Iterator[None]:
-    """Context manager that sets evaluation mode and disables gradients. On exit, each module returns to its mode."""
+    """Context manager that sets evaluation mode and disables gradients, and restores each module's mode on exit."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -133,7 +133,7 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
         return BatchFeature(batch, tensor_type=return_tensors)
 
     def as_waveforms(self, audio: Any, sampling_rate: float | None = None) -> list[np.ndarray]:
-        """Check clips, mix them to mono and resample them. `__call__` does this first, with the same arguments.
+        """Check clips, mix them to mono and resample them. This is the first step of `__call__`.
 
         Returns:
             List of float32 waveforms (samples,) at `self.sampling_rate`, one per clip.

@@ -12,8 +12,8 @@ from .configuration_supclap import CNN14Config
 class MSCLAPFeatureExtractor(ClapFeatureExtractor):
     """Feature extractor for MS-CLAP: log-mel spectrograms of 44.1 kHz audio with a fixed length.
 
-    Short clips are repeated, and long clips are cropped. The 2023 model applies mel filters for 32 kHz to 44.1 kHz
-    audio, so that the mel bands are 1.38 times higher than nominal. It was trained with these filters.
+    Short clips are repeated, and long clips are cropped. The 2023 model was trained on 44.1 kHz audio with mel filters
+    computed for 32 kHz. Its mel bands are therefore 1.38 times higher than nominal.
 
     Args:
         filter_rate_hz: Sampling rate in hertz that the mel filters are computed for. None means the sampling rate of

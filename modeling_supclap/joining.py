@@ -73,7 +73,7 @@ def load_tower(kind: Literal["audio", "text"], name: str, pooling: str = "mean")
 
     Raises:
         OSError: The folder or Hub id does not exist, or a weight file is damaged.
-        ValueError: The checkpoint is not a single encoder of this kind, or weights are missing.
+        ValueError: The checkpoint cannot be a tower of this kind, or weights are missing.
     """
     try:
         fields, _ = PreTrainedConfig.get_config_dict(name)

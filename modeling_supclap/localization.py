@@ -5,7 +5,8 @@
 
 Before pooling, the output of the audio tower has one vector per time step: 0.16 s for CED, 0.04 s for Dasheng, 0.31 s
 for CLAP's HTSAT and 0.23 s for CNN14. The tower's own pooling is applied to the steps in each window, so overlapping
-windows need no additional forward passes. Training only uses embeddings of whole clips.
+windows need no additional forward passes. This needs no additional training: the model is
+trained on whole clips only.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ class CEDBatchNorm(nn.BatchNorm1d):
 class CEDPatchConv2d(nn.Conv2d):
     """Convolution with stride = kernel size, computed as one matrix product. The gradient is 6 x faster on a CPU.
 
-    Its weights are read only in its own `forward`, where Accelerate loads weights that are on disk (`device_map`).
+    No other module may read its weights: with a `device_map`, Accelerate loads weights from disk in `forward`.
     """
 
     def forward(self, frames: torch.Tensor) -> torch.Tensor:

@@ -110,7 +110,8 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         text_model: Pretrained text tower with the configuration `config.text_config`. None: use random weights.
 
     Raises:
-        ValueError: A tower is not a single encoder, differs from its configuration, or does not support its pooling.
+        ValueError: A model type cannot be a tower, or a tower differs from its configuration or does not support the
+            configured pooling.
 
     Example:
         >>> text = {"model_type": "bert", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -174,7 +175,7 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         Raises:
             OSError: The folder or Hub id does not exist, or a weight file is damaged.
             TypeError: A keyword is not a field of `SupCLAPConfig`.
-            ValueError: A checkpoint is not a single encoder, weights are missing, or a pooling is not supported.
+            ValueError: A checkpoint cannot be a tower, weights are missing, or a pooling is not supported.
         """
         # By name, because transformers requires each package that the code of a saved folder imports.
         return importlib.import_module("modeling_supclap.joining").join_models(cls, audio, text, **kwargs)
@@ -316,7 +317,7 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
                 `is_longer`.
             input_ids: Token ids. `get_text_features` describes this argument, `attention_mask` and `token_type_ids`.
             return_loss: Whether to compute the InfoNCE loss, where clip i matches text i. It is the sum over both
-                directions, as in the SupCLAP paper: 0 for perfect embeddings, 2 log(n) at chance.
+                directions, as in the SupCLAP paper. At chance it is 2 log(n); the minimum is near 0.
             **kwargs: As in `get_audio_features`.
 
         Raises:

@@ -261,14 +261,14 @@ def extract_clips(feature_extractor: Any, clips: Sequence[np.ndarray]) -> dict[s
 
 
 def missing_protobuf() -> str:
-    """Return an installation hint if protobuf is missing, else "". The hint of transformers (tiktoken) is wrong."""
+    """Return an installation hint if protobuf is missing, else "". transformers suggests tiktoken, which is wrong."""
     if is_protobuf_available():
         return ""
     return "\nprotobuf is not installed; sentencepiece files require it: pip install protobuf"
 
 
 def _check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise ValueError if tokenizer files are missing. transformers then builds an unusable tokenizer silently."""
+    """Raise ValueError if tokenizer files are missing, because transformers then builds an unusable tokenizer."""
     name = tokenizer.name_or_path or "the folder"
     if len(tokenizer) <= len(tokenizer.added_tokens_decoder):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Strict `from_pretrained`: raise if weights are missing in the checkpoint. transformers only warns."""
+"""Strict `from_pretrained`: raise if weights are missing from the checkpoint. transformers only warns."""
 
 import json
 import os
@@ -92,7 +92,7 @@ def apply_umask(folder: str | os.PathLike[str]) -> None:
 
 
 class StrictLoadingMixin:
-    """Mixin for models. `from_pretrained` raises if weights are missing. List it before `PreTrainedModel` in the bases.
+    """Mixin for models: `from_pretrained` raises ValueError if weights are missing. List it before `PreTrainedModel`.
 
     transformers initialises missing weights at random and only warns, for example when `SonarTextModel` loads a
     translation model. With `output_loading_info=True` there is no error, because the report lists the missing weights.

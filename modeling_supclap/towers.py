@@ -35,7 +35,7 @@ def get_tower_class(model_type: str) -> type[PreTrainedModel] | None:
 
 
 def build_tower(kind: Literal["audio", "text"], config: Any, pooling: str = "mean") -> PreTrainedModel:
-    """Build an encoder with random weights. Raise ValueError if the configuration is not a single encoder.
+    """Build an encoder with random weights. Raise ValueError if a model of this type cannot be a tower.
 
     `pooling` ("mean", "cls", "last" or "pooler") applies to text encoders only.
     """
@@ -81,7 +81,7 @@ def check_text_config(config: PreTrainedConfig, pooling: str = "mean") -> None:
 
 
 def check_tower(kind: Literal["audio", "text"], tower: PreTrainedModel, config: Any, pooling: str | None) -> None:
-    """Raise ValueError if the hidden size of a tower differs from its configuration, or it lacks this pooling."""
+    """Raise ValueError if a tower has a hidden size unlike its configuration, or does not support the pooling."""
     if tower.config.hidden_size != config.hidden_size:
         raise ValueError(
             f"{type(tower).__name__} has width {tower.config.hidden_size}, but {kind}_config has {config.hidden_size}; "

@@ -21,7 +21,7 @@ def load_clap(name: str | Path) -> ClapModel:
 
     Raises:
         OSError: The folder or id does not exist, or a weight file is damaged.
-        ValueError: The checkpoint has another model type, or its weights are missing, unexpected or differ in shape.
+        ValueError: The checkpoint is not a CLAP model, or its weights are missing, unexpected or differ in shape.
     """
     fields, _ = PreTrainedConfig.get_config_dict(str(name))
     if fields.get("model_type") != ClapConfig.model_type:
@@ -114,8 +114,9 @@ def clap_from_supclap(model: SupCLAPModel) -> ClapModel:
 def processor_from_clap(processor: ClapProcessor) -> SupCLAPProcessor:
     """Build a deterministic `SupCLAPProcessor` from CLAP's feature extractor and tokenizer.
 
-    CLAP's feature extractor crops clips longer than 10 s at random, and marks one random clip per batch of a fused
-    checkpoint as long. Our processor passes only the first 10 s of a clip to it, or in training a random crop by the
-    collator. Fusion layers are not used and get no gradient. Recordings must have 48 kHz; the collator resamples them.
+    CLAP's feature extractor crops clips longer than 10 s at random. For fused checkpoints, it also marks one random
+    clip per batch as long. To avoid this, our processor passes only the first 10 s of a clip to it. In training, the
+    collator crops 10 s at a random position first. Fusion layers are not used and get no gradient. The sampling rate
+    must be 48 kHz; in training, the collator resamples recordings.
     """
     return SupCLAPProcessor(processor.feature_extractor, processor.tokenizer)

@@ -95,8 +95,8 @@ def read_checkpoint(origin: str | Path, revision: str | None = None) -> Checkpoi
 
     Raises:
         OSError: The Hub has no such repository or file, or cannot be reached.
-        ValueError: `origin` is not a path or Hub id, the folder contains no checkpoint or several, or a file is damaged
-            or cannot be read safely.
+        ValueError: `origin` is not a path or Hub id, the folder contains none or several checkpoints, or a file is
+            damaged or cannot be read safely.
     """
     path = Path(origin).expanduser()
     name, commit = path.resolve().name, None
@@ -206,7 +206,7 @@ def _weight_files(folder: Path) -> tuple[Path, ...]:
 
 
 def _read_json(path: Path, key: str | None = None) -> dict[str, Any]:
-    """Read a JSON object from a file, or the object under `key`."""
+    """Read a JSON object from a file. If `key` is set, return the object under this key."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         content = content if key is None else content[key]
@@ -218,7 +218,7 @@ def _read_json(path: Path, key: str | None = None) -> dict[str, Any]:
 
 
 def _load(path: Path) -> Any:
-    """Load a weight file; pickles are loaded with `weights_only=True`."""
+    """Load a weight file. Pickles are loaded with `weights_only=True`."""
     try:
         if path.suffix == ".safetensors":
             return load_file(path)

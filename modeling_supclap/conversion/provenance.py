@@ -66,7 +66,7 @@ class Origin:
 
 
 def known_license(repository: str) -> str:
-    """Return the license of a Hub repository in `KNOWN_LICENSES`, or "" if it is not listed."""
+    """Look up the license of a Hub repository in `KNOWN_LICENSES`. Return "" if it is not listed."""
     return next((license for pattern, license in KNOWN_LICENSES.items() if re.fullmatch(pattern, repository)), "")
 
 

@@ -3,9 +3,11 @@
     encoder = SupCLAPEncoder.from_model(model, processor)        # or SupCLAPEncoder("outputs/esc10")
     result = mteb.evaluate(encoder, mteb.get_tasks(["ESC50_Zeroshot"]), cache=None)
 
-`supclap evaluate --mteb ESC50_Zeroshot` does the same. It also accepts other models, and suites can contain mteb tasks.
+`supclap evaluate --mteb ESC50_Zeroshot` does the same, also for models of other types. An evaluation suite can contain
+mteb tasks, too.
 
-If a task has one language, its texts are embedded in that language. Requires the extra: pip install "supclap[mteb]".
+If a task has one language, its texts are embedded in that language.
+Requires the extra: pip install "supclap[mteb]".
 """
 
 from __future__ import annotations
@@ -79,7 +81,7 @@ class SupCLAPEncoder(AbsEncoder):
         device: str | None = None,
         language: str | None = None,
     ) -> SupCLAPEncoder:
-        """Wrap a loaded model, by default on its device.
+        """Wrap a loaded model. By default, it stays on its device.
 
         `name` is the model name in mteb, `organisation/name`. None: use the folder or Hub id of the model.
         """

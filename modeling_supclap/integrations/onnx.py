@@ -67,9 +67,9 @@ def export_onnx(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str | 
 
     Args:
         model: Model with CED as audio tower, in any dtype. The graphs are in float32.
-        folder: Output folder for `audio.onnx` and `text.onnx` (each with a `.onnx.data` file above 1.5 GB), the
-            processor's files and `onnx.json`. This file contains the input and output names, the logit scale and bias,
-            and the result of `check_parity`.
+        folder: Output folder for `audio.onnx`, `text.onnx`, the processor's files and `onnx.json`. Weights above 1.5 GB
+            are stored in a separate file, such as `audio.onnx.data`. `onnx.json` contains the input and output names,
+            the logit scale and bias, and the result of `check_parity`.
 
     Raises:
         ImportError: onnx, onnxscript or onnxruntime is missing.

@@ -58,8 +58,8 @@ def info_nce(
     L = mean_i -log softmax_j(logit_scale a_i . t_j)[i] + mean_i -log softmax_j(logit_scale t_i . a_j)[i].
 
     A random model has a loss of 2 log N. The loss of a perfect model approaches 0 as `logit_scale` grows. With groups
-    of g clips it approaches 2 log g, because the target is uniform over the g positives of a row. CLIP and ML-CLAP
-    average the two directions instead, so their loss is half as large.
+    of g clips it approaches 2 log g, because the g positives of a row share the probability. CLIP and ML-CLAP average
+    the two directions instead, so their loss is half as large.
 
     Args:
         audio_embeds: (N, d), unit norm.
@@ -134,8 +134,8 @@ def reweighted_info_nce(
     L = InfoNCE - (w - 1) (1 - P+) s+, with 1 - P+ detached; with w = 1 it equals `info_nce`.
 
     The derivative with respect to w is -(1 - P+) s+, so w and the pull grow as long as the positives have similarities
-    above 0. Weighting the positive inside the softmax would also fit the description, but it does not lower the
-    retrieval scores (see `recipes/LOG.md`).
+    above 0. Weighting the positive inside the softmax would also fit the description in the paper, but it does not
+    lower the retrieval scores (see `recipes/LOG.md`).
 
     Args:
         positive_weight: w > 0; a number or a 0-d tensor. If it is learned, store its logarithm as the parameter.

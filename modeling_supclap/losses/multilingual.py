@@ -38,7 +38,7 @@ def kcl_loss(
     group_ids: Tensor | None = None,
     chunk_size: int | None = None,
 ) -> Tensor:
-    """Compute the 1-to-K contrastive loss (KCL): each clip with its captions in all K languages (ATRI eq. 9-11).
+    """Compute the 1-to-K contrastive loss (KCL) between clips and captions in all K languages (ATRI eq. 9-11).
 
     L = 1/(2NK) sum_ik (-log softmax_j(logit_scale a_i . t_jk)[i] - log softmax_j(logit_scale t_ik . a_j)[i]), the mean
     over languages and directions. A caption and its negatives are in the same language. `info_nce` sums the two
@@ -74,7 +74,7 @@ def cacl_loss(
     group_ids: Tensor | None = None,
     chunk_size: int | None = None,
 ) -> Tensor:
-    """Compute the audio-English co-anchor loss (CACL): English and one other language per clip (ATRI eq. 12-13).
+    """Compute the audio-English co-anchor loss (CACL), with English and one other language per clip (ATRI eq. 12-13).
 
     L = 1/(6N) (L_ae + L_at + L_et). Each term is summed over clips and both directions, so L is the mean of the six
     one-direction losses between audio (a), English (e) and the other language (t). A random model has a loss of log N;
@@ -121,12 +121,12 @@ def language_distribution_error(trained: Tensor) -> Tensor:
 def data_distribution_error(
     audio_embeds: Tensor, text_embeds: Tensor, logit_scale: float | Tensor, trained: Tensor
 ) -> Tensor:
-    """Compute the data distribution error of a batch under the model, sum |p - p'_e| (ATRI eq. 2, 4 and 6).
+    """Compute the data distribution error of a batch, sum |p - p'_e| (ATRI eq. 2, 4 and 6).
 
     p is the softmax of the scaled similarities over all positive pairs of the batch, in all languages. p'_e is the
-    softmax over the trained pairs only. The error equals 2 (1 - sum of p over the trained pairs). It is 0 for KCL, and
-    larger for training on one language than for CACL, which trains on two. If all similarities are equal, the error is
-    2 (1 - k/K) for k of K languages.
+    softmax over the pairs that this step trains. The error equals 2 (1 - sum of p over the trained pairs). It is 0 for
+    KCL, and larger for training on one language than for CACL, which trains on two. If all similarities are equal, the
+    error is 2 (1 - k/K) for k of K languages.
 
     Args:
         audio_embeds: (N, d), unit norm.

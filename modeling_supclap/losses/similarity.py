@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def at_least_float32(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """Convert both tensors to the widest of three dtypes: their own dtypes and float32."""
+    """Convert both tensors to float32, or to a wider dtype if one of them has it."""
     if first.dtype == second.dtype == torch.float32:
         return first, second
     dtype = torch.promote_types(torch.promote_types(first.dtype, second.dtype), torch.float32)

@@ -125,8 +125,9 @@ def support_vector_loss(
             radius is near ||a - t||. The "dot" similarity of a positive pair grows with R without bound.
         decoupled: Whether to exclude the positives from the denominator, as printed in eq. 6 of the paper. The paper's
             eq. 3 includes them, and eq. 16 is derived from eq. 3.
-        group_ids: (N,) integers; all pairs with the same id are positives of each other, and the softmax target is
-            uniform over them. An anchor always moves toward its own target. None: each pair is its own group.
+        group_ids: (N,) integers; all pairs with the same id are positives of each other, and the loss of an anchor is
+            averaged over its positives. The support vector of anchor i is always computed from target i. None: each
+            pair is its own group.
         chunk_size: Number of similarity matrix rows to compute at a time, as in `info_nce`. None: all rows at once.
 
     Returns:
@@ -157,12 +158,12 @@ def info_nce_with_support_vectors(
     """Compute InfoNCE and the SVR term in both directions with one matrix product and one softmax.
 
     The values are those of `info_nce` and `support_vector_loss`. On a GPU this is faster than separate calls, because
-    SVR then starts a quarter as many kernels.
+    the SVR term then needs only a quarter of the kernel launches.
 
     Args:
         anchors: (..., N, d), unit norm.
         targets: (..., N, d), unit norm; target i is the positive of anchor i.
-        radii: (2, ..., N), the radii of the anchors and of the targets.
+        radii: (2, ..., N), the radii of the anchors (row 0) and of the targets (row 1).
 
     The other arguments are those of `support_vector_loss`.
 
@@ -200,9 +201,9 @@ def support_vector_sigmoid_loss(
 
     L = 1/N sum_ij -log sigmoid(z_ij (logit_scale cos(t_sup_i, a_j) + logit_bias)), z_ij = +1 on positives, else -1.
 
-    Here t_sup_i is the support vector of anchor i, and a_j is target j. At R = 0 this equals `sigmoid_loss`. The SigLIP
-    loss has only one direction, so bi-SVR adds two terms to it. The other arguments, the result and the errors are
-    those of `support_vector_loss`.
+    Here t_sup_i is the support vector of anchor i, and a_j is target j. At R = 0 this equals `sigmoid_loss`. SigLIP
+    has a single loss for both directions, so SVR in both directions (bi-SVR) adds two terms to it. The function has
+    the same other arguments, result and errors as `support_vector_loss`.
 
     Args:
         logit_bias: Bias added to every logit; a number or a 0-d tensor.
@@ -276,8 +277,8 @@ class DynamicRadius(nn.Module):
 
     Args:
         num_similarities: Number of MLP inputs, including the positive; usually the training batch size.
-        order: Order of the negatives: "sorted", descending similarity, or "batch", which makes the radius depend on
-            the order of the batch.
+        order: Order of the negatives. "sorted": by descending similarity. "batch": as in the batch, so that the radius
+            depends on the order of the batch.
         detach_input: Whether to stop gradients from the radius to the encoders.
 
     Raises:
@@ -336,7 +337,7 @@ class DynamicRadius(nn.Module):
     ) -> Tensor:
         """Predict the same radii as `forward`, computing `chunk_size` rows of the similarity matrix at a time.
 
-        The embeddings have shape (..., N, d), and the radii (..., N). By default all rows at once.
+        The embeddings have shape (..., N, d), and the radii (..., N). By default, all rows are computed at once.
         """
         if chunk_size is None:
             return self(logit_scale * similarity_matrix(anchors, targets), group_ids)
@@ -353,9 +354,9 @@ class DynamicRadius(nn.Module):
         return radius.reshape(torch.broadcast_shapes(anchors.shape, targets.shape)[:-1])
 
     def _inputs(self, scaled: Tensor, start: int, group_ids: Tensor | None) -> Tensor:
-        """Select the MLP inputs from n similarity matrix rows, beginning at row `start`.
+        """Select the MLP inputs from n rows of the similarity matrix, (..., n, N) -> (..., n, num_similarities).
 
-        (..., n, N) -> (..., n, num_similarities)
+        The first of these rows has index `start` in the matrix.
         """
         size, device = scaled.shape[-1], scaled.device
         rows = slice(start, start + scaled.shape[-2])

@@ -38,7 +38,7 @@ def tiled_symmetric_contrast(
 
         def row_and_column_sums(rows: slice) -> tuple[Tensor, Tensor]:
             logits = logit_scale * audio[rows] @ text.mT  # (n, N)
-            # Relative to the positives, so that small losses are not lost to rounding.
+            # Subtract the positives first, so that small losses are not lost to rounding.
             return (logits - audio_positives[rows, None]).logsumexp(-1), (logits - text_positives).logsumexp(-2)
 
         per_clip, per_tile = zip(*checkpoint_tiles(row_and_column_sums, len(audio), chunk_size), strict=True)
@@ -132,7 +132,8 @@ def checkpoint_tiles(tile: Callable[[slice], T], size: int, chunk_size: int) -> 
 
     The matrix has `size` rows, and a slice at most `chunk_size` rows. Return the list of results in row order. A result
     is a tensor, or a tuple of tensors. Inside `shared_tiles`, each process computes a part of the rows, and the list
-    contains the results of all processes. If the number of processes does not divide `size`, each computes all rows.
+    contains the results of all processes. If the number of processes does not divide `size`, each process computes all
+    rows.
     """
     if chunk_size < 1:
         raise ValueError(f"got chunk_size={chunk_size}; it must be 1 or more rows")

@@ -92,7 +92,7 @@ def read_results(folder: Path) -> list[dict[str, Any]]:
 def count_licenses(rows: Any) -> dict[str, int]:
     """Count the clips per license, most frequent first. Clips without a license are counted as `not stated`.
 
-    Streams have an attribute `licenses` with the counts, which is used instead.
+    A stream is not read for this: its attribute `licenses` contains the counts.
     """
     if rows is None or not len(rows):
         return {}

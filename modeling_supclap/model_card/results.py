@@ -56,9 +56,10 @@ class CardScore:
 
 
 def get_card_scores(content: Mapping[str, Any]) -> list[CardScore]:
-    """Select the scores for a model card from the content of `results.json`, if it has the current schema.
+    """Select the scores for a model card from the content of `results.json`.
 
-    These are the metrics in `SECTIONS[task].card_metrics` of each task, without means over languages.
+    The scores are the metrics in `SECTIONS[task].card_metrics` of each task, for each language separately. The list is
+    empty if the content has a different schema version.
     """
     if content.get("schema") != SCHEMA:
         return []
@@ -87,7 +88,8 @@ def get_card_scores(content: Mapping[str, Any]) -> list[CardScore]:
 def format_card_scores(scores: Sequence[CardScore]) -> str:
     """Format scores as Markdown tables, in percent.
 
-    Intervals are in square brackets, chance levels in parentheses, and scores of an order-blind model in braces.
+    Intervals are in square brackets, and chance levels in parentheses. For temporal tasks, the score of a model that
+    ignores the order of sounds is in braces.
 
     >>> from modeling_supclap.evaluation.results import Score
     >>> score = Score(("retrieval", "eng", "t2a", "R@1"), 0.5, 0.4, 0.6, 0.1)

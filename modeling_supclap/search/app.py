@@ -62,7 +62,7 @@ def serve(
 
 
 def launch_page(searcher: Searcher, recordings: str | Path, **options: Any) -> Any:
-    """Launch the search page, which serves only the recordings of a folder that are in the index.
+    """Launch the search page. It serves only recordings that are in the index.
 
     `options` are those of Gradio's `launch`. The result is the running `gradio.Blocks`.
     """
@@ -145,7 +145,7 @@ def make_page(searcher: Searcher, recordings: str | Path) -> Any:
 def render_hits(searcher: Searcher, hits: Sequence[Hit], vector: np.ndarray) -> str:
     """Render the hits of a query embedding (d,) as HTML, with a plot of the scores along each recording.
 
-    Scores that texts without any sound reach (see `Searcher.background`) are pale, even if they are the best ones.
+    Scores below `Searcher.background` are pale, because texts that describe no sound reach such scores, too.
     """
     if not hits:
         return "<p>No indexed recording to search.</p>"

@@ -1,8 +1,8 @@
 """Search index for a folder of recordings: embeddings of overlapping windows, with start and end times.
 
-The index is a LanceDB database in a local folder or in object storage. The window table contains the embeddings; a
-large one has an approximate nearest-neighbour index. The file table contains the size, times, digest and error of each
-file, so that indexing skips unchanged files and resumes after a crash.
+The index is a LanceDB database in a local folder or in object storage. The window table contains the embeddings.
+A large window table has an approximate nearest-neighbour index. The file table contains the size, times, digest and
+error of each file, so that a new run skips unchanged files and continues after a crash.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class IndexReport:
 class Stamp(NamedTuple):
     """Size (bytes) and times (ns) of a file, used to detect files that may have changed.
 
-    Programs can set the modification time (mtime) of a file, but not its change time (ctime).
+    Both times are compared, because programs can set the modification time (mtime), but not the change time (ctime).
     """
 
     size: int
@@ -163,7 +163,7 @@ class SoundIndex:
         return bool(self._read(query.to_list))
 
     def replace(self, entries: Sequence[IndexedFile]) -> None:
-        """Replace files in the index. The windows are written before the rows of the file table."""
+        """Replace the entries of files. The file table is written last, so a new run repeats interrupted writes."""
         self.remove([entry.file for entry in entries])
 
         tables = [entry.as_windows(self.windows.schema) for entry in entries if len(entry.embeds)]
@@ -172,7 +172,7 @@ class SoundIndex:
         self.files.add(pa.Table.from_pylist([entry.as_row() for entry in entries], schema=FILES_SCHEMA))
 
     def remove(self, files: Sequence[str]) -> None:
-        """Remove files, first from the file table. After an interruption, the next run therefore reads them again."""
+        """Remove files from the file table, then their windows. If this is interrupted, a new run reads them again."""
         for start in range(0, len(files), 500):
             listed = ", ".join(quoted(name) for name in files[start : start + 500])
             self.files.delete(f"file IN ({listed})")
@@ -336,7 +336,7 @@ def build_index(
     """Build or update a search index: embed new and changed files, and remove deleted files.
 
     Args:
-        folder: Folder with recordings, including its subfolders. The folder at an fsspec address, such as
+        folder: Folder with recordings, including its subfolders. A folder at an fsspec address, such as
             "s3://bucket/sounds", is downloaded into the cache of `datasets`.
         index: Folder or URL of the index. It is created if it does not exist.
         window_seconds: Window length in seconds, at most the model's maximum.
