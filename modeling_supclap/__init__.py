@@ -39,12 +39,7 @@ __all__ = ["__version__", *(name for names in _MODULES.values() for name in name
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public class on first use, because importing torch and transformers takes seconds.
-
-    Raises:
-        AttributeError: The package has no public class of this name.
-        ImportError: torchaudio cannot be imported.
-    """
+    """Import a public class on first use, because importing torch and transformers takes seconds."""
     for module, names in _MODULES.items():
         if name in names:
             require_torchaudio()

@@ -77,8 +77,7 @@ class SupCLAPProcessor(ProcessorMixin):
         """Build a processor from the feature extractor of an audio encoder and the tokenizer of a text encoder.
 
         Args:
-            audio: Hub id or folder of the audio encoder.
-            text: Hub id or folder of the text encoder.
+            audio: Hub id or folder of the audio encoder; `text` is that of the text encoder.
             caption_prefix: Text to insert before every caption. None: use the prompt of a sentence-transformers
                 model, and no prefix for other encoders.
             **kwargs: Options of the tokenizer. For a sentence-transformers model, `model_max_length` defaults to its

@@ -47,8 +47,7 @@ def supclap_from_clap(clap: ClapModel) -> SupCLAPModel:
     CLAP has one logit scale per direction. SupCLAP has a single logit scale, which is copied from CLAP's audio
     direction. `logits_per_audio` is the same as in CLAP, and `logits_per_text` is its transpose.
 
-    Args:
-        clap: The model. Its weights are copied; its text tower must have a pooler.
+    The weights are copied. The text tower must have a pooler.
 
     Raises:
         ValueError: The tensors differ from those of a plain `ClapModel`, for example because the model has adapters.

@@ -343,7 +343,8 @@ def compare(
     Args:
         second: Second results, on the same data and with the same evaluation settings.
         num_resamples: Number of bootstrap resamples, and of random sign patterns of the test.
-        allow_different: If the data or settings differ, warn and compare the shared queries.
+        allow_different: If the data or settings differ, warn and compare the shared queries. A different audio policy,
+            different missing clips or interval options always cause only a warning.
 
     Returns:
         One dict per shared score, with "score" (its path), "first" and "second" (means), "difference"
@@ -353,9 +354,6 @@ def compare(
     Raises:
         ValueError: The data or the settings differ, or the results have no score in common.
 
-    Warns:
-        UserWarning: The audio policy, the missing clips or the interval options differ. With
-            `allow_different`, the data or other settings differ.
     """
     check_protocols(first, second, allow_different)
     suffix, table = "/query_id", []

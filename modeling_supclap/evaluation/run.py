@@ -110,9 +110,6 @@ def evaluate(
 
     Raises:
         ValueError: The split is empty, or `embed_split` or one of the tasks raises `ValueError`.
-
-    Warns:
-        UserWarning: The model's embeddings do not have unit norm, and are normalised.
     """
     started = time.perf_counter()
     options = replace(options or EvaluationOptions(), **changes)

@@ -101,10 +101,7 @@ class SupCLAPEncoder(AbsEncoder):
     ) -> np.ndarray:
         """Embed the texts and recordings from an mteb data loader. The other arguments of mteb are not used.
 
-        Args:
-            inputs: Data loader with the columns `text`, `audio`, or both.
-            task_metadata: mteb task metadata, including the languages.
-            hf_subset: Subset of the task, usually one language.
+        `inputs` is a data loader with the columns `text`, `audio`, or both. `hf_subset` is usually one language.
 
         Returns:
             Embeddings with unit norm, float32 (N, projection_dim). If the data has text and audio, they are the

@@ -102,10 +102,8 @@ def is_untouched(text: str) -> bool:
 def write_card_of_run(trainer: Any, overwrite: bool = False, **overrides: Any) -> bool:
     """Write the model card and `provenance.json` to a trainer's output folder. Return whether the card was written.
 
-    Args:
-        trainer: A `SupCLAPTrainer`. Scores are read from `results.json` in its output folder and direct subfolders.
-        overwrite: Whether to overwrite an edited card.
-        **overrides: Fields of `CardFacts` to replace. If a value is None, the value from the trainer is used.
+    Scores are read from `results.json` in the output folder and its direct subfolders. An edited card is overwritten
+    only with `overwrite`. `overrides` are fields of `CardFacts` to replace; for None the value of the trainer is used.
     """
     folder = Path(trainer.args.output_dir or ".")
     folder.mkdir(parents=True, exist_ok=True)

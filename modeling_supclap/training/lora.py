@@ -158,10 +158,7 @@ def merge_lora(model: SupCLAPModel) -> SupCLAPModel:
 
 
 def trainable_table(model: nn.Module) -> str:
-    """Format a table with the total and trainable number of parameters of each part of a model.
-
-    Args:
-        model: `SupCLAPModel`, or `ContrastiveModule` to include its objective.
+    """Format a table with the total and trainable number of parameters of each part of a model or `ContrastiveModule`.
 
     Example:
         >>> towers = {"audio_model": nn.Linear(2, 3), "text_model": nn.Linear(2, 2).requires_grad_(False)}
