@@ -31,7 +31,6 @@ class SentenceModules(NamedTuple):
     Attributes:
         pooling: "mean", "cls" or "last".
         dense: Arguments of `SentenceDense` for each dense layer after the pooling.
-        weights: State dict of each dense layer.
         normalize: Whether the output is scaled to unit norm.
     """
 

@@ -78,8 +78,7 @@ def evaluate_zste(
         each temporal task: the variance over languages of the correct answer's rank, averaged over questions.
 
     Raises:
-        ValueError: A clip does not have exactly one label, there are too few classes for the number of candidates, or
-            a label has no phrase in a language.
+        ValueError: A clip does not have exactly one label, a label has no phrase, or there are too few classes.
     """
     zste, languages, intervals = options.zste, options.zste_languages, options.intervals
     truth, labels = label_matrix(split.rows)

@@ -60,7 +60,6 @@ class IndexReport:
         added: Number of new files. Unreadable files count neither as added nor as changed.
         changed: Number of files with changed content, or that were unreadable before.
         removed: Number of files that no longer exist.
-        windows: Number of windows in the index.
         unreadable: Unreadable files, `{path: error message}`.
         recall: Recall@10 of the approximate index compared with exact search. None if search is exact or no windows
             were added.

@@ -220,8 +220,7 @@ class LanguageErrorsCallback(TrainerCallback):
     """Callback that logs the errors from training on only some languages per step (ATRI 3.2, eq. 6).
 
     The errors are computed on the last batch before each log, without dropout, from the captions in all K languages. A
-    log costs as much as a KCL training step. Each process uses its own clips; the log contains the values of the first
-    process.
+    log costs as much as a KCL training step, and contains the values of the first process.
 
     - `data_distribution_error`: `losses.data_distribution_error`, 0 to 2. If all similarities are equal, it is 0 for
       KCL, 2(1 - 2/K) for CACL and 2(1 - 1/K) for one language.
