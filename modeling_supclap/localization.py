@@ -5,8 +5,7 @@
 
 Before pooling, the output of the audio tower has one vector per time step: 0.16 s for CED, 0.04 s for Dasheng, 0.31 s
 for CLAP's HTSAT and 0.23 s for CNN14. The tower's own pooling is applied to the steps in each window, so overlapping
-windows need no additional forward passes. This needs no additional training: the model is
-trained on whole clips only.
+windows need no additional forward passes. The model is trained on whole clips only, so it needs no time labels.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class WaveformAugmentation:
     The random numbers depend only on the seed, the epoch and the clip. They are the same for any number of processes
     and in a resumed run.
 
-    `epoch` is the number of the epoch, in shared memory.
+    `epoch` is a 0-d tensor with the number of the epoch, in memory shared with the data loader workers.
 
     Raises:
         FileNotFoundError: `args.background_dir` contains no recordings.

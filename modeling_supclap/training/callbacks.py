@@ -1,4 +1,4 @@
-"""Trainer callbacks for progress, throughput, drift, language errors, and the epoch of random sampling."""
+"""Trainer callbacks: progress, throughput, checkpoints, weight averaging, drift and language errors."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Averages:
 
 
 class EpochCallback(TrainerCallback):
-    """Callback that sets the epoch of collators and streamed batches, because random sampling depends on it."""
+    """Callback that passes the epoch to collators and streamed batches, because their random numbers depend on it."""
 
     def __init__(self, *sources: TrainingCollator | EpochBatches) -> None:
         self.sources = sources
@@ -119,7 +119,8 @@ class SigtermCallback(JITCheckpointCallback):
     """Callback for SIGTERM: save a checkpoint at the end of the current step, and end the run.
 
     All processes save at the same step. The callback of transformers may save at a different step in each process, or
-    in the middle of a step. A run that resumes in the middle of a step draws other random numbers.
+    in the middle of a step. A run that resumes from the middle of a step does not draw the same random numbers as a
+    run without interruption.
     """
 
     def __init__(self, jit_manager: Any) -> None:
@@ -138,12 +139,12 @@ class SigtermCallback(JITCheckpointCallback):
 
 
 class EMACallback(TrainerCallback):
-    """Callback that averages the trained weights after each step: average = decay average + (1 - decay) weights.
+    """Callback that averages the trained weights after each step: average = decay * average + (1 - decay) * weights.
 
     The average starts with the weights after the first step, as in torch. Evaluations, saved models and checkpoints use
-    the averaged weights. A checkpoint also contains the trained weights, to resume from (file `TRAINED_WEIGHTS`).
+    the averaged weights. To resume, a checkpoint also contains the trained weights (file `TRAINED_WEIGHTS`).
 
-    Inside `with callback:`, the model has the averaged weights. `checkpoint` is set if the run resumes from one.
+    Inside `with callback:`, the model has the averaged weights. `checkpoint` is the folder to resume from, or None.
     """
 
     def __init__(self, module: nn.Module, decay: float) -> None:

@@ -39,7 +39,7 @@ class IndexedRows(Dataset):
 
     The optional column `schema.EXPECTED_COUNT` contains the expected number of copies c of each row in an epoch. Each
     epoch then contains floor(c) or ceil(c) copies of a row (systematic resampling), and all epochs have the same
-    length. `repetition` is the number of a copy, from 0. The selection depends only on (seed, epoch).
+    length. The added key `repetition` is the number of the copy, from 0. The selection depends only on seed and epoch.
 
     Args:
         rows: Map-style dataset of rows as described in `datasets_scripts/schema.py`.

@@ -116,7 +116,7 @@ class ContrastiveModule(nn.Module):
             text_lengths: Number of real tokens of each of the B K texts, like `audio_lengths`.
 
         Raises:
-            ValueError: A batch norm is in training mode. The statistics of a chunk would change the gradients.
+            ValueError: A batch norm is in training mode. It would normalise each chunk separately, not the whole batch.
         """
         for name, layer in self._batch_norms:
             if layer.training:
@@ -201,7 +201,7 @@ class ContrastiveModule(nn.Module):
     def compile_blocks(self, **options: Any) -> None:
         """Compile the repeated blocks of both towers, for any batch size and length, with options of `torch.compile`.
 
-        A compiled step as a whole would depend on the lengths of its rows, and be compiled again for each batch.
+        The step is not compiled as a whole, because it would be compiled again for each new combination of lengths.
         """
         for part in self.model.modules():
             for block in part if isinstance(part, nn.ModuleList) else ():

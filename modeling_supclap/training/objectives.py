@@ -1,8 +1,8 @@
 """Objectives: modules that compute the training loss, and values to log, from the embeddings of a batch.
 
 Call `objective(audio_embeds, text_embeds, logit_scale, logit_bias, group_ids)` on the global batch, with audio `(N, d)`
-and text `(N, K, d)`, K texts per clip. It returns `(loss, {name: scalar})`. Its parameters are trained with the model.
-Inference does not need them.
+and text `(N, K, d)`, K texts per clip. It returns `(loss, {name: scalar})`. The parameters of an objective are trained
+with the model, but inference does not need them.
 """
 
 from __future__ import annotations
@@ -266,7 +266,7 @@ class TemporalObjective(nn.Module):
 
 
 def load_objective(name: str) -> nn.Module:
-    """Import a class by its name "module:Class", and call it without arguments. Also search the current folder."""
+    """Import a class by its name "module:Class", and create an instance. The module may be in the current folder."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     module_name, class_name = name.split(":")

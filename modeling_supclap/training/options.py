@@ -29,8 +29,8 @@ class ContrastiveOptions:
         loss: Base loss. `infonce`, `siglip` and `reweighted` (SimpleReweight, SupCLAP E.4) use one caption per clip,
             in a random language. `kcl` uses captions in all languages. `cacl` uses captions in the anchor language (the
             first of `languages`) and one other. `module:Class` is your own `nn.Module`, with one caption per clip.
-        svr: Support Vector Regularization (SVR): `none`, or one or both directions with a static or dynamic radius:
-            `uni-static`, `bi-static`, `uni-dynamic`, `bi-dynamic`. Controls: `uni-fixed` and `bi-fixed`.
+        svr: Support Vector Regularization (SVR): `none`, or a static or dynamic radius in one direction (`uni-static`,
+            `uni-dynamic`) or both (`bi-static`, `bi-dynamic`). For control experiments: `uni-fixed` and `bi-fixed`.
         radius_ratio: Radius of `uni-fixed` and `bi-fixed`, as a fraction of the distance of each pair. At 0 the SVR
             term is InfoNCE; at 1 it contrasts the clips with each other, and the texts with each other.
         svr_alpha: Weight of the SVR term, relative to the sum of both directions of the base loss (SupCLAP eq. 6).
@@ -38,23 +38,23 @@ class ContrastiveOptions:
         svr_similarity: Similarity between support vectors and targets: `cosine` or `dot`. Use `dot` only with a dynamic
             radius, because a static radius is not constrained and would keep growing.
         svr_decoupled: Exclude the positive from the denominator of the SVR term, as printed in SupCLAP eq. 6.
-        radius_init: Initial radius. Defaults to the mean distance of the positive pairs in the first batch. A radius
-            that starts near 0 has little effect in a short run, because it grows slowly.
+        radius_init: Initial radius. By default, the mean distance of the positive pairs in the first batch is used. A
+            radius that starts near 0 has little effect in a short run, because it grows slowly.
         radius_num_similarities: Number of similarities used to predict a dynamic radius: the positive and the hardest
             negatives.
         languages: ISO 639-3 codes of the captions to train on.
         eval_languages: Languages to evaluate. Defaults to `languages`.
-        positives: Captions that count as correct for a clip: `clip`, its own captions (as in the papers), or
-            `captions`, also those of clips with exactly the same captions. Use `captions` if captions are generated
-            from class names.
+        positives: Captions that count as correct for a clip. `clip`: its own captions, as in the papers. `captions`:
+            its own captions, and those of clips with exactly the same captions. Use `captions` if captions are
+            generated from class names.
         every_caption: Repeat each clip once per epoch for each of its captions in the first language. By default an
             epoch contains each clip once, with a random caption.
         max_audio_seconds: Maximum duration of a recording. Longer recordings are cropped: at a random position in
             training, to their beginning in evaluation.
-        on_bad_audio: Action for unusable recordings: `error`, stop at the first one; `skip`, check all recordings
-            before training and skip the bad ones; `report`, also list them in the log.
-        apply_spec_augment: Mask random frames and mel bands of spectrograms in training; a masked value is the mean of
-            its clip. Encoders that mask by their own configurations, such as wav2vec 2.0, still do so.
+        on_bad_audio: Action for unusable recordings. `error`: stop at the first one. `skip`: check all recordings
+            before training and skip the unusable ones. `report`: skip them, and list them in the log.
+        apply_spec_augment: Replace random frames and mel bands of spectrograms by the mean of the clip in training.
+            The masking in encoders such as wav2vec 2.0 is set in their own configurations.
         mask_time_prob: Fraction of the frames to mask, if spans do not overlap; 0 masks no frames.
         mask_time_length: Number of frames of a masked span.
         mask_time_min_masks: Minimum number of masked spans of frames.
@@ -65,24 +65,24 @@ class ContrastiveOptions:
         background_dir: Folder of recordings to mix with the clips in training.
         background_snr_db: Lowest and highest level of a clip above its background, in dB.
         background_prob: Probability of a background for each clip.
-        ema_decay: Decay of an exponential moving average of the trained weights over about 1/(1 - decay) steps, such as
-            0.999. Evaluations and saved models use the average. By default off.
+        ema_decay: Decay of an exponential moving average of the trained weights, such as 0.999. It averages over about
+            1 / (1 - decay) steps. Evaluations and saved models use the average. Off by default.
         features_on_device: Compute spectrograms on the training device, one batch at a time, instead of in the data
             loader workers. Use this if the GPU waits for the workers.
         track_drift: Log the drift, radius and positive similarity of the last batch (see `callbacks.DriftCallback`).
         track_language_errors: Log the errors from training on only some of `languages` per step (see
             `callbacks.LanguageErrorsCallback`). Each log then costs as much as a KCL training step.
         loss_chunk_size: Number of similarity matrix rows to compute at a time, and again in the backward pass. Memory
-            is then linear in the global batch size. By default all rows at once.
+            is then linear in the global batch size. By default, all rows are computed at once.
         cached_chunk_size: Number of clips, and number of texts, with activations in memory at a time (gradient
             caching). Batches of any size then train with exact gradients in the memory needed for one chunk, but take
-            a third more time. By default one text and one clip per row; on a GPU at least 16,384 tokens and 65,536
-            frames.
-        cache_frozen: When to cache the outputs of frozen towers, up to 2 GiB per tower: `auto`, if the tower has no
-            dropout; `always`, with frozen towers in evaluation mode; `never`. Towers with sharded weights are never
-            cached.
+            a third more time. The default is one text and one clip per row, and on a GPU at least 16,384 tokens and
+            65,536 frames.
+        cache_frozen: When to cache the outputs of frozen towers, up to 2 GiB per tower. `auto`: if the tower has no
+            dropout. `always`: frozen towers run in evaluation mode, without dropout. `never`: no caching. Towers with
+            sharded weights are never cached.
         attn_implementation: Attention of both towers: `sdpa`, `eager`, or `flash_attention_2`, which requires the
-            package flash-attn and training in bf16 or fp16. By default that of the loaded model, usually `sdpa`.
+            package flash-attn and training in bf16 or fp16. Defaults to that of the loaded model, usually `sdpa`.
         per_device_train_batch_size: Number of clips per device in a training step.
         per_device_eval_batch_size: Number of clips per device in an evaluation step.
         num_train_epochs: Number of epochs.
@@ -97,7 +97,8 @@ class ContrastiveOptions:
         remove_unused_columns: Drop columns that the model does not use. Must be off, because the collator needs them.
         dataloader_drop_last: Drop the last incomplete training batch, because the loss depends on the number of
             negatives.
-        ddp_find_unused_parameters: Search for parameters without gradients. Off by default, because all have gradients.
+        ddp_find_unused_parameters: Search for parameters without gradients. Off by default, because all parameters
+            have gradients.
         label_names: Batch key of the clip indices.
     """
 
@@ -158,7 +159,7 @@ class TemporalOptions(ContrastiveOptions):
     """Post-training options.
 
     Args:
-        stage: TeminAL stage: `a`, single sounds against pairs of sounds, or `b`, pairs in forward order, reversed and
+        stage: TeminAL stage. `a`: single sounds against pairs of sounds. `b`: pairs in forward order, reversed and
             overlaid.
         temporal_beta: Weight of the text-to-audio direction, relative to audio-to-text (TeminAL eq. 3).
         alpha_same: Stage a: weight between a single sound and a pair that contains its class (TeminAL eq. 22-26).
@@ -167,7 +168,7 @@ class TemporalOptions(ContrastiveOptions):
         alpha_cross_time: Stage b: weight of other pairs in reversed order.
         alpha_same_overlay: Stage b: weight of the same pair overlaid.
         alpha_cross_overlay: Stage b: weight of other pairs overlaid.
-        text_scheme: Caption languages: `random`, one random language per pair, or `kcl`, all languages at once.
+        text_scheme: Caption languages. `random`: one random language per pair. `kcl`: all languages at once.
         crossfade_seconds: Overlap of two consecutive clips, in seconds.
         gap_seconds: Silence between two consecutive clips, in seconds.
         match_loudness: Match the loudness of two consecutive clips. Overlaid clips are always matched.

@@ -56,9 +56,10 @@ def plot_training_curves(log_history: Sequence[Mapping[str, Any]], path: str | P
 def plot_drift(log_history: Sequence[Mapping[str, Any]], path: str | Path) -> None:
     """Plot the values logged by `callbacks.DriftCallback`, as in figures 1, 3 and 4 of the SupCLAP paper.
 
-    The first panel shows the drift cosine over the steps (1 is no drift), and the second the mean radius, if there is
-    one. The last panel shows histograms of the cosine similarity of positive pairs at the start, middle and end of the
-    run. Each histogram is over a tenth of the logged batches. The arguments are those of `plot_training_curves`.
+    The first panel shows the drift cosine over the steps (1 means no drift). The second panel shows the mean radius, if
+    it was logged. The last panel shows histograms of the cosine similarity of positive pairs at the start, middle and
+    end of the run. Each histogram contains a tenth of the logged batches. The arguments are as in
+    `plot_training_curves`.
 
     Raises:
         ValueError: The log contains no drift values.

@@ -327,7 +327,7 @@ class SupCLAPTrainer(Trainer):
         )
 
     def hyperparameter_search(self, *args: Any, **kwargs: Any) -> Any:
-        """Raise NotImplementedError, because model and objective are created only once."""
+        """Raise NotImplementedError, because a trainer has one model and one objective, and cannot create new ones."""
         raise NotImplementedError(
             "SupCLAPTrainer does not support hyperparameter_search; create a new trainer for each trial"
         )
@@ -368,7 +368,8 @@ class SupCLAPTrainer(Trainer):
         """Compute retrieval metrics on a split, in both directions and each language (`evaluation.retrieval_metrics`).
 
         To add your own metrics, set `trainer.compute_metrics` to a function. `eval_dataset` is a dataset of rows, a
-        dict `{name: rows}`, or the name of an evaluation set of this trainer. None: all its evaluation sets.
+        dict `{name: rows}`, or the name of an evaluation set of this trainer. None: evaluate on all sets of this
+        trainer.
         """
         sets: Any = self.eval_dataset
         rows = sets if eval_dataset is None else eval_dataset

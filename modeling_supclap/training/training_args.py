@@ -47,14 +47,15 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
 
     The defaults follow the SupCLAP paper (SupCLAP 4.1.2): Adam without weight decay, learning rate 5e-5, batch size 24,
     10 epochs. Each epoch ends with an evaluation and a checkpoint, and the checkpoint with the best *validation* recall
-    is loaded at the end. By default, `dataloader_pin_memory` is True if a GPU is available, and `tf32` if it supports
-    TF32: float32 matrix products then round their inputs to 10 bits of mantissa.
+    is loaded at the end. By default, `dataloader_pin_memory` is True if a GPU is available, and `tf32` is True if the
+    GPU supports TF32. With TF32, float32 matrix products round their inputs to 10 bits of mantissa.
 
     `dataloader_persistent_workers` is off, because it would change the dropout masks of a resumed run: the loader draws
     its seed from torch's generator once per run instead of once per epoch.
 
     Attributes:
-        training_data: Name and options of the training data, set by recipes. A resumed run must use the same data.
+        training_data: Name and options of the training data, recorded by the recipes. A resumed run must use the same
+            data.
     """
 
     dataloader_pin_memory: bool = field(default_factory=torch.cuda.is_available)
