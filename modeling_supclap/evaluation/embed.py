@@ -189,8 +189,8 @@ def embed_split(
         rows: Dataset rows (see `datasets_scripts.schema` for the columns).
         policy: Truncation, chunking and pooling settings. None: use the defaults.
         cache: Embedding cache. None: disable caching.
-        on_bad_audio: Missing or unreadable recordings: "error" raises; "skip" leaves them out of the split and lists
-            them in `EmbeddedSplit.missing`.
+        on_bad_audio: Action for missing or unreadable recordings. "error" raises. "skip" leaves them out of the split
+            and lists them in `EmbeddedSplit.missing`.
 
     Raises:
         ValueError: The split is empty, two rows have the same id, no recording is readable, or a length in `policy` is

@@ -43,7 +43,10 @@ class Part(NamedTuple):
 def evaluate_linear_probe(
     split: EmbeddedSplit, options: EvaluationOptions
 ) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, Any]]:
-    """Choose C, train on all training clips, and classify the clips of a split.
+    """Train a linear probe on the training clips, and classify the clips of a split.
+
+    The regularisation parameter C is chosen on held-out training clips. The probe is then trained on all
+    training clips.
 
     Returns:
         Tuple of the scores `{"linear_probe": ...}`, the arrays for `Results`, and the settings for the protocol.
@@ -69,7 +72,8 @@ def evaluate_few_shot(
     """Train a linear probe on k clips per class, for each k in `options.shots`, and average over five random draws.
 
     Intervals combine the variance over the draws and over the test recordings. If a class has fewer than k clips, all
-    of them are drawn, with a UserWarning. Result and errors are those of `evaluate_linear_probe`.
+    of them are drawn, with a UserWarning. Return the same kinds of values and raise the same errors as
+    `evaluate_linear_probe`.
     """
     truth, classes, parts, settings = prepare_parts(split, options)
     scores: dict[str, Any] = {}

@@ -76,8 +76,8 @@ class Table(NamedTuple):
 def write_report(results: Results | str | Path, path: str | Path, rows: Any = None) -> Path:
     """Write an evaluation report to an HTML file. The write is atomic.
 
-    The results may also be their folder, or the path of `results.json`. With `rows`, the evaluated split, the report
-    includes the audio of a few hits and misses.
+    `results` may also be the folder of saved results, or the path of `results.json`. If `rows` is the evaluated split,
+    the report includes the audio of a few hits and misses.
 
     Raises:
         FileNotFoundError: The results do not exist.
@@ -128,7 +128,7 @@ def render_report(results: Results, rows: Any = None) -> str:
 
 
 def _title_of(metric: str) -> str:
-    """Return the column title: the short metric name if common or explained on the page, else the display name."""
+    """Return the short name of a metric if it is common or explained on the page, else the display name."""
     is_short = metric in RETRIEVAL_METRICS or metric in ZSTE_TASKS or not get_metric(metric).percent
     return metric if is_short else get_metric(metric).display
 
@@ -335,7 +335,7 @@ def _samples(results: Results, rows: Any) -> dict[str, list[dict[str, Any]]]:
 
 
 def _audio_loader(results: Results, rows: Any) -> Callable[[int], str]:
-    """Return a function from clip index to a data URL of its first seconds, "" if the recording is not available."""
+    """Return a function that maps a clip index to a data URL of the first seconds, or to "" if there is no audio."""
     import soundfile
 
     ids = results.arrays["clips/id"].tolist()

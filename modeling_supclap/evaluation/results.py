@@ -343,8 +343,8 @@ def compare(
     Args:
         second: Second results, on the same data and with the same evaluation settings.
         num_resamples: Number of bootstrap resamples, and of random sign patterns of the test.
-        allow_different: If the data or settings differ, warn and compare the shared queries. A different audio policy,
-            different missing clips or interval options always cause only a warning.
+        allow_different: Whether to warn and compare the shared queries if the data or settings differ. A different
+            audio policy, different missing clips or interval options always cause only a warning.
 
     Returns:
         One dict per shared score, with "score" (its path), "first" and "second" (means), "difference"

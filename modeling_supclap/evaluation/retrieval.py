@@ -63,7 +63,7 @@ def match_groups(query_groups: np.ndarray, candidate_groups: np.ndarray) -> list
 def caption_table(
     rows: Sequence[Row], groups: np.ndarray, language: str, at_most: Sequence[int] | None = None
 ) -> CaptionTable:
-    """Collect the captions in one language, at most `at_most[i]` from row i. None: use all captions.
+    """Collect the captions in one language: the first `at_most[i]` captions of row i, or all if `at_most` is None.
 
     A caption and a clip match if their rows have the same group id in `groups` (rows,). If several clips in a group
     share a caption, the caption is included once, so that no query counts twice.
@@ -117,8 +117,8 @@ def evaluate_retrieval(
         the protocol. With several languages, the scores have the additional key "multilingual".
 
     Raises:
-        ValueError: No clip has a caption in one of the languages, or, with "all", a clip has different numbers of
-            captions in different languages.
+        ValueError: No clip has a caption in one of the languages. Or `options.caption_handling` is "all", and a clip
+            has different numbers of captions in different languages.
     """
     languages, intervals = options.languages, Intervals(0) if is_light else options.intervals
     at_most = count_captions(split.rows, languages, options.caption_handling)

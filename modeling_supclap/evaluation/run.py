@@ -33,21 +33,22 @@ class EvaluationOptions:
 
     Attributes:
         tasks: Any of "retrieval", "zero_shot", "zste" (zero-shot temporal evaluation), "linear_probe", "few_shot" and
-            "audio_to_audio". All except "retrieval" require labels, and "zste" exactly one label per clip.
-        languages: Retrieval languages, ISO 639-3 codes. With several languages, MRV, Gap and Dis are computed; Gap and
-            Dis are relative to English, or to the first language if English is not included.
+            "audio_to_audio". All tasks except "retrieval" require labels. "zste" requires exactly one label per clip.
+        languages: Retrieval languages, ISO 639-3 codes. With several languages, the rank variance over languages (MRV)
+            and the embedding distances Gap and Dis are also computed. The distances are measured from English, or from
+            the first language if English is not included.
         positives: "clip" matches each clip only with its own captions; "captions" also matches clips with identical
             captions.
         caption_handling: "all" uses every caption and requires the same number in each language; "parallel" uses the
             captions that exist in all languages; "each" uses all captions of each language.
-        on_bad_audio: Missing or unreadable recordings: "error" raises, "skip" skips them.
+        on_bad_audio: Action for missing or unreadable recordings. "error" raises, and "skip" leaves them out.
         template_sets: English class prompt templates, `{set name: templates}`. Other languages use a single set named
             "captions".
-        zste_languages: Languages for ZSTE. With several languages, MRV is computed.
+        zste_languages: Languages for ZSTE. With several languages, MRV is also computed.
         phrases: Class phrases for languages other than English, as `phrases[label][language]`.
         classes: Candidate classes for zero-shot classification. None: use the labels of the split.
         folds: Cross-validation folds, `{clip id: fold}`, if the split contains several folds. The scores then include
-            the classification accuracy per fold. Probes train on the clips of the other folds.
+            the classification accuracy per fold. To classify a fold, a probe is trained on all other folds.
         train_rows: Rows to train probes on, if there are no folds.
         shots: Numbers of training clips per class for few-shot probes.
         data: Description of the data to store in the results, such as "dataset" and "split".

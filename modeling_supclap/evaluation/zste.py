@@ -69,7 +69,7 @@ def evaluate_zste(
     that the pair fits into one window. All languages use the same questions. The bootstrap resamples composed clips
     from the same source recordings together.
 
-    Phrases in `options` are used only if the prompts use them.
+    `options.phrases` is used only if the prompts contain phrases, not labels.
 
     Returns:
         Tuple of the scores `{"zste": ...}`, the arrays for `Results`, and the ZSTE settings for the protocol.
