@@ -129,29 +129,23 @@ def format_table(scores: Sequence[Mapping[str, Any]]) -> list[list[str]]:
         row = [dataset, format_heading(score), "" if chance is None else format_value(score, chance)]
         for model in (first, *others):
             line = by_model.get(model, defaultdict(lambda: None))
-            row.append(_cell(score, line["value"], line["low"], line["high"], line["std"]))
-            if model != first:
-                ends = line["difference_low"], line["difference_high"]
-                row.append(_cell(score, line["difference"], *ends, signed=True))
+            row += [_cell(line)] if model == first else [_cell(line), _cell(line, "difference")]
         table.append(row)
     return table
 
 
-def _cell(
-    score: str,
-    value: float | None,
-    low: float | None,
-    high: float | None,
-    std: float | None = None,
-    signed: bool = False,
-) -> str:
-    if value is None:
+def _cell(line: Mapping[str, Any], key: str = "value") -> str:
+    """Format the value of a line from `collect_scores`, or its difference, with the interval."""
+    if line[key] is None:
         return ""
-    text = format_value(score, value, signed)
-    text += "" if std is None else f" ± {format_value(score, std)}"
+    score, is_difference = line["score"], key == "difference"
+    low, high = (line[f"difference_{end}" if is_difference else end] for end in ("low", "high"))
+    text = format_value(score, line[key], is_difference)
+    if not is_difference and line["std"] is not None:
+        text += f" ± {format_value(score, line['std'])}"
     if low is None or high is None:
         return text
-    return f"{text} ({format_value(score, low, signed)} to {format_value(score, high, signed)})"
+    return f"{text} ({format_value(score, low, is_difference)} to {format_value(score, high, is_difference)})"
 
 
 def _stack(cell: str) -> str:

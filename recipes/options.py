@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -428,10 +427,10 @@ class QualityArguments:
 
 def as_mapping(value: dict | str | None) -> dict[str, Any]:
     """Parse a mapping from JSON on the command line. A mapping from a YAML file is returned unchanged."""
-    parsed: Any = value or {}
-    if isinstance(value, str):
-        with suppress(ValueError):
-            parsed = json.loads(value)
+    try:
+        parsed = json.loads(value) if isinstance(value, str) else value or {}
+    except ValueError:
+        parsed = None
     if not isinstance(parsed, dict):
         raise ValueError(f"expected a mapping such as '{{\"depth\": 4}}', got {value!r}")
     return parsed

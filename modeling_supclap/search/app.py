@@ -152,9 +152,7 @@ def render_hits(searcher: Searcher, hits: Sequence[Hit], vector: np.ndarray) -> 
 
     # All plots share one color scale, because the scores within a short recording are almost equal.
     scored = {hit.file: searcher.strip(vector, hit.file) for hit in hits}
-    hits = [
-        hit for hit in hits if len(scored[hit.file][0])
-    ]  # exclude files that were removed from the index since the search
+    hits = [hit for hit in hits if len(scored[hit.file][0])]  # without files removed since the search
     if not hits:
         return "<p>The recordings were removed; search again.</p>"
     all_scores = np.concatenate([scores for _, scores in scored.values()])

@@ -77,7 +77,7 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
         if self.tf32 is None and not self.use_cpu and is_torch_tf32_available():  # now that the process has its device
             self.tf32 = True
         if self.tf32 is not None:  # the Trainer's own setter is cached: its second call with a value has no effect
-            torch.backends.fp32_precision = "tf32" if self.tf32 else "ieee"
+            torch.backends.fp32_precision = "tf32" if self.tf32 else "ieee"  # type: ignore[attr-defined]
         if num_launched > self.world_size:  # each process would train alone and write the same files
             raise ValueError(
                 f"{num_launched} processes were started, but only {self.world_size} would train together; to train on "
