@@ -17,7 +17,8 @@ from .hub_ids import is_hub_id
 def naming_damaged_files(folder: Any) -> Iterator[None]:
     """Context manager for loading weights that raises OSError with the path of a damaged weight file in the folder.
 
-    The errors of safetensors and torch do not contain the path. Downloads from the Hub are verified.
+    The errors of safetensors and torch do not contain the path. Only local folders are checked, because the Hub client
+    verifies its downloads.
     """
     try:
         yield
@@ -49,9 +50,9 @@ def damaged(path: Path, error: Exception) -> str:
 def _check_source(name: Any) -> None:
     """Raise OSError or ValueError if a model cannot be loaded from `name`.
 
-    This covers cases that transformers does not handle: a missing folder, which it reports as an invalid Hub id, and a
-    named pipe, which would block forever. A folder with only a LoRA adapter must name an existing base model. Before
-    version 5.18, transformers ignores the modules in `modules_to_save` of an adapter, such as the projections.
+    These are cases that transformers does not handle. It reports a missing folder as an invalid Hub id, and a named
+    pipe would block it forever. If a folder contains only a LoRA adapter, its base model must exist. Before version
+    5.18, transformers ignores `modules_to_save` of an adapter, such as the projections, so these adapters also raise.
     """
     path = str(name)
     if name is not None and os.path.isdir(path):

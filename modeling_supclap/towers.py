@@ -25,7 +25,7 @@ POOLINGS_OF_ALL = {"audio": "audio_pooling must be 'mean'", "text": "text_poolin
 
 
 def import_tower_code(module: str, name: str) -> Any:
-    """Import a class or function from a module on first use. A saved model contains only the modules of its towers."""
+    """Import a class or function on first use, because a saved model contains only the modules of its towers."""
     return getattr(importlib.import_module(f".{module}", __package__), name)
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def evaluate_audio_to_audio(
     split: EmbeddedSplit, options: EvaluationOptions
 ) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, Any]]:
-    """For each clip, rank the clips of other source recordings by the cosine similarity of the clip embeddings.
+    """Rank the clips of other source recordings for each clip, by the cosine similarity of the clip embeddings.
 
     A clip embedding is the mean over the chunks of the clip. A clip is a query only if it has a correct candidate. The
     bootstrap intervals resample source recordings.

@@ -53,8 +53,8 @@ class EmbeddingCache:
     def fetch(self, key: Mapping[str, Any], make: Callable[[], Arrays], keep: bool = True) -> Arrays:
         """Load the named arrays for a key from the cache, or compute and store them.
 
-        With `keep=False`, for a key that does not identify the model, the arrays are computed and not stored. An
-        unreadable cached file is computed again, with a warning.
+        Pass `keep=False` if the key does not identify the model. The arrays are then computed, but not stored. If a
+        cached file is unreadable, its arrays are computed again, with a warning.
         """
         path = None
         if self.folder is not None and keep:

@@ -100,11 +100,13 @@ class ClipEmbeddings:
         return means
 
     def similarity(self, text_embeds: np.ndarray) -> np.ndarray | LazySimilarity:
-        """Compute the cosine similarity between M texts (M, d) and the N clips. Equal embeddings have equal cosines.
+        """Compute the cosine similarity between M texts (M, d) and the N clips.
+
+        Equal embeddings have exactly equal cosines, so that metrics detect ties.
 
         Returns:
-            Similarity (M, N). It is a `LazySimilarity` for mean pooling and more than `_STORED_SIMILARITIES` values,
-            else an array.
+            Similarity (M, N). With mean pooling and more than `_STORED_SIMILARITIES` values, it is a `LazySimilarity`,
+            which is computed in tiles to save memory. Otherwise it is an array.
         """
         if self.pooling == "best" and not (self.counts == 1).all():
             # (M, P) -> (M, N): maximum over the chunks of each clip
@@ -340,7 +342,7 @@ def embed_recordings(
 def hash_recordings(rows: Any, on_bad_audio: str = "error") -> dict[str, str]:
     """Hash each recording, from the audio in its row or from its file.
 
-    Return `{clip id: SHA-256}` with hex strings, in row order. "skip" excludes missing files.
+    Return `{clip id: SHA-256}` with hex strings, in row order. With `on_bad_audio="skip"`, exclude missing files.
 
     Raises:
         ValueError: Two rows have the same id.

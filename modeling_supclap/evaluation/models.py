@@ -99,7 +99,7 @@ class EmbeddingModel:
     ) -> Iterator[encoding.AudioChunks]:
         """Split recordings into chunks and embed the chunks, as in `encoding.chunk_embeddings`.
 
-        By default, `chunk_seconds` is the model's maximum, limited to five minutes, and `hop_seconds` the chunk length.
+        By default, `chunk_seconds` is the model's maximum, limited to five minutes. By default, the hop is one chunk.
         """
         return encoding.chunk_embeddings(
             recordings,

@@ -270,8 +270,8 @@ def _write_cell(cell: Any, metric: str) -> tuple[str, str]:
 def _zero_shot(results: Results) -> tuple[dict[str, float], dict[str, Any] | None]:
     """Return the scores per class and the confusion matrix of the first prompt set.
 
-    The matrix is None for more than 100 classes or several labels per clip. Its "rows" (C, C, 2) contain the count and
-    the share of the row.
+    The matrix is None for more than 100 classes or several labels per clip. Its "rows" (C, C, 2) contain the
+    count of each cell, and its share of the row.
     """
     for language, sets in results.scores.get("zero_shot", {}).items():
         for name, set_scores in sets.items():

@@ -223,10 +223,10 @@ class Results:
     Attributes:
         content: Content of `results.json`: "schema", "model", "protocol", "scores", "versions", "run" (time and device;
             only this part differs between repeated evaluations), and "training" for a training run. "scores" is a
-            nested dict. The first key is the task. The other keys are: language, direction, metric ("retrieval");
-            language, metric ("multilingual"); language, template set, metric ("zero_shot"); language, task ("zste");
-            setting, metric ("linear_probe", "few_shot" and "audio_to_audio"); language, stage, metric ("temporal");
-            metric of the task, "main_score" ("mteb"). The language "mean" is the mean over languages, and "all"
+            nested dict with these keys, from outer to inner: ("retrieval", language, direction, metric);
+            ("multilingual", language, metric); ("zero_shot", language, template set, metric); ("zste", language, task);
+            ("linear_probe", "few_shot" or "audio_to_audio", setting, metric); ("temporal", language, stage, metric);
+            ("mteb", metric of the task, "main_score"). The language "mean" is the mean over languages, and "all"
             contains scores that compare languages.
         arrays: Content of `outcomes.npz`. "clips/..." and "captions/<language>/..." describe the data. The other names
             start with the path of a score, such as "retrieval/eng/t2a/", and contain the outcome of each query, the
@@ -347,9 +347,9 @@ def compare(
             audio policy, different missing clips or interval options always cause only a warning.
 
     Returns:
-        One dict per shared score, with "score" (its path), "first" and "second" (means), "difference"
+        One dict per shared score, with "score" (its path), "first" and "second" (means; ranks start at 1), "difference"
         (second - first), "low" and "high" (confidence interval of the difference), "p_value", and "queries" (number of
-        queries). Ranks start at 1.
+        queries).
 
     Raises:
         ValueError: The data or the settings differ, or the results have no score in common.

@@ -285,7 +285,7 @@ def resampling_units(sources: np.ndarray, groups: np.ndarray) -> np.ndarray:
 def find_top(similarity: Any) -> np.ndarray:
     """Return the ten best candidates of each query (Q, min(10, C)), best first. Ties are sorted by candidate index.
 
-    The scores, an array (Q, C) or a `LazySimilarity`, are read in blocks of 256 queries.
+    `similarity` is an array (Q, C) or a `LazySimilarity`. It is read in blocks of 256 queries.
     """
     queries, candidates = similarity.shape
     count = min(_TOP, candidates)

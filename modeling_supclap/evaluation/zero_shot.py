@@ -142,9 +142,10 @@ def score_classes(
     """Score the similarity of N clips to C classes, (N, C), against their labels, bool (N, C).
 
     Returns:
-        Tuple of the scores and the outcomes. With one label per clip: accuracy over all clips, per class and per fold;
-        the top-1 and top-5 hits, the true and the predicted class of each clip, and the confusion matrix. If clips have
-        several labels: mAP and its chance level over the classes with a clip, and the average precision of each class.
+        Tuple of the scores and the outcomes. With one label per clip, the scores are accuracies over all clips, per
+        class and per fold. The outcomes are the top-1 and top-5 hits, the true and the predicted class of each clip,
+        and the confusion matrix. If clips have several labels, the scores are mAP over the classes that have a clip,
+        and the average precision per class. The outcomes are these average precisions.
     """
     if (truth.sum(axis=1) > 1).any():
         return _score_multi_label(similarity, truth, classes, options)

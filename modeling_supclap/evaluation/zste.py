@@ -43,9 +43,9 @@ class ZSTEOptions:
         num_candidates: Number of candidate prompts in tasks 4A, 4B and 5B.
         seed: Random seed for sampling clips and candidates.
         tasks: Tasks to run, "1A" to "5B".
-        prompts: Sound names in the prompts, "labels" or "phrases". None: the names used in the model's temporal
-            post-training. If the model was not post-trained: labels if English is the only language, as in the paper,
-            else phrases.
+        prompts: Type of sound names in the prompts, "labels" or "phrases". None: use the type from the model's temporal
+            post-training. If the model was not post-trained, use labels if English is the only language (as in the
+            paper), else phrases.
     """
 
     num_items: int = 200
@@ -164,9 +164,10 @@ def evaluate_zste(
 def embed_records(
     split: EmbeddedSplit, records: Sequence[Mapping[str, Any]], join: RenderOptions
 ) -> tuple[ClipEmbeddings, dict[str, float | None]]:
-    """Compose the clips for records from `zste_set`, and embed them in this order.
+    """Compose and embed the clips that are described by records of `zste_set`, in this order.
 
-    Also return the maximum recording length in seconds as `{"single": ..., "pair": ...}`; None means no limit.
+    Return the embeddings, and the maximum length of a recording in seconds as `{"single": ..., "pair": ...}`. None
+    means no limit.
     """
     model, policy = split.model, split.policy
     assert model is not None

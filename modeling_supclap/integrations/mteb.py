@@ -137,10 +137,10 @@ class SupCLAPEncoder(AbsEncoder):
         return total if len(parts) == 1 else total / np.linalg.norm(total, axis=-1, keepdims=True).clip(1e-12)
 
     def _language(self, task_metadata: Any, hf_subset: str) -> str | None:
-        """Return the language code of a task for the tokenizer, or for the model if it has no processor.
+        """Return the language code for the texts of a task: the language of the task, if it has only one.
 
-        If the task has several languages, or one that the tokenizer does not support, return `self.language`. If the
-        model has no processor, the default is English.
+        If it has several languages, or one that the tokenizer does not support, return `self.language`. A model without
+        a processor uses ISO 639-3 codes, by default "eng".
         """
         languages = set(task_metadata.hf_subsets_to_langscripts.get(hf_subset) or [])
         languages -= {"zxx-Zxxx"}  # mteb's code for "no linguistic content"

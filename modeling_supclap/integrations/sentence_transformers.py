@@ -77,7 +77,7 @@ class SupCLAPModule(InputModule):
 
     @property
     def tokenizer(self) -> Any:  # type: ignore[override]  # an attribute in the base class
-        """Tokenizer of the processor, which sentence-transformers reads."""
+        """Tokenizer of the processor, for sentence-transformers."""
         return self.processor.tokenizer
 
     @property

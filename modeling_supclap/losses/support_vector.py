@@ -93,7 +93,7 @@ def support_vectors(
 
 
 def _zero_to_infinity(norm: Tensor) -> Tensor:
-    """Replace norms up to the square root of the machine epsilon by infinity, before a division by them."""
+    """Replace norms up to the square root of the machine epsilon by infinity, so that dividing by them returns 0."""
     return F.threshold(norm, torch.finfo(norm.dtype).eps ** 0.5, torch.inf)
 
 

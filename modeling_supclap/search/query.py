@@ -152,9 +152,9 @@ class Searcher:
         return bool(hits) and hits[0].score > self.background(within)
 
     def background(self, within: str | None = None) -> float:
-        """Return the 95 % quantile of the best scores of `BACKGROUND_TEXTS` in the index, or in the file `within`.
+        """Return the 95 % quantile of the best scores of texts that describe no sound (`BACKGROUND_TEXTS`).
 
-        It is computed again if the index has changed.
+        The texts are searched in the index, or in the file `within`. If the index has changed, they are searched again.
         """
         version = self.index.windows.version, within
         if self._background is None or self._background[0] != version:

@@ -221,11 +221,11 @@ class LanguageErrorsCallback(TrainerCallback):
     """Callback that logs the errors from training on only some languages per step (ATRI 3.2, eq. 6).
 
     The errors are computed on the last batch before each log, without dropout, from the captions in all K languages. A
-    log costs as much as a KCL training step, and contains the values of the first process.
+    log costs as much compute as a KCL training step. It contains only the values of the first process.
 
-    - `data_distribution_error`: `losses.data_distribution_error`, 0 to 2. If all similarities are equal, it is 0 for
-      KCL, 2(1 - 2/K) for CACL and 2(1 - 1/K) for one language.
-    - `alignment_direction_error`: `losses.alignment_direction_error`, in degrees.
+    - `data_distribution_error`: Result of `losses.data_distribution_error`, 0 to 2. If all similarities are equal, it
+      is 0 for KCL, 2(1 - 2/K) for CACL and 2(1 - 1/K) for one language.
+    - `alignment_direction_error`: Result of `losses.alignment_direction_error`, in degrees.
     - `weight_error`: Distance between the weights after one SGD step on the trained languages and after one SGD step on
       all languages, divided by the learning rate. It is the norm of the gradient of `losses.weight_error_term` with
       respect to all trainable weights.

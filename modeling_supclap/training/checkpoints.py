@@ -148,7 +148,7 @@ def write_run_file(
 def refuse_another_run(
     checkpoint: str | Path, args: TrainingArguments, module: nn.Module, batches: EpochBatches | None = None
 ) -> None:
-    """Raise ValueError if a checkpoint is incomplete, or has other settings or other trainable parameters.
+    """Raise ValueError if a checkpoint is incomplete, or if its settings or trainable parameters differ from this run.
 
     The message lists the differences.
     """
@@ -184,7 +184,7 @@ def refuse_another_run(
 
 
 def _settings(args: TrainingArguments, batches: EpochBatches | None) -> dict[str, Any]:
-    """Return the settings that a resumed run must not change: arguments of this package, seed, and stream batches."""
+    """Return the settings that a resumed run must not change: our arguments, the seed, and the batches of a stream."""
     names = set(type(args).__dataclass_fields__) - set(TrainingArguments.__dataclass_fields__) - _MAY_CHANGE
     settings = {name: redact(getattr(args, name)) for name in sorted(names | {"seed"})}  # folders without their paths
     if batches is not None:

@@ -35,7 +35,7 @@ Row = Mapping[str, Any]
 
 
 class IndexedRows(Dataset):
-    """Dataset wrapper that adds the row index as `clip_index`, which identifies the clip of an embedding or an error.
+    """Dataset wrapper that adds the row index as `clip_index`, to identify clips in predictions and error messages.
 
     The optional column `schema.EXPECTED_COUNT` contains the expected number of copies c of each row in an epoch. Each
     epoch then contains floor(c) or ceil(c) copies of a row (systematic resampling), and all epochs have the same
@@ -45,7 +45,7 @@ class IndexedRows(Dataset):
         rows: Map-style dataset of rows as described in `datasets_scripts/schema.py`.
         every_caption_in: Language code. If set, each clip is repeated for each of its captions in this language, and
             the caption index is added as `caption_number`. None: each clip appears once.
-        seed: Random seed. None: ignore expected counts, for evaluation.
+        seed: Random seed. None: ignore the expected counts, as in evaluation.
     """
 
     def __init__(self, rows: Any, every_caption_in: str | None = None, seed: int | None = None) -> None:
@@ -202,7 +202,8 @@ class TrainingCollator(ContrastiveCollator):
 
     Args:
         languages: ISO 639-3 codes; the first is the anchor language.
-        positives: `clip` or `captions` (see `group_id`).
+        positives: `clip`: each clip has its own group id. `captions`: clips with identical captions have the same group
+            id, and are positives of each other.
         max_audio_seconds: Maximum duration. Longer recordings are cropped at a random position. If the feature
             extractor has a lower maximum (10 s for CLAP), the lower one is used.
         scheme: How to select the captions of a clip. `random`: one caption in a random language of the clip, K = 1
@@ -282,8 +283,7 @@ class EvaluationCollator(ContrastiveCollator):
     """Deterministic evaluation collator with all captions of each clip. Long recordings are cropped to their beginning.
 
     The text tensors are `(B, K, L)`, with captions in the order of `languages`. K is the largest number of captions per
-    clip in the batch. If a clip has fewer captions, its first caption is repeated. The embeddings of the copies must be
-    ignored.
+    clip in the batch. If a clip has fewer captions, its first caption is repeated. Metrics must ignore the copies.
     """
 
     def __call__(self, rows: Sequence[Row]) -> dict[str, Any]:
@@ -307,7 +307,7 @@ class TemporalCollator(TrainingCollator):
     and `group_ids` `(B, R)`, equal for items with the same meaning. In stage a it also contains `class_ids` `(B, 3)`.
 
     Args:
-        items: Source of recordings, relations and captions. It samples new items for each epoch.
+        items: Source of recordings, temporal relations and captions. It samples new items for each epoch.
         stage: `a` or `b`.
         window_seconds: Maximum duration that the model can process in one window (10.12 s for CED). None: no limit.
         **shared: `languages`, `seed`, `max_audio_seconds` and `scheme`, as in `TrainingCollator`, with two differences.

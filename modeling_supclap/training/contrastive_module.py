@@ -110,7 +110,8 @@ class ContrastiveModule(nn.Module):
             attention_mask: `(B, K, L)`, 1 for real tokens.
             audio_attention_mask: `(B R, frames)`, 1 for real frames.
             is_longer: `(B R, 1)`, input for HTSAT towers.
-            group_ids: Group ids of the clips, for the objective. `class_ids` are those of TeminAL stage a.
+            group_ids: Group ids of the clips, for the objective. `class_ids` are also for the objective, in TeminAL
+                stage a.
             audio_lengths: Number of real frames of each of the B R clips. None: computed from the mask, which makes the
                 CPU wait for the GPU.
             text_lengths: Number of real tokens of each of the B K texts, like `audio_lengths`.

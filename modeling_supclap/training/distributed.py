@@ -1,4 +1,4 @@
-"""All-gather with gradients, and the end of the process group."""
+"""All-gather with gradients, and shutdown of the process group."""
 
 from __future__ import annotations
 

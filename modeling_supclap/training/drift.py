@@ -23,7 +23,9 @@ from ..losses.support_vector import DynamicRadius, Similarity, displacement_rati
 
 
 def decompose(force: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
-    """Split each force (N, d) into components (N, d) parallel and perpendicular to a unit vector. The vector may be 0.
+    """Split each force (N, d) into components (N, d) parallel and perpendicular to a unit vector.
+
+    If the vector is 0, the parallel component is 0.
 
     >>> parallel, perpendicular = decompose(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 1.0]]))
     >>> parallel.tolist(), perpendicular.tolist()
