@@ -49,7 +49,7 @@ bench: setup
 bench-large: setup
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py --large $(ARGS)
 
-# Training the papers' models on a GPU beside a plain loop: clips per second, TFLOP/s, memory.
+# Training the papers' models on a GPU beside a plain loop: clips per second, TFLOP/s, memory. On a CPU: counts of operator calls.
 bench-gpu: setup
 	$(BIN)/python benchmarks/run.py --only gpu --output benchmarks/results-gpu.md
 

@@ -6,7 +6,7 @@ The models are CED-base with the SONAR or LaBSE text encoder, random weights, bf
 clips are int16 samples in pinned memory. Spectrograms are computed on the GPU, as with `features_on_device`. The goals
 are 45 % of the FLOP/s of the fastest bfloat16 square matrix product, one epoch of AudioCaps (49,274 clips) in 25 s, a
 tenth of the 248 s in the SupCLAP paper, and the overheads of SVR and KCL that the papers print. `make bench-gpu` writes
-`benchmarks/results-gpu.md`.
+`benchmarks/results-gpu.md`. Without a GPU, the table has the operator calls of a step with narrow towers.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from typing import Any
 
 import torch
 from rows import Row, run_script
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import BertConfig
 
 from modeling_supclap import CEDConfig, CEDFeatureExtractor, SupCLAPConfig, SupCLAPModel
 from modeling_supclap.configuration_supclap import SONAR_TEXT_CONFIG
+from modeling_supclap.training import contrastive_module
 from modeling_supclap.training.contrastive_module import ContrastiveModule
 from modeling_supclap.training.grad_cache import real_lengths
 from modeling_supclap.training.objectives import TemporalObjective, build_objective
@@ -48,10 +50,13 @@ class PlainModule(ContrastiveModule):
         return embeds
 
 
-def build_module(text: str, name: str, kind: type[ContrastiveModule]) -> ContrastiveModule:
-    """Build a training module with random weights: CED-base, and "SONAR" or "LaBSE"."""
+def build_module(text: str, name: str, kind: type[ContrastiveModule], device: str) -> ContrastiveModule:
+    """Build a training module with random weights: CED-base, and "SONAR" or "LaBSE". On a CPU its layers are narrow."""
     audio = CEDConfig(embed_dim=768, depth=12, num_heads=12)
     config: Any = SONAR_TEXT_CONFIG if text == "SONAR" else BertConfig(vocab_size=501_153)
+    if device == "cpu":
+        audio = CEDConfig(embed_dim=24, depth=12, num_heads=3)
+        config = BertConfig(vocab_size=30_000, hidden_size=24, num_attention_heads=3, intermediate_size=48)
     objective: Any = TemporalObjective("b")
     if name != "TeminAL":
         options: Any = {"svr": "bi-static"} if name == "SVR" else {"loss": "kcl"} if name == "KCL of 8" else {}
@@ -59,17 +64,57 @@ def build_module(text: str, name: str, kind: type[ContrastiveModule]) -> Contras
         args = SupCLAPTrainingArguments("outputs", report_to="none", languages=languages, **options)
         objective = build_objective(args)
     model: Any = SupCLAPModel(SupCLAPConfig(audio_config=audio, text_config=config, projection_dim=1024))
-    return kind(model, objective).to("cuda").train()
+    return kind(model, objective).to(device).train()
 
 
-def make_batch(rows: int, clips: int, texts: int) -> tuple[torch.Tensor, dict[str, Any]]:
+def make_batch(rows: int, clips: int, texts: int, device: str) -> tuple[torch.Tensor, dict[str, Any]]:
     """Draw samples, int16 `(clips, samples)`, and the other inputs of a training step. Captions have 5 to 40 tokens."""
     generator = torch.Generator().manual_seed(0)
-    samples = torch.randint(-9000, 9000, (rows * clips, SECONDS * RATE_HZ), dtype=torch.int16, generator=generator)
+    seconds = SECONDS if device == "cuda" else 1
+    samples = torch.randint(-9000, 9000, (rows * clips, seconds * RATE_HZ), dtype=torch.int16, generator=generator)
     mask = torch.arange(40) < torch.randint(5, 41, (rows, texts, 1), generator=generator)
     ids = torch.randint(5, 30_000, mask.shape, generator=generator)
-    inputs = {"input_ids": ids.cuda(), "attention_mask": mask.long().cuda(), "text_lengths": real_lengths(mask)}
+    inputs = {"input_ids": ids.to(device), "attention_mask": mask.long().to(device), "text_lengths": real_lengths(mask)}
     return samples, inputs
+
+
+class Launches(TorchDispatchMode):
+    """Count operator calls that start kernels (all except views), and calls that make the CPU wait for the GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels = self.waits = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.kernels += not function.is_view
+        self.waits += function.overloadpacket.__name__ in ("_local_scalar_dense", "nonzero", "_unique2")
+        return function(*args, **(kwargs or {}))
+
+
+def count_launches() -> list[Row]:
+    """Count the operator calls of a step of each objective, ours and a plain loop's, with the chunks of a GPU."""
+    contrastive_module._KEPT_CELLS["cpu"] = contrastive_module._KEPT_CELLS["cuda"]
+    rows, kernels = [], {}
+    for name, (count, clips, texts) in OBJECTIVES.items():
+        for kind in (PlainModule, ContrastiveModule):
+            module = build_module("LaBSE", name, kind, "cpu")
+            samples, inputs = make_batch(min(count, 24), clips, texts, "cpu")
+            inputs |= CEDFeatureExtractor().on_device(samples, torch.full((len(samples),), RATE_HZ))
+            if name != "TeminAL":
+                inputs["group_ids"] = torch.arange(count)
+            inputs["audio_lengths"] = real_lengths(inputs["audio_attention_mask"])
+            module(**inputs)  # sets the radii
+            with Launches() as launches:
+                module(**inputs).loss.backward()
+            way = "a plain loop" if kind is PlainModule else "ours"
+            kernels[name, way] = launches.kernels
+            rows.append(Row(name, f"operator calls of a step, {way}", launches.kernels, None, "", ""))
+            bound = "" if kind is PlainModule else "<= 2"
+            rows.append(Row(name, f"waits for the GPU, {way}", launches.waits, None, bound, ""))
+    added = kernels["SVR", "ours"] - kernels["InfoNCE", "ours"]
+    ratio = kernels["KCL of 8", "ours"] / kernels["KCL of 8", "a plain loop"]
+    rows.append(Row("SVR", "operator calls added to InfoNCE", added, None, "<= 40", ""))
+    return [*rows, Row("KCL of 8", "operator calls / a plain loop's", ratio, None, "<= 1.3", "")]
 
 
 def measure_ceiling(side: int = 8192) -> float:
@@ -88,9 +133,9 @@ def measure_ceiling(side: int = 8192) -> float:
 
 def measure_step(text: str, name: str, kind: type[ContrastiveModule], steps: int) -> dict[str, float]:
     """Measure training steps: seconds and FLOP per step, and peak memory in bytes."""
-    module = build_module(text, name, kind)
+    module = build_module(text, name, kind, "cuda")
     optimizer = torch.optim.Adam(module.parameters(), lr=1e-6, fused=True)
-    samples, inputs = make_batch(*OBJECTIVES[name])
+    samples, inputs = make_batch(*OBJECTIVES[name], "cuda")
     extractor, counts = CEDFeatureExtractor(), torch.full((len(samples),), samples.shape[1], device="cuda")
     samples = samples.pin_memory()
 
@@ -152,8 +197,10 @@ def measure_training(text: str, steps: int, ceiling: float) -> list[Row]:
 
 
 def measure(steps: int = 20) -> list[Row]:
-    """Measure training on a GPU. Return the rows of the results table."""
+    """Measure training on a GPU. On a CPU, count the operator calls. Return the rows of the results table."""
     torch.manual_seed(0)
+    if not torch.cuda.is_available():
+        return count_launches()
     ceiling = measure_ceiling()
     return [*measure_training("SONAR", steps, ceiling), *measure_training("LaBSE", steps, ceiling)]
 
