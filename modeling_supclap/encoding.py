@@ -84,7 +84,7 @@ def chunk_embeddings(
     """Split recordings into chunks and embed the chunks.
 
     Args:
-        recordings: Recordings; may be a generator.
+        recordings: Iterable of recordings, such as a list or a generator.
         encode: Function that embeds n waveforms (samples,) at `rate_hz` as (n, d).
         chunk_samples: Chunk length in samples. A shorter recording is a single chunk.
         hop_samples: Distance between the starts of two chunks in samples. None: use `chunk_samples`.
@@ -211,12 +211,12 @@ def encode_audio(  # type: ignore[misc]  # mypy compares the keywords of an over
 
     Args:
         model: Model with a `get_audio_features` method.
-        audio: One recording or a list of recordings. A recording is one of: a path, a URL, another fsspec address
-            (`s3://...`, if the package is installed), an open file or the bytes of a file; a waveform (samples,),
-            (channels, samples) or (samples, channels), alone or as a pair with its sampling rate, as in torchaudio,
-            librosa, scipy and Gradio; a mapping with "array" and "sampling_rate"; a value from a `datasets.Audio`
-            column, decoded or not. A 2-D array outside a list is a batch (clips, samples), or one recording if it has
-            more than eight rows and at most eight columns; an array with two rows is ambiguous and raises. Floats have
+        audio: One recording or a list of recordings. A recording is a file (a path, a URL, an open file or the bytes of
+            a file), a waveform (samples,), (channels, samples) or (samples, channels), or a pair of a waveform and its
+            sampling rate, as in torchaudio, librosa, scipy and Gradio. It may also be a mapping with "array" and
+            "sampling_rate", or a value from a `datasets.Audio` column. Other fsspec addresses, such as `s3://...`,
+            require this package. A 2-D array outside a list is a batch (clips, samples). It is one recording if it has
+            more than eight rows and at most eight columns. An array with two rows is ambiguous and raises. Floats have
             full scale 1; int16 and int32 are PCM.
         processor: Processor of the model. None: use `model.processor`.
         sampling_rate: Sampling rate of the waveforms in hertz: one value for all, or a list with one value per input.
@@ -367,7 +367,9 @@ class EncodingMixin:
 
     @property
     def processor(self) -> Any:
-        """Processor of the model, loaded on first use from the model's folder or Hub id. Can be set by assignment.
+        """Processor of the model.
+
+        It is loaded on first use from the model's folder or Hub id, and can be replaced by assignment.
 
         Raises:
             ValueError: The model was not loaded from a folder or the Hub, or its processor cannot be loaded.
@@ -456,9 +458,9 @@ def max_chunk_seconds(feature_extractor: Any) -> float | None:
 
 
 def min_clip_samples(feature_extractor: Any) -> int:
-    """Return the minimum clip length in samples. For extractors of transformers, except that of CLAP, this is 50 ms.
+    """Return the minimum clip length in samples. For transformers encoders except CLAP, this is 50 ms.
 
-    SEW and wav2vec2-BERT need two frames of 25 ms; AST and wav2vec 2.0 need one.
+    The reason is that SEW and wav2vec2-BERT need two frames of 25 ms. AST and wav2vec 2.0 need only one.
     """
     has_limit = {"audio_attention_mask", "is_longer"}.isdisjoint(feature_extractor.model_input_names)
     return getattr(feature_extractor, "min_samples", feature_extractor.sampling_rate // 20 if has_limit else 1)

@@ -67,6 +67,7 @@ def localize(
         audio: One recording of any length and sampling rate. `processor`, `sampling_rate` and `device` are as
             in `encode_audio`.
         texts: One text or a list of texts. `language` is as in `encode_text`.
+        window_seconds: Length of a window in seconds.
         hop_seconds: Time between the starts of two windows in seconds.
         chunk_seconds: Chunk length for the audio tower in seconds, preferably the length of the training clips. None:
             use 5 s, or the fixed input length of the feature extractor (CLAP: 10 s).

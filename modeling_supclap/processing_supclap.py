@@ -31,7 +31,7 @@ _PUNCTUATION = re.compile('[(),.!?;:|*"，。！？；：、]')
 
 
 class SupCLAPAudioKwargs(TypedDict, total=False):
-    """Options for the feature extractor. `max_length` and `padding` are not included; they apply to captions only."""
+    """Options for the feature extractor, without `max_length` and `padding`, which apply to captions only."""
 
     return_tensors: str | None
 
@@ -77,7 +77,7 @@ class SupCLAPProcessor(ProcessorMixin):
         """Build a processor from the feature extractor of an audio encoder and the tokenizer of a text encoder.
 
         Args:
-            audio: Hub id or folder of the audio encoder; `text` is that of the text encoder.
+            audio, text: Hub ids or folders of the two encoders.
             caption_prefix: Text to insert before every caption. None: use the prompt of a sentence-transformers
                 model, and no prefix for other encoders.
             **kwargs: Options of the tokenizer. For a sentence-transformers model, `model_max_length` defaults to its
@@ -225,7 +225,7 @@ class SupCLAPProcessor(ProcessorMixin):
 
     @property
     def max_tokens(self) -> int:
-        """Maximum number of tokens per caption. If the tokenizer has no limit: 514 for SONAR, 512 for others."""
+        """Maximum number of tokens per caption: the tokenizer's limit, or else 514 for SONAR and 512 for others."""
         if self.tokenizer.model_max_length < 1_000_000:  # 1e30 in transformers means no limit
             return self.tokenizer.model_max_length
         return SONAR_MAX_TOKENS if _language_ids(self.tokenizer) else BERT_MAX_TOKENS

@@ -105,7 +105,7 @@ class StrictLoadingMixin:
 
         Raises:
             OSError: The folder or Hub id does not exist, or a weight file is damaged.
-            ValueError: The checkpoint contains another model or only an adapter, or weights are missing.
+            ValueError: The checkpoint contains a different model or only an adapter, or weights are missing.
         """
         _check_source(pretrained_model_name_or_path)
         parent: Any = super()

@@ -135,10 +135,10 @@ def read_checkpoint(origin: str | Path, revision: str | None = None) -> Checkpoi
 
 
 def get_state_dict(loaded: Any, name: str) -> tuple[dict[str, torch.Tensor], list[str]]:
-    """Extract the state dict from a loaded file. It may be stored under "state_dict" or "model".
+    """Return the state dict of a loaded file, and the names of all other entries in the file.
 
-    Legacy fairseq saves an `embed_tokens` module in addition to the state dict. Its weight is added to the result. Also
-    return the names of all other entries in the file.
+    The state dict may be stored under "state_dict" or "model". Legacy fairseq saves an `embed_tokens` module in
+    addition. Its weight is added to the state dict.
 
     Raises:
         ValueError: There are no tensors, or some values are not tensors.
@@ -168,7 +168,7 @@ def get_state_dict(loaded: Any, name: str) -> tuple[dict[str, torch.Tensor], lis
 
 
 def _download(origin: str, revision: str | None) -> tuple[Path, str, str]:
-    """Download a Hub repository or one of its files; return the local path, the repository id and the commit."""
+    """Download a Hub repository or one of its files. Return the local path, the repository id and the commit."""
     parts = origin.split("/")
     repository, file = "/".join(parts[:2]), "/".join(parts[2:])
     if not is_hub_id(repository):

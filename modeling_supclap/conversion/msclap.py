@@ -96,7 +96,7 @@ def prepare_gpt2_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
 def _audio_tower(
     tensors: Tensors,
 ) -> tuple[dict[str, torch.Tensor], PreTrainedConfig, MSCLAPFeatureExtractor, dict[str, int]]:
-    """Convert the audio tower; return its tensors, configuration, feature extractor and counts of unused tensors."""
+    """Convert the audio tower. Return its tensors, configuration, feature extractor and counts of unused tensors."""
     htsat = tensors.below(HTSAT)
     if htsat:
         # The mel filters are those for 32 kHz, because the authors' code uses HTSAT's settings for them.

@@ -40,7 +40,8 @@ def sonar_from_tensors(
 ) -> tuple[SonarTextModel, dict[str, int]]:
     """Build a `SonarTextModel` from Meta's `sonar_text_encoder.pt` or a transformers `M2M100Encoder` checkpoint.
 
-    If `config`, the content of `config.json`, is None or empty, it is derived from the tensor shapes.
+    `config` is the content of `config.json`. If it is None or empty, the configuration is derived from the tensor
+    shapes.
 
     Returns:
         The encoder (float32, evaluation mode), and the number of unused tensors as `{description: number}`.

@@ -30,7 +30,7 @@ class Tensors(dict[str, torch.Tensor]):
         return model.eval()
 
     def rename(self, rules: Sequence[tuple[str, str]]) -> Tensors:
-        """Return the tensors with new names; raise ValueError if two tensors would have the same name.
+        """Return the tensors with new names. Raise ValueError if two tensors would have the same name.
 
         `rules` are pairs (regular expression, replacement). For each name, the first matching rule applies.
         """
@@ -78,7 +78,7 @@ class Tensors(dict[str, torch.Tensor]):
         return max((int(match[1]) + 1 for match in matches if match), default=0)
 
     def count_heads(self, width: int, head_dim: int) -> int:
-        """Return the number of attention heads, width / head_dim; raise ValueError if it is not a whole number."""
+        """Return the number of attention heads, width / head_dim. Raise ValueError if it is not a whole number."""
         if width % head_dim:
             raise ValueError(
                 f"{self.origin} has width {width}, not a multiple of the published head width {head_dim}. Give a "
@@ -87,7 +87,7 @@ class Tensors(dict[str, torch.Tensor]):
         return width // head_dim
 
     def get_shape(self, name: str, axes: int) -> tuple[int, ...]:
-        """Return the shape of a tensor; raise ValueError if the tensor is missing or does not have `axes` axes."""
+        """Return the shape of a tensor. Raise ValueError if the tensor is missing or does not have `axes` axes."""
         if name not in self:
             raise ValueError(f"{self.origin} lacks {name}; among its {len(self)} tensors are {sorted(self)[:3]}")
         shape = tuple(self[name].shape)
@@ -101,8 +101,8 @@ class Tensors(dict[str, torch.Tensor]):
         `advice` describes the expected front end in the error message.
 
         Raises:
-            ValueError: The constant is missing, has another shape, or differs by more than 1e-4 of its maximum (plus
-                rounding in half precision).
+            ValueError: The constant is missing, has a different shape, or differs by more than 1e-4 of its maximum
+                (plus rounding in half precision).
         """
         constant = self.get(name)
         if constant is None or constant.shape != expected.shape:
@@ -147,7 +147,7 @@ def fill_exactly(model: nn.Module, tensors: Mapping[str, torch.Tensor], origin: 
 
 
 def refuse_faults(origin: str, target: str, faults: Mapping[str, list[str]]) -> None:
-    """Raise ValueError with the first names of each list in `{fault: [tensor name, ...]}` that is not empty."""
+    """Raise ValueError if a list in `{fault: [tensor name, ...]}` is not empty, with its first names in the message."""
     messages = [f"{len(names)} {fault} ({', '.join(names[:3])})" for fault, names in faults.items() if names]
     if messages:
         raise ValueError(f"{origin} does not fit {target}: {', '.join(messages)}")

@@ -56,7 +56,7 @@ def embed_in_chunks(
             input must then have size L or 1. None: rows keep their order and padding.
         kept_cells: Maximum cells with activations in memory. The last chunk always keeps its activations.
         fewest_cells: A much shorter row starts a new chunk if the current chunk has at least this number of cells.
-            None: fill each chunk.
+            None: always fill each chunk.
         tokens: Embedding table that `embed` uses for `input_ids`. If there are several chunks, the table is read once
             per batch. Its gradient, which is as large as the table, is then computed once, not once per chunk.
         lengths: `real_lengths` of the mask. None: computed from the mask.

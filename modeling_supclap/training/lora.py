@@ -1,6 +1,6 @@
 """Parameter-efficient fine-tuning of a trained model: train its last blocks, or low-rank adapters (LoRA).
 
-`train_last_layers` freezes all other parameters, because PEFT cannot train whole blocks without an adapter elsewhere.
+`train_last_layers` does not use PEFT, because PEFT cannot train whole blocks unless another module has an adapter.
 `add_lora` uses PEFT with full dotted names, because PEFT matches names by suffix and "layers.2" would match both
 towers.
 """
@@ -139,8 +139,8 @@ def add_lora(
 def merge_lora(model: SupCLAPModel) -> SupCLAPModel:
     """Merge the adapters from `add_lora` into the weights: W + (alpha / rank) B A.
 
-    The model is changed in place and returned. Its outputs change only by rounding. Its modules and names are those
-    from before `add_lora`, and all its parameters are trainable.
+    The model is changed in place and returned. Its outputs change only by rounding. Its modules have the same
+    names as before `add_lora`, and all its parameters are trainable.
     """
     if not getattr(model, "peft_config", None):
         raise ValueError("the model has no adapters to merge; call add_lora first")

@@ -164,8 +164,8 @@ class ContrastiveObjective(nn.Module):
 
         Args:
             audio_embeds: `(N, d)`, unit norm.
-            text_embeds: `(N, K, d)`, unit norm. For `kcl` and `cacl`, the captions in K languages, the anchor language
-                first. For other losses K = 1.
+            text_embeds: `(N, K, d)`, unit norm. For `kcl` and `cacl`, these are captions in K languages, with the
+                anchor language first. For other losses K = 1.
             logit_scale: 1 / temperature, `()`.
             logit_bias: SigLIP bias, `()`.
             group_ids: `(N,)` integers; clips with equal ids are positives of each other.

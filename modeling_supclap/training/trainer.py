@@ -339,7 +339,7 @@ class SupCLAPTrainer(Trainer):
 
         Raises:
             RuntimeError: Another run is using the output folder.
-            ValueError: The checkpoint is incomplete, or was saved with other settings. The message lists the
+            ValueError: The checkpoint is incomplete, or was saved with different settings. The message lists the
                 differences.
         """
         folder = self.args.output_dir or "."
