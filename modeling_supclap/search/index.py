@@ -57,7 +57,7 @@ class IndexReport:
     """Summary of a `build_index` call: numbers of files and windows, and the duration of the call.
 
     Attributes:
-        added: Number of new files. Unreadable files count neither as added nor as changed.
+        added: Number of new files. Unreadable files are not counted as added, changed or unchanged.
         changed: Number of files with changed content, or that were unreadable before.
         removed: Number of files that no longer exist.
         unreadable: Unreadable files, `{path: error message}`.
@@ -345,8 +345,7 @@ def build_index(
         barrier: Function that waits for all processes.
 
     Returns:
-        Summary of the changes. Each process counts its own files; only rank 0 sets `removed`, `windows`, `unreadable`
-        and `recall`.
+        Summary of the changes by all processes, in rank 0. In other processes, only `seconds` is set.
 
     Raises:
         InUseError: Another process is writing to the index.
@@ -398,10 +397,9 @@ def build_index(
         for name in sorted(files)[rank::processes]:
             row, stamp = known.get(name), _stamp(files[name])
             if row is not None and stamp == (row["size"], row["modified_ns"], row["changed_ns"]) != _UNKNOWN:
-                report.unchanged += 1
-            elif row is not None and row["digest"] and _digest(files[name]) == row["digest"]:
+                continue
+            if row is not None and row["digest"] and _digest(files[name]) == row["digest"]:
                 moved.append({**row, **stamp._asdict()})
-                report.unchanged += 1
             else:
                 todo.append(name)
         if moved:  # new times, but unchanged content
@@ -413,9 +411,6 @@ def build_index(
         entries = iter(progress(entries, "indexing", len(todo), "files", not show_progress_bar or rank > 0))
         while entries_done := list(itertools.islice(entries, _FILES_AT_ONCE)):
             store.replace(entries_done)
-            for entry in entries_done:
-                report.changed += entry.file in known and not entry.problem
-                report.added += entry.file not in known and not entry.problem
         barrier()
 
         if rank == 0:
@@ -423,6 +418,11 @@ def build_index(
             report.windows = store.windows.count_rows()
             rows = store.known_files()
             report.unreadable = {name: row["problem"] for name, row in rows.items() if row["problem"]}
+            readable = rows.keys() - report.unreadable.keys()
+            report.added = len(readable - known.keys())
+            same = (known[name]["digest"] == rows[name]["digest"] for name in readable & known.keys())
+            report.unchanged = sum(same)
+            report.changed = len(readable) - report.added - report.unchanged
         report.seconds = time.perf_counter() - started
         return report
 
