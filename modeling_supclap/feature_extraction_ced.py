@@ -35,7 +35,7 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
             with silence (-100 dB), which the model masks.
         min_frames: Minimum clip length, the frames of one patch (16 for CED, 4 for Dasheng).
 
-    The settings of the FFT and the mel bands are those of `CEDConfig`. `center` mirrors both ends of a clip.
+    `CEDConfig` describes the settings of the FFT and the mel bands. With `center`, both ends of a clip are mirrored.
 
     Example:
         >>> extractor = CEDFeatureExtractor()

@@ -217,8 +217,8 @@ class CEDModel(CEDPreTrainedModel):
         Returns:
             Output with `pooler_output` (B, D), and `last_hidden_state` (B, chunks * tokens per chunk, D). Tokens are
             ordered by chunk, patch row (mel) and patch column (time); padding tokens are zero. The first axis of
-            `hidden_states` and `attentions` is chunks: all chunks of clip 0, then of clip 1, and so on. Chunks with
-            only padding are excluded, except in a compiled model.
+            `hidden_states` and `attentions` is the index of a chunk: all chunks of clip 0, then of clip 1, and so on.
+            Chunks with only padding are excluded, except in a compiled model.
 
         Raises:
             ValueError: The input or mask has a wrong shape, the mask is not ones followed by zeros, or a clip is

@@ -39,7 +39,7 @@ class ClipPipeline(ZeroShotAudioClassificationPipeline):
         return super()._forward(self._swap_axes(args[0]), *args[1:], **kwargs)
 
     def _swap_axes(self, inputs: Any) -> Any:
-        """Swap (B, mels, T) and (B, T, mels) for CED; return other inputs unchanged."""
+        """Swap (B, mels, T) and (B, T, mels) for CED. Return other inputs unchanged."""
         extractor: Any = self.feature_extractor
         if "audio_attention_mask" in extractor.model_input_names:
             inputs["input_features"] = inputs["input_features"].transpose(1, 2)

@@ -139,7 +139,7 @@ def prepare_parts(
         allowed = np.flatnonzero(~np.isin(train.sources, split.sources[tested]))
         if len(set(train.sources[allowed].tolist())) < 2 or train_truth[allowed].any(axis=0).sum() < 2:
             raise ValueError(
-                f"{len(allowed)} training clips are of other recordings than the {len(tested)} clips to classify; a "
+                f"{len(allowed)} training clips come from other recordings than the {len(tested)} clips to classify; a "
                 "probe needs clips of two or more recordings and classes: set another --train_split, or all --folds"
             )
         ((fitted, held),) = splitter.split(allowed, groups=train.sources[allowed])

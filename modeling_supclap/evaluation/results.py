@@ -283,7 +283,7 @@ class Results:
         outcomes = path.with_name("outcomes.npz")
         packed = outcomes.read_bytes()
         if hashlib.sha256(packed).hexdigest() != content.pop("outcomes_sha256", None):
-            raise ValueError(f"{outcomes} and {path.name} are of different runs; evaluate again")
+            raise ValueError(f"{outcomes} and {path.name} come from different runs; evaluate again")
         with np.load(io.BytesIO(packed), allow_pickle=False) as stored:
             return cls(content, dict(stored))
 

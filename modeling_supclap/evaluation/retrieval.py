@@ -180,7 +180,7 @@ def evaluate_retrieval(
 def retrieval_metrics(dataset: Any, languages: Sequence[str], positives: str) -> Callable[[Any], dict[str, float]]:
     """Create a `compute_metrics` function for the Trainer.
 
-    `dataset` is the evaluation dataset (`IndexedRows`), and `languages` are those of the evaluation collator.
+    `dataset` is the evaluation dataset (`IndexedRows`), and `languages` are the languages of the evaluation collator.
 
     Returns:
         Function from the Trainer's `EvalPrediction` (predictions: audio and text embeddings; label ids: clip indices)

@@ -153,7 +153,7 @@ class SupCLAPEncoder(AbsEncoder):
 
 
 def load_task(name: str) -> Any:
-    """Return a task of mteb, such as "ESC50_Zeroshot"; raise ValueError if it does not exist."""
+    """Return a task of mteb, such as "ESC50_Zeroshot". Raise ValueError if it does not exist."""
     try:
         return mteb.get_task(name)
     except KeyError as error:

@@ -49,7 +49,7 @@ def kcl_loss(
         audio_embeds: (N, d), unit norm.
         text_embeds: (N, K, d), unit norm; [i, k] is the caption of clip i in language k.
 
-    The other arguments and the result are those of `info_nce`.
+    All other arguments and the result are the same as in `info_nce`.
 
     Raises:
         ValueError: There is only one language, the shapes do not match, or there are fewer than two clips.
@@ -85,7 +85,7 @@ def cacl_loss(
         anchor_text_embeds: (N, d), unit norm; captions in the anchor language, English.
         other_text_embeds: (N, d), unit norm; the same captions, each in another language chosen at random.
 
-    The other arguments, the result and the errors are those of `info_nce`.
+    All other arguments, the result and the errors are the same as in `info_nce`.
 
     >>> pairs = torch.eye(2)
     >>> round(cacl_loss(pairs, pairs, pairs, logit_scale=1.0).item(), 4)  # log(1 + exp(-1))
@@ -156,7 +156,7 @@ def weight_error_term(
     one SGD step with learning rate eta, the distance between their weights is eta times the norm of
     sum (p'_e - p) grad_w log p (p and p'_e are defined in `data_distribution_error`). This function returns
     sum (p'_e - p) log p with (p'_e - p) detached, so its gradient with respect to w is the sum above. The scalar is 0
-    for KCL. The arguments are those of `data_distribution_error`; the result is a 0-d tensor.
+    for KCL. The arguments are the same as in `data_distribution_error`. The result is a 0-d tensor.
     """
     logits, trained = _positive_logits(audio_embeds, text_embeds, logit_scale, trained)
     ideal = logits.detach().softmax(0)
@@ -167,7 +167,7 @@ def weight_error_term(
 def _positive_logits(
     audio_embeds: Tensor, text_embeds: Tensor, logit_scale: float | Tensor, trained: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Compute the scaled similarity of each clip to its captions; return it and `trained`, both (N K,)."""
+    """Compute the scaled similarity of each clip to its captions. Return it and `trained`, both (N K,)."""
     if trained.shape != text_embeds.shape[:2]:
         raise ValueError(
             f"got trained of shape {tuple(trained.shape)} for text_embeds {tuple(text_embeds.shape)}; expected (N, K)"

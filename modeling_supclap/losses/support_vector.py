@@ -69,7 +69,7 @@ def support_vectors(
 ) -> Tensor:
     """Compute the support vectors anchor + R (target - anchor) / ||target - anchor||.
 
-    The arguments are those of `support_vector_loss`.
+    The arguments are the same as in `support_vector_loss`.
 
     Returns:
         (N, d), float32 or wider; unit norm if `similarity` is "cosine".
@@ -157,15 +157,15 @@ def info_nce_with_support_vectors(
 ) -> Tensor:
     """Compute InfoNCE and the SVR term in both directions with one matrix product and one softmax.
 
-    The values are those of `info_nce` and `support_vector_loss`. On a GPU this is faster than separate calls, because
-    the SVR term then needs only a quarter of the kernel launches.
+    The values are the same as from `info_nce` and `support_vector_loss`. On a GPU this is faster than separate calls,
+    because the SVR term then needs only a quarter of the kernel launches.
 
     Args:
         anchors: (..., N, d), unit norm.
         targets: (..., N, d), unit norm; target i is the positive of anchor i.
         radii: (2, ..., N), the radii of the anchors (row 0) and of the targets (row 1).
 
-    The other arguments are those of `support_vector_loss`.
+    All other arguments are the same as in `support_vector_loss`.
 
     Returns:
         (2, 2), the losses of InfoNCE (row 0) and SVR (row 1). Column 0 is the direction from anchors to targets, column
@@ -386,7 +386,7 @@ def radius_constraint(anchors: Tensor, targets: Tensor, radius: float | Tensor) 
     negatives' pushing force, and R < 0 would amplify it. The distance is detached, so that the penalty trains only the
     radius.
 
-    The arguments are those of `support_vector_loss`; the result is a 0-d tensor.
+    The arguments are the same as in `support_vector_loss`. The result is a 0-d tensor.
 
     >>> round(radius_constraint(torch.eye(2), torch.eye(2).flip(0), torch.tensor([1.5142, -0.3])).item(), 4)
     0.2

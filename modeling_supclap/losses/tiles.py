@@ -58,7 +58,7 @@ def tiled_row_contrast(
     """Compute InfoNCE in one direction, -log softmax at the positives, for `chunk_size` anchors at a time.
 
     The anchors (..., N, d) may have any norm, because support vectors are not always normalized. The other arguments
-    are those of `support_vector_loss`.
+    are the same as in `support_vector_loss`.
     """
     if decoupled:
         check_negatives(group_ids)
@@ -159,9 +159,9 @@ def checkpoint_tiles(tile: Callable[[slice], T], size: int, chunk_size: int) -> 
 
 
 def refuse_second_derivatives(recomputed: Tensor) -> Tensor:
-    """Register a hook that raises RuntimeError in a backward pass with `create_graph=True`; return the tensor.
+    """Register a hook that raises RuntimeError in a backward pass with `create_graph=True`. Return the tensor.
 
-    The reason is that checkpointing saves detached activations, so second derivatives would be silently wrong.
+    Checkpointing saves detached activations, so without this error second derivatives would be wrong.
     """
 
     def check(gradient: Tensor) -> None:

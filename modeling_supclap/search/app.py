@@ -64,7 +64,7 @@ def serve(
 def launch_page(searcher: Searcher, recordings: str | Path, **options: Any) -> Any:
     """Launch the search page. It serves only recordings that are in the index.
 
-    `options` are those of Gradio's `launch`. The result is the running `gradio.Blocks`.
+    `options` are passed to Gradio's `launch`. Return the running `gradio.Blocks`.
     """
     page, root = make_page(searcher, recordings), Path(recordings).resolve()
     app, _, _ = page.launch(css=STYLE, quiet=True, prevent_thread_lock=True, **options)

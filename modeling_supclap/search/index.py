@@ -171,7 +171,7 @@ class SoundIndex:
         self.files.add(pa.Table.from_pylist([entry.as_row() for entry in entries], schema=FILES_SCHEMA))
 
     def remove(self, files: Sequence[str]) -> None:
-        """Remove files from the file table, then their windows. If this is interrupted, a new run reads them again."""
+        """Remove files from the file table, then remove their windows."""
         for start in range(0, len(files), 500):
             listed = ", ".join(quoted(name) for name in files[start : start + 500])
             self.files.delete(f"file IN ({listed})")
@@ -295,7 +295,7 @@ class SoundIndex:
 class IndexedFile(NamedTuple):
     """Window embeddings of one file, or the error if the file is unreadable.
 
-    The digest is "" if it is unknown, and `problem` is "" if the file is readable. `stamp` is from before reading.
+    The digest is "" if it is unknown, and `problem` is "" if the file is readable. `stamp` is taken before reading.
     """
 
     file: str  # path relative to the indexed folder, with forward slashes

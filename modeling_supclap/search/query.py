@@ -88,8 +88,8 @@ class Searcher:
         self.model = load_embedding_model(model or about["model"], device=device)
         if about["fingerprint"] and self.model.fingerprint not in (None, "", about["fingerprint"]):
             raise ValueError(
-                f"the index {index} was built with {about['model']}, whose fingerprint differs from that of "
-                f"{self.model.name}; delete the index and build it again"
+                f"the index {index} was built with {about['model']}, but {self.model.name} has a different "
+                "fingerprint; delete the index and build it again"
             )
 
     def search(

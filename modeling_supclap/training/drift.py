@@ -128,7 +128,7 @@ def drift_statistics(
         radius: Text-to-audio radius: a number, a 0-d tensor or (N,). None: no SVR.
         logit_bias: SigLIP bias. None: the loss is InfoNCE.
 
-    `alpha`, `similarity` and `decoupled` are those of `SupportVectorRegularizer`.
+    `alpha`, `similarity` and `decoupled` are the same as in `SupportVectorRegularizer`.
 
     >>> texts, audios = torch.eye(4)[:2], torch.eye(4)[2:]
     >>> statistics = drift_statistics(audios, texts, logit_scale=1.0)

@@ -59,8 +59,8 @@ class FrozenCache:
     def __call__(self, pool: Callable[[Rows], Tensor], inputs: Rows, mask: str | None) -> Tensor:
         """Return the output vectors of a batch. The tower runs only on rows that are not in the cache.
 
-        `pool` runs the tower on tensors with N rows, `{input name: tensor}`. `mask` is the name of the mask among them,
-        as in `embed_in_chunks`.
+        `pool` runs the tower on tensors with N rows, `{input name: tensor}`. `mask` is the name of the mask
+        among these tensors, as in `embed_in_chunks`.
 
         Returns:
             `(N, D)`, without gradient.

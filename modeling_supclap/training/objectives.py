@@ -87,7 +87,7 @@ class SupportVectorRegularizer(nn.Module):
     ) -> tuple[Tensor, Logs]:
         """Compute the regularized loss, `()`, and the values to log, `{name: value}`.
 
-        The arguments are those of the base loss: `text_embeds` is `(N, d)`, or `(K, N, d)` for a multilingual loss.
+        The arguments are as in the base loss: `text_embeds` is `(N, d)`, or `(K, N, d)` for a multilingual loss.
         `base_loss` computes the base loss. It is not called if one softmax computes base loss and SVR terms together.
         """
         if not self._has_started:

@@ -47,7 +47,7 @@ class ContrastiveOptions:
         positives: Captions that count as correct for a clip. `clip`: its own captions, as in the papers. `captions`:
             its own captions, and those of clips with exactly the same captions. Use `captions` if captions are
             generated from class names.
-        every_caption: Repeat each clip once per epoch for each of its captions in the first language. By default an
+        every_caption: In each epoch, repeat each clip for each of its captions in the first language. By default, an
             epoch contains each clip once, with a random caption.
         max_audio_seconds: Maximum duration of a recording. Longer recordings are cropped: at a random position in
             training, to their beginning in evaluation.
@@ -91,7 +91,7 @@ class ContrastiveOptions:
         save_total_limit: Maximum number of checkpoints to keep, including the best one.
         load_best_model_at_end: Load the best checkpoint at the end of the run.
         metric_for_best_model: Metric used to select the best checkpoint; any metric logged by an evaluation.
-        greater_is_better: Whether higher values of this metric are better. By default inferred from the metric.
+        greater_is_better: Whether higher values of this metric are better. Inferred from the metric by default.
         logging_steps: Number of steps between two logs.
         logging_nan_inf_filter: Remove NaN losses from the log. Off by default, because a NaN loss stops the run.
         remove_unused_columns: Drop columns that the model does not use. Must be off, because the collator needs them.
