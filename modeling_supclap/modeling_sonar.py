@@ -50,7 +50,7 @@ class SonarTextModel(StrictLoadingMixin, M2M100Encoder):
             inputs_embeds: Token embeddings (B, N, D), as an alternative to `input_ids`.
 
         Returns:
-            Output with `last_hidden_state` (B, N, D), and `pooler_output` (B, D), its mean over the tokens.
+            Output with `last_hidden_state` (B, N, D), and `pooler_output` (B, D), the mean over the tokens.
         """
         if attention_mask is None and input_ids is not None and self.config.pad_token_id is not None:
             attention_mask = input_ids.ne(self.config.pad_token_id).long()

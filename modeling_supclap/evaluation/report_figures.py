@@ -46,7 +46,7 @@ def similarity_figure(results: Results, languages: Sequence[str]) -> str:
     """
     figure, axes = _figure(3.4)
     curves = {}
-    for number, language in enumerate(languages, start=1):  # C0 is audio in the projection
+    for number, language in enumerate(languages, start=1):  # the color C0 is for audio in the projection
         curves[f"correct, {language}"] = results.arrays[f"similarity/{language}/positive"], {"color": f"C{number}"}
     wrong = results.arrays[f"similarity/{languages[0]}/negative"]
     curves[f"wrong, {languages[0]}"] = wrong, {"color": "black", "linestyle": "--"}

@@ -128,7 +128,7 @@ def evaluate_retrieval(
     arrays: dict[str, np.ndarray] = {}
     counts: dict[str, int] = {}
 
-    # Evenly spaced clips, and below their first captions, for figures of the embedding space.
+    # Evenly spaced clips and, below, their first captions, for the figures of the embedding space.
     sampled = np.arange(0, len(split.rows), -(-len(split.rows) // _SAMPLED_CLIPS))
     if not is_light:
         arrays |= {"embeddings/audio": split.clips.mean[sampled], "embeddings/audio_clip": sampled}

@@ -105,7 +105,8 @@ def sigmoid_loss(
     Args:
         logit_bias: Bias added to every logit; a number or a 0-d tensor. SigLIP initializes it to -10.
 
-    The other arguments, the result and the errors are the same as in `info_nce`. SigLIP starts with a `logit_scale` of 10.
+    The other arguments, the result and the errors are the same as in `info_nce`. SigLIP initializes `logit_scale` to
+    10.
 
     >>> pairs = torch.eye(2)
     >>> round(sigmoid_loss(pairs, pairs, logit_scale=2.0, logit_bias=-1.0).item(), 4)  # 2 log(1 + exp(-1))

@@ -269,9 +269,9 @@ class DynamicRadius(nn.Module):
     """DynamicSVR: an MLP that predicts the radius of each pair from its similarities (SupCLAP 3.2).
 
     R_i = f([s(t_i, a_i), s(t_i, a_j), ...]), where t_i is anchor i and a_j is target j. The input is the similarity of
-    the positive, followed by those of the `num_similarities - 1` hardest negatives. In the paper, f: R^N -> R uses all
-    N similarities of the batch (`num_similarities` = N). A smaller batch is padded with similarities of 0, as if the
-    missing clips were orthogonal.
+    the positive, followed by the similarities of the `num_similarities - 1` hardest negatives. In the paper,
+    f: R^N -> R uses all N similarities of the batch (`num_similarities` = N). A smaller batch is padded with
+    similarities of 0, as if the missing clips were orthogonal.
 
     The last layer is initialized with zero weights and bias `init`, so that training starts from `StaticRadius(init)`.
 

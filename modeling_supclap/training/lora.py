@@ -125,7 +125,7 @@ def add_lora(
         if layers and not names:
             raise ValueError(f"the last {layers} blocks of {tower} have no attention for adapters; set its layers to 0")
         if names and getattr(model, tower).config.model_type == "wavlm":
-            # Its attention uses the weights without calling the layers.
+            # WavLM's attention uses the weights without calling the layers.
             raise ValueError("adapters of WavLM would not train; use train_last_layers, or set audio_layers to 0")
         targets += names
     if not targets:
