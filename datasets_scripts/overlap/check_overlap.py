@@ -1,4 +1,4 @@
-"""Find recordings that two prepared sets share: the same source, or the same sound under another name.
+"""Find recordings that two prepared sets share: with the same source id, or with the same sound under two names.
 
     supclap overlap prepared/wavcaps prepared/audiocaps --json overlap.json
     supclap overlap prepared/esc50:train prepared/esc50:test
@@ -122,9 +122,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Compare two sets, print the table and optionally write the report; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("first", metavar="A[:split]", help="Folder or Hub id of a prepared set; default: all splits.")
-    parser.add_argument("second", metavar="B[:split]", help="Another prepared set, or another split of the same set.")
+    parser.add_argument("second", metavar="B[:split]", help="Prepared set to compare with A, or another split of A.")
     parser.add_argument("--json", metavar="FILE", help="Write the whole report to this file.")
-    parser.add_argument("--fail_on_overlap", action="store_true", help="Exit with status 1 if something is shared.")
+    parser.add_argument("--fail_on_overlap", action="store_true", help="Exit with status 1 if any clip is shared.")
     parser.add_argument("--workers", type=int, default=1, help="Number of processes that compute fingerprints.")
     parser.add_argument("--cache_dir", help="Cache folder of `datasets`.")
     parser.add_argument("--quiet", action="store_true", help="Hide progress bars.")
@@ -143,7 +143,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _load(name: str, cache_dir: str | None) -> dict[str, datasets.Dataset]:
-    """Load all splits of a set, or only the split named after a colon."""
+    """Load all splits of a prepared set. If `name` ends with ":" and a split name, load only this split."""
     folder, colon, split = name.rpartition(":")
     if not colon or Path(name).is_dir() or "/" in split or "\\" in split:
         return load_splits("prepared", cache_dir, data_dir=name)

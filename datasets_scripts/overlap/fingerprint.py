@@ -6,8 +6,8 @@ have equal words, they are aligned at these words. The share of equal bits over 
 score.
 
 Three changes adapt the method from songs to other recordings. Bands range from 200 Hz to 3.6 kHz. Only frames within 30
-dB of the loudest frame are used, because quieter frames contain mostly coding noise. First of all, faint noise is
-added, different for each clip. Otherwise all clips with digital silence would have equal words.
+dB of the loudest frame are used, because quieter frames contain mostly coding noise. Before the analysis, faint noise
+is added, which differs between clips. Otherwise all clips with digital silence would have equal words.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Match(NamedTuple):
 
 
 def fingerprint(waveform: np.ndarray) -> Fingerprint | None:
-    """Compute the fingerprint of a waveform, `(samples,)` float32 at `RATE_HZ`. Return None if it is below 0.5 s."""
+    """Compute the fingerprint of a waveform, `(samples,)` float32 at `RATE_HZ`. Return None if it is too short."""
     if len(waveform) < WINDOW_SAMPLES + MIN_FRAMES * HOP_SAMPLES:
         return None
 
@@ -110,7 +110,7 @@ class FingerprintIndex:
 
     A fingerprint contains one 32-bit word per frame, and the index is a sorted array of the words of all clips. 50,000
     clips of 10 s have 40 million words and need 0.5 GB. A search looks up the words in loud frames of the query, and
-    all words that differ from these in one bit. A fingerprint is None for a clip that has none.
+    all words that differ from these in one bit. Pass None for a clip that has no fingerprint.
     """
 
     def __init__(self, fingerprints: Sequence[Fingerprint | None]) -> None:

@@ -15,7 +15,7 @@ FILE_NAME = "trained_sources.npy"
 
 
 def save_trained_sources(rows: Any, folder: str | Path, *starts: str | Path | None) -> None:
-    """Save the hashes of the sources of training rows in a model folder, with those of the initial models `starts`."""
+    """Save hashes of the training sources in a model folder, including the sources of the initial models `starts`."""
     sources = [row["source"] for row in without_audio(rows)]
     hashes = np.unique(np.concatenate([_hash_sources(sources), *map(load_trained_sources, starts)]))
     with atomic_write(Path(folder, FILE_NAME)) as unfinished, unfinished.open("wb") as file:
@@ -29,7 +29,10 @@ def load_trained_sources(folder: str | Path | None) -> np.ndarray:
 
 
 def refuse_trained_sources(rows: Any, model: str, allow: bool = False) -> int:
-    """Count the rows with sources that a model has trained on. If any, raise ValueError, or warn if `allow` is set."""
+    """Raise ValueError, or only warn if `allow` is set, if a model has trained on the sources of some rows.
+
+    Returns the number of these rows.
+    """
     sources = [row["source"] for row in without_audio(rows)]
     is_trained = np.isin(_hash_sources(sources), load_trained_sources(model))
     count = int(is_trained.sum())

@@ -42,9 +42,9 @@ def describe(
 
     Args:
         relation: "before" ("first before second"), "after" ("second after first", the same order in time), "while"
-            (both at the same time), "single" (only the first), or "combined" (both, in any order).
+            (both at the same time), "single" (only the first sound), or "combined" (both sounds, without their order).
         phrases_first: `{language: noun phrase of the first sound}`.
-        phrases_second: The same for the second sound; None for "single".
+        phrases_second: `{language: noun phrase of the second sound}`; None for "single".
         exchange: Whether to exchange the two sounds before writing (operator T in TeminAL eq. 1).
 
     Returns:
@@ -121,7 +121,7 @@ class TemporalItem:
 
     @property
     def meaning(self) -> str:
-        """Key that is equal for items with the same meaning.
+        """Key of the meaning of the captions; items with the same meaning have equal keys.
 
         For example, "a before b" has the same key from the pair (a, b) and from the reversed pair (b, a).
         """
@@ -159,11 +159,12 @@ class TemporalItems:
     Args:
         rows: Dataset rows with one label each. Pass only the training split (see `split_by_source`).
         seed: Random seed.
-        phrases: Noun phrases as `{label: {language: phrase}}` (see `captions.label_phrases`). None: the labels
-            themselves are the English phrases.
+        phrases: Noun phrases as `{label: {language: phrase}}` (see `captions.label_phrases`). None: use the labels as
+            English phrases.
         languages: Caption languages; the first is the anchor language.
         pairs_per_epoch: Number of pairs per epoch. None: all pairs. The epochs go through one random order of the
-            pairs, so a pair repeats only after all other pairs. A long epoch may contain a pair several times.
+            pairs, so a pair repeats only after all other pairs. If `pairs_per_epoch` exceeds the number of pairs, an
+            epoch contains pairs several times.
         use_after: Whether "c_j after c_i" replaces "c_i before c_j" in a random half of the items.
         num_phrasings: Number of phrasings per sentence. 1: the paper's "X before Y", as in ZSTE. None: all phrasings.
 
@@ -217,7 +218,7 @@ class TemporalItems:
         return items[0], items[1], self._pair_item("overlaid", "while", rows)
 
     def stage_a(self, epoch: int, index: int) -> tuple[TemporalItem, TemporalItem]:
-        """Build two items of pair `index` for TeminAL stage A (B.2): one of the recordings, and both combined."""
+        """Build two items of pair `index` for TeminAL stage A (B.2): one recording alone, and both combined."""
         rows = self.draw_rows("stage_a", epoch, index)
         combined = self._pair_item("combined", "combined", rows)
 
@@ -228,7 +229,10 @@ class TemporalItems:
         return TemporalItem("single", (row,), (label,), captions, clip_id), combined
 
     def draw_rows(self, stage: str, epoch: int, index: int) -> tuple[Row, Row]:
-        """Draw the two recordings of pair `index` in an epoch, in the order of the pair. `stage` is part of the key."""
+        """Draw the two recordings of pair `index` in an epoch, in the order of the pair.
+
+        `stage` is part of the random key, so the stages draw different recordings.
+        """
         if not 0 <= index < len(self):
             raise IndexError(f"pair {index} is out of range; an epoch has {len(self)} pairs")
         labels = self.pairs[(epoch * len(self) + index) % len(self.pairs)]
@@ -284,7 +288,7 @@ def recordings_by_label(rows: Iterable[Row]) -> dict[str, list[Recording]]:
 def split_by_source(rows: Iterable[Row], train_fraction: float = 0.7, seed: int = 0) -> tuple[list[int], list[int]]:
     """Split rows into a training and a test set without common source recordings; return their sorted row indices.
 
-    A source with clips of several classes counts as a source of the alphabetically first class.
+    If a source has clips of several classes, it belongs to the alphabetically first class.
 
     Args:
         train_fraction: Fraction of the sources in each class to use for training, rounded. A class has at least one
@@ -319,10 +323,10 @@ def digest(value: Any) -> bytes:
 
 
 def drawn(options: Sequence[T], *key: Any) -> T:
-    """Choose one of the options with a hash of `key`, which must contain the seed and be different for each choice."""
+    """Choose one of the options by a hash of `key`. The key must contain the seed and differ between choices."""
     return options[int.from_bytes(digest(key), "big") % len(options)]
 
 
 def shuffled(options: Iterable[T], *key: Any) -> list[T]:
-    """Return the options, which must be JSON values, in a random order that depends only on the options and `key`."""
+    """Return the options (JSON values) in a random order, which depends only on the options and `key`."""
     return sorted(options, key=lambda option: digest([*key, option]))

@@ -27,7 +27,7 @@ class RenderOptions:
         match_loudness: Whether to scale both clips to the geometric mean of their `active_rms`.
 
     Raises:
-        ValueError: A time is negative or infinite, or both a crossfade and a gap are set.
+        ValueError: A duration is negative or infinite, or both a crossfade and a gap are set.
     """
 
     crossfade_seconds: float = 0.0
@@ -47,11 +47,11 @@ class RenderOptions:
 def compose(
     role: str, waveforms: Sequence[np.ndarray], sampling_rate_hz: int, options: RenderOptions | None = None
 ) -> np.ndarray:
-    """Return one waveform, join two in sequence, or overlay two, depending on `role`.
+    """Return a single waveform, or combine two in sequence or overlaid, depending on `role`.
 
     Args:
-        role: Role of a training item (one of `ROLES`) or family of a ZSTE record. "single" returns the only waveform,
-            and "overlaid" overlays two waveforms. All other roles, and "concatenated", join two in sequence.
+        role: Role of a training item (one of `ROLES`) or family of a ZSTE record. "single" returns the only waveform.
+            "overlaid" overlays two waveforms. "concatenated" and all other roles join two waveforms in sequence.
         waveforms: One waveform for "single", otherwise two in the order of playback.
 
     Raises:
@@ -76,8 +76,8 @@ def compose(
 def active_rms(waveform: np.ndarray, sampling_rate_hz: int) -> float:
     """Compute the RMS level of the active parts of a clip, without padding and pauses.
 
-    A 20 ms frame is active if its power is at least the mean power of the clip minus 10 dB. Digital silence has level
-    0.
+    A 20 ms frame is active if its power is at least the mean power of the clip minus 10 dB. The level of digital
+    silence is 0.
 
     Raises:
         ValueError: The waveform is empty, not mono, not float, or has NaN or infinite samples; or the rate is not
@@ -148,8 +148,8 @@ def overlay(first: np.ndarray, second: np.ndarray, sampling_rate_hz: int) -> np.
     """Overlay two clips with equal loudness, `a_i ^ a_j` (TeminAL section 3.1).
 
     Both clips start together and are scaled to the geometric mean of their `active_rms`. The result is as long as the
-    longer clip. The order of the clips does not matter. ValueError is raised for a silent clip, and as in
-    `active_rms`.
+    longer clip. The order of the clips does not matter. Raises ValueError if a clip is silent, empty, not mono or not
+    float, or has NaN or infinite samples.
 
     >>> overlay(np.array([0.2, -0.2]), np.array([0.2, 0.2, 0.2]), sampling_rate_hz=50).round(3)
     array([0.4, 0. , 0.2], dtype=float32)

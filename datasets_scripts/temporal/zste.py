@@ -23,7 +23,7 @@ ZSTE_FAMILIES = {
     "3A": "concatenated", "3B": "overlaid", "4A": "concatenated", "4B": "overlaid", "5A": "concatenated",
     "5B": "overlaid",
 }  # fmt: skip
-"""Family of the clips of each task: a single sound, two concatenated sounds, or two overlaid sounds."""
+"""Type of clip in each task: a single sound, two concatenated sounds, or two overlaid sounds."""
 
 Candidate = tuple[str, ...]
 """A candidate text before translation: (key of a sentence in `temporal.json`, labels to insert)."""
@@ -117,7 +117,7 @@ def zste_prompts(
     Args:
         record: Record from `zste_set` with the family of the task.
         labels: All classes, including the classes in the record.
-        phrases: Noun phrases as `{label: {language: phrase}}`. None: the labels themselves are the English phrases.
+        phrases: Noun phrases as `{label: {language: phrase}}`. None: use the labels as English phrases.
         language: ISO 639-3 code. The candidates and their order are the same in all languages.
         num_candidates: Number of candidates in tasks 4 and 5B.
 

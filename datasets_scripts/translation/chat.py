@@ -28,8 +28,8 @@ class ChatTranslator:
     """Translator that uses a language model on an OpenAI-compatible endpoint.
 
     Each batch is sent as one request: a JSON object with numbered texts. If the answer is not a JSON object with the
-    same numbers, the request is repeated once. If this fails too, the batch is split into halves. A batch of a single
-    text that fails is skipped.
+    same numbers, the request is repeated once. If the second answer is also invalid, the batch is split into halves. If
+    the batch is a single text, the text is skipped.
 
     Requests to a busy or failing server are retried with increasing delays, or after the delay that the server requests
     (up to two minutes). Redirects are not followed, so that the API key is only sent to the endpoint's host.
@@ -37,7 +37,7 @@ class ChatTranslator:
     Args:
         endpoint: URL, such as `https://api.deepseek.com/v1` or `http://localhost:8000`.
         api_key: Bearer token. None: no token is sent, even if the environment contains one.
-        options: Additional request fields; the default is `{"temperature": 0}`.
+        options: Additional request fields. None: `{"temperature": 0}`.
         requests_per_minute: Maximum number of requests per minute, evenly spaced. None: no limit.
         workers: Number of parallel requests.
 
@@ -74,7 +74,7 @@ class ChatTranslator:
         withheld = () if api_key or parts.username else ("Authorization",)
 
         def before_sending(request: Any) -> None:
-            """Remove headers that were read from the environment, and apply the rate limit; called for each attempt."""
+            """Remove headers that the client read from the environment, and wait for the rate limit."""
             for header in ("OpenAI-Organization", "OpenAI-Project", *withheld):
                 request.headers.pop(header, None)
             self.limiter.wait()
@@ -91,7 +91,7 @@ class ChatTranslator:
         )
 
     def check(self, source: str, target: str) -> None:
-        """Accept all languages."""
+        """Accept all languages, because it is unknown which languages the model supports."""
 
     def translate(self, texts: Sequence[str], source: str, target: str) -> list[str]:
         """Translate texts (see `Translator.translate`); return "" for a text without a valid answer.
@@ -111,7 +111,7 @@ class ChatTranslator:
         return [*self.translate(texts[:middle], source, target), *self.translate(texts[middle:], source, target)]
 
     def _ask(self, texts: Sequence[str], source: str, target: str) -> bytes:
-        """Send a request and return the raw body of the answer, which may be invalid."""
+        """Send a request and return the raw body of the answer; `read_answer` checks it."""
         import openai
 
         instructions = INSTRUCTIONS.format(
@@ -137,7 +137,7 @@ class ChatTranslator:
 
 
 class RateLimiter:
-    """Thread-safe rate limiter with evenly spaced requests; no limit if `per_minute` is None."""
+    """Thread-safe rate limiter that spaces requests evenly. If `per_minute` is None, requests are not limited."""
 
     def __init__(self, per_minute: float | None) -> None:
         if per_minute is not None and per_minute <= 0:
@@ -157,11 +157,11 @@ class RateLimiter:
 
 
 class UnusableAnswer(Exception):
-    """Error for an answer that is truncated, not JSON, or lacks a text. A second request may succeed."""
+    """Error if an answer is truncated, is not JSON, or lacks a translation. A second request may succeed."""
 
 
 def read_answer(body: bytes, count: int) -> list[str]:
-    """Parse an answer of `/chat/completions` and return the translations in the order of their numbers."""
+    """Parse an answer of `/chat/completions` and return its `count` translations in the order of their numbers."""
     try:
         choice = json.loads(body)["choices"][0]
         content = str(choice["message"]["content"]).rpartition("</think>")[2]  # skip a reasoning trace

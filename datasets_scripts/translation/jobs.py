@@ -26,7 +26,8 @@ Key = tuple[str, int, str]  # clip id, caption index, language
 class Item(NamedTuple):
     """Text to translate from language `source` to language `target` (ISO 639-3 codes).
 
-    `language` is the language in `key`: the target of a translation, or the source of a back-translation.
+    A translations file has one row per clip, caption and language. `language` is the language of this row: the target
+    of a translation, or the source of a back-translation.
     """
 
     clip_id: str
@@ -38,7 +39,7 @@ class Item(NamedTuple):
 
     @property
     def key(self) -> Key:
-        """Key of the row in a translations file."""
+        """Clip id, caption index and language, which identify a row of a translations file."""
         return self.clip_id, self.caption_index, self.language
 
 
@@ -58,8 +59,8 @@ def clean(text: str) -> str:
 class FinishedBatches:
     """JSON Lines file of finished batches. After an interruption, only the batches in progress are lost.
 
-    An incomplete last line is removed. The constructor raises ValueError if the file is damaged or was made with other
-    settings.
+    The constructor removes an incomplete last line. It raises ValueError if the file is damaged, or if its settings
+    differ from `settings`.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
@@ -110,7 +111,8 @@ def translate_texts(
 
     The longest texts come first, so that an out-of-memory error occurs at the start. A resumed job uses the same
     batches, so its translations do not depend on interruptions. If a batch fails, the batches in progress are finished
-    and saved before the error is raised. A translation that failed is "".
+    and saved before the error is raised. The result is `{(language pair, text): translation}`, with "" for a text that
+    could not be translated.
     """
     pool = ThreadPoolExecutor(translator.workers)
     futures = {}
@@ -154,19 +156,21 @@ def complete_translations(
 ) -> dict[Key, str]:
     """Translate the items that are missing or stale in a translations file, and update the file.
 
-    A translation is stale if its caption has changed afterwards. All other rows are kept. Blank translations are not
-    saved, so the next run tries them again. Finished batches are saved in `<path>.part.jsonl` until the file is
-    complete. Return `{item key: translation}` for the items with a translation.
+    A translation is stale if its caption has changed since. Rows that are neither missing nor stale are kept. Blank
+    translations are not saved, so that the next run translates these items again. Finished batches are saved in
+    `<path>.part.jsonl` until the file is complete. The result is `{item key: translation}` for the items with a
+    translation.
 
     Args:
         path: Path of the Parquet file, which need not exist.
         items: Items that the file must contain.
         settings: Settings that affect the translations, except the translator's name.
-        fill_gaps: Whether to keep translations by other models. If False, such translations raise ValueError.
+        fill_gaps: Whether to keep translations by models other than `translator`. If False, ValueError is raised if the
+            file contains any.
 
     Raises:
         RuntimeError: Another run is writing the file.
-        ValueError: The file is invalid or has translations by other models, or a partial file has other settings.
+        ValueError: The file is invalid or has translations by other models, or the settings of a partial file differ.
     """
     with folder_lock(path):
         lines: dict[Key, dict[str, Any]] = {}

@@ -74,7 +74,10 @@ def join_translations(
 
 
 def read_captions(rows: Dataset | DatasetDict, language: str = "eng") -> list[Caption]:
-    """Return all captions in one language, in row order; raise ValueError if it is absent or a clip id is repeated."""
+    """Return all captions in one language, in row order.
+
+    Raises ValueError if no row has the language, or if a clip id is repeated.
+    """
     all_captions = []
     for split in rows.values() if isinstance(rows, DatasetDict) else [rows]:
         _require_language(split.features["captions"], language)
@@ -116,7 +119,7 @@ def _report(errors: Problems, gaps: Problems, strict: bool) -> None:
 
 
 class _Join:
-    """Translations by clip, with methods that add them to rows. The arguments are those of `join_translations`."""
+    """Translations by clip, with methods that add them to rows. `join_translations` describes the arguments."""
 
     def __init__(self, table: pa.Table, languages: list[str], strict: bool, source_language: str) -> None:
         if source_language in languages:

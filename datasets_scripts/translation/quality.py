@@ -12,10 +12,10 @@ Encoder = Callable[[Sequence[str]], np.ndarray]
 
 
 def load_sentence_encoder(name: str, device: str | None = None) -> Encoder:
-    """Load a sentence encoder: a function from N texts to embeddings `(N, d)`, float32 with unit norm.
+    """Load a sentence encoder: a function from N texts to embeddings `(N, d)` as float32 with unit norm.
 
-    `name` is the Hub id or folder of a sentence-transformers model. All cosines of an encoder that was not trained on
-    sentences, such as `roberta-large`, are high.
+    `name` is the Hub id or folder of a sentence-transformers model. Use a model that was trained on sentences. With
+    other models, such as `roberta-large`, all cosines are high.
     """
     try:
         from sentence_transformers import SentenceTransformer
@@ -45,8 +45,8 @@ def report_translations(
     The back-translation check (SupCLAP E.9) uses the cosine similarity between the embeddings of a caption and its
     back-translation. It is 1 for identical texts and around 0.1 for unrelated captions.
 
-    `sources`, and the translations and back-translations of some or all of them, have the keys (clip id, caption
-    index). Without an `encoder` (see `load_sentence_encoder`), back-translations are not compared.
+    `sources` are the captions as `{(clip id, caption index): text}`. The translations and back-translations have the
+    same keys, or some of them. If `encoder` (see `load_sentence_encoder`) is None, no cosines are computed.
 
     The result is a dict with the following entries. A mean or share is None if there are no items.
 

@@ -23,7 +23,7 @@ class Translator(Protocol):
     workers: int  # number of batches to translate in parallel
 
     def check(self, source: str, target: str) -> None:
-        """Raise ValueError if the translator is known not to support these languages."""
+        """Raise ValueError if the translator does not support a language."""
 
     def translate(self, texts: Sequence[str], source: str, target: str) -> list[str]:
         """Translate texts from `source` to `target` (ISO 639-3 codes); return "" for a text if this fails."""
@@ -37,8 +37,8 @@ class Seq2SeqTranslator:
     Models for a single language pair (OPUS-MT) need no token. Other models, such as T5, need a prompt.
 
     Args:
-        name: Hub id or folder. In names of single-pair models, such as `Helsinki-NLP/opus-mt-{source}-{target}`, the
-            fields `{source}` and `{target}` are replaced with ISO 639-1 codes.
+        name: Hub id or folder. The fields `{source}` and `{target}`, as in `Helsinki-NLP/opus-mt-{source}-{target}`,
+            are replaced with ISO 639-1 codes.
         prompt: Template such as `translate {source} to {target}: {text}`. `{source}` and `{target}` are replaced with
             English language names.
         num_beams: Number of beams in beam search; 1 is greedy search.
@@ -63,7 +63,11 @@ class Seq2SeqTranslator:
         self._loaded: tuple[str, Any, Any, dict[str, int]] | None = None
 
     def check(self, source: str, target: str) -> None:
-        """Raise ValueError if the model does not support a language. Single-pair models are not loaded to check."""
+        """Raise ValueError if the model does not support a language.
+
+        If the name contains `{source}` or `{target}`, there is one model per language pair. Then only the language
+        codes are checked, because loading many models takes too long.
+        """
         if "{" in self.name:
             self._model_name(source, target)
         else:
@@ -72,7 +76,7 @@ class Seq2SeqTranslator:
     def translate(self, texts: Sequence[str], source: str, target: str) -> list[str]:
         """Translate texts without sampling (see `Translator.translate`); return "" for a text that is too long.
 
-        An unsupported language, or a missing prompt, raises ValueError.
+        Raises ValueError if a language is not supported, or if the model needs a prompt and `prompt` is None.
         """
         template, options = self._languages(source, target)
         _, tokenizer, model, _ = self._load(source, target)

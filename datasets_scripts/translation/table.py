@@ -44,12 +44,15 @@ def source_hash(text: str) -> str:
 
 
 def read_translations(path: Paths, languages: Sequence[str] | None = None) -> pa.Table:
-    """Read and check translations files, as one table with the columns of `SCHEMA` and texts in Unicode normal form C.
+    """Read and check translations files; return one table with the columns of `SCHEMA`.
+
+    The texts are converted to Unicode normal form C.
 
     Raises:
         FileNotFoundError: A file does not exist.
         ValueError: A column is missing or has another type, a value is missing, a text is blank or damaged, a language
-            is not an ISO 639-3 code, a key is duplicated, or one of `languages` is absent.
+            is not an ISO 639-3 code, a key (clip id, language, caption index) is duplicated, or one of `languages` is
+            absent.
     """
     paths = [path] if isinstance(path, str | Path) else list(path)
     if not paths:
@@ -103,7 +106,7 @@ def _read_file(path: Path) -> pa.Table:
 
 
 def _check(table: pa.Table, named: str) -> None:
-    """Raise ValueError if some rows are invalid for any dataset, for example because of blank texts."""
+    """Raise ValueError if a row is invalid regardless of the dataset, for example because its text is blank."""
     text, language = table["text"], table["language"]
     is_null = map(pc.is_null, table.select([*KEY, "text"]).columns)
     matches, no_code = pc.match_substring_regex, f"is not an ISO 639-3 code such as {', '.join(LANGUAGES[:3])}"
@@ -130,6 +133,6 @@ def _check(table: pa.Table, named: str) -> None:
 
 
 def languages_of(table: pa.Table) -> list[str]:
-    """Return the languages in a table: first the languages in `LANGUAGES`, in that order, then all others, sorted."""
+    """Return the languages in a table: first those in `LANGUAGES`, in that order, then all others alphabetically."""
     present = set(pc.unique(table["language"]).to_pylist())
     return [language for language in LANGUAGES if language in present] + sorted(present - set(LANGUAGES))
