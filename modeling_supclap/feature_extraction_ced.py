@@ -215,9 +215,9 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
 def _front_end(
     n_fft: int, win_size: int, f_min: float, f_max: float | None, n_mels: int, rate_hz: int, device: torch.device
 ) -> tuple[torch.Tensor, list[tuple[int, int, torch.Tensor]]]:
-    """Return the window (n_fft,), and the mel filters in groups of bands, as tuples `(first band, first row, weights)`.
+    """Return the window (n_fft,), and the mel filters as `(first band, first row, weights)` for each group of bands.
 
-    In `_log_mel`, `weights` times the rows of `squares` from `first row` are the mel powers from `first band`.
+    `_log_mel` computes the mel powers of a group as `weights` times the rows of `squares` that begin at `first row`.
     """
     window = torch.zeros(n_fft)
     start = (n_fft - win_size) // 2

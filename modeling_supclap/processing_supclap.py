@@ -260,7 +260,7 @@ def extract_clips(feature_extractor: Any, clips: Sequence[np.ndarray]) -> dict[s
 
 
 def missing_protobuf() -> str:
-    """Return an installation hint if protobuf is missing, else "". transformers suggests tiktoken, which is wrong."""
+    """Return an installation hint if protobuf is missing, else "". transformers wrongly suggests tiktoken."""
     if is_protobuf_available():
         return ""
     return "\nprotobuf is not installed; sentencepiece files require it: pip install protobuf"

@@ -137,8 +137,8 @@ def read_checkpoint(origin: str | Path, revision: str | None = None) -> Checkpoi
 def get_state_dict(loaded: Any, name: str) -> tuple[dict[str, torch.Tensor], list[str]]:
     """Return the state dict of a loaded file, and the names of all other entries in the file.
 
-    The state dict may be stored under "state_dict" or "model". Legacy fairseq saves an `embed_tokens` module in
-    addition. Its weight is added to the state dict.
+    The state dict may be stored under "state_dict" or "model". Legacy fairseq also saves an `embed_tokens`
+    module. Its weight is added to the state dict.
 
     Raises:
         ValueError: There are no tensors, or some values are not tensors.

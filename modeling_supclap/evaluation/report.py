@@ -58,7 +58,7 @@ Column = tuple[str, str]  # (direction or "", metric)
 
 
 class Table(NamedTuple):
-    """Table with the model's scores, the chance levels and the best published scores in `lines`.
+    """Table of the report. `lines` contains the model's scores, the chance levels and the best published scores.
 
     `papers` contains rows with published scores, `{title of the table in a paper: rows}`.
     """

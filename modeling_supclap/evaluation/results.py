@@ -208,7 +208,7 @@ class Score:
         return get_metric(self.place[-1])
 
     def cells(self) -> list[str]:
-        """Format value, interval, chance level and order-blind score as strings, each empty if missing."""
+        """Format value, interval, chance level and order-blind score as strings. A missing value is an empty string."""
         form = self.metric.format
         interval = "" if self.low is None or self.high is None else f"{form(self.low)} to {form(self.high)}"
         chance = "" if self.chance is None else form(self.chance)

@@ -206,9 +206,9 @@ def temporal_metrics(prediction: Any) -> dict[str, float]:
 def evaluate_pairs(prediction: Any, intervals: Intervals | None = None) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Compute how often a clip is closest to its own caption among the captions of its pair (TeminAL section 3.2).
 
-    A pair consists of R clips built from the same two sounds, with a caption each: the single and the combined sound
-    in stage A (R = 2); forward, reversed and overlaid order in stage B (R = 3). A tie with another caption counts as
-    wrong. The chance level is 1 / number of compared captions.
+    A pair consists of R clips that are built from the same two sounds, each with a caption. In stage A (R = 2), these
+    are the single sound and the combined sound. In stage B (R = 3), the two sounds are in forward order, reversed and
+    overlaid. A tie with another caption counts as wrong. The chance level is 1 / number of compared captions.
 
     `prediction` contains audio (N, R, d) and text (N, R, d) embeddings of N pairs. The bootstrap resamples pairs.
 

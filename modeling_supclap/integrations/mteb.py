@@ -43,8 +43,8 @@ class SupCLAPEncoder(AbsEncoder):
     Args:
         model_name: Folder or Hub id of a SupCLAP model.
         device: Torch device. None: use a GPU if there is one.
-        language: ISO 639-3 code for tasks with several languages, or with a language that the tokenizer does not
-            support. None: use the tokenizer's setting.
+        language: ISO 639-3 code of the texts, for tasks with several languages or with a language that the tokenizer
+            does not support. None: use the tokenizer's setting.
         model: Loaded model, or an `evaluation.EmbeddingModel`. None: load it from `model_name`.
         processor: Processor of the model. None: load it from `model_name`.
         **kwargs: Arguments for `SupCLAPModel.from_pretrained`.

@@ -105,7 +105,8 @@ class SupCLAPModule(InputModule):
 
         Args:
             language: ISO 639-3 code for texts without a language. None: use the default language of this module.
-            sampling_rate: Sampling rate in hertz of waveforms without one. None: use the model's sampling rate.
+            sampling_rate: Sampling rate in hertz, for waveforms that are passed without it. None: use the model's
+                sampling rate.
 
         Raises:
             ValueError: The batch contains both texts and recordings, or an input is invalid.

@@ -144,7 +144,7 @@ def reweighted_info_nce(
     All other arguments and the result are the same as in `info_nce`.
 
     Raises:
-        ValueError: `positive_weight` is a number that is not positive, or `info_nce` would raise.
+        ValueError: `positive_weight` is a number that is not positive, or `info_nce` raises for the other arguments.
 
     >>> pairs = torch.eye(2)
     >>> round(reweighted_info_nce(pairs, pairs, logit_scale=1.0, positive_weight=1.0).item(), 4)

@@ -167,7 +167,7 @@ def weight_error_term(
 def _positive_logits(
     audio_embeds: Tensor, text_embeds: Tensor, logit_scale: float | Tensor, trained: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Compute the scaled similarity of each clip to its captions. Return it and `trained`, both (N K,)."""
+    """Compute the scaled similarity of each clip to its captions. Return it with `trained`, both as (N K,)."""
     if trained.shape != text_embeds.shape[:2]:
         raise ValueError(
             f"got trained of shape {tuple(trained.shape)} for text_embeds {tuple(text_embeds.shape)}; expected (N, K)"

@@ -33,7 +33,7 @@ def check_pairs(first: Tensor, second: Tensor) -> None:
 
 
 def check_negatives(group_ids: Tensor | None) -> None:
-    """Raise ValueError if the whole batch is one group, because the denominator of a decoupled loss is then empty."""
+    """Raise ValueError if all clips are in one group, because a decoupled loss (without positives) needs negatives."""
     if group_ids is not None and bool((group_ids == group_ids[0]).all()):
         raise ValueError("all clips of the batch have the same group id; a decoupled loss needs negatives")
 

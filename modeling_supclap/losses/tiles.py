@@ -130,7 +130,7 @@ def shared_tiles(process: int, num_processes: int, gather: Callable[[Tensor], Te
 def checkpoint_tiles(tile: Callable[[slice], T], size: int, chunk_size: int) -> list[T]:
     """Call the function `tile` on slices of the similarity matrix rows, with activation checkpointing.
 
-    The matrix has `size` rows, and a slice at most `chunk_size` rows. Return the list of results in row order. A result
+    The matrix has `size` rows. A slice has at most `chunk_size` rows. Return the list of results in row order. A result
     is a tensor, or a tuple of tensors. Inside `shared_tiles`, each process computes a part of the rows, and the list
     contains the results of all processes. If the number of processes does not divide `size`, each process computes all
     rows.

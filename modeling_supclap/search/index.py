@@ -178,9 +178,10 @@ class SoundIndex:
             self.windows.delete(f"file IN ({listed})")
 
     def optimize(self) -> float | None:
-        """Merge fragments of the tables, and update the approximate index from `APPROXIMATE_FROM_ROWS` windows on.
+        """Merge fragments of the tables. With at least `APPROXIMATE_FROM_ROWS` windows, update the approximate index.
 
-        Return the recall@10 of the approximate index, with 20 random windows as queries, or None (see `IndexReport`).
+        Return the recall@10 of the approximate index, measured with 20 random windows as queries. Return None if search
+        is exact or no windows were added.
         """
         rows = self.windows.count_rows()
         new_rows = self.windows.index_stats("vector_idx").num_unindexed_rows if self.is_approximate else rows

@@ -195,10 +195,11 @@ def radius_by_hard_negatives(
     """Compute the mean text-to-audio radius as a function of the number of hard negatives (SupCLAP E.8, fig. 7).
 
     For each text, a batch is simulated. It contains the text's own clip, the K most similar negatives of a pool, and
-    random other negatives of the pool. All texts use the same random similarity ranks, drawn with a fixed seed.
+    random other negatives of the pool. The random negatives are selected by their similarity rank. All texts use the
+    same ranks, drawn with a fixed seed.
 
     Args:
-        radius: Text-to-audio radius predictor. A batch has `num_similarities` clips.
+        radius: Text-to-audio radius predictor. A simulated batch has as many clips as the predictor has inputs.
         audio_embeds: (N, d), unit norm.
         text_embeds: (N, d), unit norm; text i belongs to audio i.
         logit_scale: 1 / temperature.
