@@ -191,12 +191,13 @@ class SoundIndex:
             self.windows.optimize()
         if new_rows and rows >= APPROXIMATE_FROM_ROWS:
             if new_rows > _NEW_SHARE * rows:
-                partitions = 2 ** round(math.log2(math.sqrt(rows)))
                 # With 5 bits per number, the index is a sixth of the vectors and fits into memory. The scores of hits
-                # are computed from the vectors. LanceDB can quantise only multiples of 8 numbers.
+                # are computed from the vectors. LanceDB can quantise only multiples of 8 numbers. With a number of
+                # partitions instead of their size, `optimize` would join them, which lowers the recall.
                 kinds = _import_lancedb().index
                 kind = kinds.IvfFlat if self.dim % 8 else partial(kinds.IvfRq, num_bits=5)
-                config = kind(distance_type="dot", num_partitions=partitions, sample_rate=64, max_iterations=20)
+                size = math.isqrt(rows)
+                config = kind(distance_type="dot", target_partition_size=size, sample_rate=64, max_iterations=20)
                 self.windows.create_index("vector", config=config, replace=True)
             recall = self.measure_recall(self.draw_vectors(20))
 
@@ -264,7 +265,7 @@ class SoundIndex:
         if exact:
             query = query.bypass_vector_index()
         elif self.is_approximate:
-            query = query.nprobes(64).refine_factor(10)
+            query = query.nprobes(256).refine_factor(30)
 
         rows = []
         for row in self._read(query.to_list):

@@ -344,6 +344,8 @@ def test_beyond_a_size_the_index_is_approximate_and_its_recall_is_measured(tmp_p
     recall = store.optimize()
     assert store.is_approximate
     assert 0.9 <= recall <= 1.0
+    query = store.windows.search(rows[7], vector_column_name="vector").distance_type("dot")
+    assert len(query.nprobes(1).limit(4000).to_list()) < 1000  # the partitions are not joined
 
     exact = store.nearest(rows[7], 10, exact=True)
     cosines = rows @ rows[7]
