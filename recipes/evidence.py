@@ -21,7 +21,7 @@ from modeling_supclap.recipes import reproduce
 from modeling_supclap.recipes.arguments import CONFIGS, YAML_LOADER, read_settings
 from modeling_supclap.recipes.options import ReproductionArguments, as_mapping
 from modeling_supclap.recipes.result_tables import format_heading, markdown_lines
-from modeling_supclap.recipes.running import say
+from modeling_supclap.recipes.running import is_first_process, say
 
 if TYPE_CHECKING:
     from modeling_supclap.recipes.reproduce import Step
@@ -112,9 +112,10 @@ def write_study(
     content["arms"] = summarize(points, study, tuned)
     content["verdict"] = judge(content["arms"], study, converged)
     stem = Path(args.output_dir) / args.scale / reproduce.table_stem(name, args)
-    write_json(stem.with_suffix(".json"), content)
-    plot_curves(content, stem.with_suffix(".png"))
-    write_text(stem.with_suffix(".md"), render_study(content, stem.with_suffix(".png").name))
+    if is_first_process():
+        write_json(stem.with_suffix(".json"), content)
+        plot_curves(content, stem.with_suffix(".png"))
+        write_text(stem.with_suffix(".md"), render_study(content, stem.with_suffix(".png").name))
     return stem.with_suffix(".md")
 
 
@@ -134,7 +135,7 @@ def build_steps(
             if "recordings" in config:
                 config["recordings"] = [find_folder(name, args) for name in config["recordings"]]
         elif "test_fold" in config:
-            config["test_fold"] = seed % 5 + 1
+            config["test_fold"] = seed % 4 + 1
         settings = {**settings, "dataset_config": config, "seed": seed}
         if "background_dir" in settings:
             settings["background_dir"] = find_folder(settings["background_dir"], args)
