@@ -211,7 +211,7 @@ class CEDModel(CEDPreTrainedModel):
         Args:
             input_features: Log-mel energies in decibels, (B, n_mels, T), as computed by `CEDFeatureExtractor`.
             audio_attention_mask: (B, T), 1 for frames of the clip, 0 for padding on the right. Padded frames do not
-                affect the output. None means no padding.
+                affect the output. None: no padding.
             **kwargs: `output_hidden_states`, `output_attentions` and `return_dict`, as in transformers.
 
         Returns:

@@ -211,9 +211,9 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         """Compute audio embeddings.
 
         Args:
-            input_features: Audio features of the processor: (B, 64, T) for CED, (B, samples) for wav2vec 2.0.
+            input_features: Audio features from the processor: (B, 64, T) for CED, (B, samples) for wav2vec 2.0.
             audio_attention_mask: (B, T), 1 for frames of the clip, 0 for padding. None: no padding.
-            is_longer: (B, 1), True for clips that CLAP's feature extractor shortened; ignored by other towers.
+            is_longer: (B, 1), True for clips that CLAP's feature extractor shortened. Other towers ignore it.
             **kwargs: `output_hidden_states`, `output_attentions` and `return_dict`, as in transformers.
 
         Returns:
@@ -257,7 +257,7 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         Args:
             input_ids: Token ids, (B, N).
             attention_mask: (B, N), 1 for real tokens, 0 for padding; None masks the padding tokens in `input_ids`.
-            token_type_ids: (B, N); ignored if the text tower does not accept it.
+            token_type_ids: Token types, (B, N). They are ignored if the text tower does not accept them.
             **kwargs: As in `get_audio_features`.
 
         Returns:

@@ -201,7 +201,7 @@ def _weight_files(folder: Path) -> tuple[Path, ...]:
     paths = tuple(sorted(path for path in folder.iterdir() if path.suffix in WEIGHT_SUFFIXES))
     if len(paths) != 1:
         names = ", ".join(path.name for path in paths) or "none"
-        raise ValueError(f"{folder} must contain one checkpoint, such as {WEIGHTS[0]}; has {names}")
+        raise ValueError(f"{folder} must contain one checkpoint, such as {WEIGHTS[0]}; found {names}")
     return paths
 
 

@@ -44,7 +44,7 @@ def supclap_from_ml_clap(
     if temperature is None:
         stated = rest.pop("temperature", None)
         if stated is None or stated.numel() != 1 or not 0 < float(stated) < float("inf"):
-            raise ValueError(f"{origin} must have a 'temperature' of one positive number, has {stated}")
+            raise ValueError(f"{origin} must have a 'temperature' of one positive number; found {stated}")
         temperature = float(stated)
 
     config = SupCLAPConfig(

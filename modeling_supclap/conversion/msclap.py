@@ -60,7 +60,7 @@ def supclap_from_msclap(
     rest = checkpoint.without(AUDIO, TEXT)
     scale = rest.pop("logit_scale", None)
     if scale is None or scale.numel() != 1:
-        raise ValueError(f"{origin} must have a 'logit_scale' of one number, has {scale}")
+        raise ValueError(f"{origin} must have a 'logit_scale' of one number; found {scale}")
 
     whole = rest.rename(NAMES)
     whole["logit_scale"] = scale.reshape(1)

@@ -62,7 +62,7 @@ def similarity_matrix(first: Tensor, second: Tensor) -> Tensor:
 def positive_mask(size: int, group_ids: Tensor | None, device: torch.device, rows: slice = slice(None)) -> Tensor:
     """Build a boolean mask of positive pairs: the diagonal, or all pairs of clips with the same group id.
 
-    Return the given rows of the (N, N) mask, (n, N) bool. Raise ValueError if `group_ids` does not have shape (N,).
+    Return n `rows` of the (N, N) mask, as (n, N) bool. Raise ValueError if `group_ids` does not have shape (N,).
 
     >>> positive_mask(3, torch.tensor([7, 7, 2]), torch.device("cpu")).int()
     tensor([[1, 1, 0],

@@ -165,7 +165,7 @@ def _with_shared_rows(embed: Embed, tokens: nn.Embedding, input_ids: Tensor) -> 
 
 
 class _UsedRows(torch.autograd.Function):
-    """Select the rows `used` of an embedding table `weight`, as a function with a gradient.
+    """Autograd function that selects the rows `used` of an embedding table `weight`.
 
     The gradient of the table is sparse if it is added to an existing gradient, because this needs less memory.
     """

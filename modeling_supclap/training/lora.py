@@ -61,7 +61,7 @@ def train_last_layers(model: SupCLAPModel, audio_layers: int = 1, text_layers: i
     norms stay frozen, because the HTSAT batch norm normalizes the input.
 
     TeminAL trains one block of each tower. With BERT-base, its pooler and 1,024 shared dimensions, 9,515,520 text
-    parameters are trainable, as in TeminAL table 5. The audio number in table 5 is that of CNN14, not of HTSAT.
+    parameters are trainable, as in TeminAL table 5. Table 5 lists the audio parameters of CNN14, not of HTSAT.
 
     Args:
         model: Model, changed in place. A second call replaces the selection of the first one.

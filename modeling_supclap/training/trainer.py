@@ -281,7 +281,7 @@ class SupCLAPTrainer(Trainer):
         )
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Move the inputs to the device, compute spectrograms from audio samples, and mask them in training."""
+        """Move the inputs to the device, compute spectrograms from audio samples, and apply SpecAugment in training."""
         prepared: dict[str, Any] = super()._prepare_inputs(inputs)
         if "samples" in prepared:
             samples, counts = prepared.pop("samples"), prepared.pop("sample_counts")
@@ -388,7 +388,7 @@ class SupCLAPTrainer(Trainer):
 
     @contextmanager
     def _evaluating(self, rows: IndexedRows) -> Iterator[None]:
-        """Context manager that sets the evaluation collator and metrics, and keeps the last incomplete batch."""
+        """Context manager that sets the evaluation collator and metrics, and includes the last incomplete batch."""
         self._require_finite_losses()
         args = self.args
         before = self.data_collator, self.compute_metrics, args.dataloader_drop_last, args.dataloader_persistent_workers

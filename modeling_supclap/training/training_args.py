@@ -130,7 +130,7 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
 
     @property
     def caption_scheme(self) -> str:
-        """Caption sampling needed by the loss, passed as `scheme` to `collator.TrainingCollator`."""
+        """Caption sampling that the loss requires. It is passed as `scheme` to `collator.TrainingCollator`."""
         return self.loss if self.loss in options.MULTILINGUAL_LOSSES else "random"
 
 
