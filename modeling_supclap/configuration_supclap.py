@@ -89,6 +89,7 @@ class CEDConfig(OwnTypeMixin, PreTrainedConfig):
         drop_rate: Dropout probability of embeddings, attention output and MLP.
         attn_drop_rate: Dropout probability of attention weights.
         drop_path_rate: Stochastic depth rate of the last block. The rate rises linearly from 0 in the first block.
+        layer_norm_eps: Epsilon of the layer norms.
         initializer_range: Standard deviation of newly initialised weights.
         n_fft: FFT size in samples. Only `CEDFeatureExtractor.from_config` uses this field and the fields below.
         win_size: Window length in samples.
@@ -198,6 +199,8 @@ class CNN14Config(OwnTypeMixin, PreTrainedConfig):
     """Configuration of a CNN14 audio encoder (PANNs: Kong et al., 2020, arXiv 1912.10211), used in MS-CLAP 2022.
 
     Args:
+        hidden_size: Dimension of the embedding.
+        n_mels: Number of mel bands of the input.
         channels: Output channels of each convolution block. Each block except the last halves time and frequency.
         dropout: Dropout probability after each block.
         embedding_dropout: Dropout probability before and after the last linear layer.

@@ -312,6 +312,8 @@ def encode_text(  # type: ignore[misc]
 
     Args:
         model: Model with a `get_text_features` method.
+        texts: One text or a list of texts.
+        batch_size: Number of texts per batch.
         language: ISO 639-3 code: one for all texts, or a list with one per text. None: use the tokenizer's setting.
         convert_to_numpy: Whether to return a numpy array. `encode_audio` describes the other arguments.
 

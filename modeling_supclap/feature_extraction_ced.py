@@ -30,12 +30,15 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
     Args:
         feature_size: Number of mel bands.
         sampling_rate: Sampling rate in hertz that audio is resampled to.
+        n_fft: FFT size in samples.
+        win_size: Length of the periodic Hann window in samples.
+        hop_size: Hop length in samples.
+        f_min, f_max: Lowest and highest frequency of the mel bands in hertz. None: half the sampling rate.
+        center: Whether to centre frame t at sample t * `hop_size`, with reflection padding at both ends of the clip.
         top_db: Dynamic range of a clip in decibels.
         padding_value: Not used, but the published `preprocessor_config.json` files contain it. Clips are padded
             with silence (-100 dB), which the model masks.
         min_frames: Minimum clip length, the frames of one patch (16 for CED, 4 for Dasheng).
-
-    `CEDConfig` describes the settings of the FFT and the mel bands. With `center`, both ends of a clip are mirrored.
 
     Example:
         >>> extractor = CEDFeatureExtractor()

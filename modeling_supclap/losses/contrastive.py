@@ -103,10 +103,16 @@ def sigmoid_loss(
     approaches 0.
 
     Args:
+        audio_embeds, text_embeds: (N, d), unit norm; text i belongs to audio i.
+        logit_scale: 1 / temperature, > 0; a number or a 0-d tensor. SigLIP initializes it to 10.
         logit_bias: Bias added to every logit; a number or a 0-d tensor. SigLIP initializes it to -10.
+        group_ids, chunk_size: See `info_nce`.
 
-    The other arguments, the result and the errors are the same as in `info_nce`. SigLIP initializes `logit_scale` to
-    10.
+    Returns:
+        0-d tensor.
+
+    Raises:
+        ValueError: The shapes do not match, or there are fewer than two clips.
 
     >>> pairs = torch.eye(2)
     >>> round(sigmoid_loss(pairs, pairs, logit_scale=2.0, logit_bias=-1.0).item(), 4)  # 2 log(1 + exp(-1))
@@ -139,12 +145,16 @@ def reweighted_info_nce(
     lower the retrieval scores (see `recipes/LOG.md`).
 
     Args:
+        audio_embeds, text_embeds: (N, d), unit norm; text i belongs to audio i.
         positive_weight: w > 0; a number or a 0-d tensor. If it is learned, store its logarithm as the parameter.
+        logit_scale, group_ids: See `info_nce`.
 
-    All other arguments and the result are the same as in `info_nce`.
+    Returns:
+        0-d tensor.
 
     Raises:
-        ValueError: `positive_weight` is a number that is not positive, or `info_nce` raises for the other arguments.
+        ValueError: `positive_weight` is a number that is not positive, the shapes do not match, or there are fewer than
+            two clips.
 
     >>> pairs = torch.eye(2)
     >>> round(reweighted_info_nce(pairs, pairs, logit_scale=1.0, positive_weight=1.0).item(), 4)

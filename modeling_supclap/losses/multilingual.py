@@ -48,8 +48,10 @@ def kcl_loss(
     Args:
         audio_embeds: (N, d), unit norm.
         text_embeds: (N, K, d), unit norm; [i, k] is the caption of clip i in language k.
+        logit_scale, group_ids, chunk_size: See `info_nce`.
 
-    All other arguments and the result are the same as in `info_nce`.
+    Returns:
+        0-d tensor.
 
     Raises:
         ValueError: There is only one language, the shapes do not match, or there are fewer than two clips.
@@ -84,8 +86,13 @@ def cacl_loss(
         audio_embeds: (N, d), unit norm.
         anchor_text_embeds: (N, d), unit norm; captions in the anchor language, English.
         other_text_embeds: (N, d), unit norm; the same captions, each in another language chosen at random.
+        logit_scale, group_ids, chunk_size: See `info_nce`.
 
-    All other arguments, the result and the errors are the same as in `info_nce`.
+    Returns:
+        0-d tensor.
+
+    Raises:
+        ValueError: The shapes do not match, or there are fewer than two clips.
 
     >>> pairs = torch.eye(2)
     >>> round(cacl_loss(pairs, pairs, pairs, logit_scale=1.0).item(), 4)  # log(1 + exp(-1))
@@ -156,7 +163,16 @@ def weight_error_term(
     one SGD step with learning rate eta, the distance between their weights is eta times the norm of
     sum (p'_e - p) grad_w log p (p and p'_e are defined in `data_distribution_error`). This function returns
     sum (p'_e - p) log p with (p'_e - p) detached, so its gradient with respect to w is the sum above. The scalar is 0
-    for KCL. The arguments are the same as in `data_distribution_error`. The result is a 0-d tensor.
+    for KCL.
+
+    Args:
+        audio_embeds: (N, d), unit norm.
+        text_embeds: (N, K, d), unit norm; [i, k] is the caption of clip i in language k.
+        logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
+        trained: (N, K) bool; [i, k] is True if this step trains clip i in language k.
+
+    Returns:
+        0-d tensor.
     """
     logits, trained = _positive_logits(audio_embeds, text_embeds, logit_scale, trained)
     ideal = logits.detach().softmax(0)
@@ -183,8 +199,13 @@ def alignment_direction_error(audio_embeds: Tensor, text_embeds: Tensor, trained
 
     The ideal direction of a clip points from its embedding to the mean of its captions in all languages (ATRI eq. 20).
     A training step aligns the clip with the mean of the captions used in this step. The error is the angle between the
-    two directions; it is 0 for KCL. The arguments are those of `data_distribution_error`. Each clip needs at least one
-    trained language.
+    two directions; it is 0 for KCL.
+
+    Args:
+        audio_embeds: (N, d), unit norm.
+        text_embeds: (N, K, d), unit norm; [i, k] is the caption of clip i in language k.
+        trained: (N, K) bool; [i, k] is True if this step trains clip i in language k. Each clip needs at least one
+            True.
 
     Returns:
         0-d tensor without gradient: mean angle over the clips in degrees, 0 to 180.

@@ -164,8 +164,7 @@ def info_nce_with_support_vectors(
         anchors: (..., N, d), unit norm.
         targets: (..., N, d), unit norm; target i is the positive of anchor i.
         radii: (2, ..., N), the radii of the anchors (row 0) and of the targets (row 1).
-
-    All other arguments are the same as in `support_vector_loss`.
+        logit_scale, similarity, group_ids: See `support_vector_loss`.
 
     Returns:
         (2, 2), the losses of InfoNCE (row 0) and SVR (row 1). Column 0 is the direction from anchors to targets, column
@@ -277,6 +276,8 @@ class DynamicRadius(nn.Module):
 
     Args:
         num_similarities: Number of MLP inputs, including the positive; usually the training batch size.
+        hidden_size: Width of the two hidden layers.
+        init: Initial radius.
         order: Order of the negatives. "sorted": by descending similarity. "batch": as in the batch, so that the radius
             depends on the order of the batch.
         detach_input: Whether to stop gradients from the radius to the encoders.
@@ -386,7 +387,12 @@ def radius_constraint(anchors: Tensor, targets: Tensor, radius: float | Tensor) 
     negatives' pushing force, and R < 0 would amplify it. The distance is detached, so that the penalty trains only the
     radius.
 
-    The arguments are the same as in `support_vector_loss`. The result is a 0-d tensor.
+    Args:
+        anchors, targets: (N, d), unit norm; target i is the positive of anchor i.
+        radius: R, a number, a 0-d tensor or (N,).
+
+    Returns:
+        0-d tensor.
 
     >>> round(radius_constraint(torch.eye(2), torch.eye(2).flip(0), torch.tensor([1.5142, -0.3])).item(), 4)
     0.2
