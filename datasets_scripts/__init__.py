@@ -45,8 +45,8 @@ def load_splits(
         cache_dir: Cache folder for the rows. None: the default of `datasets`.
         translations: One or several Parquet files with translated captions to join, or a dict with the arguments of
             `join_translations`, such as `{"path": "fra.parquet", "strict": False}`.
-        streaming: Whether to read rows on demand from a folder, the Hub or object storage. Supported: "prepared",
-            "hf" if the dataset consists of Parquet files, and "webdataset".
+        streaming: Whether to read rows on demand from a folder, the Hub or object storage. Supported for "prepared",
+            "webdataset", and "hf" if the dataset consists of Parquet files.
         **config: Fields of the builder config, such as `data_dir`, or `num_train` for "scenes" and "synthetic". The
             module of each builder describes the expected files.
 
@@ -83,7 +83,7 @@ def add_translations(splits: Any, translations: str | Sequence[str] | Mapping[st
 
 
 def load_builder(name: str, cache_dir: str | None = None, **config: Any) -> Any:
-    """Create the builder of a dataset and prepare its rows. The arguments and errors are those of `load_splits`.
+    """Create the builder of a dataset and prepare its rows. The arguments and errors are the same as in `load_splits`.
 
     Its method `report` returns the excluded clips: `{"missing": [recording, ...], "left_out": {reason: [clip id]}}`.
     """
@@ -94,7 +94,7 @@ def load_builder(name: str, cache_dir: str | None = None, **config: Any) -> Any:
 
 
 def builder_names() -> list[str]:
-    """Return the dataset names that `load_splits` accepts without streaming."""
+    """Return the dataset names that `load_splits` accepts if `streaming` is not set."""
     return sorted(_BUILDERS)
 
 

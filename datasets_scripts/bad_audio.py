@@ -69,7 +69,7 @@ def measure_content(source: str | bytes, name: str) -> tuple[int, str]:
 def check_recording(source: str | bytes, name: str, min_seconds: float = 0.0) -> float:
     """Check a whole recording in blocks, and return its length in seconds.
 
-    The errors are those of `read_recording`. A recording shorter than `min_seconds` also raises BadAudioError.
+    Raises the same errors as `read_recording`, and BadAudioError if the recording is shorter than `min_seconds`.
     """
     with naming(name):
         seconds, is_sound = measure_audio(source, name)
@@ -193,9 +193,9 @@ def map_in_order(function: Callable[[Any], R], rows: Sequence[Any], workers: int
 def exit_with_parent(worker: int, then: Callable[[int], None] | None = None) -> None:
     """Make a `DataLoader` worker exit when its parent dies, and ignore Ctrl-C. This is a `worker_init_fn`.
 
-    Without this function, a worker waits forever to deliver its results if the parent is killed. SIGTERM ends a worker
-    only if its parent sends it: schedulers send SIGTERM to all processes of a run, and the run must still save a
-    checkpoint. `then` is another `worker_init_fn` to call afterwards.
+    Without this function, a worker waits forever to deliver its results if the parent is killed. Schedulers send
+    SIGTERM to all processes of a run, and the run must still save a checkpoint. Therefore a worker ignores SIGTERM
+    unless its parent sends it. `then` is a second `worker_init_fn`, which is called afterwards.
     """
     parent = os.getppid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -268,7 +268,7 @@ def _too_short(name: str, seconds: float, min_seconds: float) -> str:
 
 
 def _stored_seconds(rows: Any) -> np.ndarray:
-    """Return the length of each row with int16 samples in seconds, and NaN for other rows, without reading samples."""
+    """Return the length in seconds of each row with int16 samples, or NaN for any other row, from the sample counts."""
     names = ["samples", "sampling_rate_hz"]
     if isinstance(rows, list):
         table = pa.table({name: [row.get(name) for row in rows] for name in names})

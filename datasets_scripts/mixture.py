@@ -24,17 +24,18 @@ def mix(
 ) -> dict[str, Any]:
     """Concatenate the splits of several datasets; audio is neither decoded nor copied.
 
-    Clip ids start with the name of their dataset, which is also in the column `dataset`. Captions have the languages of
-    all datasets; missing ones are empty lists. The training rows have the column `EXPECTED_COUNT`. A warning is logged
-    if a recording is in the training split of one dataset and in the validation or test split of another.
+    Clip ids start with the name of their dataset, which is also in the column `dataset`. Each row has a list of
+    captions for every language of any dataset; the list may be empty. The training rows have the column
+    `EXPECTED_COUNT`. A warning is logged if a recording is in the training split of one dataset and in the validation
+    or test split of another.
 
     If the training split of a dataset is a `RowStream`, the mixed training split is a stream that repeats rows instead
-    of adding the column `EXPECTED_COUNT`. Its recordings are not compared with the other splits; call
-    `warn_of_shared_recordings` with a sample of its rows.
+    of adding the column `EXPECTED_COUNT`. To avoid reading the whole stream, its recordings are not compared with the
+    other splits. Call `warn_of_shared_recordings` with a sample of its rows.
 
     Args:
         sets: `{dataset name: splits}`. A split is a `Dataset`; the training split may be a `RowStream`.
-        options: `{dataset name: options}` (see `expected_counts`, also for `temperature`).
+        options: `{dataset name: options}`. `expected_counts` describes the options and `temperature`.
 
     Raises:
         ValueError: As in `expected_counts`, or a stream is mixed with `balance_labels`.

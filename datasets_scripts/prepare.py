@@ -90,15 +90,17 @@ def prepare(
 ) -> dict[str, Any]:
     """Check all recordings of a dataset, and write Parquet files, a manifest and a dataset card; return the manifest.
 
-    An interrupted run with the same options is resumed. If the output is already complete, nothing is written.
+    An interrupted run with the same options is resumed. If the output is already complete and `overwrite` is not set,
+    nothing is written.
 
     Args:
-        overwrite: Whether to replace another prepared dataset in the output folder.
+        overwrite: Whether to replace a prepared dataset in the output folder.
         cache_dir: Cache folder for the rows of the builder. None: the default of `datasets`.
 
     Raises:
         BadAudioError: A recording is bad and `on_bad_audio` is "error", or FFmpeg is required but not installed.
-        FileExistsError: The output folder contains other files.
+        FileExistsError: The output folder contains a different prepared dataset and `overwrite` is not set, or it
+            contains files that are not from a preparation.
         RuntimeError: Another run is writing to the folder.
         ValueError: All recordings of a split are bad, or an option is invalid.
     """
@@ -123,7 +125,7 @@ def prepare(
 
 
 def audio_root(request: Request, splits: Mapping[str, datasets.Dataset]) -> str | None:
-    """Return `data_dir` if it contains all recordings, otherwise their common parent folder (None if there is none)."""
+    """Return `data_dir` if it contains all recordings, or else their common parent folder, or None if there is none."""
     parents: set[str] = set()
     for rows in splits.values():
         parents.update(map(os.path.dirname, filter(os.path.isabs, rows["audio_path"])))
@@ -424,7 +426,8 @@ def _finish(
 def push(folder: str | Path, repo_id: str, private: bool = False) -> str:
     """Upload a prepared dataset to a Hub dataset repository "user/name" in one commit, and return its URL.
 
-    A new repository is private if `private` is set. The storage "reference" raises ValueError.
+    A new repository is private if `private` is set. Raises ValueError for the storage format "reference", because the
+    dataset then contains no audio.
     """
     from huggingface_hub import HfApi
 
@@ -474,7 +477,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command. `supclap prepare` prints an error as one line."""
+    """Run the command. `supclap prepare` prints an error on one line."""
     args = parse_arguments(sys.argv[1:] if argv is None else argv)
     request = Request(args.dataset, args.builder_options, args.storage, args.shard_size, args.on_bad_audio)
     manifest = prepare(request, args.out, args.workers, args.overwrite, args.cache_dir, args.quiet)

@@ -29,7 +29,10 @@ from .remote_files import read_file
 
 MANIFEST = "manifest.json"
 ROOT_NOTE = ".prepare/audio_root"
-"""File that stores the local audio folder of a dataset with storage "reference" (no audio in it); never uploaded."""
+"""File with the path of the local audio folder, if the dataset contains only paths (storage "reference").
+
+It is not uploaded, because other machines do not have this folder.
+"""
 
 FORMAT = 2
 """Format version of prepared datasets; other versions are not supported."""
@@ -138,7 +141,7 @@ class PreparedSet:
         return paths
 
     def audio_root(self) -> str | None:
-        """Return the audio folder of a dataset with storage "reference", or None if the dataset contains its audio.
+        """Return the audio folder of a dataset that contains only paths (storage "reference"), or else None.
 
         Raises FileNotFoundError if none of the known folders contains the first recording.
         """
@@ -165,7 +168,8 @@ class PreparedConfig(datasets.BuilderConfig):
     Attributes:
         data_dir: Output folder of `prepare.py`, Hub dataset id, or any fsspec address, such as `s3://bucket/clotho` or
             `https://host/clotho`.
-        audio_dir: Audio folder for a dataset with storage "reference"; required if the recordings have moved.
+        audio_dir: Audio folder, if the dataset contains only paths (storage "reference"). Required if the recordings
+            have moved.
         revision: Branch, tag or commit of the Hub repository.
     """
 
@@ -186,8 +190,8 @@ class PreparedConfig(datasets.BuilderConfig):
 class Prepared(datasets.ArrowBasedBuilder):
     """Builder that loads the splits of a prepared dataset.
 
-    `datasets.load_dataset` also loads the shards, but does not compare their sizes with the manifest, and does not find
-    the recordings of a dataset with storage "reference".
+    `datasets.load_dataset` also loads the shards, but does not compare their sizes with the manifest. It does not find
+    the recordings if the dataset contains only their paths (storage "reference").
     """
 
     VERSION = "2.0.0"

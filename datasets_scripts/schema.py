@@ -39,7 +39,8 @@ FILE_SOURCE = "file:"
 class Event(TypedDict):
     """A sound event in a clip.
 
-    Times are in seconds from the beginning of the clip. If the dataset has labels, `label` is one of those of the row.
+    Times are in seconds from the beginning of the clip. If the dataset has labels, `label` is one of the labels of the
+    row.
     """
 
     label: str
@@ -155,8 +156,8 @@ def all_captions(row: Mapping[str, Any], languages: Sequence[str]) -> list[tuple
 def lacking_languages(row: Mapping[str, Any], languages: Sequence[str], scheme: str = "random") -> list[str]:
     """Return the languages in which a clip has no caption, or an empty list if its captions suffice for the scheme.
 
-    The scheme `random` of `TrainingCollator` requires captions in one of the languages, `kcl` in all languages, `cacl`
-    in the anchor (the first) and at least one other language.
+    The schemes of `TrainingCollator` require different captions. `random` requires a caption in one of the languages,
+    and `kcl` in all languages. `cacl` requires one in the anchor (first) language and one in any other language.
 
     >>> clip = {"captions": {"eng": ["a dog"], "fra": []}}
     >>> lacking_languages(clip, ["eng", "fra"]), lacking_languages(clip, ["eng", "fra"], "kcl")
@@ -206,7 +207,7 @@ def require_captions(
 ) -> None:
     """Raise ValueError if a clip lacks captions that the language scheme requires (see `lacking_languages`).
 
-    Also raise it if no clip has a caption in one of the languages. `split` is the split name for the message.
+    ValueError is also raised if a language has no caption in any clip. `split` is the split name for the message.
     """
     counts = caption_counts(rows)
     present = {language for language, of_language in counts.items() if of_language.any()}
@@ -232,8 +233,8 @@ def require_captions(
 def validate_row(row: Mapping[str, Any], languages: Sequence[str] = LANGUAGES) -> None:
     """Raise ValueError with all problems of a row that does not have the format of `Row`.
 
-    A field is missing, an id, path, source or caption is empty, there is no caption, a language is unknown, or an event
-    starts before the clip or ends before it starts.
+    A row is invalid if a field is missing; if an id, path, source or caption is empty; if there is no caption; if a
+    language is unknown; or if an event starts before the clip or ends before it starts.
 
     >>> row = {"clip_id": "a", "audio_path": "a.wav", "captions": {"eng": ["Rain"]}, "labels": [], "events": [],
     ...        "source": "freesound:1", "license": "CC0-1.0"}

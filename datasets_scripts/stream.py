@@ -91,7 +91,7 @@ class RowStream(IterableDataset):
         return self._changed(_seed=seed)
 
     def shard(self, process: int, num_processes: int) -> RowStream:
-        """Return a stream with the rows of one process; no row belongs to two processes.
+        """Return a stream with the rows of one process. Each row belongs to only one process.
 
         Successive rows go to successive processes, so that a global batch contains the same rows for any number of
         processes. In a shuffled stream all processes have the same number of rows, because every training step needs
@@ -111,7 +111,7 @@ class RowStream(IterableDataset):
         return self._changed(_counts=np.array(counts, np.float64), num_rows=num_rows)
 
     def map(self, function: Callable[[Row], Row], features: datasets.Features | None = None) -> RowStream:
-        """Return a stream that applies a function to each row when it is read. `features` are those of the new rows."""
+        """Return a stream that applies a function to each row when it is read. `features` describe the new rows."""
         return self._changed(_functions=[*self._functions, function], features=features or self.features)
 
     def remove_columns(self, names: Sequence[str]) -> RowStream:
@@ -133,7 +133,7 @@ class RowStream(IterableDataset):
         return get_mapped
 
     def to_dataset(self, cache_dir: str | None = None) -> datasets.Dataset:
-        """Read all rows in file order into a memory-mapped `datasets.Dataset`, for repeated evaluation of a split.
+        """Read all rows in file order into a memory-mapped `datasets.Dataset`, for repeated evaluation.
 
         Rows of unchanged files that are already in the cache folder are not read again.
         """
@@ -242,9 +242,10 @@ class EpochReader:
 
 
 def draw_copies(expected: np.ndarray, total: int, random: np.random.Generator) -> np.ndarray:
-    """Draw how often an epoch contains each item: floor or ceil of `expected`, scaled to the sum `total` `(items,)`.
+    """Draw how often an epoch contains each item, int `(items,)`, with the sum `total`.
 
-    This is systematic resampling in random order.
+    `expected` is first scaled to the sum `total`. Each value is then rounded up or down at random, by systematic
+    resampling in random order.
     """
     order = random.permutation(len(expected))
     ends = np.cumsum(expected[order])

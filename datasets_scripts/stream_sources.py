@@ -41,7 +41,7 @@ def _file_features(languages: Iterable[str]) -> datasets.Features:
 
 
 class ParquetSplit:
-    """Split of a prepared dataset; the manifest lists the row groups."""
+    """Split of a prepared dataset, with the row groups from its manifest."""
 
     def __init__(self, prepared: PreparedSet, split: str) -> None:
         self.features = datasets.Features.from_dict(prepared.manifest["features"])
@@ -135,7 +135,7 @@ class HubSplit:
 
 
 class TarSplit:
-    """Split of WebDataset tar files; the files of one sample have the same name and different suffixes.
+    """Split of WebDataset tar files. The files of one sample have the same name and different suffixes.
 
     Each sample with a recording (`.flac`, `.wav`, ...) becomes a row. The captions come from the keys "captions",
     "caption" or "text" (a string or a list) of a `.json` file. If there are none, they come from a `.txt` file. The
@@ -254,7 +254,7 @@ def _split_name(name: str) -> tuple[str, str]:
 
 
 def load_prepared(**options: Any) -> dict[str, RowStream]:
-    """Stream a prepared dataset, as `{split: stream}`. The options are those of `PreparedSet`."""
+    """Stream a prepared dataset; return `{split: stream}`. `PreparedSet` describes the options."""
     prepared = PreparedSet(**options)
     return {split: RowStream(ParquetSplit(prepared, split)) for split in prepared.manifest["splits"]}
 
@@ -265,8 +265,8 @@ def load_parquet(**options: Any) -> dict[str, RowStream]:
     This function reads only the file footers, and the captions if some may be missing. If there is no validation or
     test split, a random sample of the training row groups is held out. Row groups are not divided, so that only one
     split reads each of them. The options are the fields of `builders.hf.HubDatasetConfig`. The result is
-    `{split: stream}`. A folder without Parquet files raises FileNotFoundError. ValueError is raised if columns are
-    missing, or if the training split has too few row groups to hold out a split.
+    `{split: stream}`. Raises FileNotFoundError if there are no Parquet files. Raises ValueError if columns are missing,
+    or if the training split has too few row groups to hold out a split.
     """
     config = HubDatasetConfig(**options)
     data_dir = str(config.data_dir)
@@ -366,7 +366,8 @@ class TarConfig:
 
     Attributes:
         data_dir: Folder, or address that fsspec can list. The first split name in the path of a tar file ("train",
-            "validation" or "valid", "test", "development", "evaluation") determines its split. Default: "train".
+            "validation" or "valid", "test", "development", "evaluation") determines its split. A path with no split
+            name belongs to "train".
         language: ISO 639-3 code of the captions.
     """
 
@@ -379,7 +380,7 @@ class TarConfig:
 
 
 def load_tars(**options: Any) -> dict[str, RowStream]:
-    """Stream WebDataset tar files, as `{split: stream}`. The options are the fields of `TarConfig`."""
+    """Stream WebDataset tar files; return `{split: stream}`. The options are the fields of `TarConfig`."""
     config = TarConfig(**options)
     files = _find_files(str(config.data_dir), ".tar")
     return {split: RowStream(TarSplit(paths, config.language)) for split, paths in files.items()}

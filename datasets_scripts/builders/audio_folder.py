@@ -94,7 +94,7 @@ class AudioFolderConfig(FolderConfig):
             )
 
     def check_languages(self) -> None:
-        """Check `languages`; any ISO 639-3 codes are allowed."""
+        """Raise ValueError if `languages` or `caption_language` are not ISO 639-3 codes, or if a code is repeated."""
         self.languages = (self.languages,) if isinstance(self.languages, str) else tuple(self.languages)
         are_codes = re.fullmatch("([a-z]{3} )+[a-z]{3}", " ".join([*self.languages, self.caption_language]))
         if not are_codes or len(set(self.languages)) < len(self.languages):
@@ -164,7 +164,7 @@ class AudioFolder(RowBuilder):
 
 @dataclass
 class Record:
-    """Metadata of one recording; fields that the metadata do not contain are empty."""
+    """Metadata of one recording. A field is empty if the table or text file does not contain it."""
 
     where: str  # file and line, for error messages
     captions: dict[str, list[str]]

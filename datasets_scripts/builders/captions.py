@@ -21,7 +21,7 @@ _SENTENCES = {"scenes", "templates", "temporal"}  # files with sentences instead
 def label_phrases(dataset_name: str) -> dict[str, dict[str, str]]:
     """Load the noun phrases of a dataset as `phrases[label][language]`, with all `LANGUAGES` for each label.
 
-    An unknown dataset raises ValueError, which lists the valid names.
+    Raises ValueError with the valid names if the dataset is unknown.
 
     >>> label_phrases("esc50")["dog"]["fra"]
     'un chien qui aboie'
@@ -69,7 +69,9 @@ def caption_classes(labels: Sequence[str]) -> dict[str, list[str]]:
 
 
 def check_languages(languages: Sequence[str]) -> tuple[str, ...]:
-    """Return language codes, or a single code, as a tuple; raise ValueError for no, repeated or unknown codes.
+    """Convert one or several language codes to a tuple.
+
+    Raises ValueError if there is no code, or if a code is repeated or unknown.
 
     >>> check_languages(["eng", "fra"]), check_languages("eng")
     (('eng', 'fra'), ('eng',))
@@ -106,8 +108,8 @@ def read_caption_columns(given: Sequence[str] | Mapping[str, str]) -> dict[str, 
 def check_merged_languages(unmarked: Sequence[str], language: str, marked: Mapping[str, str]) -> None:
     """Raise ValueError if several caption columns would be read as the same language.
 
-    `unmarked` are the columns without a language in their name; they are read as `language`. `marked` is
-    `{column: language}` for the others.
+    `unmarked` are the columns without a language in their name; they are read as `language`. All other columns are in
+    `marked`, as `{column: language}`.
     """
     merged = [column for column, of_column in marked.items() if of_column == language]
     if unmarked and merged:

@@ -36,7 +36,7 @@ class Clotho(RowBuilder):
     """Clotho builder with the splits train (development), validation and test (evaluation).
 
     Some file names occur in several splits, so a clip id contains the split: "development/Distorted AM Radio
-    noise.wav". The source is the Freesound id in `clotho_metadata_<split>.csv`, if there is one, else the clip id.
+    noise.wav". The source is the Freesound id if `clotho_metadata_<split>.csv` contains it, and otherwise the clip id.
     """
 
     BUILDER_CONFIG_CLASS = ClothoConfig

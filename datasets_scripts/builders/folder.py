@@ -32,7 +32,7 @@ ENGLISH = LANGUAGES[0]
 
 
 class Clip(NamedTuple):
-    """Clip with the fields of `schema.Row`; languages without captions may be omitted."""
+    """Clip with the fields of `schema.Row`. `captions` may omit languages without captions."""
 
     clip_id: str
     captions: Mapping[str, Sequence[str]]
@@ -78,7 +78,8 @@ class Collection:
     def keep_apart(self) -> None:
         """Remove clips from a split if a later split (train, validation, test) contains the same source.
 
-        Then remove all clips that share an audio file with another clip, because at most one of them can be correct.
+        Then remove all clips that share an audio file with another clip, because the file belongs to at most one of
+        them.
         """
         later: set[str] = set()
         for split in reversed(SPLITS):
@@ -160,7 +161,7 @@ class FolderConfig(RowConfig):
     Attributes:
         data_dir: Folder with the metadata and, unless `audio_dir` is set, the audio. A Hub dataset id with the same
             files, such as "user/name", or an fsspec address of the folder, such as "s3://bucket/name", is downloaded.
-        audio_dir: Folder with the audio, or its address, in sub-folders with any names.
+        audio_dir: Folder with the audio files, or its fsspec address. Its sub-folders may have any names.
         revision: Branch, tag or commit of the Hub repository.
     """
 
@@ -241,7 +242,7 @@ class FolderConfig(RowConfig):
         return list(self.tables().values())
 
     def fingerprints(self) -> dict[str, str]:
-        """Add hashes of the metadata and of the audio file names."""
+        """Return hashes of the code, the metadata files and the names of the audio files."""
         return {
             **super().fingerprints(),
             "metadata": metadata.fingerprint(self.metadata_files()),
@@ -264,7 +265,7 @@ class RowBuilder(datasets.GeneratorBasedBuilder):
         raise NotImplementedError
 
     def report(self) -> dict[str, Any]:
-        """Return the missing recordings and the excluded clips. If the report was saved, it is read from the cache.
+        """Return the missing recordings and the excluded clips, from the cache if they were saved there.
 
         The result is `{"missing": [name, ...], "left_out": {reason: [clip id, ...]}}`. "missing" contains the names in
         the metadata. A reason is "blacklist", "duplicate" or "empty caption", for example.

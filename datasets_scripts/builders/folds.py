@@ -32,8 +32,8 @@ class FoldConfig(FolderConfig):
     Attributes:
         test_fold: Number of the fold to use as the test split; the first is 1. Published results are averages over all
             folds.
-        validation_fraction: Fraction of the other recordings of each class to use for validation. 0: no validation
-            split.
+        validation_fraction: Fraction of the recordings of each class outside the test fold to use for validation. 0: no
+            validation split.
         seed: Random seed for sampling the validation recordings.
     """
 
@@ -111,9 +111,9 @@ def split_by_fold(
 
     The arguments are described in `FoldConfig`. The test split is the test fold. If a recording in the test fold also
     has clips in other folds, these clips are excluded; modified copies of a dataset may have such clips. For
-    validation, a fraction of the other recordings of each class is sampled. The number is rounded, and at least one if
-    the class has several recordings. At least one recording of each class remains for training. A test fold without
-    clips raises ValueError.
+    validation, a fraction of the remaining recordings of each class is sampled. Their number is rounded. It is at least
+    one if the class has several recordings. At least one recording of each class remains for training. Raises
+    ValueError if the test fold contains no clips.
     """
     folds = sorted({clip.fold for clip in clips})
     if test_fold not in folds:

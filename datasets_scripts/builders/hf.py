@@ -33,15 +33,15 @@ class HubDatasetConfig:
     """Location and columns of a Hub dataset.
 
     Attributes:
-        data_dir: Hub dataset id, folder for `load_dataset`, output folder of `save_to_disk`, or the fsspec address of
-            such a folder, which is downloaded.
+        data_dir: Hub dataset id, folder for `load_dataset`, output folder of `save_to_disk`, or fsspec address of one
+            of these folders, which is downloaded.
         subset: Name of the dataset configuration, if the dataset has several.
         revision: Branch, tag or commit of the Hub repository.
         audio_column: Audio column; defaults to the only column of type `Audio`, or to `audio`.
         caption_column: Caption column with texts, lists of texts, or class labels. Default: `caption` or `captions`,
             together with `caption_1`, `caption_2` and so on; if there are none, `text`, `sentence` or `raw_text`.
             Columns such as `caption_fra` are also read.
-        caption_language: ISO 639-3 code of the captions in these columns.
+        caption_language: Language of the caption columns that have no language in their name, as ISO 639-3 code.
         caption_columns: All caption columns with their languages, such as `deu=Beschreibung eng=English`. Overrides
             `caption_column` and `caption_language`; other caption columns are ignored.
         label_column: Column with a class label, a text or a list of texts.

@@ -28,7 +28,8 @@ class Line(NamedTuple):
 def find_metadata(folder: Path, files: Iterable[str], *names: str) -> Path | None:
     """Find a metadata file by its possible names, in a folder or its sub-folders; return None if it does not exist.
 
-    A file at the top of the folder has priority. Several such files in sub-folders raise ValueError.
+    A file at the top of the folder has priority. If only sub-folders contain such files, and there are several,
+    ValueError is raised.
     """
     matches = sorted((file for file in files if os.path.basename(file) in names), key=lambda file: file.count("/"))
     if len(matches) > 1 and "/" in matches[0]:
@@ -41,8 +42,8 @@ def find_metadata(folder: Path, files: Iterable[str], *names: str) -> Path | Non
 def read_csv(path: Path, columns: Sequence[str], header: bool = True) -> list[Line]:
     """Read a CSV file; the delimiter is the most frequent of comma, semicolon and tab in the first line.
 
-    The encoding is UTF-8, UTF-16 with a byte order mark, or Windows-1252. Missing values at the end of a line are empty
-    strings. ValueError is raised if a column is missing or repeated, or a line has more values than columns.
+    The encoding is UTF-8, UTF-16 with a byte order mark, or Windows-1252. Missing values at the end of a line become
+    empty strings. ValueError is raised if a column is missing or repeated, or a line has more values than columns.
 
     Args:
         columns: Required columns. If `header` is False, names of all columns.

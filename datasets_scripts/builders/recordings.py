@@ -28,7 +28,7 @@ _ENDINGS += [f"_{start}" for start in _STARTS] + [""]
 YOUTUBE_NAMINGS = tuple(f"{prefix}{{id}}{ending}" for ending in _ENDINGS for prefix in ("", "Y"))
 """File name formats for clips from YouTube videos, without suffix, from most to least specific.
 
-The last two formats do not contain the start, so they are used only for videos with a single clip.
+The last two formats do not contain the start of the clip, so they are used only for videos with a single clip.
 """
 
 Segment = tuple[str, int]
@@ -104,7 +104,7 @@ def _without_suffix(name: str) -> str:
 
 
 class Recordings:
-    """Index of the audio files in a folder and its sub-folders, by name; no file is opened.
+    """Index of the audio files in a folder and its sub-folders by name, built without opening any file.
 
     `files` are the sorted relative paths of all files in the folder; the default is `walk(folder)`. If the folder does
     not exist, FileNotFoundError is raised.
@@ -214,7 +214,9 @@ def duration_seconds(path: Path) -> float | None:
 
 
 def listing(names: Sequence[str], most: int = 5, count: int | None = None) -> str:
-    """Format the first names for a message, followed by the number of remaining names. `count` is that of all names.
+    """Format the first names for a message, followed by the number of remaining names.
+
+    `count` is the number of all names, if `names` contains only some of them.
 
     >>> listing(["a.wav", "b.wav", "c.wav"], 2)
     'a.wav, b.wav and 1 more'

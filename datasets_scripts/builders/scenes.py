@@ -2,9 +2,9 @@
 
 Events follow each other or overlap. An event may be repeated, quiet, loud or far away. A scene may be in a small room
 or in a large hall. The captions describe all of this. A training clip has one caption, a validation or test clip has up
-to five. The validation and test splits contain new scenes: no training scene has the same set of sounds (with a single
-event: the same description), and no training caption has the same combination of template and wording. The recordings
-of these splits, and their speakers or folds, are not used in training either.
+to five. The validation and test splits contain new scenes. No training scene has the same set of sounds or, for a
+single event, the same description. No training caption has the same combination of template and wording. The recordings
+of these splits, and all other recordings from the same speakers or folds, are not used in training.
 """
 
 import hashlib
@@ -81,7 +81,7 @@ class Scene(NamedTuple):
 
 
 def draw_scene(labels: Sequence[str], split: str, rng: np.random.Generator) -> Scene:
-    """Draw a random scene that belongs to a split, from at least four sounds. `Scene.composition` sets the split."""
+    """Draw a random scene that belongs to a split (see `Scene.composition`), from at least four `labels`."""
     while True:
         size = int(rng.choice(list(NUM_EVENTS), p=list(NUM_EVENTS.values())))
         names = sorted(rng.choice(labels, size, replace=False).tolist())
@@ -128,7 +128,7 @@ def caption_scene(
     Args:
         phrases: `{label: {language: noun phrase}}`.
         held_out: Whether to use the combinations of the held-out splits.
-        rng: Random generator for template and wordings. With the same state, the captions in all languages are
+        rng: Random generator for template and wordings. Use equal states in all languages, so that the captions are
             translations of each other.
     """
     words = {key: by_language[language] for key, by_language in read_phrases("scenes").items()}
@@ -201,7 +201,7 @@ def render_scene(
 ) -> np.ndarray:
     """Render a scene with the output of `place_events`; return float32 `(num_samples,)` with a peak below 1.
 
-    `take` returns the sound of a label. `rng` draws sounds, levels, background noise and reverberation.
+    `take` returns the sound of a label. `rng` is used to draw sounds, levels, background noise and reverberation.
     """
     samples = np.zeros(num_samples)
     for event, start, period in placements:
@@ -312,7 +312,7 @@ class ScenesConfig(SyntheticEventsConfig):
 
     Attributes:
         duration_seconds: Length of each clip in seconds, at least 1.
-        recordings: Folders of labelled recordings (see `split_recordings`). None: generated sounds.
+        recordings: Folders of labelled recordings (see `split_recordings`). None: use generated sounds.
     """
 
     DATASET = "the scenes"
@@ -421,7 +421,7 @@ class Scenes(SyntheticEvents):
 
     @cached_property
     def _scenes(self) -> dict[str, list[Scene]]:
-        """Distinct scenes of each split. Scene i does not depend on the number of clips."""
+        """Distinct scenes of each split. A larger dataset starts with the scenes of a smaller one."""
         scenes: dict[str, list[Scene]] = {}
         for split in SPLITS:
             rng = seeded_generator(self.config.seed, split)

@@ -212,7 +212,7 @@ def render_clip(
 ) -> RenderedClip:
     """Render a clip with its event near the beginning or the end; the same arguments produce the same samples.
 
-    Each split has its own random numbers. The sounds contain frequencies up to 7.7 kHz.
+    The splits use independent random numbers. The sounds contain frequencies up to 7.7 kHz.
 
     >>> clip = render_clip(0, "train", 0)
     >>> clip.samples.shape, clip.samples.dtype
@@ -231,7 +231,7 @@ def render_clip(
 
 
 def locate_event(seed: int, split: str, index: int, duration_seconds: float, sampling_rate_hz: int) -> Event:
-    """Return label, onset and offset of the event in a clip, without rendering. Arguments as in `render_clip`."""
+    """Return label, onset and offset of the event in a clip, without rendering. See `render_clip` for the arguments."""
     description, rng = describe(seed, split, index), seeded_generator(seed, split, index)
     start, stop = _draw_interval(description, rng, duration_seconds, sampling_rate_hz)
     onset_seconds, offset_seconds = start / sampling_rate_hz, stop / sampling_rate_hz
@@ -241,7 +241,10 @@ def locate_event(seed: int, split: str, index: int, duration_seconds: float, sam
 def _draw_interval(
     description: Description, rng: np.random.Generator, duration_seconds: float, sampling_rate_hz: int
 ) -> tuple[int, int]:
-    """Draw the start and stop index of the event. This must be the first use of the random generator of a clip."""
+    """Draw the start and stop index of the event.
+
+    This must be the first use of the random generator of a clip, so that `locate_event` and `render_clip` agree.
+    """
     length_seconds = duration_seconds * rng.uniform(*SOUNDS[description.sound].lengths)
     gap_seconds = duration_seconds * rng.uniform(0.01, 0.08)
 
@@ -281,13 +284,14 @@ class SyntheticEventsConfig(RowConfig):
     """Size and audio format of the synthetic dataset, in addition to `RowConfig`.
 
     Attributes:
-        num_train: Number of training clips. 0: no training split. Clip i does not depend on this number.
+        num_train: Number of training clips. 0: no training split. A larger split starts with the clips of a smaller
+            one.
         num_validation: Number of validation clips. 0: no validation split.
         num_test: Number of test clips. 0: no test split.
         seed: Random seed of the dataset.
         duration_seconds: Length of each clip in seconds, at least 1.
         sampling_rate_hz: Sampling rate of the audio files in Hz, at least 16000.
-        audio_dir: Parent folder of the new folder with audio files. None: the cache of `datasets`.
+        audio_dir: Folder in which a new folder with the audio files is created. None: the cache of `datasets`.
     """
 
     DATASET = "the synthetic dataset"

@@ -48,8 +48,8 @@ class WavCapsConfig(FolderConfig):
         blacklists: Blacklist files to use. They list the clips that are also in other datasets; these clips are
             excluded. Defaults to all files. With an empty list no clip is excluded, and evaluation on the other
             datasets is not zero-shot.
-        num_test: Number of clips in the test split, sampled at random from all clips that are not blacklisted, with or
-            without audio. The SupCLAP paper (section E.2) holds out 5,000.
+        num_test: Number of clips in the test split, sampled at random from all clips that are not blacklisted, even if
+            their audio is missing. The SupCLAP paper (section E.2) holds out 5,000.
         num_validation: Number of clips in the validation split, sampled in the same way; 0 in the paper.
         seed: Random seed for the sampling.
     """
@@ -161,6 +161,9 @@ def read_blacklists(paths: Sequence[Path]) -> set[str]:
 
 
 def _source(part: Part, name: str) -> str:
-    """Return the source of an id in a collection. An AudioSet id is a file name: "Y", the YouTube id and a suffix."""
+    """Convert the id of a recording in a collection to a `source`, such as "freesound:1234".
+
+    In AudioSet, this id is a file name: "Y", the YouTube id and a suffix.
+    """
     stem = stem_of(name)
     return f"{part.source}:{stem.removeprefix('Y') if part.source == 'youtube' and len(stem) == 12 else stem}"
