@@ -1,12 +1,12 @@
-"""Measure training of the papers' full-size models on a GPU, beside a plain loop with the same towers.
+"""Measure training of the papers' full-size models on a GPU, and compare it with a plain loop with the same towers.
 
     python benchmarks/bench_gpu.py [--steps 20]
 
 The models are CED-base with the SONAR or LaBSE text encoder, random weights, bfloat16 autocast and fused Adam. The 10 s
 clips are int16 samples in pinned memory. Spectrograms are computed on the GPU, as with `features_on_device`. The goals
-are 45 % of the FLOP/s of the fastest bfloat16 square matrix product, one epoch of AudioCaps (49,274 clips) in 25 s, a
-tenth of the 248 s in the SupCLAP paper, and the overheads of SVR and KCL that the papers print. `make bench-gpu` writes
-`benchmarks/results-gpu.md`. Without a GPU, the table has the operator calls of a step with narrow towers.
+are 45 % of the FLOP/s of the fastest bfloat16 square matrix product, one epoch of AudioCaps (49,274 clips) in 25 s (a
+tenth of the 248 s in the SupCLAP paper), and the overheads of SVR and KCL that the papers report. `make bench-gpu`
+writes `benchmarks/results-gpu.md`. Without a GPU, the table has the operator calls of a step with narrow towers.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def measure_step(text: str, name: str, kind: type[ContrastiveModule], steps: int
 
 
 def measure_training(text: str, steps: int, ceiling: float) -> list[Row]:
-    """Measure all objectives with one text encoder, ours beside a plain loop. Return the rows of the results table."""
+    """Measure our training and a plain loop with one text encoder, for each objective. Return the table rows."""
     rows, measured = [], {}
     for name in OBJECTIVES:
         for kind, way in ((PlainModule, "a plain loop"), (ContrastiveModule, "ours")):

@@ -3,7 +3,8 @@
     python benchmarks/bench_input_pipeline.py [--data_dir folder] [--rounds 4] [--clips 192] [--batch 16]
 
 The formats are the original files (Vorbis at 44.1 kHz, decoded and resampled for each batch), FLAC at 16 kHz, and int16
-samples. One process reads the same recordings, without and with the computation of spectrograms and batches.
+samples. One process reads the same recordings in each format, either alone or followed by the computation of
+spectrograms and batches.
 
 `--data_dir` is a folder for the `audio_folder` builder. By default, recordings are generated. The compared
 variants alternate.

@@ -2,9 +2,9 @@
 
     python benchmarks/bench_retrieval.py [--texts 4785] [--clips 957] [--dim 512] [--rounds 5]
 
-The metrics are R@1, 5, 10 and mAP@10. The peers are a loop over 1,000 texts at a time that counts the clips with higher
-scores, and a loop that sorts them. All ways must compute the same ranks. With `--texts 20000 --clips 100000`, the loops
-need 0.4 GB for each chunk of scores.
+The metrics are R@1, 5, 10 and mAP@10. The evaluation is compared with two loops over 1,000 texts at a time. One counts
+the clips with higher scores, the other sorts the clips. All variants must compute the same ranks. With the
+options `--texts 20000 --clips 100000`, the loops need 0.4 GB for each chunk of scores.
 """
 
 from __future__ import annotations

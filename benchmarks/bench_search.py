@@ -3,8 +3,8 @@
     OMP_NUM_THREADS=1 python benchmarks/bench_search.py --rows 100000 1000000 --dim 512 --folder /tmp/indexes
 
 Each recording lasts an hour. The window embeddings are random points around 1,000 random centres, and the queries are
-windows. Each index size runs in separate processes, so that its peak memory does not include another size. The peers
-are one matrix product, and FAISS if it is installed, with the same embeddings in memory.
+windows. Each index size runs in separate processes, so that its peak memory does not include another size. The index is
+compared with one matrix product, and with FAISS if it is installed, on the same embeddings in memory.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def build(folder: str, number: int, centres: np.ndarray) -> dict[str, float]:
 
 
 def ask(folder: str, number: int) -> dict[str, float]:
-    """Measure search in all recordings and in one, and the peers. Return times, recall and memory."""
+    """Measure search in all recordings and in one, and the methods to compare with. Return times, recall and memory."""
     import lancedb  # noqa: F401, imported before the timing starts
 
     started = time.perf_counter()

@@ -2,10 +2,11 @@
 
     OMP_NUM_THREADS=1 python benchmarks/bench_step.py [--only KCL] [--rounds 3] [--clips 24] [--width 96]
 
-The plain step calls the text tower once per language, padded to the longest text of the language. Two more peers sort
-the texts of all languages by length: one keeps all activations, one recomputes them with `torch.utils.checkpoint`. The
-steps alternate in one process with the same weights. Before timing, their gradients are compared (float64, to 1e-12).
-Memory is the peak size of the tensors created in a step. On a GPU, it is the peak of the CUDA allocator.
+The plain step calls the text tower once per language, padded to the longest text of the language. Two more steps sort
+the texts of all languages by length: one keeps all activations, the other recomputes them with
+`torch.utils.checkpoint`. The steps alternate in one process with the same weights. Before timing, their gradients are
+compared (float64, to 1e-12). Memory is the peak size of the tensors created in a step. On a GPU, it is the peak of the
+CUDA allocator.
 
 The towers are like CED-mini and SONAR, but narrower. Captions have the lengths of AudioCaps in tokens (mean 17, at most
 about 50), times a factor per language. Weights, features and tokens are random.
@@ -117,7 +118,7 @@ def make_batch(model: SupCLAPModel, clips: int, texts: int = 1, roles: int = 1) 
     frames = torch.tensor([1001] if roles == 1 else [1001, 1001, 501]).repeat(clips)
     audio_mask = torch.arange(1001) < frames.unsqueeze(1)  # (N R, T)
 
-    # The first role has the captions of a batch with one role, because their memory is compared.
+    # The captions of the first role are those of a batch with one role, because the memory of both batches is compared.
     factors = torch.tensor(LANGUAGE_LENGTHS[:texts] if roles == 1 else LANGUAGE_LENGTHS[:1])
     by_role = []
     for _ in range(roles):
@@ -278,9 +279,9 @@ def compare_support_vectors(rounds: int, clips: int, device: torch.device) -> li
 
 
 def compare_frozen(model: Any, rounds: int, clips: int, device: torch.device) -> list[Row]:
-    """Time KCL with eight languages and a frozen text tower, relative to one pass of the audio tower.
+    """Time KCL with eight languages and a frozen text tower, relative to the audio tower alone.
 
-    A pass is forward and backward. Cached text embeddings are used in every epoch after the first.
+    Both times include the backward pass. After the first epoch, the text embeddings come from a cache.
     """
     model.text_model.requires_grad_(False)
     batch = {key: tensor.to(device) for key, tensor in make_batch(model, clips, texts=8).items()}

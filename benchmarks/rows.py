@@ -23,7 +23,7 @@ class Row:
     what: str  # the measured quantity and its reference, such as "a step / a plain step"
     least: float  # minimum over the rounds
     median: float | None = None  # over the rounds; None for a single measurement
-    bound: str = ""  # of the median, such as "<= 1.3" or ">= 8"
+    bound: str = ""  # bound of the median, such as "<= 1.3" or ">= 8"
     unit: str = "x"
 
     @property
@@ -45,12 +45,12 @@ class Row:
 
 
 def get_device() -> torch.device:
-    """Return the GPU if there is one, else the CPU."""
+    """Return the GPU if there is one, or else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def read_clock() -> float:
-    """Return CPU time in seconds for single-threaded CPU runs (less noise from other programs), else wall time."""
+    """Return CPU time in seconds for single-threaded CPU runs (less noise from other programs), or else wall time."""
     if torch.cuda.is_available() or torch.get_num_threads() > 1:
         return read_wall_clock()
     return time.process_time()

@@ -25,7 +25,7 @@ from typing import Any
 
 FOLDER = Path(__file__).parent
 BENCHMARKS = ("training", "step", "search", "retrieval", "checks", "input_pipeline", "tiles")
-"""Benchmarks in the order of the table, training from start to end first. `gpu` runs only if it is named."""
+"""Benchmarks in the order of the table. `gpu` runs only if it is selected with `--only`."""
 
 LARGE: dict[str, dict[str, Any]] = {
     "search": {"rows": (1_000_000,)},

@@ -92,8 +92,8 @@ def paired_test(
     difference this large, the p-value is (1 + hits) / (1 + num_resamples), which is never 0 (Smucker, Allan and
     Carterette 2007, "A comparison of statistical significance tests for information retrieval evaluation").
 
-    Each score is tested separately. There is no correction for multiple testing. The arguments are those of
-    `bootstrap_intervals`, with the outcomes of the systems a and b on the same queries.
+    Each score is tested separately. There is no correction for multiple testing. `a` and `b` are the outcomes of the
+    two systems on the same queries. `bootstrap_intervals` describes their format and all other arguments.
 
     Returns:
         `{score name: {"difference", "low", "high", "p_value"}}`. The difference is mean a - mean b, and (low, high) is

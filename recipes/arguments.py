@@ -66,7 +66,7 @@ def format_help(groups: Sequence[Any], about: str) -> str:
 
 
 def _describe(option: dataclasses.Field, text: str) -> str:
-    """Format the help of one option: its name, its description, and its default if that is not empty."""
+    """Format the help of one option: its name, its description, and its default value unless it is empty."""
     value = get_default(option)
     if value is dataclasses.MISSING:
         text += " Required."
@@ -89,7 +89,7 @@ def parse_arguments(
 
     A `DatasetArguments` group also accepts the options of the dataset builder, for example
     `--dataset esc50 --test_fold 4`. If the recipe and the builder have an option with the same name, such as
-    `languages`, the key sets the option of the recipe. Use `dataset_config` to set that of the builder.
+    `languages`, the key sets the option of the recipe. Use `dataset_config` to set the option of the builder.
 
     Args:
         groups: Dataclasses to fill. `ContrastiveOptions` is replaced by `SupCLAPTrainingArguments`, and
@@ -180,8 +180,8 @@ def read_settings(path: str | Path, scale: str | Path | None = None) -> dict[str
     """Read a YAML configuration file and merge it with other files.
 
     The key `base` of a file names its base file. Values in `path` override values in the file `scale`, which override
-    values in the base file. Each file is a path, or the name of a configuration in the package. FileNotFoundError is
-    raised for a missing file, ValueError for a file that is not YAML with `key: value` lines in UTF-8.
+    values in the base file. Each file is a path, or the name of a configuration in the package. Raises
+    FileNotFoundError if a file is missing, and ValueError if a file is not UTF-8 YAML with `key: value` lines.
     """
     path = Path(path)
     if not path.is_file():  # name of a configuration in the package, or its path in a checkout

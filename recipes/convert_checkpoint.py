@@ -5,7 +5,7 @@
     supclap convert microsoft/msclap/CLAP_weights_2023.pth --out models/msclap --tokenizer openai-community/gpt2
 
 The kind of checkpoint is recognised by its tensor names. Every tensor must be converted, or be in the list of tensors
-to set aside; otherwise nothing is written. The output folder contains `provenance.json`, with the source, SHA-256 and
+to ignore. Otherwise nothing is written. The output folder contains `provenance.json`, with the source, SHA-256 and
 license of each encoder.
 """
 
@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", required=True, type=Path, help="New or empty output folder.")
     parser.add_argument("--kind", default="auto", choices=("auto", *KINDS), help="Accept only this kind of checkpoint.")
     parser.add_argument("--part", default="whole", choices=("whole", "audio", "text"), help="Convert only one tower.")
-    parser.add_argument("--tokenizer", help="Hub id, folder or Meta's SentencePiece file; default: that of the source.")
+    parser.add_argument("--tokenizer", help="Hub id, folder or Meta's SentencePiece file; default: from the source.")
     parser.add_argument("--revision", help="Commit, branch or tag of the Hub repository.")
     parser.add_argument("--verify", action="store_true", help="Reload the written model and compare it.")
     args = parser.parse_args(arguments)

@@ -136,7 +136,7 @@ def main() -> None:
 
 
 def start_output(output: Path, plan: Mapping[str, Any]) -> None:
-    """Create the output folder, or continue in one with the same `plan` (settings). Remove unfinished files."""
+    """Create the output folder, or reuse a folder with the same `plan` (settings). Remove unfinished files."""
     plan_path = output / "plan.json"
     if plan_path.is_file():
         stored = json.loads(plan_path.read_text(encoding="utf-8"))

@@ -18,14 +18,17 @@ TRAIN_CLIPS = {"audiocaps": 49274, "clotho": 3839, "wavcaps": 398050, "esc50": 3
 """Number of clips in the training splits: AudioCaps as in SupCLAP section 4.1.1, Clotho's development split, WavCaps
 without the 5,000 clips held out in SupCLAP section E.2, ESC-10 without one fold."""
 
-CAPTIONS_PER_CLIP = {"clotho": 5}  # of training clips; 1 for other datasets
+CAPTIONS_PER_CLIP = {"clotho": 5}  # of training clips; in all other datasets, 1
 TOKENS_PER_CAPTION = 20
 FLOPS_PER_SECOND = {"cuda": 1e14, "cpu": 2e10}
 """Sustained training speed in FLOP/s: about a third of the TF32 peak of an H100 GPU, or one server CPU core."""
 
 
 class Estimate(NamedTuple):
-    """Estimated cost of a training run: optimiser steps, hours at `FLOPS_PER_SECOND` without data loading, memory."""
+    """Estimated optimiser steps, hours and memory of a training run.
+
+    The hours assume a speed of `FLOPS_PER_SECOND`, and do not include data loading.
+    """
 
     steps: int
     hours: float

@@ -26,8 +26,8 @@ and `table.tex`. The suite may be a YAML file. Options on the command line overr
     - {name: clotho_5, dataset: clotho, data_dir: CLOTHO, tasks: [retrieval]}
     - {mteb: ESC50_Zeroshot}
 
-An entry `mteb` is a task of MAEB, or another task of mteb, by name; its main score is in the table. It requires the
-extra `mteb`.
+An entry `mteb` is the name of a task of MAEB, or of any other task of mteb. Its main score is in the table. It requires
+the extra `mteb`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ DEFAULT_CONFIG = Path(__file__).parent / "configs" / "evaluate.yaml"
 
 
 def load_rows(args: EvaluationArguments) -> tuple[Any, Any, dict[str, int] | None, dict[str, Any]]:
-    """Load the rows to evaluate, those of `train_split` (or None), `{clip id: fold}` (or None), and a description."""
+    """Return the rows to evaluate, the rows of `train_split` or None, `{clip id: fold}` or None, and a description."""
     from datasets import concatenate_datasets
 
     from modeling_supclap.datasets_scripts.schema import without_audio
@@ -110,7 +110,7 @@ def join(splits: Mapping[str, Any], names: str) -> Any:
 
 
 def shared_sources(splits: Mapping[str, Any], args: EvaluationArguments) -> dict[str, Any] | None:
-    """Count the source recordings that the evaluated and the training split (if set) share, and warn of them."""
+    """Count the recordings that the evaluated split shares with `train_split`, if it is set, and log a warning."""
     from modeling_supclap.datasets_scripts.schema import without_audio
 
     if args.train_split is None:
@@ -162,7 +162,7 @@ def options_of(args: EvaluationArguments) -> evaluation.EvaluationOptions:
 
 
 def read_suite(args: EvaluationArguments, words: Sequence[str]) -> dict[str, EvaluationArguments]:
-    """Return `{name: options}` of the entries of `args.suite`. Options on the command line (`words`) override them."""
+    """Return the entries of `args.suite` as `{name: options}`. Options on the command line (`words`) override them."""
     shared: dict[str, Any] = {}
     entries: Any = [{"dataset": name} for name in args.suite]
     if words[0].endswith((".yaml", ".yml")):

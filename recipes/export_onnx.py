@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Parse the command line, and export the model to ONNX."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="Hub id or folder of a SupCLAP model with a CED audio tower.")
-    parser.add_argument("--out", type=Path, required=True, help="Output folder, other than the model's.")
+    parser.add_argument("--out", type=Path, required=True, help="Output folder, which must not contain a model.")
     args = parser.parse_args(arguments)
 
     from modeling_supclap import SupCLAPModel, SupCLAPProcessor  # imports torch, so after --help

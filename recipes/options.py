@@ -59,7 +59,7 @@ class DatasetArguments:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Name and options of the data, without folder names. They must be equal for a resumed run."""
+        """Name and options of the data, without folder names. A resumed run must have the same values."""
         from modeling_supclap.datasets_scripts.public_names import redact
 
         options = {name: value for name, value in self.builder_options.items() if name != "data_dir"}
@@ -74,14 +74,14 @@ class DataArguments(DatasetArguments):
     """Training data."""
 
     datasets: list[str] = option(
-        "Several datasets, each a mapping (JSON on the command line) with `dataset`, its options, a `name` (default: "
-        "the dataset), and `repeats` or `weight`, and `streaming`; the default data_dir is the folder of this name in "
-        "--data_dir.",
+        "Several datasets, each a mapping (JSON on the command line) with `dataset` and its options. Optional keys: "
+        "`name` (default: the dataset), `repeats` or `weight`, and `streaming`. The default data_dir is the folder "
+        "`name` in --data_dir.",
         [],
     )
-    dataset_temperature: float | None = option("Temperature T: the datasets have the weights size^(1/T).")
-    balance_labels: bool = option("Draw training clips of each label equally often; also an option of datasets.", False)
-    streaming: bool = option("Stream the training split during training; for prepared, hf and webdataset.", False)
+    dataset_temperature: float | None = option("Temperature T of the dataset weights size^(1/T).")
+    balance_labels: bool = option("Draw training clips of each label equally often; can be set per dataset.", False)
+    streaming: bool = option("Stream the training split; only for prepared, hf and webdataset.", False)
     zero_shot_templates: list[str] = option(
         "Class prompts for zero-shot classification of the test split, such as 'This is a sound of {}'. Default: none.",
         [],
@@ -239,8 +239,8 @@ class PostTrainingArguments(DatasetArguments):
     prompts: str | None = option("Names of sounds: labels or phrases. Default: labels for English alone, else phrases.")
     stages: list[str] = option("Stages to train, in order; b alone is TeminAL B.", ["a", "b"])
     use_after: bool = option("Replace half of the captions 'x before y' by 'y after x'.", True)
-    num_phrasings: int | None = option("Number of phrasings of each sentence; by default, all; the paper has 1.")
-    pairs_per_epoch: int | None = option("Number of class pairs per epoch; by default, each pair once.")
+    num_phrasings: int | None = option("Number of phrasings of each sentence; the paper uses 1. Default: all.")
+    pairs_per_epoch: int | None = option("Number of class pairs per epoch; by default, all pairs once.")
     eval_pairs: int = option("Number of held-out pairs to evaluate on.", 90)
 
     def __post_init__(self) -> None:
@@ -270,8 +270,8 @@ class EvaluationArguments(DatasetArguments):
     device: str | None = option("Device such as cpu or cuda; by default, a GPU if available.")
     split: str = option("Split to evaluate, or several splits joined by +.", "test")
     folds: list[int] = option("Folds to evaluate, each on its own test split.", [])
-    train_split: str | None = option("Training split of probes; its recordings in the evaluated split are counted.")
-    allow_trained: bool = option("Also evaluate clips that the model has trained on.", False)
+    train_split: str | None = option("Training split of probes; recordings that both splits share are counted.")
+    allow_trained: bool = option("Evaluate even if the model has trained on some of the clips.", False)
     on_bad_audio: str = option("Action for missing or unusable recordings: error or skip.", "error")
     tasks: list[str] = option(
         "Tasks: retrieval, zero_shot, zste, linear_probe, few_shot, audio_to_audio.", ["retrieval"]
@@ -288,7 +288,7 @@ class EvaluationArguments(DatasetArguments):
     zste_tasks: list[str] = option("Tasks of ZSTE, 1A to 5B; by default, all.", [])
     zste_items: int = option("Number of clips in each family of ZSTE.", 200)
     zste_candidates: int = option("Number of candidates in ZSTE's tasks 4 and 5B.", 50)
-    zste_prompts: str | None = option("Names of sounds in ZSTE: labels or phrases; by default, as in post-training.")
+    zste_prompts: str | None = option("Names of sounds in ZSTE: labels or phrases. Default: as in post-training.")
     max_audio_seconds: float | None = option("Maximum length of a recording in seconds; by default, unlimited.")
     chunk_seconds: float | None = option("Length of the chunks of long recordings; by default, the model's maximum.")
     pooling: str = option("Pooling of chunks: mean, or best for each text.", "mean")
@@ -310,7 +310,7 @@ class ComparisonArguments:
 
     positional: ClassVar[str] = "FOLDER FOLDER [FOLDER ...]"
     output_dir: str = option("Folder of the tables.", "outputs/comparison")
-    allow_different: bool = option("Also compare results of different protocols.", False)
+    allow_different: bool = option("Allow results of different protocols in one table.", False)
 
 
 @dataclass
@@ -369,7 +369,7 @@ class ReproductionArguments:
     dry_run: bool = option("Check all settings and estimate the cost, without training.", False)
     data_dir: str | None = option("Folder of the data, or a folder with one folder per dataset.")
     output_dir: str = option("Folder of the runs and tables.", "outputs/reproduce")
-    settings: dict | str | None = option("Settings for every training, as JSON; runs and table get other names.")
+    settings: dict | str | None = option("Settings for every training, as JSON; runs and tables are named after them.")
     controls: str | None = option("YAML file with additional rows: copies of rows of the table with other settings.")
     skip_missing: bool = option("Skip rows with missing data or encoders, instead of raising an error.", False)
 
@@ -416,8 +416,8 @@ class TranslatorArguments:
 class QualityArguments:
     """Check of the translations by back-translation."""
 
-    back_model: str | None = option("Transformers model for the back-translation; by default, model.")
-    back_sample: int | None = option("Number of captions per language to translate back; by default, all; 0: no check.")
+    back_model: str | None = option("Transformers model for the back-translation; by default, --model.")
+    back_sample: int | None = option("Number of captions per language to translate back; 0: none. Default: all.")
     sentence_encoder: str = option(
         "Model of sentence-transformers to compare captions.", "sentence-transformers/all-roberta-large-v1"
     )

@@ -4,8 +4,9 @@
     supclap posttrain teminal.yaml --model laion/clap-htsat-unfused --data_dir DIR
 
 The default file is `configs/teminal_esc10.yaml`. The output folder then contains the model for `from_pretrained`,
-`results.json` and `report.html`. They report how often the correct caption scores highest among the captions of a
-pair of sounds, before and after each stage. Reference values are chance and a model that ignores the order of sounds.
+`results.json` and `report.html`. The last two report how often the correct caption scores highest among the captions of
+a pair of sounds, before and after each stage. For reference, they contain the scores at chance and of a model that
+ignores the order of sounds.
 
 Recordings of each class are held out from the training split. With --pool_splits they are held out from all splits, as
 in the paper, and the training data includes clips of the test split. Half of the held-out recordings select the best
@@ -39,7 +40,7 @@ DEFAULT_CONFIG = Path(__file__).parent / "configs" / "teminal_esc10.yaml"
 
 
 def choose_prompts(args: PostTrainingArguments, languages: Sequence[str]) -> str:
-    """Return "labels" or "phrases", the names of sounds in prompts. The default is "labels" for English alone."""
+    """Return the kind of sound names in prompts: "labels" by default for English alone, otherwise "phrases"."""
     prompts = args.prompts or ("labels" if list(languages) == ["eng"] else "phrases")
     if prompts not in ("labels", "phrases") or (prompts == "labels" and list(languages) != ["eng"]):
         raise ValueError(
@@ -55,7 +56,7 @@ def load_items(
 
     An item is a clip of one or two sounds, with its captions. The recordings come from the training split, or from all
     splits if `pool_splits` is set. The sets share no source recordings, except that the last two
-    sets are equal if `load_best_model_at_end` is False. `min_seconds` is that of `filter_bad_audio`.
+    sets are equal if `load_best_model_at_end` is False. Recordings shorter than `min_seconds` are unusable.
     """
     from datasets import concatenate_datasets
 
@@ -118,7 +119,8 @@ def run_stage(
     """Train one TeminAL stage in its own folder. If requested, it resumes from its last checkpoint.
 
     Returns:
-        Predictions for the held-out pairs, the trainer's state, and the processor seconds before the stage resumed.
+        Predictions for the held-out pairs, the trainer's state, and the processor seconds that the stage had used
+        before it was resumed.
     """
     from modeling_supclap.training.checkpoints import last_checkpoint
     from modeling_supclap.training.trainer import TemporalTrainer
@@ -143,7 +145,7 @@ def score_stages(
 ) -> evaluation.Results:
     """Compute the temporal accuracy before and after each stage: how often an item's own caption ranks first.
 
-    `predictions` is `{stage: prediction}` for the held-out pairs of `rows`, and `data` a description of the dataset.
+    `predictions` is `{stage: prediction}` for the held-out pairs of `rows`. `data` is a description of the dataset.
     """
     from modeling_supclap import evaluation
     from modeling_supclap.datasets_scripts.schema import without_audio

@@ -187,7 +187,7 @@ def _steps(
     seed: int,
     args: options.ReproductionArguments,
 ) -> list[Step]:
-    """List the steps for one row and seed: train the initial model, run the row, and evaluate it on other data."""
+    """List the steps for one row and seed: train the initial model, run the row, and evaluate it on further data."""
     settings = read_settings(CONFIGS / paper / f"{entry['row']}.yaml", CONFIGS / paper / scale["base"])
     settings |= {**scale.get("settings", {}), **entry.get("settings", {}), **options.as_mapping(args.settings)}
     recipe = entry.get("recipe", "train")
@@ -521,8 +521,8 @@ def gather(
     - "chance" and "order_blind": The scores at chance and of a model that ignores order, if known.
     - "paper": The number in the paper, or None.
     - "differences": One difference to the baseline per seed. This key and those below are only in rows with a baseline.
-    - "recordings": Interval over recordings.
-    - "low" and "high": Interval over seeds and recordings. For one seed, it is over recordings only.
+    - "recordings": Interval of the mean difference over recordings.
+    - "low" and "high": Interval of the mean difference over seeds and recordings, or only over recordings for one seed.
     """
     from modeling_supclap import evaluation
     from modeling_supclap.evaluation.results import flat_scores

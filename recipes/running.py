@@ -92,7 +92,10 @@ def say(text: str) -> None:
 
 
 def join_processes(device: str | None) -> PartialState:
-    """Connect the launched processes. They wait for each other up to 30 days. If one fails, the launcher stops all."""
+    """Connect the launched processes.
+
+    They wait for each other for up to 30 days, because the launcher stops all processes if one fails.
+    """
     import torch
     from accelerate import PartialState
 
@@ -138,8 +141,8 @@ def train(trainer: Trainer, checkpoint: str | None = None) -> None:
 def require_usable_audio(splits: Mapping[str, Any], args: SupCLAPTrainingArguments, min_seconds: float = 0.0) -> None:
     """Read all validation and test recordings before training, and raise for the first unusable one.
 
-    Recordings shorter than `min_seconds` are unusable. If `args.on_bad_audio` is not "error", nothing is read, because
-    the splits contain no unusable recordings.
+    Recordings shorter than `min_seconds` are unusable. If `args.on_bad_audio` is "skip" or "report", this function does
+    nothing, because `filter_bad_audio` removes unusable recordings instead.
     """
     from modeling_supclap.datasets_scripts.audio import BadAudioError
     from modeling_supclap.datasets_scripts.bad_audio import find_bad_audio

@@ -1,4 +1,4 @@
-"""Index your own recordings, and search them by text or by an example recording. Each hit has a file and its times.
+"""Index your own recordings, and search them by text or by an example recording. A hit is a part of a file.
 
     supclap search index field_recordings --model outputs/synthetic --index field_recordings.index
     supclap search query field_recordings.index "pluja sobre una teulada" --language cat -k 5
@@ -31,7 +31,7 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
 
     index = commands.add_parser("index", help="build or update the index of a folder of recordings")
-    index.add_argument("folder", help="folder of the recordings, including sub-folders, or its address")
+    index.add_argument("folder", help="folder of the recordings (with sub-folders), or its fsspec address")
     index.add_argument("--model", required=True, help="a SupCLAP or CLAP model: folder or Hub id, or module:function")
     index.add_argument("--index", required=True, help="folder of the index; created if missing")
     index.add_argument("--window_seconds", type=float, default=5.0, help="length of a window (default: 5)")

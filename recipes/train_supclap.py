@@ -74,7 +74,7 @@ def check_splits(splits: Mapping[str, Any], data_args: DataArguments, args: SupC
 
 
 def arguments_in_use(args: ModelArguments) -> dict[str, Any]:
-    """Return the model arguments that have an effect. A pretrained model ignores those that define its shape."""
+    """Return the model arguments that have an effect. A pretrained model ignores arguments that define its shape."""
     if args.model is not None:
         return {"model": args.model}
     used = dict(vars(args))
@@ -134,7 +134,10 @@ def build_model(args: ModelArguments, processor: SupCLAPProcessor) -> SupCLAPMod
 def fit_normalisation(
     encoder: Any, processor: SupCLAPProcessor, rows: Any, max_audio_seconds: float, workers: int = 0
 ) -> None:
-    """Compute the mel normalisation of a new audio encoder from about 256 training clips, read by `workers`."""
+    """Compute the mel normalisation of a new audio encoder from about 256 training clips.
+
+    `workers` is the number of processes that read the clips.
+    """
     from torch.utils.data import Subset
 
     from modeling_supclap.datasets_scripts.audio import read_row
@@ -166,8 +169,8 @@ def find_checkpoint(args: SupCLAPTrainingArguments) -> str | None:
 def evaluate_test_split(trainer: SupCLAPTrainer, rows: Any, templates: list[str]) -> dict[str, evaluation.Results]:
     """Evaluate retrieval in each language, and zero-shot classification if there are prompt templates.
 
-    Returns `{name: results}`. The key "" contains the results of the whole split. If the split has several datasets,
-    their results are included by name.
+    Returns `{name: results}`. The key "" contains the results of the whole split. If the split contains several
+    datasets, each dataset has its own key.
     """
     from modeling_supclap import evaluation
 
@@ -195,7 +198,7 @@ def evaluate_test_split(trainer: SupCLAPTrainer, rows: Any, templates: list[str]
 
 
 def make_processor(model_args: ModelArguments, args: SupCLAPTrainingArguments, rows: Any) -> SupCLAPProcessor:
-    """Build or load the processor. From scratch, the tokenizer is trained on the captions of `rows`."""
+    """Build or load the processor. For encoders from scratch, the tokenizer is trained on the captions of `rows`."""
     from modeling_supclap import SupCLAPProcessor
     from modeling_supclap.recipes.models import load_processor
 

@@ -87,7 +87,7 @@ def read_caption_file(path: Path) -> list[Caption]:
 
 
 def build_translator(args: TranslatorArguments) -> Translator:
-    """Build a translator that calls a chat API if `endpoint` is set, else runs a local sequence-to-sequence model."""
+    """Build a translator that calls a chat API if `endpoint` is set, or else runs a local seq2seq model."""
     from modeling_supclap.datasets_scripts.translation import ChatTranslator, Seq2SeqTranslator
 
     if args.endpoint is None:
@@ -102,7 +102,7 @@ def build_translator(args: TranslatorArguments) -> Translator:
 
 
 def check_arguments(args: TranslatorArguments, caption_args: CaptionArguments, check: QualityArguments) -> None:
-    """Raise ValueError for invalid arguments, before a translation that may run for hours."""
+    """Raise ValueError if arguments are invalid, before the translation, which may take hours."""
     from modeling_supclap.languages import LANGUAGES
 
     languages = caption_args.languages

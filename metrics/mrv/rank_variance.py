@@ -22,8 +22,8 @@ def mean_rank_variance(ranks: Sequence[Sequence[float]] | NDArray[np.integer]) -
             `modeling_supclap.metrics.recall.best_ranks` for language k.
 
     Returns:
-        MRV, 0 if each query has the same rank in all languages. For random ranks among C candidates, the expected MRV
-        is (1 - 1/K) (C^2 - 1)/12.
+        MRV. It is 0 if each query has the same rank in all languages. For random ranks among C candidates, the expected
+        MRV is (1 - 1/K) (C^2 - 1)/12.
 
     Raises:
         ValueError: There are no queries or fewer than two languages, rows differ in length, or a rank is NaN, infinite

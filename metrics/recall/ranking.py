@@ -34,9 +34,9 @@ RelevantColumns = Sequence[Sequence[int]] | NDArray[Any]
 def best_ranks(similarity: ArrayLike | LazySimilarity, relevant: RelevantColumns) -> NDArray[np.int64]:
     """Compute the 0-based rank of each query's best relevant candidate.
 
-    The rank is the number of irrelevant candidates that score at least as high, (Q,) int64. With m relevant candidates
-    among C, it is 0 for a perfect model, C - m for constant scores, and (C - m) / (m + 1) on average for random scores.
-    The arguments and errors are those of `retrieval_scores`.
+    The rank is the number of irrelevant candidates that score at least as high. The result is int64 (Q,). With m
+    relevant candidates among C, a rank is 0 for a perfect model, C - m for constant scores, and (C - m) / (m + 1) on
+    average for random scores. The arguments and errors are the same as in `retrieval_scores`.
 
     >>> best_ranks([[0.9, 0.2, 0.4], [0.9, 0.2, 0.4]], [[0], [1, 2]])
     array([0, 1])
@@ -52,7 +52,7 @@ def retrieval_outcomes(
 ) -> dict[str, NDArray[Any]]:
     """Compute the retrieval metrics of each query, as input for `bootstrap_intervals` and `paired_test`.
 
-    The arguments and errors are those of `retrieval_scores`.
+    The arguments and errors are the same as in `retrieval_scores`.
 
     Returns:
         Dict of arrays (Q,): `R@k` for each k, 0 or 1; `mAP@10`, the average precision in 0..1; and `rank`, the 0-based
@@ -141,7 +141,8 @@ def chance_scores(
 
     The results are averaged over queries. Derivation of AP@k: the candidate at rank r is relevant with probability m/n.
     In that case, each of the r - 1 candidates before it is relevant with probability p, so the expected precision at r
-    is (1 + (r - 1) p)/r. The sum over r is divided by m. The other arguments and errors are as in `retrieval_scores`.
+    is (1 + (r - 1) p)/r. The sum over r is divided by m. The other arguments and the errors are the same as in
+    `retrieval_scores`.
 
     >>> chance_scores([[0], [1]], num_candidates=4, k=2)
     {'R@2': 0.5, 'mAP@10': 0.5208333333333333}

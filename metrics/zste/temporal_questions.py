@@ -73,9 +73,9 @@ def zste_order_outcomes(
     help. The chance level is 1/2. A model with an audio encoder that ignores order also scores 1/2 on average, if both
     orders are equally frequent. If the text encoder ignores order, the two candidates tie and the score is 0.
 
-    `scores` and `relevant` are those of `zste_outcomes` for the tasks 3A and 4A. `opposites` has for each question the
-    index of the candidate with the opposite order. The result, (Q,), is 1 if the correct order scores higher, else 0. A
-    tie counts as 0.
+    `scores` and `relevant` have the format of `zste_outcomes`, with questions of the tasks 3A and 4A. `opposites`
+    contains the index of the candidate with the opposite order for each question. The result (Q,) is 1 if the correct
+    order scores higher, and otherwise 0. A tie counts as 0.
 
     Raises:
         ValueError: A score is not finite, an index is out of range, or the opposite is the correct candidate.
@@ -98,9 +98,9 @@ def zste_order_outcomes(
 def zste_ranks(
     scores: Sequence[Sequence[float]], relevant: Sequence[Sequence[int]], tasks: Sequence[str]
 ) -> NDArray[np.int64]:
-    """Compute the 0-based rank of the best correct candidate of each question, (Q,).
+    """Compute the 0-based rank of the best correct candidate of each question, as an array (Q,).
 
-    The rank is the number of wrong candidates that score at least as high. The arguments and errors are those of
+    The rank is the number of wrong candidates that score at least as high. The arguments and errors are the same as in
     `zste_outcomes`.
 
     >>> zste_ranks([[0.1, 0.9, 0.3], [0.6, 0.5, 0.8]], [[1], [0, 1]], ["3A", "5A"])
@@ -141,8 +141,8 @@ def zste_scores(
 ) -> dict[str, float]:
     """Compute the score and the chance level of each task.
 
-    The arguments and errors are those of `zste_outcomes` and `zste_order_outcomes`. The opposite is None for a question
-    without such a candidate.
+    The arguments and errors are the same as in `zste_outcomes` and `zste_order_outcomes`. An entry of `opposites` is
+    None if the question has no candidate with the opposite order.
 
     Returns:
         Dict with three entries per task. For example, task 3A has `3A`, its score in 0..1 (1 for a perfect model, 0 for
@@ -187,7 +187,7 @@ def zste_scores_by_language(
     mean over its questions. If m of n candidates are correct, the expected MRV for random ranks is
     (1 - 1/K) m (n + 1) (n - m) / ((m + 1)^2 (m + 2)).
 
-    The other arguments are those of `zste_scores`.
+    `zste_scores` describes the other arguments.
 
     Args:
         languages: Language code of each question, such as "fra".

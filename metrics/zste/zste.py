@@ -24,7 +24,7 @@ class ZSTE(array_metric.ArrayMetric):
         similarity: rows of scores, which are not stored in Arrow; default None.
         languages: language of each question, in the order in which the questions were added.
         questions: id of each question; translations of a question have the same id.
-        opposites: for each question, the candidate with the opposite order of the same sounds, or None.
+        opposites: for each question, the index of the candidate with the opposite order of the same sounds, or None.
 
     Returns:
         dict with score (3A), chance level (3A_chance) and number of questions (3A_questions) of each task. If opposites
