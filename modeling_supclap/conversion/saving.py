@@ -111,7 +111,7 @@ def verify_saved(conversion: Conversion, folder: str | Path) -> None:
     written = loaded.state_dict()
     for key, value in model.state_dict().items():
         if not torch.equal(written[key], value):
-            raise ValueError(f"the saved {name} has other weights than the converted model, for example {key}")
+            raise ValueError(f"the saved {name} differs from the converted model in its weights, for example {key}")
     saved = _embed_probe(loaded.eval(), conversion.feature_extractor)
     for part, value in expected.items():
         if not torch.allclose(saved[part], value, 1e-4, 1e-5):

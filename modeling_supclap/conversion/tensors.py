@@ -115,8 +115,8 @@ class Tensors(dict[str, torch.Tensor]):
         error = (constant.float() - expected).abs().max() / expected.abs().max()
         if not error <= tolerance:
             raise ValueError(
-                f"{self.origin}: {name} differs by {error:.2g} of its maximum, so the model was trained on other "
-                f"spectrograms; {advice}"
+                f"{self.origin}: {name} differs by {error:.2g} of its maximum, so the model was trained on "
+                f"different spectrograms; {advice}"
             )
 
 

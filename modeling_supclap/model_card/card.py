@@ -103,7 +103,7 @@ def write_card_of_run(trainer: Any, overwrite: bool = False, **overrides: Any) -
     """Write the model card and `provenance.json` to a trainer's output folder. Return whether the card was written.
 
     Scores are read from `results.json` in the output folder and its direct subfolders. An edited card is overwritten
-    only with `overwrite`. `overrides` are fields of `CardFacts` to replace. If a value is None, the trainer sets it.
+    only with `overwrite`. `overrides` are fields of `CardFacts` to replace. If a value is None, it is not replaced.
     """
     folder = Path(trainer.args.output_dir or ".")
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Find and check the checkpoints from which a run can resume."""
+"""Write the frozen weights and the settings of a run into checkpoints, and find checkpoints to resume from."""
 
 from __future__ import annotations
 
