@@ -8,8 +8,8 @@ recordings are excluded and listed in `manifest.json`. A killed run resumes wher
 same bytes, for any number of workers.
 """
 
-# Why not `datasets` with `map(num_proc=...)` and `to_parquet`: it keeps a second copy of all audio in the cache,
-# restarts an interrupted split, holds a whole shard in memory, and its cache depends on the number of processes.
+# `map(num_proc=...)` and `to_parquet` of `datasets` are not used: they keep a second copy of all audio in the cache,
+# restart an interrupted split, hold a whole shard in memory, and their cache depends on the number of processes.
 # `push_to_hub` would write different shards, which do not match the checksums in the manifest.
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ METRICS = {
 
 
 def get_metric(name: str) -> MetricName:
-    """Return the display format of a metric; raise KeyError if it is unknown.
+    """Return the display format of a metric; raise KeyError if the name is unknown.
 
     `name` is a key of `METRICS`, `R@k`, `mAP@k`, a ZSTE task ("1A" to "5B"), or its order score ("3A_order").
 

@@ -498,7 +498,7 @@ def compare_rows(runs: Mapping[int, Run], baseline: Mapping[int, Run], place: Se
 
 
 def summarize(runs: Mapping[int, Run], baseline: Mapping[int, Run], place: Sequence[str]) -> dict[str, Any]:
-    """Compute "values", "mean" and "std" of a score over the runs `{seed: run}` that have it, and `compare_rows`."""
+    """Return "values", "mean" and "std" of a score over the runs with a value, and the result of `compare_rows`."""
     found = [get_value(*run, place) for run in runs.values()]
     values = [value for value in found if value is not None]
     if not values:
@@ -614,7 +614,7 @@ def tabulate_cases(by_model: Mapping[str, Results]) -> list[list[str]]:
 
 
 def get_printed(name: str, table: Mapping[str, Any], cell: Cell, place: Sequence[str], scale: str) -> float | None:
-    """Return the paper's value of a score, or None if there is none. At scale mini, use the table's first dataset."""
+    """Return the paper's value of a score, or None. At scale mini, it is the value for the table's first dataset."""
     from modeling_supclap import evaluation
 
     dataset, model = cell.dataset, cell.model

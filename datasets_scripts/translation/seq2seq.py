@@ -32,9 +32,9 @@ class Translator(Protocol):
 class Seq2SeqTranslator:
     """Translator that uses a transformers seq2seq model.
 
-    The target language is set in the way that the tokenizer requires. NLLB, M2M100 and mBART-50 need a language code as
-    the first decoder token. MADLAD-400 (`<2fr>`) and multilingual OPUS-MT (`>>fra<<`) need a token before the text.
-    Models for a single language pair (OPUS-MT) need no token. Other models, such as T5, need a prompt.
+    The target language is set as the model requires. NLLB, M2M100 and mBART-50 need a language code as the first
+    decoder token. MADLAD-400 (`<2fr>`) and multilingual OPUS-MT (`>>fra<<`) need a token before the text. Models for a
+    single language pair (OPUS-MT) need no token. Other models, such as T5, need a prompt.
 
     Args:
         name: Hub id or folder. The fields `{source}` and `{target}`, as in `Helsinki-NLP/opus-mt-{source}-{target}`,
