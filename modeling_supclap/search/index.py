@@ -163,7 +163,7 @@ class SoundIndex:
 
     def replace(self, entries: Sequence[IndexedFile]) -> None:
         """Replace the entries of files. The file table is written last, so a new run repeats interrupted writes."""
-        self.remove([entry.file for entry in entries])
+        self._delete([entry.file for entry in entries], (self.files, self.windows))
 
         tables = [entry.as_windows(self.windows.schema) for entry in entries if len(entry.embeds)]
         if tables:
@@ -171,11 +171,14 @@ class SoundIndex:
         self.files.add(pa.Table.from_pylist([entry.as_row() for entry in entries], schema=FILES_SCHEMA))
 
     def remove(self, files: Sequence[str]) -> None:
-        """Remove files from the file table, then remove their windows."""
+        """Remove files and their windows. The file table is last, so a new run repeats an interrupted removal."""
+        self._delete(files, (self.windows, self.files))
+
+    def _delete(self, files: Sequence[str], tables: Sequence[Any]) -> None:
         for start in range(0, len(files), 500):
             listed = ", ".join(quoted(name) for name in files[start : start + 500])
-            self.files.delete(f"file IN ({listed})")
-            self.windows.delete(f"file IN ({listed})")
+            for table in tables:
+                table.delete(f"file IN ({listed})")
 
     def optimize(self) -> float | None:
         """Merge fragments of the tables. With at least `APPROXIMATE_FROM_ROWS` windows, update the approximate index.

@@ -174,6 +174,25 @@ def test_files_with_read_errors_are_tried_again(fake_model, folder, monkeypatch)
     assert build(fake_model, folder).unreadable == {}
 
 
+def test_an_interrupted_removal_is_repeated(fake_model, folder, monkeypatch):
+    build(fake_model, folder)
+    (folder / "short.ogg").unlink()
+    table = type(SoundIndex(folder.parent / "index").files)
+    delete, calls = table.delete, []
+
+    def delete_once(self, where):
+        calls.append(where)
+        if len(calls) > 1:
+            raise KeyboardInterrupt
+        return delete(self, where)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(table, "delete", delete_once)
+        build(fake_model, folder)
+    assert build(fake_model, folder).removed == 1
+    assert {row[0] for row in everything(folder.parent / "index")} == {"deep/middle's.flac", "long.wav"}
+
+
 def test_a_second_run_on_one_store_is_refused(fake_model, folder):
     build(fake_model, folder)
     with (
