@@ -118,7 +118,7 @@ def count_launches() -> list[Row]:
 
 
 def measure_ceiling(side: int = 8192) -> float:
-    """Return the FLOP/s of a bfloat16 square matrix product, the fastest of ten runs."""
+    """Measure the FLOP/s of a product of square bfloat16 matrices. Return the best of ten runs."""
     left, right = torch.randn(2, side, side, device="cuda", dtype=torch.bfloat16)
     least = float("inf")
     for _ in range(10):

@@ -121,13 +121,13 @@ def read_row(
     Args:
         max_seconds: Maximum length in seconds; longer recordings are cropped. None: no cropping.
         crop_position: Position of the crop, from 0 (beginning) to 1 (end); training uses random positions.
-        from_first_sound: Whether to replace a silent crop by a crop that starts at the first nonzero sample.
+        from_first_sound: Whether to replace a silent crop with one that starts at the first nonzero sample.
         min_seconds: Minimum length that the model accepts, such as 0.15 s for CED.
 
     Raises:
         FileNotFoundError: The file does not exist.
-        BadAudioError: As in `read_audio`, or all samples are zero, or the clip is too short. The message contains the
-            file name and the clip id.
+        BadAudioError: `read_audio` raises, all samples are zero, or the clip is shorter than `min_seconds`. The message
+            contains the file name and the clip id.
 
     >>> row = {"clip_id": "a", "samples": np.array([16384, -32768], "<i2").tobytes(), "sampling_rate_hz": 16000}
     >>> read_row(row, 16000)

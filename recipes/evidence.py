@@ -268,7 +268,7 @@ def score_at(runs: Sequence[Point], cost: str, value: float) -> float:
 def cost_to_reach(runs: Sequence[Point], cost: str, score: float) -> float:
     """Return the cost at which the learning curve reaches a score, interpolated as in `score_at`.
 
-    If the shortest run is above the score, return its cost. If no run reaches the score, return inf.
+    If the shortest run already reaches the score, return the cost of that run. If no run reaches it, return inf.
     """
     logs, scores = np.log([run[cost] for run in runs]), [run["score"] for run in runs]
     for number, value in enumerate(scores):
@@ -319,7 +319,7 @@ def judge(arms: Mapping[str, Mapping[str, Any]], study: Mapping[str, Any], conve
 
 
 def plot_curves(content: Mapping[str, Any], path: Path) -> None:
-    """Plot the mean test score of each arm over steps and over seconds, with its 95 % interval over seeds."""
+    """Plot the mean test score of each arm (method) against steps and against seconds, with 95 % intervals."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")

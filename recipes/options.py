@@ -330,7 +330,7 @@ class SplitsArguments(DatasetArguments):
 
 @dataclass
 class CorpusArguments(SplitsArguments):
-    """Model, recordings and output."""
+    """Options for the model, the recordings and the output folder."""
 
     model: str = option("Folder or Hub id of a SupCLAP or CLAP model.", "outputs/synthetic")
     folder: str | None = option(
@@ -346,7 +346,7 @@ class CorpusArguments(SplitsArguments):
 
 @dataclass
 class SweepArguments:
-    """Runs with several settings and seeds."""
+    """Options of training runs with several settings and seeds."""
 
     positional: ClassVar[str] = "[CONFIG.yaml] KEY=VALUE[,VALUE ...] [KEY=VALUE ...]"
     seeds: list[int] = option("Seeds of every combination.", [0])

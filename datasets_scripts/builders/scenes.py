@@ -421,7 +421,7 @@ class Scenes(SyntheticEvents):
 
     @cached_property
     def _scenes(self) -> dict[str, list[Scene]]:
-        """Distinct scenes of each split. A larger dataset starts with the scenes of a smaller one."""
+        """Draw the scenes of each split, without duplicates. A larger `num_...` only appends scenes."""
         scenes: dict[str, list[Scene]] = {}
         for split in SPLITS:
             rng = seeded_generator(self.config.seed, split)

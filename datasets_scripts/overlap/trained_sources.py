@@ -29,9 +29,9 @@ def load_trained_sources(folder: str | Path | None) -> np.ndarray:
 
 
 def refuse_trained_sources(rows: Any, model: str, allow: bool = False) -> int:
-    """Raise ValueError, or only warn if `allow` is set, if a model has trained on the sources of some rows.
+    """Check whether a model has trained on the source recordings of rows. Return the number of such rows.
 
-    Returns the number of these rows.
+    If there are any, the function raises ValueError. With `allow`, it only warns.
     """
     sources = [row["source"] for row in without_audio(rows)]
     is_trained = np.isin(_hash_sources(sources), load_trained_sources(model))

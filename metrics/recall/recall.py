@@ -56,7 +56,7 @@ class Recall(array_metric.ArrayMetric):
     ) -> dict[str, float] | None:
         """Compute the metrics.
 
-        If this call passes all inputs and there is a single process, they are not stored in Arrow. This is faster.
+        If all inputs are passed in this call and there is one process, they are not written to an Arrow file first.
         """
         if predictions is not None and references is not None and self.writer is None and self.num_process == 1:
             # Leave the conversion of other types, such as tensors on a GPU, to `evaluate`.

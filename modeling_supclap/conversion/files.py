@@ -187,7 +187,10 @@ def _download(origin: str, revision: str | None) -> tuple[Path, str, str]:
 
 
 def _weight_files(folder: Path) -> tuple[Path, ...]:
-    """Return the weight files of a folder: the first of `WEIGHTS` that exists, otherwise the only weight file."""
+    """Return the weight files of a folder.
+
+    They are those of the first name in `WEIGHTS` that exists, or else the single weight file in the folder.
+    """
     for name in WEIGHTS:
         path = folder / name
         if path.is_file() and path.suffix == ".json":

@@ -82,10 +82,10 @@ def evaluate_zero_shot(
     each class ranks all clips, and the average precision of this ranking is averaged over the classes.
 
     Returns:
-        Tuple of the scores `{"zero_shot": ...}`, the arrays for `Results`, and the prompt settings for the protocol.
+        Tuple of the scores `{"zero_shot": ...}`, the arrays for `Results`, and the prompt settings for its protocol.
 
     Raises:
-        ValueError: A clip has no label, a label is not in `classes`, or `class_texts` fails.
+        ValueError: A clip has no label, a label is not in `classes`, or `class_texts` raises.
     """
     truth, names = label_matrix(split.rows, options.classes)
     scores: dict[str, Any] = {}

@@ -286,7 +286,7 @@ class SoundIndex:
         return self._loaded[1]
 
     def _read(self, read: Callable[[], Any]) -> Any:
-        """Call `read`. If it fails, retry once, because another process may have deleted the version of the table."""
+        """Call `read`. If it fails, retry once, because another process may have deleted this version of the table."""
         failures = (RuntimeError, OSError, ValueError, pa.ArrowException)
         with suppress(*failures):
             return read()

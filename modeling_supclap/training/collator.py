@@ -311,11 +311,11 @@ class TemporalCollator(TrainingCollator):
         stage: `a` or `b`.
         window_seconds: Maximum duration that the model can process in one window (10.12 s for CED). None: no limit.
         **shared: `languages`, `seed`, `max_audio_seconds` and `scheme`, as in `TrainingCollator`, with two differences.
-            `max_audio_seconds` limits each recording before it is joined with another one. Longer recordings are
-            cropped to their beginning, after leading silence. The limit is at most half the maximum of the feature
-            extractor (10 s for CLAP) and half of `window_seconds`, so that both sounds fit into one window.
-            If `scheme` is `kcl`, each item has captions in all languages. If it is `random`, all captions of a pair are
-            in the same random language.
+            First, `max_audio_seconds` limits each recording before it is joined with another one. A longer recording
+            is cropped to its beginning, or from its first sound if the beginning is silent. The limit is at most half
+            of `window_seconds` and half the maximum of the feature extractor (10 s for CLAP, so 5 s), so that both
+            sounds fit into one window. Second, if `scheme` is `kcl`, each item has captions in all languages. If it is
+            `random`, all captions of a pair are in the same random language.
     """
 
     recordings_per_clip = 2

@@ -1,4 +1,4 @@
-"""Drift statistics: how far the negatives push a text off the direct path to its audio (SupCLAP 2, C, D).
+"""Drift statistics: how far the negatives push a text off the direct path to its audio (SupCLAP section 2, C, D).
 
 In the text-to-audio direction, InfoNCE moves text i by -g_i, where g_i = s (sum_j P_ij a_j - a_i), s = logit_scale, and
 P_ij is the softmax of s t_i . a_j over j. The positive pulls the text in the direction u_i = (a_i - t_i) /
