@@ -189,25 +189,24 @@ class SoundIndex:
         rows = self.windows.count_rows()
         new_rows = self.windows.index_stats("vector_idx").num_unindexed_rows if self.is_approximate else rows
 
-        recall = None
         if new_rows:
             self.windows.optimize()
-        if new_rows and rows >= APPROXIMATE_FROM_ROWS:
-            if new_rows > _NEW_SHARE * rows:
-                # With 5 bits per number, the index is a sixth of the vectors and fits into memory. The scores of hits
-                # are computed from the vectors. LanceDB can quantise only multiples of 8 numbers. With a number of
-                # partitions instead of their size, `optimize` would join them, which lowers the recall.
-                kinds = _import_lancedb().index
-                kind = kinds.IvfFlat if self.dim % 8 else partial(kinds.IvfRq, num_bits=5)
-                size = math.isqrt(rows)
-                config = kind(distance_type="dot", target_partition_size=size, sample_rate=64, max_iterations=20)
-                self.windows.create_index("vector", config=config, replace=True)
-            recall = self.measure_recall(self.draw_vectors(20))
+        if rows >= APPROXIMATE_FROM_ROWS and new_rows > _NEW_SHARE * rows:
+            # With 5 bits per number, the index is a sixth of the vectors and fits into memory. The scores of hits
+            # are computed from the vectors. LanceDB can quantise only multiples of 8 numbers. With a number of
+            # partitions instead of their size, `optimize` would join them, which lowers the recall.
+            kinds = _import_lancedb().index
+            kind = kinds.IvfFlat if self.dim % 8 else partial(kinds.IvfRq, num_bits=5)
+            size = math.isqrt(rows)
+            config = kind(distance_type="dot", target_partition_size=size, sample_rate=64, max_iterations=20)
+            self.windows.create_index("vector", config=config, replace=True)
 
         # Delete old versions now, because they double the size on disk. Processes that read them retry in `_read`.
         for table in (self.files, self.windows, self.windows):  # twice, because the first call may write a new index
             table.optimize(cleanup_older_than=timedelta(milliseconds=1))
-        return recall
+        if new_rows and rows >= APPROXIMATE_FROM_ROWS:
+            return self.measure_recall(self.draw_vectors(20))  # last, because the calls above may change the index
+        return None
 
     @property
     def is_approximate(self) -> bool:
