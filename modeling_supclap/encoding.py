@@ -262,17 +262,19 @@ def encode_audio(  # type: ignore[misc]  # mypy compares the keywords of an over
 
     no_embeds = torch.empty(0, model.config.projection_dim, device=model.device)
     to_numpy = convert_to_numpy and not convert_to_tensor
-    results, means = [], []
+    results: list[Any] = []
     for recording, chunks in zip(recordings, embedded, strict=True):
         if chunks.error is not None:
             logger.warning("skipping %s: %s", recording.name, chunks.error)
             chunks = chunks._replace(embeds=no_embeds)
-        results.append(chunks._replace(embeds=chunks.embeds.cpu().numpy() if to_numpy else chunks.embeds))
-        means.append(mean_embedding(chunks.embeds))
+        if return_chunks:
+            results.append(chunks._replace(embeds=chunks.embeds.cpu().numpy() if to_numpy else chunks.embeds))
+        else:
+            results.append(mean_embedding(chunks.embeds))
 
     if return_chunks:
         return results[0] if is_one else results
-    embeds = torch.stack(means) if means else no_embeds
+    embeds = torch.stack(results) if results else no_embeds
     embeds = embeds[0] if is_one else embeds
     return embeds.cpu().numpy() if to_numpy else embeds
 
