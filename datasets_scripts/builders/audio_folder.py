@@ -175,6 +175,8 @@ class Record:
     clip_id: str = ""
     events: Sequence[Event] = ()
 
+    OPTIONAL = ("split", "labels", "source", "license", "clip_id", "events")
+
 
 def read_tables(config: AudioFolderConfig) -> Iterator[tuple[str, Record]]:
     """Read all tables. For each line, yield the path of the recording relative to the folder, and its metadata."""
@@ -214,7 +216,7 @@ def merge(records: Iterable[tuple[str, Record]]) -> dict[str, Record]:
             continue
         for language, texts in record.captions.items():
             first.captions.setdefault(language, []).extend(texts)
-        for key in list(vars(record))[2:]:  # all except where and captions
+        for key in Record.OPTIONAL:
             value, other = getattr(first, key), getattr(record, key)
             if value and other and value != other:
                 raise ValueError(f"{record.where}: {key} of {name!r} is {other!r}, but {value!r} at {first.where}")
