@@ -73,11 +73,13 @@ def warn_of_shared_recordings(splits: Mapping[str, Any]) -> None:
 
     A split is a `Dataset` or a list of rows, with the columns `dataset` and `source`.
     """
+    if "train" not in splits:  # a mix of streams
+        return
     tables = {}
     for split, rows in splits.items():
         rows = rows if isinstance(rows, Dataset) else Dataset.from_list(rows)
         tables[split] = rows.select_columns(["dataset", "source"]).to_pandas().drop_duplicates()
-    for split in tables.keys() - {"train"} if "train" in tables else ():
+    for split in tables.keys() - {"train"}:
         pairs = tables["train"].merge(tables[split], on="source")
         pairs = pairs[(pairs.dataset_x != pairs.dataset_y) & ~pairs.source.str.startswith(FILE_SOURCE)]
         for (trained, evaluated), sources in pairs.groupby(["dataset_x", "dataset_y"])["source"]:
