@@ -331,7 +331,8 @@ def plot_curves(content: Mapping[str, Any], path: Path) -> None:
             panel.plot(costs, mean, marker="o", label=arm["model"])
             panel.fill_between(costs, low, high, alpha=0.15)
         panel.set_xscale("log")
-        ticks = [np.mean([run[cost] for run in runs]) for runs in next(iter(content["arms"].values()))["points"]]
+        costs = [np.mean([run[cost] for run in runs]) for arm in content["arms"].values() for runs in arm["points"]]
+        ticks = np.unique(costs) if cost == "steps" else np.geomspace(min(costs), max(costs), 4)
         panel.set_xticks(ticks, [f"{tick:,.0f}" for tick in ticks])
         panel.minorticks_off()
         panel.set_xlabel({"steps": "training steps", "seconds": "processor time (seconds)"}[cost])
@@ -352,24 +353,20 @@ def format_percent(score: Mapping[str, float], sign: str = "") -> str:
 
 def render_study(content: Mapping[str, Any], figure: str) -> str:
     """Return the Markdown of a study: verdict, table with one line per arm, learning curves and tuned settings."""
-    table = [["arm", *(f"{points[0]['steps']:.0f} steps" for points in next(iter(content["arms"].values()))["points"])]]
-    table[0] += [
-        "difference at the end",
-        "at equal captions",
-        "at equal seconds",
-        "steps to 90 %, ratio",
-        "captions",
-        "seconds",
-    ]
+    baseline = next(iter(content["arms"].values()))
+    table = [["arm", *(f"{points[0]['steps']:,.0f} steps" for points in baseline["points"])]]
+    table[0] += ["difference at the end", *(f"at equal {cost}" for cost in COSTS), "steps to 90 %, ratio", *COSTS]
     for arm in content["arms"].values():
         line = [arm["model"]]
-        line += map(format_percent, arm["scores"])
+        for heading, score, points in zip(table[0][1:], arm["scores"], arm["points"], strict=False):
+            steps = f"{points[0]['steps']:,.0f} steps"
+            line.append(format_percent(score) + ("" if steps == heading else f" after {steps}"))
         differences = arm.get("differences", {})
-        for key in ("final", "captions", "seconds"):
+        for key in ("final", *COSTS):
             line.append(format_percent(differences[key], "+") if key in differences else "")
         ratio = arm["to_90"].get("steps")
         line.append(f"{ratio['mean']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})" if ratio else "not reached")
-        line += [f"{np.mean([run[cost] for run in arm['points'][-1]]):,.0f}" for cost in ("captions", "seconds")]
+        line += [f"{np.mean([run[cost] for run in arm['points'][-1]]):,.0f}" for cost in COSTS]
         table.append(line)
 
     tuned = [f"- {arm['model']}: `{arm['tuned']}`" for arm in content["arms"].values()]
@@ -381,8 +378,8 @@ def render_study(content: Mapping[str, Any], figure: str) -> str:
         f"Verdict: **{content['verdict']}**. {state}",
         "\n".join(markdown_lines(table)),
         f"Test score in percent, the mean of {columns}: mean and 95 % t-interval over the seeds "
-        f"{', '.join(map(str, content['seeds']))}. Differences to the first arm are paired by seed. Captions and "
-        "processor seconds are those of the longest run.",
+        f"{', '.join(map(str, content['seeds']))}. Differences to the first arm are paired by seed. Steps, "
+        "captions and processor seconds are those of the longest run.",
         f"![Learning curves]({figure})",
         "Settings chosen on validation:\n" + "\n".join(tuned),
     ]

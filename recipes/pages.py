@@ -73,7 +73,8 @@ def render_readme(page: str) -> str:
         baseline, method = next(iter(content["arms"].values())), content["arms"][content["method"]]
         line = [f"`{content['study']}`", content["claim"], f"**{content['verdict']}**"]
         line += [format_percent(baseline["scores"][-1]), format_percent(method["differences"]["final"], "+")]
-        verdicts.append([*line, f"{method['points'][-1][0]['steps']:,.0f}", str(len(content["seeds"]))])
+        steps = dict.fromkeys(f"{arm['points'][-1][0]['steps']:,.0f}" for arm in (baseline, method))
+        verdicts.append([*line, " and ".join(steps), str(len(content["seeds"]))])
 
     lines = [["table", "measure", "comparison", "baseline", "with the method", "seeds", "paper: baseline to method"]]
     for stem, column, model, comparison in HEADLINES:
