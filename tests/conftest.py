@@ -26,6 +26,8 @@ from transformers.utils import logging  # noqa: E402
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor  # noqa: E402
 
+collect_ignore_glob = ["conftest.py", "*/conftest.py"]  # they have no doctests, and pytest imports them by itself
+
 METRICS = Path(__file__).parents[1] / "metrics"
 logging.disable_progress_bar()
 
