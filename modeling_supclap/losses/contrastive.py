@@ -2,7 +2,8 @@
 
 All losses use the same conventions. Embeddings have shape (N, d) and unit norm. `similarity[i, j]` compares audio i
 with text j. `logit_scale` is 1 / temperature, not its logarithm. Leading dimensions, as in (..., N, d), are separate
-batches, for example one per language. They broadcast, and the loss is averaged over them.
+batches, for example one per language. The leading dimensions of audio and text are broadcast, and the loss is averaged
+over them.
 """
 
 from __future__ import annotations
@@ -132,17 +133,15 @@ def reweighted_info_nce(
 ) -> Tensor:
     """Compute InfoNCE with a re-weighted positive, the "Simple Reweight" baseline (SupCLAP E.4).
 
-    The paper describes this baseline without an equation: a learnable scalar w amplifies the gradient of the positive,
-    so the gradient changes direction and becomes larger. The paper reports lower retrieval scores than for plain
-    InfoNCE. Let a+ be the embedding of the positive, and s+ and P+ its logit and probability. InfoNCE moves an anchor
-    by logit_scale ((1 - P+) a+ - sum over negatives of P- a-). Here w multiplies the first term, the pull of the
-    positive:
+    L = InfoNCE - (w - 1) (1 - P+) s+, where s+ is the logit of the positive and P+ its softmax probability.
 
-    L = InfoNCE - (w - 1) (1 - P+) s+, with 1 - P+ detached; with w = 1 it equals `info_nce`.
+    InfoNCE pulls an anchor toward its positive with force logit_scale (1 - P+). The weight w multiplies this force,
+    because 1 - P+ is detached in the equation. At w = 1 the loss equals `info_nce`.
 
-    The derivative with respect to w is -(1 - P+) s+, so w and the pull grow as long as the positives have similarities
-    above 0. Weighting the positive inside the softmax would also fit the description in the paper, but it does not
-    lower the retrieval scores (see `recipes/LOG.md`).
+    The equation is ours, because the paper only describes the baseline in words: a learnable scalar w amplifies the
+    gradient of the positive. A learned w grows as long as the positives have similarities above 0. The paper reports
+    lower retrieval scores than for plain InfoNCE. This equation reproduces the decrease; weighting the positive inside
+    the softmax does not (see `recipes/LOG.md`).
 
     Args:
         audio_embeds, text_embeds: (N, d), unit norm; text i belongs to audio i.

@@ -1,6 +1,6 @@
-"""Multilingual ATRI losses, and measures of the error from training on only some languages in each step.
+"""Multilingual losses of ATRI (KCL and CACL), and its error measures for steps that train only some of the languages.
 
-For random-language training (ML-CLAP), use `info_nce` with one caption per clip, in a random language.
+To train on one random language per clip (ML-CLAP), pass these captions to `info_nce`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DIRECTION_SCALE = {"kcl": 1 / 2, "cacl": 1 / 3}
 
 
 def by_language(text_embeds: Tensor) -> Tensor:
-    """Move the language dimension first, (N, K, d) to (K, N, d), because the losses average over leading dimensions.
+    """Move the language dimension to the front, (N, K, d) -> (K, N, d), because losses average over leading dimensions.
 
     >>> by_language(torch.zeros(4, 8, 16)).shape
     torch.Size([8, 4, 16])
@@ -108,8 +108,9 @@ def cacl_loss(
 def language_distribution_error(trained: Tensor) -> Tensor:
     """Compute how far the distribution of the trained languages is from uniform (ATRI eq. 6).
 
-    The distance is mean_i sum_k |1/K - q_ik|, where q_i is uniform over the trained languages of clip i. It does not
-    depend on the model. It is 0 for KCL, 2(1 - 2/K) for CACL, and 2(1 - 1/K), the maximum, for one random language.
+    The distance is mean_i sum_k |1/K - q_ik|, where q_i is uniform over the trained languages of clip i. It does
+    not depend on the model. It is 0 for KCL and 2(1 - 2/K) for CACL. The maximum is 2(1 - 1/K), for one random language
+    per clip.
 
     Args:
         trained: (N, K) bool; [i, k] is True if this step trains clip i in language k. Each clip needs at least one
@@ -131,9 +132,8 @@ def data_distribution_error(
     """Compute the data distribution error of a batch, sum |p - p'_e| (ATRI eq. 2, 4 and 6).
 
     p is the softmax of the scaled similarities over all positive pairs of the batch, in all languages. p'_e is the
-    softmax over the pairs that this step trains. The error equals 2 (1 - sum of p over the trained pairs). It is 0 for
-    KCL, and larger for training on one language than for CACL, which trains on two. If all similarities are equal, the
-    error is 2 (1 - k/K) for k of K languages.
+    softmax over the pairs trained in one step. The error equals 2 (1 - sum of p over the trained pairs). It is 0 for
+    KCL, which trains all pairs. If all similarities are equal, training k of K languages has an error of 2 (1 - k/K).
 
     Args:
         audio_embeds: (N, d), unit norm.
@@ -157,13 +157,12 @@ def data_distribution_error(
 def weight_error_term(
     audio_embeds: Tensor, text_embeds: Tensor, logit_scale: float | Tensor, trained: Tensor
 ) -> Tensor:
-    """Compute a scalar with a gradient norm equal to the weight error of one training step (ATRI eq. 21).
+    """Compute a scalar for measuring the weight error, the norm of its gradient (ATRI eq. 21).
 
-    Two runs start from the same weights w: one trains on all languages, the other on the languages of this step. After
-    one SGD step with learning rate eta, the distance between their weights is eta times the norm of
-    sum (p'_e - p) grad_w log p (p and p'_e are defined in `data_distribution_error`). This function returns
-    sum (p'_e - p) log p with (p'_e - p) detached, so its gradient with respect to w is the sum above. The scalar is 0
-    for KCL.
+    The weight error compares one SGD step on some languages with one SGD step on all languages, both from the same
+    weights w. It is the distance between the new weights, divided by the learning rate: the norm of
+    sum (p'_e - p) grad_w log p (p and p'_e are defined in `data_distribution_error`). This sum is the gradient of the
+    returned scalar sum (p'_e - p) log p, in which (p'_e - p) is detached. The scalar is 0 for KCL.
 
     Args:
         audio_embeds: (N, d), unit norm.
@@ -183,7 +182,7 @@ def weight_error_term(
 def _positive_logits(
     audio_embeds: Tensor, text_embeds: Tensor, logit_scale: float | Tensor, trained: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Compute the scaled similarity of each clip to its captions. Return it with `trained`, both as (N K,)."""
+    """Return the scaled similarities of the clips to their captions, and `trained`. Both are flattened to (N K,)."""
     if trained.shape != text_embeds.shape[:2]:
         raise ValueError(
             f"got trained of shape {tuple(trained.shape)} for text_embeds {tuple(text_embeds.shape)}; expected (N, K)"
@@ -195,11 +194,11 @@ def _positive_logits(
 
 @torch.no_grad()
 def alignment_direction_error(audio_embeds: Tensor, text_embeds: Tensor, trained: Tensor) -> Tensor:
-    """Compute the angle between the trained alignment direction and the ideal direction (ATRI 3.2, fig. 2).
+    """Compute the angle between the ideal and the trained direction of each clip (ATRI 3.2, fig. 2).
 
-    The ideal direction of a clip points from its embedding to the mean of its captions in all languages (ATRI eq. 20).
-    A training step aligns the clip with the mean of the captions used in this step. The error is the angle between the
-    two directions; it is 0 for KCL.
+    The ideal direction points from the audio embedding to the mean embedding of the captions in all languages (ATRI
+    eq. 20). The trained direction points to the mean over the languages of the step. The angle is 0 for KCL, which
+    trains all languages.
 
     Args:
         audio_embeds: (N, d), unit norm.

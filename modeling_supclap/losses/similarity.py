@@ -33,7 +33,7 @@ def check_pairs(first: Tensor, second: Tensor) -> None:
 
 
 def check_negatives(group_ids: Tensor | None) -> None:
-    """Raise ValueError if all clips are in one group, because a decoupled loss (without positives) needs negatives."""
+    """Raise ValueError if all clips have the same group id, because a decoupled loss needs negatives."""
     if group_ids is not None and bool((group_ids == group_ids[0]).all()):
         raise ValueError("all clips of the batch have the same group id; a decoupled loss needs negatives")
 
@@ -62,7 +62,12 @@ def similarity_matrix(first: Tensor, second: Tensor) -> Tensor:
 def positive_mask(size: int, group_ids: Tensor | None, device: torch.device, rows: slice = slice(None)) -> Tensor:
     """Build a boolean mask of positive pairs: the diagonal, or all pairs of clips with the same group id.
 
-    Return n `rows` of the (N, N) mask, as (n, N) bool. Raise ValueError if `group_ids` does not have shape (N,).
+    Args:
+        size: N, the number of clips.
+        rows: Rows of the (N, N) mask to return; all by default.
+
+    Raises:
+        ValueError: `group_ids` does not have shape (N,).
 
     >>> positive_mask(3, torch.tensor([7, 7, 2]), torch.device("cpu")).int()
     tensor([[1, 1, 0],
@@ -76,7 +81,7 @@ def positive_mask(size: int, group_ids: Tensor | None, device: torch.device, row
 
 
 def positive_mean(values: Tensor, group_ids: Tensor | None = None) -> Tensor:
-    """Compute the mean of each matrix row over the columns of its positives, (..., N, N) -> (..., N)."""
+    """Compute the mean over the positives in each row of a matrix, (..., N, N) -> (..., N)."""
     if group_ids is None:
         return values.diagonal(dim1=-2, dim2=-1)
     positives = positive_mask(values.shape[-1], group_ids, values.device)

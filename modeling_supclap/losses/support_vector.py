@@ -5,8 +5,8 @@ A support vector is a text embedding t (the anchor), moved by a semantic radius 
 
     t_sup = t + R u,    u = (a - t) / ||a - t||,    L = mean_i -log softmax_j(cos(t_sup_i, a_j) / temperature)[i].
 
-This is the text-to-audio direction. For audio-to-text, pass audio as anchors and texts as targets, with a second
-radius. Support vectors are used only in training.
+This is the text-to-audio direction. For the audio-to-text direction, pass audio as anchors and texts as targets, with a
+separate radius. Support vectors are used only in training.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Similarity = Literal["cosine", "dot"]
 def positive_distance(anchors: Tensor, targets: Tensor) -> Tensor:
     """Compute the distance ||target - anchor|| of each pair, (..., N, d) -> (..., N), in float32 or wider.
 
-    The norm of the difference is exact for close pairs; sqrt(2 - 2 cos) has an error of 3e-4 in float32.
+    The distance is not computed as sqrt(2 - 2 cos), because rounding errors reach 3e-4 there in float32.
 
     >>> positive_distance(torch.eye(2), torch.eye(2).flip(0))
     tensor([1.4142, 1.4142])
@@ -40,10 +40,10 @@ def positive_distance(anchors: Tensor, targets: Tensor) -> Tensor:
 
 
 def displacement_ratio(distance: Tensor, radius: float | Tensor) -> Tensor:
-    """Compute R / distance, the displacement of each anchor as a fraction of the distance to its target.
+    """Compute R / distance (SupCLAP eq. 8), the fraction of the way that each anchor moves toward its target.
 
-    SVR scales the perpendicular component of the negatives' pushing force by 1 minus this ratio (SupCLAP eq. 8). For
-    pairs closer than the square root of the machine epsilon (3e-4 in float32), the ratio is 0.
+    For pairs closer than the square root of the machine epsilon (3e-4 in float32) the ratio is 0, because their
+    direction is not reliable.
 
     Args:
         distance: (..., N), from `positive_distance`.
@@ -93,7 +93,7 @@ def support_vectors(
 
 
 def _zero_to_infinity(norm: Tensor) -> Tensor:
-    """Replace norms up to the square root of the machine epsilon by infinity, so that dividing by them returns 0."""
+    """Replace norms near 0 by infinity, so that a division by them returns 0."""
     return F.threshold(norm, torch.finfo(norm.dtype).eps ** 0.5, torch.inf)
 
 
@@ -111,18 +111,19 @@ def support_vector_loss(
 
     L = mean_i -log( exp(s(t_sup_i, a_i)) / sum_j exp(s(t_sup_i, a_j)) ), t_sup_i = t_i + R_i u_i, s = logit_scale cos.
 
-    Here t_i is anchor i (a text), a_i is target i (its audio clip), and u_i is the unit vector from t_i to a_i. The SVR
-    term scales the perpendicular component of the negatives' pushing force by 1 - R / ||a - t||. It does not change the
-    component parallel to u (SupCLAP eq. 7 and 8). This is exact for `similarity="dot"` (SupCLAP eq. 16). A random model
-    has a loss of log N at R = 0, and a smaller loss at R > 0. The loss of a perfect model approaches 0.
+    Here t_i is anchor i (a text), a_i is target i (its audio clip), and u_i is the unit vector from t_i to a_i. In
+    InfoNCE, the negatives push the anchor away. The SVR term scales the component of this push perpendicular to u by 1
+    - R / ||a - t||, and keeps the component parallel to u (SupCLAP eq. 7 and 8). This is exact for `similarity="dot"`
+    (SupCLAP eq. 16). A random model has a loss of log N at R = 0, and a smaller loss at R > 0. The loss of a perfect
+    model approaches 0.
 
     Args:
         anchors: (N, d), unit norm; texts for the text-to-audio direction.
         targets: (N, d), unit norm; target i is the positive of anchor i.
         radius: R, a distance on the scale of ||a - t||: a number, a 0-d tensor (StaticSVR) or (N,) (DynamicSVR).
         logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
-        similarity: Similarity of a support vector to a target. "cosine" is the similarity s of the paper; the best
-            radius is near ||a - t||. The "dot" similarity of a positive pair grows with R without bound.
+        similarity: Similarity of a support vector to a target: "cosine", as in the paper, or "dot". With "dot", a
+            larger R always increases the similarity of positive pairs. With "cosine", the best R is near ||a - t||.
         decoupled: Whether to exclude the positives from the denominator, as printed in eq. 6 of the paper. The paper's
             eq. 3 includes them, and eq. 16 is derived from eq. 3.
         group_ids: (N,) integers; all pairs with the same id are positives of each other, and the loss of an anchor is
@@ -157,8 +158,8 @@ def info_nce_with_support_vectors(
 ) -> Tensor:
     """Compute InfoNCE and the SVR term in both directions with one matrix product and one softmax.
 
-    The values are the same as from `info_nce` and `support_vector_loss`. On a GPU this is faster than separate calls,
-    because the SVR term then needs only a quarter of the kernel launches.
+    The values are the same as those of `info_nce` and `support_vector_loss`. On a GPU, one call of this function is
+    faster than separate calls of the two.
 
     Args:
         anchors: (..., N, d), unit norm.
@@ -167,8 +168,8 @@ def info_nce_with_support_vectors(
         logit_scale, similarity, group_ids: See `support_vector_loss`.
 
     Returns:
-        (2, 2), the losses of InfoNCE (row 0) and SVR (row 1). Column 0 is the direction from anchors to targets, column
-        1 the other direction.
+        (2, 2), the losses of InfoNCE (row 0) and SVR (row 1). Column 0 is the direction from anchors to targets, and
+        column 1 from targets to anchors.
 
     >>> texts, audios = torch.eye(3)[:2], torch.eye(3)[1:]
     >>> info_nce_with_support_vectors(texts, audios, torch.full((2, 2), 2**0.5), logit_scale=1.0)
@@ -201,8 +202,8 @@ def support_vector_sigmoid_loss(
     L = 1/N sum_ij -log sigmoid(z_ij (logit_scale cos(t_sup_i, a_j) + logit_bias)), z_ij = +1 on positives, else -1.
 
     Here t_sup_i is the support vector of anchor i, and a_j is target j. At R = 0 this equals `sigmoid_loss`. SigLIP
-    has a single loss for both directions, so SVR in both directions (bi-SVR) adds two terms to it. The function has
-    the same other arguments, result and errors as `support_vector_loss`.
+    has a single loss for both directions, so SVR in both directions (bi-SVR) adds two terms to it. The other arguments,
+    the result and the errors are the same as in `support_vector_loss`.
 
     Args:
         logit_bias: Bias added to every logit; a number or a 0-d tensor.
@@ -268,9 +269,9 @@ class DynamicRadius(nn.Module):
     """DynamicSVR: an MLP that predicts the radius of each pair from its similarities (SupCLAP 3.2).
 
     R_i = f([s(t_i, a_i), s(t_i, a_j), ...]), where t_i is anchor i and a_j is target j. The input is the similarity of
-    the positive, followed by the similarities of the `num_similarities - 1` hardest negatives. In the paper,
-    f: R^N -> R uses all N similarities of the batch (`num_similarities` = N). A smaller batch is padded with
-    similarities of 0, as if the missing clips were orthogonal.
+    the positive, followed by the similarities of the `num_similarities - 1` hardest negatives. In the paper, f uses all
+    N similarities of the batch (`num_similarities` = N). If a batch is smaller, the input is padded with zeros, the
+    similarity of orthogonal embeddings.
 
     The last layer is initialized with zero weights and bias `init`, so that training starts from `StaticRadius(init)`.
 
@@ -355,9 +356,9 @@ class DynamicRadius(nn.Module):
         return radius.reshape(torch.broadcast_shapes(anchors.shape, targets.shape)[:-1])
 
     def _inputs(self, scaled: Tensor, start: int, group_ids: Tensor | None) -> Tensor:
-        """Select the MLP inputs from n rows of the similarity matrix, (..., n, N) -> (..., n, num_similarities).
+        """Select the MLP inputs from rows `start` to `start + n` of the similarity matrix.
 
-        The first of these rows has index `start` in the matrix.
+        Shapes: (..., n, N) -> (..., n, num_similarities).
         """
         size, device = scaled.shape[-1], scaled.device
         rows = slice(start, start + scaled.shape[-2])
@@ -383,9 +384,9 @@ class DynamicRadius(nn.Module):
 def radius_constraint(anchors: Tensor, targets: Tensor, radius: float | Tensor) -> Tensor:
     """Compute the penalty for radii outside [0, distance of the pair] (SupCLAP appendix B).
 
-    L = mean(relu(R - distance) + relu(-R)). A radius R > distance would invert the perpendicular component of the
-    negatives' pushing force, and R < 0 would amplify it. The distance is detached, so that the penalty trains only the
-    radius.
+    L = mean(relu(R - distance) + relu(-R)). The negatives push an anchor away. R > distance would invert the
+    perpendicular component of this push, and R < 0 would amplify it (see `support_vector_loss`). The distance is
+    detached, so that the penalty trains only the radius.
 
     Args:
         anchors, targets: (N, d), unit norm; target i is the positive of anchor i.

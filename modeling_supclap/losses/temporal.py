@@ -123,9 +123,9 @@ def teminal_b_weights(
 ) -> Tensor:
     """Build the candidate weights of TeminAL B, for n forward, n reversed and n overlaid pairs (TeminAL eq. 3-7).
 
-    The weight depends on the type of the item and of the candidate (see the table). "time" is `alpha_same_time` if both
-    come from the same pair of sounds, otherwise `alpha_cross_time`. "overlay" is `alpha_same_overlay` if both come from
-    the same pair of sounds, otherwise `alpha_cross_overlay`.
+    The table shows the weight of a candidate for each item. In the table, "time" is `alpha_same_time` if both come from
+    the same pair of sounds, otherwise `alpha_cross_time`. "overlay" is `alpha_same_overlay` if both come from the same
+    pair of sounds, otherwise `alpha_cross_overlay`.
 
     | item \\ candidate | forward | reversed | overlaid |
     |---|---|---|---|

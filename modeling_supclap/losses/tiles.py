@@ -1,8 +1,8 @@
-"""Contrastive losses with memory linear in the number of clips, computed from a few similarity matrix rows at a time.
+"""Contrastive losses with memory linear in the number of clips.
 
-Only a tile of `chunk_size` rows of the similarity matrix is in memory at a time, and the backward pass recomputes it.
-This costs one more matrix product. The values equal the plain losses up to float32 rounding. On a CPU, use tiles larger
-than 32 MB (256 rows for 32,768 clips), because smaller tiles fragment the heap.
+The similarity matrix is computed in tiles of `chunk_size` rows. Only one tile is in memory at a time, and the backward
+pass recomputes it, which costs one more matrix product. The loss is the same as without tiles, up to float32 rounding.
+On a CPU, use tiles larger than 32 MB (256 rows for 32,768 clips), because smaller tiles fragment memory.
 """
 
 from __future__ import annotations
@@ -57,8 +57,7 @@ def tiled_row_contrast(
 ) -> Tensor:
     """Compute InfoNCE in one direction, -log softmax at the positives, for `chunk_size` anchors at a time.
 
-    The anchors (..., N, d) may have any norm, because support vectors are not always normalized. The other arguments
-    are the same as in `support_vector_loss`.
+    The anchors (..., N, d) do not need unit norm. The other arguments are the same as in `support_vector_loss`.
     """
     if decoupled:
         check_negatives(group_ids)
@@ -85,7 +84,7 @@ def tiled_sigmoid_contrast(
     group_ids: Tensor | None,
     chunk_size: int,
 ) -> Tensor:
-    """Compute `sigmoid_loss` for (..., N, d) anchors (clips or support vectors), `chunk_size` anchors at a time."""
+    """Compute `sigmoid_loss` for anchors of shape (..., N, d), `chunk_size` anchors at a time."""
 
     def loss(anchors: Tensor, targets: Tensor) -> Tensor:
         def tile_sum(rows: slice) -> Tensor:
@@ -112,8 +111,8 @@ def shared_tiles(process: int, num_processes: int, gather: Callable[[Tensor], Te
     """Context manager that divides the work on the tiles of the similarity matrix among the processes.
 
     Each process computes a part of the tiles, and the results are all-gathered. All processes must pass the same
-    embeddings, those of the global batch. The caller must average the gradients over the processes, including those of
-    the loss parameters, as data-parallel training does.
+    embeddings, those of the global batch. The caller must average the gradients of all parameters over the processes,
+    as data-parallel training does. This includes learned parameters of the loss.
 
     Args:
         process: Rank of this process among the `num_processes` that compute this loss.
@@ -128,12 +127,18 @@ def shared_tiles(process: int, num_processes: int, gather: Callable[[Tensor], Te
 
 
 def checkpoint_tiles(tile: Callable[[slice], T], size: int, chunk_size: int) -> list[T]:
-    """Call the function `tile` on slices of the similarity matrix rows, with activation checkpointing.
+    """Compute a function of the similarity matrix in tiles of rows, with activation checkpointing.
 
-    The matrix has `size` rows. A slice has at most `chunk_size` rows. Return the list of results in row order. A result
-    is a tensor, or a tuple of tensors. Inside `shared_tiles`, each process computes a part of the rows, and the list
-    contains the results of all processes. If the number of processes does not divide `size`, each process computes all
-    rows.
+    Inside `shared_tiles`, each process computes a part of the tiles, or all tiles if the number of processes does not
+    divide `size`. Each process returns the results of all tiles.
+
+    Args:
+        tile: Function from a slice of rows to a tensor or a tuple of tensors.
+        size: Number of rows of the matrix.
+        chunk_size: Maximum number of rows of a tile.
+
+    Returns:
+        The results of `tile`, in row order.
     """
     if chunk_size < 1:
         raise ValueError(f"got chunk_size={chunk_size}; it must be 1 or more rows")
@@ -159,9 +164,9 @@ def checkpoint_tiles(tile: Callable[[slice], T], size: int, chunk_size: int) -> 
 
 
 def refuse_second_derivatives(recomputed: Tensor) -> Tensor:
-    """Register a hook that raises RuntimeError in a backward pass with `create_graph=True`. Return the tensor.
+    """Return the tensor, with a hook that raises RuntimeError in a backward pass with `create_graph=True`.
 
-    Checkpointing saves detached activations, so without this error second derivatives would be wrong.
+    The error prevents wrong second derivatives, because checkpointing saves detached activations.
     """
 
     def check(gradient: Tensor) -> None:
