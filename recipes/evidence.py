@@ -285,7 +285,7 @@ def judge(arms: Mapping[str, Mapping[str, Any]], study: Mapping[str, Any], conve
 
     - "holds at convergence": The interval of the final difference is above 0, and the baseline has converged.
     - "holds as a speed-up": The first verdict does not apply. The interval of the "to_90" ratio of steps (see
-      `summarize`) is below 1.
+      `summarize`) is below 1. If that of seconds is not, the verdict adds "in steps, not in seconds".
     - "open": None of these applies, and the baseline has not converged.
     - "does not hold": None of these applies, and the baseline has converged.
     - "not judged": The arms do not include the method.
@@ -302,6 +302,8 @@ def judge(arms: Mapping[str, Mapping[str, Any]], study: Mapping[str, Any], conve
         verdict = "holds at convergence"
     elif ratio is not None and ratio["high"] < 1:
         verdict = "holds as a speed-up"
+        if method["to_90"]["seconds"]["high"] >= 1:
+            verdict += " in steps, not in seconds"
     else:
         return "does not hold" if converged else "open, because the baseline has not converged"
 
@@ -355,7 +357,8 @@ def render_study(content: Mapping[str, Any], figure: str) -> str:
     """Return the Markdown of a study: verdict, table with one line per arm, learning curves and tuned settings."""
     baseline = next(iter(content["arms"].values()))
     table = [["arm", *(f"{points[0]['steps']:,.0f} steps" for points in baseline["points"])]]
-    table[0] += ["difference at the end", *(f"at equal {cost}" for cost in COSTS), "steps to 90 %, ratio", *COSTS]
+    table[0] += ["difference at the end", *(f"at equal {cost}" for cost in COSTS)]
+    table[0] += ["steps to 90 %, ratio", "seconds to 90 %, ratio", "cost of the longest run"]
     for arm in content["arms"].values():
         line = [arm["model"]]
         for heading, score, points in zip(table[0][1:], arm["scores"], arm["points"], strict=False):
@@ -364,9 +367,10 @@ def render_study(content: Mapping[str, Any], figure: str) -> str:
         differences = arm.get("differences", {})
         for key in ("final", *COSTS):
             line.append(format_percent(differences[key], "+") if key in differences else "")
-        ratio = arm["to_90"].get("steps")
-        line.append(f"{ratio['mean']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})" if ratio else "not reached")
-        line += [f"{np.mean([run[cost] for run in arm['points'][-1]]):,.0f}" for cost in COSTS]
+        for cost in ("steps", "seconds"):
+            ratio = arm["to_90"].get(cost)
+            line.append(f"{ratio['mean']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})" if ratio else "not reached")
+        line.append(", ".join(f"{np.mean([run[cost] for run in arm['points'][-1]]):,.0f} {cost}" for cost in COSTS))
         table.append(line)
 
     tuned = [f"- {arm['model']}: `{arm['tuned']}`" for arm in content["arms"].values()]
@@ -378,8 +382,8 @@ def render_study(content: Mapping[str, Any], figure: str) -> str:
         f"Verdict: **{content['verdict']}**. {state}",
         "\n".join(markdown_lines(table)),
         f"Test score in percent, the mean of {columns}: mean and 95 % t-interval over the seeds "
-        f"{', '.join(map(str, content['seeds']))}. Differences to the first arm are paired by seed. Steps, "
-        "captions and processor seconds are those of the longest run.",
+        f"{', '.join(map(str, content['seeds']))}. Differences to the first arm are paired by seed. "
+        "Seconds are processor time.",
         f"![Learning curves]({figure})",
         "Settings chosen on validation:\n" + "\n".join(tuned),
     ]

@@ -48,10 +48,11 @@ STUDY = {
 BASE = ([0.2, 0.40, 0.50], [0.2, 0.42, 0.51], [0.2, 0.41, 0.52])
 
 
-def judged(new, simple=BASE, converged=True):
+def judged(new, simple=BASE, converged=True, seconds_per_step=1.0):
     points = {}
-    for name, curves in (("base", BASE), ("new", new), ("simple", simple)):
-        points[name] = by_length(*(runs(curve, seed=seed) for seed, curve in enumerate(curves)))
+    for name, curves, seconds in (("base", BASE, 1.0), ("new", new, seconds_per_step), ("simple", simple, 1.0)):
+        of_seeds = [runs(curve, seconds_per_step=seconds, seed=seed) for seed, curve in enumerate(curves)]
+        points[name] = by_length(*of_seeds)
     arms = evidence.summarize(points, STUDY, {"base": {}, "new": {}, "simple": {}})
     return arms, evidence.judge(arms, STUDY, converged)
 
@@ -64,6 +65,8 @@ def test_verdicts():
     assert judged(shifted(0.1, 0.1, 0.05))[1] == "holds at convergence"
     assert judged(shifted(0.1, 0.1, 0.05), converged=False)[1] == "holds as a speed-up"
     assert judged(shifted(0.2, 0.1, 0.0))[1] == "holds as a speed-up"
+    slower = judged(shifted(0.2, 0.1, 0.0), seconds_per_step=4.0)
+    assert slower[1] == "holds as a speed-up in steps, not in seconds"
     assert judged(shifted(0.0, 0.0, 0.0))[1] == "does not hold"
     assert judged(shifted(-0.1, -0.1, -0.05))[1] == "does not hold"
     assert judged(shifted(-0.1, -0.1, -0.05), converged=False)[1] == "open, because the baseline has not converged"
