@@ -47,7 +47,7 @@ def ced_from_tensors(
 
 
 def _check_front_end(tensors: Tensors) -> None:
-    """Raise ValueError if the front-end constants in the file differ from ours. Hub checkpoints contain none."""
+    """Raise ValueError if the checkpoint contains front-end constants that differ from ours."""
     ours = CEDFeatureExtractor()
     top_hz = ours.f_max or ours.sampling_rate / 2
     filters = melscale_fbanks(ours.n_fft // 2 + 1, ours.f_min, top_hz, ours.feature_size, ours.sampling_rate)

@@ -47,8 +47,6 @@ def supclap_from_clap(clap: ClapModel) -> SupCLAPModel:
     CLAP has one logit scale per direction. SupCLAP has a single logit scale, which is copied from CLAP's audio
     direction. `logits_per_audio` is the same as in CLAP, and `logits_per_text` is its transpose.
 
-    The weights are copied. The text tower must have a pooler.
-
     Raises:
         ValueError: The tensors differ from those of a plain `ClapModel`, for example because the model has adapters.
 
@@ -113,9 +111,8 @@ def clap_from_supclap(model: SupCLAPModel) -> ClapModel:
 def processor_from_clap(processor: ClapProcessor) -> SupCLAPProcessor:
     """Build a deterministic `SupCLAPProcessor` from CLAP's feature extractor and tokenizer.
 
-    CLAP's feature extractor crops clips longer than 10 s at random. For fused checkpoints, it also marks one random
-    clip per batch as long. To avoid this, our processor passes only the first 10 s of a clip to it. In training, the
-    collator crops 10 s at a random position first. Fusion layers are not used and get no gradient. The sampling rate
-    must be 48 kHz; in training, the collator resamples recordings.
+    CLAP's feature extractor crops clips longer than 10 s at random positions. Therefore our processor passes only the
+    first 10 s of a clip to it. All clips are marked as short, so the fusion layers of fused checkpoints are not used.
+    The sampling rate must be 48 kHz.
     """
     return SupCLAPProcessor(processor.feature_extractor, processor.tokenizer)

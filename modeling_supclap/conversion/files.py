@@ -137,11 +137,11 @@ def read_checkpoint(origin: str | Path, revision: str | None = None) -> Checkpoi
 def get_state_dict(loaded: Any, name: str) -> tuple[dict[str, torch.Tensor], list[str]]:
     """Return the state dict of a loaded file, and the names of all other entries in the file.
 
-    The state dict may be stored under "state_dict" or "model". Legacy fairseq also saves an `embed_tokens`
-    module. Its weight is added to the state dict.
+    The state dict may be stored under "state_dict" or "model". If the file also contains an `embed_tokens` module
+    (legacy fairseq), its weight is added to the state dict.
 
     Raises:
-        ValueError: There are no tensors, or some values are not tensors.
+        ValueError: There are no tensors, some values are not tensors, or there are two different embeddings.
     """
     if not isinstance(loaded, Mapping):
         raise ValueError(f"{name} contains a {type(loaded).__name__}; a checkpoint is a mapping of names to tensors")
@@ -187,9 +187,9 @@ def _download(origin: str, revision: str | None) -> tuple[Path, str, str]:
 
 
 def _weight_files(folder: Path) -> tuple[Path, ...]:
-    """Return the weight files of a folder.
+    """Return the weight files of a folder: the first of `WEIGHTS` that exists, or else the single weight file.
 
-    They are those of the first name in `WEIGHTS` that exists, or else the single weight file in the folder.
+    If this is an index, return the files listed in it.
     """
     for name in WEIGHTS:
         path = folder / name

@@ -1,6 +1,6 @@
 """Convert LAION's own CLAP files (`lukewys/laion_clap`) to a transformers `ClapModel`, for `supclap_from_clap`.
 
-Only files with HTSAT and RoBERTa are supported. Their front end must match `laion_feature_extractor`.
+Only files with HTSAT and RoBERTa are supported. Their mel filters must match `laion_feature_extractor`.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ def clap_from_laion(tensors: Mapping[str, torch.Tensor], origin: str) -> tuple[C
 def laion_feature_extractor(fused: bool = False) -> ClapFeatureExtractor:
     """Return the feature extractor of LAION's checkpoints: 10 s at 48 kHz, 64 mel bands from 50 to 14,000 Hz.
 
-    Models with fusion layers for long clips (`fused`) use different mel filters.
+    Args:
+        fused: Whether the model has fusion layers for long clips; these models use different mel filters.
     """
     return ClapFeatureExtractor(frequency_min=50, frequency_max=14_000, truncation="fusion" if fused else "rand_trunc")
 

@@ -69,8 +69,8 @@ class Layout:
 class Conversion:
     """Result of a checkpoint conversion.
 
-    `parts` contains the origin (checkpoint and license) of each model part, and `set_aside` the number of unused
-    tensors in the checkpoint, as `{description: number}`. A text tower has no feature extractor.
+    `parts` contains the origin (checkpoint and license) of each model part. `set_aside` contains the number of unused
+    tensors in the checkpoint, as `{description: number}`. `feature_extractor` is None for a text tower.
     """
 
     layout: Layout

@@ -115,8 +115,9 @@ def origins(model: SupCLAPModel, base_model: str | Sequence[str] | None = None) 
 def license_of(parts: Iterable[Origin]) -> str:
     """Derive the license of a model, as a Hub identifier, from the licenses of its parts.
 
-    If one part is non-commercial, the whole model is non-commercial. If all parts are permissive or trained from
-    scratch, the license is `apache-2.0`. For all other combinations, or unknown licenses, it is `other`.
+    If the parts have one non-commercial license, the whole model has this license. If all parts are permissive or
+    trained from scratch, the license is `apache-2.0`. In all other cases, for example if a license is unknown, it is
+    `other`.
 
     >>> license_of([Origin("audio tower", "ced", "mispeech/ced-base", "apache-2.0"), Origin("text tower", "bert")])
     'apache-2.0'
@@ -147,9 +148,10 @@ def stated_license(source: str) -> str:
 
 
 def _tower(part: str, kind: str, source: str, recorded: Iterable[Mapping[str, Any]]) -> Origin:
-    """Return the origin of a tower from the provenance of the whole model (`recorded`) or of the tower's folder.
+    """Return the origin of a tower: its entry in the `provenance.json` of the whole model or of the tower's folder.
 
-    If there is no such record, derive the origin from `source`, the Hub id or folder of the tower.
+    `recorded` contains the entries of the whole model. If there is no entry, derive the origin from `source`, the Hub
+    id or folder of the tower.
     """
     word = part.split()[0]
     own = read_provenance(source) if source else []

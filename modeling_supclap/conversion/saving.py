@@ -1,4 +1,4 @@
-"""Save a converted checkpoint atomically as a folder for `from_pretrained`, and check the saved model on request."""
+"""Save a converted checkpoint as a model folder, atomically, and verify the saved model."""
 
 from __future__ import annotations
 

@@ -59,8 +59,11 @@ class Tensors(dict[str, torch.Tensor]):
     def set_aside(self, reasons: Mapping[str, str]) -> tuple[Tensors, dict[str, int]]:
         """Remove tensors that do not affect the embeddings.
 
-        `reasons` is `{pattern: description}`, with regular expressions for the start of a tensor name. Return the
-        remaining tensors, and the number of removed tensors as `{description: number}`.
+        Args:
+            reasons: `{pattern: description}`; a tensor is removed if its name starts with the regular expression.
+
+        Returns:
+            The remaining tensors, and the number of removed tensors as `{description: number}`.
         """
         used = Tensors(self, self.origin)
         counts: Counter[str] = Counter()
@@ -147,7 +150,7 @@ def fill_exactly(model: nn.Module, tensors: Mapping[str, torch.Tensor], origin: 
 
 
 def refuse_faults(origin: str, target: str, faults: Mapping[str, list[str]]) -> None:
-    """Raise ValueError if a list in `{fault: [tensor name, ...]}` is not empty, with its first names in the message."""
+    """Raise ValueError if a list in `{fault: [tensor name, ...]}` is not empty."""
     messages = [f"{len(names)} {fault} ({', '.join(names[:3])})" for fault, names in faults.items() if names]
     if messages:
         raise ValueError(f"{origin} does not fit {target}: {', '.join(messages)}")
