@@ -1,4 +1,4 @@
-"""Use transformers audio encoders as audio towers: forward pass and pooling.
+"""Encode clips with an audio encoder of transformers, and pool its output to one vector per clip.
 
 Some encoders need a fixed clip length (Whisper 30 s, AST 10.24 s), others accept any length (wav2vec 2.0, HuBERT,
 WavLM, Data2Vec, wav2vec2-BERT, ...).

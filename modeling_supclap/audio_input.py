@@ -65,8 +65,8 @@ class Recording(NamedTuple):
     def read(self, target_hz: int, start: int = 0, stop: int | None = None) -> np.ndarray:
         """Read the samples `start` to `stop` of the recording as a mono waveform (samples,) in float32.
 
-        `start` and `stop` count samples at `target_hz`. If `stop` is None, the recording is read to its end. Otherwise
-        only this part of a file is decoded, with a margin of one second.
+        `start` and `stop` are in samples at `target_hz`. If `stop` is None, the recording is read to its end. Otherwise
+        only this part of a file is decoded.
 
         Raises:
             OSError: The file does not exist, or the download fails.
@@ -101,7 +101,7 @@ def as_recordings(audio: Any, sampling_rate: Any = None) -> tuple[list[Recording
         sampling_rate: Sampling rate of the arrays in hertz: one value for all, or a list with one value per recording.
 
     Returns:
-        Tuple of the recordings, and whether the input was a single recording instead of a list.
+        Tuple `(recordings, is_one)`. `is_one` is True if the input was a single recording, not a list.
 
     Raises:
         ValueError: An array shape is ambiguous, a mapping lacks a required key, a file is open in text mode, or the
@@ -137,10 +137,10 @@ def as_recordings(audio: Any, sampling_rate: Any = None) -> tuple[list[Recording
 
 
 def one_for_each(name: str, value: Any, count: int, kind: Any) -> list[Any]:
-    """Expand a single value or None to a list of `count` values, or check the length and types of a list.
+    """Return a list of `count` values. A single value or None is repeated; a list is checked.
 
     Raises:
-        ValueError: The list length is not `count`, or a value is not of the type(s) `kind`.
+        ValueError: The list does not have length `count`, or a value is not an instance of `kind`.
     """
     if value is None or isinstance(value, kind):
         return [value] * count
@@ -167,8 +167,8 @@ def as_waveform(clip: Any, from_hz: float | None, to_hz: int, name: str = "the c
         Waveform (samples,) in float32.
 
     Raises:
-        ValueError: The sampling rate is missing or invalid, or the clip is empty. The same error is raised for values
-            that are not finite or exceed full scale by 40 dB, and for a wrong shape or type.
+        ValueError: The sampling rate is missing or invalid. Or the clip is empty, has a wrong shape or type, or
+            contains values that are not finite or exceed full scale by 40 dB.
 
     Example:
         >>> as_waveform(np.array([[8192, 0], [0, 8192]], dtype=np.int16), 16000, 16000).tolist()
@@ -207,11 +207,11 @@ def as_waveform(clip: Any, from_hz: float | None, to_hz: int, name: str = "the c
 def resample(waveform: np.ndarray, from_hz: int, to_hz: int) -> np.ndarray:
     """Resample a waveform (samples,) with torchaudio's windowed sinc interpolation.
 
-    The ratio to_hz / from_hz is rounded to a fraction with a denominator of at most 2000, because the filter size
-    grows with from_hz * to_hz / gcd(from_hz, to_hz)^2 (gigabytes for 44,101 Hz).
+    The ratio to_hz / from_hz is rounded to a fraction with a denominator of at most 2000. The filter of an exact ratio
+    can need gigabytes (44,101 Hz), because its size grows with from_hz * to_hz / gcd(from_hz, to_hz)^2.
 
     Returns:
-        Waveform (ceil(samples * to_hz / from_hz),) in float32. If the rates are equal, this is the input array.
+        Float32 waveform of ceil(samples * to_hz / from_hz) samples. If the rates are equal, this is the input array.
 
     Example:
         >>> resample(np.zeros(44100, dtype=np.float32), 44100, 16000).shape
@@ -289,7 +289,7 @@ def _read_file(
 ) -> tuple[np.ndarray, int]:
     """Read a file, or a part of it, at its original sampling rate. Return the waveform and the rate.
 
-    Uses the package's audio reader, or soundfile if the package is not installed.
+    If this package is not installed, the file is read with soundfile.
     """
     if isinstance(file, str) and file.startswith(("http://", "https://")):
         try:

@@ -6,9 +6,9 @@ from typing import Any
 def register(auto_class: Any, config: type, our_class: type) -> None:
     """Register a class with an auto class such as `AutoModel`, so that the auto class loads it by `model_type`.
 
-    Model folders then contain a copy of the code of the class, so that they can be loaded without this package, with
-    `trust_remote_code=True`. The copied code does not register its classes. Otherwise they would also be used to load
-    other folders with the same `model_type`, which may contain a different version of the code.
+    Saved model folders then contain a copy of the code. If this package is not installed, they load with
+    `trust_remote_code=True`. A class imported from such a copy is not registered, because another model folder may
+    contain a different version of the code.
     """
     our_class.register_for_auto_class(auto_class.__name__)  # type: ignore[attr-defined]
     if not our_class.__module__.startswith("transformers_modules."):

@@ -82,7 +82,8 @@ class CEDConfig(OwnTypeMixin, PreTrainedConfig):
         mlp_ratio: Hidden width of the MLP divided by `embed_dim`.
         n_mels: Number of mel bands of the input.
         patch_size: Patch size as (mel bands, frames); one number means a square patch.
-        patch_stride: Step between patches. None: use `patch_size`. Other values raise, because patches do not overlap.
+        patch_stride: Step between patches. It must equal `patch_size`, because patches do not overlap. None: use
+            `patch_size`.
         target_length: Maximum chunk length in frames; longer clips are split into chunks (1012 frames = 10.12 s).
         pad_last: Whether to pad the incomplete last chunk of a long clip with zeros; False drops this chunk.
         qkv_bias: Whether the query, key and value projections have a bias.
@@ -284,10 +285,10 @@ class SupCLAPConfig(OwnTypeMixin, PreTrainedConfig):
         return content
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> Any:
-        """Save the configuration. If the folder contains model code, also copy the modules of the two encoders.
+        """Save the configuration. If the folder contains model code, also copy the code of the two encoders.
 
-        When transformers downloads model code, it finds further files only by their imports (`from .name import`).
-        Therefore `towers.py` in the folder gets an import of each encoder.
+        An import of each encoder is added to `towers.py` in the folder, because transformers downloads only the code
+        files that are imported.
         """
         saved = super().save_pretrained(save_directory, *args, **kwargs)
         folder, source = Path(save_directory), Path(__file__).parent
@@ -317,7 +318,7 @@ class SupCLAPConfig(OwnTypeMixin, PreTrainedConfig):
 def config_from_dict(config: dict[str, Any] | PreTrainedConfig) -> PreTrainedConfig:
     """Create the configuration object of a tower from a dictionary. A configuration object is returned unchanged.
 
-    CED and CNN14 do not use `AutoConfig`, because code loaded with `trust_remote_code=True` does not register them.
+    CED and CNN14 configurations are created without `AutoConfig`, because it may not know their model types.
 
     Raises:
         ValueError: `model_type` is missing or unknown to transformers.

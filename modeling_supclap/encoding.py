@@ -61,7 +61,7 @@ class AudioChunks(NamedTuple):
 
 
 class _Chunk(NamedTuple):
-    """Samples `start` to `stop` of recording number `index`, or the error if reading failed."""
+    """Samples `start` to `stop` of recording number `recording`, or the error if reading failed."""
 
     recording: int
     start: int
@@ -214,10 +214,10 @@ def encode_audio(  # type: ignore[misc]  # mypy compares the keywords of an over
         audio: One recording or a list of recordings. A recording is a file (a path, a URL, an open file or the bytes of
             a file), a waveform (samples,), (channels, samples) or (samples, channels), or a pair of a waveform and its
             sampling rate, as in torchaudio, librosa, scipy and Gradio. It may also be a mapping with "array" and
-            "sampling_rate", or a value from a `datasets.Audio` column. Other fsspec addresses, such as `s3://...`,
-            require this package. A 2-D array outside a list is a batch (clips, samples). It is one recording if it has
-            more than eight rows and at most eight columns. An array with two rows is ambiguous and raises. Floats have
-            full scale 1; int16 and int32 are PCM.
+            "sampling_rate", or a value from a `datasets.Audio` column. Other remote files, such as `s3://...`, can be
+            read only if this package is installed. A 2-D array outside a list is a batch (clips, samples). It is one
+            recording if it has more than eight rows and at most eight columns. An array with two rows is ambiguous and
+            raises. Floats have full scale 1; int16 and int32 are PCM.
         processor: Processor of the model. None: use `model.processor`.
         sampling_rate: Sampling rate of the waveforms in hertz: one value for all, or a list with one value per input.
             Ignored for inputs that include a sampling rate.
@@ -435,8 +435,12 @@ def chunk_starts(num_samples: int, chunk_samples: int, hop_samples: int) -> list
 def best_chunks(recordings: Sequence[AudioChunks], text_embeds: Any) -> tuple[np.ndarray, np.ndarray]:
     """Find the chunk with the highest cosine for each recording and text. If chunks tie, choose the first.
 
+    Args:
+        recordings: Chunk embeddings of N recordings.
+        text_embeds: (M, d) text embeddings.
+
     Returns:
-        Tuple of the highest cosine, (N, M), and the start of that chunk in seconds, (N, M), for M texts (M, d).
+        Tuple of two (N, M) arrays: the highest cosine, and the start time of its chunk in seconds.
 
     >>> whole = AudioChunks(np.eye(2), np.array([0.0, 10.0]), np.array([10.0, 20.0]))
     >>> best_chunks([whole], np.array([[0.0, 1.0]]))
@@ -462,9 +466,10 @@ def max_chunk_seconds(feature_extractor: Any) -> float | None:
 
 
 def min_clip_samples(feature_extractor: Any) -> int:
-    """Return the minimum clip length in samples. For transformers encoders except CLAP, this is 50 ms.
+    """Return the minimum clip length in samples.
 
-    The reason is that SEW and wav2vec2-BERT need two frames of 25 ms. AST and wav2vec 2.0 need only one.
+    It is 50 ms for transformers encoders except CLAP, because some of them (SEW, wav2vec2-BERT) need two frames of
+    25 ms.
     """
     has_limit = {"audio_attention_mask", "is_longer"}.isdisjoint(feature_extractor.model_input_names)
     return getattr(feature_extractor, "min_samples", feature_extractor.sampling_rate // 20 if has_limit else 1)
@@ -491,8 +496,8 @@ def get_chunk_samples(
 ) -> int:
     """Return the chunk length in samples. Raise ValueError if `chunk_seconds` is outside the model's limits.
 
-    If `chunk_seconds` is None, use `default_seconds` or else `LONGEST_SECONDS`, limited to `max_seconds`. If
-    `max_seconds` is None, the model accepts any length.
+    If `chunk_seconds` is None, the length is `default_seconds` (by default `LONGEST_SECONDS`), but at most
+    `max_seconds`. If `max_seconds` is None, the model accepts any length.
     """
     longest = max_seconds or math.inf
     seconds = min(default_seconds or LONGEST_SECONDS, longest) if chunk_seconds is None else chunk_seconds

@@ -169,8 +169,7 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
             sample_counts: Length of each clip in samples, (B,) integers.
 
         Returns:
-            Dict with the tensors `input_features` (B, feature_size, T) and `audio_attention_mask` (B, T), as from
-            `__call__`.
+            Dict with the tensors `input_features` (B, feature_size, T) and `audio_attention_mask` (B, T).
         """
         waveforms = samples / 32768 if samples.dtype == torch.int16 else samples
         counts = sample_counts.unsqueeze(1)
@@ -218,9 +217,10 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
 def _front_end(
     n_fft: int, win_size: int, f_min: float, f_max: float | None, n_mels: int, rate_hz: int, device: torch.device
 ) -> tuple[torch.Tensor, list[tuple[int, int, torch.Tensor]]]:
-    """Return the window (n_fft,), and the mel filters as `(first band, first row, weights)` for each group of bands.
+    """Return the window (n_fft,) and the mel filters.
 
-    `_log_mel` computes the mel powers of a group as `weights` times the rows of `squares` that begin at `first row`.
+    The mel bands are split into groups of adjacent bands. The filters of a group are a tuple `(first band, first row,
+    weights)`: `weights` applies to the rows of `squares` in `_log_mel` that start at `first row`.
     """
     window = torch.zeros(n_fft)
     start = (n_fft - win_size) // 2

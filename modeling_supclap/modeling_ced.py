@@ -101,9 +101,10 @@ class CEDBatchNorm(nn.BatchNorm1d):
 
 
 class CEDPatchConv2d(nn.Conv2d):
-    """Convolution with stride = kernel size, computed as one matrix product. The gradient is 6 x faster on a CPU.
+    """Convolution with stride = kernel size, computed as one matrix product. This makes the gradient 6 x faster on a
+    CPU.
 
-    No other module may read its weights: with a `device_map`, Accelerate loads weights from disk in `forward`.
+    Use the weights only inside `forward`. With a `device_map`, they may be on disk until `forward` is called.
     """
 
     def forward(self, frames: torch.Tensor) -> torch.Tensor:

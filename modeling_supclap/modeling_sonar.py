@@ -42,7 +42,7 @@ class SonarTextModel(StrictLoadingMixin, M2M100Encoder):
         inputs_embeds: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPooling:
-        """Encode a batch of token sequences `[language] pieces [</s>]`.
+        """Encode a batch of texts. Each text is a language token, the tokens of the text, and `</s>`.
 
         Args:
             input_ids: Token ids, (B, N). SONAR was trained with at most 514 tokens.

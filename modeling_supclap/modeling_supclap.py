@@ -51,8 +51,8 @@ class SupCLAPProjection(nn.Module):
     """Projection head with two linear layers that maps the output of a tower to a unit vector, y / ||y||.
 
     `projection_type="mlp"` (ML-CLAP: Yan et al., 2024, arXiv 2406.07012): y = linear2(activation(linear1(x))).
-    `projection_type="residual"` (MS-CLAP: Elizalde et al., 2023, arXiv 2206.04769), without bias: h = linear1(x),
-    y = LayerNorm(h + linear2(activation(h))).
+    `projection_type="residual"` (MS-CLAP: Elizalde et al., 2023, arXiv 2206.04769): h = linear1(x) and
+    y = LayerNorm(h + linear2(activation(h))). The linear layers have no bias.
     """
 
     def __init__(self, width: int, config: SupCLAPConfig) -> None:
@@ -181,7 +181,7 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         return importlib.import_module("modeling_supclap.joining").join_models(cls, audio, text, **kwargs)
 
     def train(self, mode: bool = True) -> Self:
-        """Set the training mode. Batch norms stay in evaluation mode, so that clips stay independent."""
+        """Set the training mode. Batch norms stay in evaluation mode, so that embeddings do not depend on the batch."""
         super().train(mode)
         for module in self.modules():
             if isinstance(module, _BatchNorm):

@@ -17,7 +17,7 @@ class ClipPipeline(ZeroShotAudioClassificationPipeline):
 
     transformers pads the clips in a batch along the second axis, which is the mel axis of CED spectrograms. Therefore
     the mel and time axes are swapped before batching, and swapped back before the model is called. For other audio
-    encoders, the pipeline uses the input names and the mask of `SupCLAPModel`. CLAP inputs are not changed.
+    encoders except CLAP, the inputs are computed as in `SupCLAPProcessor`.
     """
 
     def preprocess(self, *args: Any, **kwargs: Any) -> Any:

@@ -31,7 +31,7 @@ _PUNCTUATION = re.compile('[(),.!?;:|*"，。！？；：、]')
 
 
 class SupCLAPAudioKwargs(TypedDict, total=False):
-    """Options for the feature extractor, without `max_length` and `padding`, which apply to captions only."""
+    """Options of the feature extractor, except `max_length` and `padding`, which apply to captions only."""
 
     return_tensors: str | None
 
@@ -47,9 +47,9 @@ class SupCLAPProcessor(ProcessorMixin):
     """Processor that combines a feature extractor for audio with a tokenizer for captions.
 
     Args:
-        feature_extractor: Feature extractor of the audio tower. CLAP's feature extractor does not resample: it raises
-            for other sampling rates. Clips are cut to its maximum length (10 s), because it would crop longer clips
-            at random.
+        feature_extractor: Feature extractor of the audio tower. CLAP's feature extractor does not resample audio and
+            requires 48 kHz. The processor first cuts clips to its maximum length (10 s), because it crops longer clips
+            at random positions.
         tokenizer: Tokenizer of the text tower. NLLB tokenizers mark the language of each caption with a language
             token; other tokenizers ignore the language.
         plain_captions: Whether to lower-case captions and remove punctuation except apostrophes and hyphens, as in
@@ -121,8 +121,8 @@ class SupCLAPProcessor(ProcessorMixin):
                 the tokenizer ("por_Latn") are also accepted. None: use the default language of the tokenizer.
             **kwargs: `return_tensors` ("pt" for torch tensors, "np" for numpy arrays, None for no conversion), and
                 tokenizer options. `padding` (to the longest caption) and `truncation` (at `max_length`) are on by
-                default; `max_length` defaults to `max_tokens`. `text_kwargs` and `audio_kwargs` contain options for
-                one modality, as in other processors.
+                default; `max_length` defaults to `max_tokens`. `text_kwargs` and `audio_kwargs` contain options for one
+                modality.
 
         Returns:
             `BatchFeature` with the audio inputs (`input_features`, and `audio_attention_mask` or CLAP's `is_longer`)
@@ -260,7 +260,7 @@ def extract_clips(feature_extractor: Any, clips: Sequence[np.ndarray]) -> dict[s
 
 
 def missing_protobuf() -> str:
-    """Return an installation hint if protobuf is missing, else "". transformers wrongly suggests tiktoken."""
+    """Return an installation hint if protobuf is missing, else ""."""
     if is_protobuf_available():
         return ""
     return "\nprotobuf is not installed; sentencepiece files require it: pip install protobuf"
@@ -289,7 +289,7 @@ def _check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def as_list(texts: Any) -> list[Any]:
-    """Convert one text or a sequence of texts to a list. Raise ValueError for None, and for a dict of captions."""
+    """Convert one text or a sequence of texts to a list. Raise ValueError for None or a dict."""
     if texts is None:
         raise ValueError("got None; pass a text or a list of texts")
     if isinstance(texts, Mapping):

@@ -46,8 +46,8 @@ def read_sentence_modules(name: str, pooling: str | None = None) -> SentenceModu
     Return None if the model has no `modules.json`, or if the requested `pooling` differs from its pooling.
 
     Raises:
-        ValueError: The weights of a dense layer are missing. Or `pooling` is None, and the model has an unsupported
-            pooling or module.
+        ValueError: The weights of a dense layer are missing. If `pooling` is None, this error is also raised for an
+            unsupported pooling or module.
     """
     modules = _read_json(name, "modules.json") or []
     mode, dense, weights, normalize = "", [], [], False
@@ -84,8 +84,8 @@ def read_sentence_modules(name: str, pooling: str | None = None) -> SentenceModu
 def read_text_settings(name: str) -> tuple[str, int | None]:
     """Read the prompt and the maximum number of tokens of a sentence-transformers model from its folder or Hub id.
 
-    The prompt is the default prompt if there is one, else the query prompt, else "". The number is None if the model
-    does not set it.
+    The prompt is the default prompt if there is one, else the query prompt, else "". If the model does not set the
+    maximum, it is None.
     """
     settings = _read_json(name, "config_sentence_transformers.json") or {}
     prompts = settings.get("prompts") or {}

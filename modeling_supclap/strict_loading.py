@@ -1,4 +1,4 @@
-"""Strict `from_pretrained`: raise if weights are missing from the checkpoint. transformers only warns."""
+"""Mixin for models: `from_pretrained` raises if weights are missing, while transformers only warns."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from .hub_ids import is_hub_id
 
 @contextmanager
 def naming_damaged_files(folder: Any) -> Iterator[None]:
-    """Context manager for loading weights that raises OSError with the path of a damaged weight file in the folder.
+    """Context manager that raises OSError with the path of a damaged weight file if loading fails.
 
     The errors of safetensors and torch do not contain the path. Only local folders are checked, because the Hub client
     verifies its downloads.
@@ -41,18 +41,20 @@ def naming_damaged_files(folder: Any) -> Iterator[None]:
 def damaged(path: Path, error: Exception) -> str:
     """Return an error message for a weight file, with the first sentence of `error`.
 
-    The rest is omitted, because torch advises there to run code from the file.
+    Later sentences of torch's error are omitted, because they advise an unsafe way of loading (`weights_only=False`).
     """
     cause = f"{type(error).__name__}: {error}".splitlines()[0].split(". ")[0]
     return f"cannot read weights from {path} ({cause}); the file is damaged or incomplete, download it again"
 
 
 def _check_source(name: Any) -> None:
-    """Raise OSError or ValueError if a model cannot be loaded from `name`.
+    """Raise an error where transformers would report a wrong cause, block, or load a wrong model.
 
-    These are cases that transformers does not handle. It reports a missing folder as an invalid Hub id, and a named
-    pipe would block it forever. If a folder contains only a LoRA adapter, its base model must exist. Before version
-    5.18, transformers ignores `modules_to_save` of an adapter, such as the projections, so these adapters also raise.
+    Raises:
+        OSError: A local folder does not exist (transformers reports an invalid Hub id), or a file in it is a named pipe
+            (transformers waits forever).
+        ValueError: The folder contains only a LoRA adapter, and its base model does not exist. Or the adapter contains
+            whole modules (`modules_to_save`), which transformers before version 5.18 ignores.
     """
     path = str(name)
     if name is not None and os.path.isdir(path):

@@ -25,7 +25,7 @@ POOLINGS_OF_ALL = {"audio": "audio_pooling must be 'mean'", "text": "text_poolin
 
 
 def import_tower_code(module: str, name: str) -> Any:
-    """Import a class or function on first use, because a saved model contains only the modules of its towers."""
+    """Import a class or function on first use, because a saved model contains only the code of its two towers."""
     return getattr(importlib.import_module(f".{module}", __package__), name)
 
 
@@ -81,7 +81,7 @@ def check_text_config(config: PreTrainedConfig, pooling: str = "mean") -> None:
 
 
 def check_tower(kind: Literal["audio", "text"], tower: PreTrainedModel, config: Any, pooling: str | None) -> None:
-    """Raise ValueError if a tower has a hidden size unlike its configuration, or does not support the pooling."""
+    """Raise ValueError if the hidden size of a tower differs from `config`, or if it does not support the pooling."""
     if tower.config.hidden_size != config.hidden_size:
         raise ValueError(
             f"{type(tower).__name__} has width {tower.config.hidden_size}, but {kind}_config has {config.hidden_size}; "
@@ -97,7 +97,7 @@ def check_tower(kind: Literal["audio", "text"], tower: PreTrainedModel, config: 
 def has_pooler(tower: PreTrainedModel) -> bool:
     """Return whether the output of a tower has a `pooler_output`.
 
-    This is read from the attribute `pooler`, or from the return annotation of `forward`.
+    A tower without an attribute `pooler` is judged by the return annotation of its `forward` method.
     """
     if hasattr(tower, "pooler"):
         return tower.pooler is not None
@@ -114,7 +114,7 @@ def takes(tower: nn.Module | type, argument: str) -> bool:
 
 
 def _is_decoder(config: PreTrainedConfig) -> bool:
-    """Return whether the attention is causal. Some decoders have a setting for bidirectional attention."""
+    """Return whether the attention is causal. Some decoders can be configured with bidirectional attention."""
     if getattr(config, "use_bidirectional_attention", False) or getattr(config, "is_causal", True) is False:
         return False
     causal_only = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and type(config) not in MODEL_FOR_MASKED_LM_MAPPING
