@@ -137,7 +137,7 @@ def as_recordings(audio: Any, sampling_rate: Any = None) -> tuple[list[Recording
 
 
 def one_for_each(name: str, value: Any, count: int, kind: Any) -> list[Any]:
-    """Return a list of `count` values. A single value or None is repeated; a list is checked.
+    """Return a list of `count` values: a single value or None is repeated, and a list is returned unchanged.
 
     Raises:
         ValueError: The list does not have length `count`, or a value is not an instance of `kind`.

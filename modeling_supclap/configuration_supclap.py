@@ -277,7 +277,7 @@ class SupCLAPConfig(OwnTypeMixin, PreTrainedConfig):
         super().__post_init__(**{"attn_implementation": {}, **kwargs})
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert to a dictionary. Absolute paths of the encoders are shortened to the folder name."""
+        """Convert to a dictionary. It contains only the folder names of local encoders, not their absolute paths."""
         content = super().to_dict()
         for part in (content["audio_config"], content["text_config"]):
             if isinstance(part, dict) and os.path.isabs(str(part.get("_name_or_path", ""))):

@@ -114,7 +114,7 @@ def chunk_embeddings(
     names: dict[int, str] = {}
 
     def tasks() -> Iterator[Callable[[], list[_Chunk]]]:
-        """Yield one read task per recording, or one per part of a long file."""
+        """Yield functions that read the chunks of one recording, or of one part of a long file."""
         for index, recording in enumerate(recordings):
             names[index] = recording.name
             seconds = recording.get_seconds() if recording.is_file else 0.0
@@ -508,7 +508,7 @@ def get_chunk_samples(
 
 
 def _read_ahead(tasks: Iterable[Callable[[], list[_Chunk]]], num_workers: int) -> Iterator[_Chunk]:
-    """Run read tasks in background threads, and yield their chunks in order."""
+    """Run functions that read chunks in background threads, and yield the chunks in order."""
     if not num_workers:
         for task in tasks:
             yield from task()

@@ -13,7 +13,7 @@ class MSCLAPFeatureExtractor(ClapFeatureExtractor):
     """Feature extractor for MS-CLAP: log-mel spectrograms of 44.1 kHz audio with a fixed length.
 
     Short clips are repeated, and long clips are cropped. The 2023 model was trained on 44.1 kHz audio with mel filters
-    computed for 32 kHz. Its mel bands are therefore 1.38 times higher than nominal.
+    computed for 32 kHz. The frequencies of its mel bands are therefore 1.38 times higher than nominal.
 
     Args:
         filter_rate_hz: Sampling rate in hertz that the mel filters are computed for. None means the sampling rate of

@@ -138,7 +138,7 @@ def load_tokenizer(name: Any, **kwargs: Any) -> PreTrainedTokenizerBase:
 
 
 def _read_sentencepiece(path: str, **kwargs: Any) -> NllbTokenizer:
-    """Build an NLLB tokenizer with the token ids of fairseq: <s>, <pad>, </s>, <unk>, pieces, languages, <mask>."""
+    """Build an NLLB tokenizer with token ids in fairseq's order: <s>, <pad>, </s>, <unk>, pieces, languages, <mask>."""
     extracted: Any = SentencePieceExtractor(path).extract(models.BPE)
     pieces = list(extracted["vocab"])[3:]  # without <unk>, <s> and </s>
     tokens = ["<s>", "<pad>", "</s>", "<unk>", *pieces, *FAIRSEQ_LANGUAGE_CODES, "<mask>"]

@@ -273,7 +273,7 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         token_type_ids: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Any, torch.Tensor]:
-        """Run the text tower without the projection. Return the tower's output and the pooled texts (B, width)."""
+        """Run the text tower without the projection. Return its output and the pooled text vectors (B, width)."""
         padding = getattr(self.config.text_config, "pad_token_id", None)
         if attention_mask is None and padding is not None:
             attention_mask = input_ids.ne(padding).long()

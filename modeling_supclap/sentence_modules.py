@@ -43,7 +43,7 @@ class SentenceModules(NamedTuple):
 def read_sentence_modules(name: str, pooling: str | None = None) -> SentenceModules | None:
     """Read the modules of a sentence-transformers model from its folder or Hub id.
 
-    Return None if the model has no `modules.json`, or if the requested `pooling` differs from its pooling.
+    Return None if the model has no `modules.json`, or if `pooling` is not None and differs from the model's pooling.
 
     Raises:
         ValueError: The weights of a dense layer are missing. If `pooling` is None, this error is also raised for an

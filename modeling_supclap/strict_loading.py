@@ -86,7 +86,7 @@ def _check_source(name: Any) -> None:
 def apply_umask(folder: str | os.PathLike[str]) -> None:
     """Set the permissions of all safetensors files in a folder to the default of new files.
 
-    safetensors creates files that only their owner can read.
+    This is needed because safetensors creates files that only their owner can read.
     """
     umask = os.umask(0)
     os.umask(umask)

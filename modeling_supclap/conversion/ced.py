@@ -32,7 +32,7 @@ def ced_from_tensors(
     """Build a `CEDModel` from the tensors of the authors' files, a Hub checkpoint or a saved `CEDModel`.
 
     Args:
-        tensors: `{name: tensor}`. A model with 12 blocks has 161 tensors in CED's own files and 159 on the Hub.
+        tensors: `{name: tensor}`. A model with 12 blocks has 161 tensors in the authors' files and 159 on the Hub.
         config: Content of `config.json`. If None or empty, the configuration is derived from the tensor shapes.
 
     Returns:

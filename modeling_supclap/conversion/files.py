@@ -244,7 +244,7 @@ def _load(path: Path) -> Any:
 
 @contextmanager
 def _memory_in_proportion(path: Path) -> Iterator[None]:
-    """Limit the additional memory of this process to three times the file size plus 1 GiB (Linux only)."""
+    """Limit the memory for loading a file to three times its size plus 1 GiB, in case it is malicious (Linux only)."""
     pages = Path("/proc/self/statm")
     if not pages.is_file():  # other systems do not enforce such a limit
         yield

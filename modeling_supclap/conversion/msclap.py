@@ -47,7 +47,7 @@ GPT2_PADDING, GPT2_BLANK, GPT2_END = "!", "Ġ", "<|endoftext|>"
 def supclap_from_msclap(
     tensors: Mapping[str, torch.Tensor], origin: str
 ) -> tuple[SupCLAPModel, MSCLAPFeatureExtractor, dict[str, int]]:
-    """Build a `SupCLAPModel` and its feature extractor from the tensors under "model" of an MS-CLAP file.
+    """Build a `SupCLAPModel` and its feature extractor from the tensors in the entry "model" of an MS-CLAP file.
 
     Returns:
         The model (float32, evaluation mode), its feature extractor, and the number of unused tensors as

@@ -115,7 +115,7 @@ def shared_tiles(process: int, num_processes: int, gather: Callable[[Tensor], Te
     as data-parallel training does. This includes learned parameters of the loss.
 
     Args:
-        process: Rank of this process among the `num_processes` that compute this loss.
+        process: Rank of this process, 0 to `num_processes` - 1.
         gather: Function that concatenates the tensors of all processes along the first axis. Its backward pass must sum
             the gradients of all processes.
     """
@@ -205,7 +205,7 @@ def _without_autocast(tile: Callable[[slice], T], rows: slice) -> T:
 
 
 def _positive_similarity(anchors: Tensor, targets: Tensor, group_ids: Tensor | None) -> Tensor:
-    """Compute the mean similarity (N,) of each anchor to its positives, without the similarity matrix."""
+    """Compute the mean similarity of each anchor to its positives, (N,), without computing the similarity matrix."""
     if group_ids is None:
         return (anchors * targets).sum(-1)
     if group_ids.shape != anchors.shape[:1]:
