@@ -530,7 +530,7 @@ def _read_ahead(tasks: Iterable[Callable[[], list[_Chunk]]], num_workers: int) -
 def _embed_chunks(
     chunks: Iterator[_Chunk], encode: Callable[[list[np.ndarray]], Any], batch_size: int, rate_hz: int
 ) -> Iterator[_Chunk]:
-    """Embed chunks in batches of similar length, longest first. Yield the chunks in input order, with embeddings."""
+    """Embed chunks in batches of similar length, longest first. Yield each chunk with its embedding, in input order."""
     max_samples = round(batch_size * _SECONDS_PER_CLIP * rate_hz)
     while True:
         window: list[_Chunk] = []

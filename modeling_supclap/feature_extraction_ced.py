@@ -190,7 +190,7 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
         return {"input_features": features, "audio_attention_mask": mask.long()}
 
     def _log_mel(self, waveforms: torch.Tensor) -> torch.Tensor:
-        """Compute mel levels in decibels (..., feature_size, T) from waveforms (..., samples), without `top_db`.
+        """Compute mel levels in decibels (..., feature_size, T) from waveforms (..., samples), not limited by `top_db`.
 
         With `center=True`, the caller must pad the waveforms by reflection first. The result equals torchaudio's
         MelSpectrogram followed by amplitude_to_DB, but is faster: each group of mel bands uses only its own FFT bins.

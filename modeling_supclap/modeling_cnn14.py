@@ -1,7 +1,7 @@
 """CNN14 audio encoder: a convolutional network on log-mel spectrograms (PANNs: Kong et al., 2020, arXiv 1912.10211).
 
 MS-CLAP 2022 uses CNN14 as its audio encoder. The parameters have the same names as in the published checkpoints, except
-that `conv_block1` is called `conv_blocks.0`, and so on.
+that blocks are numbered from 0: `conv_block1` is called `conv_blocks.0`.
 """
 
 from typing import Any

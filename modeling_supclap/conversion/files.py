@@ -189,7 +189,7 @@ def _download(origin: str, revision: str | None) -> tuple[Path, str, str]:
 def _weight_files(folder: Path) -> tuple[Path, ...]:
     """Return the weight files of a folder: the first of `WEIGHTS` that exists, or else the single weight file.
 
-    If this is an index, return the files listed in it.
+    If it is an index file, return the weight files listed in it.
     """
     for name in WEIGHTS:
         path = folder / name
