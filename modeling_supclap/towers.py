@@ -114,9 +114,7 @@ def takes(tower: nn.Module | type, argument: str) -> bool:
 
 
 def _is_decoder(config: PreTrainedConfig) -> bool:
-    """Return whether the attention is causal. A decoder configured with bidirectional attention counts as an
-    encoder.
-    """
+    """Return whether the attention is causal. A decoder with bidirectional attention counts as an encoder."""
     if getattr(config, "use_bidirectional_attention", False) or getattr(config, "is_causal", True) is False:
         return False
     causal_only = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and type(config) not in MODEL_FOR_MASKED_LM_MAPPING
