@@ -16,7 +16,7 @@ COLUMNS = ("audiocap_id", "youtube_id", "start_time", "caption")
 
 
 class AudioCapsConfig(FolderConfig):
-    """AudioCaps configuration; `data_dir` must contain at least one of the tables. See `FolderConfig`."""
+    """AudioCaps configuration. `data_dir` must contain at least one of `train.csv`, `val.csv` and `test.csv`."""
 
     DATASET = "AudioCaps"
     LAYOUT = "the folder that holds train.csv, val.csv and test.csv"

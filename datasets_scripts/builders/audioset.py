@@ -19,7 +19,7 @@ COLUMNS = ("YTID", "start_seconds", "end_seconds", "positive_labels")
 
 
 class AudioSetConfig(FolderConfig):
-    """AudioSet configuration; `data_dir` must contain the class names and at least one table. See `FolderConfig`."""
+    """AudioSet configuration. `data_dir` must contain `class_labels_indices.csv` and at least one table of clips."""
 
     DATASET = "AudioSet"
     LAYOUT = "the folder that holds balanced_train_segments.csv, eval_segments.csv and class_labels_indices.csv"
@@ -30,7 +30,7 @@ class AudioSetConfig(FolderConfig):
     }
 
     def tables(self) -> dict[str, Path]:
-        """Return `{key of TABLES: file}`; raise FileNotFoundError if there are no class names or no clips."""
+        """Return the tables by their keys in `TABLES`. Raise FileNotFoundError without class names or clips."""
         tables = super().tables()
         if "classes" not in tables or len(tables) < 2:
             raise FileNotFoundError(f"{self.folder} has only {sorted(map(str, tables.values()))}; need {self.LAYOUT}")

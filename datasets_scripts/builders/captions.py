@@ -106,10 +106,10 @@ def read_caption_columns(given: Sequence[str] | Mapping[str, str]) -> dict[str, 
 
 
 def check_merged_languages(unmarked: Sequence[str], language: str, marked: Mapping[str, str]) -> None:
-    """Raise ValueError if several caption columns would be read as the same language.
+    """Raise ValueError if caption columns with and without a language in their name have the same language.
 
-    `unmarked` are the columns without a language in their name; they are read as `language`. All other columns are in
-    `marked`, as `{column: language}`.
+    `unmarked` contains the columns without a language in their name; their language is `language`. `marked` contains
+    the other columns, as `{column: language}`.
     """
     merged = [column for column, of_column in marked.items() if of_column == language]
     if unmarked and merged:

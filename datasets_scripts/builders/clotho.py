@@ -24,7 +24,7 @@ class ClothoConfig(FolderConfig):
     TABLES: ClassVar = {split: (f"clotho_captions_{part}.csv",) for split, part in PARTS.items()}
 
     def origins(self) -> dict[str, Path]:
-        """Return the existing `clotho_metadata_<split>.csv` files, which contain Freesound ids, as `{split: path}`."""
+        """Return the existing `clotho_metadata_<split>.csv` files, as `{split: path}`."""
         return self.find(_ORIGINS)
 
     def metadata_files(self) -> list[Path]:
@@ -40,7 +40,7 @@ class Clotho(RowBuilder):
     """
 
     BUILDER_CONFIG_CLASS = ClothoConfig
-    NAMINGS = ("the file names of the caption tables, unchanged, with HTML entities resolved, or without punctuation",)
+    NAMINGS = ("the file names of the caption tables, unchanged, with decoded HTML entities, or without punctuation",)
 
     def collect(self) -> Collection:
         """Return the clips in the caption tables."""

@@ -55,8 +55,8 @@ class Collection:
     def add(self, split: str, clip: Clip, name: str, path: Path | None) -> None:
         """Add a clip to a split, without its blank captions.
 
-        A duplicate, a clip without captions or a clip without an audio file is not added, but recorded in `left_out` or
-        `missing`. `name` is the name of the recording in the metadata. `path` is None if the recording is missing.
+        If the clip is a duplicate or has no captions, only its id is added to `left_out`. If `path` is None (no audio
+        file), only `name`, the name of the recording in the metadata, is added to `missing`.
         """
         captions = {language: strip_texts(texts) for language, texts in clip.captions.items()}
         if (split, clip.clip_id) in self._ids:
@@ -76,10 +76,10 @@ class Collection:
             self.left_out.setdefault(reason, []).extend(clip_ids)
 
     def keep_apart(self) -> None:
-        """Remove clips from a split if a later split (train, validation, test) contains the same source.
+        """Remove clips from a split if a later split (in the order train, validation, test) has the same source.
 
-        Then remove all clips that share an audio file with another clip, because the file belongs to at most one of
-        them.
+        Then remove all clips that share an audio file with another clip, because it is unknown which of the clips the
+        file contains.
         """
         later: set[str] = set()
         for split in reversed(SPLITS):
@@ -107,10 +107,10 @@ def strip_texts(texts: Iterable[str]) -> tuple[str, ...]:
 
 
 def draw_sources(sources: Iterable[str], counts: Mapping[str, int], seed: int) -> dict[str, str]:
-    """Hold out randomly sampled sources for validation and test; return `{source: split}`.
+    """Sample source recordings for validation and test; return `{source: split}`.
 
-    `counts` are the numbers of validation and test sources. If they exceed the number of sources, ValueError is raised.
-    The sample depends on a hash of the seed and each source, not on the order of the sources.
+    `counts` contains the numbers of validation and test sources. The order of `sources` does not affect the sample.
+    Raises ValueError if there are fewer sources than requested.
     """
     order = sorted(set(sources), key=lambda source: hashlib.sha256(f"{seed}:{source}".encode()).digest())
     if sum(counts.values()) > len(order):
@@ -146,7 +146,7 @@ class RowConfig(datasets.BuilderConfig):
         self.languages = check_languages(self.languages)
 
     def fingerprints(self) -> dict[str, str]:
-        """Return named hashes of the code and input files for the cache key."""
+        """Return hashes of the code and the input files for the cache key, as `{name: hash}`."""
         return {"code": metadata.code_fingerprint()}
 
     def create_config_id(self, config_kwargs: dict[str, Any], custom_features: Any = None) -> str:
@@ -230,7 +230,7 @@ class FolderConfig(RowConfig):
         return paths
 
     def tables(self) -> dict[str, Path]:
-        """Return the existing tables as `{key of TABLES: path}`; raise FileNotFoundError if there are none."""
+        """Return the existing tables as `{key in TABLES: path}`; raise FileNotFoundError if all are missing."""
         paths = self.find(self.TABLES)
         if not paths:
             missing = ", ".join(names[0] for names in self.TABLES.values())
@@ -238,7 +238,7 @@ class FolderConfig(RowConfig):
         return paths
 
     def metadata_files(self) -> list[Path]:
-        """Return the paths of all input files of the rows, except the audio."""
+        """Return the paths of all metadata files that the builder reads."""
         return list(self.tables().values())
 
     def fingerprints(self) -> dict[str, str]:
@@ -251,10 +251,9 @@ class FolderConfig(RowConfig):
 
 
 class RowBuilder(datasets.GeneratorBasedBuilder):
-    """Base class of the dataset builders; subclasses implement `collect`.
+    """Base class of the dataset builders; subclasses implement `collect`."""
 
-    `Dataset.from_generator` is not used, because its cache does not detect changes of the code or the tables.
-    """
+    # `Dataset.from_generator` would be shorter, but its cache does not detect changes of the code or the tables.
 
     VERSION = "1.0.0"
     BUILDER_CONFIG_CLASS = RowConfig
@@ -265,10 +264,10 @@ class RowBuilder(datasets.GeneratorBasedBuilder):
         raise NotImplementedError
 
     def report(self) -> dict[str, Any]:
-        """Return the missing recordings and the excluded clips, from the cache if they were saved there.
+        """Return the names of missing recordings and the ids of excluded clips.
 
-        The result is `{"missing": [name, ...], "left_out": {reason: [clip id, ...]}}`. "missing" contains the names in
-        the metadata. A reason is "blacklist", "duplicate" or "empty caption", for example.
+        The result is `{"missing": [name, ...], "left_out": {reason: [clip id, ...]}}`. A name is the name of the
+        recording in the metadata. A reason is "blacklist", "duplicate" or "empty caption", for example.
         """
         if self._report_path.is_file():
             return metadata.read_json(self._report_path)

@@ -97,7 +97,7 @@ class FoldBuilder(RowBuilder):
 
 
 def read_fold(line: Line) -> int:
-    """Parse the fold number in a line; raise ValueError with the line number if it is not a number."""
+    """Parse the fold number in a table line; raise ValueError with the line number if it is not a number."""
     text = line.values["fold"].strip()
     if not text.isdecimal():
         raise ValueError(f"{line.where}: fold is {text!r}; expected a number")
@@ -109,11 +109,10 @@ def split_by_fold(
 ) -> dict[str, list[FoldClip]]:
     """Split clips into train, validation and test.
 
-    The arguments are described in `FoldConfig`. The test split is the test fold. If a recording in the test fold also
-    has clips in other folds, these clips are excluded; modified copies of a dataset may have such clips. For
-    validation, a fraction of the remaining recordings of each class is sampled. Their number is rounded. It is at least
-    one if the class has several recordings. At least one recording of each class remains for training. Raises
-    ValueError if the test fold contains no clips.
+    The arguments are described in `FoldConfig`. The test split is the test fold. Clips in other folds are excluded if
+    they are from the same recording as a clip in the test fold. For validation, a rounded fraction of the remaining
+    recordings of each class is sampled. If a class has two or more of these recordings, at least one is used for
+    validation and at least one for training. Raises ValueError if the test fold contains no clips.
     """
     folds = sorted({clip.fold for clip in clips})
     if test_fold not in folds:

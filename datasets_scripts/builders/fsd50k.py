@@ -14,7 +14,7 @@ SPLIT_OF = {"train": "train", "val": "validation"}
 
 
 class FSD50KConfig(FolderConfig):
-    """FSD50K configuration; `data_dir` must contain at least one of the tables. See `FolderConfig`."""
+    """FSD50K configuration. `data_dir` must contain `FSD50K.ground_truth/` with `dev.csv`, `eval.csv` or both."""
 
     DATASET = "FSD50K"
     LAYOUT = "the folder that holds FSD50K.ground_truth/, FSD50K.dev_audio/ and FSD50K.eval_audio/"

@@ -161,8 +161,9 @@ class HubDataset:
 class Columns:
     """Names of the audio, label and caption columns of a dataset; `languages` is `{caption column: language}`.
 
-    Names that are not set in `config` are detected. ValueError is raised if a column is missing, a caption column is
-    not text, or a column without a language would have the same language as another column.
+    Names that are not set in `config` are detected. ValueError is raised if a column is missing, or a caption column
+    does not contain text. It is also raised if a column without a language in its name (such as `caption`) has the
+    same language as one with a language in its name (such as `caption_eng`).
     """
 
     def __init__(self, types: datasets.Features, config: HubDatasetConfig) -> None:
@@ -180,7 +181,7 @@ class Columns:
 
     @property
     def described(self) -> list[str]:
-        """Names of the caption and label columns, the input of `describe`."""
+        """Names of the caption and label columns."""
         return list(dict.fromkeys(filter(None, [*self.languages, self.label])))
 
     def describe(self, row: Mapping[str, Any], path: str | None, clip_id: str) -> dict[str, Any]:

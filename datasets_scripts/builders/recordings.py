@@ -143,7 +143,7 @@ class Recordings:
     def matching(self, names: Sequence[str]) -> dict[str, Path]:
         """Find recordings by name, even if a file system or a download tool has changed special characters.
 
-        Three comparisons are tried in this order: the name without suffix, this name with HTML entities resolved, and
+        Three comparisons are tried in this order: the name without suffix, this name with decoded HTML entities, and
         only its letters and digits. The second and third comparisons use only names and files that have no match yet.
         They skip ambiguous matches, where several names or several files become equal. The result is `{name: path}`.
         """
@@ -158,8 +158,8 @@ class Recordings:
     def within(self, word: str, others: Sequence[str] = ()) -> "Recordings":
         """Return the recordings of one part of a dataset, such as its split "development".
 
-        These are the files with `word` in their folder path, ignoring case. If there are none, return all files without
-        any of `others` (the lower-case words for all parts of the dataset) in their folder path.
+        A file belongs to the part if its folder path contains `word`, ignoring case. If there are no such files, return
+        all files with none of the words `others` in their folder path. All words must be in lower case.
         """
         folders = {file: os.path.dirname(file).casefold() for file in self.files}
         matching = [file for file in self.files if word in folders[file]]
@@ -191,7 +191,8 @@ class Recordings:
 def find_segments(recordings: Recordings, segments: Sequence[Segment]) -> dict[Segment, Path]:
     """Find the files of ten-second clips from YouTube videos by the file name formats in `YOUTUBE_NAMINGS`.
 
-    `segments` must contain all clips of the dataset, each once. Returns `{segment: path}` for the clips with a file.
+    Returns `{segment: path}` for the clips that have a file. `segments` must contain all clips of the dataset, because
+    file names without a start time are accepted only for videos with a single clip.
     """
     counts = Counter(youtube_id for youtube_id, _ in segments)
     paths = {}
@@ -230,7 +231,7 @@ def _format_free(name: str) -> str:
 
 
 def _resolve(name: str) -> str:
-    """Return the name without suffix, with HTML entities resolved."""
+    """Return the name without suffix, with decoded HTML entities."""
     return unicodedata.normalize("NFC", html.unescape(stem_of(name))).strip()
 
 

@@ -1,10 +1,10 @@
 """Scenes of one to four sound events, composed from generated sounds or from your recordings, with captions.
 
-Events follow each other or overlap. An event may be repeated, quiet, loud or far away. A scene may be in a small room
-or in a large hall. The captions describe all of this. A training clip has one caption, a validation or test clip has up
-to five. The validation and test splits contain new scenes. No training scene has the same set of sounds or, for a
-single event, the same description. No training caption has the same combination of template and wording. The recordings
-of these splits, and all other recordings from the same speakers or folds, are not used in training.
+Events follow each other or overlap. The captions describe the order and the repetitions of the events, their loudness
+and distance, and the room. A training clip has one caption, a validation or test clip has up to five.
+
+Validation and test clips differ from training clips in their sets of sounds, in their recordings and in the wording of
+their captions. If the table of recordings has speakers or folds, these differ as well.
 """
 
 import hashlib
@@ -63,7 +63,7 @@ class SceneEvent(NamedTuple):
 
 
 class Scene(NamedTuple):
-    """One to four groups of events in temporal order, and the room. The one or two events of a group overlap."""
+    """One to four groups of events in temporal order, and a room. A group is one event, or two overlapping events."""
 
     groups: tuple[tuple[SceneEvent, ...], ...]
     room: str  # "", "small room" or "hall"
@@ -75,13 +75,13 @@ class Scene(NamedTuple):
 
     @property
     def composition(self) -> str:
-        """Key that determines the split: the set of sounds. With a single event, it is the whole description."""
+        """Set of labels as text, or the whole scene if it has a single event. Equal values are in the same split."""
         events = self.events
         return repr(self) if len(events) == 1 else repr(sorted(event.label for event in events))
 
 
 def draw_scene(labels: Sequence[str], split: str, rng: np.random.Generator) -> Scene:
-    """Draw a random scene that belongs to a split (see `Scene.composition`), from at least four `labels`."""
+    """Draw a random scene of a split from at least four `labels`. `Scene.composition` determines the split."""
     while True:
         size = int(rng.choice(list(NUM_EVENTS), p=list(NUM_EVENTS.values())))
         names = sorted(rng.choice(labels, size, replace=False).tolist())
@@ -122,8 +122,8 @@ def caption_scene(
 ) -> str:
     """Write a caption of a scene.
 
-    Each caption combines a sentence template with one of several wordings of each relation and attribute. A combination
-    of template and wording belongs either to training or to the held-out splits, but every word occurs in training.
+    Each caption combines a sentence template with random wordings for order, loudness, distance and room. A combination
+    is used either in training or in the held-out splits. Every word occurs in training.
 
     Args:
         phrases: `{label: {language: noun phrase}}`.
@@ -249,7 +249,7 @@ def take_generated(sampling_rate_hz: int) -> Take:
 
 
 def take_recorded(files: Mapping[str, Sequence[Path]], sampling_rate_hz: int) -> Take:
-    """Return a function that reads a random recording of a label in `files`, and crops its sound."""
+    """Return a function that reads a random recording of a label in `files`, and crops it to the loud part."""
 
     @cache
     def read(path: Path) -> np.ndarray:
@@ -391,7 +391,7 @@ class Scenes(SyntheticEvents):
 
     @cached_property
     def _phrases(self) -> dict[str, dict[str, str]]:
-        """Noun phrases of the usable labels. With recordings, a usable label has recordings in every split."""
+        """Noun phrases as `{label: {language: phrase}}`. Labels without recordings in every split are omitted."""
         if not self.config.recordings:
             return label_phrases("synthetic")
         phrases = label_phrases("esc50") | label_phrases("urbansound8k") | label_phrases("recordings")
@@ -421,7 +421,7 @@ class Scenes(SyntheticEvents):
 
     @cached_property
     def _scenes(self) -> dict[str, list[Scene]]:
-        """Draw the scenes of each split, without duplicates. A larger `num_...` only appends scenes."""
+        """Draw the scenes of each split, without duplicates. A higher number of clips keeps the first scenes."""
         scenes: dict[str, list[Scene]] = {}
         for split in SPLITS:
             rng = seeded_generator(self.config.seed, split)

@@ -1,9 +1,8 @@
 """Synthetic dataset of generated sound events with captions; no download is required.
 
-Each clip contains one event over faint background noise. The captions contain the sound, one of two variants (low or
-high, slow or fast), and the position (beginning or end of the clip). All other properties are random and not in the
-captions: exact pitch or rate within the range of the variant, level, length, onset, and the level and colour of the
-noise. Therefore a model can match audio and captions only by the described properties.
+Each clip contains one event over faint background noise. The captions describe the sound, its variant (such as low or
+high, slow or fast), and its position (beginning or end of the clip). All other properties are random, so that a model
+can match audio and captions only by the described properties.
 """
 
 import hashlib
@@ -284,8 +283,8 @@ class SyntheticEventsConfig(RowConfig):
     """Size and audio format of the synthetic dataset, in addition to `RowConfig`.
 
     Attributes:
-        num_train: Number of training clips. 0: no training split. A larger split starts with the clips of a smaller
-            one.
+        num_train: Number of training clips. 0: no training split. If the number is increased, the first clips stay the
+            same.
         num_validation: Number of validation clips. 0: no validation split.
         num_test: Number of test clips. 0: no test split.
         seed: Random seed of the dataset.

@@ -50,7 +50,7 @@ class WavCapsConfig(FolderConfig):
             datasets is not zero-shot.
         num_test: Number of clips in the test split, sampled at random from all clips that are not blacklisted, even if
             their audio is missing. The SupCLAP paper (section E.2) holds out 5,000.
-        num_validation: Number of clips in the validation split, sampled in the same way; 0 in the paper.
+        num_validation: Number of clips in the validation split, sampled in the same way. The paper uses 0.
         seed: Random seed for the sampling.
     """
 
@@ -73,7 +73,7 @@ class WavCapsConfig(FolderConfig):
                 raise ValueError(f"{name} is {getattr(self, name)}; expected 0 or more")
 
     def tables(self) -> dict[str, Path]:
-        """Return `{collection: JSON file}`; raise FileNotFoundError if all files, or a file of `parts`, are missing."""
+        """Return `{collection: path of its JSON file}`; raise FileNotFoundError if a selected file is missing."""
         names = {part: (PARTS[part].table,) for part in self.parts or PARTS}
         tables = self.find(names)
 
@@ -83,7 +83,7 @@ class WavCapsConfig(FolderConfig):
         return tables
 
     def blacklist_files(self) -> list[Path]:
-        """Return the paths of the blacklists, or an empty list if they do not affect the selected collections."""
+        """Return the paths of the blacklists, or an empty list if they do not contain the selected collections."""
         if not any(PARTS[part].blacklisted for part in self.tables()):
             return []
 
@@ -112,7 +112,7 @@ class WavCaps(RowBuilder):
     NAMINGS = ("the ids of the JSON files, in folders named after the collections if they exist",)
 
     def collect(self) -> Collection:
-        """Return the clips in the JSON files except the blacklisted clips, in randomly sampled splits."""
+        """Return the clips that are not blacklisted, in randomly sampled splits."""
         collection, config = Collection(), self.config
         blacklisted = read_blacklists(config.blacklist_files())
         words = [part.word for part in PARTS.values()]
