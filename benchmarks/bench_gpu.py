@@ -93,7 +93,7 @@ class Launches(TorchDispatchMode):
 
 def count_launches() -> list[Row]:
     """Count the operator calls of a step of each objective, ours and a plain loop's, with the chunks of a GPU."""
-    contrastive_module._KEPT_CELLS["cpu"] = contrastive_module._KEPT_CELLS["cuda"]
+    contrastive_module._KEPT_TOKENS["cpu"] = contrastive_module._KEPT_TOKENS["cuda"]
     rows, kernels = [], {}
     for name, (count, clips, texts) in OBJECTIVES.items():
         for kind in (PlainModule, ContrastiveModule):

@@ -189,9 +189,14 @@ def measure(rounds: int = 3, clips: int = 24, width: int = 96, vocabulary: int =
         batch = {key: tensor.to(device) for key, tensor in make_batch(model, clips, **shape).items()}
         plain = "padding per language" if "texts" in shape else "a plain step"
         steps = {"ours": ContrastiveModule(model, objective), plain: PeerModule(model, objective)}
+        peers = [("ours", plain)]
         if name == "KCL of 8":
-            steps["sorted chunks with kept activations"] = PeerModule(model, objective, ordered=True)
-            steps["sorted chunks with checkpoint"] = PeerModule(model, objective, ordered=True, recomputed=True)
+            kept, recomputed = "sorted chunks with kept activations", "sorted chunks with checkpoint"
+            steps["ours, all activations kept"] = ContrastiveModule(model, objective, kept_tokens=10**6)
+            steps[kept] = PeerModule(model, objective, ordered=True)
+            steps["ours, one chunk kept"] = ContrastiveModule(model, objective, kept_tokens=1)
+            steps[recomputed] = PeerModule(model, objective, ordered=True, recomputed=True)
+            peers += [("ours, all activations kept", kept), ("ours, one chunk kept", recomputed), ("ours", recomputed)]
         few = {key: tensor[: 4 * len(tensor) // clips] for key, tensor in batch.items()}
         for step in steps.values():
             require_equal_gradients(steps[plain], step, few)
@@ -200,9 +205,10 @@ def measure(rounds: int = 3, clips: int = 24, width: int = 96, vocabulary: int =
         size = {key: measure_bytes(step, batch) for key, step in steps.items()}
         one_text = one_text or size[plain]
         seconds = take_turns({key: partial(run_step, step, batch) for key, step in steps.items()}, rounds)
-        for peer in list(steps)[1:]:
+        for variant, peer in peers:
             bound = time_bound if peer == plain else ""
-            rows.append(Row("step", f"{name}: time of a step / {peer}", *compare(seconds, "ours", peer), bound))
+            label = f"{name}{variant.removeprefix('ours')}: time of a step / {peer}"
+            rows.append(Row("step", label, *compare(seconds, variant, peer), bound))
         for key, step_bytes in size.items():
             bound = memory_bound if key == "ours" else ""
             memory = step_bytes / one_text

@@ -34,6 +34,7 @@ _MAY_CHANGE = {
     "on_bad_audio",
     "track_drift",
     "cached_chunk_size",
+    "kept_tokens",
     "loss_chunk_size",
     "features_on_device",
 }

@@ -23,8 +23,11 @@ _MASKS = {"text": "attention_mask", "audio": "audio_attention_mask"}
 _MIN_CHUNK_CELLS = {"text": 128, "audio": 1000}
 """Minimum tokens or frames per chunk on a CPU; for smaller chunks an extra call costs more than padding."""
 
-_KEPT_CELLS = {"cuda": {"text": 16384, "audio": 65536}}
-"""Minimum tokens or frames with activations in memory on a GPU, where an extra call costs more than padding."""
+_KEPT_TOKENS = {"cuda": 16384}
+"""Minimum tokens with activations in memory on a GPU, where an extra call costs more than padding."""
+
+_CELLS_PER_TOKEN = {"text": 1, "audio": 4}
+"""Tokens or frames with activations in memory for each kept token."""
 
 
 @dataclass
@@ -52,7 +55,7 @@ class ContrastiveModule(nn.Module):
     The rows of a batch are sorted by length and embedded in chunks (see `grad_cache.py`). If a row has several texts or
     clips, a training step keeps the activations for one text and one clip per row, and recomputes the others in the
     backward pass, so that eight languages need no more memory than one. On a GPU, the step keeps the activations of at
-    least 16,384 tokens and 65,536 frames; set a smaller `chunk_size` to save memory.
+    least 16,384 tokens and 65,536 frames.
 
     Args:
         objective: Module that computes the loss from the embeddings (see `objectives.py`).
@@ -61,17 +64,24 @@ class ContrastiveModule(nn.Module):
         cache_frozen: When to cache the outputs of towers without trainable parameters. "auto": if the tower is
             deterministic in training mode (no dropout, for example). "always": put the tower in evaluation mode, which
             disables dropout. "never": no caching.
+        kept_tokens: Number of tokens with activations in memory, and a quarter of the number of frames. None: the
+            numbers above. The chunk that is embedded last always keeps its activations.
     """
 
     accepts_loss_kwargs = False
 
     def __init__(
-        self, model: SupCLAPModel, objective: nn.Module, chunk_size: int | None = None, cache_frozen: str = "auto"
+        self,
+        model: SupCLAPModel,
+        objective: nn.Module,
+        chunk_size: int | None = None,
+        cache_frozen: str = "auto",
+        kept_tokens: int | None = None,
     ) -> None:
         super().__init__()
         self.model = model
         self.objective = objective
-        self.chunk_size = chunk_size
+        self.chunk_size, self.kept_tokens = chunk_size, kept_tokens
         self.cache_frozen = cache_frozen
         self._caches = {
             "audio": FrozenCache([model.audio_model]),
@@ -182,13 +192,17 @@ class ContrastiveModule(nn.Module):
 
         chunk_size = self.chunk_size
         if chunk_size is None:
-            # Keep the activations of one clip or text per row.
-            longest = 1 if lengths is None else max(1, *lengths[:: len(rows) // count])
-            chunk_size = count
-            options |= {"kept_cells": count * longest, "fewest_cells": _MIN_CHUNK_CELLS[kind]}
-            if options["mask"] is not None and rows.device.type in _KEPT_CELLS:
-                kept_cells = max(count * longest, _KEPT_CELLS[rows.device.type][kind])
-                chunk_size, options = None, options | {"kept_cells": kept_cells, "fewest_cells": None}
+            # Keep the activations of one clip or text per row, those of `kept_tokens`, or the minimum for a GPU.
+            one_per_row = kept_cells = count * (1 if lengths is None else max(1, *lengths[:: len(rows) // count]))
+            on_gpu = rows.device.type in _KEPT_TOKENS
+            if is_cut and self.kept_tokens is not None:
+                kept_cells = self.kept_tokens * _CELLS_PER_TOKEN[kind]
+            elif is_cut and on_gpu:
+                kept_cells = max(one_per_row, _KEPT_TOKENS[rows.device.type] * _CELLS_PER_TOKEN[kind])
+
+            options["kept_cells"] = kept_cells
+            if not (is_cut and on_gpu) or kept_cells < one_per_row:
+                chunk_size, options["fewest_cells"] = count, _MIN_CHUNK_CELLS[kind]
 
         return embed_in_chunks(lambda chunk: project(pool(chunk)), present, chunk_size, **options)
 

@@ -133,7 +133,7 @@ class SupCLAPTrainer(Trainer):
         objective = build_objective(args) if objective is None else objective
         sharded = args.fsdp or args.deepspeed  # each forward pass then needs all processes
         cache_frozen = "never" if sharded else args.cache_frozen
-        self.module = ContrastiveModule(model, objective, args.cached_chunk_size, cache_frozen)
+        self.module = ContrastiveModule(model, objective, args.cached_chunk_size, cache_frozen, args.kept_tokens)
 
         indexed: Any = None
         epochs: list[Any] = [collator]

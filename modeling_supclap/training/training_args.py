@@ -109,7 +109,7 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
         if self.every_caption and self.track_language_errors:
             raise ValueError("got track_language_errors with every_caption; leave out one of them")
 
-        chunks = ("loss_chunk_size", "cached_chunk_size")
+        chunks = ("loss_chunk_size", "cached_chunk_size", "kept_tokens")
         for name in ("max_audio_seconds", *chunks, "mask_time_length", "mask_feature_length"):
             value = getattr(self, name)
             if value is not None and value <= 0:

@@ -99,7 +99,7 @@ def calls_of_a_step(model, tmp_path, languages=1, kind=ContrastiveModule, **opti
 @pytest.fixture
 def gpu_limits(monkeypatch):
     """Use the chunk limits of a GPU for tensors on the CPU."""
-    monkeypatch.setitem(contrastive_module._KEPT_CELLS, "cpu", contrastive_module._KEPT_CELLS["cuda"])
+    monkeypatch.setitem(contrastive_module._KEPT_TOKENS, "cpu", contrastive_module._KEPT_TOKENS["cuda"])
 
 
 def test_kcl_of_8_languages_takes_the_calls_of_a_plain_step_on_a_gpu(model, tmp_path, gpu_limits):

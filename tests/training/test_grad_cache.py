@@ -135,7 +135,7 @@ def test_gradients_within_the_limits_of_a_gpu(model, monkeypatch):
     widths = []
     _, wanted = step(Straight(model, AllTexts(3)).double(), inputs)
     for limit, chunks in ((16384, 1), (1, 3)):
-        monkeypatch.setitem(contrastive_module._KEPT_CELLS, "cpu", {"text": limit, "audio": limit})
+        monkeypatch.setitem(contrastive_module._KEPT_TOKENS, "cpu", limit)
         module = ContrastiveModule(model, AllTexts(3)).double()
         hook = model.text_model.register_forward_pre_hook(
             lambda tower, args, rows: widths.append(len(rows["input_ids"])), with_kwargs=True
@@ -146,6 +146,24 @@ def test_gradients_within_the_limits_of_a_gpu(model, monkeypatch):
         assert len(widths) >= chunks
         assert (widths == [3 * CLIPS]) == (chunks == 1)
         widths.clear()
+
+
+def test_kept_tokens_trade_memory_for_time(model):
+    """With enough tokens each chunk is embedded once, otherwise all but the last one are embedded twice."""
+    inputs = double(batch(texts_per_clip=3, tokens=60))
+    _, wanted = step(Straight(model, AllTexts(3)).double(), inputs)
+    calls = {}
+    for kept_tokens in (10**6, 1):
+        widths = calls[kept_tokens] = []
+        hook = model.text_model.register_forward_pre_hook(
+            lambda tower, args, rows, widths=widths: widths.append(len(rows["input_ids"])), with_kwargs=True
+        )
+        module = ContrastiveModule(model, AllTexts(3), kept_tokens=kept_tokens).double()
+        _, gradients = step(module, inputs)
+        hook.remove()
+        assert difference(gradients, wanted) < 1e-12
+    assert sum(calls[10**6]) == 3 * CLIPS
+    assert len(calls[1]) == 2 * len(calls[10**6]) - 1 > 1
 
 
 @pytest.mark.parametrize("chunk_size", [2, None])

@@ -52,6 +52,7 @@ def test_the_best_checkpoint_is_the_better_one(tmp_path, metric, higher):
             "track_language_errors|every_caption",
         ),
         ({"cached_chunk_size": 0}, "cached_chunk_size.*0"),
+        ({"kept_tokens": 0}, "kept_tokens.*0"),
         ({"mask_time_length": 0}, "mask_time_length.*0"),
         ({"mask_feature_prob": 5.0}, "mask_feature_prob.*5.0"),
         ({"ema_decay": -0.1}, "ema_decay.*-0.1"),
