@@ -110,7 +110,10 @@ class FingerprintIndex:
 
     A fingerprint contains one 32-bit word per frame, and the index is a sorted array of the words of all clips. 50,000
     clips of 10 s have 40 million words and need 0.5 GB. A search looks up the words in loud frames of the query, and
-    all words that differ from these in one bit. Pass None for a clip that has no fingerprint.
+    all words that differ from these in one bit.
+
+    Args:
+        fingerprints: Fingerprint of each clip, or None for a clip that is too short or unreadable.
     """
 
     def __init__(self, fingerprints: Sequence[Fingerprint | None]) -> None:

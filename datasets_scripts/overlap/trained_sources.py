@@ -15,7 +15,10 @@ FILE_NAME = "trained_sources.npy"
 
 
 def save_trained_sources(rows: Any, folder: str | Path, *starts: str | Path | None) -> None:
-    """Save hashes of the training sources in a model folder, including the sources of the initial models `starts`."""
+    """Save hashes of the training sources in a model folder.
+
+    `starts` are the folders of the models that the training started from. Their training sources are added.
+    """
     sources = [row["source"] for row in without_audio(rows)]
     hashes = np.unique(np.concatenate([_hash_sources(sources), *map(load_trained_sources, starts)]))
     with atomic_write(Path(folder, FILE_NAME)) as unfinished, unfinished.open("wb") as file:
@@ -23,15 +26,15 @@ def save_trained_sources(rows: Any, folder: str | Path, *starts: str | Path | No
 
 
 def load_trained_sources(folder: str | Path | None) -> np.ndarray:
-    """Return the saved hashes of a model folder, uint64. The array is empty if there are none, as for a Hub id."""
+    """Load the hashes of the training sources of a model, uint64; return an empty array if there is no such file."""
     path = Path(folder or "", FILE_NAME)
     return np.load(path) if folder is not None and path.is_file() else np.empty(0, np.uint64)
 
 
 def refuse_trained_sources(rows: Any, model: str, allow: bool = False) -> int:
-    """Check whether a model has trained on the source recordings of rows. Return the number of such rows.
+    """Raise ValueError if a model was trained on the source recordings of any row.
 
-    If there are any, the function raises ValueError. With `allow`, it only warns.
+    If `allow` is set, warn instead. Returns the number of these rows.
     """
     sources = [row["source"] for row in without_audio(rows)]
     is_trained = np.isin(_hash_sources(sources), load_trained_sources(model))

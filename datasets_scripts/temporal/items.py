@@ -1,8 +1,8 @@
 """Build training items for TeminAL on the fly from rows with one label each.
 
-An item combines one or two recordings, with captions that describe their order. Random choices depend only on a hash of
-the seed and a key, not on the machine, the number of workers, the row order or the numpy version. The caption templates
-are in `phrases/temporal.json`, where `{first}` is the first sound in the audio.
+An item has one or two recordings, and captions that describe them. Random choices depend only on the seed, the epoch
+and the index of the item, not on the number of workers or the row order. The caption templates are in
+`phrases/temporal.json`, where `{first}` is the first sound in the audio.
 
 TeminAL and ZSTE are from the paper "Temporal Enhancement of Contrastive Audio-Language Models through Self-Supervised
 Post-Training with Text-Audio Pairs".
@@ -121,9 +121,9 @@ class TemporalItem:
 
     @property
     def meaning(self) -> str:
-        """Key of the meaning of the captions; items with the same meaning have equal keys.
+        """String that is equal for all items with the same sounds in the same temporal relation.
 
-        For example, "a before b" has the same key from the pair (a, b) and from the reversed pair (b, a).
+        For example, "a before b" from the pair (a, b) equals "a before b" from the pair (b, a).
         """
         if self.role in ("forward", "reversed"):
             return f"sequence:{'+'.join(self.labels)}"
@@ -142,8 +142,8 @@ def render(
 ) -> np.ndarray:
     """Render the audio of an item with `mixing.compose`: (samples,) float32, peak at most 0.99.
 
-    The sounds of a combined item follow each other (TeminAL section 3.2). `read_waveform` returns the waveform of a
-    row, (samples,) float, at `sampling_rate_hz`. Errors of `compose` also contain the clip ids.
+    `read_waveform` returns the waveform of a row, (samples,) float, at `sampling_rate_hz`. Raises ValueError if
+    `compose` does; the message contains the clip ids.
     """
     try:
         return compose(item.role, list(map(read_waveform, item.rows)), sampling_rate_hz, options)
@@ -162,9 +162,8 @@ class TemporalItems:
         phrases: Noun phrases as `{label: {language: phrase}}` (see `captions.label_phrases`). None: use the labels as
             English phrases.
         languages: Caption languages; the first is the anchor language.
-        pairs_per_epoch: Number of pairs per epoch. None: all pairs. The epochs go through one random order of the
-            pairs, so a pair repeats only after all other pairs. If `pairs_per_epoch` exceeds the number of pairs, an
-            epoch contains pairs several times.
+        pairs_per_epoch: Number of class pairs per epoch. None: all pairs. Each epoch continues where the previous one
+            stopped in a fixed random order of all pairs, and restarts at its end.
         use_after: Whether "c_j after c_i" replaces "c_i before c_j" in a random half of the items.
         num_phrasings: Number of phrasings per sentence. 1: the paper's "X before Y", as in ZSTE. None: all phrasings.
 

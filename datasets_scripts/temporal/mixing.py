@@ -50,8 +50,8 @@ def compose(
     """Return a single waveform, or combine two in sequence or overlaid, depending on `role`.
 
     Args:
-        role: Role of a training item (one of `ROLES`) or family of a ZSTE record. "single" returns the only waveform.
-            "overlaid" overlays two waveforms. "concatenated" and all other roles join two waveforms in sequence.
+        role: One of `ROLES`, or "concatenated". "single" returns the only waveform. "overlaid" overlays two waveforms.
+            All other roles join two waveforms in sequence.
         waveforms: One waveform for "single", otherwise two in the order of playback.
 
     Raises:

@@ -41,8 +41,8 @@ def zste_set(rows: Sequence[Row], seed: int, num_items: int) -> list[dict[str, A
         List of records. A record is a dict with "id", "family", "clip_ids" and "labels"; clip ids and labels are in the
         order of playback. The families are:
 
-        - "single": distinct clips, alternating between classes; at most one per row.
-        - "concatenated": distinct ordered pairs of clips, alternating between ordered pairs of classes.
+        - "single": distinct clips, sampled from each class in turn.
+        - "concatenated": distinct ordered pairs of clips, sampled from each ordered pair of classes in turn.
         - "overlaid": the same pairs of clips as in "concatenated".
 
     Raises:
@@ -86,7 +86,7 @@ def set_hash(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 class Prompts(NamedTuple):
-    """Distinct candidate texts for one clip, and the indices of the correct ones (one or two) in order of playback."""
+    """Distinct candidate texts for one clip, and the indices of the one or two correct texts."""
 
     texts: list[str]
     right: list[int]
@@ -106,13 +106,13 @@ def zste_prompts(
     - 1A and 2A-2D: "The sound of {label}" for every label, in the given order. The classes in the clip are correct.
     - 3A, 3B: "X before Y", "Y before X", "X while Y". The first (3A) or the last (3B) is correct.
     - 4A, 4B: the texts of task 3, and wrong candidates up to `num_candidates`.
-    - 5A: "In this concatenated sound, the first sound is X", "the second ...", and both for Y. Two are correct.
+    - 5A: "In this concatenated sound, the first sound is X" and "the second sound is X", and the same two texts with Y.
+      Two of the four texts are correct.
     - 5B: "Simultaneous sound of X and Y" in both orders (correct), and wrong candidates up to `num_candidates`.
 
-    In tasks 3 to 5, the order of the candidates is random. The added wrong candidates (4A, 4B, 5B) name one class in
-    the clip and one absent class. When all such pairs are used, they name two absent classes. The reason is that CLAP
-    recognises at least one of two sounds in 81 % of the clips (2B, TeminAL table 3). If all added candidates named two
-    absent classes, recognising one sound would be enough to exclude them.
+    In tasks 3 to 5, the order of the candidates is random. An added wrong candidate (4A, 4B, 5B) names one class in the
+    clip and one absent class, so that the model must recognise both sounds to exclude it. If there are not enough such
+    candidates, the remaining ones name two absent classes.
 
     Args:
         record: Record from `zste_set` with the family of the task.
@@ -183,7 +183,7 @@ def _candidates(
 def _add_wrong_candidates(
     candidates: list[Candidate], present: Sequence[str], labels: Sequence[str], num_candidates: int, key: Sequence[Any]
 ) -> list[Candidate]:
-    """Extend the candidates to `num_candidates` with wrong ones that use the same sentences.
+    """Add wrong candidates with the same sentence templates, until there are `num_candidates`.
 
     First add candidates with one class in the clip and one absent class, then candidates with two absent classes.
     """

@@ -26,8 +26,8 @@ Key = tuple[str, int, str]  # clip id, caption index, language
 class Item(NamedTuple):
     """Text to translate from language `source` to language `target` (ISO 639-3 codes).
 
-    A translations file has one row per clip, caption and language. `language` is the language of this row: the target
-    of a translation, or the source of a back-translation.
+    `language` is the language in the row of the translations file. For a translation it equals `target`. For a
+    back-translation into the original language it equals `source`.
     """
 
     clip_id: str
@@ -131,7 +131,7 @@ def translate_texts(
 
 
 def make_batches(items: Sequence[Item], done: Answers, batch_size: int) -> list[tuple[Pair, list[str]]]:
-    """Split the distinct texts that are not yet translated into batches per language pair, longest texts first."""
+    """Return batches of distinct texts without a translation, for each language pair, longest texts first."""
     texts_of: dict[Pair, set[str]] = {}
     for item in items:
         texts_of.setdefault((item.source, item.target), set()).add(item.text)
@@ -170,7 +170,7 @@ def complete_translations(
 
     Raises:
         RuntimeError: Another run is writing the file.
-        ValueError: The file is invalid or has translations by other models, or the settings of a partial file differ.
+        ValueError: The file is invalid or has translations by other models, or an interrupted run had other settings.
     """
     with folder_lock(path):
         lines: dict[Key, dict[str, Any]] = {}

@@ -104,7 +104,7 @@ def _require_language(captions: Mapping[str, Any], language: str) -> None:
 
 
 def _report(errors: Problems, gaps: Problems, strict: bool) -> None:
-    """Raise ValueError if `errors` or, with `strict`, `gaps` are not empty. Otherwise log a warning about the gaps."""
+    """Raise ValueError if there are errors. For gaps, raise ValueError if `strict` is set, and otherwise warn."""
     problems = errors or gaps
     message = "; ".join(f"{len(names)} {problem}: {listing(names)}" for problem, names in problems.items())
     if errors:
@@ -133,7 +133,7 @@ class _Join:
             self.lines.setdefault(clip_id, {}).setdefault(language, {})[index] = text, digest
 
     def captions(self, clip_id: str, captions: Captions, errors: Problems, gaps: Problems) -> dict[str, list[str]]:
-        """Add the translations of a clip to its captions; an incomplete language becomes an empty list."""
+        """Add the translations of a clip to its captions. If some are missing, add an empty list for the language."""
         joined = {language: texts or [] for language, texts in captions.items()}
         sources = joined[self.source_language]
         for language in self.languages:

@@ -45,8 +45,9 @@ def report_translations(
     The back-translation check (SupCLAP E.9) uses the cosine similarity between the embeddings of a caption and its
     back-translation. It is 1 for identical texts and around 0.1 for unrelated captions.
 
-    `sources` are the captions as `{(clip id, caption index): text}`. The translations and back-translations have the
-    same keys, or some of them. If `encoder` (see `load_sentence_encoder`) is None, no cosines are computed.
+    `sources` contains the captions as `{(clip id, caption index): text}`. `translations` and `back_translations` have
+    the same keys, except those of missing texts. If `encoder` (see `load_sentence_encoder`) is None, no cosines are
+    computed.
 
     The result is a dict with the following entries. A mean or share is None if there are no items.
 

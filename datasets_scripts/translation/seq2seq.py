@@ -26,7 +26,7 @@ class Translator(Protocol):
         """Raise ValueError if the translator does not support a language."""
 
     def translate(self, texts: Sequence[str], source: str, target: str) -> list[str]:
-        """Translate texts from `source` to `target` (ISO 639-3 codes); return "" for a text if this fails."""
+        """Translate texts from `source` to `target` (ISO 639-3 codes); return "" if a text cannot be translated."""
 
 
 class Seq2SeqTranslator:
@@ -114,7 +114,7 @@ class Seq2SeqTranslator:
         return self._origin.format(source=get_iso_639_1(source), target=get_iso_639_1(target))
 
     def _load(self, source: str, target: str) -> tuple[str, Any, Any, dict[str, int]]:
-        """Load the name, tokenizer, model and vocabulary for a language pair. Keep only the last model in memory."""
+        """Load the model for a language pair; return (name, tokenizer, model, vocabulary). Cache the last model."""
         name = self._model_name(source, target)
         if self._loaded is None or self._loaded[0] != name:
             self._loaded = None

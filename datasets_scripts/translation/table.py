@@ -106,7 +106,7 @@ def _read_file(path: Path) -> pa.Table:
 
 
 def _check(table: pa.Table, named: str) -> None:
-    """Raise ValueError if a row is invalid regardless of the dataset, for example because its text is blank."""
+    """Raise ValueError if a row is invalid, for example because its text is blank."""
     text, language = table["text"], table["language"]
     is_null = map(pc.is_null, table.select([*KEY, "text"]).columns)
     matches, no_code = pc.match_substring_regex, f"is not an ISO 639-3 code such as {', '.join(LANGUAGES[:3])}"
