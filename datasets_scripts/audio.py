@@ -24,7 +24,7 @@ Source: TypeAlias = str | Path | bytes
 
 
 class Address(str):
-    """Remote address of a recording that the user passed. For safety, addresses in dataset tables are not opened."""
+    """Remote address of a recording, passed by the user. For safety, plain strings in rows are never downloaded."""
 
 
 # First bytes of the formats that FFmpeg decodes: MP4 (m4a), QuickTime, Matroska, ASF (wma), raw AAC, WavPack, AMR.

@@ -253,7 +253,7 @@ def source_of(row: Mapping[str, Any]) -> str | bytes:
 
 
 def _problem(row: Mapping[str, Any], min_seconds: float) -> str | None:
-    """Return the error message of a bad recording, without its local folder. Return None if it is usable."""
+    """Return the error message for a bad recording, without the path of its folder; return None if it is usable."""
     try:
         check_recording(source_of(row), row["audio_path"], min_seconds)
     except MissingDecoderError:
@@ -268,7 +268,7 @@ def _too_short(name: str, seconds: float, min_seconds: float) -> str:
 
 
 def _stored_seconds(rows: Any) -> np.ndarray:
-    """Return the length in seconds of each row with int16 samples, or NaN for any other row, from the sample counts."""
+    """Compute the length of each row in seconds from its number of int16 samples; NaN if a row has no samples."""
     names = ["samples", "sampling_rate_hz"]
     if isinstance(rows, list):
         table = pa.table({name: [row.get(name) for row in rows] for name in names})

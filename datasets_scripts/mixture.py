@@ -24,14 +24,14 @@ def mix(
 ) -> dict[str, Any]:
     """Concatenate the splits of several datasets; audio is neither decoded nor copied.
 
-    Clip ids start with the name of their dataset, which is also in the column `dataset`. Each row has a list of
-    captions for every language of any dataset; the list may be empty. The training rows have the column
-    `EXPECTED_COUNT`. A warning is logged if a recording is in the training split of one dataset and in the validation
-    or test split of another.
+    Clip ids start with the name of their dataset, which is also in the column `dataset`. If a dataset has no captions
+    in a language, the lists of its rows are empty. The training rows have the column `EXPECTED_COUNT` (see
+    `expected_counts`). A warning is logged if a recording is in the training split of one dataset and in the
+    validation or test split of another.
 
     If the training split of a dataset is a `RowStream`, the mixed training split is a stream that repeats rows instead
-    of adding the column `EXPECTED_COUNT`. To avoid reading the whole stream, its recordings are not compared with the
-    other splits. Call `warn_of_shared_recordings` with a sample of its rows.
+    of adding the column `EXPECTED_COUNT`. Its recordings are not compared with the other splits, because this requires
+    reading the whole stream. To compare some of its rows, pass them to `warn_of_shared_recordings`.
 
     Args:
         sets: `{dataset name: splits}`. A split is a `Dataset`; the training split may be a `RowStream`.
@@ -153,7 +153,7 @@ class _DatasetSplit:
 
 
 class _MixedSplit:
-    """Split that mixes several streams. The `location` of a row group is `(name of the dataset, row group there)`."""
+    """Split that mixes several streams. The `location` of a row group is (dataset name, row group of its stream)."""
 
     def __init__(self, streams: Mapping[str, RowStream], languages: Sequence[str]) -> None:
         self.streams, self.languages = streams, languages

@@ -125,7 +125,10 @@ def prepare(
 
 
 def audio_root(request: Request, splits: Mapping[str, datasets.Dataset]) -> str | None:
-    """Return `data_dir` if it contains all recordings, or else their common parent folder, or None if there is none."""
+    """Return `data_dir` if it contains all recordings, otherwise their common parent folder.
+
+    Returns None if they have no common parent folder.
+    """
     parents: set[str] = set()
     for rows in splits.values():
         parents.update(map(os.path.dirname, filter(os.path.isabs, rows["audio_path"])))
@@ -263,7 +266,10 @@ class ShardWriter:
         return self.records
 
     def _write_shard(self, pending: list[Entry], rest: Iterator[Entry]) -> None:
-        """Write one shard, starting with the entry in `pending`; put the first entry that does not fit in `pending`."""
+        """Write one shard with the entry in `pending` and entries of `rest`.
+
+        The first entry that exceeds the size limit is put in `pending`, for the next shard.
+        """
         path = self._record_path().with_suffix(".parquet")
         unfinished = self.folder / f"{self.split}.part"
         notes: list[dict[str, Any]] = []
@@ -353,9 +359,9 @@ def _plan(request: Request, splits: Mapping[str, datasets.Dataset], root: str | 
 
 
 def _claim(folder: Path, plan: str, overwrite: bool) -> bool:
-    """Set up the output folder, and return whether it already contains the complete result.
+    """Prepare the output folder; return True if it already contains the complete result.
 
-    `plan` is a hash of all inputs. The shards of an unfinished run with another hash are deleted.
+    `plan` is a hash of all inputs. If an unfinished run in the folder had other inputs, its files are deleted.
     """
     note, manifest = folder / _WORK / "plan", folder / MANIFEST
     last_plan = note.read_text(encoding="utf-8") if note.is_file() else None
@@ -383,7 +389,10 @@ def _finish(
     root: str | None,
     folder: Path,
 ) -> dict[str, Any]:
-    """Move the shards, write the dataset card, and finally the manifest, which marks the dataset as complete."""
+    """Move the shards to the output folder, and write the dataset card and the manifest.
+
+    The manifest is written last, because it marks the dataset as complete.
+    """
     (folder / "data").mkdir(exist_ok=True)
     shards: dict[str, list[dict[str, Any]]] = {}
     notes: dict[str, list[dict[str, Any]]] = {}
@@ -477,7 +486,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command. `supclap prepare` prints an error on one line."""
+    """Prepare a dataset as set on the command line, and upload it if requested."""
     args = parse_arguments(sys.argv[1:] if argv is None else argv)
     request = Request(args.dataset, args.builder_options, args.storage, args.shard_size, args.on_bad_audio)
     manifest = prepare(request, args.out, args.workers, args.overwrite, args.cache_dir, args.quiet)

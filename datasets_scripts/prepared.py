@@ -41,8 +41,8 @@ FORMAT = 2
 class Storage(NamedTuple):
     """Storage format of the audio in a prepared dataset.
 
-    The codec "none" stores only the path, "file" the bytes of the original file, "flac" and "int16" the decoded and
-    resampled audio.
+    `codec` is "none" (only the path is stored), "file" (bytes of the original file), or "flac" or "int16" (decoded and
+    resampled audio).
     """
 
     codec: str
@@ -143,7 +143,8 @@ class PreparedSet:
     def audio_root(self) -> str | None:
         """Return the audio folder of a dataset that contains only paths (storage "reference"), or else None.
 
-        Raises FileNotFoundError if none of the known folders contains the first recording.
+        The folder is `audio_dir` if it is set, otherwise the folder that `prepare.py` has saved. Raises
+        FileNotFoundError if it does not contain the recordings.
         """
         if self.manifest["storage"] != "reference":
             return None

@@ -154,10 +154,11 @@ def all_captions(row: Mapping[str, Any], languages: Sequence[str]) -> list[tuple
 
 
 def lacking_languages(row: Mapping[str, Any], languages: Sequence[str], scheme: str = "random") -> list[str]:
-    """Return the languages in which a clip has no caption, or an empty list if its captions suffice for the scheme.
+    """Return the languages in which a clip has no caption, if it lacks captions for training with the given scheme.
 
-    The schemes of `TrainingCollator` require different captions. `random` requires a caption in one of the languages,
-    and `kcl` in all languages. `cacl` requires one in the anchor (first) language and one in any other language.
+    The list is empty if the captions are sufficient. `scheme` is a language scheme of `TrainingCollator`. `random`
+    requires a caption in any of the languages, and `kcl` requires one in each language. `cacl` requires one in the
+    anchor (first) language and one in any other language.
 
     >>> clip = {"captions": {"eng": ["a dog"], "fra": []}}
     >>> lacking_languages(clip, ["eng", "fra"]), lacking_languages(clip, ["eng", "fra"], "kcl")

@@ -4,11 +4,10 @@
 >>> rows = load_splits("prepared", data_dir="s3://bucket/clotho", streaming=True)["train"]  # doctest: +SKIP
 >>> rows = rows.shuffle(seed=0).shard(process=0, num_processes=8)  # doctest: +SKIP
 
-The row order depends only on the seed and the epoch. With `datasets.IterableDataset.shuffle`, it would also depend on
-the number of processes, and on the position of a resumed run. A file consists of row groups, which are read as a whole.
-The row groups are distributed in random order over 16 shuffle shards, and the rows of each row group are shuffled. The
-stream takes one row from each shard in turn. If 16 is a multiple of (number of processes x number of workers), each
-worker reads only the row groups of its own shards.
+A file consists of row groups, which are read as a whole. The row groups are distributed in random order over 16 shuffle
+shards, and the rows of each row group are shuffled. The stream takes one row from each shard in turn. Therefore the
+row order depends only on the seed and the epoch, not on the number of processes or the position of a resumed run. If 16
+is a multiple of (number of processes x number of workers), each row group is read by only one worker.
 """
 
 from __future__ import annotations
@@ -267,7 +266,7 @@ def _repeat(groups: Sequence[RowGroup], num_rows: np.ndarray) -> list[RowGroup]:
 
 
 class EpochRows(Dataset):
-    """Map-style dataset over a stream, with keys `(epoch, index)` from `EpochBatches`. Skipped rows are not read."""
+    """Map-style dataset over a stream, with keys `(epoch, index)` from `EpochBatches`."""
 
     def __init__(self, stream: RowStream) -> None:
         self.stream = stream

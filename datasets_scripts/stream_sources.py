@@ -66,8 +66,11 @@ class HubSplit:
     Rows without captions are skipped. Reading a row group raises ValueError if several of its rows have the same
     recording, because they would be negatives of each other, and a stream cannot merge them.
 
-    The `location` of each row group passed to the constructor is a tuple: number of the row group in the file, index of
-    its first row in the split, columns that may contain empty values. `split` is the prefix of the clip ids.
+    Args:
+        row_groups: Row groups of the files. The `location` of a row group is the tuple (index of the row group in the
+            file, index of its first row in the split, columns that may contain empty values).
+        split: Prefix of the clip ids: the name of the split in the original dataset.
+        types: Features of the files.
     """
 
     def __init__(
@@ -95,7 +98,10 @@ class HubSplit:
         self.digest = Hasher.hash([versions, self.row_groups, config])
 
     def _find_captioned(self, group: RowGroup) -> Sequence[int]:
-        """Return the indices of the rows with captions in a group. Read the captions only if some may be missing."""
+        """Return the indices of the rows in a row group that have captions.
+
+        The captions are read only if some may be missing according to the statistics of the file.
+        """
         number_in_file, _, may_lack = group.location
         if not may_lack.issuperset(self._columns.languages):
             return range(group.rows)
