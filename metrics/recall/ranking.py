@@ -267,7 +267,7 @@ def as_matrix(values: ArrayLike, name: str) -> NDArray[Any]:
 
 
 def _finite_tiles(scores: NDArray[Any], rows: slice) -> Tiles:
-    """Yield (first column, tile) for the score rows in `rows`; raise ValueError if a score is NaN or infinite."""
+    """Yield score tiles of the queries in `rows`, as (first column, tile). Raise ValueError for a NaN or inf."""
     for first in range(0, scores.shape[1], TILE_CANDIDATES):
         tile = scores[rows, first : first + TILE_CANDIDATES]
         if not np.isfinite(tile).all():
@@ -282,8 +282,8 @@ class LazySimilarity:
     """Similarity matrix `queries @ candidates.T`, computed in tiles on demand to save memory.
 
     Scores have the dtype of the embeddings, at least float32. For unit vectors, their error is about 2e-8 on average
-    and below 2e-7. Equal embeddings have bitwise equal scores, independent of their position and of the BLAS library.
-    In a plain matrix product, rounding depends on the position.
+    and below 2e-7. Equal embeddings have bitwise equal scores, unlike in a plain matrix product, where rounding depends
+    on their position.
 
     Args:
         queries, candidates: (Q, d) and (C, d) embeddings, unit norm.
@@ -346,7 +346,7 @@ class LazySimilarity:
         return matrix
 
     def tiles(self, rows: slice) -> Tiles:
-        """Yield (first column, tile) for the queries in `rows`, with the scores of 1024 candidates per tile."""
+        """Yield score tiles of 1024 candidates for the queries in `rows`, as (index of the first column, tile)."""
         queries = self._get_units(self.queries, self._query_scales, rows)
         for start in range(0, self.shape[1], TILE_CANDIDATES):
             columns = slice(start, start + TILE_CANDIDATES)
@@ -354,7 +354,7 @@ class LazySimilarity:
             yield start, (queries @ candidates.T).astype(self._dtype, copy=False)
 
     def scored(self, rows: slice, columns: NDArray[np.int64]) -> tuple[NDArray[Any], Tiles]:
-        """Compute the scores of n queries at `columns` (n, M), and an iterator over all tiles of these queries.
+        """Return the scores of n queries at `columns` (n, M), and an iterator over all score tiles of these queries.
 
         Where a column is -1, the score is undefined.
         """
