@@ -162,7 +162,7 @@ def parse_names(group: Any, about: str | None) -> tuple[list[str], Any]:
 
 
 def _make_parser(groups: Sequence[Any]) -> HfArgumentParser:
-    """Build a parser for dataclasses. On errors it raises ValueError instead of printing two hundred options."""
+    """Build a parser for dataclasses. Invalid arguments raise ValueError, without a long usage text."""
     from transformers import HfArgumentParser
 
     class Parser(HfArgumentParser):
@@ -177,11 +177,12 @@ def _make_parser(groups: Sequence[Any]) -> HfArgumentParser:
 
 
 def read_settings(path: str | Path, scale: str | Path | None = None) -> dict[str, Any]:
-    """Read a YAML configuration file and merge it with other files.
+    """Read the YAML configuration file `path`, and merge it with other files.
 
-    The key `base` of a file names its base file. Values in `path` override values in the file `scale`, which override
-    values in the base file. Each file is a path, or the name of a configuration in the package. Raises
-    FileNotFoundError if a file is missing, and ValueError if a file is not UTF-8 YAML with `key: value` lines.
+    A file may set the key `base` to the name of a base file. The file `scale` overrides the base file, and `path`
+    overrides both. Each file is a path, or the name of a configuration in the package.
+
+    Raises FileNotFoundError if a file is missing, and ValueError if a file is not UTF-8 YAML with `key: value` lines.
     """
     path = Path(path)
     if not path.is_file():  # name of a configuration in the package, or its path in a checkout

@@ -118,7 +118,7 @@ def _launch(module: str, words: Sequence[str]) -> int:
 
 
 def _run_here(arguments: argparse.Namespace) -> None:
-    """Run a recipe in this process, because accelerate would start a second process, which imports torch again."""
+    """Run a recipe in this process. By default, accelerate starts a new process, which imports torch again."""
     from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 
     command, environment = prepare_simple_launcher_cmd_env(arguments)

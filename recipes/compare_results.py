@@ -3,11 +3,11 @@
     supclap compare outputs/evaluation/clap outputs/evaluation/mine
     supclap compare outputs/sweep/runs/*
 
-The first model is the baseline: differences are paired by query, with intervals and p-values. Training runs that differ
-only in their seed count as one model, as do evaluations of models with names such as mine-seed0 and mine-seed1. Results
-of different protocols raise an error.
+The first model is the baseline. Differences to it are paired by query, with intervals and p-values. Training runs that
+differ only in their seed count as one model. So do evaluated models with names such as mine-seed0 and mine-seed1.
+Results of different protocols raise an error.
 
-The output folder then contains `table.md`, `table.html`, `table.csv` (all digits, and p-values) and `table.tex`
+The output folder contains `table.md`, `table.html`, `table.csv` (all digits, and p-values) and `table.tex`
 (booktabs). Folders without results, such as those of unfinished runs, are skipped.
 """
 

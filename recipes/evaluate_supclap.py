@@ -55,7 +55,10 @@ DEFAULT_CONFIG = Path(__file__).parent / "configs" / "evaluate.yaml"
 
 
 def load_rows(args: EvaluationArguments) -> tuple[Any, Any, dict[str, int] | None, dict[str, Any]]:
-    """Return the rows to evaluate, the rows of `train_split` or None, `{clip id: fold}` or None, and a description."""
+    """Load the data.
+
+    Returns the rows to evaluate, the rows of `train_split` or None, `{clip id: fold}` or None, and a description of the
+    data."""
     from datasets import concatenate_datasets
 
     from modeling_supclap.datasets_scripts.schema import without_audio
@@ -110,7 +113,7 @@ def join(splits: Mapping[str, Any], names: str) -> Any:
 
 
 def shared_sources(splits: Mapping[str, Any], args: EvaluationArguments) -> dict[str, Any] | None:
-    """Count the recordings that the evaluated split shares with `train_split`, if it is set, and log a warning."""
+    """Count the recordings in both the evaluated split and `train_split` (if set). Warn if there are any."""
     from modeling_supclap.datasets_scripts.schema import without_audio
 
     if args.train_split is None:

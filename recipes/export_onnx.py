@@ -2,7 +2,7 @@
 
     supclap export outputs/esc10 --out outputs/esc10-onnx
 
-The folder then contains `audio.onnx`, `text.onnx`, the processor's files, `onnx.json` (names, scale of the logits,
+The output folder contains `audio.onnx`, `text.onnx`, the processor's files, `onnx.json` (names, scale of the logits,
 measured differences) and a README with example code. Requires the extra: pip install "supclap[onnx]".
 """
 

@@ -28,7 +28,7 @@ def option(text: str, default: Any = None) -> Any:
 
 @dataclass
 class DatasetArguments:
-    """Dataset to read. The options of its builder are accepted, too."""
+    """Dataset to read. Options of its builder are also accepted."""
 
     dataset: str = option("Name of a builder of datasets_scripts, or prepared.", "synthetic")
     data_dir: str | None = option("Folder, fsspec address or Hub id of the data, for builders that need one.")
@@ -129,9 +129,10 @@ class DataArguments(DatasetArguments):
         return "+".join(part.origin for part in self.parts.values()) if self.parts else super().origin
 
     def load_splits(self) -> dict[str, Any]:
-        """Return all splits of the dataset, or mixed splits. If `streaming` is set, the training split is a stream.
+        """Load all splits of the dataset, or of a mixture of datasets.
 
-        FileNotFoundError is raised if more than `MISSING_SHARE` of the recordings are missing.
+        If `streaming` is set, the training split is a stream. FileNotFoundError is raised
+        if more than `MISSING_SHARE` of the recordings are missing.
         """
         if self.parts:
             from modeling_supclap.datasets_scripts.mixture import mix
@@ -194,7 +195,7 @@ class ModelArguments:
 
 @dataclass
 class TrainedPartArguments:
-    """Part of the model to train: all, the last blocks, or adapters in these. The projections are always trained."""
+    """Trained part of the model: all, the last blocks, or adapters in these. The projections are always trained."""
 
     train_last_layers: int | None = option("Train only this number of last blocks of each encoder.")
     audio_layers: int | None = option("Overrides train_last_layers for the audio encoder.")

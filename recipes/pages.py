@@ -1,8 +1,8 @@
 """Write the generated parts of docs/results.md, docs/paper_settings.md and the README (`make results-page`).
 
 Each file in `recipes/results/*/` is a table or a study, written by `supclap reproduce`. If docs/images has a figure
-with the same file name, it is included. Comment lines mark the generated parts: all text after the mark in
-docs/results.md, and the text between the two marks in the README. docs/paper_settings.md compares the papers' settings
+with the same file name, it is included. Comment lines mark the generated parts: the text after the comment in
+docs/results.md, and the text between two comments in the README. docs/paper_settings.md compares the papers' settings
 with those of the full-scale configurations.
 """
 
@@ -52,7 +52,7 @@ is TeminAL. This page is written by `make results-page`.
 
 
 def render_results(page: str) -> str:
-    """Replace the text after the mark in docs/results.md with the tables of all result files."""
+    """Replace the generated text in docs/results.md with the tables of all result files."""
     parts = [page.partition(MARK)[0].rstrip(), "", MARK]
     for path in sorted(RESULTS.glob("*/*.json")):
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -66,7 +66,7 @@ def render_results(page: str) -> str:
 
 
 def render_readme(page: str) -> str:
-    """Replace the text between the two marks in the README with verdicts of the studies and the headline results."""
+    """Replace the generated text in the README with the verdicts of the studies and the headline results."""
     verdicts = [["study", "claim", "verdict", "baseline", "difference at the end", "steps", "seeds"]]
     for path in sorted(RESULTS.glob("evidence/*.json")):
         content = json.loads(path.read_text(encoding="utf-8"))

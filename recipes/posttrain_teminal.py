@@ -3,10 +3,10 @@
     supclap posttrain --model outputs/esc10 --data_dir DIR
     supclap posttrain teminal.yaml --model laion/clap-htsat-unfused --data_dir DIR
 
-The default file is `configs/teminal_esc10.yaml`. The output folder then contains the model for `from_pretrained`,
-`results.json` and `report.html`. The last two report how often the correct caption scores highest among the captions of
-a pair of sounds, before and after each stage. For reference, they contain the scores at chance and of a model that
-ignores the order of sounds.
+The default file is `configs/teminal_esc10.yaml`. The output folder contains the model for `from_pretrained`,
+`results.json` and `report.html`. The results and the report contain the share of sound pairs for which the correct
+caption scores highest, before and after each stage. For comparison, they contain the chance level and the score of a
+model that ignores the order of sounds.
 
 Recordings of each class are held out from the training split. With --pool_splits they are held out from all splits, as
 in the paper, and the training data includes clips of the test split. Half of the held-out recordings select the best
@@ -55,8 +55,8 @@ def load_items(
     """Build three sets of items for training, for selecting the best epoch, and for the final scores.
 
     An item is a clip of one or two sounds, with its captions. The recordings come from the training split, or from all
-    splits if `pool_splits` is set. The sets share no source recordings, except that the last two
-    sets are equal if `load_best_model_at_end` is False. Recordings shorter than `min_seconds` are unusable.
+    splits if `pool_splits` is set. The sets share no source recordings, except that the last two sets are equal if
+    `load_best_model_at_end` is False. Recordings shorter than `min_seconds` are unusable.
     """
     from datasets import concatenate_datasets
 

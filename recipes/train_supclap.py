@@ -12,7 +12,7 @@ read, and the default settings are from the SupCLAP paper. `--datasets` trains o
 the training of a SupCLAP model or a `ClapModel`. `--streaming true` streams local or remote data: a prepared dataset,
 other Parquet files (`--dataset hf`), or WebDataset tar files.
 
-The output folder then contains the model for `from_pretrained`, its model card, `training_curves.png`, `drift.png`, and
+The output folder contains the model for `from_pretrained`, its model card, `training_curves.png`, `drift.png`, and
 the files of an evaluation: `results.json`, `outcomes.npz` and `report.html`. With `--datasets`, each dataset also has a
 subfolder with these three files.
 """
