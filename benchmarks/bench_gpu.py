@@ -6,7 +6,8 @@ The models are CED-base with the SONAR or LaBSE text encoder, random weights, bf
 clips are int16 samples in pinned memory. Spectrograms are computed on the GPU, as with `features_on_device`. The goals
 are 45 % of the FLOP/s of the fastest bfloat16 square matrix product, one epoch of AudioCaps (49,274 clips) in 25 s (a
 tenth of the 248 s in the SupCLAP paper), and the overheads of SVR and KCL that the papers report. `make bench-gpu`
-writes `benchmarks/results-gpu.md`. Without a GPU, the table has the operator calls of a step with narrow towers.
+writes `benchmarks/results-gpu.md`. Without a GPU, only the operator calls of a
+step are counted, with narrow towers.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class Launches(TorchDispatchMode):
 
 
 def count_launches() -> list[Row]:
-    """Count the operator calls of a step of each objective, ours and a plain loop's, with the chunks of a GPU."""
+    """Count the operator calls in a step of our training and of a plain loop, for each objective."""
     contrastive_module._KEPT_TOKENS["cpu"] = contrastive_module._KEPT_TOKENS["cuda"]
     rows, kernels = [], {}
     for name, (count, clips, texts) in OBJECTIVES.items():

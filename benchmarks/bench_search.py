@@ -73,7 +73,7 @@ def build(folder: str, number: int, centres: np.ndarray) -> dict[str, float]:
 
 
 def ask(folder: str, number: int) -> dict[str, float]:
-    """Measure search in all recordings and in one, and the methods to compare with. Return times, recall and memory."""
+    """Measure search in all recordings, in one recording, and with the compared methods."""
     import lancedb  # noqa: F401, imported before the timing starts
 
     started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Measure training from start to saved model in CPU time, and the part of the default run that is spent on learning.
+"""Measure the CPU time of training programs from start to saved model, and the share of `supclap train` in steps.
 
     OMP_NUM_THREADS=1 python benchmarks/bench_training.py [--clips 128] [--epochs 4] [--batch 16]
 
