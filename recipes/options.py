@@ -260,7 +260,7 @@ class LastPartArguments(TrainedPartArguments):
 class EvaluationArguments(DatasetArguments):
     """Model, data and tasks of an evaluation."""
 
-    model: list[str] = option("One or more SupCLAP or CLAP models (id or folder), or module:function.", [])
+    model: list[str] = option("SupCLAP or CLAP models (id or folder), or functions that load one (module:name).", [])
     suite: list[str] = option(
         "Names of several datasets, each in the folder of its name in --data_dir; or a YAML file with a list of "
         "mappings with `dataset`, `data_dir`, options of this command and of the dataset, and a `name`. The mapping "
@@ -279,15 +279,17 @@ class EvaluationArguments(DatasetArguments):
     )
     languages: list[str] = option("Languages of retrieval.", ["eng"])
     positives: str = option("Correct answers of retrieval: clip or captions.", "clip")
-    caption_handling: str = option("Captions to evaluate: all or parallel.", "all")
+    caption_handling: str = option(
+        "Captions: all (equally many per language), parallel (in all languages), or each.", "all"
+    )
     template_sets: list[str] = option("Sets of class prompts, by name.", ["supclap"])
     templates: list[str] = option("Further class prompts, such as 'I hear {}'.", [])
     zero_shot_languages: list[str] = option("Languages of class prompts.", ["eng"])
-    phrases: str | None = option("Dataset of the label phrases; by default, the evaluated dataset.")
+    phrases: str | None = option("Dataset with the label phrases for prompts; by default, the evaluated dataset.")
     shots: list[int] = option("Numbers of training clips per class for few_shot.", [1, 5, 10])
     zste_languages: list[str] = option("Languages of ZSTE.", ["eng"])
     zste_tasks: list[str] = option("Tasks of ZSTE, 1A to 5B; by default, all.", [])
-    zste_items: int = option("Number of clips in each family of ZSTE.", 200)
+    zste_items: int = option("Number of ZSTE clips of each kind: single, consecutive and overlaid sounds.", 200)
     zste_candidates: int = option("Number of candidates in ZSTE's tasks 4 and 5B.", 50)
     zste_prompts: str | None = option("Names of sounds in ZSTE: labels or phrases. Default: as in post-training.")
     max_audio_seconds: float | None = option("Maximum length of a recording in seconds; by default, unlimited.")
