@@ -157,7 +157,7 @@ def data_distribution_error(
 def weight_error_term(
     audio_embeds: Tensor, text_embeds: Tensor, logit_scale: float | Tensor, trained: Tensor
 ) -> Tensor:
-    """Compute a scalar for measuring the weight error, the norm of its gradient (ATRI eq. 21).
+    """Compute a scalar with a gradient norm equal to the weight error (ATRI eq. 21).
 
     The weight error compares one SGD step on some languages with one SGD step on all languages, both from the same
     weights w. It is the distance between the new weights, divided by the learning rate: the norm of
