@@ -186,7 +186,7 @@ class ContrastiveModule(nn.Module):
             return project(pooled)
 
         if kind == "text":
-            options["tokens"] = self.model.get_input_embeddings()
+            options["tokens"] = self.model.text_model.get_input_embeddings()
         if options["mask"] is not None:
             options["lengths"] = lengths = real_lengths(present[_MASKS[kind]]) if lengths is None else lengths
 
