@@ -7,7 +7,7 @@
     results.save("outputs/evaluation")
 
 `embed` computes the embeddings, `results` defines the `Results` class, and each task has its own module. The formulas
-are in `metrics/`. During training, `retrieval_metrics` and `temporal_metrics` provide the Trainer's `compute_metrics`.
+are in `metrics/`. `retrieval_metrics` and `temporal_metrics` compute the scores of the evaluations during training.
 """
 
 import importlib

@@ -20,14 +20,15 @@ if TYPE_CHECKING:
 def evaluate_audio_to_audio(
     split: EmbeddedSplit, options: EvaluationOptions
 ) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, Any]]:
-    """Rank the clips of other source recordings for each clip, by the cosine similarity of the clip embeddings.
+    """For each clip, rank all clips from other source recordings by the cosine similarity of the clip embeddings. Clips
+    that share a label are correct.
 
     A clip embedding is the mean over the chunks of the clip. A clip is a query only if it has a correct candidate. The
     bootstrap intervals resample source recordings.
 
     Returns:
-        Tuple of the scores `{"audio_to_audio": ...}`, the arrays for `Results`, and an empty dict, because the protocol
-        needs no further settings.
+        Tuple of the scores `{"audio_to_audio": ...}`, the arrays for `Results`, and an empty dict (other tasks return
+        their settings).
 
     Raises:
         ValueError: A clip has no label, or no two recordings share a label.

@@ -53,7 +53,7 @@ class EmbeddingCache:
     def fetch(self, key: Mapping[str, Any], make: Callable[[], Arrays], keep: bool = True) -> Arrays:
         """Load the named arrays for a key from the cache, or compute and store them.
 
-        Pass `keep=False` if the key does not identify the model. The arrays are then computed, but not stored. If a
+        With `keep=False`, the arrays are computed and not stored; use it if the key does not identify the model. If a
         cached file is unreadable, its arrays are computed again, with a warning.
         """
         path = None

@@ -303,12 +303,13 @@ def embed_recordings(
     """Split recordings into chunks and embed the chunks, or load their embeddings from the cache.
 
     Args:
-        key: JSON-serialisable values that determine the waveforms, except the model's sampling rate.
+        key: JSON-serialisable values that identify the recordings. The cache key also contains the model and its
+        sampling rate.
         on_bad_audio: "skip" returns zero chunks for bad recordings; "error" raises.
 
     Raises:
-        OSError: A recording cannot be read. With `on_bad_audio="skip"` only missing files are skipped, because the
-            cache would store other read errors permanently.
+        OSError: A recording cannot be read. With `on_bad_audio="skip"`, missing files are skipped, but other read
+            errors are raised: they may be temporary, and the cache would store the result.
         ValueError: A recording is unusable, with `on_bad_audio="error"`.
     """
 

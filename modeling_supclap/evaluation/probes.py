@@ -29,7 +29,7 @@ REPEATS = 5  # draws of a few-shot probe
 
 
 class Part(NamedTuple):
-    """Training clips and test clips of one probe."""
+    """Training clips and test clips of one fold."""
 
     embeds: np.ndarray  # embeddings of the T clips of the training split, (T, d)
     truth: np.ndarray  # labels of these clips, (T, C), bool
@@ -72,7 +72,7 @@ def evaluate_few_shot(
     """Train a linear probe on k clips per class, for each k in `options.shots`, and average over five random draws.
 
     Intervals combine the variance over the draws and over the test recordings. If a class has fewer than k clips, all
-    of them are drawn, with a UserWarning. Return the same kinds of values and raise the same errors as
+    of them are drawn, with a UserWarning. The returned values and the errors are the same as in
     `evaluate_linear_probe`.
     """
     truth, classes, parts, settings = prepare_parts(split, options)

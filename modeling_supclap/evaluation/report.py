@@ -128,7 +128,7 @@ def render_report(results: Results, rows: Any = None) -> str:
 
 
 def _title_of(metric: str) -> str:
-    """Return the short name of a metric if it is common or explained on the page, else the display name."""
+    """Return the short name of a metric if readers know it or the page explains it, else the display name."""
     is_short = metric in RETRIEVAL_METRICS or metric in ZSTE_TASKS or not get_metric(metric).percent
     return metric if is_short else get_metric(metric).display
 
@@ -270,8 +270,8 @@ def _write_cell(cell: Any, metric: str) -> tuple[str, str]:
 def _zero_shot(results: Results) -> tuple[dict[str, float], dict[str, Any] | None]:
     """Return the scores per class and the confusion matrix of the first prompt set.
 
-    The matrix is None for more than 100 classes or several labels per clip. Its "rows" (C, C, 2) contain the
-    count of each cell, and its share of the row.
+    The matrix is None for more than 100 classes or several labels per clip. Its entry "rows" (C, C, 2) contains two
+    numbers per cell: the count, and its share of the row.
     """
     for language, sets in results.scores.get("zero_shot", {}).items():
         for name, set_scores in sets.items():

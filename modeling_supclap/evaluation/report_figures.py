@@ -25,7 +25,7 @@ def figures(results: Results) -> Iterator[tuple[str, str]]:
 
     Yields:
         Pairs of figure name and SVG: "similarity", and "projection" if scikit-learn is installed and there are at least
-        three clips. If the projection is coloured by class, the pair ("class_colors", class names) follows.
+        three clips. If the projection is coloured by class, the last pair is ("class_colors", class names).
     """
     arrays = results.arrays
     languages = [name for name in results.protocol["languages"] if f"similarity/{name}/positive" in arrays]

@@ -57,7 +57,7 @@ ZSTE_TASKS = {
 class Section(NamedTuple):
     """Section of a task in the report (title, table columns, summary, text above the table) and on the model card.
 
-    The summary is a metric and a sentence, which may contain `{language}`.
+    `summary` is a pair of a metric and a sentence about it. The sentence may contain `{language}`.
     """
 
     title: str
@@ -186,7 +186,7 @@ def score(
 
 @dataclass(frozen=True)
 class Score:
-    """A score with its confidence interval, its baselines and its path in the results.
+    """A score with its confidence interval, its reference levels and its path in the results.
 
     Attributes:
         place: Keys from the task to the metric, such as `("retrieval", "eng", "t2a", "R@1")`.
@@ -343,8 +343,8 @@ def compare(
     Args:
         second: Second results, on the same data and with the same evaluation settings.
         num_resamples: Number of bootstrap resamples, and of random sign patterns of the test.
-        allow_different: Whether to warn and compare the shared queries if the data or settings differ. A different
-            audio policy, different missing clips or interval options always cause only a warning.
+        allow_different: Whether to warn and compare the shared queries if the data or settings differ. If only the
+            audio policy, the missing clips or the interval options differ, it always warns and never raises.
 
     Returns:
         One dict per shared score, with "score" (its path), "first" and "second" (means; ranks start at 1), "difference"
@@ -475,7 +475,7 @@ def _short(value: Any) -> str:
 
 
 def _query_table(results: Results, prefix: str) -> pandas.DataFrame:
-    """Return the outcomes and the cluster of each query, one column per metric.
+    """Return a table of the outcomes of each query, one column per metric, and its bootstrap cluster.
 
     The index is (query id, occurrence), because a query id can occur more than once.
     """

@@ -38,8 +38,8 @@ class CaptionTable:
     Attributes:
         clips: Row indices of the clips that have captions, (n,).
         texts: M captions.
-        text_rows: Index of the first row that has the caption, (M,).
-        text_numbers: Index of the caption among the captions of that row, (M,).
+        text_rows: For each caption, the index of the first row that has it, (M,).
+        text_numbers: For each caption, its number among the captions of this row, from 0, (M,).
     """
 
     clips: np.ndarray
@@ -65,8 +65,8 @@ def caption_table(
 ) -> CaptionTable:
     """Collect the captions in one language: the first `at_most[i]` captions of row i, or all if `at_most` is None.
 
-    A caption and a clip match if their rows have the same group id in `groups` (rows,). If several clips in a group
-    share a caption, the caption is included once, so that no query counts twice.
+    A caption and a clip match if their rows have the same group id. `groups` contains the group id of each row, (N,).
+    If several clips in a group share a caption, the caption is included once, so that no query counts twice.
 
     Raises:
         ValueError: No clip has a caption in this language.
@@ -88,7 +88,8 @@ def caption_table(
 
 
 def count_captions(rows: Sequence[Row], languages: Sequence[str], caption_handling: str) -> list[int] | None:
-    """Return the number of captions of each row to use in all languages, or None (no limit) for "each".
+    """Return the number of captions of each row to use in every language. Return None (all captions) if
+    `caption_handling` is "each".
 
     Raises:
         ValueError: `caption_handling` is "all", and the languages of a row have different numbers of captions.
@@ -110,7 +111,7 @@ def evaluate_retrieval(
 ) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, Any]]:
     """Evaluate text-to-audio and audio-to-text retrieval in each language, and consistency across languages.
 
-    `is_light` skips arrays, intervals and embedding distances, which are only needed for reports.
+    With `is_light`, arrays, intervals and embedding distances are not computed, because only reports need them.
 
     Returns:
         Tuple of the scores `{"retrieval": ...}`, the arrays for `Results`, and the number of captions per language for
@@ -261,7 +262,8 @@ def _score_direction(
 
 
 def resampling_units(sources: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """Assign each row to a bootstrap resampling unit (rows,), named after the first recording in the unit.
+    """Assign each of N rows to a bootstrap resampling unit. Return the name of the unit for each row, (N,): its first
+    recording.
 
     Outcomes of rows from the same recording, or in the same group, are not independent. A unit is therefore a connected
     component of the graph that links rows with the same recording or the same group.

@@ -184,7 +184,7 @@ def score_classes(
 def _score_multi_label(
     similarity: np.ndarray, truth: np.ndarray, classes: Sequence[str], options: EvaluationOptions
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Compute mAP over the classes that have a clip. Each class is a query, so the interval resamples the classes."""
+    """Compute mAP over the classes that have a clip, with an interval from resampling the classes."""
     columns, num_clips = np.flatnonzero(truth.any(axis=0)), len(truth)
     names = np.array(classes)[columns]
     precisions = np.array([average_precision(similarity[:, column], truth[:, column]) for column in columns])

@@ -38,8 +38,8 @@ class ZSTEOptions:
     """Options for ZSTE (zero-shot temporal evaluation).
 
     Attributes:
-        num_items: Number of clips per family (single, consecutive or simultaneous sounds). Single sounds are limited
-            to the number of clips in the split.
+        num_items: Number of clips of each family of tasks: single, consecutive and simultaneous sounds. Single sounds
+            are limited to the number of clips in the split.
         num_candidates: Number of candidate prompts in tasks 4A, 4B and 5B.
         seed: Random seed for sampling clips and candidates.
         tasks: Tasks to run, "1A" to "5B".
@@ -164,7 +164,7 @@ def evaluate_zste(
 def embed_records(
     split: EmbeddedSplit, records: Sequence[Mapping[str, Any]], join: RenderOptions
 ) -> tuple[ClipEmbeddings, dict[str, float | None]]:
-    """Compose and embed the clips that are described by records of `zste_set`, in this order.
+    """Compose and embed clips. Each record of `zste_set` describes one clip.
 
     Return the embeddings, and the maximum length of a recording in seconds as `{"single": ..., "pair": ...}`. None
     means no limit.
@@ -241,6 +241,8 @@ def evaluate_pairs(prediction: Any, intervals: Intervals | None = None) -> tuple
 
 
 def _is_own_first(similarity: np.ndarray) -> np.ndarray:
-    """Return whether each clip scores its own caption above the other captions of its pair, (N, R, R) -> (N, R)."""
+    """Return for each clip whether its own caption has the highest score among the captions of its pair, (N, R, R) ->
+    (N, R).
+    """
     own = np.einsum("nrr->nr", similarity)
     return (similarity >= own[:, :, None]).sum(axis=2) == 1

@@ -3,8 +3,7 @@
     encoder = SupCLAPEncoder.from_model(model, processor)        # or SupCLAPEncoder("outputs/esc10")
     result = mteb.evaluate(encoder, mteb.get_tasks(["ESC50_Zeroshot"]), cache=None)
 
-`supclap evaluate --mteb ESC50_Zeroshot` does the same, also for models of other types. An evaluation suite can contain
-mteb tasks, too.
+`supclap evaluate --mteb ESC50_Zeroshot` does the same for any model that `supclap evaluate` loads.
 
 If a task has one language, its texts are embedded in that language.
 Requires the extra: pip install "supclap[mteb]".
@@ -139,8 +138,8 @@ class SupCLAPEncoder(AbsEncoder):
     def _language(self, task_metadata: Any, hf_subset: str) -> str | None:
         """Return the language code for the texts of a task: the language of the task, if it has only one.
 
-        If it has several languages, or one that the tokenizer does not support, return `self.language`. A model without
-        a processor uses ISO 639-3 codes, by default "eng".
+        If the task has several languages, or one that the tokenizer does not support, return `self.language`. A model
+        without a processor uses ISO 639-3 codes, by default "eng".
         """
         languages = set(task_metadata.hf_subsets_to_langscripts.get(hf_subset) or [])
         languages -= {"zxx-Zxxx"}  # mteb's code for "no linguistic content"

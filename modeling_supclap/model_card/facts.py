@@ -92,7 +92,7 @@ def read_results(folder: Path) -> list[dict[str, Any]]:
 def count_licenses(rows: Any) -> dict[str, int]:
     """Count the clips per license, most frequent first. Clips without a license are counted as `not stated`.
 
-    A stream is not read for this: its attribute `licenses` contains the counts.
+    For a stream, return its attribute `licenses`.
     """
     if rows is None or not len(rows):
         return {}
@@ -109,7 +109,9 @@ def count_licenses(rows: Any) -> dict[str, int]:
 
 
 def _relevant_arguments(args: Any, recorded: Mapping[str, Any], objective: str = "") -> dict[str, Any]:
-    """Select the arguments for the card: non-default training arguments, recipe arguments, and those in `_ALWAYS`."""
+    """Select the arguments for the card: training arguments that differ from their default or are in `_ALWAYS`, and
+    recipe arguments.
+    """
     plain = args.to_dict()
     relevant = {name: value for name, value in recorded.items() if name not in plain and value not in (None, [], {})}
     for each in fields(args):
@@ -162,7 +164,9 @@ def public_command(arguments: Sequence[str]) -> str:
 
 
 def versions_of(results: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the package versions from the first results that contain them, else the installed versions."""
+    """Return the package versions recorded in the first results that have them. If none has, return the installed
+    versions.
+    """
     return next((dict(each["versions"]) for each in results if "versions" in each), None) or package_versions()
 
 

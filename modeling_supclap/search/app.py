@@ -145,7 +145,7 @@ def make_page(searcher: Searcher, recordings: str | Path) -> Any:
 def render_hits(searcher: Searcher, hits: Sequence[Hit], vector: np.ndarray) -> str:
     """Render the hits of a query embedding (d,) as HTML, with a plot of the scores along each recording.
 
-    Scores below `Searcher.background` are pale, because texts that describe no sound reach such scores, too.
+    Scores below `Searcher.background` have a pale colour, because texts that describe no sound reach such scores, too.
     """
     if not hits:
         return "<p>No indexed recording to search.</p>"

@@ -89,7 +89,8 @@ class IndexReport:
 class Stamp(NamedTuple):
     """Size (bytes) and times (ns) of a file, used to detect files that may have changed.
 
-    Both times are compared, because programs can set the modification time (mtime), but not the change time (ctime).
+    The modification time (mtime) and the change time (ctime) are compared, because programs can set the first, but not
+    the second.
     """
 
     size: int
@@ -162,7 +163,9 @@ class SoundIndex:
         return bool(self._read(query.to_list))
 
     def replace(self, entries: Sequence[IndexedFile]) -> None:
-        """Replace the entries of files. The file table is written last, so a new run repeats interrupted writes."""
+        """Replace the entries of files. The file table is written last: if a run is interrupted before, the next run
+        writes these files again.
+        """
         self._delete([entry.file for entry in entries], (self.files, self.windows))
 
         tables = [entry.as_windows(self.windows.schema) for entry in entries if len(entry.embeds)]
@@ -171,7 +174,9 @@ class SoundIndex:
         self.files.add(pa.Table.from_pylist([entry.as_row() for entry in entries], schema=FILES_SCHEMA))
 
     def remove(self, files: Sequence[str]) -> None:
-        """Remove files and their windows. The file table is last, so a new run repeats an interrupted removal."""
+        """Remove files and their windows. The file table is changed last: if a run is interrupted before, the next run
+        removes them again.
+        """
         self._delete(files, (self.windows, self.files))
 
     def _delete(self, files: Sequence[str], tables: Sequence[Any]) -> None:
@@ -285,7 +290,7 @@ class SoundIndex:
         return self._loaded[1]
 
     def _read(self, read: Callable[[], Any]) -> Any:
-        """Call `read`. If it fails, retry once, because another process may have deleted this version of the table."""
+        """Call `read`. If it fails, retry once, because another process may have replaced the table."""
         failures = (RuntimeError, OSError, ValueError, pa.ArrowException)
         with suppress(*failures):
             return read()
@@ -299,7 +304,8 @@ class SoundIndex:
 class IndexedFile(NamedTuple):
     """Window embeddings of one file, or the error if the file is unreadable.
 
-    The digest is "" if it is unknown, and `problem` is "" if the file is readable. `stamp` is taken before reading.
+    The digest is "" if it is unknown, and `problem` is "" if the file is readable. `stamp` is taken before the file is
+    read, so that a change during reading is found by the next run.
     """
 
     file: str  # path relative to the indexed folder, with forward slashes

@@ -73,8 +73,8 @@ class Searcher:
 
     Raises:
         FileNotFoundError: The index does not exist.
-        ValueError: The index was built with another model. Or `model` is None, and the index metadata names a Python
-            function, which could run any code.
+        ValueError: The index was built with another model. Or `model` is None, and the index metadata contains the name
+            of a Python function, which is not called for safety.
     """
 
     def __init__(self, index: str | Path, model: EmbeddingModel | str | None = None, device: str | None = None) -> None:
@@ -154,7 +154,7 @@ class Searcher:
     def background(self, within: str | None = None) -> float:
         """Return the 95 % quantile of the best scores of texts that describe no sound (`BACKGROUND_TEXTS`).
 
-        The texts are searched in the index, or in the file `within`. If the index has changed, they are searched again.
+        Only the file `within` is searched, if it is set. The result is computed again if the index has changed.
         """
         version = self.index.windows.version, within
         if self._background is None or self._background[0] != version:

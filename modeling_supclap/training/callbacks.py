@@ -187,7 +187,9 @@ class EMACallback(TrainerCallback):
 
 
 class ThroughputCallback(TrainerCallback):
-    """Callback that measures training time per clip, excluding evaluation and saving, and the processor time."""
+    """Callback that measures the training time per clip, excluding evaluation and saving, and the CPU time of the
+    process.
+    """
 
     def __init__(self, averages: Averages) -> None:
         self.averages = averages
@@ -220,8 +222,9 @@ class ThroughputCallback(TrainerCallback):
 class LanguageErrorsCallback(TrainerCallback):
     """Callback that logs the errors from training on only some languages per step (ATRI 3.2, eq. 6).
 
-    The errors are computed on the last batch before each log, without dropout, from the captions in all K languages. A
-    log costs as much compute as a KCL training step. It contains only the values of the first process.
+    The errors are computed on the last batch before each log, without dropout, from the captions in all K languages.
+    Each log costs as much compute as a KCL training step. With several processes, only the values of the first one are
+    logged.
 
     - `data_distribution_error`: Result of `losses.data_distribution_error`, 0 to 2. If all similarities are equal, it
       is 0 for KCL, 2(1 - 2/K) for CACL and 2(1 - 1/K) for one language.
@@ -285,7 +288,8 @@ class DriftCallback(TrainerCallback):
     `_a2t`. The callback also logs:
 
     - `drift_cosine_objective`, `drift_cosine_objective_literal`: `drift_cosine` of the update by the whole objective,
-      with both directions and all terms. They are not logged if no gradient reaches the texts.
+      with both directions and all terms. For "literal", see `drift_cosine`. They are not logged if no gradient reaches
+      the texts.
     - `positive_similarity_p10`, `_p50`, `_p90`: Quantiles of the cosine similarity of positive pairs.
     - `positive_similarity_histogram`: Histogram of this similarity (SupCLAP fig. 4). It is stored only in
       `state.log_history`, because `report_to` services accept only scalars.
@@ -324,7 +328,9 @@ class DriftCallback(TrainerCallback):
             state.log_history[-1]["positive_similarity_histogram"] = similarity_histogram(self._cosines)
 
     def _pairs(self, embeds: Tensor) -> Tensor:
-        """Select the embedding in the first of K languages for each recording: (N, d) or (N, R K, d) -> (R N, d)."""
+        """Select the embedding in the first of K languages for each of R recordings per sample: (N, d) or (N, R K, d)
+        -> (R N, d).
+        """
         audio_embeds = self._batch["audio_embeds"]
         roles = audio_embeds.shape[1] if audio_embeds.ndim == 3 else 1
         if embeds.ndim == 2:

@@ -49,8 +49,8 @@ def last_checkpoint(folder: str | Path, resumes: bool) -> str | None:
     The folder need not exist. Pass `resumes=False` for a new run.
 
     Raises:
-        ValueError: The run does not resume, but a checkpoint exists and would be overwritten. Or the run resumes, but
-            all checkpoints are incomplete or damaged.
+        ValueError: A new run would overwrite a checkpoint. Or the run resumes, but all checkpoints are incomplete or
+            damaged.
     """
     incomplete: list[str] = []
     for path in reversed(sort_checkpoints(str(folder))):
@@ -97,7 +97,7 @@ def checkpoint_flaws(checkpoint: str | Path) -> list[str]:
 def write_frozen(
     checkpoint: Path, folder: Path, weights: Mapping[str, torch.Tensor], frozen: set[str], written: Mapping[str, str]
 ) -> dict[str, str]:
-    """Write the frozen weights, once per run, and an index file of all weights of a checkpoint.
+    """Write the frozen weights, unless they are already written, and an index file of all weights of a checkpoint.
 
     The index names its files as in a sharded checkpoint of transformers, so that `from_pretrained` and the Trainer load
     the checkpoint. The name of the frozen file contains a hash of its weights.
@@ -185,7 +185,9 @@ def refuse_another_run(
 
 
 def _settings(args: TrainingArguments, batches: EpochBatches | None) -> dict[str, Any]:
-    """Return the settings that a resumed run must not change: our arguments, the seed, and the batches of a stream."""
+    """Return the settings that a resumed run must not change: this package's arguments, the seed, and the batch size of
+    a stream.
+    """
     names = set(type(args).__dataclass_fields__) - set(TrainingArguments.__dataclass_fields__) - _MAY_CHANGE
     settings = {name: redact(getattr(args, name)) for name in sorted(names | {"seed"})}  # folders without their paths
     if batches is not None:

@@ -238,7 +238,7 @@ class TrainingCollator(ContrastiveCollator):
         return self._batch(rows, positions, captions)
 
     def drawn_among_all(self, row: Row) -> tuple[list[bool], list[tuple[str, str]]]:
-        """Return the caption sampled for a clip in this epoch, with its translations into all languages.
+        """Return the caption sampled for a clip in this epoch, in all languages.
 
         Returns:
             Two lists with one entry per language: whether training uses this language for the clip in this epoch, and

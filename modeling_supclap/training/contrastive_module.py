@@ -59,13 +59,13 @@ class ContrastiveModule(nn.Module):
 
     Args:
         objective: Module that computes the loss from the embeddings (see `objectives.py`).
-        chunk_size: Number of clips, and number of texts, with activations in memory at a time. None: one clip and one
-            text per row; on a GPU at least the numbers above.
+        chunk_size: Number of clips, and number of texts, with activations in memory at a time. None: `kept_tokens` is
+            used instead.
         cache_frozen: When to cache the outputs of towers without trainable parameters. "auto": if the tower is
             deterministic in training mode (no dropout, for example). "always": put the tower in evaluation mode, which
             disables dropout. "never": no caching.
-        kept_tokens: Number of tokens with activations in memory, and a quarter of the number of frames. None: the
-            numbers above. The chunk that is embedded last always keeps its activations.
+        kept_tokens: Number of tokens with activations in memory; four frames count as one token. The chunk that is
+            embedded last always keeps its activations. None: the default described above.
     """
 
     accepts_loss_kwargs = False
@@ -120,8 +120,7 @@ class ContrastiveModule(nn.Module):
             attention_mask: `(B, K, L)`, 1 for real tokens.
             audio_attention_mask: `(B R, frames)`, 1 for real frames.
             is_longer: `(B R, 1)`, input for HTSAT towers.
-            group_ids: Group ids of the clips, for the objective. `class_ids` are also for the objective, in TeminAL
-                stage a.
+            group_ids, class_ids: Inputs of the objective: group ids of the clips, and class ids in TeminAL stage a.
             audio_lengths: Number of real frames of each of the B R clips. None: computed from the mask, which makes the
                 CPU wait for the GPU.
             text_lengths: Number of real tokens of each of the B K texts, like `audio_lengths`.
@@ -167,7 +166,7 @@ class ContrastiveModule(nn.Module):
     def _embed(
         self, kind: str, inputs: Mapping[str, torch.Tensor | None], count: int, lengths: Sequence[int] | None = None
     ) -> torch.Tensor:
-        """Embed all clips or texts of `count` rows, R per row: `(count R, ...) -> (count R, d)`."""
+        """Embed all clips or texts of `count` rows, with R clips or texts per row: `(count R, ...) -> (count R, d)`."""
         present = {name: tensor for name, tensor in inputs.items() if tensor is not None}
         rows = next(iter(present.values()))
         # Chunks are shortened along the last axis, if it is the time axis. In spectrograms of transformers encoders, it

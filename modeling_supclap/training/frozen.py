@@ -23,7 +23,7 @@ LIMIT_BYTES = 2 << 30
 
 
 class FrozenCache:
-    """Cache in CPU memory for the output vectors of one frozen tower, which consists of the modules `parts`."""
+    """Cache in CPU memory for the output vectors of one frozen tower. `parts` are the modules of the tower."""
 
     def __init__(self, parts: Iterable[nn.Module], limit_bytes: int = LIMIT_BYTES) -> None:
         self.limit_bytes = limit_bytes

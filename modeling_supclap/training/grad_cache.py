@@ -55,8 +55,8 @@ def embed_in_chunks(
         mask: Name of the input that is 1 for real tokens or frames and 0 for padding, `(N, L)`. The last axis of each
             input must then have size L or 1. None: rows keep their order and padding.
         kept_cells: Maximum cells with activations in memory. The last chunk always keeps its activations.
-        fewest_cells: A much shorter row starts a new chunk if the current chunk has at least this number of cells.
-            None: always fill each chunk.
+        fewest_cells: Minimum cells of a chunk that ends early, before a row of at most 0.75 times its length. None:
+            fill each chunk.
         tokens: Embedding table that `embed` uses for `input_ids`. If there are several chunks, the table is read once
             per batch. Its gradient, which is as large as the table, is then computed once, not once per chunk.
         lengths: `real_lengths` of the mask. None: computed from the mask.
@@ -167,7 +167,7 @@ def _with_shared_rows(embed: Embed, tokens: nn.Embedding, input_ids: Tensor) -> 
 class _UsedRows(torch.autograd.Function):
     """Autograd function that selects the rows `used` of an embedding table `weight`.
 
-    The gradient of the table is sparse if it is added to an existing gradient, because this needs less memory.
+    If the table already has a gradient, the new gradient is a sparse tensor, because this needs less memory.
     """
 
     @staticmethod
