@@ -3,8 +3,9 @@
 Events follow each other or overlap. The captions describe the order and the repetitions of the events, their loudness
 and distance, and the room. A training clip has one caption, a validation or test clip has up to five.
 
-Validation and test clips differ from training clips in their sets of sounds, in their recordings and in the wording of
-their captions. If the table of recordings has speakers or folds, these differ as well.
+Validation and test clips differ from training clips in their sets of sounds (a single sound in its description), in
+their recordings and in the wording of their captions. If the table of recordings has speakers or folds, these differ
+as well.
 """
 
 import hashlib

@@ -312,7 +312,7 @@ class SyntheticEventsConfig(RowConfig):
                 raise ValueError(f"{name} is {getattr(self, name)}; expected at least {least}")
 
     def fingerprints(self) -> dict[str, str]:
-        """Return named hashes of the code and the audio settings for the cache key."""
+        """Return hashes of the code and of the audio settings for the cache key, `{name: hash}`."""
         fingerprints = {**super().fingerprints(), "audio": self.audio_name}
         if self.audio_dir is not None:
             fingerprints["audio_dir"] = str(Path(self.audio_dir).expanduser().resolve())

@@ -48,9 +48,9 @@ class WavCapsConfig(FolderConfig):
         blacklists: Blacklist files to use. They list the clips that are also in other datasets; these clips are
             excluded. Defaults to all files. With an empty list no clip is excluded, and evaluation on the other
             datasets is not zero-shot.
-        num_test: Number of clips in the test split, sampled at random from all clips that are not blacklisted, even if
-            their audio is missing. The SupCLAP paper (section E.2) holds out 5,000.
-        num_validation: Number of clips in the validation split, sampled in the same way. The paper uses 0.
+        num_test: Number of source recordings in the test split, sampled at random from those that are not blacklisted,
+            even if their audio is missing. The SupCLAP paper (section E.2) holds out 5,000 clips.
+        num_validation: Number of source recordings in the validation split, sampled in the same way. The paper uses 0.
         seed: Random seed for the sampling.
     """
 
