@@ -289,7 +289,7 @@ def _read_file(
 ) -> tuple[np.ndarray, int]:
     """Read a file, or a part of it, at its original sampling rate. Return the waveform and the rate.
 
-    If this package is not installed, the file is read with soundfile.
+    A copy of this module in a saved model works without the package. It then reads files with soundfile.
     """
     if isinstance(file, str) and file.startswith(("http://", "https://")):
         try:

@@ -214,10 +214,10 @@ def encode_audio(  # type: ignore[misc]  # mypy compares the keywords of an over
         audio: One recording or a list of recordings. A recording is a file (a path, a URL, an open file or the bytes of
             a file), a waveform (samples,), (channels, samples) or (samples, channels), or a pair of a waveform and its
             sampling rate, as in torchaudio, librosa, scipy and Gradio. It may also be a mapping with "array" and
-            "sampling_rate", or a value from a `datasets.Audio` column. Other remote files, such as `s3://...`, can be
-            read only if this package is installed. A 2-D array outside a list is a batch (clips, samples). It is one
-            recording if it has more than eight rows and at most eight columns. An array with two rows is ambiguous and
-            raises. Floats have full scale 1; int16 and int32 are PCM.
+            "sampling_rate", or a value from a `datasets.Audio` column. Other remote files, such as `s3://...`, need the
+            installed package; the code in a saved model is not enough. A 2-D array outside a list is a batch (clips,
+            samples), except that an array with more than eight rows and at most eight columns is one recording. An
+            array with two rows is ambiguous and raises. Floats have full scale 1; int16 and int32 are PCM.
         processor: Processor of the model. None: use `model.processor`.
         sampling_rate: Sampling rate of the waveforms in hertz: one value for all, or a list with one value per input.
             Ignored for inputs that include a sampling rate.

@@ -33,7 +33,7 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
         n_fft: FFT size in samples.
         win_size: Length of the periodic Hann window in samples.
         hop_size: Hop length in samples.
-        f_min, f_max: Lowest and highest frequency of the mel bands in hertz. None: half the sampling rate.
+        f_min, f_max: Lowest and highest frequency of the mel bands in hertz. f_max=None: half the sampling rate.
         center: Whether to centre frame t at sample t * `hop_size`, with reflection padding at both ends of the clip.
         top_db: Dynamic range of a clip in decibels.
         padding_value: Not used, but the published `preprocessor_config.json` files contain it. Clips are padded

@@ -1,6 +1,6 @@
 """Multilingual losses of ATRI (KCL and CACL), and its error measures for steps that train only some of the languages.
 
-To train on one random language per clip (ML-CLAP), pass these captions to `info_nce`.
+For one random language per clip (ML-CLAP), use `info_nce` with captions in random languages.
 """
 
 from __future__ import annotations

@@ -112,10 +112,10 @@ def support_vector_loss(
     L = mean_i -log( exp(s(t_sup_i, a_i)) / sum_j exp(s(t_sup_i, a_j)) ), t_sup_i = t_i + R_i u_i, s = logit_scale cos.
 
     Here t_i is anchor i (a text), a_i is target i (its audio clip), and u_i is the unit vector from t_i to a_i. In
-    InfoNCE, the negatives push the anchor away. The SVR term scales the component of this push perpendicular to u by 1
-    - R / ||a - t||, and keeps the component parallel to u (SupCLAP eq. 7 and 8). This is exact for `similarity="dot"`
-    (SupCLAP eq. 16). A random model has a loss of log N at R = 0, and a smaller loss at R > 0. The loss of a perfect
-    model approaches 0.
+    InfoNCE, the negatives push the anchor away. This push has a component perpendicular to u and one parallel to u. The
+    SVR term multiplies the perpendicular one by 1 - R / ||a - t||, and keeps the other (SupCLAP eq. 7 and 8). This is
+    exact for `similarity="dot"` (SupCLAP eq. 16). A random model has a loss of log N at R = 0, and a smaller loss at R
+    > 0. The loss of a perfect model approaches 0.
 
     Args:
         anchors: (N, d), unit norm; texts for the text-to-audio direction.

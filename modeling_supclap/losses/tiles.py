@@ -166,7 +166,7 @@ def checkpoint_tiles(tile: Callable[[slice], T], size: int, chunk_size: int) -> 
 def refuse_second_derivatives(recomputed: Tensor) -> Tensor:
     """Return the tensor, with a hook that raises RuntimeError in a backward pass with `create_graph=True`.
 
-    The error prevents wrong second derivatives, because checkpointing saves detached activations.
+    Second derivatives would be wrong, because checkpointing saves detached activations.
     """
 
     def check(gradient: Tensor) -> None:
