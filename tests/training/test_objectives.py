@@ -1,6 +1,7 @@
 """Objectives, compared with sums of the loss functions as in the papers, and their logs."""
 
 import pytest
+import reference
 import torch
 
 from modeling_supclap.losses import (
@@ -16,6 +17,7 @@ from modeling_supclap.losses import (
     teminal_b_weights,
     temporal_nce,
 )
+from modeling_supclap.recipes.controls import ShuffledTargets
 from modeling_supclap.training.objectives import ContrastiveObjective, TemporalObjective, build_objective
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
@@ -90,6 +92,21 @@ def test_a_fixed_radius_of_zero_is_infonce(tmp_path):
     total, logs = evaluate(objective(tmp_path, svr="bi-fixed", radius_ratio=0.0))
     torch.testing.assert_close(total, 2 * info_nce(AUDIO, TEXT, SCALE))
     assert logs["radius_t2a"] == 0
+
+
+def test_shuffled_targets_move_anchors_toward_the_target_of_another_pair():
+    module = ShuffledTargets(num_similarities=4).double()
+    module.regularizer.start_radii(0.3)
+    total, logs = evaluate(module)
+    svr = []
+    for anchors, targets in ((TEXT, AUDIO), (AUDIO, TEXT)):
+        rows = []
+        for i, anchor in enumerate(anchors.tolist()):
+            support = reference.support_vector(anchor, targets[i - 1].tolist(), 0.3)
+            rows.append([SCALE.item() * reference.cosine(support, target) for target in targets.tolist()])
+        svr.append(reference.mean([reference.log_ratio(row, [i]) for i, row in enumerate(rows)]))
+    assert [logs["loss_svr_t2a"].item(), logs["loss_svr_a2t"].item()] == pytest.approx(svr)
+    assert total.item() == pytest.approx(reference.info_nce(AUDIO, TEXT, SCALE.item()) + sum(svr))
 
 
 def test_unidirectional_displaces_texts_only(tmp_path):
