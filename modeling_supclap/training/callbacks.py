@@ -283,13 +283,12 @@ class DriftCallback(TrainerCallback):
     """Callback that logs drift, radius and positive similarity (SupCLAP fig. 1, 3 and 4).
 
     The statistics are computed at logging steps only, in each process, from the global batch before the log. They do
-    not affect training. The callback logs the values of `drift_statistics` for the text-to-audio direction of the loss,
-    without and with the SVR term. The keys of the radius and of the SVR factor end with the direction, `_t2a` or
-    `_a2t`. The callback also logs:
+    not affect training. The callback logs the values of `drift_statistics` for the text-to-audio direction of the loss.
+    The keys of the radius and of the SVR factor end with the direction, `_t2a` or `_a2t`. The callback also logs:
 
     - `drift_cosine_objective`, `drift_cosine_objective_literal`: `drift_cosine` of the update by the whole objective,
-      with both directions and all terms. For "literal", see `drift_cosine`. They are not logged if no gradient reaches
-      the texts.
+      with both directions and all terms. "literal" is an argument of `drift_cosine`. They are not logged if no gradient
+      reaches the texts.
     - `positive_similarity_p10`, `_p50`, `_p90`: Quantiles of the cosine similarity of positive pairs.
     - `positive_similarity_histogram`: Histogram of this similarity (SupCLAP fig. 4). It is stored only in
       `state.log_history`, because `report_to` services accept only scalars.
@@ -328,9 +327,7 @@ class DriftCallback(TrainerCallback):
             state.log_history[-1]["positive_similarity_histogram"] = similarity_histogram(self._cosines)
 
     def _pairs(self, embeds: Tensor) -> Tensor:
-        """Select the embedding in the first of K languages for each of R recordings per sample: (N, d) or (N, R K, d)
-        -> (R N, d).
-        """
+        """Reshape embeddings (N, d) or (N, R K, d) to (R N, d), and keep only the first of the K languages."""
         audio_embeds = self._batch["audio_embeds"]
         roles = audio_embeds.shape[1] if audio_embeds.ndim == 3 else 1
         if embeds.ndim == 2:

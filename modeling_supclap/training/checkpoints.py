@@ -49,7 +49,7 @@ def last_checkpoint(folder: str | Path, resumes: bool) -> str | None:
     The folder need not exist. Pass `resumes=False` for a new run.
 
     Raises:
-        ValueError: A new run would overwrite a checkpoint. Or the run resumes, but all checkpoints are incomplete or
+        ValueError: A new run would overwrite a checkpoint, or all checkpoints of a resumed run are incomplete or
             damaged.
     """
     incomplete: list[str] = []
@@ -97,7 +97,8 @@ def checkpoint_flaws(checkpoint: str | Path) -> list[str]:
 def write_frozen(
     checkpoint: Path, folder: Path, weights: Mapping[str, torch.Tensor], frozen: set[str], written: Mapping[str, str]
 ) -> dict[str, str]:
-    """Write the frozen weights, unless they are already written, and an index file of all weights of a checkpoint.
+    """Write the frozen weights of a checkpoint, unless the output folder contains them, and an index of all its
+    weights.
 
     The index names its files as in a sharded checkpoint of transformers, so that `from_pretrained` and the Trainer load
     the checkpoint. The name of the frozen file contains a hash of its weights.
@@ -185,9 +186,7 @@ def refuse_another_run(
 
 
 def _settings(args: TrainingArguments, batches: EpochBatches | None) -> dict[str, Any]:
-    """Return the settings that a resumed run must not change: this package's arguments, the seed, and the batch size of
-    a stream.
-    """
+    """Return the settings that a resumed run must not change."""
     names = set(type(args).__dataclass_fields__) - set(TrainingArguments.__dataclass_fields__) - _MAY_CHANGE
     settings = {name: redact(getattr(args, name)) for name in sorted(names | {"seed"})}  # folders without their paths
     if batches is not None:
@@ -205,7 +204,9 @@ def _trainable(module: nn.Module) -> list[str]:
 
 
 def _differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
-    """List each changed value with its old and new value, including values in nested dicts."""
+    """Return one line for each setting that has changed, with its old and its new value. Nested dicts are compared key
+    by key.
+    """
     differences: list[str] = []
     for name in sorted(before.keys() | now.keys()):
         old, new = before.get(name), now.get(name)

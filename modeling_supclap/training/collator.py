@@ -139,7 +139,6 @@ class ContrastiveCollator:
         self._limit_seconds(max_chunk_seconds(processor.feature_extractor))
 
     def _limit_seconds(self, clip_seconds: float | None) -> None:
-        """Lower the maximum duration of a recording, so that all recordings of a clip fit into `clip_seconds`."""
         if clip_seconds is not None:
             share = clip_seconds / self.recordings_per_clip
             self.max_audio_seconds = share if self.max_audio_seconds is None else min(self.max_audio_seconds, share)
@@ -310,12 +309,11 @@ class TemporalCollator(TrainingCollator):
         items: Source of recordings, temporal relations and captions. It samples new items for each epoch.
         stage: `a` or `b`.
         window_seconds: Maximum duration that the model can process in one window (10.12 s for CED). None: no limit.
-        **shared: `languages`, `seed`, `max_audio_seconds` and `scheme`, as in `TrainingCollator`, with two differences.
-            First, `max_audio_seconds` limits each recording before it is joined with another one. A longer recording
-            is cropped to its beginning, or from its first sound if the beginning is silent. The limit is at most half
-            of `window_seconds` and half the maximum of the feature extractor (10 s for CLAP, so 5 s), so that both
-            sounds fit into one window. Second, if `scheme` is `kcl`, each item has captions in all languages. If it is
-            `random`, all captions of a pair are in the same random language.
+        max_audio_seconds: Maximum duration of a recording before it is joined with another one. A longer recording is
+            cropped to its beginning, or from its first sound if the beginning is silent. The limit is at most half of
+            `window_seconds`, and half of the maximum of the feature extractor (10 s for CLAP), so that both sounds fit.
+        scheme: `kcl`: captions in all languages. `random`: all captions of a pair are in the same random language.
+        **shared: `languages` and `seed`, as in `TrainingCollator`.
     """
 
     recordings_per_clip = 2

@@ -59,8 +59,10 @@ class FrozenCache:
     def __call__(self, pool: Callable[[Rows], Tensor], inputs: Rows, mask: str | None) -> Tensor:
         """Return the output vectors of a batch. The tower runs only on rows that are not in the cache.
 
-        `pool` runs the tower on tensors with N rows, `{input name: tensor}`. `mask` is the name of the mask
-        among these tensors, as in `embed_in_chunks`.
+        Args:
+            pool: Function that runs the tower on the inputs.
+            inputs: Tensors with N rows, `{input name: tensor}`.
+            mask: Name of the input that is 1 for real tokens or frames and 0 for padding. None: no padding.
 
         Returns:
             `(N, D)`, without gradient.

@@ -44,8 +44,8 @@ def embed_in_chunks(
     """Embed a batch in chunks, with the same gradients as `embed(inputs)`.
 
     Memory is counted in cells. A cell is one token or frame of one row in a chunk, including padding. The longest rows
-    come first. The backward pass begins with the last chunk, so the last chunks (at least one) keep their activations.
-    Each of the other chunks needs one more forward pass, during the backward pass.
+    come first. The last chunks (at least one) keep their activations, because the backward pass begins with them. It
+    repeats the forward pass of the other chunks.
 
     Args:
         embed: Function from rows of the batch to their embeddings `(n, d)`. The embedding of a row must not depend on
@@ -55,8 +55,8 @@ def embed_in_chunks(
         mask: Name of the input that is 1 for real tokens or frames and 0 for padding, `(N, L)`. The last axis of each
             input must then have size L or 1. None: rows keep their order and padding.
         kept_cells: Maximum cells with activations in memory. The last chunk always keeps its activations.
-        fewest_cells: Minimum cells of a chunk that ends early, before a row of at most 0.75 times its length. None:
-            fill each chunk.
+        fewest_cells: Minimum number of cells after which a much shorter row starts a new chunk. A row is much shorter
+            if it has at most 0.75 times the length of the longest row in the chunk. None: each chunk is filled.
         tokens: Embedding table that `embed` uses for `input_ids`. If there are several chunks, the table is read once
             per batch. Its gradient, which is as large as the table, is then computed once, not once per chunk.
         lengths: `real_lengths` of the mask. None: computed from the mask.

@@ -55,13 +55,13 @@ def block_names(tower: nn.Module) -> list[str]:
 
 
 def train_last_layers(model: SupCLAPModel, audio_layers: int = 1, text_layers: int = 1) -> list[str]:
-    """Freeze a model except for the last blocks of each tower, later modules, projections and temperature.
+    """Freeze a model except for the last blocks of each tower, the modules after them, projections and temperature.
 
-    Later modules are modules that the tower defines after its blocks, such as a final norm or the BERT pooler. Batch
-    norms stay frozen, because the HTSAT batch norm normalizes the input.
+    The modules after the blocks are, for example, a final norm or the BERT pooler. Batch norms stay frozen, because the
+    HTSAT batch norm normalizes the input.
 
-    TeminAL trains one block of each tower. With BERT-base, its pooler and 1,024 shared dimensions, 9,515,520 text
-    parameters are trainable, as in TeminAL table 5. Table 5 lists the audio parameters of CNN14, not of HTSAT.
+    TeminAL trains one block of each tower. For BERT-base and a shared space of 1,024 dimensions, these are 9,515,520
+    text parameters, as in TeminAL table 5. Table 5 lists the audio parameters of CNN14, not of HTSAT.
 
     Args:
         model: Model, changed in place. A second call replaces the selection of the first one.
@@ -108,8 +108,8 @@ def add_lora(
         audio_layers: Number of audio blocks with adapters, counted from the last. `text_layers` is the same for text.
 
     Raises:
-        ValueError: The model already has adapters, a tower has too few blocks, the blocks have no attention, both
-            numbers of blocks are 0, or adapters are requested for a WavLM audio tower.
+        ValueError: The model already has adapters, a tower has too few blocks, the blocks have no attention,
+            `audio_layers` and `text_layers` are both 0, or adapters are requested for a WavLM audio tower.
     """
     if getattr(model, "peft_config", None):
         raise ValueError("the model already has adapters; call merge_lora first")

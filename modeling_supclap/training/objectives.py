@@ -87,8 +87,8 @@ class SupportVectorRegularizer(nn.Module):
     ) -> tuple[Tensor, Logs]:
         """Compute the regularized loss, `()`, and the values to log, `{name: value}`.
 
-        The arguments are as in the base loss: `text_embeds` is `(N, d)`, or `(K, N, d)` for a multilingual loss.
-        `base_loss` computes the base loss. It is not called if one softmax computes base loss and SVR terms together.
+        The arguments are those of the base loss. `text_embeds` is `(N, d)`, or `(K, N, d)` for a multilingual loss.
+        `base_loss` computes the base loss. It is not called if `info_nce_with_support_vectors` computes all terms.
         """
         if not self._has_started:
             self.start_radii(positive_distance(text_embeds.detach(), audio_embeds.detach()).mean())

@@ -31,8 +31,8 @@ class ContrastiveOptions:
             first of `languages`) and one other. `module:Class` is your own `nn.Module`, with one caption per clip.
         svr: Support Vector Regularization (SVR): `none`, or a static or dynamic radius in one direction (`uni-static`,
             `uni-dynamic`) or both (`bi-static`, `bi-dynamic`). For control experiments: `uni-fixed` and `bi-fixed`.
-        radius_ratio: Radius of `uni-fixed` and `bi-fixed`, as a fraction of the distance of each pair. At 0 the SVR
-            term is InfoNCE; at 1 it contrasts the clips with each other, and the texts with each other.
+        radius_ratio: Radius of `uni-fixed` and `bi-fixed`, as a fraction of the distance of each pair. 0: the SVR term
+            is InfoNCE. 1: it contrasts the clips with each other, and the texts with each other.
         svr_alpha: Weight of the SVR term, relative to the sum of both directions of the base loss (SupCLAP eq. 6).
         svr_beta: Weight of the constraint on dynamic radii (SupCLAP eq. 9).
         svr_similarity: Similarity between support vectors and targets: `cosine` or `dot`. Use `dot` only with a dynamic

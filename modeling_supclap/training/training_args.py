@@ -50,8 +50,8 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
     is loaded at the end. By default, `dataloader_pin_memory` is True if a GPU is available, and `tf32` is True if the
     GPU supports TF32. With TF32, float32 matrix products round their inputs to 10 bits of mantissa.
 
-    `dataloader_persistent_workers` is off. With persistent workers, the loader draws its seed from torch's generator
-    once per run, not once per epoch, so that a resumed run would draw other dropout masks than an uninterrupted one.
+    `dataloader_persistent_workers` is off, because a resumed run would draw other dropout masks than an uninterrupted
+    one. With persistent workers, the loader draws its seed from torch's generator once per run, not once per epoch.
 
     Attributes:
         training_data: Name and options of the training data, recorded by the recipes. A resumed run must use the same
