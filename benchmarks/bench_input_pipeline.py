@@ -67,7 +67,7 @@ def load_stored(data_dir: Path, folder: Path, clips: int) -> dict[str, datasets.
 def compare_reading(
     rows: Mapping[str, datasets.Dataset], collator: TrainingCollator, rounds: int, batch_size: int
 ) -> list[Row]:
-    """Time reading and batching in a single process and thread."""
+    """Measure the time to read recordings and to build batches, in a single process and thread."""
 
     def read(storage: str) -> None:
         for row in rows[storage]:

@@ -53,7 +53,9 @@ def loop(texts: Any, clips: Any, relevant: Ranks, is_sorted: bool, size: int = 1
 
 
 def measure(texts: int = 4785, clips: int = 957, dim: int = 512, rounds: int = 5) -> list[Row]:
-    """Time the ranking of one clip per text by counting, and by the loops. Measure the memory of counting."""
+    """Measure the time to rank one clip per text, in the package and in the loops, and the memory that the package
+    needs.
+    """
     rng = np.random.default_rng(0)
     queries, gallery = directions(rng, texts, dim), directions(rng, clips, dim)
     relevant = rng.integers(0, clips, texts)

@@ -73,7 +73,7 @@ def build(folder: str, number: int, centres: np.ndarray) -> dict[str, float]:
 
 
 def ask(folder: str, number: int) -> dict[str, float]:
-    """Measure search in all recordings, in one recording, and with the compared methods."""
+    """Measure search in all recordings and in one recording, and the methods that it is compared with."""
     import lancedb  # noqa: F401, imported before the timing starts
 
     started = time.perf_counter()
@@ -143,7 +143,7 @@ def _peak_gigabytes() -> float:
 def measure(
     rows: Sequence[int] = (10_000, 100_000), dim: int = 512, queries: int = 20, folder: str | None = None
 ) -> list[Row]:
-    """Measure an index for each number of windows in `rows`. Times of queries are wall times.
+    """Measure building and searching an index for each number of windows in `rows`: time, memory, disk size and recall.
 
     The indexes are kept in `folder`, if it is set.
     """

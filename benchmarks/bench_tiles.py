@@ -4,9 +4,9 @@
 
 The tiles are parts of the similarity matrix; several processes compute different tiles. Each measurement starts new
 processes for one forward and backward pass, and each process has a part of the embeddings. Memory is the peak resident
-set minus the resident set before the step. The tiled loss and its gradients are compared with the plain loss (float64),
-and the results of several processes with those of a single process (float32). The plain loss stores several matrices of
-4 N^2 bytes: 4 GiB each for 32,768 clips.
+set minus the resident set before the step. The tiled loss and its gradients are compared with the loss without tiles
+(float64), and the results of several processes with those of a single process (float32). Without tiles, the loss stores
+several matrices of 4 N^2 bytes: 4 GiB each for 32,768 clips.
 """
 
 from __future__ import annotations

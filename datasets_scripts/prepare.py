@@ -255,7 +255,7 @@ class ShardWriter:
         return sum(len(record["notes"]) for record in self.records)
 
     def write(self, entries: Iterable[Entry]) -> list[dict[str, Any]]:
-        """Write the rows from `next_row` to the end of the split; return the records of all shards of the split.
+        """Write the rows of the split that are not in a finished shard, and return the records of all its shards.
 
         The keys of a record are "file", "rows", "row_groups", "bytes", "payload_bytes", "sha256" and "notes".
         """

@@ -41,8 +41,8 @@ FORMAT = 2
 class Storage(NamedTuple):
     """Storage format of the audio in a prepared dataset.
 
-    `codec` is "none" (only the path is stored), "file" (bytes of the original file), or "flac" or "int16" (decoded and
-    resampled audio).
+    `codec` is "none" (only the path is stored), "file" (the bytes of the original file are stored), or "flac" or
+    "int16" (the decoded and resampled audio is stored).
     """
 
     codec: str

@@ -1,4 +1,4 @@
-"""Load the pretrained model and processor at the start of a recipe."""
+"""Load the model and the processor that a recipe starts from."""
 
 from __future__ import annotations
 

@@ -563,10 +563,10 @@ def gather(
 
 
 def get_cost(runs: Sequence[Run]) -> dict[str, float]:
-    """Compute the mean cost of the last training of each run, as a dict of the costs that the runs have recorded.
+    """Compute the mean training costs of several runs: "steps", "captions", and "seconds" of processor time.
 
-    The costs are "steps", "captions" and "seconds" of processor time. "captions" counts the captions that the text
-    encoder embeds: steps * clips per step * texts per clip.
+    "captions" is the number of captions that the text encoder embeds: steps * clips per step * texts per clip. A cost
+    is missing if no run has recorded it.
     """
     costs: dict[str, list[float]] = {"steps": [], "captions": [], "seconds": []}
     for results, _ in runs:

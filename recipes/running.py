@@ -92,10 +92,7 @@ def say(text: str) -> None:
 
 
 def join_processes(device: str | None) -> PartialState:
-    """Connect the launched processes.
-
-    The timeout is 30 days. A short one is not needed, because the launcher stops all processes if one fails.
-    """
+    """Connect the launched processes. The timeout is 30 days, because the launcher stops all processes if one fails."""
     import torch
     from accelerate import PartialState
 

@@ -218,7 +218,7 @@ class Score:
 
 @dataclass
 class Results:
-    """Results of an evaluation, a training run or a post-training.
+    """Results of an evaluation or of a training run.
 
     Attributes:
         content: Content of `results.json`: "schema", "model", "protocol", "scores", "versions", "run" (time and device;

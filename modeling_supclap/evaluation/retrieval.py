@@ -262,8 +262,7 @@ def _score_direction(
 
 
 def resampling_units(sources: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """Assign each of N rows to a bootstrap resampling unit. Return the name of the unit for each row, (N,): its first
-    recording.
+    """Group N rows into bootstrap resampling units. Return the first recording of each row's unit, (N,).
 
     Outcomes of rows from the same recording, or in the same group, are not independent. A unit is therefore a connected
     component of the graph that links rows with the same recording or the same group.

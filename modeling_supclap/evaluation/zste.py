@@ -241,8 +241,6 @@ def evaluate_pairs(prediction: Any, intervals: Intervals | None = None) -> tuple
 
 
 def _is_own_first(similarity: np.ndarray) -> np.ndarray:
-    """Return for each clip whether its own caption has the highest score among the captions of its pair, (N, R, R) ->
-    (N, R).
-    """
+    """Return whether each clip is closest to its own caption among the captions of its pair, (N, R, R) -> (N, R)."""
     own = np.einsum("nrr->nr", similarity)
     return (similarity >= own[:, :, None]).sum(axis=2) == 1

@@ -318,7 +318,7 @@ class IndexedFile(NamedTuple):
     problem: str = ""
 
     def as_row(self) -> dict[str, Any]:
-        """Convert to a row of the file table."""
+        """Return the row of this file in the file table."""
         fields = {**self._asdict(), **self.stamp._asdict()}
         return {name: fields[name] for name in FILES_SCHEMA.names}
 

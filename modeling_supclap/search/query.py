@@ -74,7 +74,7 @@ class Searcher:
     Raises:
         FileNotFoundError: The index does not exist.
         ValueError: The index was built with another model. Or `model` is None, and the index metadata contains the name
-            of a Python function, which is not called for safety.
+            of a Python function. It is not called, because it could run any code.
     """
 
     def __init__(self, index: str | Path, model: EmbeddingModel | str | None = None, device: str | None = None) -> None:
