@@ -207,8 +207,8 @@ def as_waveform(clip: Any, from_hz: float | None, to_hz: int, name: str = "the c
 def resample(waveform: np.ndarray, from_hz: int, to_hz: int) -> np.ndarray:
     """Resample a waveform (samples,) with torchaudio's windowed sinc interpolation.
 
-    The ratio to_hz / from_hz is rounded to a fraction with a denominator of at most 2000. The filter of an exact ratio
-    can need gigabytes (44,101 Hz), because its size grows with from_hz * to_hz / gcd(from_hz, to_hz)^2.
+    The ratio to_hz / from_hz is rounded to a fraction with a denominator of at most 2000. Without rounding, a rate such
+    as 44,101 Hz would need a filter of gigabytes, because the size grows with from_hz * to_hz / gcd(from_hz, to_hz)^2.
 
     Returns:
         Float32 waveform of ceil(samples * to_hz / from_hz) samples. If the rates are equal, this is the input array.

@@ -37,9 +37,8 @@ SONAR_TEXT_CONFIG: dict[str, Any] = {
 
 
 class OwnTypeMixin:
-    """Mixin for configurations: `from_pretrained` raises ValueError if the file has a different `model_type`.
-
-    transformers only warns in this case.
+    """Mixin for configurations: `from_pretrained` raises ValueError if the file has a different `model_type`, while
+    transformers only warns.
     """
 
     model_type: ClassVar[str]
@@ -287,8 +286,8 @@ class SupCLAPConfig(OwnTypeMixin, PreTrainedConfig):
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> Any:
         """Save the configuration. If the folder contains model code, also copy the code of the two encoders.
 
-        An import of each encoder is added to `towers.py` in the folder, because transformers downloads only the code
-        files that are imported.
+        The function adds an import of each encoder to `towers.py` in the folder, because transformers downloads only
+        code files that are imported.
         """
         saved = super().save_pretrained(save_directory, *args, **kwargs)
         folder, source = Path(save_directory), Path(__file__).parent

@@ -22,7 +22,8 @@ BANDS_TOGETHER = 16
 class CEDFeatureExtractor(SequenceFeatureExtractor):
     """Feature extractor for CED: log-mel spectrograms in decibels (16 kHz, 64 HTK mel bands, one frame every 10 ms).
 
-    db = max(level, peak - `top_db`), where level = 10 log10(max(mel power, 1e-10)) and peak is the clip's highest level
+    db = max(level, peak - `top_db`), where level = 10 log10(max(mel power, 1e-10)) and peak is the clip's highest
+    level.
 
     Clips are not cropped, and the features of a clip do not depend on the other clips in the batch. The
     `preprocessor_config.json` files of the `mispeech/ced-*` checkpoints can be loaded.
@@ -219,8 +220,8 @@ def _front_end(
 ) -> tuple[torch.Tensor, list[tuple[int, int, torch.Tensor]]]:
     """Return the window (n_fft,) and the mel filters.
 
-    The mel bands are split into groups of adjacent bands. The filters of a group are a tuple `(first band, first row,
-    weights)`: `weights` applies to the rows of `squares` in `_log_mel` that start at `first row`.
+    The filters of a group of adjacent mel bands are a tuple `(first band, first row, weights)`. The product of
+    `weights` and the rows of `squares` in `_log_mel`, starting at `first row`, is the power of these bands.
     """
     window = torch.zeros(n_fft)
     start = (n_fft - win_size) // 2

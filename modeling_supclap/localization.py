@@ -3,7 +3,7 @@
     result = model.localize("dawn.wav", ["a dog barks", "un chien aboie"], language=["eng", "fra"])
     result.start_seconds[result.scores[:, 0].argmax()]
 
-Before pooling, the output of the audio tower has one vector per time step. A step lasts 0.16 s for CED, 0.04 s for
+Before pooling, the output of the audio tower contains one vector per time step. A step lasts 0.16 s for CED, 0.04 s for
 Dasheng, 0.31 s for CLAP's HTSAT and 0.23 s for CNN14. The tower's own pooling is applied to the steps in each window,
 so overlapping windows need no additional forward passes. Training needs no time labels, because it uses the embeddings
 of whole clips.

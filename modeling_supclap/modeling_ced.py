@@ -44,7 +44,7 @@ class CEDAttention(nn.Module):
     def forward(
         self, hidden_states: torch.Tensor, attention_mask: Any = None, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return (B, N, D), and the attention weights, which are None with SDPA or flash attention."""
+        """Return the output (B, N, D) and the attention weights. The weights are None with SDPA or flash attention."""
         batch, tokens, width = hidden_states.shape
         qkv = self.qkv(hidden_states).view(batch, tokens, 3, -1, self.head_dim)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
@@ -101,8 +101,8 @@ class CEDBatchNorm(nn.BatchNorm1d):
 
 
 class CEDPatchConv2d(nn.Conv2d):
-    """Convolution with stride = kernel size, computed as one matrix product. This makes the gradient 6 x faster on a
-    CPU.
+    """Convolution with stride = kernel size, computed as one matrix product because its gradient is then 6 x faster on
+    a CPU.
 
     Use the weights only inside `forward`. With a `device_map`, they may be on disk until `forward` is called.
     """

@@ -16,8 +16,8 @@ class ClipPipeline(ZeroShotAudioClassificationPipeline):
     """Zero-shot audio classification pipeline for `SupCLAPModel` with any audio tower.
 
     transformers pads the clips in a batch along the second axis, which is the mel axis of CED spectrograms. Therefore
-    the mel and time axes are swapped before batching, and swapped back before the model is called. The inputs of
-    other audio encoders, except CLAP, are computed as in `SupCLAPProcessor`.
+    the mel and time axes are swapped before batching, and swapped back before the model is called. For other audio
+    encoders, except CLAP, the inputs are computed as in `SupCLAPProcessor`.
     """
 
     def preprocess(self, *args: Any, **kwargs: Any) -> Any:

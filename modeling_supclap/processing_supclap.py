@@ -31,7 +31,9 @@ _PUNCTUATION = re.compile('[(),.!?;:|*"，。！？；：、]')
 
 
 class SupCLAPAudioKwargs(TypedDict, total=False):
-    """Options of the feature extractor, except `max_length` and `padding`, which apply to captions only."""
+    """Options of the feature extractor. `max_length` and `padding` are not among them, because they apply to captions
+    only.
+    """
 
     return_tensors: str | None
 
@@ -48,8 +50,8 @@ class SupCLAPProcessor(ProcessorMixin):
 
     Args:
         feature_extractor: Feature extractor of the audio tower. CLAP's feature extractor does not resample audio and
-            requires 48 kHz. The processor first cuts clips to its maximum length (10 s), because it crops longer clips
-            at random positions.
+            requires 48 kHz. The processor first cuts clips to 10 s, because this extractor would crop longer clips at
+            random positions.
         tokenizer: Tokenizer of the text tower. NLLB tokenizers mark the language of each caption with a language
             token; other tokenizers ignore the language.
         plain_captions: Whether to lower-case captions and remove punctuation except apostrophes and hyphens, as in

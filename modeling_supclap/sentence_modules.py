@@ -46,8 +46,8 @@ def read_sentence_modules(name: str, pooling: str | None = None) -> SentenceModu
     Return None if the model has no `modules.json`, or if `pooling` is not None and differs from the model's pooling.
 
     Raises:
-        ValueError: The weights of a dense layer are missing. If `pooling` is None, this error is also raised for an
-            unsupported pooling or module.
+        ValueError: The weights of a dense layer are missing, or `pooling` is None and the model has an unsupported
+            pooling or module.
     """
     modules = _read_json(name, "modules.json") or []
     mode, dense, weights, normalize = "", [], [], False

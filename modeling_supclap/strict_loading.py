@@ -48,7 +48,7 @@ def damaged(path: Path, error: Exception) -> str:
 
 
 def _check_source(name: Any) -> None:
-    """Raise an error where transformers would report a wrong cause, wait forever, or load a wrong model.
+    """Raise an error for a source that transformers would load wrongly or with a misleading error.
 
     Raises:
         OSError: A local folder does not exist (transformers reports an invalid Hub id), or a file in it is a named pipe

@@ -195,7 +195,7 @@ class ModelArguments:
 
 @dataclass
 class TrainedPartArguments:
-    """Trained part of the model: all, the last blocks, or adapters in the last blocks. Projections are always trained."""
+    """Trained part of the model: all, the last blocks, or adapters in these blocks. Projections are always trained."""
 
     train_last_layers: int | None = option("Train only this number of last blocks of each encoder.")
     audio_layers: int | None = option("Overrides train_last_layers for the audio encoder.")

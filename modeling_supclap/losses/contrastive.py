@@ -139,9 +139,8 @@ def reweighted_info_nce(
     because 1 - P+ is detached in the equation. At w = 1 the loss equals `info_nce`.
 
     The equation is ours, because the paper only describes the baseline in words: a learnable scalar w amplifies the
-    gradient of the positive. A learned w grows as long as the positives have similarities above 0. The paper reports
-    lower retrieval scores than for plain InfoNCE. This equation reproduces the decrease; weighting the positive inside
-    the softmax does not (see `recipes/LOG.md`).
+    gradient of the positive. The paper reports lower retrieval scores than for plain InfoNCE. This equation reproduces
+    the decrease; weighting the positive inside the softmax does not (see `recipes/LOG.md`).
 
     Args:
         audio_embeds, text_embeds: (N, d), unit norm; text i belongs to audio i.

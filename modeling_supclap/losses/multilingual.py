@@ -133,7 +133,7 @@ def data_distribution_error(
 
     p is the softmax of the scaled similarities over all positive pairs of the batch, in all languages. p'_e is the
     softmax over the pairs trained in one step. The error equals 2 (1 - sum of p over the trained pairs). It is 0 for
-    KCL, which trains all pairs. If all similarities are equal, training k of K languages has an error of 2 (1 - k/K).
+    KCL, which trains all pairs. If all similarities are equal and a step trains k of K languages, it is 2 (1 - k/K).
 
     Args:
         audio_embeds: (N, d), unit norm.
@@ -196,9 +196,9 @@ def _positive_logits(
 def alignment_direction_error(audio_embeds: Tensor, text_embeds: Tensor, trained: Tensor) -> Tensor:
     """Compute the angle between the ideal and the trained direction of each clip (ATRI 3.2, fig. 2).
 
-    The ideal direction points from the audio embedding to the mean embedding of the captions in all languages (ATRI
-    eq. 20). The trained direction points to the mean over the languages of the step. The angle is 0 for KCL, which
-    trains all languages.
+    The ideal direction points from the audio embedding to the mean embedding of the captions in all languages (ATRI eq.
+    20). The trained direction points to the mean embedding of the captions that the step trains. The angle is 0 for
+    KCL, which trains all languages.
 
     Args:
         audio_embeds: (N, d), unit norm.

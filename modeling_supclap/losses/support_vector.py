@@ -93,7 +93,7 @@ def support_vectors(
 
 
 def _zero_to_infinity(norm: Tensor) -> Tensor:
-    """Replace norms near 0 by infinity, so that a division by them returns 0."""
+    """Replace norms near 0 by infinity, so that a vector divided by its norm becomes 0."""
     return F.threshold(norm, torch.finfo(norm.dtype).eps ** 0.5, torch.inf)
 
 

@@ -1,7 +1,7 @@
 """TeminAL loss: InfoNCE with a weight for each candidate, and the weights of the two TeminAL stages.
 
 A TeminAL A batch contains n single sounds, then n pairs of sounds. A TeminAL B batch contains n pairs of sounds in
-order (forward), then the same pairs reversed, then overlaid. Text i is the caption of item i.
+forward order, then the same pairs in reversed order, then the same pairs overlaid. Text i is the caption of item i.
 """
 
 from __future__ import annotations
@@ -123,9 +123,9 @@ def teminal_b_weights(
 ) -> Tensor:
     """Build the candidate weights of TeminAL B, for n forward, n reversed and n overlaid pairs (TeminAL eq. 3-7).
 
-    The table shows the weight of a candidate for each item. In the table, "time" is `alpha_same_time` if both come from
-    the same pair of sounds, otherwise `alpha_cross_time`. "overlay" is `alpha_same_overlay` if both come from the same
-    pair of sounds, otherwise `alpha_cross_overlay`.
+    The table shows the weight of a candidate for each item. In the table, "time" is `alpha_same_time` if item and
+    candidate come from the same pair of sounds, otherwise `alpha_cross_time`. "overlay" is `alpha_same_overlay` or
+    `alpha_cross_overlay` by the same rule.
 
     | item \\ candidate | forward | reversed | overlaid |
     |---|---|---|---|
