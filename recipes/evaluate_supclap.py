@@ -257,11 +257,15 @@ def main() -> None:
 
     from modeling_supclap import evaluation
     from modeling_supclap.recipes.compare_results import write_tables
+    from modeling_supclap.recipes.models import has_model
 
     if not is_first_process():
         return
     if not args.model or len(set(args.model)) < len(args.model):
         raise ValueError(f"model is {args.model}; pass --model with distinct folders, Hub ids or module:function")
+    missing = [name for name in args.model if ":" not in name and not has_model(name)]
+    if missing:
+        raise FileNotFoundError(f"model {', '.join(missing)} does not exist, as a folder or on the Hub")
 
     # Read every dataset before the first evaluation.
     suite = read_suite(args, sys.argv[1:]) if args.suite else {str(args.mteb or args.dataset): args}

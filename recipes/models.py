@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
+
 from transformers import ClapConfig, ClapProcessor, PreTrainedConfig
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.conversion import load_clap, processor_from_clap, supclap_from_clap
 from modeling_supclap.conversion.layouts import FUSION_REMARK
 from modeling_supclap.recipes.running import say
+
+
+@cache
+def has_model(name: str) -> bool:
+    """Return whether a model exists as a local folder, in the Hub cache, or on the Hub."""
+    try:
+        return Path(name).exists() or bool(PreTrainedConfig.get_config_dict(name))
+    except (OSError, ValueError):
+        return False
 
 
 def is_clap(name: str) -> bool:

@@ -276,6 +276,7 @@ def check_step(step: Step) -> tuple[Estimate | None, list[str]]:
     Return a tuple of the estimated cost and the missing inputs. The cost is None for recipes other than "train".
     """
     from modeling_supclap.recipes.estimates import estimate
+    from modeling_supclap.recipes.models import has_model
 
     parsed = parse_arguments(RECIPES[step.recipe][1], [], settings=step.settings)
 
@@ -299,17 +300,6 @@ def check_step(step: Step) -> tuple[Estimate | None, list[str]]:
         split = "test" if step.recipe == "evaluate" else "train"
         missing += find_lack(dataset, split, json.dumps(config, sort_keys=True))
     return (estimate(parsed) if step.recipe == "train" else None), missing
-
-
-@cache
-def has_model(name: str) -> bool:
-    """Return whether a model exists as a local folder, in the Hub cache, or on the Hub."""
-    from transformers import PreTrainedConfig
-
-    try:
-        return Path(name).exists() or bool(PreTrainedConfig.get_config_dict(name))
-    except (OSError, ValueError):
-        return False
 
 
 @cache

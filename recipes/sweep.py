@@ -52,6 +52,8 @@ def main() -> None:
     named, args = parse_names(SweepArguments, about=__doc__)
     has_config = bool(named) and named[0].endswith((".yaml", ".yml"))
     config = read_settings(named.pop(0) if has_config else DEFAULT_CONFIG)
+    if not named and len(args.seeds) < 2:
+        raise ValueError("got no settings and one seed; pass settings such as svr=none,bi-static, or several --seeds")
 
     cells = []
     for name, settings in combine(named).items():

@@ -273,7 +273,10 @@ def load_objective(name: str) -> nn.Module:
     objective = getattr(importlib.import_module(module_name), class_name, None)
     if not isinstance(objective, type) or not issubclass(objective, nn.Module):
         raise ValueError(f"got loss={name!r}; expected the name of a subclass of nn.Module in {module_name}")
-    return objective()
+    try:
+        return objective()
+    except TypeError as error:
+        raise ValueError(f"got loss={name!r}; it must need no arguments: {error}") from error
 
 
 def build_objective(args: SupCLAPTrainingArguments) -> ContrastiveObjective:

@@ -282,6 +282,13 @@ def test_wrong_suites_are_named(folder, tmp_path, suite, message):
     assert not (folder / "never").exists()
 
 
+def test_a_missing_model_is_named_before_the_first_evaluation(folder, tmp_path):
+    words = ["--model", folder / "model0", folder / "modle1", "--output_dir", tmp_path / "out"]
+    with pytest.raises(FileNotFoundError, match="modle1"):
+        run_recipe(evaluate_supclap, folder / "config.yaml", *words)
+    assert not (tmp_path / "out").exists()
+
+
 def test_datasets_of_a_suite_lie_in_folders_of_their_names(folder, tmp_path):
     esc50_folder(tmp_path / "esc50", 3, 3)
     words = ["--suite", "esc50", "--data_dir", tmp_path, "--model", folder / "model0", "--tasks", "zero_shot"]

@@ -54,6 +54,12 @@ def test_finished_runs_are_written_if_another_run_fails(calls, tmp_path):
     assert pandas.read_csv(tmp_path / "table.csv")["model"].tolist() == ["svr_alpha=1"]
 
 
+def test_a_sweep_needs_settings_or_several_seeds(calls, tmp_path):
+    with pytest.raises(ValueError, match="no settings"):
+        run_recipe(sweep, "smoke.yaml", "--output_dir", tmp_path)
+    assert not calls
+
+
 @pytest.mark.parametrize("words", [["svr_alfa=1,2"], ["svr_alpha"], ["svr_alpha=0.1,often"], ["dataset=esc50"]])
 def test_wrong_settings_are_named_before_the_first_run(calls, tmp_path, words):
     with pytest.raises((ValueError, FileNotFoundError), match=words[0].partition("=")[0] + "|esc50"):

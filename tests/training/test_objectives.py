@@ -18,7 +18,12 @@ from modeling_supclap.losses import (
     temporal_nce,
 )
 from modeling_supclap.recipes.controls import ShuffledTargets
-from modeling_supclap.training.objectives import ContrastiveObjective, TemporalObjective, build_objective
+from modeling_supclap.training.objectives import (
+    ContrastiveObjective,
+    TemporalObjective,
+    build_objective,
+    load_objective,
+)
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -230,6 +235,8 @@ def test_logs_hold_no_graph(tmp_path):
         (lambda path: ContrastiveObjective("kcl")(AUDIO, TEXTS[:, :1], SCALE), "K = 1"),
         (lambda path: objective(path, loss="kcl"), "kcl"),
         (lambda path: TemporalObjective("c"), "stage='c'"),
+        (lambda path: load_objective("torch.nn:Linear"), "torch.nn:Linear.*in_features"),
+        (lambda path: load_objective("torch.nn:functional"), "torch.nn:functional"),
         (lambda path: TemporalObjective("a")(*ROLES, SCALE), r"\(N, 2, d\)"),
         (lambda path: TemporalObjective("a")(*ROLES[:, :, :2], SCALE), "class_ids"),
     ],
