@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import re
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -49,7 +48,6 @@ _ANNOUNCED = re.compile(r"^ *(?:data|SSND|riff|Riff size|Data Size) *: (\d+) \(s
 # Placeholder sizes in a WAV or AU file that was written to a pipe with unknown length: the file is not truncated.
 _STREAMED_SIZES = (0x7FFFFFFF, 0x7FFFFFFF - 36, 0xFFFFFFFF, 0xFFFFFFFF - 36)
 
-_FFMPEG_SECONDS = 120  # only malicious files take longer to decode
 _BLOCK_FRAMES = 2**22  # frames per read, because a header may announce more frames than fit in memory
 _MOST_FRAMES = 2**40  # libsndfile reports at least this many frames for a FLAC that was written to a pipe
 
@@ -323,25 +321,12 @@ def _decode_with_ffmpeg(content: bytes, name: str, refusal: Exception) -> tuple[
             "(apt-get install ffmpeg, conda install ffmpeg) and torchcodec, or convert the file to FLAC"
         ) from error
 
-    decoded: list[Any] = []
+    try:
+        decoder = AudioDecoder(content)
+        waveform, metadata = decoder.get_all_samples().data.mean(dim=0).numpy(), decoder.metadata
+    except Exception as error:
+        raise _not_audio(content, name, "libsndfile or FFmpeg", error) from error
 
-    def decode() -> None:
-        try:
-            decoder = AudioDecoder(content)
-            samples = decoder.get_all_samples().data.mean(dim=0).numpy()
-            decoded[:] = samples, decoder.metadata
-        except Exception as error:
-            decoded[:] = [error]
-
-    thread = threading.Thread(target=decode, daemon=True)
-    thread.start()
-    thread.join(_FFMPEG_SECONDS)
-    if not decoded:
-        raise BadAudioError(f"{name} ({len(content)} bytes) was not decoded by FFmpeg within {_FFMPEG_SECONDS} seconds")
-    if isinstance(decoded[0], Exception):
-        raise _not_audio(content, name, "libsndfile or FFmpeg", decoded[0]) from decoded[0]
-
-    waveform, metadata = decoded
     announced_seconds, rate_hz = metadata.duration_seconds_from_header, metadata.sample_rate
     if announced_seconds is None or not _MP4.match(content):
         return waveform, rate_hz

@@ -51,16 +51,11 @@ def _check_source(name: Any) -> None:
     """Raise an error for a source that transformers would load wrongly or with a misleading error.
 
     Raises:
-        OSError: A local folder does not exist (transformers reports an invalid Hub id), or a file in it is a named pipe
-            (transformers waits forever).
+        OSError: A local folder does not exist (transformers reports an invalid Hub id).
         ValueError: The folder contains only a LoRA adapter, and its base model does not exist. Or the adapter contains
             whole modules (`modules_to_save`), which transformers before version 5.18 ignores.
     """
     path = str(name)
-    if name is not None and os.path.isdir(path):
-        for file in Path(path).iterdir():
-            if file.is_fifo():
-                raise OSError(f"{file} is a named pipe; a model folder may contain regular files only")
     if name is None or os.path.isfile(os.path.join(path, "config.json")):
         return
     if not os.path.isdir(path) and not is_hub_id(path):

@@ -18,6 +18,8 @@ logger = logging.getLogger(__name__)
 SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".aif", ".aiff", ".m4a", ".aac")
 """Supported formats in order of preference. libsndfile reads all formats except the last two, which require FFmpeg."""
 
+_HIDDEN = (".", "__MACOSX")
+
 _OTHER_SUFFIXES = (".mp4", ".webm", ".mkv", ".wma")  # suffixes in metadata of files that were converted later
 
 _STARTS = ("{start}", "{start:.1f}", "{start:.3f}", "{start:06d}", "{start_ms}")
@@ -38,54 +40,32 @@ Segment = tuple[str, int]
 def walk(folder: str | Path) -> list[str]:
     """List all files in a folder and its sub-folders, as sorted relative paths with slashes.
 
-    Symbolic links to folders are followed, but each folder is listed only once. Hidden files, folders without read
-    permission, pipes and devices are skipped. File names that are not UTF-8, and unreadable entries such as a link to
-    itself, are skipped with a warning.
+    Symbolic links to folders are followed, but each folder is listed only once. Hidden files, pipes, devices and
+    unreadable entries are skipped. File names that are not UTF-8 are skipped with a warning.
     """
     files: list[str] = []
     undecodable: list[str] = []
-    unreadable: list[str] = []
     seen: set[str] = set()
-
-    # The first sub-folder by name is on top of the stack: if several links lead to one folder, the first one is used.
-    stack = [""]
-    while stack:
-        start = stack.pop()
-        path = os.path.join(folder, start)
+    for path, folders, names in os.walk(folder, followlinks=True):
         real = os.path.realpath(path)
         if real in seen:
+            folders.clear()
             continue
         seen.add(real)
+        folders[:] = sorted(name for name in folders if not name.startswith(_HIDDEN))
 
-        try:
-            entries = list(os.scandir(path))
-        except PermissionError:  # such as lost+found
-            continue
-        except OSError:
-            unreadable.append(start)
-            continue
-
-        folders = []
-        for entry in entries:
-            name = start + entry.name  # contains surrogates if the name is not UTF-8
-            if entry.name.startswith((".", "__MACOSX")):
-                continue
-            try:
-                if entry.is_dir():
-                    folders.append(f"{name}/")
-                elif entry.is_file():
-                    (undecodable if re.search("[\ud800-\udfff]", name) else files).append(name)
-            except OSError:
-                unreadable.append(name)
-        stack += sorted(folders, reverse=True)
+        for name in names:
+            file = os.path.join(path, name)
+            if not name.startswith(_HIDDEN) and os.path.isfile(file):
+                relative = os.path.relpath(file, folder).replace(os.sep, "/")
+                # A name that is not UTF-8 contains surrogates.
+                (undecodable if re.search("[\ud800-\udfff]", relative) else files).append(relative)
 
     if undecodable:
         logger.warning(
             "%s: %d file names are not UTF-8 and are skipped, such as %r; rename them",
             folder, len(undecodable), min(undecodable),
         )  # fmt: skip
-    if unreadable:
-        logger.warning("%s: %d unreadable entries are skipped: %s", folder, len(unreadable), listing(unreadable))
     return sorted(files)
 
 

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import re
 import unicodedata
 
 import numpy as np
@@ -171,9 +170,8 @@ def test_durations_are_read_from_the_header(tmp_path):
     assert duration_seconds(tmp_path / "broken.wav") is None
 
 
-def test_a_link_to_itself_is_skipped_with_a_warning(tmp_path, caplog):
+def test_a_link_to_itself_is_skipped(tmp_path):
     touch(tmp_path, ["sub/a.wav"])
     (tmp_path / "sub" / "loop").symlink_to("loop")
     (tmp_path / "loop.wav").symlink_to(tmp_path / "loop.wav")
     assert walk(tmp_path) == ["sub/a.wav"]
-    assert re.search(r"\b2 .*loop\.wav", caplog.text)
