@@ -240,6 +240,7 @@ class PostTrainingArguments(DatasetArguments):
     prompts: str | None = option("Names of sounds: labels or phrases. Default: labels for English alone, else phrases.")
     stages: list[str] = option("Stages to train, in order; b alone is TeminAL B.", ["a", "b"])
     use_after: bool = option("Replace half of the captions 'x before y' by 'y after x'.", True)
+    random_order: bool = option("Exchange the sounds in the captions of half of the training pairs (a control).", False)
     num_phrasings: int | None = option("Number of phrasings of each sentence; the paper uses 1. Default: all.")
     pairs_per_epoch: int | None = option("Number of class pairs per epoch; by default, all pairs once.")
     eval_pairs: int = option("Number of held-out pairs to evaluate on.", 90)

@@ -103,7 +103,7 @@ def load_items(
     )
     eval_pairs = min(args.eval_pairs, len(classes) * (len(classes) - 1))
     return (
-        make_items(train, pairs_per_epoch=args.pairs_per_epoch),
+        make_items(train, pairs_per_epoch=args.pairs_per_epoch, random_order=args.random_order),
         make_items(selection, pairs_per_epoch=eval_pairs),
         make_items(scored, pairs_per_epoch=eval_pairs),
     )

@@ -166,6 +166,8 @@ class TemporalItems:
             stopped in a fixed random order of all pairs, and restarts at its end.
         use_after: Whether "c_j after c_i" replaces "c_i before c_j" in a random half of the items.
         num_phrasings: Number of phrasings per sentence. 1: the paper's "X before Y", as in ZSTE. None: all phrasings.
+        random_order: Whether to exchange the two sounds in the captions of a random half of the pairs. In this control,
+            the order words are unrelated to the audio.
 
     Raises:
         ValueError: A row does not have exactly one label, an id is duplicated, there are fewer than two classes, a
@@ -181,8 +183,10 @@ class TemporalItems:
         pairs_per_epoch: int | None = None,
         use_after: bool = True,
         num_phrasings: int | None = None,
+        random_order: bool = False,
     ) -> None:
         self.rows, self._seed, self._use_after, self._num_phrasings = rows, seed, use_after, num_phrasings
+        self._random_order = random_order
         self.recordings = recordings_by_label(rows)
         self.languages = check_languages(languages)
         self.labels = tuple(sorted(self.recordings))
@@ -210,10 +214,11 @@ class TemporalItems:
         """
         rows = self.draw_rows("triple", epoch, index)
         relations = ("before", "after") if self._use_after else ("before",)
+        is_wrong = self._random_order and drawn((False, True), self._seed, "wrong order", epoch, index)
         items = []
         for role in ("forward", "reversed"):
             relation = drawn(relations, self._seed, "relation", epoch, index, role)
-            items.append(self._pair_item(role, relation, rows))
+            items.append(self._pair_item(role, relation, rows, is_wrong))
         return items[0], items[1], self._pair_item("overlaid", "while", rows)
 
     def stage_a(self, epoch: int, index: int) -> tuple[TemporalItem, TemporalItem]:
@@ -244,9 +249,9 @@ class TemporalItems:
             raise ValueError(f"all clips of {labels[1]!r} are from {first.source!r}, and so is clip {first.clip_id!r}")
         return self.rows[first.row_index], self.rows[drawn(others, *key, "second").row_index]
 
-    def _pair_item(self, role: str, relation: str, rows: tuple[Row, Row]) -> TemporalItem:
+    def _pair_item(self, role: str, relation: str, rows: tuple[Row, Row], is_wrong: bool = False) -> TemporalItem:
         first, second = self._phrases[rows[0]["labels"][0]], self._phrases[rows[1]["labels"][0]]
-        captions = self._describe(relation, first, second, exchange=role == "reversed")
+        captions = self._describe(relation, first, second, exchange=(role == "reversed") != is_wrong)
 
         rows = rows[::-1] if role == "reversed" else rows
         labels = (rows[0]["labels"][0], rows[1]["labels"][0])

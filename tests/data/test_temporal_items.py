@@ -139,6 +139,20 @@ def test_half_of_the_captions_use_after():
     assert Counter(re.findall(r"before|after|while", " ".join(plain))) == {"before": 4900, "while": 2450}
 
 
+def test_random_order_exchanges_the_captions_of_half_of_the_pairs():
+    rows = make_rows(PHRASES, sources=1, takes=1)
+    plain, control = (TemporalItems(rows, seed=0, use_after=False, random_order=value) for value in (False, True))
+    exchanged = 0
+    for index in range(len(plain)):
+        (forward, backward, overlaid), items = plain.triple(0, index), control.triple(0, index)
+        assert items[2] == overlaid
+        assert [item.clip_id for item in items] == [item.clip_id for item in (forward, backward, overlaid)]
+        captions = [item.captions for item in items[:2]]
+        assert captions in ([forward.captions, backward.captions], [backward.captions, forward.captions])
+        exchanged += captions[0] != forward.captions
+    assert abs(exchanged - 2450 / 2) < 5 * math.sqrt(2450) / 2
+
+
 def test_captions_match_the_rendered_audio():
     """The order of tones in the waveform is the order in the caption."""
     tones_hz = {"dog": 500, "rain": 1000, "wind": 2000}
