@@ -31,14 +31,15 @@ def directions(rng: np.random.Generator, rows: int, dim: int) -> NDArray[np.floa
 
 
 def counted(texts: Any, clips: Any, relevant: Ranks) -> Ranks:
-    """Rank by counting, as the package does. The time includes the similarity matrix and the metrics."""
+    """Rank the relevant clips as in the package: count the clips with higher scores. This also computes the scores and
+    the metrics.
+    """
     return retrieval_outcomes(LazySimilarity(texts, clips), relevant[:, None], K)["rank"]
 
 
 def loop(texts: Any, clips: Any, relevant: Ranks, is_sorted: bool, size: int = 1000) -> Ranks:
-    """Rank in a plain loop: sort the clips by their scores, or count those with a higher score than the relevant clip.
-
-    The time includes R@k and mAP@10.
+    """Rank the relevant clips in a plain loop, and compute R@k and mAP@10. The loop sorts the clips by their scores, or
+    counts the clips with a higher score than the relevant one.
     """
     chunks = []
     for start in range(0, len(texts), size):

@@ -94,7 +94,7 @@ def read_memory(field: str) -> int:
 def run_processes(
     name: str, clips: int, dim: int, chunk_size: int | None, world: int = 1, dtype: torch.dtype = torch.float32
 ) -> list[dict[str, Any]]:
-    """Run a step in `world` new processes. Return the results of each process."""
+    """Run one training step in several new processes, `world` in number. Return the results of each process."""
     with tempfile.TemporaryDirectory() as folder:
         start_processes(run_step, (name, clips, dim, chunk_size, world, folder, dtype), world, start_method="fork")
         return [torch.load(f"{folder}/{process}.pt") for process in range(world)]

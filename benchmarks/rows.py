@@ -81,7 +81,9 @@ def take_turns(
 
 
 def compare(seconds: Mapping[str, Sequence[float]], name: str, unit: str) -> tuple[float, float]:
-    """Divide the times of function `name` by those of `unit`. Return the ratio of the minima, and the median ratio."""
+    """Divide the times of function `name` by those of the reference function `unit`, round by round. Return the ratio
+    of the minima, and the median ratio.
+    """
     mine, theirs = seconds[name], seconds[unit]
     return min(mine) / min(theirs), statistics.median(a / b for a, b in zip(mine, theirs, strict=True))
 

@@ -79,8 +79,8 @@ def read_audio(
 
     Raises:
         FileNotFoundError: The file does not exist.
-        BadAudioError: The file is not audio, is truncated or empty, contains NaN, infinite or unscaled samples, or has
-            a sampling rate below 200 Hz or above 10 MHz.
+        BadAudioError: The file is not audio, is truncated or empty, contains samples that are NaN, infinite or far
+            above full scale, or has a sampling rate below 200 Hz or above 10 MHz.
         MissingDecoderError: The file requires FFmpeg, but FFmpeg is not installed.
     """
     if name is None:

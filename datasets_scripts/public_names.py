@@ -53,8 +53,8 @@ def redact(value: Any, from_anywhere: bool = False) -> Any:
     """Remove tokens and passwords from options, and reduce local paths to their last part.
 
     `value` is any value that JSON supports, including a string that contains JSON. A dict entry is removed if its key
-    indicates a secret (see `is_secret`). If `from_anywhere` is set, existing relative paths are made absolute first, so
-    that the result does not depend on the current folder.
+    indicates a secret (see `is_secret`). If `from_anywhere` is set, relative paths of existing files are also reduced
+    to their last part. The result is then the same for any current folder.
 
     >>> redact({"hub_token": "hf_x", "data_dir": "/home/me/ESC-50", "model": "laion/clap-htsat-fused"})
     {'data_dir': 'ESC-50', 'model': 'laion/clap-htsat-fused'}

@@ -120,7 +120,7 @@ class RowStream(IterableDataset):
         return self._changed(_columns=columns, features=datasets.Features(rest))
 
     def read(self, group: RowGroup, columns: Sequence[str]) -> Callable[[int], Row]:
-        """Read columns of a row group and return a function from index to row."""
+        """Read columns of a row group. Return a function that maps the index of a row in the group to the row."""
         get_row = self._split.read(group, [column for column in self._columns if column in columns])
 
         def get_mapped(number: int) -> Row:

@@ -55,7 +55,7 @@ class ParquetSplit:
             self.row_groups += [RowGroup(path, number, rows) for number, rows in enumerate(shard["row_groups"])]
 
     def read(self, group: RowGroup, columns: Sequence[str]) -> Callable[[int], Row]:
-        """Read columns of a row group and return a function from index to row."""
+        """Read columns of a row group. Return a function that maps the index of a row in the group to the row."""
         table = with_absolute_paths(_read_row_group(group.path, group.location, columns), self._root)
         return lambda number: table.slice(number, 1).to_pylist()[0]
 
@@ -114,7 +114,7 @@ class HubSplit:
         return captioned
 
     def read(self, group: RowGroup, columns: Sequence[str]) -> Callable[[int], Row]:
-        """Read columns of a row group and return a function from index to row."""
+        """Read columns of a row group. Return a function that maps the index of a row in the group to the row."""
         audio = self._columns.audio
         needed = [*self._columns.languages, *filter(None, [self._columns.label])]
         needed.append(f"{audio}.path" if self._is_struct and "audio" not in columns else audio)
@@ -164,7 +164,7 @@ class TarSplit:
                 self.row_groups.append(RowGroup(path, (part[0][0], part[-1][1]), len(part)))
 
     def read(self, group: RowGroup, columns: Sequence[str]) -> Callable[[int], Row]:
-        """Read columns of a row group and return a function from index to row."""
+        """Read columns of a row group. Return a function that maps the index of a row in the group to the row."""
         first, last = group.location
 
         def read_part(file: Any) -> bytes:

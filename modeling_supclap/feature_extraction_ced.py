@@ -191,10 +191,11 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
         return {"input_features": features, "audio_attention_mask": mask.long()}
 
     def _log_mel(self, waveforms: torch.Tensor) -> torch.Tensor:
-        """Compute mel levels in decibels (..., feature_size, T) from waveforms (..., samples), not limited by `top_db`.
+        """Compute log-mel spectrograms in decibels, (..., feature_size, T), from waveforms (..., samples), without the
+        limit `top_db`.
 
         With `center=True`, the caller must pad the waveforms by reflection first. The result equals torchaudio's
-        MelSpectrogram followed by amplitude_to_DB, but is faster: each group of mel bands uses only its own FFT bins.
+        MelSpectrogram followed by amplitude_to_DB, but is faster, because each mel band is computed from few FFT bins.
         """
         window, bands = _front_end(
             self.n_fft, self.win_size, self.f_min, self.f_max, self.feature_size, self.sampling_rate, waveforms.device

@@ -198,7 +198,7 @@ def read_suite(args: EvaluationArguments, words: Sequence[str]) -> dict[str, Eva
 
 
 def prepare(args: EvaluationArguments) -> tuple[Any, evaluation.EvaluationOptions]:
-    """Load the rows of a dataset or a task of mteb, and build the options of its evaluation."""
+    """Load the rows of a dataset, or a task of the package mteb. Return them with the evaluation options."""
     from modeling_supclap.datasets_scripts.builders.captions import label_phrases
     from modeling_supclap.datasets_scripts.schema import warn_of_shared_captions
 

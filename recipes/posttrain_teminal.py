@@ -52,7 +52,7 @@ def choose_prompts(args: PostTrainingArguments, languages: Sequence[str]) -> str
 def load_items(
     args: PostTrainingArguments, training: TemporalTrainingArguments, min_seconds: float = 0.0
 ) -> tuple[TemporalItems, TemporalItems, TemporalItems]:
-    """Build three sets of items for training, for selecting the best epoch, and for the final scores.
+    """Build three sets of items: one for training, one to select the best epoch, and one for the final scores.
 
     An item is a clip of one or two sounds, with its captions. The recordings come from the training split, or from all
     splits if `pool_splits` is set. The sets share no source recordings, except that the last two sets are equal if

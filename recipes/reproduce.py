@@ -488,7 +488,9 @@ def compare_rows(runs: Mapping[int, Run], baseline: Mapping[int, Run], place: Se
 
 
 def summarize(runs: Mapping[int, Run], baseline: Mapping[int, Run], place: Sequence[str]) -> dict[str, Any]:
-    """Return "values", "mean" and "std" of a score over the runs with a value, and the result of `compare_rows`."""
+    """Return "values", "mean" and "std" of a score over the runs that have this score. Add the differences to the
+    baseline from `compare_rows`.
+    """
     found = [get_value(*run, place) for run in runs.values()]
     values = [value for value in found if value is not None]
     if not values:

@@ -48,7 +48,8 @@ _CAPTION_COLUMN = re.compile(r"captions?(?:_(?P<key>[a-z]{2,3}|\d+))?")
 
 @dataclass
 class AudioFolderConfig(FolderConfig):
-    """Location, columns and splits of a folder with recordings and captions, in addition to `FolderConfig`.
+    """Options for a folder of recordings with captions: its location, the columns of its table, and its splits.
+    `FolderConfig` contains more options.
 
     Attributes:
         languages: Caption languages as ISO 639-3 codes, the anchor language first.
@@ -58,9 +59,10 @@ class AudioFolderConfig(FolderConfig):
         caption_columns: All caption columns with their languages, such as `deu=Beschreibung eng=English`. Overrides
             `caption_column` and `caption_language`; other caption columns are ignored.
         columns: Column names in the table, as `{field: column}` with fields in `FIELDS`, such as `{"split": "part"}`.
-        validation_fraction: Fraction of recordings for the validation split, at least one recording. They are sampled
-            at random if the folder has no splits. 0: no validation split.
-        test_fraction: Fraction of recordings for the test split, sampled in the same way. 1: test on all recordings.
+        validation_fraction: Fraction of recordings to sample for the validation split, at least one recording. Only
+            used if the folder does not define its splits. 0: no validation split.
+        test_fraction: Fraction of recordings to sample for the test split. Only used if the folder does not define its
+            splits. 1: test on all recordings.
         seed: Random seed for the sampling.
     """
 

@@ -195,9 +195,9 @@ def duration_seconds(path: Path) -> float | None:
 
 
 def listing(names: Sequence[str], most: int = 5, count: int | None = None) -> str:
-    """Format the first names for a message, followed by the number of remaining names.
+    """Format the first `most` names for a message, followed by the number of remaining names.
 
-    `count` is the number of all names, if `names` contains only some of them.
+    `count` is the total number of names, if `names` contains only some of them.
 
     >>> listing(["a.wav", "b.wav", "c.wav"], 2)
     'a.wav, b.wav and 1 more'

@@ -106,11 +106,11 @@ class TemporalItem:
     """Training item: one or two recordings, how to combine them, and captions.
 
     Attributes:
-        role: How the recordings are combined, one of `mixing.ROLES`.
+        role: How the recordings are combined, such as "forward" (see `mixing.ROLES`).
         rows: Dataset rows of the recordings, in the order of playback.
         labels: Class of each recording.
         captions: `{language: [caption, ...]}`; all captions have the same meaning.
-        clip_id: Role and clip ids; unique within an epoch.
+        clip_id: Id of the item, made of the role and the clip ids of the recordings; unique within an epoch.
     """
 
     role: str

@@ -81,7 +81,7 @@ def clap_from_supclap(model: SupCLAPModel) -> ClapModel:
 
     Args:
         model: Result of `supclap_from_clap`, or a model with the same tower types, `text_pooling="pooler"` and no logit
-            bias. Its weights are copied. Adapters must be merged before.
+            bias. Its weights are copied. Merge adapters first.
 
     Raises:
         ValueError: `ClapModel` does not support the towers, the pooling or the logit bias of the model.

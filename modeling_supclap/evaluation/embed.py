@@ -100,13 +100,11 @@ class ClipEmbeddings:
         return means
 
     def similarity(self, text_embeds: np.ndarray) -> np.ndarray | LazySimilarity:
-        """Compute the cosine similarity between M texts (M, d) and the N clips.
+        """Compute the cosine similarity between M texts (M, d) and the N clips, (M, N).
 
-        Equal embeddings have exactly equal cosines, so that metrics detect ties.
-
-        Returns:
-            Similarity (M, N). With mean pooling and more than `_STORED_SIMILARITIES` values, it is a `LazySimilarity`,
-            which is computed in tiles to save memory. Otherwise it is an array.
+        Clips with equal embeddings have exactly equal cosines, so that metrics detect ties. If the chunks of a clip are
+        averaged and the matrix has more than `_STORED_SIMILARITIES` values, the result is a `LazySimilarity`, which is
+        computed in tiles to save memory.
         """
         if self.pooling == "best" and not (self.counts == 1).all():
             # (M, P) -> (M, N): maximum over the chunks of each clip
@@ -191,8 +189,8 @@ def embed_split(
         rows: Dataset rows (see `datasets_scripts.schema` for the columns).
         policy: Truncation, chunking and pooling settings. None: use the defaults.
         cache: Embedding cache. None: disable caching.
-        on_bad_audio: Action for missing or unreadable recordings. "error" raises. "skip" leaves them out of the split
-            and lists them in `EmbeddedSplit.missing`.
+        on_bad_audio: Action for missing or unusable recordings. "error" raises. "skip" leaves them out of the split and
+            lists them in `EmbeddedSplit.missing`.
 
     Raises:
         ValueError: The split is empty, two rows have the same id, no recording is readable, or a length in `policy` is

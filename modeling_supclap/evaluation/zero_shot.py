@@ -139,13 +139,17 @@ def label_matrix(rows: Sequence[Row], classes: Sequence[str] | None = None) -> t
 def score_classes(
     similarity: np.ndarray, truth: np.ndarray, classes: Sequence[str], split: EmbeddedSplit, options: EvaluationOptions
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Score the similarity of N clips to C classes, (N, C), against their labels, bool (N, C).
+    """Score zero-shot predictions.
+
+    Args:
+        similarity: (N, C), cosine similarity of N clips and C classes.
+        truth: bool (N, C), the labels of the clips.
 
     Returns:
-        Tuple of the scores and the outcomes. With one label per clip, the scores are accuracies over all clips, per
-        class and per fold. The outcomes are the top-1 and top-5 hits, the true and the predicted class of each clip,
-        and the confusion matrix. If clips have several labels, the scores are mAP over the classes that have a clip,
-        and the average precision per class. The outcomes are these average precisions.
+        Tuple of the scores and the arrays for `Results`. With one label per clip, the scores are accuracies over all
+        clips, per class and per fold. The arrays are the top-1 and top-5 hits, the true and the predicted class of each
+        clip, and the confusion matrix. With several labels per clip, the scores are the average precision of each class
+        with at least one clip, and their mean, mAP. The arrays are the average precisions.
     """
     if (truth.sum(axis=1) > 1).any():
         return _score_multi_label(similarity, truth, classes, options)
@@ -184,7 +188,7 @@ def score_classes(
 def _score_multi_label(
     similarity: np.ndarray, truth: np.ndarray, classes: Sequence[str], options: EvaluationOptions
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Compute mAP over the classes that have a clip, with an interval from resampling the classes."""
+    """Compute mAP over the classes with at least one clip. Its bootstrap interval resamples the classes."""
     columns, num_clips = np.flatnonzero(truth.any(axis=0)), len(truth)
     names = np.array(classes)[columns]
     precisions = np.array([average_precision(similarity[:, column], truth[:, column]) for column in columns])

@@ -1,8 +1,8 @@
-"""Gradient caching: embed a batch in chunks of rows with similar length, with the exact gradients of the whole batch.
+"""Gradient caching (Gao et al., 2021, arXiv 2101.06983): embed a batch in chunks, with its exact gradients.
 
 Rows of similar length are embedded together, and each chunk is padded only to its longest row. If the activations of a
 batch exceed a limit, some chunks do not keep them. The backward pass then recomputes the activations of these chunks
-with the same dropout, by non-reentrant PyTorch checkpointing (Gao et al., 2021, arXiv 2101.06983).
+with the same dropout, by non-reentrant PyTorch checkpointing.
 """
 
 from __future__ import annotations
