@@ -164,14 +164,7 @@ def weight_error_term(
     sum (p'_e - p) grad_w log p (p and p'_e are defined in `data_distribution_error`). This sum is the gradient of the
     returned scalar sum (p'_e - p) log p, in which (p'_e - p) is detached. The scalar is 0 for KCL.
 
-    Args:
-        audio_embeds: (N, d), unit norm.
-        text_embeds: (N, K, d), unit norm; [i, k] is the caption of clip i in language k.
-        logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
-        trained: (N, K) bool; [i, k] is True if this step trains clip i in language k.
-
-    Returns:
-        0-d tensor.
+    The arguments are the same as in `data_distribution_error`.
     """
     logits, trained = _positive_logits(audio_embeds, text_embeds, logit_scale, trained)
     ideal = logits.detach().softmax(0)

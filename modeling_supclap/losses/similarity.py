@@ -33,10 +33,7 @@ def check_pairs(first: Tensor, second: Tensor) -> None:
 
 
 def check_negatives(group_ids: Tensor | None) -> None:
-    """Raise ValueError if all clips have the same group id.
-
-    There are then no negatives for the denominator of a decoupled loss.
-    """
+    """Raise ValueError if all clips have the same group id, because a decoupled loss then has no negatives."""
     if group_ids is not None and bool((group_ids == group_ids[0]).all()):
         raise ValueError("all clips of the batch have the same group id; a decoupled loss needs negatives")
 

@@ -24,9 +24,6 @@ from .tiles import checkpoint_tiles, pairs_of_batches, tiled_row_contrast, tiled
 Similarity = Literal["cosine", "dot"]
 
 
-# ---- support vectors and the SVR term (SupCLAP 3.1) ----
-
-
 def positive_distance(anchors: Tensor, targets: Tensor) -> Tensor:
     """Compute the distance ||target - anchor|| of each pair, (..., N, d) -> (..., N), in float32 or wider.
 
@@ -159,7 +156,7 @@ def info_nce_with_support_vectors(
     """Compute InfoNCE and the SVR term in both directions with one matrix product and one softmax.
 
     The values are the same as those of `info_nce` and `support_vector_loss`. On a GPU, one call of this function is
-    faster than separate calls of the two.
+    faster than calls of the two functions.
 
     Args:
         anchors: (..., N, d), unit norm.
@@ -216,9 +213,6 @@ def support_vector_sigmoid_loss(
     if chunk_size is not None:
         return tiled_sigmoid_contrast(supports, targets, logit_scale, logit_bias, group_ids, chunk_size)
     return sigmoid_contrast(logit_scale * similarity_matrix(supports, targets) + logit_bias, group_ids)
-
-
-# ---- the semantic radius (SupCLAP 3.2) and its constraint (SupCLAP appendix B) ----
 
 
 class StaticRadius(nn.Module):
@@ -279,8 +273,7 @@ class DynamicRadius(nn.Module):
         num_similarities: Number of MLP inputs, including the positive; usually the training batch size.
         hidden_size: Width of the two hidden layers.
         init: Initial radius.
-        order: Order of the negatives. "sorted": by descending similarity. "batch": as in the batch, so that the radius
-            depends on the order of the batch.
+        order: Order of the negatives: "sorted" (by descending similarity) or "batch" (as in the batch).
         detach_input: Whether to stop gradients from the radius to the encoders.
 
     Raises:
@@ -356,10 +349,7 @@ class DynamicRadius(nn.Module):
         return radius.reshape(torch.broadcast_shapes(anchors.shape, targets.shape)[:-1])
 
     def _inputs(self, scaled: Tensor, start: int, group_ids: Tensor | None) -> Tensor:
-        """Select the MLP inputs from rows `start` to `start + n` of the similarity matrix.
-
-        Shapes: (..., n, N) -> (..., n, num_similarities).
-        """
+        """Select the MLP inputs (..., n, num_similarities) from n rows of the similarity matrix, first row `start`."""
         size, device = scaled.shape[-1], scaled.device
         rows = slice(start, start + scaled.shape[-2])
         positives = scaled.diagonal(start, -2, -1).unsqueeze(-1)

@@ -79,8 +79,7 @@ def teminal_a_weights(
     Args:
         single_classes: (n,) integers, class of each single sound.
         pair_classes: (m, 2) integers, classes of the two sounds of each pair; usually m = n.
-        alpha_same: Weight if the pair contains the class of the single sound, 0 to 1.
-        alpha_diff: Weight if the pair does not contain the class of the single sound, 0 to 1.
+        alpha_same, alpha_diff: Weights between a single sound and a pair, 0 to 1.
 
     Returns:
         (n + m, n + m), symmetric; the single sounds come first.
@@ -137,10 +136,8 @@ def teminal_b_weights(
 
     Args:
         n: Number of pairs of sounds.
-        alpha_same_time: alpha_st in the paper, 0 to 1.
-        alpha_cross_time: alpha_ct in the paper, 0 to 1.
-        alpha_same_overlay: alpha_so in the paper, 0 to 1.
-        alpha_cross_overlay: alpha_co in the paper, 0 to 1.
+        alpha_same_time, alpha_cross_time: alpha_st and alpha_ct in the paper, 0 to 1.
+        alpha_same_overlay, alpha_cross_overlay: alpha_so and alpha_co in the paper, 0 to 1.
 
     Returns:
         (3n, 3n); rows and columns are in the order forward, reversed, overlaid.
