@@ -31,15 +31,13 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
     Args:
         feature_size: Number of mel bands.
         sampling_rate: Sampling rate in hertz that audio is resampled to.
-        n_fft: FFT size in samples.
-        win_size: Length of the periodic Hann window in samples.
-        hop_size: Hop length in samples.
+        n_fft, win_size, hop_size: FFT size, length of the periodic Hann window, and hop length in samples.
         f_min, f_max: Lowest and highest frequency of the mel bands in hertz. f_max=None: half the sampling rate.
         center: Whether to centre frame t at sample t * `hop_size`, with reflection padding at both ends of the clip.
         top_db: Dynamic range of a clip in decibels.
         padding_value: Not used, but the published `preprocessor_config.json` files contain it. Clips are padded
             with silence (-100 dB), which the model masks.
-        min_frames: Minimum clip length, the frames of one patch (16 for CED, 4 for Dasheng).
+        min_frames: Minimum clip length in frames: one patch (16 for CED, 4 for Dasheng).
 
     Example:
         >>> extractor = CEDFeatureExtractor()
@@ -82,8 +80,7 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
     @classmethod
     def from_config(cls, config: Any) -> Self:
         """Build a feature extractor with the spectrogram settings of a `CEDConfig`."""
-        names = ("n_fft", "win_size", "hop_size", "f_min", "f_max", "center")
-        fields = {name: getattr(config, name) for name in names}
+        fields = {name: getattr(config, name) for name in ("n_fft", "win_size", "hop_size", "f_min", "f_max", "center")}
         return cls(feature_size=config.n_mels, min_frames=config.patch_frames, **fields)
 
     @property
@@ -191,11 +188,11 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
         return {"input_features": features, "audio_attention_mask": mask.long()}
 
     def _log_mel(self, waveforms: torch.Tensor) -> torch.Tensor:
-        """Compute log-mel spectrograms in decibels, (..., feature_size, T), from waveforms (..., samples), without the
-        limit `top_db`.
+        """Compute log-mel spectrograms in decibels from waveforms, (..., samples) -> (..., feature_size, T).
 
-        With `center=True`, the caller must pad the waveforms by reflection first. The result equals torchaudio's
-        MelSpectrogram followed by amplitude_to_DB, but is faster, because each mel band is computed from few FFT bins.
+        With `center=True`, the caller must first pad the waveforms by reflection. The result is the same as that of
+        torchaudio's MelSpectrogram and amplitude_to_DB without `top_db`. This function is faster, because it skips the
+        FFT bins where the mel filters are zero.
         """
         window, bands = _front_end(
             self.n_fft, self.win_size, self.f_min, self.f_max, self.feature_size, self.sampling_rate, waveforms.device
@@ -219,10 +216,10 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
 def _front_end(
     n_fft: int, win_size: int, f_min: float, f_max: float | None, n_mels: int, rate_hz: int, device: torch.device
 ) -> tuple[torch.Tensor, list[tuple[int, int, torch.Tensor]]]:
-    """Return the window (n_fft,) and the mel filters.
+    """Return the window (n_fft,) and the mel filters, as tuples `(first band, first row, weights)`.
 
-    The filters of a group of adjacent mel bands are a tuple `(first band, first row, weights)`. The product of
-    `weights` and the rows of `squares` in `_log_mel`, starting at `first row`, is the power of these bands.
+    Each tuple contains the filters of `BANDS_TOGETHER` adjacent mel bands. Their `weights` (bands, rows) begin at row
+    `first row` of the spectrum and exclude the rows where all these filters are zero.
     """
     window = torch.zeros(n_fft)
     start = (n_fft - win_size) // 2

@@ -1,4 +1,4 @@
-"""Load two pretrained encoders: implements `SupCLAPModel.from_encoders` and `SupCLAPProcessor.from_encoders`."""
+"""Load two pretrained encoders, for `SupCLAPModel.from_encoders` and `SupCLAPProcessor.from_encoders`."""
 
 import os
 from typing import Any, Literal, TypeVar

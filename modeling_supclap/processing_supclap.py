@@ -31,10 +31,9 @@ _PUNCTUATION = re.compile('[(),.!?;:|*"，。！？；：、]')
 
 
 class SupCLAPAudioKwargs(TypedDict, total=False):
-    """Options of the feature extractor. `max_length` and `padding` are not among them, because they apply to captions
-    only.
-    """
+    """Options of the feature extractor."""
 
+    # `max_length` and `padding` apply to captions only.
     return_tensors: str | None
 
 

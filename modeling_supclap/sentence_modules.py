@@ -31,6 +31,7 @@ class SentenceModules(NamedTuple):
     Attributes:
         pooling: "mean", "cls" or "last".
         dense: Arguments of `SentenceDense` for each dense layer after the pooling.
+        weights: State dictionary of each dense layer.
         normalize: Whether the output is scaled to unit norm.
     """
 
@@ -84,8 +85,8 @@ def read_sentence_modules(name: str, pooling: str | None = None) -> SentenceModu
 def read_text_settings(name: str) -> tuple[str, int | None]:
     """Read the prompt and the maximum number of tokens of a sentence-transformers model from its folder or Hub id.
 
-    The prompt is the default prompt if there is one, else the query prompt, else "". If the model does not set the
-    maximum, it is None.
+    The prompt is the default prompt if there is one, else the query prompt, else "". The maximum is None if the model
+    does not set it.
     """
     settings = _read_json(name, "config_sentence_transformers.json") or {}
     prompts = settings.get("prompts") or {}

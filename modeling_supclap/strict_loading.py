@@ -79,10 +79,7 @@ def _check_source(name: Any) -> None:
 
 
 def apply_umask(folder: str | os.PathLike[str]) -> None:
-    """Set the permissions of all safetensors files in a folder to the default of new files.
-
-    This is needed because safetensors creates files that only their owner can read.
-    """
+    """Apply the umask to all safetensors files in a folder, because safetensors lets only the owner read them."""
     umask = os.umask(0)
     os.umask(umask)
     for path in Path(folder).glob("*.safetensors"):
