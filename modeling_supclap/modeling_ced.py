@@ -118,46 +118,7 @@ class CEDPatchConv2d(nn.Conv2d):
         return nn.functional.linear(patches, self.weight.flatten(1), self.bias).movedim(-1, 1)
 
 
-class CEDPatchEmbed(nn.Sequential):
-    """Patch embedding of a spectrogram."""
-
-    proj: CEDPatchConv2d
-
-    def __init__(self, config: CEDConfig) -> None:
-        patch = (config.patch_mels, config.patch_frames)
-        super().__init__(OrderedDict(proj=CEDPatchConv2d(1, config.embed_dim, kernel_size=patch, stride=patch)))
-
-
-class CEDPreTrainedModel(StrictLoadingMixin, PreTrainedModel):
-    """Base class that handles weight initialisation and the loading of pretrained models."""
-
-    config: CEDConfig
-    # In the published checkpoints, the encoder has the prefix "encoder."; the tagging head has "outputlayer.".
-    base_model_prefix = "encoder"
-    _keys_to_ignore_on_load_unexpected = [r"^outputlayer\."]  # noqa: RUF012, as in transformers
-    main_input_name = "input_features"
-    input_modalities = ["audio"]  # noqa: RUF012
-    supports_gradient_checkpointing = True
-    _no_split_modules = ["CEDBlock"]  # noqa: RUF012
-    # Half precision is too coarse to normalise decibels from -100 to 40.
-    _keep_in_fp32_modules_strict = ["init_bn"]  # noqa: RUF012
-    _supports_sdpa = True
-    _supports_flash_attn = True
-    _supports_attention_backend = True
-    _can_record_outputs = {"hidden_states": CEDBlock, "attentions": CEDAttention}  # noqa: RUF012
-
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        super()._init_weights(module)
-        std = self.config.initializer_range
-        if isinstance(module, nn.Linear):
-            init.trunc_normal_(module.weight, std=std)
-        elif isinstance(module, CEDModel):
-            init.normal_(module.time_pos_embed, std=std)
-            init.normal_(module.freq_pos_embed, std=std)
-
-
-class CEDModel(CEDPreTrainedModel):
+class CEDModel(StrictLoadingMixin, PreTrainedModel):
     """CED encoder that computes one embedding per clip from a log-mel spectrogram of any length.
 
     A clip of up to `target_length` frames (10.12 s) is encoded as one sequence of floor(frames / 16) x 4 patches. A
@@ -175,12 +136,28 @@ class CEDModel(CEDPreTrainedModel):
         torch.Size([2, 8])
     """
 
+    config: CEDConfig
+    # In the published checkpoints, the encoder has the prefix "encoder."; the tagging head has "outputlayer.".
+    base_model_prefix = "encoder"
+    _keys_to_ignore_on_load_unexpected = [r"^outputlayer\."]  # noqa: RUF012, as in transformers
+    main_input_name = "input_features"
+    input_modalities = ["audio"]  # noqa: RUF012
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["CEDBlock"]  # noqa: RUF012
+    # Half precision is too coarse to normalise decibels from -100 to 40.
+    _keep_in_fp32_modules_strict = ["init_bn"]  # noqa: RUF012
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_attention_backend = True
+    _can_record_outputs = {"hidden_states": CEDBlock, "attentions": CEDAttention}  # noqa: RUF012
+
     def __init__(self, config: CEDConfig) -> None:
         super().__init__(config)
-        self.patch_mels, self.patch_frames = config.patch_mels, config.patch_frames
-        rows, columns = config.n_mels // self.patch_mels, config.target_length // self.patch_frames
+        patch = (config.patch_mels, config.patch_frames)
+        rows, columns = config.n_mels // config.patch_mels, config.target_length // config.patch_frames
         self.init_bn = CEDBatchNorm(config.n_mels)
-        self.patch_embed = CEDPatchEmbed(config)
+        conv = CEDPatchConv2d(1, config.embed_dim, kernel_size=patch, stride=patch)
+        self.patch_embed = nn.Sequential(OrderedDict(proj=conv))  # named as in the checkpoints
         self.time_pos_embed = nn.Parameter(torch.empty(1, config.embed_dim, 1, columns))
         self.freq_pos_embed = nn.Parameter(torch.empty(1, config.embed_dim, rows, 1))
         self.pos_drop = nn.Dropout(config.drop_rate)
@@ -189,6 +166,16 @@ class CEDModel(CEDPreTrainedModel):
         self.blocks = nn.ModuleList(CEDBlock(config, rate) for rate in rates)
         self.norm = nn.LayerNorm(config.embed_dim, eps=config.layer_norm_eps)
         self.post_init()
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        std = self.config.initializer_range
+        if isinstance(module, nn.Linear):
+            init.trunc_normal_(module.weight, std=std)
+        elif isinstance(module, CEDModel):
+            init.normal_(module.time_pos_embed, std=std)
+            init.normal_(module.freq_pos_embed, std=std)
 
     def get_input_embeddings(self) -> nn.Module:
         """Return the patch embedding."""
@@ -229,7 +216,7 @@ class CEDModel(CEDPreTrainedModel):
         frames = self.init_bn(input_features).transpose(1, 2)  # (B, T, mels)
         if audio_attention_mask is not None:
             frames = frames.masked_fill(audio_attention_mask.unsqueeze(-1) == 0, 0.0)
-        chunks = self._split(frames.to(self.patch_embed.proj.weight.dtype))
+        chunks = self._split(frames.to(self.time_pos_embed.dtype))
         token_mask = self._token_mask(n_frames, *chunks.shape[1:3])
 
         # Skip chunks with only padding, (B, chunks, ...) -> (N, ...), except in a traced graph, which has fixed shapes.
@@ -264,7 +251,7 @@ class CEDModel(CEDPreTrainedModel):
 
     def _count_frames(self, features: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         """Count the frames of each clip, (B,). Raise ValueError if the shape, the mask or a length is invalid."""
-        mels = self.config.n_mels
+        mels, patch = self.config.n_mels, self.config.patch_frames
         if features.ndim != 3 or features.shape[1] != mels:
             raise ValueError(f"input_features must be (batch, {mels} mel bands, frames), got {tuple(features.shape)}")
         # Compare `shape`, not `len()`, because `torch.export` treats `len()` as a constant.
@@ -281,9 +268,9 @@ class CEDModel(CEDPreTrainedModel):
             if not is_unchecked and (mask[:, 1:] > mask[:, :-1]).any():
                 raise ValueError("audio_attention_mask must be ones followed by zeros; pad clips on the right")
             n_frames = mask.sum(dim=1)
-            shortest = self.patch_frames if is_unchecked else int(n_frames.min())
-        if shortest < self.patch_frames:
-            clip, patch = int(n_frames.argmin()), self.patch_frames
+            shortest = patch if is_unchecked else int(n_frames.min())
+        if shortest < patch:
+            clip = int(n_frames.argmin())
             raise ValueError(f"clip {clip} has {shortest} frames; pass longer clips, one patch has {patch}")
         return n_frames.to(features.device)
 
@@ -303,14 +290,14 @@ class CEDModel(CEDPreTrainedModel):
 
     def _token_mask(self, n_frames: torch.Tensor, n_chunks: int, chunk_frames: int) -> torch.Tensor:
         """Return a mask (B, chunks, tokens per chunk), True for tokens of the clip and False for padding."""
-        length, patch = self.config.target_length, self.patch_frames
+        length, patch = self.config.target_length, self.config.patch_frames
         whole = n_frames // length * length
         filled = whole + (n_frames > whole) * length if self.config.pad_last else whole
         ends = torch.where(n_frames > length, filled, n_frames)
         starts = torch.arange(n_chunks, device=n_frames.device) * length
         clip_columns = (ends.unsqueeze(1) - starts).clamp(0, chunk_frames) // patch
         columns = torch.arange(chunk_frames // patch, device=n_frames.device) < clip_columns.unsqueeze(-1)
-        return columns.repeat(1, 1, self.config.n_mels // self.patch_mels)
+        return columns.repeat(1, 1, self.config.n_mels // self.config.patch_mels)
 
 
 register(AutoModel, CEDConfig, CEDModel)

@@ -38,27 +38,7 @@ class CNN14Block(GradientCheckpointingLayer):
         return self.dropout(self.pool(hidden_states))
 
 
-class CNN14PreTrainedModel(StrictLoadingMixin, PreTrainedModel):
-    """Base class that handles weight initialisation and the loading of pretrained models."""
-
-    config: CNN14Config
-    base_model_prefix = "cnn14"
-    main_input_name = "input_features"
-    input_modalities = ["audio"]  # noqa: RUF012, as in transformers
-    supports_gradient_checkpointing = True
-    _no_split_modules = ["CNN14Block"]  # noqa: RUF012
-    # Half precision is too coarse to normalise decibels from -100 to 40.
-    _keep_in_fp32_modules_strict = ["bn0"]  # noqa: RUF012
-
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        super()._init_weights(module)
-        # He initialisation keeps the scale through all blocks; batch norms with fixed statistics do not restore it.
-        if isinstance(module, (nn.Conv2d, nn.Linear)):
-            init.kaiming_uniform_(module.weight, nonlinearity="relu")
-
-
-class CNN14Model(CNN14PreTrainedModel):
+class CNN14Model(StrictLoadingMixin, PreTrainedModel):
     """CNN14 encoder that computes one embedding per clip from a log-mel spectrogram.
 
     The convolution features are averaged over mel bands; then the maximum and the mean over time are added. A linear
@@ -70,6 +50,15 @@ class CNN14Model(CNN14PreTrainedModel):
         >>> model(torch.zeros(2, 1, 101, 64)).pooler_output.shape
         torch.Size([2, 8])
     """
+
+    config: CNN14Config
+    base_model_prefix = "cnn14"
+    main_input_name = "input_features"
+    input_modalities = ["audio"]  # noqa: RUF012, as in transformers
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["CNN14Block"]  # noqa: RUF012
+    # Half precision is too coarse to normalise decibels from -100 to 40.
+    _keep_in_fp32_modules_strict = ["bn0"]  # noqa: RUF012
 
     def __init__(self, config: CNN14Config) -> None:
         super().__init__(config)
@@ -85,6 +74,13 @@ class CNN14Model(CNN14PreTrainedModel):
         self.fc1 = nn.Linear(channels_in, config.hidden_size)
         self.dropout = nn.Dropout(config.embedding_dropout)
         self.post_init()
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        # He initialisation keeps the scale through all blocks; batch norms with fixed statistics do not restore it.
+        if isinstance(module, (nn.Conv2d, nn.Linear)):
+            init.kaiming_uniform_(module.weight, nonlinearity="relu")
 
     def get_input_embeddings(self) -> nn.Module:
         """Return the first convolution block."""

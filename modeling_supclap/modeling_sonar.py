@@ -6,13 +6,10 @@ import torch
 from transformers import M2M100Config
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.models.m2m_100.modeling_m2m_100 import M2M100Encoder
-from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 
 from .pooling import mean_pool
 from .strict_loading import StrictLoadingMixin
-
-logger = logging.get_logger(__name__)
 
 
 class SonarTextModel(StrictLoadingMixin, M2M100Encoder):
@@ -29,9 +26,7 @@ class SonarTextModel(StrictLoadingMixin, M2M100Encoder):
     """
 
     def __init__(self, config: M2M100Config) -> None:
-        if config.encoder_layerdrop:
-            logger.warning_once(f"encoder_layerdrop={config.encoder_layerdrop} is set to 0; SONAR uses no layer drop")
-            config.encoder_layerdrop = 0.0
+        config.encoder_layerdrop = 0.0
         super().__init__(config)
 
     @can_return_tuple
