@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from .pooling import mean_pool
+from .pooling import mean_pool, replace_pooled
 
 
 def run_encoder(
@@ -73,9 +73,4 @@ def _run(
             frames = encoder._get_feat_extract_output_lengths(mask.sum(dim=1)).clamp(min=1)
             mask = torch.arange(hidden.shape[1], device=hidden.device) < frames.unsqueeze(1)
         pooled = mean_pool(hidden, mask)
-    return BaseModelOutputWithPooling(
-        last_hidden_state=outputs.last_hidden_state,
-        pooler_output=pooled,
-        hidden_states=outputs.get("hidden_states"),
-        attentions=outputs.get("attentions"),
-    )
+    return replace_pooled(outputs, pooled)

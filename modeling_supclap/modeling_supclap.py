@@ -19,7 +19,7 @@ from .auto_classes import register
 from .configuration_supclap import ANY_AUDIO_TOWER, AUDIO_TOWERS, SupCLAPConfig
 from .encoding import EncodingMixin
 from .pipeline_supclap import ClipPipeline  # noqa: F401, registers itself
-from .pooling import SentenceDense, last_pool, mean_pool
+from .pooling import SentenceDense, last_pool, mean_pool, replace_pooled
 from .strict_loading import StrictLoadingMixin
 from .towers import build_tower, check_tower, import_tower_code, takes
 
@@ -73,34 +73,7 @@ class SupCLAPProjection(nn.Module):
         return nn.functional.normalize(projected.to(torch.promote_types(projected.dtype, torch.float32)), dim=-1)
 
 
-class SupCLAPPreTrainedModel(StrictLoadingMixin, PreTrainedModel):
-    """Base class that handles weight initialisation and the loading of pretrained models."""
-
-    config: SupCLAPConfig
-    # Training checkpoints contain the model as "model.*" and the parameters of the loss as "objective.*".
-    base_model_prefix = "model"
-    _keys_to_ignore_on_load_unexpected = [r"^objective\."]  # noqa: RUF012, as in transformers
-    main_input_name = "input_features"
-    input_modalities = ["audio", "text"]  # noqa: RUF012
-    supports_gradient_checkpointing = True
-    _supports_sdpa = True
-    _supports_flash_attn = True
-    _supports_attention_backend = True
-
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        super()._init_weights(module)
-        if isinstance(module, SupCLAPProjection):
-            for linear in (module.linear1, module.linear2):
-                # Default initialisation of nn.Linear, as in ML-CLAP; its scale depends on the width.
-                init.kaiming_uniform_(linear.weight, a=math.sqrt(5))
-        elif isinstance(module, SupCLAPModel):
-            init.constant_(module.logit_scale, -math.log(self.config.temperature))
-            if module.logit_bias is not None:
-                init.constant_(module.logit_bias, self.config.logit_bias or 0.0)
-
-
-class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
+class SupCLAPModel(EncodingMixin, StrictLoadingMixin, PreTrainedModel):
     """Two-tower model that embeds recordings and captions into one space, where matching pairs have a high cosine.
 
     The training losses are in `modeling_supclap.losses`; the model itself computes only plain InfoNCE.
@@ -122,6 +95,16 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         (torch.Size([2, 3]), torch.Size([3, 4]))
     """
 
+    config: SupCLAPConfig
+    # Training checkpoints contain the model as "model.*" and the parameters of the loss as "objective.*".
+    base_model_prefix = "model"
+    _keys_to_ignore_on_load_unexpected = [r"^objective\."]  # noqa: RUF012, as in transformers
+    main_input_name = "input_features"
+    input_modalities = ["audio", "text"]  # noqa: RUF012
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_attention_backend = True
     # The loss is a mean over the batch; the Trainer must not rescale it.
     accepts_loss_kwargs = False
 
@@ -153,6 +136,18 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         self._audio_takes_longer = takes(self.audio_model, "is_longer")
         self._text_takes_types = takes(self.text_model, "token_type_ids")
         self.post_init()
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, SupCLAPProjection):
+            for linear in (module.linear1, module.linear2):
+                # Default initialisation of nn.Linear, as in ML-CLAP; its scale depends on the width.
+                init.kaiming_uniform_(linear.weight, a=math.sqrt(5))
+        elif isinstance(module, SupCLAPModel):
+            init.constant_(module.logit_scale, -math.log(self.config.temperature))
+            if module.logit_bias is not None:
+                init.constant_(module.logit_bias, self.config.logit_bias or 0.0)
 
     @classmethod
     def from_encoders(cls, audio: str, text: str, **kwargs: Any) -> Self:
@@ -221,7 +216,7 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
             precision, scaled to unit norm (a zero vector stays zero).
         """
         outputs = self.run_audio_tower(input_features, audio_attention_mask, is_longer, **kwargs)
-        return _with_embeds(outputs, self.audio_projection(outputs.pooler_output))
+        return replace_pooled(outputs, self.audio_projection(outputs.pooler_output))
 
     def run_audio_tower(
         self,
@@ -264,7 +259,7 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
             Output of the text tower, with the embedding as its `pooler_output`, as in `get_audio_features`.
         """
         outputs, pooled = self.run_text_tower(input_ids, attention_mask, token_type_ids, **kwargs)
-        return _with_embeds(outputs, self.text_projection(pooled))
+        return replace_pooled(outputs, self.text_projection(pooled))
 
     def run_text_tower(
         self,
@@ -352,16 +347,6 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
             audio_model_output=audio,
             text_model_output=text,
         )
-
-
-def _with_embeds(outputs: Any, embeds: torch.Tensor) -> BaseModelOutputWithPooling:
-    """Copy the output of a tower and set its `pooler_output` to the embeddings."""
-    return BaseModelOutputWithPooling(
-        last_hidden_state=outputs.last_hidden_state,
-        pooler_output=embeds,
-        hidden_states=outputs.get("hidden_states"),
-        attentions=outputs.get("attentions"),
-    )
 
 
 register(AutoModel, SupCLAPConfig, SupCLAPModel)

@@ -1,8 +1,11 @@
 """Pool token embeddings to one vector per sequence, and apply a dense layer to it."""
 
+from typing import Any
+
 import torch
 from torch import nn
 from transformers.activations import ACT2FN
+from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 
 def mean_pool(last_hidden_state: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
@@ -36,6 +39,16 @@ def last_pool(last_hidden_state: torch.Tensor, attention_mask: torch.Tensor | No
     positions = torch.arange(attention_mask.shape[1], device=attention_mask.device)
     last = (positions * attention_mask.bool()).argmax(dim=1)
     return last_hidden_state[torch.arange(len(last), device=last.device), last]
+
+
+def replace_pooled(outputs: Any, pooled: torch.Tensor) -> BaseModelOutputWithPooling:
+    """Copy the output of an encoder and replace its `pooler_output`."""
+    return BaseModelOutputWithPooling(
+        last_hidden_state=outputs.last_hidden_state,
+        pooler_output=pooled,
+        hidden_states=outputs.get("hidden_states"),
+        attentions=outputs.get("attentions"),
+    )
 
 
 class SentenceDense(nn.Module):
