@@ -24,7 +24,7 @@ _MARGIN_SECONDS = 1
 MAX_CHANNELS = 8
 # 40 dB above full scale; larger floats are probably integer samples without scaling.
 MAX_AMPLITUDE = 100.0
-# Sampling rates outside this range raise. A lower rate is probably in kilohertz; recorders reach 192 kHz.
+# Range of valid sampling rates. A lower rate is probably in kilohertz; recorders reach 192 kHz.
 LEAST_RATE_HZ = 200
 MOST_RATE_HZ = 10_000_000
 # Largest denominator of the resampling ratio.
@@ -117,7 +117,7 @@ def as_recordings(audio: Any, sampling_rate: Any = None) -> tuple[list[Recording
     recordings = []
     for index, (clip, rate_hz) in enumerate(zip(clips, rates, strict=True)):
         name = str(clip) if isinstance(clip, (str, os.PathLike)) else f"clip {index}"
-        if _is_open_file(clip):
+        if hasattr(clip, "read"):  # an open file
             name, clip = str(getattr(clip, "name", name)), clip.read()
             if isinstance(clip, str):
                 raise ValueError(f"{name} is open as text; open it in binary mode, 'rb'")
@@ -167,7 +167,7 @@ def as_waveform(clip: Any, from_hz: float | None, to_hz: int, name: str = "the c
         Waveform (samples,) in float32.
 
     Raises:
-        ValueError: The sampling rate is missing or invalid. Or the clip is empty, has a wrong shape or type, or
+        ValueError: The sampling rate is missing or invalid, or the clip is empty, has a wrong shape or type, or
             contains values that are not finite or exceed full scale by 40 dB.
 
     Example:
@@ -226,28 +226,21 @@ def resample(waveform: np.ndarray, from_hz: int, to_hz: int) -> np.ndarray:
     return np.pad(resampled[:length], (0, max(0, length - len(resampled))), mode="edge")
 
 
-@lru_cache(maxsize=8)
-def _resampler(from_hz: int, to_hz: int) -> torchaudio.transforms.Resample:
-    return torchaudio.transforms.Resample(from_hz, to_hz)
+_resampler = lru_cache(maxsize=8)(torchaudio.transforms.Resample)
 
 
 def _check_rate(sampling_rate: float | None) -> int:
-    if sampling_rate is None:
-        raise ValueError("sampling_rate is missing; pass the sampling rate of the clips in hertz, for example 16000")
     if isinstance(sampling_rate, bool) or not isinstance(sampling_rate, _NUMBER):
-        raise ValueError(f"sampling_rate must be one number in hertz, got {sampling_rate!r}")
-    if not sampling_rate > 0 or sampling_rate % 1 != 0:
-        raise ValueError(f"sampling_rate must be a positive whole number of hertz, got {sampling_rate}")
-    if not LEAST_RATE_HZ <= sampling_rate <= MOST_RATE_HZ:
-        raise ValueError(
-            f"sampling_rate is {sampling_rate} Hz, outside {LEAST_RATE_HZ} to {MOST_RATE_HZ}; pass hertz, not kilohertz"
-        )
+        raise ValueError(f"sampling_rate must be one number in hertz, for example 16000, got {sampling_rate!r}")
+    if sampling_rate % 1 != 0 or not LEAST_RATE_HZ <= sampling_rate <= MOST_RATE_HZ:
+        expected = f"a whole number from {LEAST_RATE_HZ} to {MOST_RATE_HZ}, in hertz and not in kilohertz"
+        raise ValueError(f"sampling_rate is {sampling_rate} Hz; pass {expected}")
     return int(sampling_rate)
 
 
 def _as_clips(audio: Any) -> tuple[list[Any], bool]:
     """Convert the `audio` argument of `encode_audio` to a list, and return whether it was a single recording."""
-    if isinstance(audio, (*_FILE, Mapping)) or _is_decoder(audio) or _is_open_file(audio) or _is_pair(audio):
+    if isinstance(audio, (*_FILE, Mapping)) or hasattr(audio, "read") or _is_decoder(audio) or _is_pair(audio):
         return [audio], True
 
     if isinstance(audio, (np.ndarray, torch.Tensor)):
@@ -272,10 +265,6 @@ def _is_decoder(clip: Any) -> bool:
     return hasattr(clip, "get_all_samples")
 
 
-def _is_open_file(clip: Any) -> bool:
-    return callable(getattr(clip, "read", None))
-
-
 def _is_pair(clip: Any) -> bool:
     """Return whether the input is a tuple of an array and its sampling rate, in either order."""
     if not isinstance(clip, tuple) or len(clip) != 2:
@@ -289,7 +278,7 @@ def _read_file(
 ) -> tuple[np.ndarray, int]:
     """Read a file, or a part of it, at its original sampling rate. Return the waveform and the rate.
 
-    A copy of this module in a saved model works without the package. It then reads files with soundfile.
+    A saved model contains a copy of this module. If the package is not installed, this copy reads files with soundfile.
     """
     if isinstance(file, str) and file.startswith(("http://", "https://")):
         try:
@@ -307,10 +296,7 @@ def _read_file(
         shown = name if isinstance(file, bytes) else None
         return audio.read_audio(file, name=shown, offset_seconds=offset_seconds, duration_seconds=duration_seconds)
 
-    try:
-        soundfile = importlib.import_module("soundfile")
-    except ImportError as error:
-        raise ImportError(f"cannot read {name} without soundfile: pip install soundfile") from error
+    soundfile = importlib.import_module("soundfile")
     if not isinstance(file, bytes) and not os.path.isfile(file):
         raise FileNotFoundError(f"there is no audio file {name}")
     try:

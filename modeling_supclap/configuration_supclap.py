@@ -9,6 +9,8 @@ from huggingface_hub.dataclasses import strict
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.dynamic_module_utils import get_relative_import_files
 
+from .auto_classes import register
+
 # (embed_dim, num_heads) of the published checkpoints, table 1 of CED (Dinkel et al., 2023, arXiv 2308.11957).
 CED_SIZES = {"tiny": (192, 3), "mini": (256, 4), "small": (384, 6), "base": (768, 12)}
 
@@ -37,9 +39,7 @@ SONAR_TEXT_CONFIG: dict[str, Any] = {
 
 
 class OwnTypeMixin:
-    """Mixin for configurations: `from_pretrained` raises ValueError if the file has a different `model_type`, while
-    transformers only warns.
-    """
+    """Mixin for configurations: `from_pretrained` raises ValueError if the file has a different `model_type`."""
 
     model_type: ClassVar[str]
     base_config_key: ClassVar[str]
@@ -91,11 +91,9 @@ class CEDConfig(OwnTypeMixin, PreTrainedConfig):
         drop_path_rate: Stochastic depth rate of the last block. The rate rises linearly from 0 in the first block.
         layer_norm_eps: Epsilon of the layer norms.
         initializer_range: Standard deviation of newly initialised weights.
-        n_fft: FFT size in samples. Only `CEDFeatureExtractor.from_config` uses this field and the fields below.
-        win_size: Window length in samples.
-        hop_size: Hop length in samples.
-        f_min: Lowest frequency of the mel bands in hertz.
-        f_max: Highest frequency of the mel bands in hertz. None: half the sampling rate.
+        n_fft, win_size, hop_size: FFT size, window length and hop length in samples. Only
+            `CEDFeatureExtractor.from_config` uses these fields and the fields below.
+        f_min, f_max: Lowest and highest frequency of the mel bands in hertz. f_max=None: half the sampling rate.
         center: Whether frame t is centred at sample t * `hop_size`, as in `torch.stft`.
 
     Example:
@@ -186,7 +184,6 @@ class CEDConfig(OwnTypeMixin, PreTrainedConfig):
 
 
 def _pair(size: Any) -> tuple[int, int]:
-    """Return (mel bands, frames) of a patch from one number or a pair."""
     mels, frames = (size, size) if isinstance(size, int) else size
     return mels, frames
 
@@ -212,14 +209,9 @@ class CNN14Config(OwnTypeMixin, PreTrainedConfig):
     dropout: float | int = 0.2
     embedding_dropout: float | int = 0.5
 
-    def validate_architecture(self) -> None:
-        """Raise ValueError for invalid sizes. The constructor calls this method."""
-        if min(self.hidden_size, self.n_mels, *self.channels) < 1:
-            raise ValueError(f"sizes must be at least 1, got {self.hidden_size}, {self.n_mels} and {self.channels}")
-
 
 # Configurations of the audio towers that transformers lacks.
-OWN_CONFIGS = (CEDConfig, CNN14Config)
+OWN_CONFIGS = {"ced": CEDConfig, "cnn14": CNN14Config}
 
 
 @strict
@@ -328,24 +320,21 @@ def config_from_dict(config: dict[str, Any] | PreTrainedConfig) -> PreTrainedCon
     if model_type is None:
         raise ValueError(f"the configuration of a tower must have a 'model_type', got only the fields {sorted(fields)}")
 
-    for config_class in OWN_CONFIGS:
-        if model_type == config_class.model_type:
-            return config_class(**fields)
-
+    if model_type in OWN_CONFIGS:
+        return OWN_CONFIGS[model_type](**fields)
     return AutoConfig.for_model(model_type, **fields)
 
 
-for _config in (*OWN_CONFIGS, SupCLAPConfig):
-    _config.register_for_auto_class()
+for _config in (*OWN_CONFIGS.values(), SupCLAPConfig):
+    if _config is CEDConfig:
+        # "ced" is not registered: `AutoConfig` would use this class instead of the code in the published CED folders,
+        # even with trust_remote_code=True, and their tagger could not be loaded.
+        _config.register_for_auto_class()
+    else:
+        register(AutoConfig, _config.model_type, _config)
 
 if __name__.startswith("transformers_modules."):
     # The code of a saved folder is not registered (see `auto_classes.register`); this makes its pipeline available.
     SupCLAPConfig.custom_pipelines = {  # type: ignore[attr-defined]
         "zero-shot-audio-classification": {"impl": "pipeline_supclap.ClipPipeline", "pt": ["AutoModel"]}
     }
-else:
-    for _config in (*OWN_CONFIGS, SupCLAPConfig):
-        # "ced" is not registered: `AutoConfig` would use this class instead of the code in the published CED folders,
-        # even with trust_remote_code=True, and their tagger could not be loaded.
-        if _config is not CEDConfig:
-            AutoConfig.register(_config.model_type, _config)
