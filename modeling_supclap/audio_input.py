@@ -230,7 +230,7 @@ _resampler = lru_cache(maxsize=8)(torchaudio.transforms.Resample)
 
 
 def _check_rate(sampling_rate: float | None) -> int:
-    if isinstance(sampling_rate, bool) or not isinstance(sampling_rate, _NUMBER):
+    if not isinstance(sampling_rate, _NUMBER):
         raise ValueError(f"sampling_rate must be one number in hertz, for example 16000, got {sampling_rate!r}")
     if sampling_rate % 1 != 0 or not LEAST_RATE_HZ <= sampling_rate <= MOST_RATE_HZ:
         expected = f"a whole number from {LEAST_RATE_HZ} to {MOST_RATE_HZ}, in hertz and not in kilohertz"

@@ -211,7 +211,7 @@ class CNN14Config(OwnTypeMixin, PreTrainedConfig):
 
 
 # Configurations of the audio towers that transformers lacks.
-OWN_CONFIGS = {"ced": CEDConfig, "cnn14": CNN14Config}
+OWN_CONFIGS: dict[str, Any] = {"ced": CEDConfig, "cnn14": CNN14Config}
 
 
 @strict

@@ -216,10 +216,11 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
 def _front_end(
     n_fft: int, win_size: int, f_min: float, f_max: float | None, n_mels: int, rate_hz: int, device: torch.device
 ) -> tuple[torch.Tensor, list[tuple[int, int, torch.Tensor]]]:
-    """Return the window (n_fft,) and the mel filters, as tuples `(first band, first row, weights)`.
+    """Return the window (n_fft,) and a list of mel filters.
 
-    Each tuple contains the filters of `BANDS_TOGETHER` adjacent mel bands. Their `weights` (bands, rows) begin at row
-    `first row` of the spectrum and exclude the rows where all these filters are zero.
+    An element `(first band, first row, weights)` contains the filters of up to 16 adjacent mel bands. Each FFT bin has
+    two rows, its real and its imaginary part. `weights` (bands, rows) starts at `first row` and ends with the last row
+    where a filter of these bands is not zero.
     """
     window = torch.zeros(n_fft)
     start = (n_fft - win_size) // 2

@@ -133,8 +133,7 @@ def load_tokenizer(name: Any, **kwargs: Any) -> PreTrainedTokenizerBase:
             return _read_sentencepiece(str(name), **kwargs)
         return AutoTokenizer.from_pretrained(str(name), **kwargs)
     except (OSError, ValueError, TypeError) as error:  # TypeError: the vocabulary file is missing
-        cause = f"{error}{missing_protobuf()}"
-        raise OSError(f"no tokenizer can be loaded from the folder or Hub id {name!r}: {cause}") from error
+        raise OSError(f"cannot load a tokenizer from folder or Hub id {name!r}: {error}{missing_protobuf()}") from error
 
 
 def _read_sentencepiece(path: str, **kwargs: Any) -> NllbTokenizer:

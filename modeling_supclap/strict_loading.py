@@ -48,13 +48,7 @@ def damaged(path: Path, error: Exception) -> str:
 
 
 def _check_source(name: Any) -> None:
-    """Raise an error for a source that transformers would load wrongly or with a misleading error.
-
-    Raises:
-        OSError: A local folder does not exist (transformers reports an invalid Hub id).
-        ValueError: The folder contains only a LoRA adapter, and its base model does not exist. Or the adapter contains
-            whole modules (`modules_to_save`), which transformers before version 5.18 ignores.
-    """
+    """Raise an error for a source that transformers would load wrongly or with a misleading error."""
     path = str(name)
     if name is None or os.path.isfile(os.path.join(path, "config.json")):
         return
