@@ -54,7 +54,7 @@ def require_language_code(language: str) -> None:
 
 
 def get_language_name(language: str) -> str:
-    """Return the English name of an ISO 639-3 code. For a language outside the table, the name contains its code.
+    """Return the English name for an ISO 639-3 code. For codes outside `LANGUAGE_TABLE`, the name contains the code.
 
     Example:
         >>> get_language_name("jpn"), get_language_name("qaa")

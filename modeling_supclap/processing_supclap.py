@@ -226,7 +226,7 @@ class SupCLAPProcessor(ProcessorMixin):
 
     @property
     def max_tokens(self) -> int:
-        """Maximum number of tokens per caption: the tokenizer's limit, or else 514 for SONAR and 512 for others."""
+        """Maximum number of tokens per caption. If the tokenizer has no limit, it is 514 for SONAR, otherwise 512."""
         if self.tokenizer.model_max_length < 1_000_000:  # 1e30 in transformers means no limit
             return self.tokenizer.model_max_length
         return SONAR_MAX_TOKENS if _language_ids(self.tokenizer) else BERT_MAX_TOKENS

@@ -30,7 +30,7 @@ def import_tower_code(module: str, name: str) -> Any:
 
 
 def get_tower_class(model_type: str) -> type[PreTrainedModel] | None:
-    """Return the model class for a `model_type` that `AutoModel` cannot build, else None."""
+    """Return the model class for a `model_type` that `AutoModel` cannot build. Return None for other types."""
     return import_tower_code(*OWN_TOWERS[model_type]) if model_type in OWN_TOWERS else _PARTS.get(model_type)
 
 

@@ -193,11 +193,7 @@ def alignment_direction_error(audio_embeds: Tensor, text_embeds: Tensor, trained
     20). The trained direction points to the mean embedding of the captions that the step trains. The angle is 0 for
     KCL, which trains all languages.
 
-    Args:
-        audio_embeds: (N, d), unit norm.
-        text_embeds: (N, K, d), unit norm; [i, k] is the caption of clip i in language k.
-        trained: (N, K) bool; [i, k] is True if this step trains clip i in language k. Each clip needs at least one
-            True.
+    The arguments are the same as in `data_distribution_error`. Each clip needs at least one trained language.
 
     Returns:
         0-d tensor without gradient: mean angle over the clips in degrees, 0 to 180.

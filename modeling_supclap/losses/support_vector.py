@@ -349,7 +349,7 @@ class DynamicRadius(nn.Module):
         return radius.reshape(torch.broadcast_shapes(anchors.shape, targets.shape)[:-1])
 
     def _inputs(self, scaled: Tensor, start: int, group_ids: Tensor | None) -> Tensor:
-        """Select the MLP inputs (..., n, num_similarities) from n rows of the similarity matrix, first row `start`."""
+        """Select the MLP inputs (..., n, num_similarities) of n anchors, starting with anchor `start`."""
         size, device = scaled.shape[-1], scaled.device
         rows = slice(start, start + scaled.shape[-2])
         positives = scaled.diagonal(start, -2, -1).unsqueeze(-1)
