@@ -152,8 +152,8 @@ class CEDModel(StrictLoadingMixin, PreTrainedModel):
 
     def __init__(self, config: CEDConfig) -> None:
         super().__init__(config)
-        patch = (config.patch_mels, config.patch_frames)
-        rows, columns = config.n_mels // config.patch_mels, config.target_length // config.patch_frames
+        self.patch_mels, self.patch_frames = patch = (config.patch_mels, config.patch_frames)
+        rows, columns = config.n_mels // self.patch_mels, config.target_length // self.patch_frames
         self.init_bn = CEDBatchNorm(config.n_mels)
         conv = CEDPatchConv2d(1, config.embed_dim, kernel_size=patch, stride=patch)
         self.patch_embed = nn.Sequential(OrderedDict(proj=conv))  # named as in the checkpoints
@@ -250,7 +250,7 @@ class CEDModel(StrictLoadingMixin, PreTrainedModel):
 
     def _count_frames(self, features: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         """Count the frames of each clip, (B,). Raise ValueError if the shape, the mask or a length is invalid."""
-        mels, patch = self.config.n_mels, self.config.patch_frames
+        mels, patch = self.config.n_mels, self.patch_frames
         if features.ndim != 3 or features.shape[1] != mels:
             raise ValueError(f"input_features must be (batch, {mels} mel bands, frames), got {tuple(features.shape)}")
         # Compare `shape`, not `len()`, because `torch.export` treats `len()` as a constant.
@@ -289,14 +289,14 @@ class CEDModel(StrictLoadingMixin, PreTrainedModel):
 
     def _token_mask(self, n_frames: torch.Tensor, n_chunks: int, chunk_frames: int) -> torch.Tensor:
         """Return a mask (B, chunks, tokens per chunk), True for tokens of the clip and False for padding."""
-        length, patch = self.config.target_length, self.config.patch_frames
+        length, patch = self.config.target_length, self.patch_frames
         whole = n_frames // length * length
         filled = whole + (n_frames > whole) * length if self.config.pad_last else whole
         ends = torch.where(n_frames > length, filled, n_frames)
         starts = torch.arange(n_chunks, device=n_frames.device) * length
         clip_columns = (ends.unsqueeze(1) - starts).clamp(0, chunk_frames) // patch
         columns = torch.arange(chunk_frames // patch, device=n_frames.device) < clip_columns.unsqueeze(-1)
-        return columns.repeat(1, 1, self.config.n_mels // self.config.patch_mels)
+        return columns.repeat(1, 1, self.config.n_mels // self.patch_mels)
 
 
 register(AutoModel, CEDConfig, CEDModel)
