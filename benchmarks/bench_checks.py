@@ -22,7 +22,7 @@ from modeling_supclap.recipes.train_supclap import build_processor, check_splits
 
 
 def measure(rows: int = 20_000) -> list[Row]:
-    """Measure one run of the checks, of the tokenizer's training, and of the trainer's start."""
+    """Measure the time and memory of the checks, of training the tokenizer, and of starting the trainer."""
     datasets.disable_progress_bars()
     languages = list(LANGUAGES)[:8]
 

@@ -241,10 +241,10 @@ class EpochReader:
 
 
 def draw_copies(expected: np.ndarray, total: int, random: np.random.Generator) -> np.ndarray:
-    """Draw how often an epoch contains each item, int `(items,)`, with the sum `total`.
+    """Draw the number of copies of each item in an epoch, int `(items,)`. Their sum is `total`.
 
-    `expected` is first scaled to the sum `total`. Each value is then rounded up or down at random, by systematic
-    resampling in random order.
+    The `expected` numbers are first scaled to the sum `total`. Each number is then rounded up or down at random, by
+    systematic resampling in random order.
     """
     order = random.permutation(len(expected))
     ends = np.cumsum(expected[order])

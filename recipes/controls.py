@@ -19,7 +19,7 @@ from modeling_supclap.training.objectives import ContrastiveObjective, Logs, Sup
 
 
 class ShuffledRegularizer(SupportVectorRegularizer):
-    """SVR whose support vectors move toward the target of another pair.
+    """SVR with support vectors that move toward the target of another pair.
 
     Everything else is as in SVR: the radii are predicted from the similarities of the true pairs, and the positive of a
     support vector is the target of its own pair. If SVR gains because of the direction toward the positive, this

@@ -102,7 +102,7 @@ def build_translator(args: TranslatorArguments) -> Translator:
 
 
 def check_arguments(args: TranslatorArguments, caption_args: CaptionArguments, check: QualityArguments) -> None:
-    """Raise ValueError if arguments are invalid, before the translation, which may take hours."""
+    """Check the arguments before the translation, which may take hours. Raise ValueError for an invalid one."""
     from modeling_supclap.languages import LANGUAGES
 
     languages = caption_args.languages
