@@ -6,8 +6,7 @@ The models are CED-base with the SONAR or LaBSE text encoder, random weights, bf
 clips are int16 samples in pinned memory. Spectrograms are computed on the GPU, as with `features_on_device`. The goals
 are 45 % of the FLOP/s of the fastest bfloat16 square matrix product, one epoch of AudioCaps (49,274 clips) in 25 s (a
 tenth of the 248 s in the SupCLAP paper), and the overheads of SVR and KCL that the papers report. `make bench-gpu`
-writes `benchmarks/results-gpu.md`. Without a GPU, only the operator calls of a
-step are counted, with narrow towers.
+writes `benchmarks/results-gpu.md`. Without a GPU, only the operator calls of a step are counted, with narrow towers.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ The formats are the original files (Vorbis at 44.1 kHz, decoded and resampled fo
 samples. One process reads the same recordings in each format, either alone or followed by the computation of
 spectrograms and batches.
 
-`--data_dir` is a folder for the `audio_folder` builder. By default, recordings are generated. The compared
-variants alternate.
+`--data_dir` is a folder for the `audio_folder` builder. By default, recordings are generated. The formats take turns in
+each round.
 """
 
 from __future__ import annotations
@@ -67,7 +67,11 @@ def load_stored(data_dir: Path, folder: Path, clips: int) -> dict[str, datasets.
 def compare_reading(
     rows: Mapping[str, datasets.Dataset], collator: TrainingCollator, rounds: int, batch_size: int
 ) -> list[Row]:
-    """Measure the time to read recordings and to build batches, in a single process and thread."""
+    """Compare the original files with int16 samples, in one process and one thread.
+
+    The first table row compares the time to read all recordings. The second row compares the time to read them, compute
+    their spectrograms and build batches.
+    """
 
     def read(storage: str) -> None:
         for row in rows[storage]:

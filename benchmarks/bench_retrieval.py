@@ -3,8 +3,8 @@
     python benchmarks/bench_retrieval.py [--texts 4785] [--clips 957] [--dim 512] [--rounds 5]
 
 The metrics are R@1, 5, 10 and mAP@10. The evaluation is compared with two loops over 1,000 texts at a time. One counts
-the clips with higher scores, the other sorts the clips. All variants must compute the same ranks. With the
-options `--texts 20000 --clips 100000`, the loops need 0.4 GB for each chunk of scores.
+the clips with higher scores, the other sorts the clips. All variants must compute the same ranks, except for
+near ties. With `--texts 20000 --clips 100000`, the loops need 0.4 GB for each chunk of scores.
 """
 
 from __future__ import annotations
@@ -31,15 +31,13 @@ def directions(rng: np.random.Generator, rows: int, dim: int) -> NDArray[np.floa
 
 
 def counted(texts: Any, clips: Any, relevant: Ranks) -> Ranks:
-    """Rank the relevant clips as in the package: count the clips with higher scores. This also computes the scores and
-    the metrics.
-    """
+    """Compute the ranks of the relevant clips, R@k and mAP@10 with the package."""
     return retrieval_outcomes(LazySimilarity(texts, clips), relevant[:, None], K)["rank"]
 
 
 def loop(texts: Any, clips: Any, relevant: Ranks, is_sorted: bool, size: int = 1000) -> Ranks:
-    """Rank the relevant clips in a plain loop, and compute R@k and mAP@10. The loop sorts the clips by their scores, or
-    counts the clips with a higher score than the relevant one.
+    """Compute the ranks of the relevant clips, R@k and mAP@10 in a plain loop. If `is_sorted` is set, the loop
+    sorts the clips by their scores. Otherwise it counts the clips with a higher score than the relevant one.
     """
     chunks = []
     for start in range(0, len(texts), size):

@@ -3,8 +3,9 @@
     OMP_NUM_THREADS=1 python benchmarks/bench_search.py --rows 100000 1000000 --dim 512 --folder /tmp/indexes
 
 Each recording lasts an hour. The window embeddings are random points around 1,000 random centres, and the queries are
-windows. Each index size runs in separate processes, so that its peak memory does not include another size. The index is
-compared with one matrix product, and with FAISS if it is installed, on the same embeddings in memory.
+some of these embeddings. Each index size runs in separate processes, so that its peak memory does not include another
+size. The index is compared with one matrix product, and with FAISS if it is installed, on the same embeddings in
+memory.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ NOISE = 0.5  # norm of the noise added to a centre of norm 1
 
 
 def draw_files(number: int, centres: np.ndarray) -> Iterator[IndexedFile]:
-    """Yield hour-long recordings with `number` windows in total. The window embeddings are around the centres."""
+    """Yield hour-long recordings with `number` windows in total. Each embedding is a random centre plus noise."""
     generator = np.random.default_rng(1)
     for file in range(math.ceil(number / WINDOWS_PER_FILE)):
         count = min(WINDOWS_PER_FILE, number - file * WINDOWS_PER_FILE)
@@ -73,7 +74,7 @@ def build(folder: str, number: int, centres: np.ndarray) -> dict[str, float]:
 
 
 def ask(folder: str, number: int) -> dict[str, float]:
-    """Measure search in all recordings and in one recording, and the methods that it is compared with."""
+    """Measure the time of searching all recordings, of searching one recording, and of the methods in `time_peers`."""
     import lancedb  # noqa: F401, imported before the timing starts
 
     started = time.perf_counter()
@@ -94,7 +95,9 @@ def ask(folder: str, number: int) -> dict[str, float]:
 
 
 def time_peers(windows: np.ndarray, queries: np.ndarray, approximate: bool) -> dict[str, float]:
-    """Return the times of one matrix product, and of FAISS if it is installed: a flat index, and an inverted file."""
+    """Measure a search by one matrix product and, if FAISS is installed, with its flat index. If `approximate` is set,
+    also measure the inverted-file index of FAISS.
+    """
     results = _timed("the matrix product", list(queries), lambda query: len(windows @ query))
     try:
         import faiss
@@ -143,9 +146,10 @@ def _peak_gigabytes() -> float:
 def measure(
     rows: Sequence[int] = (10_000, 100_000), dim: int = 512, queries: int = 20, folder: str | None = None
 ) -> list[Row]:
-    """Measure building and searching an index for each number of windows in `rows`: time, memory, disk size and recall.
+    """Build and search an index for each number of windows in `rows`.
 
-    The indexes are kept in `folder`, if it is set.
+    Return table rows with the CPU time of building, the time of a search, the recall of approximate search, and the
+    size on disk. If `folder` is set, the indexes are kept there.
     """
     centres = _unit(np.random.default_rng(0).normal(size=(1000, dim)))
     bounds = {10_000: "<= 5", 100_000: "<= 40", 1_000_000: "<= 50"}

@@ -228,7 +228,7 @@ def run_loss(loss: Callable[..., Tensor], *inputs: Tensor) -> None:
 
 
 def compare_compiled(rounds: int, device: torch.device) -> list[Row]:
-    """Time the InfoNCE loss and its gradients, relative to the plain formula in `torch.compile`, at two batch sizes."""
+    """Time the InfoNCE loss and its gradients, relative to two calls of `cross_entropy` in `torch.compile`."""
 
     @torch.compile
     def formula(audio: Tensor, text: Tensor, scale: Tensor) -> Tensor:
@@ -287,7 +287,8 @@ def compare_support_vectors(rounds: int, clips: int, device: torch.device) -> li
 def compare_frozen(model: Any, rounds: int, clips: int, device: torch.device) -> list[Row]:
     """Time KCL with eight languages and a frozen text tower, relative to the audio tower alone.
 
-    Both times include the backward pass. After the first epoch, the text embeddings come from a cache.
+    The times include the backward pass. One variant reads the text embeddings from a cache; the other computes them in
+    each step.
     """
     model.text_model.requires_grad_(False)
     batch = {key: tensor.to(device) for key, tensor in make_batch(model, clips, texts=8).items()}

@@ -2,11 +2,11 @@
 
     OMP_NUM_THREADS=1 python benchmarks/bench_tiles.py [--only kcl] [--clips 4096 32768] [--processes 1 2 4]
 
-The tiles are parts of the similarity matrix; several processes compute different tiles. Each measurement starts new
-processes for one forward and backward pass, and each process has a part of the embeddings. Memory is the peak resident
-set minus the resident set before the step. The tiled loss and its gradients are compared with the loss without tiles
-(float64), and the results of several processes with those of a single process (float32). Without tiles, the loss stores
-several matrices of 4 N^2 bytes: 4 GiB each for 32,768 clips.
+A tiled loss computes the similarity matrix in parts (tiles), and several processes compute different tiles. Each
+measurement starts new processes for one forward and backward pass, and each process has a part of the embeddings.
+Memory is the peak resident set minus the resident set before the step. The tiled loss and its gradients are compared
+with the loss without tiles (float64), and the results of several processes with those of a single process (float32).
+Without tiles, the loss stores several matrices of 4 N^2 bytes: 4 GiB each for 32,768 clips.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def measure(
     dim: int = 32,
     chunk: int = 512,
 ) -> list[Row]:
-    """Measure memory and its growth with the batch. Return two table rows per loss and number of processes."""
+    """Measure peak memory, and its growth with the batch size, for each loss and each number of processes."""
     rows = []
     for name in only:
         plain, tiled = (run_processes(name, 1024, dim, size, dtype=torch.float64) for size in (None, 128))

@@ -4,7 +4,8 @@
     supclap compare outputs/sweep/runs/*
 
 The first model is the baseline. Differences to it are paired by query, with intervals and p-values. Training runs that
-differ only in their seed count as one model. So do evaluated models with names such as mine-seed0 and mine-seed1.
+differ only in their seed count as one model. Evaluated models with names such as mine-seed0 and mine-seed1 also count
+as one model.
 Results of different protocols raise an error.
 
 The output folder contains `table.md`, `table.html`, `table.csv` (all digits, and p-values) and `table.tex`

@@ -74,7 +74,7 @@ class DataArguments(DatasetArguments):
     """Training data."""
 
     datasets: list[str] = option(
-        "Several datasets, each a mapping (JSON on the command line) with `dataset` and its options. Optional keys: "
+        "Several datasets. Each is a mapping (JSON on the command line) with `dataset` and its options. Optional keys: "
         "`name` (default: the dataset), `repeats` or `weight`, and `streaming`. The default data_dir is the folder "
         "`name` in --data_dir.",
         [],
@@ -237,7 +237,9 @@ class PostTrainingArguments(DatasetArguments):
     dataset: str = option("Builder of datasets_scripts with labels, or prepared.", "esc50")
     pool_splits: bool = option("Use all splits of the dataset together, as in the paper.", False)
     train_fraction: float = option("Fraction of each class's recordings to train on.", 0.7)
-    prompts: str | None = option("Names of sounds: labels or phrases. Default: labels for English alone, else phrases.")
+    prompts: str | None = option(
+        "Names of sounds in captions: labels or phrases. Default: labels for English alone, else phrases."
+    )
     stages: list[str] = option("Stages to train, in order; b alone is TeminAL B.", ["a", "b"])
     use_after: bool = option("Replace half of the captions 'x before y' by 'y after x'.", True)
     random_order: bool = option("Exchange the sounds in the captions of half of the training pairs (a control).", False)
@@ -263,7 +265,7 @@ class EvaluationArguments(DatasetArguments):
 
     model: list[str] = option("SupCLAP or CLAP models (id or folder), or functions that load one (module:name).", [])
     suite: list[str] = option(
-        "Names of several datasets, each in the folder of its name in --data_dir; or a YAML file with a list of "
+        "Names of several datasets, each in a folder of the same name in --data_dir; or a YAML file with a list of "
         "mappings with `dataset`, `data_dir`, options of this command and of the dataset, and a `name`. The mapping "
         "`mteb: TASK` is a task of mteb.",
         [],
@@ -279,20 +281,29 @@ class EvaluationArguments(DatasetArguments):
         "Tasks: retrieval, zero_shot, zste, linear_probe, few_shot, audio_to_audio.", ["retrieval"]
     )
     languages: list[str] = option("Languages of retrieval.", ["eng"])
-    positives: str = option("Correct answers of retrieval: clip or captions.", "clip")
+    positives: str = option(
+        "Captions that are correct for a clip in retrieval: clip (its own) or captions (also those of clips with "
+        "identical captions).",
+        "clip",
+    )
     caption_handling: str = option(
-        "Captions: all (equally many per language), parallel (in all languages), or each.", "all"
+        "Captions to use: all (each language must have equally many), parallel (those that exist in all languages), or "
+        "each (all captions of each language).",
+        "all",
     )
     template_sets: list[str] = option("Sets of class prompts, by name.", ["supclap"])
     templates: list[str] = option("Further class prompts, such as 'I hear {}'.", [])
     zero_shot_languages: list[str] = option("Languages of class prompts.", ["eng"])
     phrases: str | None = option("Dataset with the label phrases for prompts; by default, the evaluated dataset.")
-    shots: list[int] = option("Numbers of training clips per class for few_shot.", [1, 5, 10])
+    shots: list[int] = option("Numbers of training clips per class in the task few_shot.", [1, 5, 10])
     zste_languages: list[str] = option("Languages of ZSTE.", ["eng"])
     zste_tasks: list[str] = option("Tasks of ZSTE, 1A to 5B; by default, all.", [])
     zste_items: int = option("Number of ZSTE clips of each kind: single, consecutive and overlaid sounds.", 200)
     zste_candidates: int = option("Number of candidates in ZSTE's tasks 4 and 5B.", 50)
-    zste_prompts: str | None = option("Names of sounds in ZSTE: labels or phrases. Default: as in post-training.")
+    zste_prompts: str | None = option(
+        "Names of sounds in the captions of ZSTE: labels or phrases. Default: as in the model's post-training; without "
+        "post-training, labels for English alone, else phrases."
+    )
     max_audio_seconds: float | None = option("Maximum length of a recording in seconds; by default, unlimited.")
     chunk_seconds: float | None = option("Length of the chunks of long recordings; by default, the model's maximum.")
     pooling: str = option("Pooling of chunks: mean, or best for each text.", "mean")

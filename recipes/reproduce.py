@@ -12,8 +12,8 @@ and encoders. Otherwise, missing inputs raise an error before the first run; `--
 `configs/<paper>/tables.yaml` defines the tables, and `configs/<paper>/<table>_<row>.yaml` the training of each row.
 The folder name of a run depends on its settings. Tables share runs, and finished runs are not repeated. Each table is
 written as `.md`, `.html` and `.json`, and its figure as `.png`. If a run fails, the table contains the finished runs.
-The file name of the table includes `--rows`, `--datasets`, `--settings` and the name of the `--controls` file, which
-adds rows, for example
+The file name of the table includes `--rows`, `--datasets`, `--settings` and the name of the `--controls` file. A
+`--controls` file is a YAML file that adds rows to the table, for example:
 
     infonce_4x: {row: table1_infonce, model: "InfoNCE, 4 x the steps", settings: {num_train_epochs: 40}}
 
@@ -122,7 +122,7 @@ def find_tables(names: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def plan(name: str, table: Mapping[str, Any], args: options.ReproductionArguments) -> list[Cell]:
-    """List the runs of a table: a `Cell` for each of its rows (or `args.rows`) and datasets (or `args.datasets`).
+    """Return a `Cell` with its runs for each row and dataset of a table, restricted to `args.rows` and `args.datasets`.
 
     Datasets that need `--data_dir` are skipped if it is not set, except in a dry run.
     """
@@ -158,9 +158,8 @@ def plan(name: str, table: Mapping[str, Any], args: options.ReproductionArgument
 
 
 def list_rows(group: Mapping[str, Any], args: options.ReproductionArguments) -> dict[str, dict[str, Any]]:
-    """List the rows of a group, `{name: entry}`, each followed by the rows of the `--controls` file that copy it.
-
-    The key "row" of an entry is the name of its configuration file without ".yaml".
+    """List the rows of a group of a table definition, `{name: entry}`. Rows of the `--controls` file follow the row
+    that they copy. The key "row" of an entry is the name of its configuration file without ".yaml".
     """
     controls = {} if args.controls is None else read_settings(args.controls)
     for name, control in controls.items():
@@ -557,8 +556,8 @@ def gather(
 def get_cost(runs: Sequence[Run]) -> dict[str, float]:
     """Compute the mean training costs of several runs: "steps", "captions", and "seconds" of processor time.
 
-    "captions" is the number of captions that the text encoder embeds: steps * clips per step * texts per clip. A cost
-    is missing if no run has recorded it.
+    "captions" is the number of captions that the text encoder embeds: steps * clips per step * texts per clip. The
+    training of the model that a run starts from is not included. A cost is missing if no run has recorded it.
     """
     costs: dict[str, list[float]] = {"steps": [], "captions": [], "seconds": []}
     for results, _ in runs:
@@ -606,7 +605,9 @@ def tabulate_cases(by_model: Mapping[str, Results]) -> list[list[str]]:
 
 
 def get_printed(name: str, table: Mapping[str, Any], cell: Cell, place: Sequence[str], scale: str) -> float | None:
-    """Return the paper's value of a score, or None. At scale mini, it is the value for the table's first dataset."""
+    """Return the value of a score in the paper, or None if the paper does not report it. At scale mini, use the value
+    for the first dataset of the paper's table.
+    """
     from modeling_supclap import evaluation
 
     dataset, model = cell.dataset, cell.model
