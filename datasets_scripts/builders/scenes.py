@@ -250,18 +250,24 @@ def take_generated(sampling_rate_hz: int) -> Take:
 
 
 def take_recorded(files: Mapping[str, Sequence[Path]], sampling_rate_hz: int) -> Take:
-    """Return a function that reads a random recording of a label in `files`, and crops it to the loud part."""
+    """Return a function that reads a random recording of a label in `files`, and crops it around a random loud sample.
+
+    A sample is loud if it exceeds 5 % of the peak. ValueError is raised if a recording is silent.
+    """
 
     @cache
-    def read(path: Path) -> np.ndarray:
+    def read(path: Path) -> tuple[np.ndarray, np.ndarray]:
         waveform, rate_hz = read_audio(path)
         waveform = resample(waveform, rate_hz, sampling_rate_hz)
-        is_loud = np.flatnonzero(np.abs(waveform) > 0.05 * np.abs(waveform).max())
-        return waveform[is_loud[0] : is_loud[-1] + 1] if is_loud.size else waveform
+        loud = np.flatnonzero(np.abs(waveform) > 0.05 * np.abs(waveform).max())
+        if not loud.size:
+            raise ValueError(f"{path} is silent; remove it from the table of the recordings")
+        return waveform[loud[0] : loud[-1] + 1], loud - loud[0]
 
     def take(label: str, most_samples: int, rng: np.random.Generator) -> np.ndarray:
-        waveform = read(files[label][int(rng.integers(len(files[label])))])
-        start = rng.integers(max(1, len(waveform) - most_samples + 1))
+        waveform, loud = read(files[label][int(rng.integers(len(files[label])))])
+        start = int(rng.choice(loud)) - most_samples // 2
+        start = max(0, min(start, len(waveform) - most_samples))
         return waveform[start : start + most_samples].astype(np.float64)
 
     return take

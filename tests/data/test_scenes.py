@@ -19,6 +19,7 @@ from modeling_supclap.datasets_scripts.builders.scenes import (
     render_scene,
     split_recordings,
     take_generated,
+    take_recorded,
 )
 from modeling_supclap.datasets_scripts.schema import LANGUAGES
 
@@ -185,6 +186,20 @@ def test_speakers_folds_and_files_stay_apart(tmp_path, seed):
         "train": 6, "validation": 1, "test": 2
     }  # fmt: skip
     assert not any("drum" in of_split for of_split in files.values())  # one recording cannot be in three splits
+
+
+def test_a_crop_of_a_recording_contains_its_sound(tmp_path):
+    bark = np.r_[builders.tone(300.0, 800), np.zeros(40_000), builders.tone(300.0, 800)]
+    soundfile.write(tmp_path / "bark.wav", bark, 8000)
+    soundfile.write(tmp_path / "silent.wav", np.zeros(800), 8000)
+    take = take_recorded({"dog": [tmp_path / "bark.wav"], "cat": [tmp_path / "silent.wav"]}, 8000)
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        sound = take("dog", 1000, rng)
+        assert len(sound) == 1000
+        assert np.abs(sound).max() > 0.05 * np.abs(bark).max()
+    with pytest.raises(ValueError, match=r"silent\.wav"):
+        take("cat", 1000, rng)
 
 
 def test_scenes_of_recordings(tmp_path):
