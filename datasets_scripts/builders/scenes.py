@@ -27,7 +27,6 @@ from .folder import SPLITS, Clip, draw_sources
 from .metadata import read_csv
 from .recordings import Recordings, stem_of
 from .synthetic import (
-    GENERATOR_VERSION,
     SOUNDS,
     SyntheticEvents,
     SyntheticEventsConfig,
@@ -36,6 +35,9 @@ from .synthetic import (
     scale_to_peak,
     seeded_generator,
 )
+
+SCENES_VERSION = 2
+"""Part of the name of the audio folder. Increase it if the same settings produce other audio."""
 
 NUM_EVENTS = {1: 0.25, 2: 0.35, 3: 0.25, 4: 0.15}
 """Probability of each number of events."""
@@ -335,7 +337,7 @@ class ScenesConfig(SyntheticEventsConfig):
     def audio_name(self) -> str:
         """Name of the audio folder: a hash of all settings and recordings that affect the audio."""
         sources = [Recordings(folder).fingerprint(sizes=True) for folder in self.recordings or ()]
-        settings = (GENERATOR_VERSION, super().audio_name, sources)
+        settings = (SCENES_VERSION, super().audio_name, sources)
         return hashlib.sha256(repr(settings).encode()).hexdigest()[:16]
 
 
