@@ -223,7 +223,6 @@ def measure(rounds: int = 3, clips: int = 24, width: int = 96, vocabulary: int =
 
 
 def run_loss(loss: Callable[..., Tensor], *inputs: Tensor) -> None:
-    """Compute a loss and its gradients."""
     loss(*inputs).backward()
 
 

@@ -84,7 +84,7 @@ def run_step(
 
 
 def read_memory(field: str) -> int:
-    """Read a memory field from /proc/self/status, in bytes."""
+    """Read a field of /proc/self/status in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field):
             return 1024 * int(line.split()[1])

@@ -27,7 +27,6 @@ RECIPE = Path(__file__).parents[1] / "recipes" / "train_supclap.py"
 
 
 def train_in_loop(folder: Path, epochs: int, batch: int) -> None:
-    """Train in a plain PyTorch loop."""
     import soundfile
     import torch
     from torch.utils.data import DataLoader
@@ -58,7 +57,6 @@ def train_in_loop(folder: Path, epochs: int, batch: int) -> None:
 
 
 def train_sentence_transformer(folder: Path, epochs: int, batch: int) -> None:
-    """Train with the trainer of sentence-transformers."""
     import datasets
     from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
     from sentence_transformers.sentence_transformer import losses

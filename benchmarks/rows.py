@@ -45,7 +45,6 @@ class Row:
 
 
 def get_device() -> torch.device:
-    """Return the GPU if there is one, or else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -100,7 +99,6 @@ def run_script(measure: Callable[..., Iterable[Row]], description: str | None) -
 
 
 def print_rows(rows: Iterable[Row]) -> None:
-    """Print the rows in aligned columns."""
     lines = [HEADER, *(row.cells for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:

@@ -34,7 +34,6 @@ YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is eight 
 
 
 def asks_for_help() -> bool:
-    """Return whether the command line contains `--help` or `-h`."""
     return not {"-h", "--help"}.isdisjoint(sys.argv[1:])
 
 

@@ -11,22 +11,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from modeling_supclap.recipes.running import run_command
-
-
-def average_models(models: Sequence[Any], weights: Sequence[float]) -> Any:
-    """Set the weights of the first model to the weighted mean of all models, and return it."""
-    states = [model.state_dict() for model in models]
-    means = states[0].copy()
-    for name, value in means.items():
-        if value.is_floating_point():
-            means[name] = sum(weight * state[name].double() for weight, state in zip(weights, states, strict=True))
-    models[0].load_state_dict(means)
-    return models[0]
 
 
 def describe(model: Any, processor: Any) -> dict[str, Any]:
@@ -67,7 +55,12 @@ def main(arguments: list[str] | None = None) -> None:
                 "tokenizer have an average, leave one out"
             )
 
-    model = average_models(models, weights)
+    states, model = [each.state_dict() for each in models], models[0]
+    means = states[0].copy()
+    for name, value in means.items():
+        if value.is_floating_point():
+            means[name] = sum(weight * state[name].double() for weight, state in zip(weights, states, strict=True))
+    model.load_state_dict(means)
     for part in (model, processors[0]):
         part.save_pretrained(folder)
     write_provenance(folder, origins(model, names))

@@ -83,8 +83,8 @@ def load_rows(args: EvaluationArguments) -> tuple[Any, Any, dict[str, int] | Non
         splits = add_translations(builder.as_dataset(), translations)
         parts.append(join(splits, args.split))
         if fold is None:
-            data["shared_sources"] = shared_sources(splits, args)
             train_rows = None if args.train_split is None else join(splits, args.train_split)
+            data["shared_sources"] = None if train_rows is None else shared_sources(parts[-1], train_rows, args)
         else:
             folds |= dict.fromkeys(without_audio(parts[-1])["clip_id"], fold)
 
@@ -112,15 +112,11 @@ def join(splits: Mapping[str, Any], names: str) -> Any:
     return concatenate_datasets(chosen)
 
 
-def shared_sources(splits: Mapping[str, Any], args: EvaluationArguments) -> dict[str, Any] | None:
-    """Count the recordings in both the evaluated split and `train_split` (if set). Warn if there are any."""
+def shared_sources(rows: Any, train_rows: Any, args: EvaluationArguments) -> dict[str, Any]:
+    """Count the recordings in both the evaluated split and the training split. Warn if there are any."""
     from modeling_supclap.datasets_scripts.schema import without_audio
 
-    if args.train_split is None:
-        return None
-    trained = set(without_audio(join(splits, args.train_split))["source"])
-    evaluated = set(without_audio(join(splits, args.split))["source"])
-
+    trained, evaluated = set(without_audio(train_rows)["source"]), set(without_audio(rows)["source"])
     shared = sorted(trained & evaluated)
     if shared:
         warnings.warn(

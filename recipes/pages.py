@@ -66,7 +66,6 @@ def render_readme(page: str) -> str:
 
 
 def render_settings() -> str:
-    """Return the text of docs/paper_settings.md."""
     parts = [INTRODUCTION]
     for config, entries in yaml.safe_load(SETTINGS.read_text(encoding="utf-8")).items():
         values: dict[str, Any] = {}  # as the recipe reads them, with its defaults
@@ -84,7 +83,6 @@ def render_settings() -> str:
 
 
 def main() -> None:
-    """Update the three pages."""
     write_text(RESULTS_PAGE, render_results(RESULTS_PAGE.read_text(encoding="utf-8")))
     write_text(README, render_readme(README.read_text(encoding="utf-8")))
     write_text(SETTINGS_PAGE, render_settings())

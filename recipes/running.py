@@ -68,7 +68,6 @@ def run_command(main: Callable[[], int | None]) -> None:
 
 
 def command_name() -> str:
-    """Return the name of the running command, such as `supclap train`, or the file name of the script."""
     return os.environ.get("SUPCLAP_COMMAND") or Path(sys.argv[0]).name
 
 

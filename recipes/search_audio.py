@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Create the command-line parser."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
 
@@ -86,7 +85,6 @@ def run_index(arguments: argparse.Namespace) -> None:
 
 
 def run_query(arguments: argparse.Namespace) -> None:
-    """Search the index and print the hits."""
     from modeling_supclap.search import Searcher
     from modeling_supclap.search.query import NOTHING
 

@@ -64,7 +64,6 @@ def main() -> None:
 
 
 def write_table(cells: Sequence[Cell], folder: str) -> None:
-    """Write the table of the finished runs."""
     from modeling_supclap.evaluation.results import Results
     from modeling_supclap.recipes.compare_results import write_tables
 
