@@ -306,7 +306,7 @@ def _open(source: Source, name: str) -> _Samples | _File:
 
 
 def _decode_with_ffmpeg(content: bytes, name: str, refusal: Exception) -> tuple[np.ndarray, int]:
-    """Decode a whole recording with FFmpeg, because seeking in these formats is inexact.
+    """Decode a whole recording with FFmpeg. Its formats, such as m4a, do not support exact seeking.
 
     FFmpeg receives no path, only bytes that start like an audio file. Otherwise, a playlist could make FFmpeg fetch
     other files.

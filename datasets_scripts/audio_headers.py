@@ -1,4 +1,4 @@
-"""Checks of Ogg and MP3 headers that libsndfile skips."""
+"""Check Ogg and MP3 headers, because libsndfile does not check them."""
 
 # Bit rates of layer III in kbit/s, indexed by the value in the frame header. True: MPEG 1. False: MPEG 2 and 2.5.
 _KILOBITS = {

@@ -96,11 +96,11 @@ def naming(name: str) -> Iterator[None]:
 def find_bad_audio(
     rows: Any, workers: int = 1, min_seconds: float = 0.0, memo: str | Path | None = None
 ) -> list[BadClip]:
-    """Decode all recordings completely and return a list of the bad clips.
+    """Decode all recordings completely, and return the clips with unusable recordings.
 
     Args:
-        rows: Rows in the format of `schema.Row`. If they contain int16 samples, only the length is checked, because
-            `prepare.py` has already checked the samples.
+        rows: Rows in the format of `schema.Row`. Of int16 samples, only the length is checked, because `prepare.py` has
+            already checked them.
         workers: Number of processes that read recordings.
         memo: JSON file that caches the results; only new and changed recordings are read.
 

@@ -211,7 +211,7 @@ class Prepared(datasets.ArrowBasedBuilder):
         return self.config.prepared.manifest["dataset"]
 
     def report(self) -> dict[str, Any]:
-        """Return the excluded clips from the manifest, in the format of `RowBuilder.report`."""
+        """Return the clips that `prepare.py` has excluded, in the format of `RowBuilder.report`."""
         manifest = self.config.prepared.manifest
         left_out = {reason: list(clip_ids) for reason, clip_ids in manifest["left_out"].items()}
         for of_split in manifest["bad_audio"].values():

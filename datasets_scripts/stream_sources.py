@@ -208,7 +208,7 @@ class TarSplit:
         }
 
     def _samples(self, path: str) -> list[tuple[int, int]]:
-        """Return a list of (start byte, end byte) for the samples with a recording.
+        """Return the (start byte, end byte) of each WebDataset sample with a recording in a tar file.
 
         Raises ValueError for sparse files, because their size in the header is unreliable.
         """

@@ -38,7 +38,7 @@ class Recording(NamedTuple):
         source: A path, a URL, the bytes of a file, an array, a torchcodec decoder, or a function that returns the
             whole waveform at a given sampling rate in hertz.
         rate_hz: Sampling rate of an array in hertz, or None for any other source.
-        name: Name for error messages: the path, or the index in the list.
+        name: Name for error messages, such as the path or "clip 1".
     """
 
     source: Any

@@ -83,8 +83,8 @@ class SupCLAPModel(EncodingMixin, StrictLoadingMixin, PreTrainedModel):
         text_model: Pretrained text tower with the configuration `config.text_config`. None: use random weights.
 
     Raises:
-        ValueError: A model type cannot be a tower, or a tower differs from its configuration or does not support the
-            configured pooling.
+        ValueError: The model type of a tower is not supported, or a tower differs from its configuration or does not
+        support the configured pooling.
 
     Example:
         >>> text = {"model_type": "bert", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}

@@ -1,4 +1,6 @@
-"""Control objectives of the studies. Select one with `--loss modeling_supclap.recipes.controls:ShuffledTargets`."""
+"""Losses for control experiments, which change one part of a method (`--loss
+modeling_supclap.recipes.controls:ShuffledTargets`).
+"""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class AudioCaps(RowBuilder):
     NAMINGS = (*YOUTUBE_NAMINGS, "{audiocap_id}")
 
     def collect(self) -> Collection:
-        """Return the clips in the tables; a clip in two splits is kept only in the later split."""
+        """Read the metadata tables, and return their clips. A clip in two splits is kept only in the later split."""
         collection = Collection()
         splits: dict[str, dict[Segment, dict[str, str]]] = {}  # split -> clip -> caption id -> caption
         for split, path in self.config.tables().items():

@@ -59,11 +59,11 @@ class FoldBuilder(RowBuilder):
     """
 
     def read(self) -> list[FoldClip]:
-        """Return the clips in the table, in the order of the table."""
+        """Read the metadata table, and return its clips in the same order."""
         raise NotImplementedError
 
     def collect(self) -> Collection:
-        """Return the clips in the table, split by fold and recording."""
+        """Read the metadata table, and split its clips by fold and recording."""
         collection, config = Collection(), self.config
         clips = self.read()
 

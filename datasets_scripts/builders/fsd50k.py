@@ -35,7 +35,7 @@ class FSD50K(RowBuilder):
     BUILDER_CONFIG_CLASS = FSD50KConfig
 
     def collect(self) -> Collection:
-        """Return the clips in the tables."""
+        """Read the metadata tables, and return their clips."""
         collection, tables = Collection(), self.config.tables()
         for part in sorted({"dev", "eval"} & tables.keys()):
             clips_info = read_json(tables[f"{part}_info"]) if f"{part}_info" in tables else {}

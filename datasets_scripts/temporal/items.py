@@ -123,7 +123,7 @@ class TemporalItem:
     def meaning(self) -> str:
         """String that is equal for all items with the same sounds in the same temporal relation.
 
-        For example, "a before b" from the pair (a, b) equals "a before b" from the pair (b, a).
+        For example, the forward item of the pair (a, b) and the reversed item of the pair (b, a) have equal strings.
         """
         if self.role in ("forward", "reversed"):
             return f"sequence:{'+'.join(self.labels)}"

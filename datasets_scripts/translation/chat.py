@@ -28,8 +28,8 @@ class ChatTranslator:
     """Translator that uses a language model on an OpenAI-compatible endpoint.
 
     Each batch is sent as one request: a JSON object with numbered texts. If the answer is not a JSON object with the
-    same numbers, the request is repeated once. If the second answer is also invalid, the batch is split into halves. If
-    the batch is a single text, the text is skipped.
+    same numbers, the request is repeated once. If the second answer is also invalid, the batch is split into halves. A
+    single text with two invalid answers is skipped.
 
     Requests to a busy or failing server are retried with increasing delays, or after the delay that the server requests
     (up to two minutes). Redirects are not followed, so that the API key is only sent to the endpoint's host.

@@ -83,7 +83,7 @@ def htsat_from_tensors(tensors: Tensors) -> tuple[dict[str, torch.Tensor], dict[
     """Convert the tensors of an HTSAT audio tower to those of `ClapAudioModel`.
 
     Returns:
-        The renamed tensors, the number of unused tensors as `{description: number}`, and the configuration fields.
+        The renamed tensors, the numbers of unused tensors as `{kind of tensor: number}`, and the configuration fields.
     """
     if "conv_block1.conv1.weight" in tensors:
         raise ValueError(

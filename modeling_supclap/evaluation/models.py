@@ -11,7 +11,7 @@ The named arguments are optional, and the methods may also accept `batch_size`. 
 - `chunk_seconds`: Maximum chunk length in seconds; longer recordings are split. Defaults to five minutes.
 - `min_seconds`: Minimum recording length in seconds; shorter recordings are rejected. Defaults to 0.
 - `fingerprint`: String that identifies the weights and all settings that affect the embeddings. If there is none, the
-  embeddings are not cached, because the weights of a custom model do not determine its embeddings.
+  embeddings are not cached, because the weights alone do not determine them.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def evaluate_linear_probe(
     training clips.
 
     Returns:
-        Tuple of the scores `{"linear_probe": ...}`, the arrays for `Results`, and the settings for the protocol.
+        Tuple of the scores `{"linear_probe": ...}`, the arrays for `Results`, and the settings to store with them.
 
     Raises:
         ImportError: scikit-learn is not installed.

@@ -106,11 +106,10 @@ def cacl_loss(
 
 @torch.no_grad()
 def language_distribution_error(trained: Tensor) -> Tensor:
-    """Compute how far the distribution of the trained languages is from uniform (ATRI eq. 6).
+    """Compute the distance between the languages that a step trains on and all languages (ATRI eq. 6).
 
-    The distance is mean_i sum_k |1/K - q_ik|, where q_i is uniform over the trained languages of clip i. It does
-    not depend on the model. It is 0 for KCL and 2(1 - 2/K) for CACL. The maximum is 2(1 - 1/K), for one random language
-    per clip.
+    The distance is mean_i sum_k |1/K - q_ik|, where q_i is uniform over the trained languages of clip i. It does not
+    depend on the model. It is 0 for KCL, 2(1 - 2/K) for CACL, and at most 2(1 - 1/K), for one language per clip.
 
     Args:
         trained: (N, K) bool; [i, k] is True if this step trains clip i in language k. Each clip needs at least one

@@ -71,7 +71,7 @@ def _check_alphas(**alphas: float) -> None:
 def teminal_a_weights(
     single_classes: Tensor, pair_classes: Tensor, alpha_same: float = 1.0, alpha_diff: float = 1.0
 ) -> Tensor:
-    """Build the candidate weights of TeminAL A, which contrasts single sounds with pairs of sounds (TeminAL eq. 22-26).
+    """Build the weights of all candidates in TeminAL A, which contrasts single sounds with pairs (TeminAL eq. 22-26).
 
     The weight between two single sounds or between two pairs is 1. Between a single sound and a pair, it is
     `alpha_same` if the pair contains the class of the single sound, otherwise `alpha_diff`.

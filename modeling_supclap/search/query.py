@@ -148,7 +148,7 @@ class Searcher:
         return self.model.encode_text(BACKGROUND_TEXTS, "eng", len(BACKGROUND_TEXTS))
 
     def stands_out(self, hits: Sequence[Hit], within: str | None = None) -> bool:
-        """Return whether the best hit of a text query scores higher than texts that describe no sound."""
+        """Return whether the best hit of a query scores higher than the best hits of texts that describe no sound."""
         return bool(hits) and hits[0].score > self.background(within)
 
     def background(self, within: str | None = None) -> float:
@@ -178,7 +178,7 @@ class Searcher:
         return mean_embedding(chunks.embeds).numpy()
 
     def strip(self, vector: np.ndarray, file: str) -> tuple[np.ndarray, np.ndarray]:
-        """Score all windows of one recording.
+        """Compute the cosine similarity between a query embedding and all windows of one recording.
 
         Returns:
             Tuple of the start times in seconds (windows,), ascending, and the scores (windows,).

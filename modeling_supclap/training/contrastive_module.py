@@ -126,7 +126,7 @@ class ContrastiveModule(nn.Module):
             text_lengths: Number of real tokens of each of the B K texts, like `audio_lengths`.
 
         Raises:
-            ValueError: A batch norm is in training mode. It would normalise each chunk separately, not the whole batch.
+            ValueError: A batch norm is in training mode. It would normalise each part of the batch separately.
         """
         for name, layer in self._batch_norms:
             if layer.training:

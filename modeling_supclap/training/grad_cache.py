@@ -53,10 +53,10 @@ def embed_in_chunks(
         inputs: Tensors with N rows, `{input name: tensor}`.
         chunk_size: Maximum rows per chunk. None: as many rows as fit into `kept_cells` cells.
         mask: Name of the input that is 1 for real tokens or frames and 0 for padding, `(N, L)`. The last axis of each
-            input must then have size L or 1. None: rows keep their order and padding.
+            input must then have size L or 1. None: all rows have the same length.
         kept_cells: Maximum cells with activations in memory. The last chunk always keeps its activations.
-        fewest_cells: Minimum number of cells after which a much shorter row starts a new chunk. A row is much shorter
-            if it has at most 0.75 times the length of the longest row in the chunk. None: each chunk is filled.
+        fewest_cells: If a chunk has at least this number of cells, a row of at most 0.75 times the length of its
+            longest row starts a new chunk. None: each chunk is filled.
         tokens: Embedding table that `embed` uses for `input_ids`. If there are several chunks, the table is read once
             per batch. Its gradient, which is as large as the table, is then computed once, not once per chunk.
         lengths: `real_lengths` of the mask. None: computed from the mask.
