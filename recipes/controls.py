@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from modeling_supclap.losses.contrastive import softmax_contrast
 from modeling_supclap.losses.similarity import similarity_matrix
@@ -45,11 +45,12 @@ class ShuffledRegularizer(SupportVectorRegularizer):
         total = base_loss()
         logs = {f"loss_{self.base}": total}
         for direction, module in self.radii.items():
+            assert isinstance(module, DynamicRadius)
             pair = (text_embeds, audio_embeds) if direction == "t2a" else (audio_embeds, text_embeds)
             anchors, targets = pair
             others = targets.roll(1, 0)  # the target of the previous pair of the batch
             radius = module.in_tiles(anchors, targets, logit_scale, group_ids)
-            supports = support_vectors(anchors, others, radius, self.similarity)
+            supports = support_vectors(anchors, others, radius)
             term = softmax_contrast(logit_scale * similarity_matrix(supports, targets), group_ids)
             constraint = radius_constraint(anchors, others, radius)
             total = total + self.alpha * term + self.beta * constraint
@@ -61,5 +62,7 @@ class ShuffledTargets(ContrastiveObjective):
     """InfoNCE with `ShuffledRegularizer` in both directions, for batches of at least `num_similarities` pairs."""
 
     def __init__(self, num_similarities: int = 24) -> None:
-        radii = {direction: DynamicRadius(num_similarities, init=math.nan) for direction in ("t2a", "a2t")}
+        radii: dict[str, nn.Module] = {
+            direction: DynamicRadius(num_similarities, init=math.nan) for direction in ("t2a", "a2t")
+        }
         super().__init__(regularizer=ShuffledRegularizer(radii))
