@@ -1,5 +1,6 @@
-"""Losses for control experiments, which change one part of a method (`--loss
-modeling_supclap.recipes.controls:ShuffledTargets`).
+"""Losses for control experiments. Each changes one part of a method.
+
+supclap train --loss modeling_supclap.recipes.controls:ShuffledTargets
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ class ShuffledRegularizer(SupportVectorRegularizer):
         logs = {f"loss_{self.base}": total}
         for direction, module in self.radii.items():
             assert isinstance(module, DynamicRadius)
-            pair = (text_embeds, audio_embeds) if direction == "t2a" else (audio_embeds, text_embeds)
-            anchors, targets = pair
+            pair = (text_embeds, audio_embeds)
+            anchors, targets = pair if direction == "t2a" else pair[::-1]
             others = targets.roll(1, 0)  # the target of the previous pair of the batch
             radius = module.in_tiles(anchors, targets, logit_scale, group_ids)
             supports = support_vectors(anchors, others, radius)
