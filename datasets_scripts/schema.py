@@ -235,7 +235,7 @@ def validate_row(row: Mapping[str, Any], languages: Sequence[str] = LANGUAGES) -
     """Raise ValueError with all problems of a row that does not have the format of `Row`.
 
     A row is invalid if a field is missing; if an id, path, source or caption is empty; if there is no caption; if a
-    language is unknown; or if an event starts before the clip or ends before it starts.
+    language is unknown; or if an event starts before the clip or has its end before its start.
 
     >>> row = {"clip_id": "a", "audio_path": "a.wav", "captions": {"eng": ["Rain"]}, "labels": [], "events": [],
     ...        "source": "freesound:1", "license": "CC0-1.0"}

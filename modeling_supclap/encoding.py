@@ -114,7 +114,7 @@ def chunk_embeddings(
     names: dict[int, str] = {}
 
     def tasks() -> Iterator[Callable[[], list[_Chunk]]]:
-        """Yield functions that read the chunks of one recording, or of one part of a long file."""
+        """Yield functions. Each one reads all chunks of a recording, or the chunks in a part of a long file."""
         for index, recording in enumerate(recordings):
             names[index] = recording.name
             seconds = recording.get_seconds() if recording.is_file else 0.0

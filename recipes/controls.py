@@ -24,9 +24,9 @@ from modeling_supclap.training.objectives import ContrastiveObjective, Logs, Sup
 class ShuffledRegularizer(SupportVectorRegularizer):
     """SVR with support vectors that move toward the target of another pair.
 
-    Everything else is as in SVR: the radii are predicted from the similarities of the true pairs, and the positive of a
-    support vector is the target of its own pair. If SVR gains because of the direction toward the positive, this
-    control gains nothing.
+    Everything else is as in SVR. The radii are predicted from the similarities of the true pairs, and the loss compares
+    a support vector with the target of its own pair. If SVR gains because anchors move toward their own targets, this
+    control does not gain.
     """
 
     def forward(

@@ -1,4 +1,4 @@
-"""Base classes for datasets with folds and one class per clip, such as ESC-50."""
+"""Base classes of the builders for datasets with folds and one label per clip, such as ESC-50."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,1 +1,1 @@
-"""Combine clips in sequence or overlaid, for TeminAL training and ZSTE, the zero-shot temporal evaluation."""
+"""Join clips in sequence or overlay them, for TeminAL training and for ZSTE, the zero-shot temporal evaluation."""

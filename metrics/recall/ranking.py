@@ -287,7 +287,7 @@ class LazySimilarity:
 
     Args:
         queries, candidates: (Q, d) and (C, d) embeddings, unit norm.
-        chunk: Number of queries per block. Each query needs memory for about 10,000 scores.
+        chunk: Number of queries per tile. Each query needs memory for about 10,000 scores.
         similarity: "dot" uses the embeddings unchanged. "cosine" normalises all queries if the norm of any query is not
             within 0.01 of 1, and the candidates likewise; each case causes a UserWarning.
 

@@ -234,7 +234,7 @@ def _load(path: Path) -> Any:
 
 
 def _explain_refusal(path: Path, error: str) -> str:
-    """Return an error message with torch's reason for refusing a pickle, and a way to extract its tensors."""
+    """Return an error message with torch's reason to refuse a pickle, and with a command that extracts the tensors."""
     # One line of torch's message is the cause; the others are advice.
     last_line = error.partition("\n\nCheck the doc")[0].strip().rpartition("\n")[2]
     reason = last_line.partition("WeightsUnpickler error:")[2] or last_line

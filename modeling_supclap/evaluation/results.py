@@ -475,8 +475,8 @@ def _short(value: Any) -> str:
 
 
 def _query_table(results: Results, prefix: str) -> pandas.DataFrame:
-    """Return a table with one line per query. Its columns are the query's value of each metric, and its bootstrap
-    cluster.
+    """Return a table with one line per query. The columns are the metrics, and the cluster of queries that the
+    bootstrap resamples together.
 
     The index is (query id, occurrence), because a query id can occur more than once.
     """

@@ -222,9 +222,9 @@ class ContrastiveModule(nn.Module):
                 block.compile(dynamic=True, **options)
 
     def activation_checkpointing_enable(self, **kwargs: Any) -> None:
-        """Enable activation checkpointing in both towers, for the Trainer of transformers 5.23 and later."""
+        """Enable activation checkpointing in both towers. Called by the Trainer of transformers 5.23 and later."""
         self.model.activation_checkpointing_enable(**kwargs)
 
     def gradient_checkpointing_enable(self, **kwargs: Any) -> None:
-        """Enable activation checkpointing in both towers, for the Trainer up to transformers 5.22."""
+        """Enable activation checkpointing in both towers. Called by the Trainer of transformers 5.22 and earlier."""
         self.model.gradient_checkpointing_enable(**kwargs)

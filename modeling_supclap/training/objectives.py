@@ -208,7 +208,8 @@ class TemporalObjective(nn.Module):
     """TeminAL loss for stage a or b: InfoNCE with weighted denominators (TeminAL eq. 3-9, 22-26).
 
     Args:
-        stage: `a`: single sounds against pairs of sounds. `b`: pairs in forward order, reversed and overlaid.
+        stage: `a`: contrast single sounds with pairs of sounds. `b`: contrast pairs in forward order, the same pairs in
+        reversed order, and the same pairs overlaid.
         beta: Weight of the text-to-audio direction, relative to audio-to-text.
         **alphas: Keyword arguments of `teminal_a_weights` or `teminal_b_weights`.
     """
