@@ -120,9 +120,9 @@ class EmbeddedSplit:
     Attributes:
         rows: Dataset rows of the embedded clips, without audio.
         clips: Clip embeddings, in the order of `rows`.
-        model: Model for text embeddings, or None if all required texts are already in `held`. missing: Ids of clips
-        with missing or unusable audio. cache: Cache for the embeddings of texts, and of the combined clips of ZSTE
-        (zero-shot temporal evaluation).
+        model: Model for text embeddings, or None if all required texts are already in `held`.
+        missing: Ids of clips with missing or unusable audio.
+        cache: Cache for the embeddings of texts, and of the combined clips of ZSTE (zero-shot temporal evaluation).
         files: SHA-256 of the recordings, `{clip id: SHA-256}`. Empty if not computed.
         held: Text embeddings that are already computed, `{(language, text): embedding}`.
         ids: Clip ids, (N,) strings.

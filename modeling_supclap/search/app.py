@@ -43,8 +43,9 @@ def serve(
     Args:
         recordings: Folder of the recordings. None: use the indexed folder.
         share: Whether to create a public Gradio link.
-        host: Address to listen on; "0.0.0.0" accepts connections from other machines. model: Folder or Hub id of the
-        model, or `module:function` (a function that returns the model). None: use the folder or id in the index.
+        host: Address to listen on; "0.0.0.0" accepts connections from other machines.
+        model: Folder or Hub id of the model, or `module:function` (a function that returns the model). None: use the
+            folder or id in the index.
 
     Raises:
         FileNotFoundError: The index or the folder of recordings does not exist.
