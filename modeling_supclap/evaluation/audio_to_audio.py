@@ -20,15 +20,13 @@ if TYPE_CHECKING:
 def evaluate_audio_to_audio(
     split: EmbeddedSplit, options: EvaluationOptions
 ) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, Any]]:
-    """For each clip, rank all clips from other source recordings by the cosine similarity of the clip embeddings. Clips
-    that share a label are correct.
+    """Use each clip as a query, and rank the clips of all other source recordings by cosine similarity.
 
-    A clip embedding is the mean over the chunks of the clip. A clip is a query only if it has a correct candidate. The
-    bootstrap intervals resample source recordings.
+    Candidates that share a label with the query are correct. Clips without a correct candidate are not used as queries.
+    The embedding of a clip is the mean over its chunks. The bootstrap intervals resample source recordings.
 
     Returns:
-        Tuple of the scores `{"audio_to_audio": ...}`, the arrays for `Results`, and an empty dict (other tasks return
-        their settings).
+        Tuple of the scores `{"audio_to_audio": ...}`, the arrays for `Results`, and an empty dict of settings.
 
     Raises:
         ValueError: A clip has no label, or no two recordings share a label.

@@ -51,10 +51,10 @@ class EmbeddingCache:
         return cls(Path(constants.HF_HOME) / "supclap" / "embeddings")
 
     def fetch(self, key: Mapping[str, Any], make: Callable[[], Arrays], keep: bool = True) -> Arrays:
-        """Load the named arrays for a key from the cache, or compute and store them.
+        """Load the named arrays for a key from the cache, or compute them with `make` and store them.
 
-        With `keep=False`, the arrays are computed and not stored; use it if the key does not identify the model. If a
-        cached file is unreadable, its arrays are computed again, with a warning.
+        If `keep` is False, the cache is neither read nor written. If a cached file is unreadable, its arrays are
+        computed again, with a warning.
         """
         path = None
         if self.folder is not None and keep:

@@ -100,7 +100,7 @@ class ClipEmbeddings:
         return means
 
     def similarity(self, text_embeds: np.ndarray) -> np.ndarray | LazySimilarity:
-        """Compute the cosine similarity between M texts (M, d) and the N clips, (M, N).
+        """Compute the cosine similarity matrix (M, N) between M text embeddings (M, d) and the N clips.
 
         Clips with equal embeddings have exactly equal cosines, so that metrics detect ties. If the chunks of a clip are
         averaged and the matrix has more than `_STORED_SIMILARITIES` values, the result is a `LazySimilarity`, which is
@@ -120,7 +120,7 @@ class EmbeddedSplit:
     Attributes:
         rows: Dataset rows of the embedded clips, without audio.
         clips: Clip embeddings, in the order of `rows`.
-        model: Model for text embeddings, or None if all required texts are already in `held`.
+        model: Model for text embeddings, or None if `held` contains all required texts.
         missing: Ids of clips with missing or unusable audio.
         cache: Cache for the embeddings of texts, and of the combined clips of ZSTE (zero-shot temporal evaluation).
         files: SHA-256 of the recordings, `{clip id: SHA-256}`. Empty if not computed.
@@ -301,13 +301,13 @@ def embed_recordings(
     """Split recordings into chunks and embed the chunks, or load their embeddings from the cache.
 
     Args:
-        key: JSON-serialisable values that identify the recordings. The cache key also contains the model and its
-        sampling rate.
+        key: JSON-serialisable values that identify the recordings. The model and the chunk length are added to the
+            cache key.
         on_bad_audio: "skip" returns zero chunks for bad recordings; "error" raises.
 
     Raises:
-        OSError: A recording cannot be read. With `on_bad_audio="skip"`, missing files are skipped, but other read
-            errors are raised: they may be temporary, and the cache would store the result.
+        OSError: A recording cannot be read. With `on_bad_audio="skip"`, only missing files are skipped. Other read
+            errors are raised, because they may be temporary and the cache would store the result.
         ValueError: A recording is unusable, with `on_bad_audio="error"`.
     """
 

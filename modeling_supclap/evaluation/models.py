@@ -11,7 +11,7 @@ The named arguments are optional, and the methods may also accept `batch_size`. 
 - `chunk_seconds`: Maximum chunk length in seconds; longer recordings are split. Defaults to five minutes.
 - `min_seconds`: Minimum recording length in seconds; shorter recordings are rejected. Defaults to 0.
 - `fingerprint`: String that identifies the weights and all settings that affect the embeddings. If there is none, the
-  embeddings are not cached, because the weights alone do not determine them.
+  embeddings are not cached.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ class EmbeddingModel:
     ) -> Iterator[encoding.AudioChunks]:
         """Split recordings into chunks and embed the chunks, as in `encoding.chunk_embeddings`.
 
-        By default, `chunk_seconds` is the model's maximum, limited to five minutes. By default, the hop is one chunk.
+        `chunk_seconds` defaults to the model's maximum, limited to five minutes. `hop_seconds` is the distance between
+        the starts of two chunks, by default the chunk length.
         """
         return encoding.chunk_embeddings(
             recordings,

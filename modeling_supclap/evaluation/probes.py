@@ -72,7 +72,7 @@ def evaluate_few_shot(
     """Train a linear probe on k clips per class, for each k in `options.shots`, and average over five random draws.
 
     Intervals combine the variance over the draws and over the test recordings. If a class has fewer than k clips, all
-    of them are drawn, with a UserWarning. The returned values and the errors are the same as in
+    of them are drawn, with a UserWarning. Return the same types of values and raise the same errors as
     `evaluate_linear_probe`.
     """
     truth, classes, parts, settings = prepare_parts(split, options)
@@ -118,7 +118,7 @@ def draw_shots(truth: np.ndarray, classes: Sequence[str], shots: int, rng: np.ra
 def prepare_parts(
     split: EmbeddedSplit, options: EvaluationOptions
 ) -> tuple[np.ndarray, list[str], list[Part], dict[str, Any]]:
-    """Return the labels (N, C) of the split, the class names, one `Part` per fold, and the settings."""
+    """Return the labels (N, C) of the split, the class names, one `Part` per fold, and the probe settings."""
     try:
         from sklearn.model_selection import GroupShuffleSplit
     except ImportError as error:

@@ -128,7 +128,7 @@ def render_report(results: Results, rows: Any = None) -> str:
 
 
 def _title_of(metric: str) -> str:
-    """Return the short name of a metric if readers know it or the page explains it, else the display name."""
+    """Return the display name of a metric. Retrieval, ZSTE and non-percentage metrics keep their short name."""
     is_short = metric in RETRIEVAL_METRICS or metric in ZSTE_TASKS or not get_metric(metric).percent
     return metric if is_short else get_metric(metric).display
 
@@ -199,9 +199,9 @@ def _tables(results: Results) -> dict[str, Table]:
 
 
 def _papers(protocol: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the published results on the test split of a dataset, or of the dataset from which it was prepared.
+    """Return the published results on the evaluated dataset, if its test split was evaluated.
 
-    Classification results are omitted for a subset of the classes, such as ESC-10.
+    If only some of the classes were evaluated, such as ESC-10, omit classification results.
     """
     name = str(protocol.get("origin") or protocol["dataset"])
     if "test" not in str(protocol["split"]).split("+"):
@@ -221,7 +221,7 @@ def _table(
     languages: Sequence[str | None],
     best_of: Sequence[str | None],
 ) -> Table:
-    """Build a table from the model's scores by row and column, and the published results in `languages`.
+    """Build a table from the model's scores `{row: {column: score}}` and the published results in `languages`.
 
     For each language in `best_of`, a row with the best published scores is added.
     """
@@ -270,8 +270,8 @@ def _write_cell(cell: Any, metric: str) -> tuple[str, str]:
 def _zero_shot(results: Results) -> tuple[dict[str, float], dict[str, Any] | None]:
     """Return the scores per class and the confusion matrix of the first prompt set.
 
-    The matrix is None for more than 100 classes or several labels per clip. Its entry "rows" (C, C, 2) contains two
-    numbers per cell: the count, and its share of the row.
+    The matrix is None for more than 100 classes or several labels per clip. Its entry "rows" (C, C, 2) contains the
+    count of each cell, and the count divided by the sum of the row.
     """
     for language, sets in results.scores.get("zero_shot", {}).items():
         for name, set_scores in sets.items():

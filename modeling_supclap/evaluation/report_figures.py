@@ -72,9 +72,7 @@ def projection_figure(results: Results, languages: Sequence[str], classes: Seque
 
 
 def save_projections(several: Mapping[str, Results], path: str | Path) -> None:
-    """Draw t-SNE projections of several models side by side (ATRI figures 3 and 4). The suffix of the path sets the
-    format.
-    """
+    """Draw t-SNE projections of several models side by side (ATRI figures 3, 4). The suffix sets the image format."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4.6 * len(several), 4.6), layout="constrained")

@@ -57,7 +57,7 @@ ZSTE_TASKS = {
 class Section(NamedTuple):
     """Section of a task in the report (title, table columns, summary, text above the table) and on the model card.
 
-    `summary` is a pair of a metric and a sentence about it. The sentence may contain `{language}`.
+    `summary` contains the main metric, and a phrase that explains its value. The phrase may contain `{language}`.
     """
 
     title: str
@@ -220,14 +220,15 @@ class Score:
 class Results:
     """Results of an evaluation or of a training run.
 
+    The scores are a nested dict. The keys from outer to inner are ("retrieval", language, direction, metric),
+    ("multilingual", language, metric), ("zero_shot", language, template set, metric), ("zste", language, task),
+    ("linear_probe", "few_shot" or "audio_to_audio", setting, metric), ("temporal", language, stage, metric) or
+    ("mteb", metric of the task, "main_score"). The language "mean" is the mean over languages, and "all" contains
+    scores that compare languages.
+
     Attributes:
         content: Content of `results.json`: "schema", "model", "protocol", "scores", "versions", "run" (time and device;
-            only this part differs between repeated evaluations), and "training" for a training run. "scores" is a
-            nested dict with these keys, from outer to inner: ("retrieval", language, direction, metric);
-            ("multilingual", language, metric); ("zero_shot", language, template set, metric); ("zste", language, task);
-            ("linear_probe", "few_shot" or "audio_to_audio", setting, metric); ("temporal", language, stage, metric);
-            ("mteb", metric of the task, "main_score"). The language "mean" is the mean over languages, and "all"
-            contains scores that compare languages.
+            only this part differs between repeated evaluations), and "training" for a training run.
         arrays: Content of `outcomes.npz`. "clips/..." and "captions/<language>/..." describe the data. The other names
             start with the path of a score, such as "retrieval/eng/t2a/", and contain the outcome of each query, the
             query ids ("query_id") and the bootstrap clusters ("cluster").
@@ -343,8 +344,8 @@ def compare(
     Args:
         second: Second results, on the same data and with the same evaluation settings.
         num_resamples: Number of bootstrap resamples, and of random sign patterns of the test.
-        allow_different: Whether to warn and compare the shared queries if the data or settings differ. If only the
-            audio policy, the missing clips or the interval options differ, it always warns and never raises.
+        allow_different: Whether to warn and compare the shared queries if the data or settings differ. A different
+            audio policy, missing clips and different interval options never raise; they cause a warning.
 
     Returns:
         One dict per shared score, with "score" (its path), "first" and "second" (means; ranks start at 1), "difference"
@@ -353,7 +354,6 @@ def compare(
 
     Raises:
         ValueError: The data or the settings differ, or the results have no score in common.
-
     """
     check_protocols(first, second, allow_different)
     suffix, table = "/query_id", []
@@ -475,8 +475,7 @@ def _short(value: Any) -> str:
 
 
 def _query_table(results: Results, prefix: str) -> pandas.DataFrame:
-    """Return a table with one line per query. The columns are the metrics, and the cluster of queries that the
-    bootstrap resamples together.
+    """Return a table with one row per query. The columns are the metrics, and the bootstrap cluster of the query.
 
     The index is (query id, occurrence), because a query id can occur more than once.
     """

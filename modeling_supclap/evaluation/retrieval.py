@@ -39,7 +39,7 @@ class CaptionTable:
         clips: Row indices of the clips that have captions, (n,).
         texts: M captions.
         text_rows: For each caption, the index of the first row that has it, (M,).
-        text_numbers: For each caption, its number among the captions of this row, from 0, (M,).
+        text_numbers: For each caption, its index in the caption list of this row, (M,).
     """
 
     clips: np.ndarray
@@ -264,8 +264,8 @@ def _score_direction(
 def resampling_units(sources: np.ndarray, groups: np.ndarray) -> np.ndarray:
     """Group N rows into bootstrap resampling units. Return the first recording of each row's unit, (N,).
 
-    Outcomes of rows from the same recording, or in the same group, are not independent. A unit is therefore a connected
-    component of the graph that links rows with the same recording or the same group.
+    Outcomes of rows with the same recording or the same group id are not independent. A unit is therefore a connected
+    component of the graph that links these rows.
 
     >>> resampling_units(np.array(["a", "b", "c", "a"]), np.array([1, 1, 2, 3])).tolist()
     ['a', 'a', 'c', 'a']

@@ -38,8 +38,8 @@ class ZSTEOptions:
     """Options for ZSTE (zero-shot temporal evaluation).
 
     Attributes:
-        num_items: Number of clips of each family of tasks: single, consecutive and simultaneous sounds. Single sounds
-            are limited to the number of clips in the split.
+        num_items: Number of clips with a single sound, with consecutive sounds, and with simultaneous sounds. Single
+            sounds are limited to the number of clips in the split.
         num_candidates: Number of candidate prompts in tasks 4A, 4B and 5B.
         seed: Random seed for sampling clips and candidates.
         tasks: Tasks to run, "1A" to "5B".
@@ -73,9 +73,10 @@ def evaluate_zste(
 
     Returns:
         Tuple of the scores `{"zste": ...}`, the arrays for `Results`, and the ZSTE settings for the protocol.
-        Tasks 3A and 4A also return "3A_order" and "4A_order": the share of clips for which the correct order scores
-        higher than the reversed order. With several languages the key "all" contains the MRV (mean rank variance) of
-        each temporal task: the variance over languages of the correct answer's rank, averaged over questions.
+        For tasks 3A and 4A, the scores also contain "3A_order" and "4A_order": the share of clips for which the correct
+        order scores higher than the reversed order. With several languages the key "all" contains the MRV (mean rank
+        variance) of each temporal task: the variance over languages of the correct answer's rank, averaged over
+        questions.
 
     Raises:
         ValueError: A clip does not have exactly one label, a label has no phrase, or there are too few classes.

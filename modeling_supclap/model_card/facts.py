@@ -92,7 +92,7 @@ def read_results(folder: Path) -> list[dict[str, Any]]:
 def count_licenses(rows: Any) -> dict[str, int]:
     """Count the clips per license, most frequent first. Clips without a license are counted as `not stated`.
 
-    For a stream, return its attribute `licenses`.
+    For a stream, use the counts in its attribute `licenses`.
     """
     if rows is None or not len(rows):
         return {}
@@ -109,9 +109,7 @@ def count_licenses(rows: Any) -> dict[str, int]:
 
 
 def _relevant_arguments(args: Any, recorded: Mapping[str, Any], objective: str = "") -> dict[str, Any]:
-    """Select the arguments for the card: training arguments that differ from their default or are in `_ALWAYS`, and
-    recipe arguments.
-    """
+    """Select recipe arguments, main hyperparameters, and training arguments that differ from their default."""
     plain = args.to_dict()
     relevant = {name: value for name, value in recorded.items() if name not in plain and value not in (None, [], {})}
     for each in fields(args):
@@ -164,9 +162,7 @@ def public_command(arguments: Sequence[str]) -> str:
 
 
 def versions_of(results: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the package versions recorded in the first results that have them. If none has, return the installed
-    versions.
-    """
+    """Return the package versions in the first results that contain versions, or else the installed versions."""
     return next((dict(each["versions"]) for each in results if "versions" in each), None) or package_versions()
 
 

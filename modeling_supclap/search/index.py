@@ -1,8 +1,8 @@
 """Search index for a folder of recordings: embeddings of overlapping windows, with start and end times.
 
 The index is a LanceDB database in a local folder or in object storage. The window table contains the embeddings.
-A large window table has an approximate nearest-neighbour index. The file table contains the size, times, digest and
-error of each file, so that a new run skips unchanged files and continues after a crash.
+From 200,000 windows, it has an approximate nearest-neighbour index. The file table contains the size, times, SHA-256
+and read error of each file, so that a new run skips unchanged files and continues after a crash.
 """
 
 from __future__ import annotations
@@ -87,10 +87,9 @@ class IndexReport:
 
 
 class Stamp(NamedTuple):
-    """Size (bytes) and times (ns) of a file, used to detect files that may have changed.
+    """Size (bytes), modification time and change time (ns) of a file, used to detect files that may have changed.
 
-    The modification time (mtime) and the change time (ctime) are compared, because programs can set the first, but not
-    the second.
+    The modification time alone is not reliable, because programs can set it.
     """
 
     size: int
@@ -163,9 +162,7 @@ class SoundIndex:
         return bool(self._read(query.to_list))
 
     def replace(self, entries: Sequence[IndexedFile]) -> None:
-        """Replace the entries of files. The file table is written last: if a run is interrupted before, the next run
-        writes these files again.
-        """
+        """Replace the entries of files. Write the file table last, so that the next run repeats an interrupted call."""
         self._delete([entry.file for entry in entries], (self.files, self.windows))
 
         tables = [entry.as_windows(self.windows.schema) for entry in entries if len(entry.embeds)]
@@ -174,9 +171,7 @@ class SoundIndex:
         self.files.add(pa.Table.from_pylist([entry.as_row() for entry in entries], schema=FILES_SCHEMA))
 
     def remove(self, files: Sequence[str]) -> None:
-        """Remove files and their windows. The file table is changed last: if a run is interrupted before, the next run
-        removes them again.
-        """
+        """Remove files and windows. Change the file table last, so that the next run repeats an interrupted call."""
         self._delete(files, (self.windows, self.files))
 
     def _delete(self, files: Sequence[str], tables: Sequence[Any]) -> None:

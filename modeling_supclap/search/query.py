@@ -68,13 +68,13 @@ class Searcher:
     """Searcher for an index, with the model that was used to build the index.
 
     Args:
-        model: The model, or its folder, Hub id or `module:function`. None: load the folder or id in the index metadata.
+        model: The model, or its folder, Hub id or `module:function`. None: load the model named in the index.
         device: Device to load the model on. None: use a GPU if there is one.
 
     Raises:
         FileNotFoundError: The index does not exist.
-        ValueError: The index was built with another model. Or `model` is None, and the index metadata contains the name
-            of a Python function. It is not called, because it could run any code.
+        ValueError: The index was built with another model. Or `model` is None, and the index names a Python function as
+            model. The function is not called, because it could run any code.
     """
 
     def __init__(self, index: str | Path, model: EmbeddingModel | str | None = None, device: str | None = None) -> None:
@@ -154,7 +154,7 @@ class Searcher:
     def background(self, within: str | None = None) -> float:
         """Return the 95 % quantile of the best scores of texts that describe no sound (`BACKGROUND_TEXTS`).
 
-        Only the file `within` is searched, if it is set. The result is computed again if the index has changed.
+        If `within` is set, only this file is searched. The result is cached until the index changes.
         """
         version = self.index.windows.version, within
         if self._background is None or self._background[0] != version:
