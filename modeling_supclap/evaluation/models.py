@@ -85,8 +85,7 @@ class EmbeddingModel:
         Raises:
             ValueError: `chunk_seconds` is shorter or longer than the model supports.
         """
-        limits = self.min_seconds, self.chunk_seconds
-        return encoding.get_chunk_samples(chunk_seconds, self.sampling_rate_hz, *limits)
+        return encoding.get_chunk_samples(chunk_seconds, self.sampling_rate_hz, self.min_seconds, self.chunk_seconds)
 
     def chunk_embeddings(
         self,

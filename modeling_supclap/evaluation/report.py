@@ -207,11 +207,8 @@ def _papers(protocol: Mapping[str, Any]) -> list[dict[str, Any]]:
     if "test" not in str(protocol["split"]).split("+"):
         return []
     is_whole = protocol.get("classes") == NUM_CLASSES.get(name)
-    entries = []
-    for entry in sorted(paper_results(dataset=name), key=lambda entry: (entry["paper"], int(entry["table"]))):
-        if is_whole or entry["task"] not in ("zero_shot", "zste"):
-            entries.append(entry)
-    return entries
+    entries = sorted(paper_results(dataset=name), key=lambda entry: (entry["paper"], int(entry["table"])))
+    return [entry for entry in entries if is_whole or entry["task"] not in ("zero_shot", "zste")]
 
 
 def _table(
@@ -264,7 +261,8 @@ def _write_cell(cell: Any, metric: str) -> tuple[str, str]:
         return cell or "", ""
     if not isinstance(cell, Score):
         return form(cell), ""
-    return form(cell.value), "" if cell.low is None or cell.high is None else f"{form(cell.low)}–{form(cell.high)}"
+    value, interval, *_ = cell.cells("–")
+    return value, interval
 
 
 def _zero_shot(results: Results) -> tuple[dict[str, float], dict[str, Any] | None]:

@@ -207,10 +207,10 @@ class Score:
         """Display name and format of the metric."""
         return get_metric(self.place[-1])
 
-    def cells(self) -> list[str]:
+    def cells(self, separator: str = " to ") -> list[str]:
         """Format value, interval, chance level and order-blind score as strings. A missing value is an empty string."""
         form = self.metric.format
-        interval = "" if self.low is None or self.high is None else f"{form(self.low)} to {form(self.high)}"
+        interval = "" if self.low is None or self.high is None else f"{form(self.low)}{separator}{form(self.high)}"
         chance = "" if self.chance is None else form(self.chance)
         blind = "" if self.order_blind is None else form(self.order_blind)
         return [form(self.value), interval, chance, blind]
@@ -432,12 +432,8 @@ def paper_results(**filters: str | None) -> list[dict[str, Any]]:
     if unknown:
         raise ValueError(f"unknown keys {unknown}; the entries have {columns}")
 
-    entries = []
-    for row in stored["rows"]:
-        entry = dict(zip(columns, row, strict=True))
-        if filters.items() <= entry.items():
-            entries.append(entry)
-    return entries
+    entries = [dict(zip(columns, row, strict=True)) for row in stored["rows"]]
+    return [entry for entry in entries if filters.items() <= entry.items()]
 
 
 def package_versions() -> dict[str, str]:

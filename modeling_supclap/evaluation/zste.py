@@ -120,9 +120,8 @@ def evaluate_zste(
             texts = list(dict.fromkeys(text for prompt in prompts for text in prompt.texts))
             column = {text: number for number, text in enumerate(texts)}
             similarity = clips.select(indices).similarity(split.texts(texts, language))[:].T
-            cosines = []
-            for row, prompt in zip(similarity, prompts, strict=True):
-                cosines.append(row[[column[text] for text in prompt.texts]].tolist())
+            pairs = zip(similarity, prompts, strict=True)
+            cosines = [row[[column[text] for text in prompt.texts]].tolist() for row, prompt in pairs]
 
             relevant, task_names = [prompt.right for prompt in prompts], [task] * len(prompts)
             outcomes = {task: zste_outcomes(cosines, relevant, task_names)[task]}

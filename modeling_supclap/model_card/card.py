@@ -48,7 +48,9 @@ def model_card(facts: CardFacts) -> ModelCard:
     # Users can pass two-letter language codes to `Trainer.create_model_card`.
     first = facts.languages[0] if facts.languages else "eng"
     language = next((code for code in LANGUAGES if first in (code, get_iso_639_1(code))), "eng")
-    phrases, bibliography = label_phrases("esc50"), _read_bibliography()
+    phrases = label_phrases("esc50")
+    entries = Path(__file__).with_name("citations.bib").read_text(encoding="utf-8").strip().split("\n\n")
+    bibliography = {entry[entry.index("{") + 1 : entry.index(",")]: entry for entry in entries}
 
     environment = Environment(
         loader=PackageLoader("modeling_supclap.model_card", "."),
@@ -180,12 +182,6 @@ def citations(arguments: Mapping[str, Any], parts: Sequence[Origin]) -> list[str
         "feng2020labse": any("labse" in part.source.lower() for part in parts),
     }
     return [key for key, is_used in used.items() if is_used]
-
-
-def _read_bibliography() -> dict[str, str]:
-    """Read `citations.bib` as `{key: entry}`."""
-    entries = (Path(__file__).parent / "citations.bib").read_text(encoding="utf-8").strip().split("\n\n")
-    return {entry[entry.index("{") + 1 : entry.index(",")]: entry for entry in entries}
 
 
 def _metadata(facts: CardFacts, parts: Sequence[Origin], license: str, scores: Sequence[CardScore]) -> ModelCardData:

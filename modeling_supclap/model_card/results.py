@@ -126,8 +126,6 @@ def format_card_scores(scores: Sequence[CardScore]) -> str:
 
 
 def _cell(score: Score) -> str:
-    form = score.metric.format
-    ends = "" if score.low is None or score.high is None else f" [{form(score.low)}, {form(score.high)}]"
-    chance = "" if score.chance is None else f" ({form(score.chance)})"
-    blind = "" if score.order_blind is None else f" {{{form(score.order_blind)}}}"
-    return f"{form(score.value)}{ends}{chance}{blind}"
+    value, *others = score.cells(", ")
+    forms = (" [{}]", " ({})", " {{{}}}")
+    return value + "".join(form.format(text) for form, text in zip(forms, others, strict=True) if text)

@@ -269,10 +269,8 @@ class SoundIndex:
         elif self.is_approximate:
             query = query.nprobes(256).refine_factor(30)
 
-        rows = []
-        for row in self._read(query.to_list):
-            rows.append({**row, "score": 1.0 - row.pop("_distance")})  # LanceDB's distance is 1 - dot product
-        return rows
+        # LanceDB's distance is 1 - dot product.
+        return [{**row, "score": 1.0 - row["_distance"]} for row in self._read(query.to_list)]
 
     def _load(self) -> dict[str, np.ndarray]:
         """Return the columns of the window table from memory. Reload them if the table has a new version."""
