@@ -84,7 +84,7 @@ class SupCLAPModel(EncodingMixin, StrictLoadingMixin, PreTrainedModel):
 
     Raises:
         ValueError: The model type of a tower is not supported, or a tower differs from its configuration or does not
-        support the configured pooling.
+            support the configured pooling.
 
     Example:
         >>> text = {"model_type": "bert", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}

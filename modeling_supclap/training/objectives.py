@@ -209,7 +209,7 @@ class TemporalObjective(nn.Module):
 
     Args:
         stage: `a`: contrast single sounds with pairs of sounds. `b`: contrast pairs in forward order, the same pairs in
-        reversed order, and the same pairs overlaid.
+            reversed order, and the same pairs overlaid.
         beta: Weight of the text-to-audio direction, relative to audio-to-text.
         **alphas: Keyword arguments of `teminal_a_weights` or `teminal_b_weights`.
     """
