@@ -12,7 +12,7 @@ In a test with 320 recordings of ESC-10, at least 319 copies were found after ea
 coding, resampling to 16 kHz, scaling to a quarter of the level, and added noise at -20 dB. Of copies cut to 3 s, 303
 were found. Pairs of unrelated recordings had scores of at most 3.8; the threshold is 6.
 
-The exit status is 2 if a set cannot be read, 1 with --fail_on_overlap if the sets share recordings, and otherwise 0.
+The exit status is 2 if a set cannot be read, 1 if --fail_on_overlap is set and the sets share recordings, else 0.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ def compare(
 
     - "shared_sources": for each shared source, its clips in both sets.
     - "copies": pairs of clips with score, bit error rate, offset, overlap, and whether their sources are equal.
-    - "not_compared": clips without a fingerprint, because they are too short or unreadable.
-    - "sets" and "threshold": names of the sets, and the minimum score of a copy.
+    - "not_compared": for each set, the clips without a fingerprint, because they are too short or unreadable.
+    - "sets": name and number of clips of each set.
+    - "threshold": minimum score of a copy.
 
     Raises:
         FileNotFoundError: A set does not exist.

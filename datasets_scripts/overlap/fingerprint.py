@@ -5,9 +5,10 @@ The method is from Haitsma and Kalker, "A Highly Robust Audio Fingerprinting Sys
 have equal words, they are aligned at these words. The share of equal bits over the whole overlap then determines the
 score.
 
-Three changes adapt the method from songs to other recordings. Bands range from 200 Hz to 3.6 kHz. Only frames within 30
-dB of the loudest frame are used, because quieter frames contain mostly coding noise. Before the analysis, faint noise
-is added, which differs between clips. Otherwise all clips with digital silence would have equal words.
+Three changes adapt the method from songs to other recordings. Bands range from 200 Hz to 3.6 kHz. Two aligned frames
+are compared only if at least one of them is within 30 dB of the loudest frame of its clip, because quieter frames
+contain mostly coding noise. Before the analysis, faint noise is added, different for each clip. Otherwise pauses of
+digital silence would have the same words in all clips.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _BITS = 32
 
 
 class Fingerprint(NamedTuple):
-    """Fingerprint of a clip: for each frame, a 32-bit word (uint32) and the level in dB below the loudest frame."""
+    """Fingerprint of a clip: a 32-bit word (uint32) per frame, and its level in dB relative to the loudest frame."""
 
     words: np.ndarray
     levels_db: np.ndarray

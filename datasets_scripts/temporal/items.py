@@ -123,7 +123,8 @@ class TemporalItem:
     def meaning(self) -> str:
         """String that is equal for all items with the same sounds in the same temporal relation.
 
-        For example, the forward item of the pair (a, b) and the reversed item of the pair (b, a) have equal strings.
+        For example, the forward item of the pair (a, b) and the reversed item of the pair (b, a) have equal strings,
+        because a is played before b in both items.
         """
         if self.role in ("forward", "reversed"):
             return f"sequence:{'+'.join(self.labels)}"
@@ -166,12 +167,12 @@ class TemporalItems:
             stopped in a fixed random order of all pairs, and restarts at its end.
         use_after: Whether "c_j after c_i" replaces "c_i before c_j" in a random half of the items.
         num_phrasings: Number of phrasings per sentence. 1: the paper's "X before Y", as in ZSTE. None: all phrasings.
-        random_order: Whether to exchange the two sounds in the captions of a random half of the pairs. In this control,
-            the order words are unrelated to the audio.
+        random_order: Whether to exchange the two sounds in the captions of a random half of the pairs. This makes the
+            order words unrelated to the audio, as a control experiment.
 
     Raises:
         ValueError: A row does not have exactly one label, an id is duplicated, there are fewer than two classes, a
-            label has no phrase, or a number is below 1.
+            label has no phrase, or `pairs_per_epoch` or `num_phrasings` is below 1.
     """
 
     def __init__(
@@ -292,11 +293,12 @@ def recordings_by_label(rows: Iterable[Row]) -> dict[str, list[Recording]]:
 def split_by_source(rows: Iterable[Row], train_fraction: float = 0.7, seed: int = 0) -> tuple[list[int], list[int]]:
     """Split rows into a training and a test set without common source recordings; return their sorted row indices.
 
-    If a source has clips of several classes, it belongs to the alphabetically first class.
+    If a source has clips of several classes, it belongs to the alphabetically first class. A class without sources of
+    its own may have no rows in one of the sets.
 
     Args:
-        train_fraction: Fraction of the sources in each class to use for training, rounded. A class has at least one
-            training source, and at least one test source if it has two or more sources. TeminAL uses 0.7 (B.5).
+        train_fraction: Fraction of the sources of each class to use for training, rounded. At least one source is used
+            for training; of two or more sources, at least one is used for testing. TeminAL uses 0.7 (B.5).
 
     Raises:
         ValueError: `train_fraction` is not between 0 and 1, or a row does not have exactly one label.

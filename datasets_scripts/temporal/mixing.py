@@ -1,6 +1,6 @@
 """Combine two waveforms in sequence, or overlay them with equal loudness (TeminAL section 3.1).
 
-All functions are pure. Waveforms are mono float arrays `(samples,)` with full scale 1. Combined waveforms are float32.
+Waveforms are mono float arrays `(samples,)` with full scale 1. Combined waveforms are float32.
 If their peak exceeds `PEAK`, the whole waveform is scaled down.
 """
 

@@ -1,7 +1,7 @@
 """Zero-shot temporal evaluation (ZSTE): sample a fixed set of clips, and build the candidate texts for each clip.
 
-ZSTE is described in the TeminAL paper, section 4.2 and appendix B.4. As in `items.py`, all random choices depend on the
-seed only, so the evaluation set is the same on every machine. The prompts are in `phrases/temporal.json`.
+ZSTE is described in the TeminAL paper, section 4.2 and appendix B.4. All random choices depend only on the seed, so the
+evaluation set is the same on every machine. The prompts are in `phrases/temporal.json`.
 """
 
 import itertools
@@ -30,12 +30,11 @@ Candidate = tuple[str, ...]
 
 
 def zste_set(rows: Sequence[Row], seed: int, num_items: int) -> list[dict[str, Any]]:
-    """Sample a fixed evaluation set for ZSTE (TeminAL section 4.2 and B.4).
-
-    The set has fewer than `num_items` clips per family if there are not enough distinct clips or pairs.
+    """Sample a fixed evaluation set for ZSTE (TeminAL section 4.2 and B.4), with three families of clips.
 
     Args:
         rows: Dataset rows with one label each. Pass only the test split.
+        num_items: Number of clips per family. A family has fewer if there are not enough distinct clips or pairs.
 
     Returns:
         List of records. A record is a dict with "id", "family", "clip_ids" and "labels"; clip ids and labels are in the

@@ -59,8 +59,8 @@ def clean(text: str) -> str:
 class FinishedBatches:
     """JSON Lines file of finished batches. After an interruption, only the batches in progress are lost.
 
-    The constructor removes an incomplete last line. It raises ValueError if the file is damaged, or if its settings
-    differ from `settings`.
+    The constructor removes an incomplete last line. It raises ValueError if the file is damaged, or was written with
+    settings that differ from `settings`.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
@@ -131,7 +131,7 @@ def translate_texts(
 
 
 def make_batches(items: Sequence[Item], done: Answers, batch_size: int) -> list[tuple[Pair, list[str]]]:
-    """Return batches of distinct texts without a translation, for each language pair, longest texts first."""
+    """Return batches (language pair, distinct texts without a translation), with the longest texts of a pair first."""
     texts_of: dict[Pair, set[str]] = {}
     for item in items:
         texts_of.setdefault((item.source, item.target), set()).add(item.text)
@@ -156,15 +156,16 @@ def complete_translations(
 ) -> dict[Key, str]:
     """Translate the items that are missing or stale in a translations file, and update the file.
 
-    A translation is stale if its caption has changed since. Rows that are neither missing nor stale are kept. Blank
-    translations are not saved, so that the next run translates these items again. Finished batches are saved in
+    A translation is stale if its caption has changed since. All other rows of the file are kept. Blank translations
+    are not saved, so that the next run translates these items again. Finished batches are saved in
     `<path>.part.jsonl` until the file is complete. The result is `{item key: translation}` for the items with a
     translation.
 
     Args:
         path: Path of the Parquet file, which need not exist.
         items: Items that the file must contain.
-        settings: Settings that affect the translations, except the translator's name.
+        settings: Settings that affect the translations, except the translator's name. A run that resumes an
+            interrupted run must have the same settings.
         fill_gaps: Whether to keep translations by models other than `translator`. If False, ValueError is raised if the
             file contains any.
 

@@ -133,7 +133,7 @@ class _Join:
             self.lines.setdefault(clip_id, {}).setdefault(language, {})[index] = text, digest
 
     def captions(self, clip_id: str, captions: Captions, errors: Problems, gaps: Problems) -> dict[str, list[str]]:
-        """Add the translations of a clip to its captions. If some are missing, add an empty list for the language."""
+        """Return the captions and translations of a clip; a language with a missing or stale one has an empty list."""
         joined = {language: texts or [] for language, texts in captions.items()}
         sources = joined[self.source_language]
         for language in self.languages:
@@ -195,7 +195,7 @@ class _Join:
         return {**row, "captions": captions}
 
     def features(self, features: Features) -> Features:
-        """Add the new languages to the features of the rows."""
+        """Return the dataset schema `features`, with the new languages added to its captions."""
         joined = dict.fromkeys(self.languages, List(Value("string")))
         return Features({**features, "captions": {**features["captions"], **joined}})
 

@@ -53,8 +53,8 @@ def report_translations(
 
     - `captions`: number of captions; `missing`: number of captions without a translation.
     - `identical`: number of translations that equal their caption.
-    - `length_ratio`: mean of the characters in the translation divided by those in the caption (well below 1 in
-      Chinese and Japanese).
+    - `length_ratio`: number of characters in the translation divided by the number in its caption, averaged over the
+      translations (well below 1 in Chinese and Japanese).
     - `back_translated`: number of back-translations; `cosine`: their mean cosine.
     - `below_threshold`: share of cosines below the threshold.
     - `worst`: the `num_worst` captions with the lowest cosines, and their translations.

@@ -168,7 +168,7 @@ def _count_outranking(
     """Compute `counts` (see the module docstring), and the number of relevant candidates of each query, (Q,).
 
     `counts` has one column per relevant candidate, at most `depth`. A count is -1 if the query has fewer relevant
-    candidates. A count after the first may be too low if its rank is beyond `depth`.
+    candidates. In all columns except the first, a count may be too low if the candidate's rank is beyond `depth`.
     """
     # Check for the method, not the class, because `evaluate` loads a second copy of this module.
     source: Any = similarity

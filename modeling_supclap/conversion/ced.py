@@ -36,7 +36,7 @@ def ced_from_tensors(
         config: Content of `config.json`. If None or empty, the configuration is derived from the tensor shapes.
 
     Returns:
-        The encoder (float32, evaluation mode), and the number of unused tensors as `{description: number}`.
+        The encoder (float32, evaluation mode), and the numbers of unused tensors as `{kind of tensor: number}`.
     """
     whole = Tensors(tensors, origin)
     _check_front_end(whole)

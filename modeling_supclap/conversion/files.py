@@ -181,9 +181,10 @@ def _download(origin: str, revision: str | None) -> tuple[Path, str, str]:
 
 
 def _weight_files(folder: Path) -> tuple[Path, ...]:
-    """Return the weight files of a folder: the first of `WEIGHTS` that exists, or else the single weight file.
+    """Return the weight files of a folder.
 
-    If it is an index file, return the weight files listed in it.
+    Choose the first file of `WEIGHTS` that exists. If it is an index, return the files listed in it. If none exists,
+    the folder must contain exactly one file with a suffix in `WEIGHT_SUFFIXES`.
     """
     for name in WEIGHTS:
         path = folder / name

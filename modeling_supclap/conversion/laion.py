@@ -48,7 +48,7 @@ BERT_HEAD_DIM = 64
 def clap_from_laion(tensors: Mapping[str, torch.Tensor], origin: str) -> tuple[ClapModel, dict[str, int]]:
     """Build a `ClapModel` from the tensors of a LAION-CLAP file.
 
-    Return the model, and the number of unused tensors as `{description: number}`.
+    Return the model, and the numbers of unused tensors as `{kind of tensor: number}`.
     """
     used, aside = Tensors(tensors, origin).set_aside(ASIDE)
     expected = torch.from_numpy(laion_feature_extractor().mel_filters_slaney).float()

@@ -35,13 +35,13 @@ FUSION_REMARK = (
     "longer recordings into chunks of 10 s"
 )
 
-# A model, its feature extractor, and the number of unused tensors as {description: number}.
+# A model, its feature extractor, and the numbers of unused tensors as {kind of tensor: number}.
 Converted = tuple[PreTrainedModel, SequenceFeatureExtractor | None, Mapping[str, int]]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Layout of a public checkpoint, with rules to recognise and to convert it."""
+    """Layout (format) of public checkpoints, with rules to recognise and convert them."""
 
     name: str
     kind: str  # family of layouts, for the option `--kind`
@@ -69,8 +69,8 @@ class Layout:
 class Conversion:
     """Result of a checkpoint conversion.
 
-    `parts` contains the origin (checkpoint and license) of each model part. `set_aside` contains the number of unused
-    tensors in the checkpoint, as `{description: number}`. `feature_extractor` is None for a text tower.
+    `parts` contains the origin (checkpoint and license) of each model part. `set_aside` contains the numbers of unused
+    tensors in the checkpoint, as `{kind of tensor: number}`. `feature_extractor` is None for a text tower.
     """
 
     layout: Layout

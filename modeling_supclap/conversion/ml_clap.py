@@ -1,6 +1,7 @@
 """Convert ML-CLAP (Yan et al., 2024, arXiv 2406.07012) and GLAP (Dinkel et al., 2025, arXiv 2506.11350).
 
-Both contain an audio encoder (CED in ML-CLAP, Dasheng in GLAP), SONAR and two projections, with the same tensor names.
+Both models consist of an audio encoder (CED in ML-CLAP, Dasheng in GLAP), the text encoder SONAR, and two projections.
+Their checkpoints use the same tensor names.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def supclap_from_ml_clap(
         temperature: Temperature of the model (logits are cosine / temperature). None: read it from the file.
 
     Returns:
-        The model (float32, evaluation mode), and the number of unused tensors as `{description: number}`.
+        The model (float32, evaluation mode), and the numbers of unused tensors as `{kind of tensor: number}`.
     """
     whole = Tensors(tensors, origin)
     audio, aside = ced_from_tensors(whole.below(AUDIO), f"the audio encoder of {origin}")

@@ -50,8 +50,8 @@ def supclap_from_msclap(
     """Build a `SupCLAPModel` and its feature extractor from the tensors in the entry "model" of an MS-CLAP file.
 
     Returns:
-        The model (float32, evaluation mode), its feature extractor, and the number of unused tensors as
-        `{description: number}`.
+        The model (float32, evaluation mode), its feature extractor, and the numbers of unused tensors as
+        `{kind of tensor: number}`.
     """
     checkpoint = Tensors(tensors, origin)
     audio, audio_config, extractor, audio_aside = _audio_tower(checkpoint)

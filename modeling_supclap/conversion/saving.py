@@ -56,7 +56,7 @@ def save_conversion(
 
 
 def prepare_tokenizer(conversion: Conversion, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Apply the checkpoint's tokenizer settings in place. Raise ValueError if the token ids do not match the tower."""
+    """Apply the checkpoint's settings to the tokenizer, in place. Raise ValueError if it does not fit the tower."""
     config: Any = getattr(conversion.model.config, "text_config", conversion.model.config)
     if not conversion.reads_text:
         raise ValueError(f"a {type(conversion.model).__name__} has no text tower; leave out the tokenizer")

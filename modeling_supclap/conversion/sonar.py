@@ -44,7 +44,7 @@ def sonar_from_tensors(
     shapes.
 
     Returns:
-        The encoder (float32, evaluation mode), and the number of unused tensors as `{description: number}`.
+        The encoder (float32, evaluation mode), and the numbers of unused tensors as `{kind of tensor: number}`.
     """
     fields = dict(config or {})
     if fields and (kind := fields.pop("model_type", None)) != M2M100Config.model_type:

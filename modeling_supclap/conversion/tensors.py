@@ -15,7 +15,7 @@ from transformers.initialization import no_init_weights
 class Tensors(dict[str, torch.Tensor]):
     """Tensors of a checkpoint as `{name: tensor}`, with methods for conversions.
 
-    The methods raise ValueError with the checkpoint name `origin` in the message.
+    `origin` is the name of the checkpoint for error messages.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], origin: str) -> None:
@@ -60,10 +60,11 @@ class Tensors(dict[str, torch.Tensor]):
         """Remove tensors that do not affect the embeddings.
 
         Args:
-            reasons: `{pattern: description}`; a tensor is removed if its name starts with the regular expression.
+            reasons: `{regular expression: kind of tensor}`; a tensor is removed if an expression matches the start of
+                its name.
 
         Returns:
-            The remaining tensors, and the number of removed tensors as `{description: number}`.
+            The remaining tensors, and the numbers of removed tensors as `{kind of tensor: number}`.
         """
         used = Tensors(self, self.origin)
         counts: Counter[str] = Counter()
@@ -129,7 +130,7 @@ def under(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.T
 
 
 def fill_exactly(model: nn.Module, tensors: Mapping[str, torch.Tensor], origin: str) -> None:
-    """Load tensors into a model, in place. Their names and shapes must match exactly.
+    """Load tensors into a model, in place. Their names and shapes must equal those of the model.
 
     Raises:
         ValueError: Names or shapes differ. In this case the model is unchanged.
