@@ -59,8 +59,8 @@ class Match(NamedTuple):
 
 
 def fingerprint(waveform: np.ndarray) -> Fingerprint | None:
-    """Compute the fingerprint of a waveform, `(samples,)` float32 at `RATE_HZ`. Return None if it is too short."""
-    if len(waveform) < WINDOW_SAMPLES + MIN_FRAMES * HOP_SAMPLES:
+    """Compute the fingerprint of a waveform (samples,) at `RATE_HZ`. Return None if it is too short or silent."""
+    if len(waveform) < WINDOW_SAMPLES + MIN_FRAMES * HOP_SAMPLES or not waveform.any():
         return None
 
     # Faint white noise; its seed is a hash of the samples, so it is reproducible and differs between clips.

@@ -126,6 +126,7 @@ def test_a_tone_has_its_energy_in_its_band():
 
 def test_short_clips_have_no_fingerprint():
     assert fingerprint(np.ones(3900, dtype=np.float32)) is None
+    assert fingerprint(np.zeros(16000, dtype=np.float32)) is None
     assert fingerprint(np.ones(4000, dtype=np.float32)) is not None
     index = FingerprintIndex([None, fingerprint(at_our_rate(CLIPS[0]))])
     assert [match.clip for match in index.search(fingerprint(at_our_rate(CLIPS[0])))] == [1]
