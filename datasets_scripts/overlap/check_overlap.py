@@ -49,7 +49,7 @@ def compare(
 
     - "shared_sources": for each shared source, its clips in both sets.
     - "copies": pairs of clips with score, bit error rate, offset, overlap, and whether their sources are equal.
-    - "not_compared": for each set, the clips without a fingerprint, because they are too short or unreadable.
+    - "not_compared": for each set, the clips without a fingerprint, because they are too short, silent or unreadable.
     - "sets": name and number of clips of each set.
     - "threshold": minimum score of a copy.
 
@@ -101,7 +101,7 @@ def overlap_table(report: Mapping[str, Any]) -> str:
     ]
     if any(report["not_compared"]):
         counts = map(len, report["not_compared"])
-        lines.append("without fingerprint, too short or unreadable: {} and {}".format(*counts))
+        lines.append("without fingerprint, too short, silent or unreadable: {} and {}".format(*counts))
 
     for source, of_both in list(sources.items())[:_MOST_SHOWN]:
         lines.append(f"  {source}: {_names(of_both[0])} | {_names(of_both[1])}")

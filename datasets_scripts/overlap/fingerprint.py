@@ -114,7 +114,7 @@ class FingerprintIndex:
     all words that differ from these in one bit.
 
     Args:
-        fingerprints: Fingerprint of each clip, or None for a clip that is too short or unreadable.
+        fingerprints: Fingerprint of each clip, or None for a clip that is too short, silent or unreadable.
     """
 
     def __init__(self, fingerprints: Sequence[Fingerprint | None]) -> None:
