@@ -103,8 +103,8 @@ class SupCLAPEncoder(AbsEncoder):
         `inputs` is a data loader with the columns `text`, `audio`, or both. `hf_subset` is usually one language.
 
         Returns:
-            Embeddings with unit norm, float32 (N, projection_dim). If the data has text and audio, they are the
-            normalised sums of both embeddings.
+            Embeddings with unit norm, float32 (N, projection_dim). If the data has text and audio, each is the
+            normalised sum of the text embedding and the audio embedding.
 
         Raises:
             ValueError: The columns contain neither text nor audio.
@@ -160,7 +160,7 @@ def load_task(name: str) -> Any:
 
 
 def evaluate_task(model: EmbeddingModel, task: Any) -> Results:
-    """Evaluate a model on a task of mteb. The results contain its main score, averaged over splits and subsets."""
+    """Evaluate a model on a task of mteb. The results contain the main score, averaged over splits and subsets."""
     encoder: Any = SupCLAPEncoder(model.name, model=model)
     (result,) = mteb.evaluate(encoder, task, cache=None, show_progress_bar=False, co2_tracker=False).task_results
     main = task.metadata.main_score

@@ -108,11 +108,12 @@ def export_onnx(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str | 
 def check_parity(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str | Path) -> list[Parity]:
     """Compare exported graphs with the model, on batches of several sizes and lengths.
 
-    The recordings are noise, from the minimum length (0.15 s) to three chunks (CED: 30.4 s). Each is embedded alone and
-    in a batch. The shortest text is one word, and the longest exceeds the tokenizer's limit.
+    The recordings are noise, from the minimum length (0.15 s) to three chunks (30.4 s for CED). Some batches contain
+    one recording, others several of different length. The shortest text is one word, and the longest exceeds the
+    tokenizer's limit.
 
     Raises:
-        ValueError: An embedding differs by more than `TOLERANCE`; the message contains the worst batch.
+        ValueError: An embedding differs by more than `TOLERANCE`. The message contains the shape of the worst batch.
     """
     import onnxruntime
 

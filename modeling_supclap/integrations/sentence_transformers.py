@@ -131,7 +131,7 @@ class SupCLAPModule(InputModule):
         return dict(self.processor(audio=clips, sampling_rate=rate_hz, return_tensors="pt"))
 
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """Add `sentence_embedding` (B, projection_dim), with unit norm, to the result of `preprocess`."""
+        """Add `sentence_embedding` to the result of `preprocess`: unit-norm embeddings (B, projection_dim)."""
         embed = self.model.get_text_features if "input_ids" in features else self.model.get_audio_features
         inputs = {name: features[name] for name in _MODEL_INPUTS if name in features}
         return {**features, "sentence_embedding": embed(**inputs).pooler_output}

@@ -22,12 +22,12 @@ from .training_args import SupCLAPTrainingArguments
 class SpecAugment:
     """SpecAugment (https://arxiv.org/abs/1904.08779): mask random spans of frames and of mel bands of each clip.
 
-    As in transformers, an axis of length L has max(min_masks, floor(prob * L / length + u)) spans, at most L // length,
-    with u uniform in [0, 1). `prob`, `length` and `min_masks` are options: `mask_time_...` for frames and
-    `mask_feature_...` for mel bands. Spans start at different random positions and may overlap. L does not include
-    padding. Masked values are set to the mean of the clip without padding.
+    As in transformers, the number of spans on an axis of length L is max(min_masks, floor(prob * L / length + u)), but
+    at most L // length. L excludes padding, and u is uniform in [0, 1). `prob`, `length` and `min_masks` are options:
+    `mask_time_...` for frames and `mask_feature_...` for mel bands. Spans start at different random positions and may
+    overlap. Masked values are set to the mean of the clip without padding.
 
-    The masks depend only on the seed, the step and the process. A resumed run draws the same masks.
+    The masks depend only on the seed, the step and the process, so a resumed run draws the same masks.
 
     Raises:
         ValueError: The feature extractor returns waveforms, not spectrograms.
@@ -48,9 +48,10 @@ class SpecAugment:
         self._args, self._generator, self._step = args, torch.Generator(args.device), -1
 
     def __call__(self, features: Tensor, mask: Tensor | None, step: int) -> Tensor:
-        """Return masked spectrograms (B, ..., frames, bands) or (B, ..., bands, frames), in the layout of `features`.
+        """Return the spectrograms with masked spans, in the shape of `features`.
 
         Args:
+            features: (B, ..., frames, bands) or (B, ..., bands, frames).
             mask: (B, frames), 1 for frames of the clip, then 0 for padding. None: no padding.
             step: Number of the training step. It seeds the generator for all batches of the step.
         """
@@ -73,7 +74,7 @@ class SpecAugment:
         return masked.mT if self.time_is_last else masked
 
     def _spans(self, lengths: Tensor, size: int, prob: float, length: int, min_masks: int) -> Tensor:
-        """Draw random spans within the first `lengths` (B,) positions. Return a mask (B, size), True inside spans."""
+        """Draw random spans in the first `lengths[i]` positions of row i. Return a mask (B, size), True in spans."""
         chances = torch.rand(len(lengths), 1 + size, generator=self._generator, device=lengths.device)
         counts = (prob * lengths / length + chances[:, 0]).long().clamp(min=min_masks)
         counts = torch.minimum(counts, lengths // length) * (prob > 0)
@@ -91,7 +92,8 @@ class WaveformAugmentation:
     The random numbers depend only on the seed, the epoch and the clip. They are the same for any number of processes
     and in a resumed run.
 
-    `epoch` is a 0-d tensor with the number of the epoch, in memory shared with the data loader workers.
+    Args:
+        epoch: 0-d tensor that contains the number of the epoch, in memory shared with the data loader workers.
 
     Raises:
         FileNotFoundError: `args.background_dir` contains no recordings.
@@ -108,7 +110,7 @@ class WaveformAugmentation:
             raise FileNotFoundError(f"background_dir {args.background_dir} has no recordings; pass another folder")
 
     def __call__(self, waveform: np.ndarray, row: Mapping[str, Any]) -> np.ndarray:
-        """Augment a waveform, float32 (samples,), and return it. `row` is the dataset row of the clip."""
+        """Return the augmented waveform, float32 (samples,). `row` is the dataset row of the clip."""
         key = stable_id(f"{row['clip_id']} {row.get('caption_number')}")
         random = np.random.default_rng([self.seed, int(self.epoch), key, row.get("repetition", 0)])
         if self.backgrounds and random.random() < self.prob:

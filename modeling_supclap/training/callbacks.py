@@ -187,19 +187,20 @@ class EMACallback(TrainerCallback):
 
 
 class ThroughputCallback(TrainerCallback):
-    """Callback that measures the training time per clip, excluding evaluation and saving, and the CPU time of the
-    process.
+    """Callback that measures the CPU time of the process, and the wall-clock time per training clip.
+
+    The time per clip excludes evaluation and saving.
     """
 
     def __init__(self, averages: Averages) -> None:
         self.averages = averages
-        self.earlier_seconds = 0.0  # processor time that earlier processes of a resumed run have logged
+        self.earlier_seconds = 0.0  # CPU time logged by earlier processes of a resumed run
         self._since = time.perf_counter()
         self._started = time.process_time()
 
     @property
     def process_seconds(self) -> float:
-        """Return the processor time since the start of training, including earlier processes of a resumed run."""
+        """CPU time since the start of training in seconds, including earlier processes of a resumed run."""
         return self.earlier_seconds + time.process_time() - self._started
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -227,7 +228,7 @@ class LanguageErrorsCallback(TrainerCallback):
     logged.
 
     - `data_distribution_error`: Result of `losses.data_distribution_error`, 0 to 2. If all similarities are equal, it
-      is 0 for KCL, 2(1 - 2/K) for CACL and 2(1 - 1/K) for one language.
+      is 0 for KCL, 2(1 - 2/K) for CACL, and 2(1 - 1/K) for one language per clip.
     - `alignment_direction_error`: Result of `losses.alignment_direction_error`, in degrees.
     - `weight_error`: Distance between the weights after one SGD step on the trained languages and after one SGD step on
       all languages, divided by the learning rate. It is the norm of the gradient of `losses.weight_error_term` with
@@ -282,9 +283,9 @@ class LanguageErrorsCallback(TrainerCallback):
 class DriftCallback(TrainerCallback):
     """Callback that logs drift, radius and positive similarity (SupCLAP fig. 1, 3 and 4).
 
-    The statistics are computed at logging steps only, in each process, from the global batch before the log. They do
-    not affect training. The callback logs the values of `drift_statistics` for the text-to-audio direction of the loss.
-    The keys of the radius and of the SVR factor end with the direction, `_t2a` or `_a2t`. The callback also logs:
+    The statistics are computed at logging steps only, in each process, from the last global batch. They do not affect
+    training. The callback logs the values of `drift_statistics` for the text-to-audio direction of the loss. The keys
+    of the radius and of the SVR factor end with the direction, `_t2a` or `_a2t`. The callback also logs:
 
     - `drift_cosine_objective`, `drift_cosine_objective_literal`: `drift_cosine` of the update by the whole objective,
       with both directions and all terms. "literal" is an argument of `drift_cosine`. They are not logged if no gradient
@@ -295,8 +296,8 @@ class DriftCallback(TrainerCallback):
 
     If captions are in K languages, only the anchor language is used. If each sample has R recordings, with audio
     embeddings `(N, R, d)` and text embeddings `(N, R K, d)`, the statistics treat the R N pairs as one batch. They
-    ignore group ids and candidate weights. Only the first 4,096 samples of a batch are used. Radii are logged if the
-    `regularizer` of the objective is a `SupportVectorRegularizer`.
+    ignore group ids and TeminAL's candidate weights. Only the first 4,096 samples of a batch are used. Radii are logged
+    if the `regularizer` of the objective is a `SupportVectorRegularizer`.
     """
 
     def __init__(self, objective: nn.Module, averages: Averages) -> None:

@@ -97,14 +97,13 @@ def checkpoint_flaws(checkpoint: str | Path) -> list[str]:
 def write_frozen(
     checkpoint: Path, folder: Path, weights: Mapping[str, torch.Tensor], frozen: set[str], written: Mapping[str, str]
 ) -> dict[str, str]:
-    """Write the frozen weights of a checkpoint, unless the output folder contains them, and an index of all its
-    weights.
+    """Write the frozen weights to the output folder of a run, and an index of all weights to a checkpoint.
 
-    The index names its files as in a sharded checkpoint of transformers, so that `from_pretrained` and the Trainer load
-    the checkpoint. The name of the frozen file contains a hash of its weights.
+    The index has the format of a sharded checkpoint in transformers, so that `from_pretrained` and the Trainer load the
+    checkpoint.
 
     Args:
-        checkpoint: Folder with the trained weights in `model.safetensors`, which is renamed.
+        checkpoint: Folder with the trained weights in `model.safetensors`. This function renames the file.
         folder: Output folder of the run, for the frozen weights.
         written: Result of the last call in this process. Unchanged frozen weights are not written again.
 
@@ -138,7 +137,10 @@ def write_run_file(
     batches: EpochBatches | None = None,
     frozen: Mapping[str, str] | None = None,
 ) -> None:
-    """Write the checkpoint's `RUN_FILE` after all other files. `frozen` is the result of `write_frozen`."""
+    """Write `RUN_FILE`. Call this last, because it contains the hashes of all other files of the checkpoint.
+
+    `frozen` is the result of `write_frozen`.
+    """
     files = dict(frozen or {})
     for path in sorted(Path(folder).rglob("*")):
         if path.is_file():
@@ -204,9 +206,7 @@ def _trainable(module: nn.Module) -> list[str]:
 
 
 def _differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
-    """Return one line for each setting that has changed, with its old and its new value. Nested dicts are compared key
-    by key.
-    """
+    """Describe each setting that has changed, with its old and its new value. Compare nested dicts key by key."""
     differences: list[str] = []
     for name in sorted(before.keys() | now.keys()):
         old, new = before.get(name), now.get(name)

@@ -82,7 +82,7 @@ class IndexedRows(Dataset):
         return {**self.rows[index], "clip_index": index, **added}
 
     def _find_copy(self, expected: np.ndarray, position: int) -> tuple[int, int]:
-        """Return the item at a position in the epoch, and the number of earlier copies of this item."""
+        """Return the index of the item at a position in the epoch, and the number of earlier copies of this item."""
         epoch = int(self._epoch)
         if self._drawn is None or self._drawn[0] != epoch:
             random = np.random.default_rng([self.seed or 0, epoch])
@@ -93,7 +93,7 @@ class IndexedRows(Dataset):
 
 
 def min_seconds(processor: SupCLAPProcessor) -> float:
-    """Return the minimum duration of a recording in seconds."""
+    """Return the minimum duration of a recording that the model can embed, in seconds."""
     return min_clip_samples(processor.feature_extractor) / processor.feature_extractor.sampling_rate
 
 
@@ -196,8 +196,8 @@ class TrainingCollator(ContrastiveCollator):
     `audio_lengths` contains the number of frames of each of the B clips, and `text_lengths` the number of tokens of
     each of the B K texts, without padding.
 
-    Crops and captions depend only on the seed, the epoch, the clip id and the number of the copy. They are the same for
-    any number of processes and in a resumed run.
+    Crops and captions depend only on the seed, the epoch, the clip id, and the row's `caption_number` and `repetition`
+    (see `IndexedRows`). They are the same for any number of processes and in a resumed run.
 
     Args:
         languages: ISO 639-3 codes; the first is the anchor language.
@@ -301,9 +301,10 @@ class TemporalCollator(TrainingCollator):
     """TeminAL collator that samples pairs of recordings and joins them on the fly.
 
     A row `{"clip_index": 7}` contains the index of a pair in the epoch. Each row is rendered as R items (clips with
-    captions). In stage a, the items are a single sound and a pair of sounds. In stage b, they are the same pair in
-    forward order, reversed and overlaid. The batch contains B R clips, `input_ids` `(B, R K, L)` with K texts per item,
-    and `group_ids` `(B, R)`, equal for items with the same meaning. In stage a it also contains `class_ids` `(B, 3)`.
+    captions). In stage a, the items are a single sound and a pair of sounds. In stage b, one pair is rendered three
+    times: in forward order, in reversed order, and overlaid. The batch contains B R clips, `input_ids` `(B, R K, L)`
+    with K texts per item, and `group_ids` `(B, R)`, equal for items with the same meaning. In stage a it also contains
+    `class_ids` `(B, 3)`.
 
     Args:
         items: Source of recordings, temporal relations and captions. It samples new items for each epoch.

@@ -23,9 +23,9 @@ from ..losses.support_vector import DynamicRadius, Similarity, displacement_rati
 
 
 def decompose(force: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
-    """Split each force (N, d) into components (N, d) parallel and perpendicular to a unit vector.
+    """Split each force into components parallel and perpendicular to a unit vector.
 
-    If the vector is 0, the parallel component is 0.
+    All shapes are (N, d). If the vector is 0, the parallel component is 0.
 
     >>> parallel, perpendicular = decompose(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 1.0]]))
     >>> parallel.tolist(), perpendicular.tolist()
@@ -36,9 +36,9 @@ def decompose(force: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def pull_direction(anchors: Tensor, targets: Tensor) -> Tensor:
-    """Compute (target - anchor) / ||target - anchor||, the unit vector (N, d) from each anchor to its target.
+    """Compute the unit vector from each anchor to its target, (target - anchor) / ||target - anchor||.
 
-    It is 0 if the anchor and the target are equal.
+    All shapes are (N, d). The vector is 0 if the anchor and the target are equal.
 
     >>> pull_direction(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([[-1.0, 0.0], [1.0, 0.0]])).tolist()
     [[-1.0, 0.0], [0.0, 0.0]]
@@ -48,7 +48,7 @@ def pull_direction(anchors: Tensor, targets: Tensor) -> Tensor:
 
 
 def contrastive_forces(logits: Tensor, targets: Tensor, logit_scale: float | Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the gradient of InfoNCE for each anchor, split into two terms (N, d): the pull and the push.
+    """Compute the two terms of the InfoNCE gradient of each anchor: the pull and the push, each (N, d).
 
     The pull is (P+ - 1) a+ / tau, and the push is sum P- a- / tau (SupCLAP eq. 4). P is the softmax of `logits` (N, N)
     over the targets a, + is the positive, and - are the negatives. An update moves the anchor against the gradient.
@@ -195,8 +195,8 @@ def radius_by_hard_negatives(
     """Compute the mean text-to-audio radius as a function of the number of hard negatives (SupCLAP E.8, fig. 7).
 
     For each text, a batch is simulated. It contains the text's own clip, the K most similar negatives of a pool, and
-    random other negatives of the pool. The random negatives are selected by their similarity rank. All texts use the
-    same ranks, drawn with a fixed seed.
+    random negatives from the rest of the pool. The similarity ranks of the random negatives are drawn with a fixed
+    seed, and are the same for all texts.
 
     Args:
         radius: Text-to-audio radius predictor. A simulated batch has as many clips as the predictor has inputs.
@@ -208,7 +208,7 @@ def radius_by_hard_negatives(
         pool_size: Number of pairs in the pool, counted from the first pair.
 
     Returns:
-        `{"radius_hard_K": 0-d tensor}` for each K. It is empty if the pool is smaller than a batch.
+        `{"radius_hard_K": 0-d tensor}` for each K. Empty if the pool has too few negatives for a batch.
     """
     audio_embeds, text_embeds = at_least_float32(audio_embeds[:pool_size], text_embeds[:pool_size])
     groups = None if group_ids is None else group_ids[:pool_size]

@@ -1,8 +1,7 @@
 """Parameter-efficient fine-tuning of a trained model: train its last blocks, or low-rank adapters (LoRA).
 
-`train_last_layers` does not use PEFT, because PEFT cannot train whole blocks unless another module has an adapter.
-`add_lora` uses PEFT with full dotted names, because PEFT matches names by suffix and "layers.2" would match both
-towers.
+`train_last_layers` does not use PEFT, because PEFT always needs an adapter, and this function adds none. `add_lora`
+passes full dotted names to PEFT, because PEFT matches names by suffix, and "layers.2" would match both towers.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ PARTS = {
 def block_names(tower: nn.Module) -> list[str]:
     """Return the dotted names of the transformer blocks of a tower, first to last.
 
-    The blocks are the items of the outermost `nn.ModuleList`, or of the last one if there are several. If the tower has
-    stages (HTSAT), the blocks are the items of each stage's `blocks` list.
+    The blocks are the items of the outermost `nn.ModuleList`. If there are several outermost lists, the last one is
+    used. If the tower has stages (HTSAT), the blocks are the items of each stage's `blocks` list.
 
     Example:
         >>> from modeling_supclap import CEDConfig, CEDModel
@@ -60,13 +59,13 @@ def train_last_layers(model: SupCLAPModel, audio_layers: int = 1, text_layers: i
     The modules after the blocks are, for example, a final norm or the BERT pooler. Batch norms stay frozen, because the
     HTSAT batch norm normalizes the input.
 
-    TeminAL trains one block of each tower. For BERT-base and a shared space of 1,024 dimensions, these are 9,515,520
-    text parameters, as in TeminAL table 5. Table 5 lists the audio parameters of CNN14, not of HTSAT.
+    TeminAL trains one block of each tower. For BERT-base and a shared space of 1,024 dimensions, 9,515,520 text
+    parameters are then trained, as in TeminAL table 5.
 
     Args:
         model: Model, changed in place. A second call replaces the selection of the first one.
-        audio_layers: Number of audio blocks to train; 0 freezes the whole audio tower. `text_layers` is the same for
-            text blocks.
+        audio_layers: Number of audio blocks to train; 0 freezes the whole audio tower.
+        text_layers: Number of text blocks to train; 0 freezes the whole text tower.
 
     Returns:
         List of full dotted names: the trainable modules, then `logit_scale` and `logit_bias` if present.
@@ -105,7 +104,8 @@ def add_lora(
         model: Model, changed in place and returned.
         rank: LoRA rank, the inner dimension of B A.
         alpha: LoRA scale; the adapter output is multiplied by alpha / rank.
-        audio_layers: Number of audio blocks with adapters, counted from the last. `text_layers` is the same for text.
+        audio_layers: Number of audio blocks with adapters, counted from the last.
+        text_layers: Number of text blocks with adapters, counted from the last.
 
     Raises:
         ValueError: The model already has adapters, a tower has too few blocks, the blocks have no attention,
@@ -139,8 +139,8 @@ def add_lora(
 def merge_lora(model: SupCLAPModel) -> SupCLAPModel:
     """Merge the adapters from `add_lora` into the weights: W + (alpha / rank) B A.
 
-    The model is changed in place and returned. Its outputs change only by rounding. Its modules have the same
-    names as before `add_lora`, and all its parameters are trainable.
+    The model is changed in place and returned. Its outputs change only by rounding. Its modules have the same names as
+    before `add_lora`, and all its parameters are trainable.
     """
     if not getattr(model, "peft_config", None):
         raise ValueError("the model has no adapters to merge; call add_lora first")

@@ -232,8 +232,8 @@ class TemporalObjective(nn.Module):
     ) -> tuple[Tensor, Logs]:
         """Compute the loss of a batch of N samples, `()`, and detached scalars to log, `{name: scalar}`.
 
-        A sample has R items, clips with their captions. Stage a has R = 2: a single sound and a pair of sounds. Stage b
-        has R = 3: the same pair in forward order, reversed and overlaid.
+        A sample has R items. An item is a clip with its captions. Stage a has R = 2: a single sound and a pair of
+        sounds. Stage b has R = 3: one pair in forward order, in reversed order, and overlaid.
 
         Args:
             audio_embeds: `(N, R, d)`, unit norm.

@@ -163,8 +163,8 @@ class TemporalOptions(ContrastiveOptions):
     """Post-training options.
 
     Args:
-        stage: TeminAL stage. `a`: single sounds against pairs of sounds. `b`: pairs in forward order, reversed and
-            overlaid.
+        stage: TeminAL stage. `a`: single sounds against pairs of sounds. `b`: pairs in forward order, in reversed
+            order, and overlaid.
         temporal_beta: Weight of the text-to-audio direction, relative to audio-to-text (TeminAL eq. 3).
         alpha_same: Stage a: weight between a single sound and a pair that contains its class (TeminAL eq. 22-26).
         alpha_diff: Stage a: weight between a single sound and a pair that does not contain its class.

@@ -311,9 +311,8 @@ class SupCLAPTrainer(Trainer):
         return (outputs.loss, outputs) if return_outputs else outputs.loss
 
     def _require_finite_losses(self) -> None:
-        """Raise FloatingPointError if a loss since the last call is not finite. Each check waits for the GPU, so all
-        losses are checked at once.
-        """
+        """Raise FloatingPointError if a loss since the last call is not finite."""
+        # All losses are checked at once, because a check waits for the GPU.
         recent, self._recent = self._recent, []
         if not recent or torch.isfinite(torch.stack([loss for _, loss, _, _ in recent])).all():
             return
@@ -383,9 +382,7 @@ class SupCLAPTrainer(Trainer):
             return super().evaluate(rows, ignore_keys, metric_key_prefix)
 
     def predict(self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test") -> Any:
-        """Compute the audio embeddings `(N, d)` and text embeddings `(N, K, d)` of a split. They are the `predictions`
-        of the result.
-        """
+        """Embed a split. The `predictions` of the result are audio `(N, d)` and text embeddings `(N, K, d)`."""
         rows: Any = _indexed(test_dataset)
         with self._evaluating(rows):
             return super().predict(rows, ignore_keys, metric_key_prefix)
@@ -484,7 +481,7 @@ class SupCLAPTrainer(Trainer):
         """Save the model for `from_pretrained`. A checkpoint also contains the objective's parameters.
 
         A checkpoint to resume from contains only the trained weights, and `write_frozen` writes the frozen ones to the
-        output folder. It contains all weights if it is pushed to the Hub or if the model is sharded.
+        output folder. If the checkpoint is pushed to the Hub, or if the model is sharded, it contains all weights.
         """
         folder = Path(output_dir or self.args.output_dir or ".")
         weights = self.module.state_dict() if state_dict is None else state_dict

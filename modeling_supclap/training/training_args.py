@@ -50,8 +50,8 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
     is loaded at the end. By default, `dataloader_pin_memory` is True if a GPU is available, and `tf32` is True if the
     GPU supports TF32. With TF32, float32 matrix products round their inputs to 10 bits of mantissa.
 
-    `dataloader_persistent_workers` is off, because a resumed run would draw other dropout masks than an uninterrupted
-    one. With persistent workers, the loader draws its seed from torch's generator once per run, not once per epoch.
+    `dataloader_persistent_workers` is off, because a resumed and an uninterrupted run would draw different dropout
+    masks. With persistent workers, the loader draws its seed from torch's generator once per run, not once per epoch.
 
     Attributes:
         training_data: Name and options of the training data, recorded by the recipes. A resumed run must use the same
@@ -138,8 +138,8 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
 class TemporalTrainingArguments(options.TemporalOptions, SupCLAPTrainingArguments):
     """Training arguments for one TeminAL stage.
 
-    The defaults follow the paper: batch size 256, learning rate 1e-4 (TeminAL B.2). Each candidate weight alpha is in
-    [0, 1]. The weight 0 removes the candidate from the denominator.
+    The defaults follow the paper: batch size 256, learning rate 1e-4 (TeminAL B.2). The options `alpha_...` are the
+    weights of candidates in the denominator of the softmax, 0 to 1. A candidate with weight 0 is left out.
     """
 
     def __post_init__(self) -> None:
