@@ -54,10 +54,10 @@ def walk(folder: str | Path) -> list[str]:
         seen.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith(_HIDDEN))
 
+        start = os.path.relpath(path, folder).replace(os.sep, "/")
         for name in names:
-            file = os.path.join(path, name)
-            if not name.startswith(_HIDDEN) and os.path.isfile(file):
-                relative = os.path.relpath(file, folder).replace(os.sep, "/")
+            if not name.startswith(_HIDDEN) and os.path.isfile(os.path.join(path, name)):
+                relative = name if start == os.curdir else f"{start}/{name}"
                 # A name that is not UTF-8 contains surrogates.
                 (undecodable if re.search("[\ud800-\udfff]", relative) else files).append(relative)
 
