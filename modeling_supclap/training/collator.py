@@ -209,6 +209,7 @@ class TrainingCollator(ContrastiveCollator):
             (ATRI 3.1, ML-CLAP). `kcl`: the same caption in all K languages (ATRI eq. 9). `cacl`: the same caption in
             the anchor language and one random other language, K = 2 (ATRI eq. 12). Captions with the same index in two
             languages count as translations of each other.
+        languages_per_clip: For `kcl`, the number K of languages, drawn at random for each clip. None: all languages.
     """
 
     def __init__(
@@ -219,12 +220,14 @@ class TrainingCollator(ContrastiveCollator):
         max_audio_seconds: float | None = 30.0,
         seed: int = 0,
         scheme: str = "random",
+        languages_per_clip: int | None = None,
     ) -> None:
         super().__init__(processor, languages, positives, max_audio_seconds)
         if scheme not in ("random", "kcl", "cacl"):
             raise ValueError(f"got scheme={scheme!r}; it must be random, kcl or cacl")
         self.seed = seed
         self.scheme = scheme
+        self.languages_per_clip = languages_per_clip
 
         # In shared memory, so that persistent workers see a new epoch.
         self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()
@@ -271,6 +274,8 @@ class TrainingCollator(ContrastiveCollator):
         elif self.scheme == "cacl":
             others = [language for language in present if language != self.languages[0]]
             languages = [self.languages[0], others[random.integers(len(others))]]
+        elif self.languages_per_clip is not None:
+            languages = random.permutation(languages)[: self.languages_per_clip].tolist()
 
         texts = [row["captions"][language] for language in languages]
         count = min(map(len, texts))

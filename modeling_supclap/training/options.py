@@ -43,6 +43,8 @@ class ContrastiveOptions:
         radius_num_similarities: Number of similarities used to predict a dynamic radius: the positive and the hardest
             negatives.
         languages: ISO 639-3 codes of the captions to train on.
+        languages_per_clip: Number of languages in which `kcl` embeds a clip's caption, drawn at random for each clip
+            and epoch. Fewer languages cost less time. Defaults to all `languages`, as in the paper.
         eval_languages: Languages to evaluate. Defaults to `languages`.
         positives: Captions that count as correct for a clip. `clip`: its own captions, as in the papers. `captions`:
             its own captions, and those of clips with exactly the same captions. Use `captions` if captions are
@@ -115,6 +117,7 @@ class ContrastiveOptions:
     radius_num_similarities: int = 16
     radius_ratio: float = 1.0
     languages: list[str] = field(default_factory=lambda: ["eng"])
+    languages_per_clip: int | None = None
     eval_languages: list[str] = field(default_factory=list)
     positives: str = "clip"
     every_caption: bool = False

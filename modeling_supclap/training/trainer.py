@@ -208,8 +208,9 @@ class SupCLAPTrainer(Trainer):
     def _collators(self, args: Any) -> tuple[TrainingCollator, Any]:
         """Build the training collator and the evaluation collator."""
         shared: dict[str, Any] = {"positives": args.positives, "max_audio_seconds": args.max_audio_seconds}
+        languages = {"languages": args.languages, "languages_per_clip": args.languages_per_clip}
         return (
-            TrainingCollator(self.processor, args.languages, seed=args.seed, scheme=args.caption_scheme, **shared),
+            TrainingCollator(self.processor, seed=args.seed, scheme=args.caption_scheme, **languages, **shared),
             EvaluationCollator(self.processor, args.eval_languages, **shared),
         )
 

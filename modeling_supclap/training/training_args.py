@@ -106,6 +106,13 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
         if (is_multilingual or self.track_language_errors) and len(self.languages) < 2:
             option = f"loss {self.loss}" if is_multilingual else "track_language_errors"
             raise ValueError(f"{option} needs two languages or more, got {self.languages}")
+        if self.languages_per_clip is not None and (
+            self.loss != "kcl" or not 2 <= self.languages_per_clip <= len(self.languages)
+        ):
+            raise ValueError(
+                f"languages_per_clip is {self.languages_per_clip} with loss {self.loss} and {len(self.languages)} "
+                "languages; it must be 2 or more, at most the number of languages, and requires loss kcl"
+            )
         if self.every_caption and self.track_language_errors:
             raise ValueError("got track_language_errors with every_caption; leave out one of them")
 

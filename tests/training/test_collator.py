@@ -1,6 +1,7 @@
 """Collators: random choices of captions and crops per epoch, independent of the batch."""
 
 import itertools
+from collections import Counter
 
 import builders
 import numpy as np
@@ -115,6 +116,24 @@ def test_kcl_takes_the_same_caption_in_every_language(processor, rows):
             decoded = texts(processor, {"input_ids": batch["input_ids"][index : index + 1]})
             assert decoded == [english, french]
     assert numbers == {0, 1}
+
+
+def test_kcl_draws_some_languages_for_each_clip_and_epoch(processor, rows):
+    row = {**rows[0], "captions": {language: [f"{language} a", f"{language} b"] for language in ("eng", "fra", "deu")}}
+    collator = TrainingCollator(processor, list(row["captions"]), scheme="kcl", languages_per_clip=2)
+    drawn_languages, numbers = Counter(), set()
+    for epoch in range(300):
+        collator.set_epoch(epoch)
+        (first, caption), (second, other) = collator._draw(row)[1]
+        assert first != second
+        assert row["captions"][first].index(caption) == row["captions"][second].index(other)
+        drawn_languages[first, second] += 1
+        numbers.add(row["captions"][first].index(caption))
+    assert numbers == {0, 1}
+    assert len(drawn_languages) == 6  # ordered pairs, 50 times each in expectation
+    assert all(30 < count < 75 for count in drawn_languages.values())
+    trained, _ = collator.drawn_among_all(row)
+    assert sum(trained) == 2
 
 
 @pytest.mark.parametrize("scheme", ["random", "cacl", "kcl"])

@@ -308,6 +308,15 @@ def test_a_resumed_run_continues_bit_for_bit(tmp_path, rows, loss, svr):
         assert torch.equal(value, resumed.model.state_dict()[name]), name
 
 
+def test_kcl_embeds_as_many_languages_as_set(tmp_path, rows):
+    rows = [{**row, "captions": {**row["captions"], "deu": row["captions"]["eng"]}} for row in rows]
+    options = {"loss": "kcl", "languages": ["eng", "fra", "deu"], "languages_per_clip": 2}
+    trainer = build(tmp_path, rows, **options)
+    batch = next(iter(trainer.get_train_dataloader()))
+    assert batch["input_ids"].shape[:2] == (trainer.args.train_batch_size, 2)
+    trainer.train()
+
+
 def test_nan_stops_the_run_and_names_the_clips(tmp_path, rows):
     model = builders.supclap_model()
     with torch.no_grad():
