@@ -38,10 +38,8 @@ class SpecAugment:
         ramp = np.linspace(-1, 1, 10 * rate_hz, dtype=np.float32)  # 10 s have more frames than mel bands
         *_, rows, columns = shape = np.shape(processor(audio=[ramp], sampling_rate=rate_hz)["input_features"])
         if len(shape) < 3:
-            raise ValueError(
-                f"apply_spec_augment needs spectrograms, but {type(extractor).__name__} returns waveforms; "
-                "leave it out, encoders of waveforms mask by their own configurations"
-            )
+            name = type(extractor).__name__
+            raise ValueError(f"apply_spec_augment needs spectrograms, but {name} returns waveforms; leave it out")
         self.time_is_last = columns > rows
         self._time = args.mask_time_prob, args.mask_time_length, args.mask_time_min_masks
         self._bands = args.mask_feature_prob, args.mask_feature_length, args.mask_feature_min_masks
@@ -106,8 +104,8 @@ class WaveformAugmentation:
         if args.background_dir is not None:
             recordings = Recordings(args.background_dir)
             self.backgrounds = [str(recordings.folder / file) for file in recordings.files]
-        if args.background_dir is not None and not self.backgrounds:
-            raise FileNotFoundError(f"background_dir {args.background_dir} has no recordings; pass another folder")
+            if not self.backgrounds:
+                raise FileNotFoundError(f"background_dir {args.background_dir} has no recordings; pass another folder")
 
     def __call__(self, waveform: np.ndarray, row: Mapping[str, Any]) -> np.ndarray:
         """Return the augmented waveform, float32 (samples,). `row` is the dataset row of the clip."""

@@ -60,18 +60,13 @@ def last_checkpoint(folder: str | Path, resumes: bool) -> str | None:
             continue
 
         if not resumes:
-            raise ValueError(
-                f"{path} already exists; continue that run with --resume_from_checkpoint last, "
-                "or choose another --output_dir"
-            )
+            raise ValueError(f"{path} exists; pass --resume_from_checkpoint last to continue, or another --output_dir")
         for message in incomplete:
             logger.warning("%s; resuming from %s", message, path)
         return path
 
     if incomplete and resumes:
-        raise ValueError(
-            f"{'; '.join(incomplete)}; no checkpoint to resume from, start a new run in another --output_dir"
-        )
+        raise ValueError(f"{'; '.join(incomplete)}; start a new run in another --output_dir")
     return None
 
 
@@ -157,12 +152,10 @@ def refuse_another_run(
     The message lists the differences.
     """
     folder = Path(checkpoint)
+    advice = f"or start a new run from its weights: --model {folder}"
     flaws = checkpoint_flaws(folder)
     if flaws:
-        raise ValueError(
-            f"{folder} is incomplete ({', '.join(flaws)}) and cannot be resumed; resume from another checkpoint, "
-            f"or start a new run from its weights: --model {folder}"
-        )
+        raise ValueError(f"{folder} is incomplete ({', '.join(flaws)}); resume from another checkpoint, {advice}")
 
     run, settings = json.loads((folder / RUN_FILE).read_text(encoding="utf-8")), _settings(args, batches)
     # Arguments that did not exist when the run started had their defaults.
@@ -172,19 +165,12 @@ def refuse_another_run(
         saved["training_data"] = settings["training_data"]
     differences = _differences(saved, settings)
     before, now = set(run["trainable"]), set(_trainable(module))
-    if before - now:
-        differences.append(
-            f"{len(before - now)} parameters were trained but are frozen or missing now, such as {min(before - now)}"
-        )
-    if now - before:
-        differences.append(
-            f"{len(now - before)} parameters train but were frozen or missing before, such as {min(now - before)}"
-        )
+    for names, change in ((before - now, "no longer trained"), (now - before, "newly trained")):
+        if names:
+            differences.append(f"{len(names)} parameters are {change}, such as {min(names)}")
     if differences:
-        raise ValueError(
-            f"{folder} belongs to a run with other settings: {'; '.join(differences)}. Resume with its settings, "
-            f"or start a new run from its weights: --model {folder}"
-        )
+        changes = "; ".join(differences)
+        raise ValueError(f"{folder} was saved with other settings: {changes}; resume with these, {advice}")
 
 
 def _settings(args: TrainingArguments, batches: EpochBatches | None) -> dict[str, Any]:

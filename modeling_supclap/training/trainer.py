@@ -155,10 +155,7 @@ class SupCLAPTrainer(Trainer):
         batch = args.train_batch_size * args.world_size
         clips = train_dataset if self._batches is not None else indexed
         if clips is not None and len(clips) < batch:
-            raise ValueError(
-                f"an epoch of training has {len(clips)} clips, fewer than one batch of {batch}; "
-                "lower per_device_train_batch_size"
-            )
+            raise ValueError(f"{len(clips)} clips are fewer than a batch of {batch}; lower per_device_train_batch_size")
 
         super().__init__(
             model=self.module,
@@ -173,7 +170,8 @@ class SupCLAPTrainer(Trainer):
         if args.torch_compile:
             self.accelerator.state.dynamo_plugin.backend = DynamoBackend.NO  # it would compile whole steps
             self.module.compile_blocks(backend=args.torch_compile_backend, mode=args.torch_compile_mode)
-        if self.is_fsdp_enabled or self.is_deepspeed_enabled:  # sharded parameters cannot be set in the first step
+        self._is_sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
+        if self._is_sharded:  # sharded parameters cannot be set in the first step
             for part in objective.modules():
                 if isinstance(part, SupportVectorRegularizer):
                     part.start_radii(math.sqrt(2))  # the distance of orthogonal embeddings
@@ -181,7 +179,7 @@ class SupCLAPTrainer(Trainer):
         if self.is_fsdp_enabled and args.track_language_errors:
             raise ValueError("track_language_errors does not support FSDP; set it to false")
         if args.ema_decay is not None:
-            if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            if self._is_sharded:
                 raise ValueError("ema_decay does not support FSDP and DeepSpeed, which shard the weights; leave it out")
             self.add_callback(self._ema)
 
@@ -246,8 +244,7 @@ class SupCLAPTrainer(Trainer):
         regularizer = getattr(self.module.objective, "regularizer", None)
         radii = dict(regularizer.radii) if isinstance(regularizer, SupportVectorRegularizer) else {}
         radius = radii.get("t2a")
-        is_sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
-        if not self.args.track_drift or is_sharded or not isinstance(radius, DynamicRadius):
+        if not self.args.track_drift or self._is_sharded or not isinstance(radius, DynamicRadius):
             return retrieval
 
         def with_radii(prediction: Any) -> dict[str, float]:
@@ -330,9 +327,7 @@ class SupCLAPTrainer(Trainer):
 
     def hyperparameter_search(self, *args: Any, **kwargs: Any) -> Any:
         """Raise NotImplementedError, because a trainer has one model and one objective, and cannot create new ones."""
-        raise NotImplementedError(
-            "SupCLAPTrainer does not support hyperparameter_search; create a new trainer for each trial"
-        )
+        raise NotImplementedError("hyperparameter_search is not supported; create a new trainer for each trial")
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Lock the output folder, check the checkpoint to resume from, and train as in the Trainer.
@@ -490,10 +485,8 @@ class SupCLAPTrainer(Trainer):
         floats = {name: w for name, w in weights.items() if w.is_floating_point() and w.numel()}
         broken = [name for name, w in floats.items() if not torch.stack(w.aminmax()).isfinite().all()]
         if broken:
-            raise FloatingPointError(
-                f"after step {self.state.global_step}, {len(broken)} weight tensors are not finite, such as "
-                f"{broken[0]}; nothing is saved"
-            )
+            step = self.state.global_step
+            raise FloatingPointError(f"step {step}: {len(broken)} weights are not finite, e.g. {broken[0]}; not saved")
 
         if folder.name.startswith(PREFIX_CHECKPOINT_DIR):
             is_whole = not self._saving or state_dict is not None or self.args.save_only_model or self.args.push_to_hub

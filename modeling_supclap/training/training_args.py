@@ -68,21 +68,17 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
             # On CPUs the Trainer would ignore its ddp_timeout.
             PartialState(cpu=True, backend=self.ddp_backend, timeout=timedelta(seconds=self.ddp_timeout))
         if self.greater_is_better is None and self.metric_for_best_model is not None:
-            lower_is_better = [
-                "_loss",
-                *(f"_{name}" for name, metric in METRICS.items() if not metric.higher_is_better),
-            ]
-            self.greater_is_better = not f"_{self.metric_for_best_model}".endswith(tuple(lower_is_better))
+            lower_is_better = ("loss", *(name for name, metric in METRICS.items() if not metric.higher_is_better))
+            suffixes = tuple(f"_{name}" for name in lower_is_better)
+            self.greater_is_better = not f"_{self.metric_for_best_model}".endswith(suffixes)
         super().__post_init__()
         if self.tf32 is None and not self.use_cpu and is_torch_tf32_available():  # now that the process has its device
             self.tf32 = True
         if self.tf32 is not None:  # the Trainer's own setter is cached: its second call with a value has no effect
             torch.backends.fp32_precision = "tf32" if self.tf32 else "ieee"  # type: ignore[attr-defined]
         if num_launched > self.world_size:  # each process would train alone and write the same files
-            raise ValueError(
-                f"{num_launched} processes were started, but only {self.world_size} would train together; to train on "
-                "CPUs, set --use_cpu true"
-            )
+            size = self.world_size
+            raise ValueError(f"only {size} of {num_launched} processes train together; on CPUs, set --use_cpu true")
 
         for name, (value, reason) in _UNSUPPORTED.items():
             if getattr(self, name) != value:
