@@ -22,8 +22,6 @@ ASIDE = {r"outputlayer\.": "tagging head", r"front_end\.": "front end (same as o
 NAMES = ((r"^(encoder\.)?init_bn\.1\.", "init_bn."), (r"^encoder\.", ""))
 # (number of time positions, frames per patch) -> frames per chunk.
 TARGET_LENGTHS = {(63, 16): 1012, (252, 4): 1008}
-# Embedding width -> head width, if it is not 64. Dasheng 0.6B has 16 heads at width 1,280.
-HEAD_DIMS = {1280: 80}
 
 
 def ced_from_tensors(
@@ -76,15 +74,13 @@ def _config_from_shapes(encoder: Tensors) -> CEDConfig:
     width, _, *patch = encoder.get_shape("patch_embed.proj.weight", 4)
     columns = encoder.get_shape("time_pos_embed", 4)[3]
     if (columns, patch[1]) not in TARGET_LENGTHS:
-        raise ValueError(
-            f"{encoder.origin} has {columns} time positions and {patch[1]} frames per patch; known are "
-            f"{sorted(TARGET_LENGTHS)}. Give a folder with a config.json that sets target_length"
-        )
+        lengths = f"{columns} time positions and {patch[1]} frames per patch"
+        raise ValueError(f"{encoder.origin} has {lengths}; give a folder with a config.json that sets target_length")
 
     inner = encoder.get_shape("blocks.0.mlp.fc1.weight", 2)[0]
     return CEDConfig(
         embed_dim=width,
-        num_heads=encoder.count_heads(width, HEAD_DIMS.get(width, 64)),
+        num_heads=encoder.count_heads(width, 80 if width == 1280 else 64),  # Dasheng 0.6B has 16 heads
         depth=encoder.count_layers("blocks."),
         mlp_ratio=inner / width,
         qkv_bias="blocks.0.attn.qkv.bias" in encoder,

@@ -41,8 +41,6 @@ NAMES = (
     (r"^(audio|text)_projection\.0\.", r"\1_projection.linear1."),
     (r"^(audio|text)_projection\.2\.", r"\1_projection.linear2."),
 )
-# Head width of BERT and RoBERTa.
-BERT_HEAD_DIM = 64
 
 
 def clap_from_laion(tensors: Mapping[str, torch.Tensor], origin: str) -> tuple[ClapModel, dict[str, int]]:
@@ -86,9 +84,7 @@ def htsat_from_tensors(tensors: Tensors) -> tuple[dict[str, torch.Tensor], dict[
         The renamed tensors, the numbers of unused tensors as `{kind of tensor: number}`, and the configuration fields.
     """
     if "conv_block1.conv1.weight" in tensors:
-        raise ValueError(
-            f"{tensors.origin} has the audio tower PANN (Cnn14), which transformers' CLAP lacks; give a file with HTSAT"
-        )
+        raise ValueError(f"{tensors.origin} has the audio tower PANN (Cnn14); give a file with HTSAT")
 
     used, aside = tensors.set_aside(HTSAT_ASIDE)
     encoder = used.rename(HTSAT_NAMES)
@@ -132,7 +128,7 @@ def bert_fields(tensors: Tensors) -> dict[str, Any]:
         "vocab_size": vocabulary,
         "hidden_size": width,
         "num_hidden_layers": tensors.count_layers("encoder.layer."),
-        "num_attention_heads": tensors.count_heads(width, BERT_HEAD_DIM),
+        "num_attention_heads": tensors.count_heads(width),
         "intermediate_size": tensors.get_shape("encoder.layer.0.intermediate.dense.weight", 2)[0],
         "max_position_embeddings": tensors.get_shape("embeddings.position_embeddings.weight", 2)[0],
         "type_vocab_size": tensors.get_shape("embeddings.token_type_embeddings.weight", 2)[0],

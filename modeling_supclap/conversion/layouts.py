@@ -185,11 +185,9 @@ def _convert_ced(checkpoint: Checkpoint) -> Converted:
     for each in (extractor, described):  # f_max=None means half the sampling rate
         each.f_max = each.f_max or each.sampling_rate / 2
     for name in ("n_fft", "win_size", "hop_size", "f_min", "f_max", "center", "feature_size"):
-        values = getattr(extractor, name), getattr(described, name)
-        if values[0] != values[1]:
-            raise ValueError(
-                f"{checkpoint.origin}: {name} is {values[0]} for the extractor, {values[1]} in config.json"
-            )
+        ours, theirs = getattr(extractor, name), getattr(described, name)
+        if ours != theirs:
+            raise ValueError(f"{checkpoint.origin}: {name} is {ours} for the extractor, {theirs} in config.json")
     return model, extractor, aside
 
 

@@ -39,7 +39,6 @@ NAMES = (
     (r"^audio_encoder\.projection\.", "audio_projection."),
     (r"^caption_encoder\.projection\.", "text_projection."),
 )
-GPT2_HEAD_DIM = 64
 # Texts are padded with "!" (id 0) and end with a blank and an end token.
 GPT2_PADDING, GPT2_BLANK, GPT2_END = "!", "Ġ", "<|endoftext|>"
 
@@ -124,7 +123,7 @@ def _gpt2_config(text: Tensors) -> GPT2Config:
         vocab_size=vocabulary,
         n_embd=width,
         n_layer=text.count_layers("h."),
-        n_head=text.count_heads(width, GPT2_HEAD_DIM),
+        n_head=text.count_heads(width),
         n_inner=text.get_shape("h.0.mlp.c_fc.weight", 2)[1],
         n_positions=text.get_shape("wpe.weight", 2)[0],
         bos_token_id=vocabulary - 1,

@@ -31,8 +31,6 @@ FAIRSEQ2_NAMES = (
 FROM_FAIRSEQ2_ROWS = [2, 0, 3, 1]
 # The format version, and a placeholder for the sinusoidal positions. The model computes these positions itself.
 ASIDE = {r"(version|embed_positions\._float_tensor)$": "fairseq constants"}
-# SONAR has 16 heads at a width of 1,024.
-HEAD_DIM = 64
 
 
 def sonar_from_tensors(
@@ -56,9 +54,8 @@ def sonar_from_tensors(
     encoder = used.rename(FAIRSEQ2_NAMES if is_fairseq2 else FAIRSEQ2_NAMES[-1:])
     if is_fairseq2:
         encoder.get_shape(EMBEDDING, 2)
-        embedding = encoder[EMBEDDING].clone()
-        embedding[:4] = encoder[EMBEDDING][FROM_FAIRSEQ2_ROWS]
-        encoder[EMBEDDING] = embedding
+        embedding = encoder[EMBEDDING]
+        encoder[EMBEDDING] = torch.cat([embedding[FROM_FAIRSEQ2_ROWS], embedding[4:]])
 
     own_config = M2M100Config(**fields) if fields else _config_from_shapes(encoder)
     return encoder.build(SonarTextModel, own_config), aside
@@ -72,7 +69,7 @@ def _config_from_shapes(encoder: Tensors) -> M2M100Config:
         "d_model": width,
         "encoder_layers": encoder.count_layers("layers."),
         "encoder_ffn_dim": encoder.get_shape("layers.0.fc1.weight", 2)[0],
-        "encoder_attention_heads": encoder.count_heads(width, HEAD_DIM),
+        "encoder_attention_heads": encoder.count_heads(width),
     }
     fields.pop("model_type")
     return M2M100Config(**fields)

@@ -81,13 +81,13 @@ class Tensors(dict[str, torch.Tensor]):
         matches = [re.match(re.escape(prefix) + r"(\d+)\.", name) for name in self]
         return max((int(match[1]) + 1 for match in matches if match), default=0)
 
-    def count_heads(self, width: int, head_dim: int) -> int:
-        """Return the number of attention heads, width / head_dim. Raise ValueError if it is not a whole number."""
+    def count_heads(self, width: int, head_dim: int = 64) -> int:
+        """Return the number of attention heads, width / head_dim. Raise ValueError if it is not a whole number.
+
+        The heads of BERT, RoBERTa, GPT-2, SONAR and all sizes of CED have the width 64.
+        """
         if width % head_dim:
-            raise ValueError(
-                f"{self.origin} has width {width}, not a multiple of the published head width {head_dim}. Give a "
-                "folder with a config.json"
-            )
+            raise ValueError(f"{self.origin} has width {width}, not a multiple of {head_dim}; add its config.json")
         return width // head_dim
 
     def get_shape(self, name: str, axes: int) -> tuple[int, ...]:
@@ -118,10 +118,7 @@ class Tensors(dict[str, torch.Tensor]):
         tolerance = 1e-4 + torch.finfo(constant.dtype).eps / 4
         error = (constant.float() - expected).abs().max() / expected.abs().max()
         if not error <= tolerance:
-            raise ValueError(
-                f"{self.origin}: {name} differs by {error:.2g} of its maximum, so the model was trained on "
-                f"different spectrograms; {advice}"
-            )
+            raise ValueError(f"{self.origin}: {name} differs from ours by {error:.2g} of its maximum; {advice}")
 
 
 def under(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
