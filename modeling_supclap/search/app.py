@@ -102,7 +102,11 @@ def find_recordings(searcher: Searcher, recordings: str | Path | None = None) ->
 
 def make_page(searcher: Searcher, recordings: str | Path) -> Any:
     """Build the search page as `gradio.Blocks`, without launching it."""
-    gradio = _import_gradio()
+    os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # read at import
+    try:
+        import gradio
+    except ImportError as error:
+        raise ImportError("the page needs Gradio: pip install 'supclap[search]'") from error
     root = Path(recordings).resolve()
     languages = [(language.name, code) for code, language in LANGUAGE_TABLE.items()]
 
@@ -139,7 +143,7 @@ def make_page(searcher: Searcher, recordings: str | Path) -> Any:
 
         inputs = [text, language, sound, number]
         button.click(answer, inputs, results, api_name="search")
-        text.submit(answer, inputs, results, api_name=False)
+        text.submit(answer, inputs, results, api_name=False)  # type: ignore[arg-type]
     return page
 
 
@@ -183,12 +187,3 @@ def clock(seconds: float) -> str:
     """
     minutes, rest = divmod(round(float(seconds), 1), 60)
     return f"{int(minutes):02d}:{rest:04.1f}"
-
-
-def _import_gradio() -> Any:
-    os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # read at import
-    try:
-        import gradio
-    except ImportError as error:
-        raise ImportError("the page needs Gradio: pip install 'supclap[search]'") from error
-    return gradio

@@ -121,7 +121,10 @@ class SoundIndex:
             raise FileNotFoundError(missing)  # LanceDB would create the folder
 
         self._loaded: tuple[int, dict[str, np.ndarray]] | None = None  # version of the window table, and its columns
-        lancedb = _import_lancedb()
+        try:
+            import lancedb
+        except ImportError as error:
+            raise ImportError("search needs LanceDB: pip install 'supclap[search]'") from error
         session = lancedb.Session(index_cache_size_bytes=_CACHE_BYTES)
         database = lancedb.connect(self.folder, session=session, read_consistency_interval=timedelta(0))
         names = self._read(lambda: database.list_tables().tables)
@@ -195,8 +198,9 @@ class SoundIndex:
             # With 5 bits per number, the index is a sixth of the vectors and fits into memory. The scores of hits
             # are computed from the vectors. LanceDB can quantise only multiples of 8 numbers. With a number of
             # partitions instead of their size, `optimize` would join them, which lowers the recall.
-            kinds = _import_lancedb().index
-            kind = kinds.IvfFlat if self.dim % 8 else partial(kinds.IvfRq, num_bits=5)
+            from lancedb.index import IvfFlat, IvfRq
+
+            kind = IvfFlat if self.dim % 8 else partial(IvfRq, num_bits=5)
             size = math.isqrt(rows)
             config = kind(distance_type="dot", target_partition_size=size, sample_rate=64, max_iterations=20)
             self.windows.create_index("vector", config=config, replace=True)
@@ -385,10 +389,7 @@ def build_index(
         known = store.known_files()
         indexed = store.about["folder"]
         if known and not known.keys() & files.keys() and indexed != str(root.resolve()):
-            raise ValueError(
-                f"{index} is an index of {indexed}, and {root} contains none of its files, so all would be removed; "
-                "use another index"
-            )
+            raise ValueError(f"{index} is of {indexed}, but {root} has none of its files; use another index")
         barrier()
         if rank == 0:
             deleted = sorted(known.keys() - files.keys())
@@ -476,10 +477,7 @@ def _check_about(store: SoundIndex, about: dict[str, str]) -> None:
     for key, value in about.items():
         stored = store.about.get(key, "")
         if stored != value and not (key == "model" and store.about.get("fingerprint") == about["fingerprint"] != ""):
-            raise ValueError(
-                f"the index {store.folder} was built with {key} {stored!r}, not {value!r}; use another folder for the "
-                "index, or delete this one"
-            )
+            raise ValueError(f"the index {store.folder} has {key} {stored!r}, not {value!r}; use another, or delete it")
 
 
 def _stamp(path: Path) -> Stamp:
@@ -495,12 +493,3 @@ def _digest(path: Path) -> str:
         return file_sha256(path)
     except OSError:
         return ""
-
-
-def _import_lancedb() -> Any:
-    try:
-        import lancedb
-        import lancedb.index
-    except ImportError as error:
-        raise ImportError("search needs LanceDB: pip install 'supclap[search]'") from error
-    return lancedb

@@ -81,16 +81,12 @@ class Searcher:
         self.index = SoundIndex(index)
         self._background: tuple[Any, float] | None = None  # version of the index and file, and its background score
         about = self.index.about
-        if model is None and ":" in about["model"] and not Path(about["model"]).exists():
-            raise ValueError(
-                f"the index {index} names the function {about['model']} as model; if you trust it, pass it as --model"
-            )
-        self.model = load_embedding_model(model or about["model"], device=device)
+        name = about["model"]
+        if model is None and ":" in name and not Path(name).exists():
+            raise ValueError(f"the model of {index} is the function {name}; if you trust it, pass it as --model")
+        self.model = load_embedding_model(model or name, device=device)
         if about["fingerprint"] and self.model.fingerprint not in (None, "", about["fingerprint"]):
-            raise ValueError(
-                f"the index {index} was built with {about['model']}, but {self.model.name} has a different "
-                "fingerprint; delete the index and build it again"
-            )
+            raise ValueError(f"{index} was built with {name}; {self.model.name} has another fingerprint; rebuild it")
 
     def search(
         self,
