@@ -132,10 +132,8 @@ def check_parity(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str |
 
     worst = max(parity, key=lambda each: np.nan_to_num(each.difference, nan=np.inf))
     if not worst.difference <= TOLERANCE:
-        raise ValueError(
-            f"{worst.graph}.onnx differs from the model by {worst.difference:.2e} on {worst.batch} x {worst.length} "
-            f"inputs; the tolerance is {TOLERANCE:.0e}"
-        )
+        shape, error = f"{worst.batch} x {worst.length}", f"{worst.difference:.2e}"
+        raise ValueError(f"{worst.graph}.onnx is off by {error} on {shape} inputs; the tolerance is {TOLERANCE:.0e}")
     return parity
 
 

@@ -44,19 +44,6 @@ class SupCLAPModule(InputModule):
 
     Args:
         language: Default language of the texts, ISO 639-3 code. None: use the tokenizer's setting.
-
-    Example:
-        >>> from transformers import BertTokenizer
-        >>> from modeling_supclap import CEDFeatureExtractor, SupCLAPConfig
-        >>> text = {"model_type": "bert", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
-        >>> audio = {"model_type": "ced", "embed_dim": 8, "depth": 1, "num_heads": 2}
-        >>> model = SupCLAPModel(SupCLAPConfig(audio_config=audio, text_config=text, projection_dim=4))
-        >>> words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "rain", "dog"]
-        >>> tokenizer = BertTokenizer(vocab={word: index for index, word in enumerate(words)})
-        >>> processor = SupCLAPProcessor(CEDFeatureExtractor(), tokenizer)
-        >>> module = SupCLAPModule(model, processor)
-        >>> module(module.preprocess(["dog", "rain"]))["sentence_embedding"].shape
-        torch.Size([2, 4])
     """
 
     config_file_name = "sentence_supclap_config.json"  # config.json is the model's
