@@ -149,9 +149,7 @@ def _steps_of_time(model: Any, extractor: Any, hidden: torch.Tensor, chunk_sampl
             pooling, tower = model.config.audio_pooling, model.audio_model
             has_times = hasattr(tower, "_get_feat_extract_output_lengths")
             if not has_times or pooling == "pooler" or (pooling is None and has_pooler(tower)):
-                raise ValueError(
-                    f"the tower {other!r} does not average its output over time steps, which localize requires"
-                )
+                raise ValueError(f"localize needs a tower that averages its output over time, which {other!r} does not")
             seconds = max_chunk_seconds(extractor)
             samples = chunk_samples if seconds is None else seconds * extractor.sampling_rate
             return hidden, samples / hidden.shape[1]

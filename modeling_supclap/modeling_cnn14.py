@@ -97,14 +97,12 @@ class CNN14Model(StrictLoadingMixin, PreTrainedModel):
         Raises:
             ValueError: The input has a wrong shape, or fewer than 2**(blocks - 1) frames.
         """
+        shape, mels = tuple(input_features.shape), self.config.n_mels
+        if len(shape) != 4 or shape[1::2] != (1, mels):
+            raise ValueError(f"input_features must be (batch, 1, frames, {mels} mel bands), got {shape}")
         least = 2 ** (len(self.conv_blocks) - 1)
-        if input_features.ndim != 4 or input_features.shape[1::2] != (1, self.config.n_mels):
-            raise ValueError(
-                f"input_features must be (batch, 1, frames, {self.config.n_mels} mel bands), "
-                f"got {tuple(input_features.shape)}"
-            )
-        if input_features.shape[2] < least:
-            raise ValueError(f"clips have {input_features.shape[2]} frames; CNN14 needs at least {least}")
+        if shape[2] < least:
+            raise ValueError(f"clips have {shape[2]} frames; CNN14 needs at least {least}")
 
         # (B, 1, T, mels) -> (B, mels, T), normalised -> (B, 1, T, mels)
         hidden = self.bn0(input_features.squeeze(1).transpose(1, 2).to(self.bn0.weight.dtype))

@@ -75,10 +75,8 @@ def read_sentence_modules(name: str, pooling: str | None = None) -> SentenceModu
             break
 
     if modules and not mode and pooling is None:
-        raise ValueError(
-            f"the modules.json of {name} contains an unsupported pooling or module; to load its encoder without these "
-            "modules, pass text_pooling='mean', 'cls' or 'last'"
-        )
+        advice = "to load only its encoder, pass text_pooling='mean', 'cls' or 'last'"
+        raise ValueError(f"the modules.json of {name} has an unsupported pooling or module; {advice}")
     return SentenceModules(mode, dense, weights, normalize) if mode else None
 
 

@@ -63,13 +63,10 @@ def _check_source(name: Any) -> None:
     base, full_modules = settings.get("base_model_name_or_path"), settings.get("modules_to_save")
     advice = f"load the base model, then merge: PeftModel.from_pretrained(base, {path!r}).merge_and_unload()"
     if not base or not (os.path.isdir(base) or is_hub_id(base)):
-        raise ValueError(
-            f"{path} contains a LoRA adapter without a model, and its base model {base!r} does not exist; {advice}"
-        )
-    if full_modules and tuple(int(part) for part in transformers.__version__.split(".")[:2]) < (5, 18):
-        raise ValueError(
-            f"transformers {transformers.__version__} does not load {full_modules} of the adapter {path}; {advice}"
-        )
+        raise ValueError(f"{path} is a LoRA adapter, and its base model {base!r} does not exist; {advice}")
+    version = transformers.__version__
+    if full_modules and tuple(int(part) for part in version.split(".")[:2]) < (5, 18):
+        raise ValueError(f"transformers {version} does not load {full_modules} of the adapter {path}; {advice}")
 
 
 def apply_umask(folder: str | os.PathLike[str]) -> None:
@@ -103,19 +100,15 @@ class StrictLoadingMixin:
 
         if return_report:
             return loaded
-
         model, report = loaded
-
         # Without a name, the caller passes a state_dict and a configuration; other weights are initialised on purpose.
         if pretrained_model_name_or_path is not None and (missing := sorted(report["missing_keys"])):
             unexpected = sorted(report["unexpected_keys"])
             raise ValueError(
                 f"{pretrained_model_name_or_path} lacks {len(missing)} weights of {cls.__name__}, such as "
-                f"{missing[:3]}, and has {len(unexpected)} unexpected weights"
-                f"{f', such as {unexpected[:3]}' if unexpected else ''}; pass a checkpoint of {cls.__name__}, or "
-                "convert other layouts with recipes/convert_checkpoint.py"
+                f"{missing[:3]}, and has {len(unexpected)} others {unexpected[:3]}; pass a checkpoint of "
+                f"{cls.__name__}, or convert other layouts with recipes/convert_checkpoint.py"
             )
-
         return model
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:

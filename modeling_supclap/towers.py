@@ -52,9 +52,8 @@ def check_audio_config(config: PreTrainedConfig) -> None:
     takes_audio = getattr(model_class, "main_input_name", None) in ("input_values", "input_features")
     if config.sub_configs or not takes_audio or not hasattr(config, "hidden_size"):
         raise ValueError(
-            f"{config.model_type!r} cannot be an audio tower; pass the checkpoint or configuration of one audio "
-            f"encoder: {', '.join(AUDIO_TOWERS)} (clap_audio_model is the HTSAT of CLAP), or one that AutoModel loads, "
-            "such as AST, Whisper, wav2vec 2.0, HuBERT, WavLM"
+            f"{config.model_type!r} cannot be an audio tower; pass an audio encoder that AutoModel loads, such as "
+            f"Whisper or wav2vec 2.0, or one of {', '.join(AUDIO_TOWERS)} (clap_audio_model is the HTSAT of CLAP)"
         )
 
 
@@ -82,16 +81,14 @@ def check_text_config(config: PreTrainedConfig, pooling: str = "mean") -> None:
 
 def check_tower(kind: Literal["audio", "text"], tower: PreTrainedModel, config: Any, pooling: str | None) -> None:
     """Raise ValueError if the hidden size of a tower differs from `config`, or if it does not support the pooling."""
-    if tower.config.hidden_size != config.hidden_size:
-        raise ValueError(
-            f"{type(tower).__name__} has width {tower.config.hidden_size}, but {kind}_config has {config.hidden_size}; "
-            f"use the configuration of the tower: SupCLAPConfig({kind}_config=tower.config, ...)"
-        )
+    name, width = type(tower).__name__, tower.config.hidden_size
+    if width != config.hidden_size:
+        raise ValueError(f"{name} has width {width}, but {kind}_config has {config.hidden_size}; use tower.config")
     if kind == "audio" and tower.config.model_type in AUDIO_TOWERS:
         if pooling == "mean":
-            raise ValueError(f"{type(tower).__name__} has its own pooling; audio_pooling must be None, got 'mean'")
+            raise ValueError(f"{name} has its own pooling; audio_pooling must be None, got 'mean'")
     elif pooling == "pooler" and not has_pooler(tower):
-        raise ValueError(f"{type(tower).__name__} has no pooler; {POOLINGS_OF_ALL[kind]}, got 'pooler'")
+        raise ValueError(f"{name} has no pooler; {POOLINGS_OF_ALL[kind]}, got 'pooler'")
 
 
 def has_pooler(tower: PreTrainedModel) -> bool:
