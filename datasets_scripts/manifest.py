@@ -50,26 +50,20 @@ def make_manifest(
             in `ignored_folder`.
     """
     splits, bad = {}, {}
+    audio, digest = Counter(files=0, bytes=0), hashlib.sha256()  # one hash of the paths and hashes of all recordings
     licenses: Counter[str] = Counter()
-    files, size, digest = 0, 0, hashlib.sha256()  # one hash of the paths and hashes of all recordings
     for split, of_split in notes.items():
         bad[split] = [note for note in of_split if "reason" in note]
+        good = [note for note in of_split if "reason" not in note]
         captions: Counter[str] = Counter()
-        seconds = 0.0
-        for note in of_split:
-            if "reason" not in note:
-                captions.update(note["captions"])
-                seconds += note["seconds"]
-                licenses[note["license"]] += 1
-                files += 1
-                size += note["source_bytes"]
-                digest.update(f"{note['audio_path']}\0{note['source_sha256']}\n".encode())
+        for note in good:
+            captions.update(note["captions"])
+            licenses[note["license"]] += 1
+            audio.update(files=1, bytes=note["source_bytes"])
+            digest.update(f"{note['audio_path']}\0{note['source_sha256']}\n".encode())
 
-        clips = len(of_split) - len(bad[split])
-        about = {"clips": clips, "seconds": round(seconds, 6), "captions": dict(captions)}
-        splits[split] = {**about, "shards": list(shards[split])}
-
-    audio = {"files": files, "bytes": size, "sha256": digest.hexdigest()}
+        about = {"clips": len(good), "seconds": round(sum((note["seconds"] for note in good), 0.0), 6)}
+        splits[split] = {**about, "captions": dict(captions), "shards": list(shards[split])}
     return {
         "format": FORMAT,
         **request,
@@ -77,7 +71,10 @@ def make_manifest(
         "features": types.to_dict(),
         "splits": splits,
         "licenses": dict(sorted(licenses.items())),
-        "source_files": {"audio": audio, "metadata": _metadata_files(data_dir, ignored_folder)},
+        "source_files": {
+            "audio": {**audio, "sha256": digest.hexdigest()},
+            "metadata": _metadata_files(data_dir, ignored_folder),
+        },
         "missing": sorted(report.get("missing", [])),
         "left_out": dict(sorted(report.get("left_out", {}).items())),
         "bad_audio": bad,

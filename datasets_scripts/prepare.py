@@ -129,13 +129,10 @@ def audio_root(request: Request, splits: Mapping[str, datasets.Dataset]) -> str 
 
     Returns None if they have no common parent folder.
     """
-    parents: set[str] = set()
-    for rows in splits.values():
-        parents.update(map(os.path.dirname, filter(os.path.isabs, rows["audio_path"])))
-
+    parents = {os.path.dirname(path) for rows in splits.values() for path in rows["audio_path"] if os.path.isabs(path)}
     data_dir = request.options.get("data_dir")
     try:
-        common = os.path.commonpath(sorted(parents))
+        common = os.path.commonpath(parents)
         root = os.path.abspath(os.path.expanduser(data_dir)) if data_dir else common
         return root if os.path.commonpath([root, common]) == root else common
     except ValueError:  # several drives, or no path at all
@@ -266,10 +263,7 @@ class ShardWriter:
         return self.records
 
     def _write_shard(self, pending: list[Entry], rest: Iterator[Entry]) -> None:
-        """Write one shard with the entry in `pending` and entries of `rest`.
-
-        The first entry that exceeds the size limit is put in `pending`, for the next shard.
-        """
+        """Write a shard with the entry in `pending` and entries of `rest`; put the next shard's first in `pending`."""
         path = self._record_path().with_suffix(".parquet")
         unfinished = self.folder / f"{self.split}.part"
         notes: list[dict[str, Any]] = []
@@ -359,10 +353,7 @@ def _plan(request: Request, splits: Mapping[str, datasets.Dataset], root: str | 
 
 
 def _claim(folder: Path, plan: str, overwrite: bool) -> bool:
-    """Prepare the output folder; return True if it already contains the complete result.
-
-    `plan` is a hash of all inputs. If an unfinished run in the folder had other inputs, its files are deleted.
-    """
+    """Return True if the folder contains the complete result, otherwise delete the files of runs with another plan."""
     note, manifest = folder / _WORK / "plan", folder / MANIFEST
     last_plan = note.read_text(encoding="utf-8") if note.is_file() else None
     if manifest.is_file() and last_plan == plan and not overwrite:
@@ -385,25 +376,19 @@ def _finish(
     request: Request,
     builder: Any,
     splits: Mapping[str, datasets.Dataset],
-    records: Mapping[str, Sequence[Mapping[str, Any]]],
+    records: Mapping[str, Sequence[dict[str, Any]]],
     root: str | None,
     folder: Path,
 ) -> dict[str, Any]:
-    """Move the shards to the output folder, and write the dataset card and the manifest.
-
-    The manifest is written last, because it marks the dataset as complete.
-    """
+    """Move the shards to the output folder, and write the card and, as a mark of completion, the manifest."""
     (folder / "data").mkdir(exist_ok=True)
-    shards: dict[str, list[dict[str, Any]]] = {}
     notes: dict[str, list[dict[str, Any]]] = {}
-    for split, of_split in records.items():
-        shards[split], notes[split] = [], []
-        for number, record in enumerate(of_split):
-            name = f"data/{split}-{number:05d}-of-{len(of_split):05d}.parquet"
-            if (folder / _WORK / record["file"]).is_file():  # otherwise an earlier run has already moved the shard
-                os.replace(folder / _WORK / record["file"], folder / name)
-            notes[split] += record["notes"]
-            shards[split].append({key: value for key, value in record.items() if key != "notes"} | {"file": name})
+    for split, shards in records.items():
+        notes[split] = [note for shard in shards for note in shard.pop("notes")]
+        for number, shard in enumerate(shards):
+            finished, shard["file"] = shard["file"], f"data/{split}-{number:05d}-of-{len(shards):05d}.parquet"
+            if (folder / _WORK / finished).is_file():  # otherwise an earlier run has already moved the shard
+                os.replace(folder / _WORK / finished, folder / shard["file"])
 
     settings = {
         "dataset": getattr(builder, "origin", request.dataset),
@@ -413,9 +398,8 @@ def _finish(
     }
 
     types = {**without_audio(next(iter(splits.values()))).features, **STORAGES[request.storage].features()}
-    report = builder.report() if hasattr(builder, "report") else {}
     data_dir = request.options.get("data_dir")
-    manifest = make_manifest(settings, datasets.Features(types), notes, shards, report, data_dir, folder)
+    manifest = make_manifest(settings, datasets.Features(types), notes, records, builder.report(), data_dir, folder)
 
     if request.storage == "reference":
         manifest["audio_example"] = next(

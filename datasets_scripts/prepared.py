@@ -108,17 +108,13 @@ class PreparedSet:
             content = (folder / MANIFEST).read_bytes()
         elif "/" in str(data_dir) and is_hub_id(data_dir):
             from huggingface_hub import hf_hub_download
-            from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
+            from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError
 
             try:
                 path = Path(hf_hub_download(str(data_dir), MANIFEST, repo_type="dataset", revision=revision))
-            except (LocalEntryNotFoundError, RepositoryNotFoundError) as error:  # the first one without a network
+            except (EntryNotFoundError, RepositoryNotFoundError) as error:  # or no network
                 raise FileNotFoundError(
-                    f"data_dir {data_dir} is neither a folder nor a dataset on the Hub that can be reached: {error}"
-                ) from error
-            except EntryNotFoundError as error:
-                raise FileNotFoundError(
-                    f"{data_dir} on the Hub is not a prepared set, because it has no {MANIFEST}"
+                    f"data_dir {data_dir} is neither a folder nor a dataset on the Hub with {MANIFEST}: {error}"
                 ) from error
             self.base = f"hf://datasets/{data_dir}@{path.parent.name}"
             content = path.read_bytes()
