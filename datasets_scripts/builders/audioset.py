@@ -44,7 +44,6 @@ class AudioSet(RowBuilder):
     NAMINGS = YOUTUBE_NAMINGS
 
     def collect(self) -> Collection:
-        """Read the metadata tables, and return their clips."""
         collection, tables = Collection(), self.config.tables()
         names = {}
         for line in read_csv(tables.pop("classes"), ("index", "mid", "display_name")):

@@ -23,13 +23,9 @@ class ClothoConfig(FolderConfig):
     LAYOUT = "the folder that holds clotho_captions_development.csv and the like"
     TABLES: ClassVar = {split: (f"clotho_captions_{part}.csv",) for split, part in PARTS.items()}
 
-    def origins(self) -> dict[str, Path]:
-        """Return the existing `clotho_metadata_<split>.csv` files, as `{split: path}`."""
-        return self.find(_ORIGINS)
-
     def metadata_files(self) -> list[Path]:
         """Return the paths of the caption tables and of the existing metadata tables."""
-        return [*super().metadata_files(), *self.origins().values()]
+        return [*super().metadata_files(), *self.find(_ORIGINS).values()]
 
 
 class Clotho(RowBuilder):
@@ -43,9 +39,8 @@ class Clotho(RowBuilder):
     NAMINGS = ("the file names of the caption tables, unchanged, with decoded HTML entities, or without punctuation",)
 
     def collect(self) -> Collection:
-        """Return the clips in the caption tables."""
         collection = Collection()
-        tables_of_origins = self.config.origins()
+        tables_of_origins = self.config.find(_ORIGINS)
 
         for split, path in self.config.tables().items():
             part, lines = PARTS[split], read_csv(path, ("file_name",))

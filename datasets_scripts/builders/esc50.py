@@ -28,7 +28,6 @@ class ESC50(FoldBuilder):
     BUILDER_CONFIG_CLASS = ESC50Config
 
     def read(self) -> list[FoldClip]:
-        """Return the clips in `meta/esc50.csv`."""
         lines = read_csv(self.config.tables()["clips"], COLUMNS)
 
         # Licences in the ESC-50 README: CC BY for the ESC-10 subset, CC BY-NC for the whole dataset.

@@ -92,13 +92,10 @@ class Collection:
             self._drop(split, "one file for several clips", shared)
 
     def _drop(self, split: str, reason: str, unwanted: set[str]) -> None:
-        remaining = []
-        for clip in self.clips[split]:
-            if clip.source in unwanted or clip.audio_path in unwanted:
-                self.leave_out(reason, clip.clip_id)
-            else:
-                remaining.append(clip)
-        self.clips[split] = remaining
+        clips = self.clips[split]
+        dropped = {clip.clip_id: clip for clip in clips if clip.source in unwanted or clip.audio_path in unwanted}
+        self.leave_out(reason, *dropped)
+        self.clips[split] = [clip for clip in clips if clip.clip_id not in dropped]
 
 
 def strip_texts(texts: Iterable[str]) -> tuple[str, ...]:
@@ -222,12 +219,8 @@ class FolderConfig(RowConfig):
 
     def find(self, names: Mapping[str, Sequence[str]]) -> dict[str, Path]:
         """Return the existing metadata files as `{key: path}`; `names` is `{key: possible file names}`."""
-        paths = {}
-        for key, of_key in names.items():
-            path = metadata.find_metadata(self.folder, self.files, *of_key)
-            if path is not None:
-                paths[key] = path
-        return paths
+        paths = {key: metadata.find_metadata(self.folder, self.files, *of_key) for key, of_key in names.items()}
+        return {key: path for key, path in paths.items() if path is not None}
 
     def tables(self) -> dict[str, Path]:
         """Return the existing tables as `{key in TABLES: path}`; raise FileNotFoundError if all are missing."""

@@ -35,7 +35,6 @@ class FSD50K(RowBuilder):
     BUILDER_CONFIG_CLASS = FSD50KConfig
 
     def collect(self) -> Collection:
-        """Read the metadata tables, and return their clips."""
         collection, tables = Collection(), self.config.tables()
         for part in sorted({"dev", "eval"} & tables.keys()):
             clips_info = read_json(tables[f"{part}_info"]) if f"{part}_info" in tables else {}

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 _CAPTION_COLUMNS = ("caption", "captions", "text", "sentence", "raw_text")
 _NUMBERED_COLUMN = re.compile(r"captions?_\d+")
-_LANGUAGE_OF_COLUMN = re.compile(r"captions?_([a-z]{3})")
+_LANGUAGE_COLUMN = re.compile(r"captions?_[a-z]{3}")
 
 
 @dataclass
@@ -212,17 +212,13 @@ def _find_captions(types: datasets.Features, config: HubDatasetConfig) -> dict[s
             unmarked = [name for name in _CAPTION_COLUMNS[:2] if name in types][:1] + numbered
             unmarked = unmarked or [name for name in _CAPTION_COLUMNS if name in types][:1]
 
-        marked = {}
-        for name in texts:
-            match = _LANGUAGE_OF_COLUMN.fullmatch(name)
-            if match and name not in unmarked:
-                marked[name] = match[1]
+        marked = {name: name[-3:] for name in texts if _LANGUAGE_COLUMN.fullmatch(name) and name not in unmarked}
         check_merged_languages(unmarked, config.caption_language, marked)
         columns = {**dict.fromkeys(unmarked, config.caption_language), **marked}
 
     missing = [name for name in columns if name not in types]
     if missing or not columns:
-        absent = f"{', '.join(missing)}" if missing else "of captions"
+        absent = ", ".join(missing) or "of captions"
         raise ValueError(f"there is no column {absent}; set caption_column to one of {texts}")
     for name in columns:
         if name not in texts:
@@ -255,9 +251,7 @@ def name_splits(names: Iterable[str]) -> dict[str, str]:
     names = list(names)
     standard = {name: SPLIT_NAMES.get(name.casefold(), name) for name in names}
     if "train" not in standard.values():
-        for name in names:
-            if name.casefold() == "development":
-                standard[name] = "train"
+        standard |= {name: "train" for name in names if name.casefold() == "development"}
 
     taken = set(names)
     named = {}

@@ -347,7 +347,6 @@ class Scenes(SyntheticEvents):
     BUILDER_CONFIG_CLASS = ScenesConfig
 
     def make_clip(self, split: str, index: int) -> Clip:
-        """Return the captions, events and labels of a clip."""
         config, events = self.config, []
         for event, start, period in self._placements(split, index):
             stop = min(start + event.repetitions * period, self._num_samples)
@@ -363,17 +362,13 @@ class Scenes(SyntheticEvents):
         )
 
     def render(self, split: str, index: int) -> np.ndarray:
-        """Render a clip; the same arguments produce the same samples."""
         config = self.config
         rng = seeded_generator(config.seed, split, index, 2)
         scene, placements = self._scenes[split][index], self._placements(split, index)
         return render_scene(scene, placements, self._takes[split], self._num_samples, config.sampling_rate_hz, rng)
 
     def _captions(self, split: str, index: int) -> dict[str, list[str]]:
-        """Write the captions of a clip: one per language, or up to five for a validation or test clip.
-
-        Captions with the same index are translations of each other.
-        """
+        """Write one caption per language, or up to five for a held-out clip; equal indices are translations."""
         captions: dict[str, list[str]] = {language: [] for language in self.config.languages}
         held_out = split != "train"
         distinct: set[str] = set()

@@ -240,10 +240,7 @@ def locate_event(seed: int, split: str, index: int, duration_seconds: float, sam
 def _draw_interval(
     description: Description, rng: np.random.Generator, duration_seconds: float, sampling_rate_hz: int
 ) -> tuple[int, int]:
-    """Draw the start and stop index of the event.
-
-    This must be the first use of the random generator of a clip, so that `locate_event` and `render_clip` agree.
-    """
+    """Draw the start and stop index of the event, before any other draw, so that `locate_event` can repeat it."""
     length_seconds = duration_seconds * rng.uniform(*SOUNDS[description.sound].lengths)
     gap_seconds = duration_seconds * rng.uniform(0.01, 0.08)
 

@@ -34,7 +34,6 @@ class UrbanSound8K(FoldBuilder):
     BUILDER_CONFIG_CLASS = UrbanSound8KConfig
 
     def read(self) -> list[FoldClip]:
-        """Return the clips in `UrbanSound8K.csv`."""
         return [self._read_slice(line) for line in read_csv(self.config.tables()["clips"], COLUMNS)]
 
     def _read_slice(self, line: Line) -> FoldClip:

@@ -40,7 +40,6 @@ class VGGSound(RowBuilder):
     NAMINGS = YOUTUBE_NAMINGS
 
     def collect(self) -> Collection:
-        """Read the metadata table, and return its clips."""
         collection = Collection()
         lines = read_csv(self.config.tables()["clips"], COLUMNS, header=False)
         splits = [line.values["split"].strip() for line in lines]

@@ -161,9 +161,6 @@ def read_blacklists(paths: Sequence[Path]) -> set[str]:
 
 
 def _source(part: Part, name: str) -> str:
-    """Convert the id of a recording in a collection to a `source`, such as "freesound:1234".
-
-    In AudioSet, this id is a file name: "Y", the YouTube id and a suffix.
-    """
-    stem = stem_of(name)
+    """Convert the id of a recording in a collection to a `source`, such as "freesound:1234"."""
+    stem = stem_of(name)  # in AudioSet: "Y" and the YouTube id
     return f"{part.source}:{stem.removeprefix('Y') if part.source == 'youtube' and len(stem) == 12 else stem}"
