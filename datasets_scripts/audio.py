@@ -306,11 +306,8 @@ def _open(source: Source, name: str) -> _Samples | _File:
 
 
 def _decode_with_ffmpeg(content: bytes, name: str, refusal: Exception) -> tuple[np.ndarray, int]:
-    """Decode a whole recording with FFmpeg. Its formats, such as m4a, do not support exact seeking.
-
-    FFmpeg receives no path, only bytes that start like an audio file. Otherwise, a playlist could make FFmpeg fetch
-    other files.
-    """
+    """Decode a whole recording with FFmpeg. Its formats, such as m4a, do not support exact seeking."""
+    # FFmpeg receives no path, only bytes of an audio file, because a playlist could make it fetch other files.
     if not _FFMPEG.match(content) or _PLAYLIST.search(content[: 2**20].split(b"\0", 1)[0]):
         raise _not_audio(content, name, "libsndfile or FFmpeg", refusal) from refusal
     try:

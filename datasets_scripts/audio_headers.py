@@ -69,9 +69,7 @@ def _frame_length(content: bytes, start: int) -> int:
 
 
 def _make_announcing_frame(header: int, num_frames: int) -> bytes:
-    """Return a silent MP3 frame with the given header. Its Xing tag contains the number of frames in the file,
-    `num_frames`.
-    """
+    """Return a silent MP3 frame with the given header; its Xing tag announces `num_frames`."""
     header = header & ~(0xF << 12 | 1 << 9) | 9 << 12 | 1 << 16  # 128 or 80 kbit/s, no padding, no checksum
     is_first, is_mono = header >> 19 & 3 == _MPEG_1, header >> 6 & 3 == 3
     side_information = (17 if is_mono else 32) if is_first else (9 if is_mono else 17)

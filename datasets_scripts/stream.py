@@ -51,7 +51,7 @@ class RowStream(IterableDataset):
 
     Args:
         split: Source of the rows, such as `stream_sources.ParquetSplit`, with the attributes `features`, `licenses`,
-            `digest` and `row_groups` and the method `read`.
+            `digest` and `row_groups` and a method `read` like that of this class.
 
     Attributes:
         num_rows: Number of rows of all processes per epoch.
@@ -299,10 +299,8 @@ class EpochBatches(Sampler):
         self.epoch = epoch
 
     def __len__(self) -> int:
-        count = 0
-        for worker in range(self.workers):
-            count += len(range(worker, self.num_rows, self.workers)) // self.batch_size
-        return count
+        rows_of_workers = [len(range(worker, self.num_rows, self.workers)) for worker in range(self.workers)]
+        return sum(num_rows // self.batch_size for num_rows in rows_of_workers)
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         for number in range(len(self)):

@@ -55,7 +55,6 @@ class ParquetSplit:
             self.row_groups += [RowGroup(path, number, rows) for number, rows in enumerate(shard["row_groups"])]
 
     def read(self, group: RowGroup, columns: Sequence[str]) -> Callable[[int], Row]:
-        """Read columns of a row group. Return a function that maps the index of a row in the group to the row."""
         table = with_absolute_paths(_read_row_group(group.path, group.location, columns), self._root)
         return lambda number: table.slice(number, 1).to_pylist()[0]
 
@@ -98,10 +97,7 @@ class HubSplit:
         self.digest = Hasher.hash([versions, self.row_groups, config])
 
     def _find_captioned(self, group: RowGroup) -> Sequence[int]:
-        """Return the indices of the rows in a row group that have captions.
-
-        The captions are read only if some may be missing according to the statistics of the file.
-        """
+        """Return the indices of the rows with captions; read these only if the statistics of the file require it."""
         number_in_file, _, may_lack = group.location
         if not may_lack.issuperset(self._columns.languages):
             return range(group.rows)
@@ -114,10 +110,8 @@ class HubSplit:
         return captioned
 
     def read(self, group: RowGroup, columns: Sequence[str]) -> Callable[[int], Row]:
-        """Read columns of a row group. Return a function that maps the index of a row in the group to the row."""
         audio = self._columns.audio
-        needed = [*self._columns.languages, *filter(None, [self._columns.label])]
-        needed.append(f"{audio}.path" if self._is_struct and "audio" not in columns else audio)
+        needed = [*self._columns.described, f"{audio}.path" if self._is_struct and "audio" not in columns else audio]
         number_in_file, first_row, numbers = group.location
         table = _read_row_group(group.path, number_in_file, needed)
         if self._is_struct and "audio" in columns:
@@ -164,7 +158,6 @@ class TarSplit:
                 self.row_groups.append(RowGroup(path, (part[0][0], part[-1][1]), len(part)))
 
     def read(self, group: RowGroup, columns: Sequence[str]) -> Callable[[int], Row]:
-        """Read columns of a row group. Return a function that maps the index of a row in the group to the row."""
         first, last = group.location
 
         def read_part(file: Any) -> bytes:
@@ -208,10 +201,7 @@ class TarSplit:
         }
 
     def _samples(self, path: str) -> list[tuple[int, int]]:
-        """Return the (start byte, end byte) of each WebDataset sample with a recording in a tar file.
-
-        Raises ValueError for sparse files, because their size in the header is unreliable.
-        """
+        """Return the (start byte, end byte) of each WebDataset sample with a recording in a tar file."""
         samples: list[tuple[int, int]] = []
         keys: set[str] = set()
         for key, members in groupby(read_file(path, _read_headers), lambda member: _split_name(member.name)[0]):
@@ -223,7 +213,7 @@ class TarSplit:
             keys.add(key)
             files = list(members)
             for member in files:
-                if member.issparse():
+                if member.issparse():  # its size in the header is unreliable
                     raise ValueError(f"{path}: {member.name} is a sparse file; pack it without --sparse")
             if any(_split_name(member.name)[1] in SUFFIXES for member in files):
                 last_blocks = -(-files[-1].size // tarfile.BLOCKSIZE)

@@ -30,6 +30,7 @@ from modeling_supclap.datasets_scripts import load_splits
 from modeling_supclap.datasets_scripts.atomic_files import write_json
 from modeling_supclap.datasets_scripts.audio import BadAudioError, MissingDecoderError, read_row
 from modeling_supclap.datasets_scripts.bad_audio import map_in_order
+from modeling_supclap.datasets_scripts.builders.recordings import listing
 from modeling_supclap.datasets_scripts.overlap.fingerprint import RATE_HZ, THRESHOLD, FingerprintIndex, fingerprint
 from modeling_supclap.datasets_scripts.progress import progress
 from modeling_supclap.datasets_scripts.schema import AUDIO_COLUMNS, FILE_SOURCE, without_audio
@@ -178,10 +179,7 @@ def _copies(clips: list[list[Clip]], prints: list[list[Any]], quiet: bool) -> li
 
 
 def _names(clips: Sequence[Clip]) -> str:
-    shown = [f"{clip['split']}/{clip['clip_id']}" for clip in clips[:3]]
-    if len(clips) > 3:
-        shown.append(f"and {len(clips) - 3} more")
-    return ", ".join(shown)
+    return listing([f"{clip['split']}/{clip['clip_id']}" for clip in clips], 3)
 
 
 if __name__ == "__main__":

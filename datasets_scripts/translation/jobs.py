@@ -100,8 +100,7 @@ class FinishedBatches:
 
     def _remember(self, batch: Mapping[str, Any]) -> None:
         source, target = batch["pair"]
-        for text, answer in batch["translations"].items():
-            self.answers[(source, target), text] = answer
+        self.answers |= {((source, target), text): answer for text, answer in batch["translations"].items()}
 
 
 def translate_texts(
@@ -213,8 +212,4 @@ def sample(items: Sequence[Item], count: int | None) -> list[Item]:
     by_language: dict[str, list[Item]] = {}
     for item in sorted(items, key=lambda item: source_hash(str(item.key))):
         by_language.setdefault(item.language, []).append(item)
-
-    chosen = []
-    for members in by_language.values():
-        chosen += members[:count]
-    return chosen
+    return [item for members in by_language.values() for item in members[:count]]
