@@ -83,7 +83,9 @@ def check_tower(kind: Literal["audio", "text"], tower: PreTrainedModel, config: 
     """Raise ValueError if the hidden size of a tower differs from `config`, or if it does not support the pooling."""
     name, width = type(tower).__name__, tower.config.hidden_size
     if width != config.hidden_size:
-        raise ValueError(f"{name} has width {width}, but {kind}_config has {config.hidden_size}; use tower.config")
+        raise ValueError(
+            f"{name} has width {width}, but {kind}_config has {config.hidden_size}; pass {kind}_config=tower.config"
+        )
     if kind == "audio" and tower.config.model_type in AUDIO_TOWERS:
         if pooling == "mean":
             raise ValueError(f"{name} has its own pooling; audio_pooling must be None, got 'mean'")

@@ -118,7 +118,10 @@ class Tensors(dict[str, torch.Tensor]):
         tolerance = 1e-4 + torch.finfo(constant.dtype).eps / 4
         error = (constant.float() - expected).abs().max() / expected.abs().max()
         if not error <= tolerance:
-            raise ValueError(f"{self.origin}: {name} differs from ours by {error:.2g} of its maximum; {advice}")
+            raise ValueError(
+                f"{self.origin}: {name} differs from ours by {error:.2g} of its maximum, so the model was trained on "
+                f"different spectrograms; {advice}"
+            )
 
 
 def under(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -389,7 +389,10 @@ def build_index(
         known = store.known_files()
         indexed = store.about["folder"]
         if known and not known.keys() & files.keys() and indexed != str(root.resolve()):
-            raise ValueError(f"{index} is of {indexed}, but {root} has none of its files; use another index")
+            raise ValueError(
+                f"{index} is an index of {indexed}, and {root} has none of its files, so all would be removed; use "
+                "another index"
+            )
         barrier()
         if rank == 0:
             deleted = sorted(known.keys() - files.keys())

@@ -38,8 +38,10 @@ class SpecAugment:
         ramp = np.linspace(-1, 1, 10 * rate_hz, dtype=np.float32)  # 10 s have more frames than mel bands
         *_, rows, columns = shape = np.shape(processor(audio=[ramp], sampling_rate=rate_hz)["input_features"])
         if len(shape) < 3:
-            name = type(extractor).__name__
-            raise ValueError(f"apply_spec_augment needs spectrograms, but {name} returns waveforms; leave it out")
+            raise ValueError(
+                f"apply_spec_augment needs spectrograms, but {type(extractor).__name__} returns waveforms; leave it out "
+                "and set the masking in the configuration of the encoder"
+            )
         self.time_is_last = columns > rows
         self._time = args.mask_time_prob, args.mask_time_length, args.mask_time_min_masks
         self._bands = args.mask_feature_prob, args.mask_feature_length, args.mask_feature_min_masks

@@ -170,7 +170,7 @@ def refuse_another_run(
             differences.append(f"{len(names)} parameters are {change}, such as {min(names)}")
     if differences:
         changes = "; ".join(differences)
-        raise ValueError(f"{folder} was saved with other settings: {changes}; resume with these, {advice}")
+        raise ValueError(f"{folder} was saved with other settings: {changes}; resume with its settings, {advice}")
 
 
 def _settings(args: TrainingArguments, batches: EpochBatches | None) -> dict[str, Any]:
