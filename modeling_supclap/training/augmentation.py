@@ -39,8 +39,8 @@ class SpecAugment:
         *_, rows, columns = shape = np.shape(processor(audio=[ramp], sampling_rate=rate_hz)["input_features"])
         if len(shape) < 3:
             raise ValueError(
-                f"apply_spec_augment needs spectrograms, but {type(extractor).__name__} returns waveforms; leave it out "
-                "and set the masking in the configuration of the encoder"
+                f"apply_spec_augment needs spectrograms, but {type(extractor).__name__} returns waveforms; leave it "
+                "out, and set the masking in the configuration of the encoder"
             )
         self.time_is_last = columns > rows
         self._time = args.mask_time_prob, args.mask_time_length, args.mask_time_min_masks
