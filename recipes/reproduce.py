@@ -568,7 +568,8 @@ def get_cost(runs: Sequence[Run]) -> dict[str, float]:
             costs["captions"].append(training["captions"])
         elif "steps" in training:
             arguments = training["arguments"]
-            texts = {"kcl": len(arguments["languages"]), "cacl": 2}.get(arguments["loss"], 1)
+            drawn = arguments.get("languages_per_clip") or len(arguments["languages"])
+            texts = {"kcl": drawn, "cacl": 2}.get(arguments["loss"], 1)
             clips = arguments["per_device_train_batch_size"] * arguments["gradient_accumulation_steps"]
             clips *= training.get("processes", 1)
             costs["captions"].append(training["steps"] * clips * texts)

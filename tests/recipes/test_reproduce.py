@@ -106,6 +106,15 @@ def test_a_table_states_costs_chance_and_few_seeds(recipe, tmp_path):
     assert "One seed" in (tmp_path / "mini" / f"{STEM}.md").read_text()
 
 
+def test_captions_of_kcl_are_those_of_the_drawn_languages():
+    languages = ["eng", "fra", "deu"]
+    for drawn, captions in ((None, 12 * 4 * 3), (2, 12 * 4 * 2)):
+        arguments = {**TRAINING["arguments"], "languages": languages, "languages_per_clip": drawn}
+        training = {**TRAINING, "arguments": arguments}
+        results = query_results([1, 1], np.arange(2), chance=0.5, training=training)
+        assert reproduce.get_cost([(results, [])])["captions"] == captions
+
+
 def test_other_settings_have_a_table_of_their_own(recipe, tmp_path):
     words = ("supclap/table1", *ROWS, "--output_dir", tmp_path)
     run_recipe(reproduce, *words)
