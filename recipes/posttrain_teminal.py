@@ -244,10 +244,11 @@ def train_and_save(
     results = score_stages(predictions, trainer, items[2].rows, data)
     seconds = time.perf_counter() - started
     texts = len(args.languages) if args.text_scheme == "kcl" else 1
+    pairs_per_step = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
     captions = 0
     for stage, state in zip(post_args.stages, states, strict=True):
         items_per_pair = {"a": 2, "b": 3}[stage]
-        captions += state.global_step * args.train_batch_size * args.world_size * items_per_pair * texts
+        captions += state.global_step * pairs_per_step * items_per_pair * texts
     results.content["training"] = {
         "best_validation": {args.metric_for_best_model: states[-1].best_metric},
         "steps": sum(state.global_step for state in states),

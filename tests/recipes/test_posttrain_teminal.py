@@ -259,6 +259,14 @@ def test_only_stage_b_is_trained_if_requested(esc_folder, model_folder, tmp_path
         run_recipe(posttrain_teminal, config)
 
 
+def test_captions_of_accumulated_batches_are_counted(esc_folder, model_folder, tmp_path):
+    small = ["--max_steps", 2, "--per_device_train_batch_size", 3, "--gradient_accumulation_steps", 2]
+    words = [*in_folders(model_folder, esc_folder, tmp_path / "run"), *small, "--eval_pairs", 4, "--use_cpu", "true"]
+    with pytest.warns(UserWarning, match="gradient_accumulation_steps"):
+        run_recipe(posttrain_teminal, *words, "--languages", "eng", "--stages", "b")
+    assert Results.load(tmp_path / "run").content["training"]["captions"] == 2 * 6 * 3  # steps, pairs, items
+
+
 def test_before_and_after_are_scored_on_the_same_held_out_recordings(esc_folder, model_folder, tmp_path, monkeypatch):
     """If one half of the held-out recordings selects the best epoch, all scores are for the other half."""
     scored = []
