@@ -24,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from modeling_supclap.datasets_scripts.atomic_files import file_sha256, folder_lock
+from modeling_supclap.datasets_scripts.audio import MissingDecoderError
 from modeling_supclap.datasets_scripts.builders.recordings import SUFFIXES, Recordings
 from modeling_supclap.datasets_scripts.progress import progress
 from modeling_supclap.datasets_scripts.remote_files import local_folder
@@ -467,8 +468,9 @@ def _embed_files(
     embedded = model.chunk_embeddings(recordings(), window_seconds, hop_seconds, batch_size, num_workers, "skip")
     for name, chunks in zip(names, embedded, strict=True):
         stamp, digest = before.popleft()
-        # If the file changed during reading, do not store its stamp and digest, so that the next run reads it again.
-        if _stamp(files[name]) != stamp or isinstance(chunks.error, OSError):
+        # If the file changed during reading, or FFmpeg is missing, do not store its stamp and digest, so that the next
+        # run reads it again.
+        if _stamp(files[name]) != stamp or isinstance(chunks.error, (OSError, MissingDecoderError)):
             stamp, digest = _UNKNOWN, ""
         starts, ends = chunks.onset_seconds, chunks.offset_seconds
         problem = "" if chunks.error is None else str(chunks.error) or repr(chunks.error)

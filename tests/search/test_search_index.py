@@ -16,6 +16,7 @@ from fake_models import PITCHES, RATE, PitchModel, build, tone
 from modeling_supclap import encoding
 from modeling_supclap.audio_input import Recording
 from modeling_supclap.datasets_scripts.atomic_files import InUseError, folder_lock
+from modeling_supclap.datasets_scripts.audio import MissingDecoderError
 from modeling_supclap.evaluation import load_embedding_model
 from modeling_supclap.search import Searcher, SoundIndex, build_index
 from modeling_supclap.search import index as index_module
@@ -171,6 +172,16 @@ def test_files_with_read_errors_are_tried_again(fake_model, folder, monkeypatch)
     with monkeypatch.context() as patched:
         patched.setattr(Recording, "read", fail)
         assert len(build(fake_model, folder).unreadable) == 3
+    assert build(fake_model, folder).unreadable == {}
+
+
+def test_files_that_need_a_missing_decoder_are_read_after_its_installation(fake_model, folder, monkeypatch):
+    def fail(self, *_):
+        raise MissingDecoderError("install FFmpeg")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Recording, "read", fail)
+        assert set(build(fake_model, folder).unreadable.values()) == {"install FFmpeg"}
     assert build(fake_model, folder).unreadable == {}
 
 
