@@ -119,6 +119,7 @@ def localize(
         times = chunks.onset_seconds[:, None] + inside  # (chunks, steps)
         previous_ends = np.concatenate([[0.0], chunks.offset_seconds[:-1]])
         is_new = (times >= previous_ends[:, None]) & (times < chunks.offset_seconds[:, None])
+        is_new[0, 0] = True  # a recording may be shorter than half a step
         steps, centers = chunks.embeds[torch.from_numpy(is_new).to(chunks.embeds.device)], times[is_new]
 
         # The last window ends with the recording.

@@ -78,6 +78,15 @@ def test_every_moment_is_scored_once_for_any_length(seconds):
     np.testing.assert_allclose(found.scores, alone.scores, atol=1e-6)
 
 
+@pytest.mark.parametrize("make", [htsat, cnn14])
+def test_a_recording_shorter_than_half_a_step_is_scored(make):
+    model, processor, _ = make()
+    rate_hz = processor.feature_extractor.sampling_rate
+    found = model.localize(builders.noise(rate_hz // 100), TEXTS, processor, sampling_rate=rate_hz)
+    assert found.scores.shape == (1, 2)
+    assert np.isfinite(found.scores).all()
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
