@@ -116,7 +116,10 @@ def main() -> None:
 
     # The plan contains all settings that determine the embeddings; an output folder with another plan is rejected.
     clips = "".join(f"{clip.split}\0{clip.clip_id}\n" for clip in corpus.clips)
-    options = {"model": args.model, "dataset": args.dataset, "folder": args.folder}
+    options: dict[str, Any] = {"model": args.model, "dataset": args.dataset, "folder": args.folder}
+    config = {name: value for name, value in args.builder_options.items() if name not in ("data_dir", "cache_dir")}
+    if config:
+        options["dataset_config"] = config
     plan = {
         **redact(options, from_anywhere=True),
         "chunk_samples": model.chunk_samples(args.chunk_seconds),

@@ -215,6 +215,15 @@ def test_a_dataset_and_a_clap_model_are_supported(folder, tmp_path):
     np.testing.assert_allclose(np.linalg.norm(rows["embedding"][:], axis=1), 1, atol=1e-5)
 
 
+def test_other_options_of_the_dataset_need_another_output(folder, tmp_path):
+    few = ["--dataset", "synthetic", "--num_train", 2, "--num_validation", 0, "--num_test", 0]
+    how = ["--model", folder / "model", "--output", tmp_path / "out", "--num_workers", 0, "--device", "cpu"]
+    run_recipe(embed_corpus, *few, *how, "--duration_seconds", 1)
+    run_recipe(embed_corpus, *few, *how, "--duration_seconds", 1)
+    with pytest.raises(FileExistsError, match="dataset_config"):
+        run_recipe(embed_corpus, *few, *how, "--duration_seconds", 2)
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
