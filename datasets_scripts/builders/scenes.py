@@ -24,7 +24,7 @@ from ..audio import read_audio, resample
 from ..schema import Event
 from .captions import label_phrases, read_phrases
 from .folder import SPLITS, Clip, draw_sources
-from .metadata import read_csv
+from .metadata import fingerprint, read_csv
 from .recordings import Recordings, stem_of
 from .synthetic import (
     SOUNDS,
@@ -286,13 +286,11 @@ def split_recordings(folder: str, seed: int) -> dict[str, dict[str, list[Path]]]
         FileNotFoundError: The folder, its table or a recording does not exist.
     """
     recordings = Recordings(folder)
-    esc50, table = recordings.folder / "meta" / "esc50.csv", recordings.folder / "metadata.csv"
-    if esc50.is_file():
-        lines, columns = read_csv(esc50, ["filename", "category", "fold"]), ("filename", "category", "fold")
-    elif table.is_file():
-        lines, columns = read_csv(table, ["file_name", "label"]), ("file_name", "label", "speaker")
+    table = find_table(recordings)
+    if table.name == "esc50.csv":
+        lines, columns = read_csv(table, ["filename", "category", "fold"]), ("filename", "category", "fold")
     else:
-        raise FileNotFoundError(f"{recordings.folder} has neither metadata.csv nor meta/esc50.csv")
+        lines, columns = read_csv(table, ["file_name", "label"]), ("file_name", "label", "speaker")
 
     members: dict[tuple[str, str], list[tuple[str, Path]]] = defaultdict(list)
     for line in lines:
@@ -315,6 +313,14 @@ def split_recordings(folder: str, seed: int) -> dict[str, dict[str, list[Path]]]
     return files
 
 
+def find_table(recordings: Recordings) -> Path:
+    """Return the path of the table of the recordings. Raise FileNotFoundError if it does not exist."""
+    for name in ("meta/esc50.csv", "metadata.csv"):
+        if (recordings.folder / name).is_file():
+            return recordings.folder / name
+    raise FileNotFoundError(f"{recordings.folder} has neither metadata.csv nor meta/esc50.csv")
+
+
 @dataclass
 class ScenesConfig(SyntheticEventsConfig):
     """Sounds and length of the scenes, in addition to `SyntheticEventsConfig`.
@@ -335,8 +341,10 @@ class ScenesConfig(SyntheticEventsConfig):
 
     @cached_property
     def audio_name(self) -> str:
-        """Name of the audio folder: a hash of all settings and recordings that affect the audio."""
-        sources = [Recordings(folder).fingerprint(sizes=True) for folder in self.recordings or ()]
+        """Name of the audio folder: a hash of all settings, recordings and tables that affect the audio."""
+        sources = []
+        for recordings in map(Recordings, self.recordings or ()):
+            sources.append((recordings.fingerprint(sizes=True), fingerprint([find_table(recordings)])))
         settings = (SCENES_VERSION, super().audio_name, sources)
         return hashlib.sha256(repr(settings).encode()).hexdigest()[:16]
 

@@ -202,6 +202,23 @@ def test_a_crop_of_a_recording_contains_its_sound(tmp_path):
         take("cat", 1000, rng)
 
 
+def test_a_changed_table_of_recordings_changes_the_scenes(tmp_path):
+    (tmp_path / "sounds").mkdir()
+    lines = ["file_name,label"]
+    for label, number in itertools.product(("dog", "cat", "rain", "wind"), range(4)):
+        lines.append(f"{label}{number}.wav,{label}")
+        soundfile.write(tmp_path / "sounds" / f"{label}{number}.wav", builders.tone(300.0, 800), 8000)
+    table = tmp_path / "sounds" / "metadata.csv"
+    rows = {}
+    for label in ("cat", "cow"):
+        table.write_text("\n".join(lines).replace(",cat", f",{label}"))
+        sizes = {"num_train": 20, "num_validation": 2, "num_test": 2}
+        rows[label] = load_splits("scenes", str(tmp_path / "cache"), **sizes, recordings=str(tmp_path / "sounds"))
+    labels = {name: set(itertools.chain(*splits["train"]["labels"])) for name, splits in rows.items()}
+    assert labels == {"cat": {"dog", "cat", "rain", "wind"}, "cow": {"dog", "cow", "rain", "wind"}}
+    assert rows["cat"]["train"][0]["audio_path"] != rows["cow"]["train"][0]["audio_path"]
+
+
 def test_scenes_of_recordings(tmp_path):
     write_digits(tmp_path)
     with pytest.raises(ValueError, match="3 usable labels"):
