@@ -67,9 +67,7 @@ def folder_lock(path: str | Path) -> Iterator[None]:
     try:
         lock.acquire()
     except Timeout as error:
-        raise InUseError(
-            f"{path} is being written by another run; wait until it ends, or choose another output"
-        ) from error
+        raise InUseError(f"another run is writing {path}; wait until it ends, or choose another output") from error
 
     try:
         yield

@@ -264,7 +264,7 @@ class _File(soundfile.SoundFile):
                 done += len(block)
         except soundfile.SoundFileError as error:
             raise BadAudioError(
-                f"{self.label} ends in the middle of its data and is probably truncated: {_first_line(error)}"
+                f"{self.label} ends within its data, probably truncated: {_first_line(error)}"
             ) from error
 
         if done < num_frames and self.frames < _MOST_FRAMES:
@@ -367,8 +367,6 @@ def _check_samples(waveform: np.ndarray, name: str, start: int = 0) -> np.ndarra
 
 def _check_rate(rate_hz: int, name: str) -> int:
     if not _LEAST_RATE_HZ <= rate_hz <= _MOST_RATE_HZ:
-        raise BadAudioError(
-            f"{name} has a sampling rate of {rate_hz} Hz; expected {_LEAST_RATE_HZ} to {_MOST_RATE_HZ}: correct its "
-            "header, or resample it"
-        )
+        expected = f"{_LEAST_RATE_HZ} to {_MOST_RATE_HZ}"
+        raise BadAudioError(f"{name} has a sampling rate of {rate_hz} Hz; expected {expected}: correct its header")
     return rate_hz

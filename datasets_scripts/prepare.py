@@ -183,10 +183,8 @@ def _make_entry(row: Mapping[str, Any], root: str | None, storage: str) -> Entry
     try:
         columns, note = pack(source_of(row), stored["audio_path"], storage)
         if payload_bytes(columns) > CELL_BYTES:
-            raise BadAudioError(
-                f"{stored['audio_path']} takes {payload_bytes(columns)} bytes as {storage}, more than the {CELL_BYTES} "
-                "of a Parquet cell; cut it, or choose another storage, such as int16 or reference"
-            )
+            size = f"{payload_bytes(columns)} bytes as {storage}, more than the {CELL_BYTES} of a Parquet cell"
+            raise BadAudioError(f"{stored['audio_path']} takes {size}; cut it, or choose another storage")
     except MissingDecoderError:
         raise
     except BadAudioError as error:

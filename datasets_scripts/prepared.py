@@ -102,9 +102,7 @@ class PreparedSet:
         elif self.is_local:
             self.base = str(folder.resolve())
             if not (folder / MANIFEST).is_file():
-                raise FileNotFoundError(
-                    f"{data_dir} is not a prepared set, because it has no {MANIFEST}; run prepare.py to create one"
-                )
+                raise FileNotFoundError(f"{data_dir} has no {MANIFEST}; run prepare.py to create a prepared set")
             content = (folder / MANIFEST).read_bytes()
         elif "/" in str(data_dir) and is_hub_id(data_dir):
             from huggingface_hub import hf_hub_download
@@ -113,9 +111,8 @@ class PreparedSet:
             try:
                 path = Path(hf_hub_download(str(data_dir), MANIFEST, repo_type="dataset", revision=revision))
             except (EntryNotFoundError, RepositoryNotFoundError) as error:  # or no network
-                raise FileNotFoundError(
-                    f"data_dir {data_dir} is neither a folder nor a dataset on the Hub with {MANIFEST}: {error}"
-                ) from error
+                problem = f"data_dir {data_dir} is neither a folder nor a dataset on the Hub with {MANIFEST}"
+                raise FileNotFoundError(f"{problem}: {error}") from error
             self.base = f"hf://datasets/{data_dir}@{path.parent.name}"
             content = path.read_bytes()
         else:

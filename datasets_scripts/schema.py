@@ -133,10 +133,8 @@ def warn_of_shared_captions(rows: Any) -> None:
     shared = counts[counts > 1].sum()
     if shared:
         logger.warning(
-            "%d of %d clips have the same captions as another clip of their split, and count as its negatives "
-            "and as wrong answers; set --positives captions to count them as right answers to each other",
-            shared,
-            counts.sum(),
+            f"{shared} of {counts.sum()} clips have the same captions as another clip of their split, and count as its "
+            "negatives and as wrong answers; set --positives captions to count them as right answers to each other"
         )
 
 
@@ -214,10 +212,8 @@ def require_captions(
     present = {language for language, of_language in counts.items() if of_language.any()}
     nowhere = [language for language in languages if language not in present]
     if nowhere:
-        raise ValueError(
-            f"no {split} clip has a caption in {nowhere}; the clips have captions in {sorted(present)}: set these "
-            "languages, or, if a table's captions are in another language, set it with --caption_language"
-        )
+        problem = f"no {split} clip has a caption in {nowhere}; the clips have captions in {sorted(present)}"
+        raise ValueError(f"{problem}: set these languages, or the language of a table with --caption_language")
 
     has_captions = np.stack([counts[language] > 0 for language in languages], axis=-1)
     lacking = np.flatnonzero(~_suffices(has_captions, scheme))

@@ -119,8 +119,7 @@ class HubSplit:
             if len(set(recordings)) < len(recordings):
                 raise ValueError(
                     f"{group.path}: {len(recordings)} rows from {first_row} contain only {len(set(recordings))} "
-                    "recordings; a stream needs one row per recording with all its captions: read the dataset without "
-                    "streaming, or run prepare.py first"
+                    "recordings, but a stream needs one row per recording; run prepare.py first, or do not stream"
                 )
 
         def get_row(number: int) -> Row:
@@ -206,10 +205,7 @@ class TarSplit:
         keys: set[str] = set()
         for key, members in groupby(read_file(path, _read_headers), lambda member: _split_name(member.name)[0]):
             if key in keys:
-                raise ValueError(
-                    f"{path}: the members of sample {key!r} are not adjacent; pack the files sorted by name, such as "
-                    "with tar --sort=name"
-                )
+                raise ValueError(f"{path}: the members of sample {key!r} are not adjacent; pack with tar --sort=name")
             keys.add(key)
             files = list(members)
             for member in files:
@@ -328,10 +324,8 @@ def _hold_out(groups: list[RowGroup], fraction: float, seed: int) -> tuple[list[
     """Hold out a random fraction of the row groups, at least one; return (remaining, held out)."""
     num_drawn = max(1, round(fraction * len(groups)))
     if num_drawn >= len(groups):
-        raise ValueError(
-            f"cannot hold out {num_drawn} of {len(groups)} row groups; to train on the whole split, set "
-            "--validation_fraction 0 and --test_fraction 0, or read the dataset without --streaming"
-        )
+        advice = "set --validation_fraction 0 and --test_fraction 0, or do not stream"
+        raise ValueError(f"cannot hold out {num_drawn} of {len(groups)} row groups; {advice}")
     drawn = sorted(np.random.default_rng(seed).permutation(len(groups)).tolist()[:num_drawn])
     rest = [group for number, group in enumerate(groups) if number not in drawn]
     return rest, [groups[number] for number in drawn]

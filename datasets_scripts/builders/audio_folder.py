@@ -90,20 +90,16 @@ class AudioFolderConfig(FolderConfig):
         if unknown:
             raise ValueError(f"columns has the unknown keys {sorted(unknown)}; expected some of {', '.join(FIELDS)}")
         if min(self.validation_fraction, self.test_fraction) < 0 or self.validation_fraction + self.test_fraction > 1:
-            raise ValueError(
-                f"validation_fraction is {self.validation_fraction} and test_fraction {self.test_fraction}; expected "
-                "two numbers of at least 0 with a sum of at most 1"
-            )
+            given = f"validation_fraction is {self.validation_fraction} and test_fraction {self.test_fraction}"
+            raise ValueError(f"{given}; expected two numbers of at least 0 with a sum of at most 1")
 
     def check_languages(self) -> None:
         """Raise ValueError if `languages` or `caption_language` are not ISO 639-3 codes, or if a code is repeated."""
         self.languages = (self.languages,) if isinstance(self.languages, str) else tuple(self.languages)
         are_codes = re.fullmatch("([a-z]{3} )+[a-z]{3}", " ".join([*self.languages, self.caption_language]))
         if not are_codes or len(set(self.languages)) < len(self.languages):
-            raise ValueError(
-                f"languages is {list(self.languages)} and caption_language {self.caption_language!r}; expected ISO "
-                "639-3 codes such as 'eng', at least one language, without repeats"
-            )
+            given = f"languages is {list(self.languages)} and caption_language {self.caption_language!r}"
+            raise ValueError(f"{given}; expected ISO 639-3 codes such as 'eng', at least one, without repeats")
 
     def tables(self) -> dict[str, Path]:
         """Return the caption tables as `{relative path: full path}`; raise ValueError if one folder contains two."""
@@ -126,12 +122,9 @@ class AudioFolderConfig(FolderConfig):
         files = list(self.tables().values()) or [self.folder / file for file in self.files if file.endswith(".txt")]
         if not files:
             others = [file for file in self.files if file.endswith((*TABLE_SUFFIXES, ".arrow"))]
-            advice = "rename the table of captions, or set its audio_column and caption_column"
-            hint = f"; found {listing(others, 3)}: {advice}" if others else ""
-            raise FileNotFoundError(
-                f"{self.folder} contains neither a table metadata or captions ({', '.join(TABLE_SUFFIXES)}), nor text "
-                f"files beside the audio{hint}"
-            )
+            hint = f", only {listing(others, 3)}: rename it, or set audio_column and caption_column" if others else ""
+            names = f"metadata or captions ({', '.join(TABLE_SUFFIXES)})"
+            raise FileNotFoundError(f"{self.folder} contains neither a table {names} nor text files{hint}")
         return files
 
 
@@ -188,10 +181,8 @@ def read_tables(config: AudioFolderConfig) -> Iterator[tuple[str, Record]]:
             file_name = values["file_name"]
             if not isinstance(file_name, str) or not file_name.strip():
                 column = config.columns.get("file_name", "file_name")
-                raise ValueError(
-                    f"{line.where}: {column} is {file_name!r}; expected a path; set audio_column to one of "
-                    f"{list(line.values)}"
-                )
+                advice = f"set audio_column to one of {list(line.values)}"
+                raise ValueError(f"{line.where}: {column} is {file_name!r}; expected a path; {advice}")
 
             name = PurePosixPath(table).parent / file_name.strip().replace("\\", "/")
             if name.is_relative_to(config.recordings.folder):
@@ -245,10 +236,8 @@ def choose_splits(config: AudioFolderConfig, records: Mapping[str, Record]) -> d
         return known
     if known:
         other, split = next(iter(known.items()))
-        raise ValueError(
-            f"{len(without)} of {len(records)} recordings have no split: {listing(without)}; but {other} is in "
-            f"{split}, by its line or folder name; set the split of all or of no recordings, such as in a column split"
-        )
+        problem = f"{len(without)} of {len(records)} recordings have no split ({listing(without)}), but {other} has"
+        raise ValueError(f"{problem} {split}; set the split of all or of no recordings, such as in a column split")
 
     # Sample only from recordings with a file, so that the fractions refer to these.
     sources = {name: record.source or f"{FILE_SOURCE}{name}" for name, record in records.items()}
@@ -258,10 +247,8 @@ def choose_splits(config: AudioFolderConfig, records: Mapping[str, Record]) -> d
 
     num_train = len(existing) - sum(counts.values())
     if num_train < 0 or (num_train == 0 and sum(fractions.values()) < 1):
-        raise ValueError(
-            f"{len(existing)} recordings are too few to draw {' and '.join(counts)}; add recordings or a column split, "
-            "or set validation_fraction=0 with test_fraction=0 (train on all) or test_fraction=1 (test on all)"
-        )
+        problem = f"{len(existing)} recordings are too few to draw {' and '.join(counts)}"
+        raise ValueError(f"{problem}; add a column split, or set validation_fraction=0 and test_fraction=0 or 1")
     drawn = draw_sources(existing, counts, config.seed)
     return {name: drawn.get(source, "train") for name, source in sources.items()}
 
@@ -307,10 +294,8 @@ def _read_captions(line: Line, config: AudioFolderConfig) -> dict[str, list[str]
         check_merged_languages(unmarked, config.caption_language, marked)
         languages = {**marked, **languages}
     if not languages or missing:
-        raise ValueError(
-            f"{line.where}: no column {missing or 'of captions'} among {list(line.values)}; rename it to caption, "
-            "captions or caption_<language>, or set caption_column"
-        )
+        problem = f"{line.where}: no column {missing or 'of captions'} among {list(line.values)}"
+        raise ValueError(f"{problem}; rename it to caption or caption_<language>, or set caption_column")
 
     known = (*config.languages, *LANGUAGES, config.caption_language, *config.languages_of_columns.values())
     captions: dict[str, list[str]] = {}
@@ -320,9 +305,7 @@ def _read_captions(line: Line, config: AudioFolderConfig) -> dict[str, list[str]
             if language not in known:
                 close = difflib.get_close_matches(language, known, n=1, cutoff=0.5)
                 hint = f" (did you mean {close[0]!r}?)" if close else ""
-                raise ValueError(
-                    f"{where}: unknown language {language!r}{hint}; add any ISO 639-3 code to languages=[...]"
-                )
+                raise ValueError(f"{where}: unknown language {language!r}{hint}; add an ISO 639-3 code to languages")
             captions.setdefault(language, []).extend(strip_texts(texts))
     return captions
 
@@ -346,9 +329,8 @@ def _read_events(cell: Any, where: str) -> list[Event]:
             onset, offset = float(event["onset_seconds"]), float(event["offset_seconds"])
             events.append({"label": str(event["label"]), "onset_seconds": onset, "offset_seconds": offset})
     except (TypeError, KeyError, ValueError) as error:
-        raise ValueError(
-            f"{where}: events is {cell!r}; expected a list of objects with label, onset_seconds and offset_seconds"
-        ) from error
+        keys = "label, onset_seconds and offset_seconds"
+        raise ValueError(f"{where}: events is {cell!r}; expected a list of objects with {keys}") from error
     return events
 
 
@@ -372,13 +354,9 @@ def _check_records(config: AudioFolderConfig, records: Mapping[str, Record]) -> 
         present.update(language for language, texts in record.captions.items() if texts)
         other = names.setdefault(record.clip_id or name, name)
         if other != name:
-            raise ValueError(
-                f"{record.where}: {other!r} and {name!r} have the same clip_id {record.clip_id!r}; ids must be unique"
-            )
+            raise ValueError(f"{record.where}: {other!r} and {name!r} have the same clip_id {record.clip_id!r}")
 
     if present and not present & set(config.languages):
-        raise ValueError(
-            f"{config.folder} has captions in {sorted(present)}, but languages is {list(config.languages)}: choose one "
-            f"of the former, or set the language of the captions with --caption_language (now "
-            f"{config.caption_language!r}) or --caption_columns"
-        )
+        advice = f"change it, or set --caption_language (now {config.caption_language!r}) or --caption_columns"
+        given = f"captions in {sorted(present)}, but languages is {list(config.languages)}"
+        raise ValueError(f"{config.folder} has {given}: {advice}")

@@ -98,9 +98,7 @@ def read_caption_columns(given: Sequence[str] | Mapping[str, str]) -> dict[str, 
     columns = {}
     for language, column in pairs:
         if not re.fullmatch("[a-z]{3}", language) or not column:
-            raise ValueError(
-                f"caption_columns is {given!r}; expected LANGUAGE=COLUMN with ISO 639-3 codes, such as deu=Beschreibung"
-            )
+            raise ValueError(f"caption_columns is {given!r}; expected LANGUAGE=COLUMN, such as deu=Beschreibung")
         columns[column] = language
     return columns
 
@@ -113,11 +111,8 @@ def check_merged_languages(unmarked: Sequence[str], language: str, marked: Mappi
     """
     merged = [column for column, of_column in marked.items() if of_column == language]
     if unmarked and merged:
-        raise ValueError(
-            f"columns {[*unmarked, *merged]} would all be captions in {language!r}; if {unmarked[0]!r} is in another "
-            f"language, set it with --caption_language; otherwise, list the columns: --caption_columns "
-            f"{language}={unmarked[0]} {language}={merged[0]}"
-        )
+        advice = f"set --caption_language, or --caption_columns {language}={unmarked[0]} {language}={merged[0]}"
+        raise ValueError(f"columns {[*unmarked, *merged]} would all be captions in {language!r}; {advice}")
 
 
 @cache

@@ -180,9 +180,7 @@ class FolderConfig(RowConfig):
         """Check `languages`. If the dataset has only English captions, `languages` must include English."""
         super().check_languages()
         if self.ENGLISH_ONLY and ENGLISH not in self.languages:
-            raise ValueError(
-                f"languages is {list(self.languages)}; {self.DATASET} has English captions: add {ENGLISH!r}"
-            )
+            raise ValueError(f"languages is {list(self.languages)}; {self.DATASET} has English captions: add 'eng'")
 
     @cached_property
     def folder(self) -> Path:
@@ -200,10 +198,8 @@ class FolderConfig(RowConfig):
         try:
             return Path(huggingface_hub.snapshot_download(name, repo_type="dataset", revision=self.revision))
         except (HfHubHTTPError, LocalEntryNotFoundError) as error:
-            raise FileNotFoundError(
-                f"data_dir {folder} is not a folder, and {name} could not be downloaded from the Hub; set it to "
-                f"{self.LAYOUT}"
-            ) from error
+            problem = f"data_dir {folder} is not a folder, and {name} could not be downloaded from the Hub"
+            raise FileNotFoundError(f"{problem}; set it to {self.LAYOUT}") from error
 
     @cached_property
     def files(self) -> list[str]:
@@ -301,10 +297,10 @@ class RowBuilder(datasets.GeneratorBasedBuilder):
             source = getattr(config, "folder", "the configuration")  # generated sounds have no folder
             raise ValueError(f"{config.DATASET}: no clips left in {source}: {counts or 'it lists none'}")
 
-        files = config.recordings.files
+        folder, files = config.recordings.folder, config.recordings.files
         raise FileNotFoundError(
-            f"{config.DATASET}: none of the {len(collection.missing):,} recordings, such as {collection.missing[0]}, "
-            f"is in {config.recordings.folder}, which contains {listing(files, 3) if files else 'no audio'}. "
+            f"{config.DATASET}: {folder} contains {listing(files, 3) if files else 'no audio'}, and none of the "
+            f"{len(collection.missing):,} recordings, such as {collection.missing[0]}. "
             f"Searched for {', '.join(self.NAMINGS)} with the suffixes {', '.join(SUFFIXES)}"
         )
 

@@ -116,10 +116,8 @@ def split_by_fold(
     """
     folds = sorted({clip.fold for clip in clips})
     if test_fold not in folds:
-        raise ValueError(
-            f"fold {test_fold!r} has no clips; folds with clips: {folds}; set test_fold={folds[0] if folds else 1} "
-            "(in the evaluation recipe: --folds)"
-        )
+        advice = f"set test_fold={folds[0] if folds else 1} (in the evaluation recipe: --folds)"
+        raise ValueError(f"fold {test_fold!r} has no clips; folds with clips: {folds}; {advice}")
 
     tested = {clip.freesound_id for clip in clips if clip.fold == test_fold}
     rest = [clip for clip in clips if clip.freesound_id not in tested]

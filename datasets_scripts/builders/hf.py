@@ -121,10 +121,8 @@ class HubDataset:
         try:
             audio = rows.select_columns(columns.audio).cast_column(columns.audio, datasets.Audio(decode=False))
         except pyarrow.ArrowException as error:
-            raise ValueError(
-                f"column {columns.audio!r} contains {rows.features[columns.audio]}, not recordings; "
-                "set audio_column to a column of datasets.Audio, paths or bytes"
-            ) from error
+            problem = f"column {columns.audio!r} contains {rows.features[columns.audio]}"
+            raise ValueError(f"{problem}; set audio_column to a column of Audio, paths or bytes") from error
         audio = audio if columns.audio == "audio" else audio.rename_column(columns.audio, "audio")
         stored = audio.data.column("audio")
         paths = pc.struct_field(stored, "path").to_pylist()
@@ -170,9 +168,7 @@ class Columns:
         audio = [name for name, kind in types.items() if isinstance(kind, datasets.Audio)]
         self.audio = config.audio_column or (audio[0] if len(audio) == 1 else "audio")
         if self.audio not in types:
-            raise ValueError(
-                f"there is no column {self.audio!r} of recordings; set audio_column to one of {list(types)}"
-            )
+            raise ValueError(f"there is no column {self.audio!r} of audio; set audio_column to one of {list(types)}")
         self.languages = _find_captions(types, config)
         self.label = config.label_column or None
         if self.label is not None and self.label not in types:
@@ -222,9 +218,7 @@ def _find_captions(types: datasets.Features, config: HubDatasetConfig) -> dict[s
         raise ValueError(f"there is no column {absent}; set caption_column to one of {texts}")
     for name in columns:
         if name not in texts:
-            raise ValueError(
-                f"column {name!r} contains {types[name]}; captions must be text: set caption_column to one of {texts}"
-            )
+            raise ValueError(f"column {name!r} contains {types[name]}, not text; set caption_column to one of {texts}")
     return columns
 
 

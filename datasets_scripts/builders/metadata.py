@@ -33,9 +33,7 @@ def find_metadata(folder: Path, files: Iterable[str], *names: str) -> Path | Non
     """
     matches = sorted((file for file in files if os.path.basename(file) in names), key=lambda file: file.count("/"))
     if len(matches) > 1 and "/" in matches[0]:
-        raise ValueError(
-            f"{folder} contains several {names[0]}: {listing(matches)}; set data_dir to the folder of one of them"
-        )
+        raise ValueError(f"{folder} contains several {names[0]}: {listing(matches)}; set data_dir to the folder of one")
     return folder / matches[0] if matches else None
 
 
@@ -73,10 +71,8 @@ def read_csv(path: Path, columns: Sequence[str], header: bool = True) -> list[Li
     for number, values in numbered:
         where = f"{path}, line {number}"
         if None in values:
-            cells = len(names) + len(values[None])
-            raise ValueError(
-                f"{where} has {cells} cells for {len(names)} columns; quote cells that contain {delimiter!r}"
-            )
+            cells = f"{len(names) + len(values[None])} cells for {len(names)} columns"
+            raise ValueError(f"{where} has {cells}; quote cells that contain {delimiter!r}")
         lines.append(Line(where, values))
     return lines
 

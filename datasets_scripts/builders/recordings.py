@@ -62,10 +62,8 @@ def walk(folder: str | Path) -> list[str]:
                 (undecodable if re.search("[\ud800-\udfff]", relative) else files).append(relative)
 
     if undecodable:
-        logger.warning(
-            "%s: %d file names are not UTF-8 and are skipped, such as %r; rename them",
-            folder, len(undecodable), min(undecodable),
-        )  # fmt: skip
+        count = len(undecodable)
+        logger.warning("%s: skipped %d names that are not UTF-8, such as %r", folder, count, min(undecodable))
     return sorted(files)
 
 

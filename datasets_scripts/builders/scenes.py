@@ -409,10 +409,8 @@ class Scenes(SyntheticEvents):
         phrases = label_phrases("esc50") | label_phrases("urbansound8k") | label_phrases("recordings")
         usable = set.intersection(*(set(of_split) for of_split in self._files.values())) & phrases.keys()
         if len(usable) < max(NUM_EVENTS):
-            raise ValueError(
-                f"recordings contains {len(usable)} usable labels {sorted(usable)}; expected at least "
-                f"{max(NUM_EVENTS)} with phrases in phrases/ and recordings for all splits"
-            )
+            expected = f"at least {max(NUM_EVENTS)} labels with phrases in phrases/ and recordings for all splits"
+            raise ValueError(f"recordings contains {len(usable)} usable labels {sorted(usable)}; expected {expected}")
         return {label: phrases[label] for label in sorted(usable)}
 
     @cached_property

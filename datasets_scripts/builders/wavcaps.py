@@ -91,9 +91,8 @@ class WavCapsConfig(FolderConfig):
         lacking = sorted(set(self.blacklists) - files.keys())
         if lacking:
             raise FileNotFoundError(
-                f"{self.folder} lacks {', '.join(lacking)} of WavCaps' json_files/blacklist/: without them, training "
-                "clips may be test clips of AudioCaps, Clotho, ESC-50, UrbanSound8K or VGGSound; add the files, or set "
-                "blacklists=[] to train on all clips"
+                f"{self.folder} lacks {', '.join(lacking)} of WavCaps' json_files/blacklist/, which list test clips of "
+                "other datasets; add the files, or set blacklists=[] to train on all clips"
             )
         return list(files.values())
 

@@ -39,9 +39,8 @@ class RenderOptions:
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} is {getattr(self, name)}; give 0 or more seconds")
         if self.crossfade_seconds and self.gap_seconds:
-            raise ValueError(
-                f"got a crossfade of {self.crossfade_seconds} s and a gap of {self.gap_seconds} s; give one of the two"
-            )
+            given = f"crossfade_seconds {self.crossfade_seconds} and gap_seconds {self.gap_seconds}"
+            raise ValueError(f"got {given}; give one of the two")
 
 
 def compose(
@@ -122,10 +121,8 @@ def concatenate(
     fade = _num_samples(options.crossfade_seconds, sampling_rate_hz)
     gap = _num_samples(options.gap_seconds, sampling_rate_hz)
     if fade > min(first.size, second.size):
-        shortest_seconds = min(first.size, second.size) / sampling_rate_hz
-        raise ValueError(
-            f"the crossfade of {options.crossfade_seconds} s is longer than a clip of {shortest_seconds} s"
-        )
+        seconds = min(first.size, second.size) / sampling_rate_hz
+        raise ValueError(f"the crossfade of {options.crossfade_seconds} s is longer than a clip of {seconds} s")
 
     first_gain, second_gain = (1.0, 1.0)
     if options.match_loudness:
@@ -167,10 +164,8 @@ def overlay(first: np.ndarray, second: np.ndarray, sampling_rate_hz: int) -> np.
 def _as_float(waveform: np.ndarray) -> np.ndarray:
     waveform = np.asarray(waveform)
     if waveform.ndim != 1 or not waveform.size or not np.issubdtype(waveform.dtype, np.floating):
-        raise ValueError(
-            f"got a waveform of shape {waveform.shape} and type {waveform.dtype}; "
-            "give mono audio as a non-empty float array with full scale 1"
-        )
+        given = f"a waveform of shape {waveform.shape} and type {waveform.dtype}"
+        raise ValueError(f"got {given}; give mono audio as a non-empty float array with full scale 1")
     return waveform.astype(np.float32, copy=False)
 
 

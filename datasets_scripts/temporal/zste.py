@@ -132,9 +132,8 @@ def zste_prompts(
     if task not in ZSTE_FAMILIES:
         raise ValueError(f"unknown task {task!r}; the tasks are {', '.join(ZSTE_FAMILIES)}")
     if record["family"] != ZSTE_FAMILIES[task]:
-        raise ValueError(
-            f"task {task} requires {ZSTE_FAMILIES[task]!r} clips; record {record['id']!r} is {record['family']!r}"
-        )
+        given = f"record {record['id']!r} is {record['family']!r}"
+        raise ValueError(f"task {task} requires {ZSTE_FAMILIES[task]!r} clips; {given}")
     if len(set(labels)) < len(labels):
         raise ValueError(f"labels is {list(labels)}; list each class once")
     unknown = set(record["labels"]) - set(labels)
@@ -186,9 +185,8 @@ def _add_wrong_candidates(
     sentences = sorted(set(map(itemgetter(0), candidates)))
     most = len(candidates) + len(sentences) * (len(labels) * (len(labels) - 1) - 2)
     if not len(candidates) <= num_candidates <= most:
-        raise ValueError(
-            f"num_candidates is {num_candidates}; with {len(labels)} labels give {len(candidates)} to {most}"
-        )
+        valid = f"{len(candidates)} to {most} with {len(labels)} labels"
+        raise ValueError(f"num_candidates is {num_candidates}; give {valid}")
 
     absent = set(labels) - set(present)
     one_present = [*itertools.product(present, absent), *itertools.product(absent, present)]

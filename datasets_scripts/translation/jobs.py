@@ -179,10 +179,8 @@ def complete_translations(
 
         others = sorted({line["model"] for line in lines.values()} - {translator.name, None})
         if others and not fill_gaps:
-            raise ValueError(
-                f"{path} has translations by {listing(others)}, not {translator.name}: choose another output, or set "
-                "fill_gaps to keep them and translate only the missing captions"
-            )
+            problem = f"{path} has translations by {listing(others)}, not {translator.name}"
+            raise ValueError(f"{problem}: choose another output, or set fill_gaps to keep them")
 
         # A row without a hash was made by hand and is assumed to match the current caption.
         todo = []

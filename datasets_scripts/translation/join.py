@@ -110,10 +110,7 @@ def _report(errors: Problems, gaps: Problems, strict: bool) -> None:
     if errors:
         raise ValueError(message)
     if gaps and strict:
-        raise ValueError(
-            f"{message}. Complete the file, join all splits in the file together, or pass strict=False to skip the "
-            "language for such clips"
-        )
+        raise ValueError(f"{message}. Complete the file, join all its splits together, or pass strict=False")
     if gaps:
         logger.warning("%s. The language is skipped for such clips", message)
 

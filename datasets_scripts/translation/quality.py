@@ -20,9 +20,8 @@ def load_sentence_encoder(name: str, device: str | None = None) -> Encoder:
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError as error:
-        raise ImportError(
-            'comparing translations needs sentence-transformers: pip install "supclap[translate]", or --back_sample 0'
-        ) from error
+        advice = 'pip install "supclap[translate]", or set --back_sample 0'
+        raise ImportError(f"comparing translations needs sentence-transformers: {advice}") from error
     model = SentenceTransformer(name, device=device)
 
     def encode(texts: Sequence[str]) -> np.ndarray:

@@ -145,10 +145,8 @@ class Seq2SeqTranslator:
         if model.config.model_type == "marian" and not any(token.startswith(">>") for token in vocabulary):
             return "{text}", {}
 
-        raise ValueError(
-            f"{self.name} has no known way to select the target language {target!r}; give a prompt such as "
-            "'translate {source} to {target}: {text}'"
-        )
+        advice = "give a prompt such as 'translate {source} to {target}: {text}'"
+        raise ValueError(f"{self.name} has no known way to select the target language {target!r}; {advice}")
 
     def _code(self, codes: Mapping[str, int], language: str) -> str:
         """Return the language code of the tokenizer, such as `fra_Latn` (NLLB), `fr` (M2M100) or `fr_XX` (mBART-50)."""
