@@ -55,22 +55,6 @@ class CEDAttention(nn.Module):
         return self.proj_drop(self.proj(mixed.reshape(batch, tokens, width))), weights
 
 
-class CEDMLP(nn.Module):
-    """MLP of a transformer block: linear, GELU (not the tanh approximation), linear."""
-
-    def __init__(self, config: CEDConfig) -> None:
-        super().__init__()
-        inner = int(config.embed_dim * config.mlp_ratio)
-        self.fc1 = nn.Linear(config.embed_dim, inner)
-        self.act = nn.GELU()
-        self.fc2 = nn.Linear(inner, config.embed_dim)
-        self.drop = nn.Dropout(config.drop_rate)
-
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Map (B, N, D) to (B, N, D)."""
-        return self.drop(self.fc2(self.drop(self.act(self.fc1(hidden_states)))))
-
-
 class CEDBlock(GradientCheckpointingLayer):
     """Pre-norm transformer block: x += attention(norm1(x)); x += mlp(norm2(x))."""
 
@@ -79,7 +63,15 @@ class CEDBlock(GradientCheckpointingLayer):
         self.norm1 = nn.LayerNorm(config.embed_dim, eps=config.layer_norm_eps)
         self.attn = CEDAttention(config)
         self.norm2 = nn.LayerNorm(config.embed_dim, eps=config.layer_norm_eps)
-        self.mlp = CEDMLP(config)
+        inner = int(config.embed_dim * config.mlp_ratio)
+        mlp = OrderedDict(  # named as in the checkpoints
+            fc1=nn.Linear(config.embed_dim, inner),
+            act=nn.GELU(),  # not the tanh approximation
+            drop1=nn.Dropout(config.drop_rate),
+            fc2=nn.Linear(inner, config.embed_dim),
+            drop2=nn.Dropout(config.drop_rate),
+        )
+        self.mlp = nn.Sequential(mlp)
         self.drop_path = ClapDropPath(drop_path_rate)  # stochastic depth, Huang et al., 2016, arXiv 1603.09382
 
     def forward(self, hidden_states: torch.Tensor, attention_mask: Any = None, **kwargs: Any) -> torch.Tensor:
