@@ -245,12 +245,6 @@ def _wrap_pretrained(model: Any, processor: SupCLAPProcessor, name: str, kind: s
     extractor: Any = processor.feature_extractor
     rate_hz = int(extractor.sampling_rate)
 
-    def encode_audio(waveforms: Sequence[np.ndarray], batch_size: int = 32) -> np.ndarray:
-        return encoding.encode_batch(model, processor, list(waveforms)).cpu().numpy()
-
-    def encode_text(texts: Sequence[str], language: str, batch_size: int = 32) -> np.ndarray:
-        return encoding.encode_text(model, texts, processor, language=language, batch_size=batch_size)
-
     # The fingerprint includes the feature extractor and the vocabulary, because they affect the embeddings. The
     # tokenizer backend also stores the padding and truncation of its last call, so exclude these.
     tokenizer: Any = processor.tokenizer
@@ -264,8 +258,10 @@ def _wrap_pretrained(model: Any, processor: SupCLAPProcessor, name: str, kind: s
         name=name,
         kind=kind,
         model=model,
-        encode_audio=encode_audio,
-        encode_text=encode_text,
+        encode_audio=lambda audio, batch_size=32: encoding.encode_batch(model, processor, list(audio)).cpu().numpy(),
+        encode_text=lambda texts, language, batch_size=32: encoding.encode_text(
+            model, texts, processor, language, batch_size
+        ),
         sampling_rate_hz=rate_hz,
         chunk_seconds=encoding.max_chunk_seconds(extractor),
         window_seconds=encoding.max_window_seconds(model.config, extractor),
