@@ -65,7 +65,7 @@ def compose(
         raise ValueError(f"got {len(waveforms)} waveforms for {role!r}; 'single' takes one, the others take two")
 
     if role == "single":
-        return _limit(_as_float(waveforms[0]).copy())
+        return _limit(_check_clip(waveforms[0], sampling_rate_hz).copy())
     first, second = waveforms
     if role == "overlaid":
         return overlay(first, second, sampling_rate_hz)
@@ -86,8 +86,8 @@ def active_rms(waveform: np.ndarray, sampling_rate_hz: int) -> float:
     >>> active_rms(half_silent, 16000)
     0.5
     """
-    waveform = _as_float(waveform)
-    frame = max(1, _num_samples(FRAME_SECONDS, sampling_rate_hz))
+    waveform = _check_clip(waveform, sampling_rate_hz)
+    frame = max(1, round(FRAME_SECONDS * sampling_rate_hz))
     num_whole = len(waveform) // frame
 
     # (samples,) -> (frames, samples per frame) -> (frames,), plus the remaining shorter frame
@@ -117,9 +117,9 @@ def concatenate(
     [0.5, 0.5, 0.0, 0.25]
     """
     options = options or RenderOptions()
-    first, second = _as_float(first), _as_float(second)
-    fade = _num_samples(options.crossfade_seconds, sampling_rate_hz)
-    gap = _num_samples(options.gap_seconds, sampling_rate_hz)
+    first, second = _check_clip(first, sampling_rate_hz), _check_clip(second, sampling_rate_hz)
+    fade = round(options.crossfade_seconds * sampling_rate_hz)
+    gap = round(options.gap_seconds * sampling_rate_hz)
     if fade > min(first.size, second.size):
         seconds = min(first.size, second.size) / sampling_rate_hz
         raise ValueError(f"the crossfade of {options.crossfade_seconds} s is longer than a clip of {seconds} s")
@@ -151,7 +151,7 @@ def overlay(first: np.ndarray, second: np.ndarray, sampling_rate_hz: int) -> np.
     >>> overlay(np.array([0.2, -0.2]), np.array([0.2, 0.2, 0.2]), sampling_rate_hz=50).round(3)
     array([0.4, 0. , 0.2], dtype=float32)
     """
-    first, second = _as_float(first), _as_float(second)
+    first, second = _check_clip(first, sampling_rate_hz), _check_clip(second, sampling_rate_hz)
     gains = _equal_gains(first, second, sampling_rate_hz)
 
     parts = sorted(zip((first, second), gains, strict=True), key=lambda part: part[0].size, reverse=True)
@@ -161,18 +161,15 @@ def overlay(first: np.ndarray, second: np.ndarray, sampling_rate_hz: int) -> np.
     return _limit(mixed)
 
 
-def _as_float(waveform: np.ndarray) -> np.ndarray:
+def _check_clip(waveform: np.ndarray, sampling_rate_hz: int) -> np.ndarray:
+    """Check a waveform and its sampling rate, and return the waveform in float32."""
     waveform = np.asarray(waveform)
     if waveform.ndim != 1 or not waveform.size or not np.issubdtype(waveform.dtype, np.floating):
         given = f"a waveform of shape {waveform.shape} and type {waveform.dtype}"
         raise ValueError(f"got {given}; give mono audio as a non-empty float array with full scale 1")
-    return waveform.astype(np.float32, copy=False)
-
-
-def _num_samples(seconds: float, sampling_rate_hz: int) -> int:
     if not sampling_rate_hz > 0:
         raise ValueError(f"sampling_rate_hz is {sampling_rate_hz}; give a positive number")
-    return round(seconds * sampling_rate_hz)
+    return waveform.astype(np.float32, copy=False)
 
 
 def _equal_gains(first: np.ndarray, second: np.ndarray, sampling_rate_hz: int) -> tuple[float, float]:
