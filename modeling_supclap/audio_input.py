@@ -201,7 +201,12 @@ def as_waveform(clip: Any, from_hz: float | None, to_hz: int, name: str = "the c
     if peak > MAX_AMPLITUDE:
         raise ValueError(f"{name} reaches {peak:.6g}, but floats have full scale 1; divide integer samples by 32768")
 
-    return resample(waveform, _check_rate(from_hz), to_hz)
+    if not isinstance(from_hz, _NUMBER):
+        raise ValueError(f"sampling_rate must be one number in hertz, for example 16000, got {from_hz!r}")
+    if from_hz % 1 != 0 or not LEAST_RATE_HZ <= from_hz <= MOST_RATE_HZ:
+        expected = f"a whole number from {LEAST_RATE_HZ} to {MOST_RATE_HZ}, in hertz and not in kilohertz"
+        raise ValueError(f"sampling_rate is {from_hz} Hz; pass {expected}")
+    return resample(waveform, int(from_hz), to_hz)
 
 
 def resample(waveform: np.ndarray, from_hz: int, to_hz: int) -> np.ndarray:
@@ -227,15 +232,6 @@ def resample(waveform: np.ndarray, from_hz: int, to_hz: int) -> np.ndarray:
 
 
 _resampler = lru_cache(maxsize=8)(torchaudio.transforms.Resample)
-
-
-def _check_rate(sampling_rate: float | None) -> int:
-    if not isinstance(sampling_rate, _NUMBER):
-        raise ValueError(f"sampling_rate must be one number in hertz, for example 16000, got {sampling_rate!r}")
-    if sampling_rate % 1 != 0 or not LEAST_RATE_HZ <= sampling_rate <= MOST_RATE_HZ:
-        expected = f"a whole number from {LEAST_RATE_HZ} to {MOST_RATE_HZ}, in hertz and not in kilohertz"
-        raise ValueError(f"sampling_rate is {sampling_rate} Hz; pass {expected}")
-    return int(sampling_rate)
 
 
 def _as_clips(audio: Any) -> tuple[list[Any], bool]:
