@@ -6,7 +6,7 @@ sounds, and tests whether the model recognises the sounds and their order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ import numpy as np
 from modeling_supclap.datasets_scripts.audio import BadAudioError, read_row
 from modeling_supclap.datasets_scripts.schema import without_audio
 from modeling_supclap.datasets_scripts.temporal.mixing import RenderOptions, compose
-from modeling_supclap.datasets_scripts.temporal.zste import ZSTE_FAMILIES, set_hash, zste_prompts, zste_set
+from modeling_supclap.datasets_scripts.temporal.zste import ZSTE_FAMILIES, Prompts, set_hash, zste_prompts, zste_set
 from modeling_supclap.metrics.zste import zste_chance, zste_order_outcomes, zste_outcomes, zste_ranks
 
 from ..audio_input import Recording
@@ -96,12 +96,8 @@ def evaluate_zste(
 
     # The bootstrap cluster of a composed clip is the set of its source recordings.
     source = dict(zip(split.ids.tolist(), split.sources.tolist(), strict=True))
-    questions: dict[str, list[int]] = {}
-    clusters, ids = [], []
-    for index, record in enumerate(task_records):
-        questions.setdefault(record["family"], []).append(index)
-        clusters.append("+".join(sorted(set(map(source.__getitem__, record["clip_ids"])))))
-        ids.append(record["id"])
+    clusters = np.array(["+".join(sorted({source[name] for name in record["clip_ids"]})) for record in task_records])
+    ids = np.array([record["id"] for record in task_records])
 
     ask = partial(
         zste_prompts, labels=labels, phrases=class_phrases, num_candidates=zste.num_candidates, seed=zste.seed
@@ -109,38 +105,18 @@ def evaluate_zste(
     scores: dict[str, Any] = {}
     arrays: dict[str, np.ndarray] = {}
     for task in zste.tasks:
-        indices = questions[ZSTE_FAMILIES[task]]
-        task_clusters = np.array(clusters)[indices]
+        indices = [index for index, record in enumerate(task_records) if record["family"] == ZSTE_FAMILIES[task]]
+        questions, task_clips = [task_records[index] for index in indices], clips.select(indices)
+        task_ids, task_clusters = ids[indices], clusters[indices]
         ranks = []
         for language in languages:
-            prompts = [ask(task, task_records[index], language=language) for index in indices]
-            chances = [zste_chance(len(prompt.texts), task) for prompt in prompts]
-
-            # One column per distinct text; select those of the candidates of each question.
-            texts = list(dict.fromkeys(text for prompt in prompts for text in prompt.texts))
-            column = {text: number for number, text in enumerate(texts)}
-            similarity = clips.select(indices).similarity(split.texts(texts, language))[:].T
-            pairs = zip(similarity, prompts, strict=True)
-            cosines = [row[[column[text] for text in prompt.texts]].tolist() for row, prompt in pairs]
-
-            relevant, task_names = [prompt.right for prompt in prompts], [task] * len(prompts)
-            outcomes = {task: zste_outcomes(cosines, relevant, task_names)[task]}
-            levels = {task: (float(np.mean(chances)), ORDER_BLIND.get(task))}
-            ranks.append(zste_ranks(cosines, relevant, task_names))
-            if task in ORDER_BLIND:
-                opposites = []
-                for index, prompt in zip(indices, prompts, strict=True):
-                    reversed_record = {**task_records[index], "labels": task_records[index]["labels"][::-1]}
-                    other = ask(task, reversed_record, language=language)
-                    opposites.append(prompt.texts.index(other.texts[other.right[0]]))
-                outcomes[f"{task}_order"] = zste_order_outcomes(cosines, relevant, opposites)
-                levels[f"{task}_order"] = (1 / 2, None)
-
+            outcomes, levels, language_ranks = _score_task(task, language, questions, task_clips, split, ask)
+            ranks.append(language_ranks)
             interval_of = intervals.draw(outcomes, task_clusters)
             for name, outcome in outcomes.items():
                 scores.setdefault(language, {})[name] = score(outcome.mean(), interval_of[name], *levels[name])
                 prefix = f"zste/{language}/{name}"
-                arrays |= {f"{prefix}/query_id": np.array(ids)[indices], f"{prefix}/cluster": task_clusters}
+                arrays |= {f"{prefix}/query_id": task_ids, f"{prefix}/cluster": task_clusters}
                 arrays[f"{prefix}/score"] = outcome
 
         if len(languages) > 1 and task in TEMPORAL_TASKS:
@@ -159,6 +135,41 @@ def evaluate_zste(
         "clip_seconds": clip_seconds,
     }
     return {"zste": scores}, arrays, {"zste": protocol}
+
+
+def _score_task(
+    task: str,
+    language: str,
+    records: Sequence[Mapping[str, Any]],
+    clips: ClipEmbeddings,
+    split: EmbeddedSplit,
+    ask: Callable[..., Prompts],
+) -> tuple[dict[str, np.ndarray], dict[str, tuple[float, float | None]], np.ndarray]:
+    """Score a task in one language, with one question per record. `ask` is `zste_prompts` with its options.
+
+    Return the outcomes (Q,) and the chance and order-blind levels of each metric, and the ranks (Q,) of `zste_ranks`.
+    """
+    prompts = [ask(task, record, language=language) for record in records]
+
+    # One column per distinct text; select those of the candidates of each question.
+    texts = list(dict.fromkeys(text for prompt in prompts for text in prompt.texts))
+    column = {text: number for number, text in enumerate(texts)}
+    similarity = clips.similarity(split.texts(texts, language))[:].T
+    pairs = zip(similarity, prompts, strict=True)
+    cosines = [row[[column[text] for text in prompt.texts]].tolist() for row, prompt in pairs]
+
+    relevant, tasks = [prompt.right for prompt in prompts], [task] * len(prompts)
+    outcomes = zste_outcomes(cosines, relevant, tasks)
+    chance = float(np.mean([zste_chance(len(prompt.texts), task) for prompt in prompts]))
+    levels: dict[str, tuple[float, float | None]] = {task: (chance, ORDER_BLIND.get(task))}
+    if task in ORDER_BLIND:
+        opposites = []
+        for record, prompt in zip(records, prompts, strict=True):
+            other = ask(task, {**record, "labels": record["labels"][::-1]}, language=language)
+            opposites.append(prompt.texts.index(other.texts[other.right[0]]))
+        outcomes[f"{task}_order"] = zste_order_outcomes(cosines, relevant, opposites)
+        levels[f"{task}_order"] = (1 / 2, None)
+    return outcomes, levels, zste_ranks(cosines, relevant, tasks)
 
 
 def embed_records(
