@@ -129,7 +129,7 @@ def evaluate_retrieval(
     arrays: dict[str, np.ndarray] = {}
     counts: dict[str, int] = {}
 
-    # Evenly spaced clips and, below, their first captions, for the figures of the embedding space.
+    # Evenly spaced clips, for the figures of the embedding space.
     sampled = np.arange(0, len(split.rows), -(-len(split.rows) // _SAMPLED_CLIPS))
     if not is_light:
         arrays |= {"embeddings/audio": split.clips.mean[sampled], "embeddings/audio_clip": sampled}
@@ -152,18 +152,7 @@ def evaluate_retrieval(
                 arrays[f"retrieval/{language}/{direction}/{name}"] = values
 
         if not is_light:
-            positive, negative = _draw_similarities(table, groups, texts, clips, similarity)
-            owners, firsts = np.unique(table.text_rows, return_index=True)
-            is_sampled = np.isin(owners, sampled)
-            arrays |= {
-                f"captions/{language}/text": np.array(table.texts),
-                f"captions/{language}/clip": table.text_rows,
-                f"retrieval/{language}/clip": table.clips,
-                f"similarity/{language}/positive": positive,
-                f"similarity/{language}/negative": negative,
-                f"embeddings/text/{language}": texts[firsts[is_sampled]],
-                f"embeddings/text_clip/{language}": owners[is_sampled],
-            }
+            arrays |= _describe_captions(language, table, groups, texts, clips, similarity, sampled)
 
     all_scores: dict[str, Any] = {"retrieval": scores}
     if len(languages) > 1:
@@ -302,10 +291,20 @@ def find_top(similarity: Any) -> np.ndarray:
     return top
 
 
-def _draw_similarities(
-    table: CaptionTable, groups: np.ndarray, texts: np.ndarray, clips: ClipEmbeddings, similarity: Any
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the cosines of all matching pairs, and of a random sample of non-matching pairs (fixed seed)."""
+def _describe_captions(
+    language: str,
+    table: CaptionTable,
+    groups: np.ndarray,
+    texts: np.ndarray,
+    clips: ClipEmbeddings,
+    similarity: Any,
+    sampled: np.ndarray,
+) -> dict[str, np.ndarray]:
+    """Return the captions, and the arrays for the figures of the report.
+
+    These are the cosines of all matching pairs, those of a random sample of non-matching pairs (fixed seed), and the
+    embeddings of the first captions of the clips `sampled`.
+    """
     text_groups, clip_groups = groups[table.text_rows], groups[table.clips]
     relevant = match_groups(text_groups, clip_groups)
     positive_texts = np.repeat(np.arange(len(relevant)), list(map(len, relevant)))
@@ -320,7 +319,18 @@ def _draw_similarities(
         cosines = similarity[rows, columns]
     else:
         cosines = np.einsum("md,md->m", texts[rows], clips.mean[columns])
-    return cosines[: len(positive_texts)], cosines[len(positive_texts) :]
+
+    owners, firsts = np.unique(table.text_rows, return_index=True)
+    is_sampled = np.isin(owners, sampled)
+    return {
+        f"captions/{language}/text": np.array(table.texts),
+        f"captions/{language}/clip": table.text_rows,
+        f"retrieval/{language}/clip": table.clips,
+        f"similarity/{language}/positive": cosines[: len(positive_texts)],
+        f"similarity/{language}/negative": cosines[len(positive_texts) :],
+        f"embeddings/text/{language}": texts[firsts[is_sampled]],
+        f"embeddings/text_clip/{language}": owners[is_sampled],
+    }
 
 
 def _compare_languages(
