@@ -46,6 +46,36 @@ def find_studies(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     return {name: study for name, study in studies.items() if name in names or "evidence" in names}
 
 
+def check_study(name: str, study: Mapping[str, Any], args: ReproductionArguments) -> list[str]:
+    """Check the settings and inputs of a study. Return its arms, or none in a dry run, which prints costs and lacks.
+
+    The arguments and errors are those of `run_study`.
+    """
+    seeds = args.seeds or study["seeds"]
+    if len(seeds) < 2:
+        raise ValueError(f"seeds is {seeds}; an interval over seeds requires at least two, and evidence at least five")
+    varied = sorted(as_mapping(args.settings).keys() & {*study["grid"], "num_train_epochs", "max_steps"})
+    if varied:
+        raise ValueError(f"settings has {', '.join(varied)}, which {name} sets in each run; leave it out")
+
+    baseline = next(iter(study["arms"]))
+    arms = [arm for arm in study["arms"] if not args.rows or arm == baseline or arm in args.rows]
+    cells = []
+    for arm, doubling in itertools.product(arms, range(study["doublings"] + 1)):
+        settings = {key: values[0] for key, values in study["grid"].items()}
+        settings["num_train_epochs"] = study["num_train_epochs"] * 2**doubling
+        try:
+            runs = [build_steps(arm, study, settings, seed, args) for seed in seeds]
+        except FileNotFoundError as error:
+            if not args.dry_run:
+                raise
+            if not doubling:
+                say(f"{name}, {arm}: missing: {error}")
+            continue
+        cells.append(reproduce.Cell(arm, study["arms"][arm]["model"], None, name, runs))
+    return arms if reproduce.check_inputs(name, cells, args) else []
+
+
 def run_study(name: str, study: Mapping[str, Any], args: ReproductionArguments) -> Path | None:
     """Tune and train the arms of a study, and write its table, curves and verdicts. Finished runs are not repeated.
 
@@ -60,23 +90,14 @@ def run_study(name: str, study: Mapping[str, Any], args: ReproductionArguments) 
 
     Raises:
         FileNotFoundError: Data, an encoder or a model is missing.
-        ValueError: There are fewer than two seeds, so an interval over seeds cannot be computed.
+        ValueError: There are fewer than two seeds, so an interval over seeds cannot be computed. Or `args.settings`
+            contains a setting that the study tunes, or the number of epochs or steps.
     """
-    seeds = args.seeds or study["seeds"]
-    if len(seeds) < 2:
-        raise ValueError(f"seeds is {seeds}; an interval over seeds requires at least two, and evidence at least five")
-    baseline = next(iter(study["arms"]))
-    arms = [arm for arm in study["arms"] if not args.rows or arm == baseline or arm in args.rows]
-
-    cells = []
-    for arm, doubling in itertools.product(arms, range(study["doublings"] + 1)):
-        settings = {key: values[0] for key, values in study["grid"].items()}
-        settings["num_train_epochs"] = study["num_train_epochs"] * 2**doubling
-        runs = [build_steps(arm, study, settings, seed, args) for seed in seeds]
-        cells.append(reproduce.Cell(arm, study["arms"][arm]["model"], None, name, runs))
-    if not reproduce.check_inputs(name, cells, args):
+    arms = check_study(name, study, args)
+    if not arms:
         return None
 
+    seeds, baseline = args.seeds or study["seeds"], next(iter(study["arms"]))
     tuned = {arm: tune(arm, study, args) for arm in arms}
     points: dict[str, list[list[Point]]] = {arm: [] for arm in arms}  # one list of runs per number of epochs
     for doubling in range(study["doublings"] + 1):

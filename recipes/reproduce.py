@@ -701,11 +701,19 @@ def run_cells(cells: Sequence[Cell], write: Callable[[Sequence[Cell]], None]) ->
 
 def main() -> None:
     """Parse the command line, run the requested studies and tables, and write their results."""
-    from modeling_supclap.recipes.evidence import find_studies, run_study
+    from modeling_supclap.recipes.evidence import check_study, find_studies, run_study
 
     names, args = parse_names(options.ReproductionArguments, about=__doc__)
     named_studies = [name for name in names if name.startswith("evidence")]
-    for name, study in find_studies(named_studies).items():
+    studies = find_studies(named_studies)
+    arms = {arm for study in studies.values() for arm in study["arms"]}
+    unknown = sorted(set(args.rows) - arms)
+    if unknown and named_studies and len(named_studies) == len(names):
+        raise ValueError(f"{', '.join(studies)} have no rows {unknown}; they have {', '.join(sorted(arms))}")
+    if not args.dry_run:
+        for name, study in studies.items():
+            check_study(name, study, args)  # before the first run
+    for name, study in studies.items():
         path = run_study(name, study, args)
         if path is not None and is_first_process():
             say(f"\n{path.read_text(encoding='utf-8')}\n{path}, also as .json and .png")

@@ -186,6 +186,36 @@ def test_a_dry_run_trains_nothing(train, tmp_path, monkeypatch, capsys):
     assert "missing" not in printed
 
 
+def test_missing_inputs_of_any_study_are_named_before_the_first_run(train, tmp_path, monkeypatch, capsys):
+    words = ["evidence/svr", "evidence/augmentation", "--output_dir", str(tmp_path), "--data_dir", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["supclap reproduce", *words])
+    with pytest.raises(FileNotFoundError, match="samples"):
+        reproduce.main()
+    assert not train
+
+    sys.argv += ["--dry_run", "true"]
+    reproduce.main()
+    printed = capsys.readouterr().out
+    assert "missing: folder" in printed
+    assert printed.count("evidence/augmentation, gain: ") == STUDIES["evidence/augmentation"]["doublings"] + 1
+
+
+@pytest.mark.parametrize("setting", [{"num_train_epochs": 2}, {"max_steps": 2}, {"temperature": 0.07}])
+def test_settings_that_a_study_varies_are_refused(train, tmp_path, setting):
+    args = ReproductionArguments(settings=setting, output_dir=str(tmp_path))
+    with pytest.raises(ValueError, match=next(iter(setting))):
+        evidence.run_study("evidence/svr", STUDIES["evidence/svr"], args)
+    assert not train
+
+
+def test_unknown_rows_are_named(train, tmp_path, monkeypatch):
+    words = ["evidence/svr", "evidence/kcl", "--rows", "bi_dynamic", "kcll", "--output_dir", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["supclap reproduce", *words])
+    with pytest.raises(ValueError, match=r"\['kcll'\].*kcl_2"):
+        reproduce.main()
+    assert not train
+
+
 @pytest.mark.parametrize("name", STUDIES)
 def test_the_recipes_take_the_settings_of_each_arm(name, tmp_path):
     study = STUDIES[name]
