@@ -383,7 +383,12 @@ def build_index(
         }
         if rank == 0:
             dim = model.encode_text(["sound"], "eng").shape[1]
-            _check_about(SoundIndex(index, dim, {**about, "folder": str(root.resolve())}), about)
+            stored = SoundIndex(index, dim, {**about, "folder": str(root.resolve())}).about
+            if stored["fingerprint"] == about["fingerprint"] != "":
+                about["model"] = stored["model"]  # the same model under another name
+            for key, value in about.items():
+                if stored[key] != value:
+                    raise ValueError(f"{index} has {key} {stored[key]!r}, not {value!r}; use another, or delete it")
         barrier()
 
         store = SoundIndex(index)
@@ -475,14 +480,6 @@ def _embed_files(
         starts, ends = chunks.onset_seconds, chunks.offset_seconds
         problem = "" if chunks.error is None else str(chunks.error) or repr(chunks.error)
         yield IndexedFile(name, stamp, digest, ends.max(initial=0.0), starts, ends, np.asarray(chunks.embeds), problem)
-
-
-def _check_about(store: SoundIndex, about: dict[str, str]) -> None:
-    """Raise ValueError if the index was built with another model, window or hop."""
-    for key, value in about.items():
-        stored = store.about.get(key, "")
-        if stored != value and not (key == "model" and store.about.get("fingerprint") == about["fingerprint"] != ""):
-            raise ValueError(f"the index {store.folder} has {key} {stored!r}, not {value!r}; use another, or delete it")
 
 
 def _stamp(path: Path) -> Stamp:
