@@ -258,8 +258,8 @@ class SupCLAPModel(EncodingMixin, StrictLoadingMixin, PreTrainedModel):
         Returns:
             Output of the text tower, with the embedding as its `pooler_output`, as in `get_audio_features`.
         """
-        outputs, pooled = self.run_text_tower(input_ids, attention_mask, token_type_ids, **kwargs)
-        return replace_pooled(outputs, self.text_projection(pooled))
+        outputs = self.run_text_tower(input_ids, attention_mask, token_type_ids, **kwargs)
+        return replace_pooled(outputs, self.text_projection(outputs.pooler_output))
 
     def run_text_tower(
         self,
@@ -267,8 +267,8 @@ class SupCLAPModel(EncodingMixin, StrictLoadingMixin, PreTrainedModel):
         attention_mask: torch.Tensor | None = None,
         token_type_ids: torch.Tensor | None = None,
         **kwargs: Any,
-    ) -> tuple[Any, torch.Tensor]:
-        """Run the text tower without the projection. Return its output and the pooled text vectors (B, width)."""
+    ) -> BaseModelOutputWithPooling:
+        """Run the text tower without the projection. The output contains `pooler_output` (B, width)."""
         padding = getattr(self.config.text_config, "pad_token_id", None)
         if attention_mask is None and padding is not None:
             attention_mask = input_ids.ne(padding).long()
@@ -289,7 +289,9 @@ class SupCLAPModel(EncodingMixin, StrictLoadingMixin, PreTrainedModel):
 
         for layer in self.text_dense:
             pooled = layer(pooled)
-        return outputs, nn.functional.normalize(pooled, dim=-1) if self.config.text_normalize else pooled
+        if self.config.text_normalize:
+            pooled = nn.functional.normalize(pooled, dim=-1)
+        return replace_pooled(outputs, pooled)
 
     @can_return_tuple
     def forward(

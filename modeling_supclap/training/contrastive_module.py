@@ -16,7 +16,7 @@ from ..configuration_supclap import AUDIO_TOWERS
 from ..modeling_supclap import SupCLAPModel
 from .distributed import distributed_tiles, gather
 from .frozen import FrozenCache
-from .grad_cache import embed_in_chunks, real_lengths
+from .grad_cache import Rows, embed_in_chunks, real_lengths
 
 _MASKS = {"text": "attention_mask", "audio": "audio_attention_mask"}
 
@@ -176,8 +176,12 @@ class ContrastiveModule(nn.Module):
         options: dict[str, Any] = {"mask": _MASKS[kind] if is_cut else None}
         lengths = lengths if is_cut else None
 
-        cache, pool = self._caches[kind], partial(self._pool, kind)
+        cache, run_tower = self._caches[kind], getattr(self.model, f"run_{kind}_tower")
         project = self.model.get_submodule(f"{kind}_projection")
+
+        def pool(chunk: Rows) -> torch.Tensor:
+            return run_tower(**chunk).pooler_output  # (n, ...) -> (n, width)
+
         is_cached = self.training and self.cache_frozen != "never" and cache.is_frozen()
         if is_cached and cache.is_repeatable(pool, present):
             in_chunks = partial(embed_in_chunks, pool, chunk_size=self.chunk_size or count, **options)
@@ -204,13 +208,6 @@ class ContrastiveModule(nn.Module):
                 chunk_size, options["fewest_cells"] = count, _MIN_CHUNK_CELLS[kind]
 
         return embed_in_chunks(lambda chunk: project(pool(chunk)), present, chunk_size, **options)
-
-    def _pool(self, kind: str, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Run a tower without its projection, `(n, ...) -> (n, width)`."""
-        if kind == "text":
-            return self.model.run_text_tower(**rows)[1]
-        pooled: torch.Tensor = self.model.run_audio_tower(**rows).pooler_output
-        return pooled
 
     def compile_blocks(self, **options: Any) -> None:
         """Compile the repeated blocks of both towers, for any batch size and length, with options of `torch.compile`.
