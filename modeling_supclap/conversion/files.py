@@ -181,11 +181,7 @@ def _download(origin: str, revision: str | None) -> tuple[Path, str, str]:
 
 
 def _weight_files(folder: Path) -> tuple[Path, ...]:
-    """Return the weight files of a folder.
-
-    Choose the first file of `WEIGHTS` that exists. If it is an index, return the files listed in it. If none exists,
-    the folder must contain exactly one file with a suffix in `WEIGHT_SUFFIXES`.
-    """
+    """Return the first of `WEIGHTS` in a folder (of an index: its files), or the only file of `WEIGHT_SUFFIXES`."""
     for name in WEIGHTS:
         path = folder / name
         if path.is_file() and path.suffix == ".json":

@@ -148,11 +148,7 @@ def stated_license(source: str) -> str:
 
 
 def _tower(part: str, kind: str, source: str, recorded: Iterable[Mapping[str, Any]]) -> Origin:
-    """Return the origin of a tower: its entry in the `provenance.json` of the whole model or of the tower's folder.
-
-    `recorded` contains the entries of the whole model. If there is no entry, derive the origin from `source`, the Hub
-    id or folder of the tower.
-    """
+    """Return the origin of a tower: its entry in `recorded` (of the whole model) or in its folder, or its `source`."""
     word = part.split()[0]
     own = read_provenance(source) if source else []
     entries = [entry for entry in (*recorded, *own) if word in str(entry["part"])] or own[:1]

@@ -48,7 +48,14 @@ def save_conversion(
         written = Path(temporary) / "folder"
         conversion.model.save_pretrained(written)
         apply_umask(written)  # a tower may be a model of transformers
-        _save_inputs(conversion, written, tokenizer)
+        extractor = conversion.feature_extractor
+        if isinstance(conversion.model, SupCLAPModel) and extractor is not None and tokenizer is not None:
+            processor = SupCLAPProcessor(extractor, tokenizer, plain_captions=conversion.layout.plain_captions)
+            processor.save_pretrained(written)
+        elif extractor is not None:
+            extractor.save_pretrained(written)
+        elif tokenizer is not None:
+            tokenizer.save_pretrained(written)
         write_provenance(written, conversion.parts)
         if verify:
             verify_saved(conversion, written)
@@ -75,18 +82,6 @@ def prepare_tokenizer(conversion: Conversion, tokenizer: PreTrainedTokenizerBase
             f"the tokenizer has {NLLB_ENGLISH[0]} at id {english}, SONAR at {NLLB_ENGLISH[1]}; give "
             "cointegrated/SONAR_200_text_encoder, a folder with its tokenizer_config.json, or Meta's SentencePiece file"
         )
-
-
-def _save_inputs(conversion: Conversion, folder: Path, tokenizer: PreTrainedTokenizerBase | None) -> None:
-    """Save the processor of a two-tower model, or the feature extractor or tokenizer of a single tower."""
-    extractor = conversion.feature_extractor
-    if isinstance(conversion.model, SupCLAPModel) and extractor is not None and tokenizer is not None:
-        processor = SupCLAPProcessor(extractor, tokenizer, plain_captions=conversion.layout.plain_captions)
-        processor.save_pretrained(folder)
-    elif extractor is not None:
-        extractor.save_pretrained(folder)
-    elif tokenizer is not None:
-        tokenizer.save_pretrained(folder)
 
 
 def verify_saved(conversion: Conversion, folder: str | Path) -> None:

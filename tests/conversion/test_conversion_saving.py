@@ -107,7 +107,7 @@ def test_a_used_folder_is_unchanged(tmp_path, conversion, used):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize("step", ["_save_inputs", "verify_saved"])
+@pytest.mark.parametrize("step", ["write_provenance", "verify_saved"])
 def test_a_failure_leaves_nothing(tmp_path, monkeypatch, conversion, step):
     def fail(*args, **kwargs):
         raise OSError("the disk is full")
