@@ -325,13 +325,11 @@ def config_from_dict(config: dict[str, Any] | PreTrainedConfig) -> PreTrainedCon
     return AutoConfig.for_model(model_type, **fields)
 
 
-for _config in (*OWN_CONFIGS.values(), SupCLAPConfig):
-    if _config is CEDConfig:
-        # "ced" is not registered: `AutoConfig` would use this class instead of the code in the published CED folders,
-        # even with trust_remote_code=True, and their tagger could not be loaded.
-        _config.register_for_auto_class()
-    else:
-        register(AutoConfig, _config.model_type, _config)
+register(AutoConfig, SupCLAPConfig.model_type, SupCLAPConfig)
+register(AutoConfig, CNN14Config.model_type, CNN14Config)
+# "ced" is not registered: `AutoConfig` would use this class instead of the code in the published CED folders, even with
+# trust_remote_code=True, and their tagger could not be loaded.
+CEDConfig.register_for_auto_class()
 
 if __name__.startswith("transformers_modules."):
     # The code of a saved folder is not registered (see `auto_classes.register`); this makes its pipeline available.

@@ -26,19 +26,12 @@ _ACTIVATIONS = {"Tanh": "tanh", "Identity": "linear", "ReLU": "relu", "GELU": "g
 
 
 class SentenceModules(NamedTuple):
-    """Modules after the transformer in a sentence-transformers model, from its `modules.json`.
+    """Modules after the transformer in a sentence-transformers model, from its `modules.json`."""
 
-    Attributes:
-        pooling: "mean", "cls" or "last".
-        dense: Arguments of `SentenceDense` for each dense layer after the pooling.
-        weights: State dictionary of each dense layer.
-        normalize: Whether the output is scaled to unit norm.
-    """
-
-    pooling: str
-    dense: list[dict[str, Any]]
-    weights: list[dict[str, torch.Tensor]]
-    normalize: bool
+    pooling: str  # "mean", "cls" or "last"
+    dense: list[dict[str, Any]]  # arguments of `SentenceDense` for each dense layer after the pooling
+    weights: list[dict[str, torch.Tensor]]  # state dictionary of each dense layer
+    normalize: bool  # whether the output is scaled to unit norm
 
 
 def read_sentence_modules(name: str, pooling: str | None = None) -> SentenceModules | None:

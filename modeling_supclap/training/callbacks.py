@@ -338,20 +338,19 @@ class DriftCallback(TrainerCallback):
     @torch.no_grad()
     def _numbers(self) -> dict[str, Tensor]:
         """Compute the statistics of the last batch, `{name: 0-d tensor}`."""
-        batch = self._batch
+        batch, scale = self._batch, self._batch["logit_scale"]
         audio, text = at_least_float32(self._pairs(batch["audio_embeds"]), self._pairs(batch["text_embeds"]))
-        svr: dict[str, Any] = {}
+        options: dict[str, Any] = {}
         radii: dict[str, Tensor] = {}
         if getattr(self.objective, "loss", None) == "siglip":
-            svr["logit_bias"] = batch.get("logit_bias")
+            options["logit_bias"] = batch.get("logit_bias")
         regularizer = getattr(self.objective, "regularizer", None)
         if isinstance(regularizer, SupportVectorRegularizer):
-            svr |= {name: getattr(regularizer, name) for name in ("alpha", "similarity", "decoupled")}
+            options |= {name: getattr(regularizer, name) for name in ("alpha", "similarity", "decoupled")}
             for direction, radius in regularizer.batch_radii.items():
                 radii[direction] = radius.flatten()[: len(text)]  # the anchor language is the first
 
-        numbers = drift_statistics(audio, text, batch["logit_scale"], radii.get("t2a"), **svr)
-        scale = batch["logit_scale"]
+        numbers = drift_statistics(audio, text, scale, radii.get("t2a"), **options)
         exchanged = drift_statistics(text, audio, scale, radii["a2t"]) if "a2t" in radii else {}
         for name in ("radius_mean", "radius_std", "svr_factor_mean", "svr_factor_std"):
             if name in numbers:
