@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .atomic_files import write_json
+from .atomic_files import file_sha256, write_json
 from .audio import BadAudioError, MissingDecoderError, measure_audio, read_int16
 
 ON_BAD_AUDIO = ("error", "skip", "report")
@@ -61,9 +61,8 @@ def measure_content(source: str | bytes, name: str) -> tuple[int, str]:
     """Return the size in bytes and the SHA-256 of a recording (a path or its bytes)."""
     if isinstance(source, bytes):
         return len(source), hashlib.sha256(source).hexdigest()
-    with naming(name), open(source, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return file.tell(), digest
+    with naming(name):
+        return os.path.getsize(source), file_sha256(source)
 
 
 def check_recording(source: str | bytes, name: str, min_seconds: float = 0.0) -> float:
@@ -104,8 +103,7 @@ def find_bad_audio(
         workers: Number of processes that read recordings.
         memo: JSON file that caches the results; only new and changed recordings are read.
 
-    Raises:
-        MissingDecoderError: FFmpeg is required but not installed, so the recordings may be fine.
+    Raises MissingDecoderError if FFmpeg is required but not installed, because the recordings may be fine.
     """
     known: dict[str, str | None] = {}
     if memo is not None and Path(memo).is_file():
@@ -193,9 +191,9 @@ def map_in_order(function: Callable[[Any], R], rows: Sequence[Any], workers: int
 def exit_with_parent(worker: int, then: Callable[[int], None] | None = None) -> None:
     """Make a `DataLoader` worker exit when its parent dies, and ignore Ctrl-C. This is a `worker_init_fn`.
 
-    Without this function, a worker waits forever to deliver its results if the parent is killed. Schedulers send
-    SIGTERM to all processes of a run, and the run must still save a checkpoint. Therefore a worker ignores SIGTERM
-    unless its parent sends it. `then` is a second `worker_init_fn`, which is called afterwards.
+    Otherwise a worker waits forever to deliver its results if the parent is killed. A worker ignores SIGTERM unless its
+    parent sends it, because schedulers send it to all processes of a run, and the run must still save a checkpoint.
+    `then` is a second `worker_init_fn`, which is called afterwards.
     """
     parent = os.getppid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -242,10 +240,7 @@ def _identity(result: Any) -> Any:
 
 
 def source_of(row: Mapping[str, Any]) -> str | bytes:
-    """Return the audio bytes of a row, or the path of its audio file if the row contains no bytes.
-
-    Raises ValueError if the row contains int16 samples, because the original recording is then not available.
-    """
+    """Return the audio bytes of a row, or its path. Raise ValueError for int16 samples, which are not the original."""
     if row.get("samples") is not None:
         raise ValueError(f"clip {row['clip_id']!r} is already stored as int16 samples; prepare the original recordings")
     audio = row.get("audio") or {}

@@ -50,10 +50,7 @@ class Storage(NamedTuple):
     meaning: str  # description in `--help` and in the dataset card
 
     def features(self) -> dict[str, Any]:
-        """Return the `datasets` features of the audio columns, by column name.
-
-        For the codecs "file" and "flac", `cast_column("audio", Audio())` decodes the audio.
-        """
+        """Return the features of the audio columns. `cast_column("audio", Audio())` decodes "file" and "flac"."""
         if self.codec == "none":
             return {}
         if self.codec == "int16":
@@ -96,14 +93,11 @@ class PreparedSet:
         remote = "://" in str(data_dir)
         folder = Path("." if remote else data_dir).expanduser()
         self.is_local = not remote and folder.is_dir()
-        if remote:
-            self.base = str(data_dir).rstrip("/")
+        if self.is_local and not (folder / MANIFEST).is_file():
+            raise FileNotFoundError(f"{data_dir} has no {MANIFEST}; run prepare.py to create a prepared set")
+        if remote or self.is_local:
+            self.base = str(data_dir).rstrip("/") if remote else str(folder.resolve())
             content = read_file(f"{self.base}/{MANIFEST}", lambda file: file.read())
-        elif self.is_local:
-            self.base = str(folder.resolve())
-            if not (folder / MANIFEST).is_file():
-                raise FileNotFoundError(f"{data_dir} has no {MANIFEST}; run prepare.py to create a prepared set")
-            content = (folder / MANIFEST).read_bytes()
         elif "/" in str(data_dir) and is_hub_id(data_dir):
             from huggingface_hub import hf_hub_download
             from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError

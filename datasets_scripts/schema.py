@@ -144,11 +144,7 @@ def all_captions(row: Mapping[str, Any], languages: Sequence[str]) -> list[tuple
     >>> all_captions({"captions": {"eng": ["a dog", "a barking dog"], "fra": ["un chien"]}}, ["fra", "eng"])
     [('fra', 'un chien'), ('eng', 'a dog'), ('eng', 'a barking dog')]
     """
-    captions = []
-    for language in languages:
-        for text in row["captions"].get(language) or ():
-            captions.append((language, text))
-    return captions
+    return [(language, text) for language in languages for text in row["captions"].get(language) or ()]
 
 
 def lacking_languages(row: Mapping[str, Any], languages: Sequence[str], scheme: str = "random") -> list[str]:

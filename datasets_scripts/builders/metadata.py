@@ -90,10 +90,8 @@ def read_table(path: Path) -> list[Line]:
 
     lines = []
     if suffix == ".jsonl":
-        for number, text in enumerate(_text(path).split("\n"), 1):
-            where = f"{path}, line {number}"
-            if text.strip():
-                lines.append(Line(where, _parse_json(text, where)))
+        numbered = [(f"{path}, line {n}", text) for n, text in enumerate(_text(path).split("\n"), 1) if text.strip()]
+        lines = [Line(where, _parse_json(text, where)) for where, text in numbered]
     elif suffix == ".json":
         values = read_json(path)
         if not isinstance(values, list):
