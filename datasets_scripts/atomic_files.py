@@ -47,10 +47,7 @@ def write_text(path: str | Path, text: str, one_writer: bool = False) -> None:
 
 
 def write_json(path: str | Path, content: Any, one_writer: bool = False, **style: Any) -> None:
-    """Write a JSON file atomically; equal contents produce equal bytes.
-
-    `style` contains keyword arguments of `json.dumps`. By default, `indent=1` and `ensure_ascii=False`.
-    """
+    """Write a JSON file atomically. `style` are arguments of `json.dumps`, by default indent=1, ensure_ascii=False."""
     write_text(path, json.dumps(content, **{"indent": 1, "ensure_ascii": False, **style}) + "\n", one_writer)
 
 

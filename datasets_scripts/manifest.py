@@ -40,14 +40,11 @@ def make_manifest(
     """Build the manifest of a prepared dataset as a JSON dict, without timestamps and local paths.
 
     Args:
-        request: Options of the preparation: "dataset", "options", "storage" and "shard_bytes".
-        types: Features of the rows.
-        notes: `{split: [note, ...]}` with one note per recording. A note contains statistics such as "seconds", or the
-            "reason" if the recording is bad.
+        request: "dataset", "options", "storage" and "shard_bytes" of the preparation.
+        notes: `{split: [note, ...]}`, for each recording its statistics, or the "reason" why it is bad.
         shards: `{split: [record, ...]}` with the shard records of `ShardWriter`.
         report: Recordings and clips without a row (see `RowBuilder.report`).
-        data_dir: Folder of the original dataset. The manifest has the hashes of its tables and text files, except those
-            in `ignored_folder`.
+        data_dir: Original dataset. The manifest has the hashes of its tables and texts outside `ignored_folder`.
     """
     splits, bad = {}, {}
     audio, digest = Counter(files=0, bytes=0), hashlib.sha256()  # one hash of the paths and hashes of all recordings

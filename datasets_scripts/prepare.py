@@ -125,10 +125,7 @@ def prepare(
 
 
 def audio_root(request: Request, splits: Mapping[str, datasets.Dataset]) -> str | None:
-    """Return `data_dir` if it contains all recordings, otherwise their common parent folder.
-
-    Returns None if they have no common parent folder.
-    """
+    """Return `data_dir` if it contains all recordings, otherwise their common parent folder, or None without one."""
     parents = {os.path.dirname(path) for rows in splits.values() for path in rows["audio_path"] if os.path.isabs(path)}
     data_dir = request.options.get("data_dir")
     try:

@@ -13,10 +13,7 @@ LOG_SECONDS = 60.0
 def progress(
     items: Iterable[Any], description: str, total: int, unit: str, quiet: bool = False, start: int = 0
 ) -> tqdm:
-    """Wrap an iterable in a tqdm progress bar.
-
-    `unit` is the plural name of the items, such as "clips"; `start` is the number of items that are already done.
-    """
+    """Wrap an iterable in a tqdm bar. `unit` is a plural, such as "clips"; `start` items are already done."""
     style: dict[str, Any] = {"unit": f" {unit}"}
     if not sys.stderr.isatty():
         style |= {"mininterval": LOG_SECONDS, "maxinterval": LOG_SECONDS, "delay": LOG_SECONDS}

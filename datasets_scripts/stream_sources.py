@@ -66,8 +66,8 @@ class HubSplit:
     recording, because they would be negatives of each other, and a stream cannot merge them.
 
     Args:
-        row_groups: Row groups of the files. The `location` of a row group is the tuple (index of the row group in the
-            file, index of its first row in the split, columns that may contain empty values).
+        row_groups: Row groups with the `location` (index of the row group in its file, index of its first row in the
+            split, columns that may contain empty values).
         split: Prefix of the clip ids: the name of the split in the original dataset.
         types: Features of the files.
     """

@@ -107,12 +107,11 @@ def read_fold(line: Line) -> int:
 def split_by_fold(
     clips: Sequence[FoldClip], test_fold: int, validation_fraction: float, seed: int
 ) -> dict[str, list[FoldClip]]:
-    """Split clips into train, validation and test.
+    """Split clips into train, validation and test (the test fold); `FoldConfig` describes the arguments.
 
-    The arguments are described in `FoldConfig`. The test split is the test fold. Clips in other folds are excluded if
-    they are from the same recording as a clip in the test fold. For validation, a rounded fraction of the remaining
-    recordings of each class is sampled. If a class has two or more of these recordings, at least one is used for
-    validation and at least one for training. Raises ValueError if the test fold contains no clips.
+    Clips in other folds are excluded if they are from a recording in the test fold. For validation, a rounded fraction
+    of the remaining recordings of each class is sampled; of two or more, at least one is used for validation and one
+    for training. Raises ValueError if the test fold contains no clips.
     """
     folds = sorted({clip.fold for clip in clips})
     if test_fold not in folds:

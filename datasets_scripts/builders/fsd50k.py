@@ -27,10 +27,7 @@ class FSD50KConfig(FolderConfig):
 
 
 class FSD50K(RowBuilder):
-    """FSD50K builder with train, validation and test split; the captions are generated from the labels.
-
-    The licence of each clip is read from `FSD50K.metadata/`, if it exists.
-    """
+    """FSD50K builder; the captions are generated from the labels, the licences are read from `FSD50K.metadata/`."""
 
     BUILDER_CONFIG_CLASS = FSD50KConfig
 

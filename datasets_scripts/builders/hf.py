@@ -159,9 +159,8 @@ class HubDataset:
 class Columns:
     """Names of the audio, label and caption columns of a dataset; `languages` is `{caption column: language}`.
 
-    Names that are not set in `config` are detected. ValueError is raised if a column is missing, or a caption column
-    does not contain text. It is also raised if a column without a language in its name (such as `caption`) has the
-    same language as one with a language in its name (such as `caption_eng`).
+    Names that are not set in `config` are detected. ValueError is raised if a column is missing, if a caption column
+    does not contain text, or if columns such as `caption` and `caption_eng` have the same language.
     """
 
     def __init__(self, types: datasets.Features, config: HubDatasetConfig) -> None:

@@ -109,10 +109,7 @@ class Recordings:
         return None if file is None else self.folder / file
 
     def named(self, stems: Iterable[str]) -> Path | None:
-        """Find a recording by its name without suffix, in any sub-folder and any format; return None if it is missing.
-
-        `stems` are the possible names in order of preference.
-        """
+        """Find a recording, in any sub-folder and format, by its possible names without suffix, the preferred first."""
         for stem in stems:
             if stem in self._by_stem:
                 return self.folder / self._by_stem[stem]

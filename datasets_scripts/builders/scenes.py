@@ -180,10 +180,7 @@ class Placement(NamedTuple):
 
 
 def place_events(scene: Scene, num_samples: int, rng: np.random.Generator) -> list[Placement]:
-    """Draw the positions of the events in a clip of `num_samples`, in the order of `scene.events`.
-
-    The groups divide the clip into parts of equal length; the events of a group overlap.
-    """
+    """Draw the event positions in a clip, in the order of `scene.events`. Each group has an equal part of the clip."""
     placements = []
     part = num_samples // len(scene.groups)
     for number, group in enumerate(scene.groups):

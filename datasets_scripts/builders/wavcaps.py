@@ -102,10 +102,7 @@ class WavCapsConfig(FolderConfig):
 
 
 class WavCaps(RowBuilder):
-    """WavCaps builder with train, test and optional validation split.
-
-    Two collections may contain the same id, so a clip id contains the collection: "FreeSound/180913".
-    """
+    """WavCaps builder. Collections have equal ids, so a clip id contains the collection: "FreeSound/180913"."""
 
     BUILDER_CONFIG_CLASS = WavCapsConfig
     NAMINGS = ("the ids of the JSON files, in folders named after the collections if they exist",)

@@ -15,10 +15,7 @@ FILE_NAME = "trained_sources.npy"
 
 
 def save_trained_sources(rows: Any, folder: str | Path, *starts: str | Path | None) -> None:
-    """Save hashes of the training sources in a model folder.
-
-    `starts` are the folders of the models from which the training started. Add the hashes in these folders, too.
-    """
+    """Save hashes of the training sources in a model folder, and those of `starts`, the models that it started from."""
     sources = [row["source"] for row in without_audio(rows)]
     hashes = np.unique(np.concatenate([_hash_sources(sources), *map(load_trained_sources, starts)]))
     with atomic_write(Path(folder, FILE_NAME)) as unfinished, unfinished.open("wb") as file:
@@ -32,10 +29,7 @@ def load_trained_sources(folder: str | Path | None) -> np.ndarray:
 
 
 def refuse_trained_sources(rows: Any, model: str, allow: bool = False) -> int:
-    """Raise ValueError if a model was trained on the source recordings of any row.
-
-    If `allow` is set, warn instead, and return the number of these rows.
-    """
+    """Raise ValueError if a model has trained on the sources of any rows; if `allow`, warn, and return their number."""
     sources = [row["source"] for row in without_audio(rows)]
     is_trained = np.isin(_hash_sources(sources), load_trained_sources(model))
     count = int(is_trained.sum())

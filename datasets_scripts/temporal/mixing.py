@@ -1,7 +1,8 @@
 """Combine two waveforms in sequence, or overlay them with equal loudness (TeminAL section 3.1).
 
-Waveforms are mono float arrays `(samples,)` with full scale 1. Combined waveforms are float32.
-If their peak exceeds `PEAK`, the whole waveform is scaled down.
+Waveforms are mono float arrays `(samples,)` with full scale 1. Combined waveforms are float32. If their peak exceeds
+`PEAK`, the whole waveform is scaled down. All functions raise ValueError if a waveform is empty, not mono, not float,
+or has NaN or infinite samples.
 """
 
 import math
@@ -76,11 +77,7 @@ def active_rms(waveform: np.ndarray, sampling_rate_hz: int) -> float:
     """Compute the RMS level of the active parts of a clip, without padding and pauses.
 
     A 20 ms frame is active if its power is at least the mean power of the clip minus 10 dB. The level of digital
-    silence is 0.
-
-    Raises:
-        ValueError: The waveform is empty, not mono, not float, or has NaN or infinite samples; or the rate is not
-            positive.
+    silence is 0. Raises ValueError if the rate is not positive.
 
     >>> half_silent = np.repeat([0.5, 0.0], 8000)
     >>> active_rms(half_silent, 16000)
@@ -109,9 +106,7 @@ def concatenate(
 ) -> np.ndarray:
     """Join two clips in sequence, `a_i + a_j` (TeminAL section 3.1).
 
-    Raises:
-        ValueError: A clip is empty, not mono, not float, or has NaN or infinite samples. The crossfade is longer than a
-            clip. `match_loudness` is set and a clip is silent.
+    Raises ValueError if the crossfade is longer than a clip, or if `match_loudness` is set and a clip is silent.
 
     >>> concatenate(np.array([0.5, 0.5]), np.array([0.25]), 1, RenderOptions(gap_seconds=1)).tolist()
     [0.5, 0.5, 0.0, 0.25]
@@ -145,8 +140,7 @@ def overlay(first: np.ndarray, second: np.ndarray, sampling_rate_hz: int) -> np.
     """Overlay two clips with equal loudness, `a_i ^ a_j` (TeminAL section 3.1).
 
     Both clips start together and are scaled to the geometric mean of their `active_rms`. The result is as long as the
-    longer clip. The order of the clips does not matter. Raises ValueError if a clip is silent, empty, not mono or not
-    float, or has NaN or infinite samples.
+    longer clip. The order of the clips does not matter. Raises ValueError if a clip is silent.
 
     >>> overlay(np.array([0.2, -0.2]), np.array([0.2, 0.2, 0.2]), sampling_rate_hz=50).round(3)
     array([0.4, 0. , 0.2], dtype=float32)

@@ -109,9 +109,8 @@ def translate_texts(
     """Translate every distinct text once, in batches; `translator.workers` batches run in parallel.
 
     The longest texts come first, so that an out-of-memory error occurs at the start. A resumed job uses the same
-    batches, so its translations do not depend on interruptions. If a batch fails, the batches in progress are finished
-    and saved before the error is raised. The result is `{(language pair, text): translation}`, with "" for a text that
-    could not be translated.
+    batches. If a batch fails, the batches in progress are finished and saved before the error is raised. The result is
+    `{(language pair, text): translation}`, with "" for a text that could not be translated.
     """
     pool = ThreadPoolExecutor(translator.workers)
     futures = {}
@@ -157,16 +156,12 @@ def complete_translations(
 
     A translation is stale if its caption has changed since. All other rows of the file are kept. Blank translations
     are not saved, so that the next run translates these items again. Finished batches are saved in
-    `<path>.part.jsonl` until the file is complete. The result is `{item key: translation}` for the items with a
-    translation.
+    `<path>.part.jsonl` until the file is complete. The result is `{item key: translation}`.
 
     Args:
         path: Path of the Parquet file, which need not exist.
-        items: Items that the file must contain.
-        settings: Settings that affect the translations, except the translator's name. A run that resumes an
-            interrupted run must have the same settings.
-        fill_gaps: Whether to keep translations by models other than `translator`. If False, ValueError is raised if the
-            file contains any.
+        settings: Settings that affect the translations. A run that resumes an interrupted run must have the same.
+        fill_gaps: Whether to keep translations by other models. Otherwise, ValueError is raised for them.
 
     Raises:
         RuntimeError: Another run is writing the file.

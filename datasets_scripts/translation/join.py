@@ -204,9 +204,8 @@ class _Join:
             # To add a column to selected rows, `datasets` would copy them with their audio. Therefore add the column to
             # the whole table, with None in the other rows, and select the rows again.
             chosen = rows._indices.column(0).to_pylist()
-            selected, captions = captions, [None] * len(rows.data)
-            for index, of_clip in zip(chosen, selected, strict=True):
-                captions[index] = of_clip
+            of_row = dict(zip(chosen, captions, strict=True))
+            captions = [of_row.get(index) for index in range(len(rows.data))]
 
         column = pa.array(captions, Features({"captions": feature}).arrow_schema.field("captions").type)
         whole = Dataset(rows.data, info=rows.info.copy(), split=rows.split, fingerprint=rows._fingerprint)

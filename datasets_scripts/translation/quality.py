@@ -12,10 +12,9 @@ Encoder = Callable[[Sequence[str]], np.ndarray]
 
 
 def load_sentence_encoder(name: str, device: str | None = None) -> Encoder:
-    """Load a sentence encoder: a function from N texts to embeddings `(N, d)` as float32 with unit norm.
+    """Load a sentence-transformers model as a function from N texts to embeddings `(N, d)`, float32 with unit norm.
 
-    `name` is the Hub id or folder of a sentence-transformers model. Use a model that was trained on sentences. With
-    other models, such as `roberta-large`, all cosines are high.
+    Models that were not trained on sentences, such as `roberta-large`, have high cosines for all pairs.
     """
     try:
         from sentence_transformers import SentenceTransformer
