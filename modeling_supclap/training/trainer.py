@@ -336,13 +336,15 @@ class SupCLAPTrainer(Trainer):
 
         Raises:
             RuntimeError: Another run is using the output folder.
-            ValueError: The checkpoint is incomplete, or was saved with different settings. The message lists the
-                differences.
+            ValueError: There is no checkpoint, it is incomplete, or it was saved with different settings. The message
+                lists the differences.
         """
         folder = self.args.output_dir or "."
         with folder_lock(folder) if self.is_world_process_zero() else nullcontext():
             if resume_from_checkpoint is True:
                 resume_from_checkpoint = last_checkpoint(folder, resumes=True)
+                if resume_from_checkpoint is None:
+                    raise ValueError(f"{folder} contains no checkpoint; call train() to start a new run")
             if resume_from_checkpoint:
                 refuse_another_run(resume_from_checkpoint, self.args, self.module, self._batches)
             self._ema.checkpoint = resume_from_checkpoint or None

@@ -341,6 +341,13 @@ def test_a_folder_in_use_is_continued_when_asked_and_never_written_over(tmp_path
         last_checkpoint(empty, resumes=True)
 
 
+def test_a_run_without_a_checkpoint_does_not_resume(tmp_path, rows):
+    trainer = build(tmp_path, rows, max_steps=2, **STEPS)
+    with pytest.raises(ValueError, match=f"{tmp_path} contains no checkpoint"):
+        trainer.train(resume_from_checkpoint=True)
+    assert trainer.state.global_step == 0
+
+
 @pytest.mark.parametrize(
     ("options", "difference"),
     [
