@@ -34,7 +34,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ..schema import FILE_SOURCE, LANGUAGES, SPLIT_NAMES, Event
-from .captions import check_merged_languages, read_caption_columns
+from .captions import check_merged_languages, merge_captions, read_caption_columns
 from .folder import SPLITS, Clip, Collection, FolderConfig, RowBuilder, draw_sources, strip_texts
 from .metadata import TABLE_SUFFIXES, Line, read_table
 from .recordings import listing
@@ -146,9 +146,7 @@ class AudioFolder(RowBuilder):
             if path is not None and path.is_relative_to(config.recordings.folder):
                 unused.pop(path.relative_to(config.recordings.folder).as_posix(), None)
 
-            captions = {}
-            for language in config.languages:
-                captions[language] = list(dict.fromkeys(record.captions.get(language, ())))
+            captions = merge_captions(record.captions, config.languages)
             clip_id, source = record.clip_id or name, record.source or f"{FILE_SOURCE}{name}"
             clip = Clip(clip_id, captions, source, record.license, record.labels, record.events)
             collection.add(splits[name], clip, name, path)
@@ -162,7 +160,7 @@ class Record:
     """Metadata of one recording. A field is empty if the table or text file does not contain it."""
 
     where: str  # file and line, for error messages
-    captions: dict[str, list[str]]
+    captions: list[dict[str, list[str]]]  # of each line, `{language: [caption, ...]}`
     split: str = ""
     labels: Sequence[str] = ()
     source: str = ""
@@ -197,7 +195,7 @@ def read_texts(config: AudioFolderConfig) -> Iterator[tuple[str, Record]]:
         path = (config.folder / file).with_suffix(".txt")
         if path in texts:
             lines = path.read_text(encoding="utf-8-sig").splitlines()
-            yield file, Record(path.name, {config.caption_language: list(strip_texts(lines))})
+            yield file, Record(path.name, [{config.caption_language: list(strip_texts(lines))}])
 
 
 def merge(records: Iterable[tuple[str, Record]]) -> dict[str, Record]:
@@ -207,8 +205,7 @@ def merge(records: Iterable[tuple[str, Record]]) -> dict[str, Record]:
         first = merged.setdefault(name, record)
         if first is record:
             continue
-        for language, texts in record.captions.items():
-            first.captions.setdefault(language, []).extend(texts)
+        first.captions += record.captions
         for key in Record.OPTIONAL:
             value, other = getattr(first, key), getattr(record, key)
             if value and other and value != other:
@@ -262,7 +259,7 @@ def _read_line(line: Line, values: Mapping[str, Any], config: AudioFolderConfig)
     labels = labels if isinstance(labels, list) else [labels]
     return Record(
         where=line.where,
-        captions=_read_captions(line, config),
+        captions=[_read_captions(line, config)],
         split=SPLIT_NAMES[split.casefold()] if split else "",
         labels=list(filter(None, map(_text, labels))),
         source=_text(values["source"]),
@@ -351,7 +348,8 @@ def _check_records(config: AudioFolderConfig, records: Mapping[str, Record]) -> 
     present: set[str] = set()
     names: dict[str, str] = {}
     for name, record in records.items():
-        present.update(language for language, texts in record.captions.items() if texts)
+        for captions in record.captions:
+            present.update(language for language, texts in captions.items() if texts)
         other = names.setdefault(record.clip_id or name, name)
         if other != name:
             raise ValueError(f"{record.where}: {other!r} and {name!r} have the same clip_id {record.clip_id!r}")

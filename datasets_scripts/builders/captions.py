@@ -103,6 +103,36 @@ def read_caption_columns(given: Sequence[str] | Mapping[str, str]) -> dict[str, 
     return columns
 
 
+def merge_captions(parts: Sequence[Mapping[str, Sequence[str]]], languages: Sequence[str]) -> dict[str, list[str]]:
+    """Merge captions of one recording from several lines, `{language: [caption, ...]}` each, without repeats.
+
+    Captions with the same index in two languages count as translations. Therefore, lines with equally many captions in
+    all languages of the recording come first.
+
+    >>> merge_captions([{"eng": ["Rain"]}, {"eng": ["A dog"], "fra": ["Un chien"]}], ["eng", "fra"])
+    {'eng': ['A dog', 'Rain'], 'fra': ['Un chien']}
+    """
+    present = [language for language in languages if any(part.get(language) for part in parts)]
+    parallel: dict[tuple[str, ...], None] = {}
+    others: list[tuple[str, str]] = []
+    for part in parts:
+        texts = [part.get(language, ()) for language in present]
+        if len(set(map(len, texts))) == 1:
+            parallel |= dict.fromkeys(zip(*texts, strict=True))
+        else:
+            for language, of_language in zip(present, texts, strict=True):
+                others += [(language, text) for text in of_language]
+
+    merged: dict[str, list[str]] = {language: [] for language in languages}
+    merged |= {language: list(texts) for language, texts in zip(present, zip(*parallel, strict=True), strict=False)}
+    distinct = {language: set(texts) for language, texts in merged.items()}
+    for language, text in others:
+        if text not in distinct[language]:
+            merged[language].append(text)
+            distinct[language].add(text)
+    return merged
+
+
 def check_merged_languages(unmarked: Sequence[str], language: str, marked: Mapping[str, str]) -> None:
     """Raise ValueError if caption columns with and without a language in their name have the same language.
 

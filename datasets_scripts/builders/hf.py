@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import pyarrow.compute as pc
 
 from ..remote_files import local_folder
 from ..schema import FILE_SOURCE, SPLIT_NAMES, features
-from .captions import check_merged_languages, read_caption_columns
+from .captions import check_merged_languages, merge_captions, read_caption_columns
 
 logger = logging.getLogger(__name__)
 
@@ -133,22 +134,24 @@ class HubDataset:
             described.append(columns.describe(row, path, f"{split}-{index:06d}"))
 
         # Merge rows with the same recording: add their captions and labels to the first such row, without repeats.
-        first_rows: dict[Hashable, int] = {}
-        for index, recording in enumerate(identify_recordings(stored)):
-            first, row = described[first_rows.setdefault(recording, index)], described[index]
-            if first is not row:
-                for language, texts in row["captions"].items():
-                    first["captions"][language] = list(dict.fromkeys(first["captions"][language] + texts))
-                first["labels"] = list(dict.fromkeys(first["labels"] + row["labels"]))
-        if len(first_rows) < len(described):
-            logger.info("%s: merged %d rows to one per recording, %d rows", split, len(described), len(first_rows))
-
         languages = list(dict.fromkeys(columns.languages.values()))
+        recordings: dict[Hashable, list[int]] = {}
+        for index, recording in enumerate(identify_recordings(stored)):
+            recordings.setdefault(recording, []).append(index)
+        for indices in recordings.values():
+            if len(indices) > 1:
+                merged = [described[index] for index in indices]
+                labels = chain.from_iterable(row["labels"] for row in merged)
+                merged[0]["captions"] = merge_captions([row["captions"] for row in merged], languages)
+                merged[0]["labels"] = list(dict.fromkeys(labels))
+        if len(recordings) < len(described):
+            logger.info("%s: merged %d rows to one per recording, %d rows", split, len(described), len(recordings))
+
         table = datasets.Dataset.from_list(described, features=features(languages))
         joined = datasets.concatenate_datasets([table, audio], axis=1)
 
         captioned = []
-        for index in first_rows.values():
+        for index, *_ in recordings.values():
             if any(described[index]["captions"].values()):
                 captioned.append(index)
             else:

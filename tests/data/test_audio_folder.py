@@ -120,6 +120,16 @@ def test_several_lines_of_one_file_are_its_captions(folder, load):
     assert {tuple(row["captions"]["eng"]) for row in rows_of(load()).values()} == {("A", "B")}
 
 
+def test_captions_with_the_same_index_are_translations(folder, load):
+    lines = [("Rain", ""), ("A dog", "Un chien"), ("A dog", "Le chien"), ("A dog", "Un chien"), ("", "La pluie")]
+    write_csv(
+        folder / "metadata.csv", [["file_name", "caption_eng", "caption_fra"], *(["1.wav", *line] for line in lines)]
+    )
+    (row,) = rows_of(load(languages=["eng", "fra"], test_fraction=1.0, validation_fraction=0.0)).values()
+    assert row["captions"]["eng"] == ["A dog", "A dog", "Rain"]
+    assert row["captions"]["fra"] == ["Un chien", "Le chien", "La pluie"]
+
+
 def test_reading_many_captions_of_one_file_takes_linear_time(folder, load):
     lines = [["1.wav", f"Caption {number}"] for number in range(20_000)]
     write_csv(folder / "metadata.csv", [["file_name", "caption"], *lines])

@@ -209,6 +209,13 @@ def test_recordings_are_compared_by_content_instead_of_name():
     assert merged["labels"] == [["u", "w"], ["v"], ["x", "z"], ["y"]]
 
 
+def test_captions_of_merged_rows_stay_translations():
+    texts = {"caption_eng": ["Rain", "A dog"], "caption_fra": [None, "Un chien"]}
+    rows = datasets.Dataset.from_dict({"audio": [sound(0), sound(0)], **texts})
+    (merged,) = as_rows(rows.cast_column("audio", datasets.Audio(decode=False)))
+    assert merged["captions"] == {"eng": ["A dog", "Rain"], "fra": ["Un chien"]}
+
+
 def test_numbered_captions_are_one_language():
     rows = table(2, caption_2=["b", None], caption_1=["a", "c"], caption_fra=["un", "deux"], text=["x", "y"])
     rows = rows.add_column("caption_3", [1, 2])
