@@ -50,10 +50,8 @@ def main(arguments: list[str] | None = None) -> None:
     first, *others = map(describe, models, processors)
     for name, other in zip(names[1:], others, strict=True):
         if differences := sorted(key for key in first.keys() | other.keys() if first.get(key) != other.get(key)):
-            raise ValueError(
-                f"{name} and {names[0]} differ in {', '.join(differences)}; only models of the same architecture and "
-                "tokenizer have an average, leave one out"
-            )
+            problem = f"{name} and {names[0]} differ in {', '.join(differences)}"
+            raise ValueError(f"{problem}; only models of the same architecture and tokenizer have an average")
 
     states, model = [each.state_dict() for each in models], models[0]
     means = states[0].copy()

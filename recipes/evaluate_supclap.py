@@ -64,10 +64,8 @@ def load_rows(args: EvaluationArguments) -> tuple[Any, Any, dict[str, int] | Non
     from modeling_supclap.datasets_scripts.schema import without_audio
 
     if args.folds and args.train_split is not None:
-        raise ValueError(
-            f"got folds={args.folds} and train_split={args.train_split!r}; each fold has its own training split, so "
-            "set only one of them"
-        )
+        given = f"folds={args.folds} and train_split={args.train_split!r}"
+        raise ValueError(f"got {given}; each fold has its own training split, so set only one of them")
 
     options = args.builder_options
     data: dict[str, Any] = {"dataset": args.dataset, "split": args.split, "dataset_config": {**options}}

@@ -152,10 +152,8 @@ class DataArguments(DatasetArguments):
         missing, count = builder.report()["missing"], sum(map(len, splits.values()))
         is_partial = len(missing) > MISSING_SHARE * (count + len(missing))
         if is_partial and not self.allow_missing and "limit" not in options:
-            raise FileNotFoundError(
-                f"{len(missing):,} of {count + len(missing):,} recordings are missing, such as {missing[0]}; complete "
-                f"the folder, or use --allow_missing true to train on the other {count:,}"
-            )
+            problem = f"{len(missing):,} of {count + len(missing):,} recordings are missing, such as {missing[0]}"
+            raise FileNotFoundError(f"{problem}; complete the folder, or set --allow_missing true to train without")
         if self.balance_labels and "train" in splits:
             from modeling_supclap.datasets_scripts.mixture import EXPECTED_COUNT, expected_counts
 

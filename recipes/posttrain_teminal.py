@@ -43,9 +43,8 @@ def choose_prompts(args: PostTrainingArguments, languages: Sequence[str]) -> str
     """Return the kind of sound names in prompts: "labels" by default for English alone, otherwise "phrases"."""
     prompts = args.prompts or ("labels" if list(languages) == ["eng"] else "phrases")
     if prompts not in ("labels", "phrases") or (prompts == "labels" and list(languages) != ["eng"]):
-        raise ValueError(
-            f"prompts is {prompts!r} with languages {list(languages)}; expected phrases, or labels for eng"
-        )
+        given = f"{prompts!r} with languages {list(languages)}"
+        raise ValueError(f"prompts is {given}; expected phrases, or labels for eng")
     return prompts
 
 
@@ -82,10 +81,8 @@ def load_items(
     classes = set(recordings_by_label(held_out))
     lacking = sorted(classes - recordings_by_label(scored).keys())
     if lacking:
-        raise ValueError(
-            f"too few recordings of {lacking} are held out to select the best epoch and to score it; lower "
-            "train_fraction, or keep the last epoch with --load_best_model_at_end false"
-        )
+        advice = "lower train_fraction, or set --load_best_model_at_end false"
+        raise ValueError(f"too few recordings of {lacking} are held out to select the best epoch; {advice}")
 
     phrases = None
     if choose_prompts(args, training.languages) == "phrases":

@@ -251,10 +251,8 @@ def run_step(step: Step) -> None:
         if num_processes > 1 and step.recipe != "evaluate":
             batch = step.settings.get("per_device_train_batch_size", 8)
             if batch % num_processes:
-                raise ValueError(
-                    f"{step.folder.name} has batches of {batch} clips, which {num_processes} processes cannot divide; "
-                    "start a number of processes that divides the batch"
-                )
+                problem = f"{step.folder.name} has batches of {batch} clips"
+                raise ValueError(f"{problem}; {num_processes} processes cannot divide them, start another number")
             words += ["--per_device_train_batch_size", str(batch // num_processes)]
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
@@ -341,9 +339,8 @@ def check_inputs(name: str, cells: Sequence[Cell], args: Any) -> list[Cell]:
         say("\n".join([*lines, *(f"  missing: {reference}" for reference in sorted(missing))]))
         return []
     if missing and not args.skip_missing:
-        raise FileNotFoundError(
-            f"{name} lacks {'; '.join(sorted(missing))}. Nothing was run; --skip_missing true runs the other rows"
-        )
+        advice = "nothing was run; --skip_missing true runs the other rows"
+        raise FileNotFoundError(f"{name} lacks {'; '.join(sorted(missing))}; {advice}")
     for reference in sorted(missing):
         say(f"{name}: rows that need {reference} are left out")
     return runnable

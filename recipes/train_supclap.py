@@ -56,9 +56,8 @@ def check_splits(splits: Mapping[str, Any], data_args: DataArguments, args: SupC
         raise ValueError(f"{name} has no training split, only {available}; choose another dataset")
     if "validation" not in splits and args.eval_strategy != "no":
         raise ValueError(
-            f"{name} has no validation split to select the best checkpoint, only {available}; hold clips out with "
-            "--validation_fraction or --num_validation, if the builder has this option, or keep the last checkpoint "
-            "with --eval_strategy no --load_best_model_at_end false"
+            f"{name} has no validation split, only {available}; hold clips out with --validation_fraction or "
+            "--num_validation, or set --eval_strategy no --load_best_model_at_end false"
         )
 
     for split, rows in splits.items():
@@ -67,10 +66,8 @@ def check_splits(splits: Mapping[str, Any], data_args: DataArguments, args: SupC
 
     for row in without_audio(splits.get("test", [])) if data_args.zero_shot_templates else ():
         if not row["labels"]:
-            raise ValueError(
-                f"clip {row['clip_id']!r} of {name}'s test split has no label; zero_shot_templates requires labels; "
-                "remove this option"
-            )
+            problem = f"clip {row['clip_id']!r} of {name}'s test split has no label"
+            raise ValueError(f"{problem}, which zero_shot_templates requires; remove this option")
 
 
 def arguments_in_use(args: ModelArguments) -> dict[str, Any]:

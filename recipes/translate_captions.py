@@ -59,10 +59,8 @@ def from_builder(args: CaptionArguments) -> list[Caption]:
     for rows in args.load_splits().values():
         for language in args.languages:
             if language in rows.features["captions"] and read_captions(rows, language):
-                raise ValueError(
-                    f"{args.dataset} already has captions in {language!r}; choose other languages, or load only "
-                    f'the source language: dataset_config {{"languages": ["{args.source_language}"]}}'
-                )
+                advice = f'choose others, or set dataset_config {{"languages": ["{args.source_language}"]}}'
+                raise ValueError(f"{args.dataset} already has captions in {language!r}; {advice}")
         captions += read_captions(rows, args.source_language)
     return captions
 
