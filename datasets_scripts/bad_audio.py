@@ -66,10 +66,7 @@ def measure_content(source: str | bytes, name: str) -> tuple[int, str]:
 
 
 def check_recording(source: str | bytes, name: str, min_seconds: float = 0.0) -> float:
-    """Check a whole recording in blocks, and return its length in seconds.
-
-    Raises the same errors as `read_recording`, and BadAudioError if the recording is shorter than `min_seconds`.
-    """
+    """Check a recording in blocks, as `read_recording` and for a length of `min_seconds`; return its length (s)."""
     with naming(name):
         seconds, is_sound = measure_audio(source, name)
     if not is_sound:

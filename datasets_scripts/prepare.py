@@ -139,8 +139,8 @@ def audio_root(request: Request, splits: Mapping[str, datasets.Dataset]) -> str 
 def pack(source: str | bytes, name: str, storage: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Check a recording (a path or its bytes) completely, and encode it in a storage format of `prepared.STORAGES`.
 
-    Return the audio columns of the row (see `Storage.features`), and the statistics "seconds", "source_bytes" and
-    "source_sha256" for the manifest. A bad recording raises BadAudioError with `name`.
+    Return the audio columns of the row, and the statistics "seconds", "source_bytes" and "source_sha256" for the
+    manifest. A bad recording raises BadAudioError with `name`.
     """
     codec, stored_hz, _ = STORAGES[storage]
     columns: dict[str, Any] = {}
@@ -414,8 +414,7 @@ def _finish(
 def push(folder: str | Path, repo_id: str, private: bool = False) -> str:
     """Upload a prepared dataset to a Hub dataset repository "user/name" in one commit, and return its URL.
 
-    A new repository is private if `private` is set. Raises ValueError for the storage format "reference", because the
-    dataset then contains no audio.
+    Raises ValueError for the storage format "reference", because the dataset then contains no audio.
     """
     from huggingface_hub import HfApi
 

@@ -78,10 +78,8 @@ def use_files(address: str, use: Callable[[Any, str], R]) -> R:
 def local_folder(address: str | Path) -> Path:
     """Return the path of a local folder, or download the folder at an fsspec address into the cache of `datasets`.
 
-    A later call downloads only new and changed files, and deletes local copies of deleted files.
-
-    Raises:
-        FileNotFoundError: There are no files at the address.
+    A later call downloads only new and changed files, and deletes local copies of deleted files. Raises
+    FileNotFoundError if there are no files at the address.
     """
     address = str(address)
     if "://" not in address:

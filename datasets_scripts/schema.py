@@ -150,9 +150,8 @@ def all_captions(row: Mapping[str, Any], languages: Sequence[str]) -> list[tuple
 def lacking_languages(row: Mapping[str, Any], languages: Sequence[str], scheme: str = "random") -> list[str]:
     """Return the languages in which a clip has no caption, if it lacks captions for training with the given scheme.
 
-    The list is empty if the captions are sufficient. `scheme` is a language scheme of `TrainingCollator`. `random`
-    requires a caption in any of the languages, and `kcl` requires one in each language. `cacl` requires one in the
-    anchor (first) language and one in any other language.
+    The list is empty if the captions are sufficient. The scheme `random` requires a caption in any of the languages,
+    `kcl` in each language, and `cacl` in the anchor (first) language and any other language.
 
     >>> clip = {"captions": {"eng": ["a dog"], "fra": []}}
     >>> lacking_languages(clip, ["eng", "fra"]), lacking_languages(clip, ["eng", "fra"], "kcl")
@@ -200,10 +199,7 @@ def caption_counts(rows: Any) -> dict[str, np.ndarray]:
 def require_captions(
     rows: Sequence[Mapping[str, Any]], languages: Sequence[str], scheme: str = "random", split: str = ""
 ) -> None:
-    """Raise ValueError if a clip lacks captions that the language scheme requires (see `lacking_languages`).
-
-    ValueError is also raised if a language has no caption in any clip. `split` is the split name for the message.
-    """
+    """Raise ValueError if a language has no captions, or if a clip lacks those of the scheme (`lacking_languages`)."""
     counts = caption_counts(rows)
     present = {language for language, of_language in counts.items() if of_language.any()}
     nowhere = [language for language in languages if language not in present]

@@ -132,10 +132,7 @@ class RowStream(IterableDataset):
         return get_mapped
 
     def to_dataset(self, cache_dir: str | None = None) -> datasets.Dataset:
-        """Read all rows in file order into a memory-mapped `datasets.Dataset`, for repeated evaluation.
-
-        Rows of unchanged files that are already in the cache folder are not read again.
-        """
+        """Read all rows in file order into a memory-mapped `datasets.Dataset`, from the cache if they are unchanged."""
         num_rows = sum(group.rows for group in self.row_groups)
         whole = self._changed(_seed=None, _process=0, _num_processes=1, _counts=None, num_rows=num_rows)
         whole.load_state_dict({"epoch": 0, "rows": 0})
@@ -152,10 +149,7 @@ class RowStream(IterableDataset):
         return changed
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the current epoch, counted from 0.
-
-        If the epoch changes, the iteration starts at its first row; otherwise the position does not change.
-        """
+        """Set the current epoch, counted from 0. Another epoch starts at its first row, the same one is continued."""
         if epoch != int(self._state[0]):
             self._state.copy_(torch.tensor([epoch, 0, 1]))
 

@@ -78,8 +78,7 @@ class Collection:
     def keep_apart(self) -> None:
         """Remove clips from a split if a later split (in the order train, validation, test) has the same source.
 
-        Then remove all clips that share an audio file with another clip, because it is unknown which of the clips the
-        file contains.
+        Then remove all clips that share an audio file, because it is unknown which of them the file contains.
         """
         later: set[str] = set()
         for split in reversed(SPLITS):
@@ -255,8 +254,8 @@ class RowBuilder(datasets.GeneratorBasedBuilder):
     def report(self) -> dict[str, Any]:
         """Return the names of missing recordings and the ids of excluded clips.
 
-        The result is `{"missing": [name, ...], "left_out": {reason: [clip id, ...]}}`. A name is the name of the
-        recording in the metadata. A reason is "blacklist", "duplicate" or "empty caption", for example.
+        The result is `{"missing": [name, ...], "left_out": {reason: [clip id, ...]}}`, with names from the metadata and
+        reasons such as "blacklist", "duplicate" or "empty caption".
         """
         if self._report_path.is_file():
             return metadata.read_json(self._report_path)

@@ -260,8 +260,7 @@ def name_splits(names: Iterable[str]) -> dict[str, str]:
 def identify_recordings(stored: pyarrow.ChunkedArray) -> list[Hashable]:
     """Return one key per row of `stored` (structs of `bytes` and `path`); equal recordings have equal keys.
 
-    Recordings are compared by their bytes, or by their path if there are no bytes. Paths are less reliable, because
-    uploads often store only the file name.
+    Recordings are compared by their bytes, or by their path, often only a file name, if there are no bytes.
     """
     paths = pc.struct_field(stored, "path").to_pylist()
     contents = pc.struct_field(stored, "bytes")

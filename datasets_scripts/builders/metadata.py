@@ -28,8 +28,7 @@ class Line(NamedTuple):
 def find_metadata(folder: Path, files: Iterable[str], *names: str) -> Path | None:
     """Find a metadata file by its possible names, in a folder or its sub-folders; return None if it does not exist.
 
-    A file at the top of the folder has priority. If only sub-folders contain such files, and there are several,
-    ValueError is raised.
+    A file at the top of the folder has priority. Raises ValueError if there is none, and several in sub-folders.
     """
     matches = sorted((file for file in files if os.path.basename(file) in names), key=lambda file: file.count("/"))
     if len(matches) > 1 and "/" in matches[0]:

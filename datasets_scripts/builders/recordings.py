@@ -100,8 +100,7 @@ class Recordings:
     def at(self, name: str) -> Path | None:
         """Find a recording by its absolute path or its path relative to the folder; return None if it is missing.
 
-        If a relative path does not exist, a file with another audio suffix or another Unicode normal form matches. For
-        example, macOS changes file names to the decomposed normal form.
+        A relative path also matches a file with another audio suffix or Unicode normal form (macOS changes names).
         """
         if os.path.isabs(name):
             return Path(name) if os.path.isfile(name) else None
@@ -133,8 +132,7 @@ class Recordings:
     def within(self, word: str, others: Sequence[str] = ()) -> "Recordings":
         """Return the recordings of one part of a dataset, such as its split "development".
 
-        A file belongs to the part if its folder path contains `word`, ignoring case. If there are no such files, return
-        all files with none of the words `others` in their folder path. All words must be in lower case.
+        These are the files with `word` (in lower case) in their folder path, or else with none of the words `others`.
         """
         folders = {file: os.path.dirname(file).casefold() for file in self.files}
         matching = [file for file in self.files if word in folders[file]]

@@ -89,8 +89,7 @@ def fingerprint(waveform: np.ndarray) -> Fingerprint | None:
 def alignment_score(clip: Fingerprint, query: Fingerprint, offset_frames: int) -> tuple[float, float]:
     """Compare two fingerprints, with frame `offset_frames` of the clip aligned to frame 0 of the query.
 
-    Returns the score (see `THRESHOLD`) and the bit error rate. Returns (0, 0.5) if fewer than `MIN_FRAMES` frames of
-    the overlap are loud.
+    Returns the score (see `THRESHOLD`) and the bit error rate: (0, 0.5) if fewer than `MIN_FRAMES` frames are loud.
     """
     start, stop = max(0, offset_frames), min(len(clip.words), len(query.words) + offset_frames)
     if stop - start < MIN_FRAMES:

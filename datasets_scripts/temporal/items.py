@@ -121,10 +121,9 @@ class TemporalItem:
 
     @property
     def meaning(self) -> str:
-        """String that is equal for all items with the same sounds in the same temporal relation.
+        """String that is equal for items with the same sounds in the same temporal relation.
 
-        For example, the forward item of the pair (a, b) and the reversed item of the pair (b, a) have equal strings,
-        because a is played before b in both items.
+        For example, a is played before b in the forward item of the pair (a, b) and the reversed item of (b, a).
         """
         if self.role in ("forward", "reversed"):
             return f"sequence:{'+'.join(self.labels)}"
@@ -143,8 +142,7 @@ def render(
 ) -> np.ndarray:
     """Render the audio of an item with `mixing.compose`: (samples,) float32, peak at most 0.99.
 
-    `read_waveform` returns the waveform of a row, (samples,) float, at `sampling_rate_hz`. Raises ValueError if
-    `compose` does; the message contains the clip ids.
+    `read_waveform` returns the waveform of a row, (samples,) float. Errors of `compose` contain the clip ids.
     """
     try:
         return compose(item.role, list(map(read_waveform, item.rows)), sampling_rate_hz, options)
@@ -234,10 +232,7 @@ class TemporalItems:
         return TemporalItem("single", (row,), (label,), captions, clip_id), combined
 
     def draw_rows(self, stage: str, epoch: int, index: int) -> tuple[Row, Row]:
-        """Draw the two recordings of pair `index` in an epoch, in the order of the pair.
-
-        `stage` is part of the random key, so the stages draw different recordings.
-        """
+        """Draw the two recordings of pair `index` in an epoch, in its order. Each `stage` draws different ones."""
         if not 0 <= index < len(self):
             raise IndexError(f"pair {index} is out of range; an epoch has {len(self)} pairs")
         labels = self.pairs[(epoch * len(self) + index) % len(self.pairs)]

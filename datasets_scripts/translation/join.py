@@ -74,10 +74,7 @@ def join_translations(
 
 
 def read_captions(rows: Dataset | DatasetDict, language: str = "eng") -> list[Caption]:
-    """Return all captions in one language, in row order.
-
-    Raises ValueError if no row has the language, or if a clip id is repeated.
-    """
+    """Return all captions in one language, in row order. Raise ValueError without captions, or for repeated ids."""
     all_captions = []
     for split in rows.values() if isinstance(rows, DatasetDict) else [rows]:
         _require_language(split.features["captions"], language)

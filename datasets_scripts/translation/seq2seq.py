@@ -63,10 +63,9 @@ class Seq2SeqTranslator:
         self._loaded: tuple[str, Any, Any, dict[str, int]] | None = None
 
     def check(self, source: str, target: str) -> None:
-        """Raise ValueError if the model does not support a language.
+        """Raise ValueError if the model does not support a language, or needs a prompt that is missing.
 
-        If the name contains `{source}` or `{target}`, there is one model per language pair. Then only the language
-        codes are checked, because loading many models takes too long.
+        If there is one model per language pair, only the language codes are checked, because loading takes too long.
         """
         if "{" in self.name:
             self._model_name(source, target)
@@ -74,10 +73,7 @@ class Seq2SeqTranslator:
             self._languages(source, target)
 
     def translate(self, texts: Sequence[str], source: str, target: str) -> list[str]:
-        """Translate texts without sampling (see `Translator.translate`); return "" for a text that is too long.
-
-        Raises ValueError if a language is not supported, or if the model needs a prompt and `prompt` is None.
-        """
+        """Translate texts without sampling; return "" for a text that is too long. Raises the errors of `check`."""
         template, options = self._languages(source, target)
         _, tokenizer, model, _ = self._load(source, target)
         limit = getattr(model.config, "max_position_embeddings", None) or float("inf")
