@@ -51,14 +51,10 @@ def replace_pooled(outputs: Any, pooled: torch.Tensor) -> BaseModelOutputWithPoo
     )
 
 
-class SentenceDense(nn.Module):
-    """Dense layer (linear and activation) after the pooling of a text tower, as in sentence-transformers."""
+class SentenceDense(nn.Sequential):
+    """Dense layer after the pooling of a text tower, as in sentence-transformers: (B, width) -> (B, out_features)."""
 
     def __init__(self, width: int, out_features: int, activation: str = "tanh", bias: bool = True) -> None:
         super().__init__()
         self.linear = nn.Linear(width, out_features, bias=bias)
         self.activation = ACT2FN[activation]
-
-    def forward(self, pooled: torch.Tensor) -> torch.Tensor:
-        """Map (B, width) to (B, out_features)."""
-        return self.activation(self.linear(pooled))
