@@ -132,6 +132,7 @@ class CEDModel(StrictLoadingMixin, PreTrainedModel):
     base_model_prefix = "encoder"
     _keys_to_ignore_on_load_unexpected = [r"^outputlayer\."]  # noqa: RUF012, as in transformers
     main_input_name = "input_features"
+    _input_embed_layer = "patch_embed"
     input_modalities = ["audio"]  # noqa: RUF012
     supports_gradient_checkpointing = True
     _no_split_modules = ["CEDBlock"]  # noqa: RUF012
@@ -167,10 +168,6 @@ class CEDModel(StrictLoadingMixin, PreTrainedModel):
         elif isinstance(module, CEDModel):
             init.normal_(module.time_pos_embed, std=std)
             init.normal_(module.freq_pos_embed, std=std)
-
-    def get_input_embeddings(self) -> nn.Module:
-        """Return the patch embedding."""
-        return self.patch_embed
 
     @torch.no_grad()
     def fit_normalisation(self, input_features: torch.Tensor, audio_attention_mask: torch.Tensor | None = None) -> None:

@@ -132,8 +132,7 @@ class SupCLAPModel(EncodingMixin, StrictLoadingMixin, PreTrainedModel):
         self.logit_bias = None if config.logit_bias is None else nn.Parameter(torch.empty(1))
         has_own_pooling = self.audio_model.config.model_type in AUDIO_TOWERS
         self._run_encoder = None if has_own_pooling else import_tower_code(*ANY_AUDIO_TOWER)
-        self._audio_takes_mask = takes(self.audio_model, "audio_attention_mask")
-        self._audio_takes_longer = takes(self.audio_model, "is_longer")
+        self._audio_options = [name for name in ("audio_attention_mask", "is_longer") if takes(self.audio_model, name)]
         self._text_takes_types = takes(self.text_model, "token_type_ids")
         self.post_init()
 
@@ -229,11 +228,8 @@ class SupCLAPModel(EncodingMixin, StrictLoadingMixin, PreTrainedModel):
         if self._run_encoder is not None:
             pooling = self.config.audio_pooling
             return self._run_encoder(self.audio_model, input_features, audio_attention_mask, pooling, **kwargs)
-        if self._audio_takes_mask:
-            kwargs["audio_attention_mask"] = audio_attention_mask
-        if self._audio_takes_longer:
-            kwargs["is_longer"] = is_longer
-
+        options = {"audio_attention_mask": audio_attention_mask, "is_longer": is_longer}
+        kwargs |= {name: options[name] for name in self._audio_options}
         # CED and CNN14 normalise their input in float32 and then cast it; the CLAP tower of transformers does not cast.
         if self.audio_model.config.model_type == "clap_audio_model":
             input_features = input_features.to(self.audio_model.dtype)
