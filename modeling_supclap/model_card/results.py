@@ -78,10 +78,9 @@ def get_card_scores(content: Mapping[str, Any]) -> list[CardScore]:
         elif task == "retrieval":
             title = DIRECTIONS[between[0]]
         elif task == "zste":
-            title = score.metric.display
-        place: dict[str, Any] = {"dataset": get_dataset_name(protocol), "split": protocol["split"]}
-        place |= {"language": language, "confidence": confidence if score.low is not None else None}
-        scores.append(CardScore(title, "accuracy" if task == "zste" else metric, score, **place))
+            title, metric = score.metric.display, "accuracy"
+        level = confidence if score.low is not None else None
+        scores.append(CardScore(title, metric, score, get_dataset_name(protocol), protocol["split"], language, level))
     return scores
 
 
