@@ -37,11 +37,7 @@ ALLOWED: list[Any] = [
     torch.nn.Embedding,
     encode,
     np.dtype,
-    np.dtypes.Float32DType,
-    np.dtypes.Float64DType,
-    np.dtypes.Int32DType,
-    np.dtypes.Int64DType,
-    np.dtypes.BoolDType,
+    *(type(np.dtype(name)) for name in ("float32", "float64", "int32", "int64", "bool")),
     (_NUMPY_SCALAR, "numpy.core.multiarray.scalar"),  # before numpy 2
     (_NUMPY_SCALAR, "numpy._core.multiarray.scalar"),
     (pathlib.PosixPath, "pathlib.PosixPath"),
