@@ -52,10 +52,9 @@ class ContrastiveModule(nn.Module):
 
     Checkpoints contain the keys `model.*` and `objective.*`. `SupCLAPModel.from_pretrained` loads `model.*` only.
 
-    The rows of a batch are sorted by length and embedded in chunks (see `grad_cache.py`). If a row has several texts or
-    clips, a training step keeps the activations for one text and one clip per row, and recomputes the others in the
-    backward pass, so that eight languages need no more memory than one. On a GPU, the step keeps the activations of at
-    least 16,384 tokens and 65,536 frames.
+    The rows of a batch are sorted by length and embedded in chunks (see `grad_cache.py`). By default, a training step
+    keeps the activations for one text and one clip per row, and on a GPU for at least 16,384 tokens and 65,536 frames.
+    It recomputes the others in the backward pass, so that eight languages need no more memory than one.
 
     Args:
         objective: Module that computes the loss from the embeddings (see `objectives.py`).
