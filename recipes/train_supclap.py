@@ -292,8 +292,8 @@ def train_and_save(
         return
 
     output = Path(args.output_dir or ".")
-    if not is_stream:
-        save_trained_sources(splits["train"], output, model_args.model)
+    # The sources of a stream are not recorded, because it would be read a second time.
+    save_trained_sources([] if is_stream else splits["train"], output, model_args.model)
     for name, results in all_results.items():
         dataset, options = parts[name].dataset, parts[name].builder_options
         options.pop("data_dir", None)

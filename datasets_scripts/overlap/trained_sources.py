@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..atomic_files import atomic_write
-from ..schema import without_audio
+from ..schema import FILE_SOURCE, without_audio
 
 FILE_NAME = "trained_sources.npy"
 """File in the model folder: sorted 64-bit hashes of the sources."""
@@ -16,8 +16,7 @@ FILE_NAME = "trained_sources.npy"
 
 def save_trained_sources(rows: Any, folder: str | Path, *starts: str | Path | None) -> None:
     """Save hashes of the training sources in a model folder, and those of `starts`, the models that it started from."""
-    sources = [row["source"] for row in without_audio(rows)]
-    hashes = np.unique(np.concatenate([_hash_sources(sources), *map(load_trained_sources, starts)]))
+    hashes = np.unique(np.concatenate([_hash_sources(rows), *map(load_trained_sources, starts)]))
     with atomic_write(Path(folder, FILE_NAME)) as unfinished, unfinished.open("wb") as file:
         np.save(file, hashes)
 
@@ -30,17 +29,26 @@ def load_trained_sources(folder: str | Path | None) -> np.ndarray:
 
 def refuse_trained_sources(rows: Any, model: str, allow: bool = False) -> int:
     """Raise ValueError if a model has trained on the sources of any rows; if `allow`, warn, and return their number."""
-    sources = [row["source"] for row in without_audio(rows)]
-    is_trained = np.isin(_hash_sources(sources), load_trained_sources(model))
+    is_trained = np.isin(_hash_sources(rows), load_trained_sources(model))
     count = int(is_trained.sum())
     if count:
-        problem = f"{model} has trained on {count} of {len(sources)} clips, for example {sources[is_trained.argmax()]}"
+        example = without_audio(rows)[int(is_trained.argmax())]["source"]
+        problem = f"{model} has trained on {count} of {len(rows)} clips, for example {example}"
         if not allow:
             raise ValueError(f"{problem}; evaluate on other clips, or set --allow_trained true")
         warnings.warn(problem, stacklevel=2)
     return count
 
 
-def _hash_sources(sources: list[str]) -> np.ndarray:
-    hashes = [hashlib.blake2b(source.encode(), digest_size=8).digest() for source in sources]
+def _hash_sources(rows: Any) -> np.ndarray:
+    """Hash the source of each row. A source that is only a file name is hashed with the clip id.
+
+    Other recordings may have the same file name, even in another split of the same dataset.
+    """
+    hashes = []
+    for row in without_audio(rows):
+        source = row["source"]
+        if source.startswith(FILE_SOURCE):
+            source += " " + row["clip_id"].removeprefix(f"{row.get('dataset')}/")  # added by a mixture
+        hashes.append(hashlib.blake2b(source.encode(), digest_size=8).digest())
     return np.frombuffer(b"".join(hashes), dtype="<u8").astype(np.uint64)

@@ -36,6 +36,14 @@ def test_the_sources_of_the_starting_model_stay(tmp_path):
             refuse_trained_sources(rows(source), str(model))
 
 
+def test_recordings_with_equal_file_names_are_distinguished_by_their_clips(tmp_path):
+    named = {"source": "file:audio.wav"}
+    save_trained_sources([{**named, "clip_id": "mine/train-000000", "dataset": "mine"}], tmp_path)
+    assert refuse_trained_sources([{**named, "clip_id": "test-000000"}], str(tmp_path)) == 0
+    with pytest.raises(ValueError, match=r"1 of 1 clips, for example file:audio\.wav"):
+        refuse_trained_sources([{**named, "clip_id": "train-000000"}], str(tmp_path))
+
+
 def test_a_model_without_record_is_not_refused(tmp_path):
     assert len(load_trained_sources("laion/clap-htsat-unfused")) == 0
     assert len(load_trained_sources(None)) == 0

@@ -22,6 +22,7 @@ from modeling_supclap import SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.datasets_scripts import load_splits
 from modeling_supclap.datasets_scripts.atomic_files import InUseError, folder_lock
 from modeling_supclap.datasets_scripts.audio import BadAudioError
+from modeling_supclap.datasets_scripts.overlap.trained_sources import load_trained_sources, save_trained_sources
 from modeling_supclap.datasets_scripts.prepare import Request, prepare
 from modeling_supclap.datasets_scripts.stream import RowStream
 from modeling_supclap.evaluation import EmbeddingCache, Results, compare, evaluate
@@ -276,6 +277,10 @@ def test_a_prepared_set_is_streamed_with_the_name_of_its_origin(sounds, tmp_path
     prepare(Request("audio_folder", {"data_dir": str(sounds), "languages": ["eng"]}), tmp_path / "set", quiet=True)
     words = ["--dataset", "prepared", "--data_dir", tmp_path / "set", "--streaming", "true", *WORDS]
     run_recipe(train_supclap, *words, "--output_dir", tmp_path / "run")
+    save_trained_sources([{"source": "freesound:1"}], tmp_path / "run")
+    start = ["--model", tmp_path / "run", "--max_steps", 1]
+    run_recipe(train_supclap, *words, *start, "--output_dir", tmp_path / "again")
+    assert load_trained_sources(tmp_path / "again").tolist() == load_trained_sources(tmp_path / "run").tolist()
     card = ModelCard.load(tmp_path / "run" / "README.md")
     assert card.data.datasets == ["audio_folder"]
     assert {result.dataset_name for result in card.data.eval_results} == {"audio_folder"}
