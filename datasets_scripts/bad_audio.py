@@ -168,11 +168,11 @@ def map_in_order(function: Callable[[Any], R], rows: Sequence[Any], workers: int
     import torch  # takes seconds; not needed for --help
     from torch.utils.data import DataLoader
 
-    processes: dict[str, Any] = {}
+    options: dict[str, Any] = {"batch_size": None, "collate_fn": partial(_apply, function)}
     if workers > 1:
-        processes = {"num_workers": workers, "prefetch_factor": 8, "worker_init_fn": exit_with_parent}
-    applied: Any = _Applied(function, rows)
-    results = DataLoader(applied, batch_size=None, collate_fn=_identity, **processes)
+        options |= {"num_workers": workers, "prefetch_factor": 8, "worker_init_fn": exit_with_parent}
+    source: Any = rows
+    results = DataLoader(source, **options)
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -218,22 +218,11 @@ def exit_with_parent(worker: int, then: Callable[[int], None] | None = None) -> 
         then(worker)
 
 
-class _Applied:
-    def __init__(self, function: Callable[[Any], Any], rows: Sequence[Any]) -> None:
-        self.function, self.rows = function, rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> Any:
-        try:
-            return self.function(self.rows[index])
-        except Exception as error:
-            return error  # raised by the parent; `DataLoader` would hide the message in the worker's traceback
-
-
-def _identity(result: Any) -> Any:
-    return result  # the default `collate_fn` converts arrays to tensors
+def _apply(function: Callable[[Any], R], row: Any) -> R | Exception:
+    try:
+        return function(row)
+    except Exception as error:
+        return error  # raised by the parent; `DataLoader` would hide the message in the worker's traceback
 
 
 def source_of(row: Mapping[str, Any]) -> str | bytes:
