@@ -49,11 +49,14 @@ def render_captions(
     for language in languages:
         if language not in phrase_by_language:
             raise ValueError(f"no phrase in {language!r}; there are phrases in {list(phrase_by_language)}")
-        captions[language] = []
-        for sentence in sentences[language]:
-            text = sentence.format(phrase=phrase_by_language[language])
-            captions[language].append(text[:1].upper() + text[1:])
+        phrase = phrase_by_language[language]
+        captions[language] = [capitalize(sentence.format(phrase=phrase)) for sentence in sentences[language]]
     return captions
+
+
+def capitalize(text: str) -> str:
+    """Convert the first letter to upper case; unlike `str.capitalize`, leave the others unchanged."""
+    return text[:1].upper() + text[1:]
 
 
 def caption_classes(labels: Sequence[str]) -> dict[str, list[str]]:

@@ -22,7 +22,7 @@ from scipy import signal
 
 from ..audio import read_audio, resample
 from ..schema import Event
-from .captions import label_phrases, read_phrases
+from .captions import capitalize, label_phrases, read_phrases
 from .folder import SPLITS, Clip, draw_sources
 from .metadata import fingerprint, read_csv
 from .recordings import Recordings, stem_of
@@ -163,8 +163,8 @@ def caption_scene(
     else:
         for text in groups[1:]:
             chain += choose("then") + text
-    text = templates[template].format(phrase=words["scene"].format(events=chain, room=choose(scene.room)))
-    return text[:1].upper() + text[1:]
+    phrase = words["scene"].format(events=chain, room=choose(scene.room))
+    return capitalize(templates[template].format(phrase=phrase))
 
 
 Take = Callable[[str, int, np.random.Generator], np.ndarray]

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from ..builders.captions import check_languages, read_phrases
+from ..builders.captions import capitalize, check_languages, read_phrases
 from ..schema import LANGUAGES, without_audio
 from .mixing import RenderOptions, compose
 
@@ -94,11 +94,8 @@ def label_phrase(label: str, language: str = "eng", phrases: Phrases | None = No
 
 def write_sentence(sentence: str, language: str, sounds: Sequence[str]) -> list[str]:
     """Insert one or two noun phrases into all phrasings of a sentence in `temporal.json`, and capitalise the texts."""
-    texts = []
-    for phrasing in read_phrases("temporal")[sentence][language]:
-        text = phrasing.format(first=sounds[0], second=sounds[-1])
-        texts.append(text[:1].upper() + text[1:])
-    return texts
+    phrasings = read_phrases("temporal")[sentence][language]
+    return [capitalize(phrasing.format(first=sounds[0], second=sounds[-1])) for phrasing in phrasings]
 
 
 @dataclass(frozen=True)
