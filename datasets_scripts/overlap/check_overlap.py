@@ -171,10 +171,9 @@ def _copies(clips: list[list[Clip]], prints: list[list[Any]], quiet: bool) -> li
     for query, clip in zip(progress(prints[1], "comparing", len(prints[1]), "clips", quiet), clips[1], strict=True):
         for match in [] if query is None else index.search(query):
             other = clips[0][match.clip]
-            pair: dict[str, Any] = {"first": other, "second": clip, "same_source": other["source"] == clip["source"]}
-            for name in ("score", "bit_error_rate", "offset_seconds", "overlap_seconds"):
-                pair[name] = round(getattr(match, name), 4)
-            pairs.append(pair)
+            numbers = {name: round(value, 4) for name, value in match._asdict().items() if name != "clip"}
+            same_source = other["source"] == clip["source"]
+            pairs.append({"first": other, "second": clip, "same_source": same_source, **numbers})
     return sorted(pairs, key=lambda pair: (-pair["score"], pair["first"]["clip_id"], pair["second"]["clip_id"]))
 
 
