@@ -138,6 +138,9 @@ class HubDataset:
         recordings: dict[Hashable, list[int]] = {}
         for index, recording in enumerate(identify_recordings(stored)):
             recordings.setdefault(recording, []).append(index)
+        if len(recordings) > 1 and len(set(paths)) == 1:  # such as "audio.wav", which does not identify a recording
+            for row in described:
+                row["source"] = f"{FILE_SOURCE}{row['clip_id']}"
         for indices in recordings.values():
             if len(indices) > 1:
                 merged = [described[index] for index in indices]

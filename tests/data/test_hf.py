@@ -209,6 +209,14 @@ def test_recordings_are_compared_by_content_instead_of_name():
     assert merged["labels"] == [["u", "w"], ["v"], ["x", "z"], ["y"]]
 
 
+def test_recordings_that_all_have_one_name_have_different_sources():
+    sounds = [{**sound(number), "path": "audio.wav"} for number in (0, 1, 0)]
+    rows = datasets.Dataset.from_dict({"audio": sounds, "caption": list("abc")})
+    merged = as_rows(rows.cast_column("audio", datasets.Audio(decode=False)))
+    assert merged["source"] == ["file:clip-000000", "file:clip-000001"]
+    assert merged["audio_path"] == ["audio.wav", "audio.wav"]
+
+
 def test_captions_of_merged_rows_stay_translations():
     texts = {"caption_eng": ["Rain", "A dog"], "caption_fra": [None, "Un chien"]}
     rows = datasets.Dataset.from_dict({"audio": [sound(0), sound(0)], **texts})
