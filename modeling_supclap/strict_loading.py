@@ -15,10 +15,9 @@ from .hub_ids import is_hub_id
 
 @contextmanager
 def naming_damaged_files(folder: Any) -> Iterator[None]:
-    """Context manager that raises OSError with the path of a damaged weight file if loading fails.
+    """Context manager that raises OSError with the path of a damaged weight file, because other errors do not name it.
 
-    The errors of safetensors and torch do not contain the path. Only local folders are checked, because the Hub client
-    verifies its downloads.
+    Only local folders are checked, because the Hub client verifies its downloads.
     """
     try:
         yield
@@ -39,10 +38,7 @@ def naming_damaged_files(folder: Any) -> Iterator[None]:
 
 
 def damaged(path: Path, error: Exception) -> str:
-    """Return an error message for a weight file, with the first sentence of `error`.
-
-    Later sentences of torch's error are omitted, because they advise an unsafe way of loading (`weights_only=False`).
-    """
+    """Return an error message with the first sentence of `error`. Torch's others advise an unsafe way of loading."""
     cause = f"{type(error).__name__}: {error}".splitlines()[0].split(". ")[0]
     return f"cannot read weights from {path} ({cause}); the file is damaged or incomplete, download it again"
 

@@ -57,7 +57,6 @@ class Layout:
     plain_captions: bool = False  # whether the processor lower-cases captions and removes punctuation
 
     def fits(self, tensors: Mapping[str, torch.Tensor]) -> bool:
-        """Return whether the tensors have this layout."""
         for name, value in tensors.items():
             is_patch = self.patch_mels is not None and name.endswith("patch_embed.proj.weight")
             if is_patch and value.shape[2:3] != (self.patch_mels,):

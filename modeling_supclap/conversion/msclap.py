@@ -77,10 +77,7 @@ def supclap_from_msclap(
 
 
 def prepare_gpt2_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Set the padding and end tokens of MS-CLAP 2023 on GPT-2's tokenizer, in place.
-
-    Raise ValueError if the tokenizer is not GPT-2's.
-    """
+    """Set MS-CLAP 2023's padding and end tokens, in place. Raise ValueError if the tokenizer is not GPT-2's."""
     vocabulary = tokenizer.get_vocab()
     if vocabulary.get(GPT2_PADDING) != 0 or not {GPT2_BLANK, GPT2_END} <= vocabulary.keys():
         raise ValueError(f"this {type(tokenizer).__name__} is not GPT-2's; use the tokenizer openai-community/gpt2")

@@ -30,10 +30,7 @@ class Tensors(dict[str, torch.Tensor]):
         return model.eval()
 
     def rename(self, rules: Sequence[tuple[str, str]]) -> Tensors:
-        """Return the tensors with new names. Raise ValueError if two tensors would have the same name.
-
-        `rules` are pairs (regular expression, replacement). For each name, the first matching rule applies.
-        """
+        """Rename tensors by the first matching rule (pattern, replacement). Raise ValueError if names become equal."""
         renamed = Tensors({}, self.origin)
         for name in sorted(self):
             new = name

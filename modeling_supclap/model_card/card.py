@@ -83,10 +83,7 @@ def model_card(facts: CardFacts) -> ModelCard:
 
 
 def write_card(folder: str | Path, card: ModelCard, overwrite: bool = False) -> bool:
-    """Write a card to `README.md` in a folder. Return whether it was written.
-
-    An existing card that was edited is overwritten only with `overwrite`.
-    """
+    """Write a card to `README.md`; replace an edited card only with `overwrite`. Return whether it was written."""
     path = Path(folder) / "README.md"
     if not overwrite and path.is_file() and not is_untouched(path.read_text(encoding="utf-8")):
         logger.warning(f"{path} was edited and is not overwritten; remove it to generate a new card")

@@ -90,10 +90,7 @@ def read_results(folder: Path) -> list[dict[str, Any]]:
 
 
 def count_licenses(rows: Any) -> dict[str, int]:
-    """Count the clips per license, most frequent first. Clips without a license are counted as `not stated`.
-
-    For a stream, use the counts in its attribute `licenses`.
-    """
+    """Count the clips per license (or "not stated"), most frequent first. A stream has the counts in `licenses`."""
     if rows is None or not len(rows):
         return {}
     if hasattr(rows, "licenses"):

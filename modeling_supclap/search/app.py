@@ -63,10 +63,7 @@ def serve(
 
 
 def launch_page(searcher: Searcher, recordings: str | Path, **options: Any) -> Any:
-    """Launch the search page. It serves only recordings that are in the index.
-
-    `options` are passed to Gradio's `launch`. Return the running `gradio.Blocks`.
-    """
+    """Launch the search page with options of Gradio's `launch`, and return it. It serves only indexed recordings."""
     page, root = make_page(searcher, recordings), Path(recordings).resolve()
     app, _, _ = page.launch(css=STYLE, quiet=True, prevent_thread_lock=True, **options)
     from starlette.routing import Mount  # installed with Gradio

@@ -165,10 +165,7 @@ class Searcher:
         return self.model.encode_text([query], language, 1)[0]
 
     def embed_audio(self, audio: Any) -> np.ndarray:
-        """Embed an audio query as an array (d,) with unit norm.
-
-        Audio longer than the window length is split into chunks, and the chunk embeddings are averaged.
-        """
+        """Embed an audio query as an array (d,) with unit norm, the mean over chunks of the window length."""
         (recording, *_), _ = as_recordings(audio)
         (chunks,) = self.model.chunk_embeddings([recording], float(self.index.about["window_seconds"]))
         return mean_embedding(chunks.embeds).numpy()

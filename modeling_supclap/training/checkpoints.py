@@ -132,10 +132,7 @@ def write_run_file(
     batches: EpochBatches | None = None,
     frozen: Mapping[str, str] | None = None,
 ) -> None:
-    """Write `RUN_FILE`. Call this last, because it contains the hashes of all other files of the checkpoint.
-
-    `frozen` is the result of `write_frozen`.
-    """
+    """Write `RUN_FILE`, last, because it contains the hashes of all other files. `frozen` is from `write_frozen`."""
     files = dict(frozen or {})
     for path in sorted(Path(folder).rglob("*")):
         if path.is_file():
@@ -147,10 +144,7 @@ def write_run_file(
 def refuse_another_run(
     checkpoint: str | Path, args: TrainingArguments, module: nn.Module, batches: EpochBatches | None = None
 ) -> None:
-    """Raise ValueError if a checkpoint is incomplete, or if its settings or trainable parameters differ from this run.
-
-    The message lists the differences.
-    """
+    """Raise ValueError with all differences if a checkpoint is incomplete or of a run with other settings."""
     folder = Path(checkpoint)
     advice = f"or start a new run from its weights: --model {folder}"
     flaws = checkpoint_flaws(folder)

@@ -204,7 +204,6 @@ class SupCLAPTrainer(Trainer):
         self.add_callback(SupCLAPProgressCallback() if has_bar else LineCallback())
 
     def _collators(self, args: Any) -> tuple[TrainingCollator, Any]:
-        """Build the training collator and the evaluation collator."""
         shared: dict[str, Any] = {"positives": args.positives, "max_audio_seconds": args.max_audio_seconds}
         languages = {"languages": args.languages, "languages_per_clip": args.languages_per_clip}
         return (
