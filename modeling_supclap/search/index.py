@@ -251,7 +251,13 @@ class SoundIndex:
         return sorted(hits, key=lambda row: (-row["score"], row["file"], row["start_seconds"]))[:limit]
 
     def _nearest_in_memory(self, vector: np.ndarray, limit: int, within: str | None) -> list[dict[str, Any]]:
-        columns = self._load()
+        version = self.windows.version
+        if self._loaded is None or self._loaded[0] != version:  # another process may have changed the table
+            table = self._read(lambda: self.windows.to_arrow()).combine_chunks()
+            columns = {name: table[name].to_numpy() for name in ("file", "start_seconds", "end_seconds")}
+            columns["vector"] = table["vector"].combine_chunks().flatten().to_numpy().reshape(len(table), self.dim)
+            self._loaded = version, columns
+        columns = self._loaded[1]
         files, vectors = columns["file"], columns["vector"]
         indices = np.arange(len(files)) if within is None else np.flatnonzero(files == within)
         scores = (vectors if within is None else vectors[indices]) @ vector
@@ -276,16 +282,6 @@ class SoundIndex:
 
         # LanceDB's distance is 1 - dot product.
         return [{**row, "score": 1.0 - row["_distance"]} for row in self._read(query.to_list)]
-
-    def _load(self) -> dict[str, np.ndarray]:
-        """Return the columns of the window table from memory. Reload them if the table has a new version."""
-        version = self.windows.version
-        if self._loaded is None or self._loaded[0] != version:
-            table = self._read(lambda: self.windows.to_arrow()).combine_chunks()
-            columns = {name: table[name].to_numpy() for name in ("file", "start_seconds", "end_seconds")}
-            columns["vector"] = table["vector"].combine_chunks().flatten().to_numpy().reshape(len(table), self.dim)
-            self._loaded = version, columns
-        return self._loaded[1]
 
     def _read(self, read: Callable[[], Any]) -> Any:
         """Call `read`. If it fails, retry once, because another process may have replaced the table."""
