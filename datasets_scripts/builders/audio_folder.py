@@ -30,6 +30,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -220,10 +221,14 @@ def choose_splits(config: AudioFolderConfig, records: Mapping[str, Record]) -> d
     The metadata of the recording or the name of its folder determines the split. If no recording has a split,
     validation and test recordings are sampled at random. Recordings with the same source are in the same split.
     """
+    absolute = [PurePosixPath(name).parts[:-1] for name in records if os.path.isabs(name)]
+    # Number of common parent folders of the recordings outside of the folder; their names do not determine the split.
+    num_parents = len(list(takewhile(lambda names: len(set(names)) == 1, zip(*absolute, strict=False))))
     known: dict[str, str] = {}
     for name, record in records.items():
         split = record.split
-        for part in PurePosixPath(name).parts[:-1]:  # folder names, if the metadata contain no split
+        folders = PurePosixPath(name).parts[num_parents if os.path.isabs(name) else 0 : -1]
+        for part in folders:  # if the metadata contain no split
             split = split or SPLIT_NAMES.get(part.casefold(), "")
         if split:
             known[name] = split

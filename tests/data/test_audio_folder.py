@@ -1,6 +1,8 @@
 """Folders of recordings with captions, in the layouts that users have."""
 
+import itertools
 import json
+import shutil
 import time
 
 import datasets
@@ -149,6 +151,19 @@ def test_tables_have_several_names_and_forms(folder, load, name):
         text = "".join(f'{line["file_name"]}{mark}"{line["caption"]}"\n' for line in lines)
         (folder / name).write_bytes(f"file_name{mark}caption\n{text}".encode("utf-16"))
     assert rows_of(load())["3.wav"]["captions"]["eng"] == ["Sound; 3.wav"]
+
+
+@pytest.mark.parametrize("folders", [("",), ("train", "test")])
+def test_parent_folders_of_absolute_paths_are_no_splits(folder, load, tmp_path, folders):
+    lines = []
+    for name, part in itertools.product(NAMES, folders):
+        path = tmp_path / "dev" / part / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(folder / name, path)
+        lines.append([str(path), name])
+    write_csv(folder / "metadata.csv", [["file_name", "caption"], *lines])
+    sizes = {"train": 8, "validation": 1, "test": 1} if folders == ("",) else {"train": 10, "test": 10}
+    assert sizes_of(load()) == sizes
 
 
 def test_paths_may_be_absolute(folder, load, tmp_path):
