@@ -89,12 +89,10 @@ class StrictLoadingMixin:
             ValueError: The checkpoint contains a different model or only an adapter, or weights are missing.
         """
         _check_source(pretrained_model_name_or_path)
-        parent: Any = super()
-        return_report = kwargs.pop("output_loading_info", False)
+        options = {**kwargs, "output_loading_info": True}
         with naming_damaged_files(pretrained_model_name_or_path):
-            loaded = parent.from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
-
-        if return_report:
+            loaded = super().from_pretrained(pretrained_model_name_or_path, *args, **options)  # type: ignore[misc]
+        if kwargs.get("output_loading_info"):
             return loaded
         model, report = loaded
         # Without a name, the caller passes a state_dict and a configuration; other weights are initialised on purpose.
@@ -109,6 +107,5 @@ class StrictLoadingMixin:
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         """Save a model as in transformers, with the permissions that the umask sets for new files."""
-        parent: Any = super()
-        parent.save_pretrained(save_directory, *args, **kwargs)
+        super().save_pretrained(save_directory, *args, **kwargs)  # type: ignore[misc]
         apply_umask(save_directory)

@@ -138,8 +138,7 @@ def push_to_hub(
         api.upload_file(path_or_fileobj=content, path_in_repo="README.md", repo_id=repo_id)
 
     processor.push_to_hub(repo_id, **kwargs)
-    untyped: Any = model  # transformers declares push_to_hub as a decorated function
-    return untyped.push_to_hub(repo_id, **kwargs)
+    return model.push_to_hub(repo_id, **kwargs)  # type: ignore[arg-type]
 
 
 def _describe_objective(arguments: Mapping[str, Any]) -> str:
