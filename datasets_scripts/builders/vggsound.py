@@ -10,7 +10,7 @@ from .audiocaps import start_seconds
 from .captions import render_captions
 from .folder import ENGLISH, Clip, Collection, FolderConfig, RowBuilder, draw_sources
 from .metadata import read_csv
-from .recordings import YOUTUBE_NAMINGS, find_segments
+from .recordings import YOUTUBE_NAMINGS, Segment, find_segments
 
 COLUMNS = ("youtube_id", "start_seconds", "label", "split")
 
@@ -41,23 +41,21 @@ class VGGSound(RowBuilder):
 
     def collect(self) -> Collection:
         collection = Collection()
-        lines = read_csv(self.config.tables()["clips"], COLUMNS, header=False)
-        splits = [line.values["split"].strip() for line in lines]
-        if splits and splits[0].lower() == "split":  # the header line of some copies
-            lines, splits = lines[1:], splits[1:]
-        for line, split in zip(lines, splits, strict=True):
+        clips: list[tuple[Segment, str, str]] = []  # with label and split
+        for number, line in enumerate(read_csv(self.config.tables()["clips"], COLUMNS, header=False)):
+            label, split = line.values["label"].strip(), line.values["split"].strip()
+            if number == 0 and split.lower() == "split":  # the header line of some copies
+                continue
             if split not in ("train", "test"):
                 raise ValueError(f"{line.where}: the split is {split!r}; expected train or test")
+            clips.append(((line.values["youtube_id"], start_seconds(line, "start_seconds")), label, split))
 
-        segments = [(line.values["youtube_id"], start_seconds(line, "start_seconds")) for line in lines]
-        paths = find_segments(self.config.recordings, list(dict.fromkeys(segments)))
-        trained = {youtube_id for (youtube_id, _), split in zip(segments, splits, strict=True) if split == "train"}
+        paths = find_segments(self.config.recordings, list(dict.fromkeys(segment for segment, _, _ in clips)))
+        trained = {segment[0] for segment, _, split in clips if split == "train"}
         drawn = draw_sources(trained, {"validation": self.config.num_validation}, self.config.seed)
-
-        for line, segment, given_split in zip(lines, segments, splits, strict=True):
-            split = drawn[segment[0]] if given_split == "train" else "test"
-            label, clip_id = line.values["label"].strip(), "{}_{}".format(*segment)
+        for segment, label, split in clips:
+            clip_id = "{}_{}".format(*segment)
             captions = render_captions({ENGLISH: label}, [ENGLISH]) if label else {}
             clip = Clip(clip_id, captions, f"youtube:{segment[0]}", "unknown (YouTube)", labels=[label])
-            collection.add(split, clip, clip_id, paths.get(segment))
+            collection.add(drawn[segment[0]] if split == "train" else split, clip, clip_id, paths.get(segment))
         return collection
