@@ -160,10 +160,9 @@ def _hub_license(name: str) -> str:
 
 def _metadata_files(data_dir: str | None, ignored_folder: Path) -> list[dict[str, Any]]:
     """Return the path, size and SHA-256 of each table and text file in `data_dir`, such as caption files."""
-    files: list[dict[str, Any]] = []
     if data_dir is None:
-        return files
-    root = Path(data_dir).expanduser().resolve()
+        return []
+    files, root = [], Path(data_dir).expanduser().resolve()
     for path in sorted(root.rglob("*")):
         name = path.relative_to(root).as_posix()
         is_ignored = "/." in f"/{name}" or ignored_folder.resolve() in path.parents

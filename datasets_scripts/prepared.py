@@ -178,8 +178,7 @@ class PreparedConfig(datasets.BuilderConfig):
 class Prepared(datasets.ArrowBasedBuilder):
     """Builder that loads the splits of a prepared dataset.
 
-    `datasets.load_dataset` also loads the shards, but does not compare their sizes with the manifest. It does not find
-    the recordings if the dataset contains only their paths (storage "reference").
+    `datasets.load_dataset` also loads the shards, without comparing their sizes or finding recordings by their paths.
     """
 
     VERSION = "2.0.0"

@@ -27,8 +27,7 @@ def add_builder_options(parser: argparse.ArgumentParser, config_class: type[data
     """
     hints = typing.get_type_hints(config_class)
     texts = option_texts(config_class)
-    declared = config_keys(config_class)
-    names = [field.name for field in dataclasses.fields(config_class) if field.name in declared]
+    names = [field.name for field in dataclasses.fields(config_class) if field.name in config_keys(config_class)]
 
     group = parser.add_argument_group("options of the builder")
     for name in names:

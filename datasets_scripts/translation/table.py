@@ -123,9 +123,8 @@ def _check(table: pa.Table, named: str) -> None:
 
     problems = []
     for fault, rows in faulty.items():
-        names = []
-        for row in rows.slice(0, 5).to_pylist():
-            names.append(f"{row['clip_id']!r} caption {row['caption_index']} in {row['language']!r}")
+        first = rows.slice(0, 5).to_pylist()
+        names = [f"{row['clip_id']!r} caption {row['caption_index']} in {row['language']!r}" for row in first]
         if names:
             problems.append(f"{len(rows)} translations {fault}: {listing(names, count=len(rows))}")
     if problems:
