@@ -131,9 +131,7 @@ def filter_bad_audio(
         on_bad_audio: "error" returns all rows unchecked, because reading a bad recording raises an error later. "skip"
             removes bad rows and logs their number. "report" also logs the problem of each bad row.
 
-    Raises:
-        BadAudioError: All recordings are bad.
-        ValueError: `on_bad_audio` is unknown.
+    Raises BadAudioError if all recordings are bad, and ValueError if `on_bad_audio` is unknown.
     """
     if on_bad_audio not in ON_BAD_AUDIO:
         raise ValueError(f"on_bad_audio is {on_bad_audio!r}; expected one of {', '.join(ON_BAD_AUDIO)}")

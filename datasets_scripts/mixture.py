@@ -37,8 +37,7 @@ def mix(
         sets: `{dataset name: splits}`. A split is a `Dataset`; the training split may be a `RowStream`.
         options: `{dataset name: options}`. `expected_counts` describes the options and `temperature`.
 
-    Raises:
-        ValueError: As in `expected_counts`, or a stream is mixed with `balance_labels`.
+    Raises ValueError as `expected_counts` does, or if a stream is mixed with `balance_labels`.
     """
     train = {name: splits["train"] for name, splits in sets.items() if "train" in splits}
     is_stream = any(isinstance(rows, RowStream) for rows in train.values())

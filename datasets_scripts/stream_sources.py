@@ -255,10 +255,9 @@ def load_parquet(**options: Any) -> dict[str, RowStream]:
     """Stream a dataset of Parquet files from the Hub, a folder, or an address that fsspec can list.
 
     This function reads only the file footers, and the captions if some may be missing. If there is no validation or
-    test split, a random sample of the training row groups is held out. Row groups are not divided, so that only one
-    split reads each of them. The options are the fields of `builders.hf.HubDatasetConfig`. The result is
-    `{split: stream}`. Raises FileNotFoundError if there are no Parquet files. Raises ValueError if columns are missing,
-    or if the training split has too few row groups to hold out a split.
+    test split, a random sample of the training row groups is held out. The options are the fields of
+    `builders.hf.HubDatasetConfig`, the result is `{split: stream}`. Raises FileNotFoundError without Parquet files, and
+    ValueError if columns are missing, or the training split has too few row groups.
     """
     config = HubDatasetConfig(**options)
     data_dir = str(config.data_dir)

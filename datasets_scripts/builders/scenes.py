@@ -277,10 +277,8 @@ def split_recordings(folder: str, seed: int) -> dict[str, dict[str, list[Path]]]
 
     The folder contains the table `metadata.csv` (columns file_name, label and optionally speaker) or `meta/esc50.csv`
     (columns filename, category and fold). If the table has a column of folds or speakers, whole folds or speakers are
-    held out. Otherwise, single recordings of each label are held out.
-
-    Raises:
-        FileNotFoundError: The folder, its table or a recording does not exist.
+    held out. Otherwise, single recordings of each label are held out. Raises FileNotFoundError if the folder, its table
+    or a recording does not exist.
     """
     recordings = Recordings(folder)
     table = find_table(recordings)

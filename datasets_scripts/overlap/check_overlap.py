@@ -54,9 +54,7 @@ def compare(
     - "sets": name and number of clips of each set.
     - "threshold": minimum score of a copy.
 
-    Raises:
-        FileNotFoundError: A set does not exist.
-        ValueError: A split is unknown, or both sets are the same.
+    Raises FileNotFoundError for a missing set, and ValueError for an unknown split or if both sets are the same.
     """
     if first == second:
         raise ValueError(f"both sets are {first}; to compare splits of one set, pass {first}:train {first}:test")

@@ -165,9 +165,8 @@ class TemporalItems:
         random_order: Whether to exchange the two sounds in the captions of a random half of the pairs. This makes the
             order words unrelated to the audio, as a control experiment.
 
-    Raises:
-        ValueError: A row does not have exactly one label, an id is duplicated, there are fewer than two classes, a
-            label has no phrase, or `pairs_per_epoch` or `num_phrasings` is below 1.
+    Raises ValueError if a row does not have exactly one label, an id is duplicated, there are fewer than two classes, a
+    label has no phrase, or `pairs_per_epoch` or `num_phrasings` is below 1.
     """
 
     def __init__(
@@ -292,8 +291,7 @@ def split_by_source(rows: Iterable[Row], train_fraction: float = 0.7, seed: int 
         train_fraction: Fraction of the sources of each class to use for training, rounded. At least one source is used
             for training; of two or more sources, at least one is used for testing. TeminAL uses 0.7 (B.5).
 
-    Raises:
-        ValueError: `train_fraction` is not between 0 and 1, or a row does not have exactly one label.
+    Raises ValueError if `train_fraction` is not between 0 and 1, or a row does not have exactly one label.
 
     >>> rows = [{"clip_id": str(i), "labels": ["dog"], "source": f"freesound:{i // 2}"} for i in range(6)]
     >>> split_by_source(rows)

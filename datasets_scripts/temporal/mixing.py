@@ -27,8 +27,7 @@ class RenderOptions:
         gap_seconds: Duration of the silence between the clips.
         match_loudness: Whether to scale both clips to the geometric mean of their `active_rms`.
 
-    Raises:
-        ValueError: A duration is negative or infinite, or both a crossfade and a gap are set.
+    Raises ValueError if a duration is negative or infinite, or if both a crossfade and a gap are set.
     """
 
     crossfade_seconds: float = 0.0
@@ -54,8 +53,7 @@ def compose(
             All other roles join two waveforms in sequence.
         waveforms: One waveform for "single", otherwise two in the order of playback.
 
-    Raises:
-        ValueError: The role or the number of waveforms is wrong, or `concatenate` or `overlay` fails.
+    Raises ValueError if the role or the number of waveforms is wrong, or if `concatenate` or `overlay` does.
 
     >>> compose("reversed", [np.array([0.5]), np.array([0.25])], sampling_rate_hz=1).tolist()
     [0.5, 0.25]

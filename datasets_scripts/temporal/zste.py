@@ -44,8 +44,7 @@ def zste_set(rows: Sequence[Row], seed: int, num_items: int) -> list[dict[str, A
         - "concatenated": distinct ordered pairs of clips, sampled from each ordered pair of classes in turn.
         - "overlaid": the same pairs of clips as in "concatenated".
 
-    Raises:
-        ValueError: `num_items` is not positive, or `TemporalItems` raises ValueError for these rows.
+    Raises ValueError if `num_items` is not positive, or if `TemporalItems` does for these rows.
     """
     if num_items < 1:
         raise ValueError(f"num_items is {num_items}; give 1 or more")

@@ -26,8 +26,7 @@ Key = tuple[str, int, str]  # clip id, caption index, language
 class Item(NamedTuple):
     """Text to translate from language `source` to language `target` (ISO 639-3 codes).
 
-    `language` is the language in the row of the translations file. For a translation it equals `target`. For a
-    back-translation into the original language it equals `source`.
+    `language` is that of the row in the translations file: `target`, or for a back-translation `source`.
     """
 
     clip_id: str
@@ -59,8 +58,7 @@ def clean(text: str) -> str:
 class FinishedBatches:
     """JSON Lines file of finished batches. After an interruption, only the batches in progress are lost.
 
-    The constructor removes an incomplete last line. It raises ValueError if the file is damaged, or was written with
-    settings that differ from `settings`.
+    The constructor removes an incomplete last line. It raises ValueError for a damaged file, or for other `settings`.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:

@@ -40,12 +40,9 @@ class Seq2SeqTranslator:
         name: Hub id or folder. The fields `{source}` and `{target}`, as in `Helsinki-NLP/opus-mt-{source}-{target}`,
             are replaced with ISO 639-1 codes.
         prompt: Template such as `translate {source} to {target}: {text}`. `{source}` and `{target}` are replaced with
-            English language names.
+            English language names. ValueError is raised without `{text}`.
         num_beams: Number of beams in beam search; 1 is greedy search.
         dtype: Data type of the weights, such as `bfloat16`. `auto`: the dtype of the checkpoint.
-
-    Raises:
-        ValueError: `prompt` does not contain `{text}`.
     """
 
     workers = 1
