@@ -184,6 +184,9 @@ def read_tables(config: AudioFolderConfig) -> Iterator[tuple[str, Record]]:
                 raise ValueError(f"{line.where}: {column} is {file_name!r}; expected a path; {advice}")
 
             name = PurePosixPath(table).parent / file_name.strip().replace("\\", "/")
+            if name.is_absolute() and not name.is_relative_to(config.recordings.folder):
+                real = PurePosixPath(os.path.realpath(name.parent), name.name)  # its folder may be a link
+                name = real if real.is_relative_to(config.recordings.folder) else name
             if name.is_relative_to(config.recordings.folder):
                 name = name.relative_to(config.recordings.folder)
             yield str(name), _read_line(line, values, config)

@@ -166,6 +166,16 @@ def test_parent_folders_of_absolute_paths_are_no_splits(folder, load, tmp_path, 
     assert sizes_of(load()) == sizes
 
 
+def test_absolute_paths_may_contain_a_link(folder, load, tmp_path):
+    (tmp_path / "link").symlink_to(folder, target_is_directory=True)
+    lines = [[str(tmp_path / "link" / name), "A"] for name in NAMES]
+    write_csv(folder / "metadata.csv", [["file_name", "caption"], *lines])
+    builder = load()
+    assert set(rows_of(builder)) == set(NAMES)
+    assert {row["clip_id"] for row in rows_of(builder).values()} == set(NAMES)
+    assert builder.report()["left_out"] == {}
+
+
 def test_paths_may_be_absolute(folder, load, tmp_path):
     (other,) = touch(tmp_path / "elsewhere", ["other.wav"])
     names = [*(str(folder / name) for name in NAMES), str(other)]
