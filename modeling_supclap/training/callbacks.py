@@ -294,10 +294,11 @@ class DriftCallback(TrainerCallback):
     - `positive_similarity_histogram`: Histogram of this similarity (SupCLAP fig. 4). It is stored only in
       `state.log_history`, because `report_to` services accept only scalars.
 
-    If captions are in K languages, only the anchor language is used. If each sample has R recordings, with audio
-    embeddings `(N, R, d)` and text embeddings `(N, R K, d)`, the statistics treat the R N pairs as one batch. They
-    ignore group ids and TeminAL's candidate weights. Only the first 4,096 samples of a batch are used. Radii are logged
-    if the `regularizer` of the objective is a `SupportVectorRegularizer`.
+    If captions are in K languages, only the first one of each clip is used: the anchor language, or a random one with
+    `languages_per_clip`. If each sample has R recordings, with audio embeddings `(N, R, d)` and text embeddings
+    `(N, R K, d)`, the statistics treat the R N pairs as one batch. They ignore group ids and TeminAL's candidate
+    weights. Only the first 4,096 samples of a batch are used. Radii are logged if the `regularizer` of the objective
+    is a `SupportVectorRegularizer`.
     """
 
     def __init__(self, objective: nn.Module, averages: Averages) -> None:
@@ -348,7 +349,7 @@ class DriftCallback(TrainerCallback):
         if isinstance(regularizer, SupportVectorRegularizer):
             options |= {name: getattr(regularizer, name) for name in ("alpha", "similarity", "decoupled")}
             for direction, radius in regularizer.batch_radii.items():
-                radii[direction] = radius.flatten()[: len(text)]  # the anchor language is the first
+                radii[direction] = radius.flatten()[: len(text)]  # of the first language
 
         numbers = drift_statistics(audio, text, scale, radii.get("t2a"), **options)
         exchanged = drift_statistics(text, audio, scale, radii["a2t"]) if "a2t" in radii else {}
