@@ -263,9 +263,8 @@ class _File(soundfile.SoundFile):
                 yield _check_samples(block.mean(axis=1), self.label, done)  # (frames, channels) -> (frames,)
                 done += len(block)
         except soundfile.SoundFileError as error:
-            raise BadAudioError(
-                f"{self.label} ends within its data, probably truncated: {_first_line(error)}"
-            ) from error
+            problem = f"ends within its data, probably truncated: {_first_line(error)}"
+            raise BadAudioError(f"{self.label} {problem}") from error
 
         if done < num_frames and self.frames < _MOST_FRAMES:
             raise BadAudioError(f"{self.label} is truncated: {done} of {num_frames} samples could be read")
