@@ -185,17 +185,26 @@ def find_folder(name: str, args: ReproductionArguments) -> str:
 
 
 def tune(arm: str, study: Mapping[str, Any], args: ReproductionArguments) -> dict[str, Any]:
-    """Return the grid settings with the best validation score. All arms have the same grid, epochs and seed."""
+    """Return the grid settings with the best validation score. All arms have the same grid, epochs and seed.
+
+    Settings whose loss or weights are not finite are left out.
+    """
     best: dict[str, Any] = {}
     best_score = -np.inf
     for values in itertools.product(*study["grid"].values()):
         settings = dict(zip(study["grid"], values, strict=True))
         epochs = {"num_train_epochs": study["tuning_epochs"]}
         steps = build_steps(arm, study, settings | epochs, TUNING_SEED, args)
-        score = run_and_read(steps, study["columns"])["validation"]
+        try:
+            score = run_and_read(steps, study["columns"])["validation"]
+        except FloatingPointError as error:
+            say(f"{arm}: {settings} is left out, because training diverged: {error}")
+            continue
         say(f"{arm}: validation score {score:.3f} with {settings}")
         if score > best_score:
             best, best_score = settings, score
+    if not best:
+        raise FloatingPointError(f"{arm} diverges with all settings {study['grid']}; lower the learning rates")
     return best
 
 

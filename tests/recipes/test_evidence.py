@@ -176,6 +176,22 @@ def test_a_study_from_the_command_line(train, tmp_path, monkeypatch, capsys):
     assert not train  # finished runs are not repeated
 
 
+def test_settings_that_diverge_are_left_out_of_the_tuning(monkeypatch, tmp_path):
+    def run_and_read(steps, columns):
+        rate = steps[-1].settings["learning_rate"]
+        if rate > limit:
+            raise FloatingPointError("loss_infonce is nan")
+        return {"validation": rate}
+
+    monkeypatch.setattr(evidence, "run_and_read", run_and_read)
+    args = ReproductionArguments(output_dir=str(tmp_path))
+    limit = 2e-3
+    assert evidence.tune("infonce", STUDIES["evidence/svr"], args)["learning_rate"] == 2e-3
+    limit = 0.0
+    with pytest.raises(FloatingPointError, match="infonce"):
+        evidence.tune("infonce", STUDIES["evidence/svr"], args)
+
+
 def test_a_dry_run_trains_nothing(train, tmp_path, monkeypatch, capsys):
     words = ["evidence/svr", "--output_dir", str(tmp_path), "--data_dir", str(tmp_path), "--dry_run", "true"]
     monkeypatch.setattr(sys, "argv", ["supclap reproduce", *words])  # generated scenes ignore data_dir
