@@ -177,15 +177,14 @@ class ContrastiveModule(nn.Module):
 
         cache, run_tower = self._caches[kind], getattr(self.model, f"run_{kind}_tower")
         project = self.model.get_submodule(f"{kind}_projection")
+        if self.training and self.cache_frozen != "never" and cache.is_frozen():
 
-        def pool(chunk: Rows) -> torch.Tensor:
-            return run_tower(**chunk).pooler_output  # (n, ...) -> (n, width)
+            def pool(chunk: Rows) -> torch.Tensor:
+                return run_tower(**chunk).pooler_output  # (n, ...) -> (n, width)
 
-        is_cached = self.training and self.cache_frozen != "never" and cache.is_frozen()
-        if is_cached and cache.is_repeatable(pool, present):
-            in_chunks = partial(embed_in_chunks, pool, chunk_size=self.chunk_size or count, **options)
-            pooled = cache(in_chunks, present, **options)  # (count R, width)
-            return project(pooled)
+            if cache.is_repeatable(pool, present):
+                in_chunks = partial(embed_in_chunks, pool, chunk_size=self.chunk_size or count, **options)
+                return project(cache(in_chunks, present, **options))  # (count R, width) -> (count R, d)
 
         if kind == "text":
             options["tokens"] = self.model.text_model.get_input_embeddings()
@@ -206,7 +205,7 @@ class ContrastiveModule(nn.Module):
             if not (is_cut and on_gpu) or kept_cells < one_per_row:
                 chunk_size, options["fewest_cells"] = count, _MIN_CHUNK_CELLS[kind]
 
-        return embed_in_chunks(lambda chunk: project(pool(chunk)), present, chunk_size, **options)
+        return embed_in_chunks(lambda chunk: project(run_tower(**chunk).pooler_output), present, chunk_size, **options)
 
     def compile_blocks(self, **options: Any) -> None:
         """Compile the repeated blocks of both towers, for any batch size and length, with options of `torch.compile`.
