@@ -66,7 +66,10 @@ def measure_content(source: str | bytes, name: str) -> tuple[int, str]:
 
 
 def check_recording(source: str | bytes, name: str, min_seconds: float = 0.0) -> float:
-    """Check a recording in blocks, as `read_recording` and for a length of `min_seconds`; return its length (s)."""
+    """Check a recording, reading it in blocks, and return its duration in seconds.
+
+    BadAudioError is raised as in `read_recording`, and if the recording is shorter than `min_seconds`.
+    """
     with naming(name):
         seconds, is_sound = measure_audio(source, name)
     if not is_sound:

@@ -78,7 +78,10 @@ class Scene(NamedTuple):
 
     @property
     def composition(self) -> str:
-        """Set of labels as text, or the whole scene if it has a single event. Equal values are in the same split."""
+        """Sorted labels of the events as text, or all fields of the scene if it has only one event.
+
+        All scenes with the same composition are in the same split.
+        """
         events = self.events
         return repr(self) if len(events) == 1 else repr(sorted(event.label for event in events))
 
@@ -426,7 +429,7 @@ class Scenes(SyntheticEvents):
 
     @cached_property
     def _scenes(self) -> dict[str, list[Scene]]:
-        """Draw the scenes of each split, without duplicates. A higher number of clips keeps the first scenes."""
+        """Draw the scenes of each split, without duplicates. A larger split begins with the scenes of a smaller one."""
         scenes: dict[str, list[Scene]] = {}
         for split in SPLITS:
             rng = seeded_generator(self.config.seed, split)

@@ -15,7 +15,10 @@ FILE_NAME = "trained_sources.npy"
 
 
 def save_trained_sources(rows: Any, folder: str | Path, *starts: str | Path | None) -> None:
-    """Save hashes of the training sources in a model folder, and those of `starts`, the models that it started from."""
+    """Save the hashes of the sources of training `rows` in a model folder.
+
+    The file also contains the hashes of the models in `starts`, from which the training started.
+    """
     hashes = np.unique(np.concatenate([_hash_sources(rows), *map(load_trained_sources, starts)]))
     with atomic_write(Path(folder, FILE_NAME)) as unfinished, unfinished.open("wb") as file:
         np.save(file, hashes)

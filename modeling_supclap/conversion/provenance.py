@@ -148,7 +148,11 @@ def stated_license(source: str) -> str:
 
 
 def _tower(part: str, kind: str, source: str, recorded: Iterable[Mapping[str, Any]]) -> Origin:
-    """Return the origin of a tower: its entry in `recorded` (of the whole model) or in its folder, or its `source`."""
+    """Return the origin of a tower.
+
+    The origin is read from `recorded`, the entries of the whole model. If it has no entry for the tower, the entries in
+    the folder `source` are used, and otherwise the name of `source`.
+    """
     word = part.split()[0]
     own = read_provenance(source) if source else []
     entries = [entry for entry in (*recorded, *own) if word in str(entry["part"])] or own[:1]

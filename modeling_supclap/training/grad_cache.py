@@ -44,8 +44,8 @@ def embed_in_chunks(
     """Embed a batch in chunks, with the same gradients as `embed(inputs)`.
 
     Memory is counted in cells. A cell is one token or frame of one row in a chunk, including padding. The longest rows
-    come first. The last chunks (at least one) keep their activations, because the backward pass begins with them. It
-    repeats the forward pass of the other chunks.
+    come first. The last chunks (at least one) keep their activations, because the backward pass begins with them. The
+    backward pass repeats the forward pass of the other chunks.
 
     Args:
         embed: Function from rows of the batch to their embeddings `(n, d)`. The embedding of a row must not depend on
