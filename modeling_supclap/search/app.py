@@ -66,16 +66,26 @@ def launch_page(searcher: Searcher, recordings: str | Path, **options: Any) -> A
     """Launch the search page with options of Gradio's `launch`, and return it. It serves only indexed recordings."""
     page, root = make_page(searcher, recordings), Path(recordings).resolve()
     app, _, _ = page.launch(css=STYLE, quiet=True, prevent_thread_lock=True, **options)
-    from starlette.routing import Mount  # installed with Gradio
-    from starlette.staticfiles import StaticFiles
+    from starlette.responses import FileResponse, PlainTextResponse  # installed with Gradio
+    from starlette.routing import Route
 
-    class IndexedFiles(StaticFiles):
-        def lookup_path(self, path: str) -> tuple[str, os.stat_result | None]:
-            is_indexed = searcher.index.holds(Path(path).as_posix())
-            return super().lookup_path(path) if is_indexed else ("", None)
+    missing = PlainTextResponse("no such recording", status_code=404)
+
+    def send(request: Any) -> Any:
+        name = request.path_params["name"]
+        if ".." in Path(name).parts or not searcher.index.holds(name):
+            return missing
+
+        async def respond(*connection: Any) -> None:
+            try:
+                await FileResponse(root / name)(*connection)
+            except (OSError, RuntimeError):  # the file was removed, perhaps during this request
+                await missing(*connection)
+
+        return respond
 
     # Insert before Gradio's routes, because one of them matches every path.
-    app.router.routes.insert(0, Mount("/recordings", IndexedFiles(directory=root, follow_symlink=True)))
+    app.router.routes.insert(0, Route("/recordings/{name:path}", send))
     return page
 
 
