@@ -251,8 +251,10 @@ def run_step(step: Step) -> None:
         if num_processes > 1 and step.recipe != "evaluate":
             batch = step.settings.get("per_device_train_batch_size", 8)
             if batch % num_processes:
-                problem = f"{step.folder.name} has batches of {batch} clips"
-                raise ValueError(f"{problem}; {num_processes} processes cannot divide them, start another number")
+                raise ValueError(
+                    f"{step.folder.name} has batches of {batch} clips, which {num_processes} processes cannot divide; "
+                    "start a number of processes that divides the batch"
+                )
             words += ["--per_device_train_batch_size", str(batch // num_processes)]
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
