@@ -125,6 +125,7 @@ def language_distribution_error(trained: Tensor) -> Tensor:
     return (distribution - 1 / trained.shape[1]).abs().sum(dim=1).mean()
 
 
+@torch.no_grad()
 def data_distribution_error(
     audio_embeds: Tensor, text_embeds: Tensor, logit_scale: float | Tensor, trained: Tensor
 ) -> Tensor:
