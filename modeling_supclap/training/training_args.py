@@ -26,6 +26,8 @@ _UNSUPPORTED = {
     "label_smoothing_factor": (0.0, "a contrastive loss has no labels to smooth"),
     "train_sampling_strategy": ("random", "batches are drawn at random from all clips"),
     "remove_unused_columns": (False, "the collator reads the whole row"),
+    "batch_eval_metrics": (False, "ranks are computed among all clips, not within a batch"),
+    "eval_do_concat_batches": (True, "ranks are computed among all clips, not within a batch"),
 }
 """Trainer arguments that contrastive training does not support, with the only valid value and the reason."""
 

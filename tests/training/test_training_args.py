@@ -65,6 +65,8 @@ def test_the_best_checkpoint_is_the_better_one(tmp_path, metric, higher):
         ({"label_smoothing_factor": 0.1}, "label_smoothing_factor.*0.1"),
         ({"train_sampling_strategy": "group_by_length"}, "train_sampling_strategy.*group_by_length"),
         ({"remove_unused_columns": True}, "remove_unused_columns.*True"),
+        ({"batch_eval_metrics": True}, "batch_eval_metrics.*True"),
+        ({"eval_do_concat_batches": False}, "eval_do_concat_batches.*False"),
     ],
 )
 def test_wrong_arguments_are_explained(options, message):
