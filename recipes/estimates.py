@@ -13,6 +13,7 @@ from transformers import BertConfig
 from modeling_supclap import CEDConfig, SupCLAPConfig, SupCLAPModel
 from modeling_supclap.configuration_supclap import SONAR_TEXT_CONFIG
 from modeling_supclap.recipes.options import as_mapping
+from modeling_supclap.training.options import captions_per_clip
 
 TRAIN_CLIPS = {"audiocaps": 49274, "clotho": 3839, "wavcaps": 398050, "esc50": 320}
 """Number of clips in the training splits: AudioCaps as in SupCLAP section 4.1.1, Clotho's development split, WavCaps
@@ -57,7 +58,7 @@ def estimate(parsed: Sequence[Any]) -> Estimate:
     shapes = as_mapping(model_args.audio_config), as_mapping(model_args.text_config)
     model = _shape(json.dumps(shapes), model_args.vocab_size, is_published)
 
-    texts = {"kcl": args.languages_per_clip or len(args.languages), "cacl": 2}.get(args.loss, 1)
+    texts = captions_per_clip(args.loss, args.languages, args.languages_per_clip)
     seconds = min(args.max_audio_seconds, options.get("duration_seconds", 10.0))
     tokens = {"audio": 25 * seconds, "text": TOKENS_PER_CAPTION * texts}  # 25 patches of 16 x 16 per second of audio
     work, activations = 0.0, 0.0

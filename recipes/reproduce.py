@@ -44,6 +44,7 @@ from modeling_supclap.datasets_scripts.atomic_files import write_json, write_tex
 from modeling_supclap.recipes import evaluate_supclap, options, posttrain_teminal, train_supclap
 from modeling_supclap.recipes.arguments import CONFIGS, YAML_LOADER, parse_arguments, parse_names, read_settings
 from modeling_supclap.recipes.running import is_first_process, join_processes, run_command, say
+from modeling_supclap.training.options import captions_per_clip
 
 if TYPE_CHECKING:
     from modeling_supclap.evaluation.results import Results
@@ -567,8 +568,8 @@ def get_cost(runs: Sequence[Run]) -> dict[str, float]:
             costs["captions"].append(training["captions"])
         elif "steps" in training:
             arguments = training["arguments"]
-            drawn = arguments.get("languages_per_clip") or len(arguments["languages"])
-            texts = {"kcl": drawn, "cacl": 2}.get(arguments["loss"], 1)
+            languages_per_clip = arguments.get("languages_per_clip")  # not in older results
+            texts = captions_per_clip(arguments["loss"], arguments["languages"], languages_per_clip)
             clips = arguments["per_device_train_batch_size"] * arguments["gradient_accumulation_steps"]
             clips *= training.get("processes", 1)
             costs["captions"].append(training["steps"] * clips * texts)

@@ -6,6 +6,7 @@ This file does not import torch, so that `--help` takes only a tenth of a second
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import MISSING, Field, dataclass, field
 from typing import Any
 
@@ -14,6 +15,15 @@ LOSSES = ("infonce", "siglip", "reweighted", *MULTILINGUAL_LOSSES)
 SUPPORT_VECTORS = ("none", "uni-static", "bi-static", "uni-dynamic", "bi-dynamic", "uni-fixed", "bi-fixed")
 POSITIVES = ("clip", "captions")
 CACHE_FROZEN = ("auto", "always", "never")
+
+
+def captions_per_clip(loss: str, languages: Sequence[str], languages_per_clip: int | None) -> int:
+    """Return the number K of captions of a clip in a training step. The arguments are those of `ContrastiveOptions`.
+
+    >>> captions_per_clip("kcl", ["eng", "fra", "deu"], None), captions_per_clip("infonce", ["eng", "fra"], None)
+    (3, 1)
+    """
+    return {"kcl": languages_per_clip or len(languages), "cacl": 2}.get(loss, 1)
 
 
 def get_default(option: Field) -> Any:
