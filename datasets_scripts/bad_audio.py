@@ -227,7 +227,10 @@ def _apply(function: Callable[[Any], R], row: Any) -> R | Exception:
 
 
 def source_of(row: Mapping[str, Any]) -> str | bytes:
-    """Return the audio bytes of a row, or its path. Raise ValueError for int16 samples, which are not the original."""
+    """Return the audio bytes of a row, or the path of its audio file if the row contains no bytes.
+
+    Raises ValueError if the row contains int16 samples, because the original recording is then not available.
+    """
     if row.get("samples") is not None:
         raise ValueError(f"clip {row['clip_id']!r} is already stored as int16 samples; prepare the original recordings")
     audio = row.get("audio") or {}

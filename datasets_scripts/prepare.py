@@ -258,7 +258,10 @@ class ShardWriter:
         return self.records
 
     def _write_shard(self, pending: list[Entry], rest: Iterator[Entry]) -> None:
-        """Write a shard with the entry in `pending` and entries of `rest`; put the next shard's first in `pending`."""
+        """Write one shard with the entry in `pending` and entries of `rest`.
+
+        The first entry that exceeds the size limit is put in `pending`, for the next shard.
+        """
         path = self._record_path().with_suffix(".parquet")
         unfinished = self.folder / f"{self.split}.part"
         notes: list[dict[str, Any]] = []
@@ -348,7 +351,10 @@ def _plan(request: Request, splits: Mapping[str, datasets.Dataset], root: str | 
 
 
 def _claim(folder: Path, plan: str, overwrite: bool) -> bool:
-    """Return True if the folder contains the complete result, otherwise delete the files of runs with another plan."""
+    """Prepare the output folder; return True if it already contains the complete result.
+
+    `plan` is a hash of all inputs. If an unfinished run in the folder had other inputs, its files are deleted.
+    """
     note, manifest = folder / _WORK / "plan", folder / MANIFEST
     last_plan = note.read_text(encoding="utf-8") if note.is_file() else None
     if manifest.is_file() and last_plan == plan and not overwrite:
@@ -375,7 +381,10 @@ def _finish(
     root: str | None,
     folder: Path,
 ) -> dict[str, Any]:
-    """Move the shards to the output folder, and write the card and, as a mark of completion, the manifest."""
+    """Move the shards to the output folder, and write the dataset card and the manifest.
+
+    The manifest is written last, because it marks the dataset as complete.
+    """
     (folder / "data").mkdir(exist_ok=True)
     notes: dict[str, list[dict[str, Any]]] = {}
     for split, shards in records.items():

@@ -199,7 +199,10 @@ def caption_counts(rows: Any) -> dict[str, np.ndarray]:
 def require_captions(
     rows: Sequence[Mapping[str, Any]], languages: Sequence[str], scheme: str = "random", split: str = ""
 ) -> None:
-    """Raise ValueError if a language has no captions, or if a clip lacks those of the scheme (`lacking_languages`)."""
+    """Raise ValueError if a clip lacks captions that the language scheme requires (see `lacking_languages`).
+
+    ValueError is also raised if a language has no caption in any clip. `split` is the split name for the message.
+    """
     counts = caption_counts(rows)
     present = {language for language, of_language in counts.items() if of_language.any()}
     nowhere = [language for language in languages if language not in present]

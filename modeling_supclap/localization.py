@@ -157,7 +157,10 @@ def _steps_of_time(model: Any, extractor: Any, hidden: torch.Tensor, chunk_sampl
 
 
 def _pool(tower: Any, steps: torch.Tensor, centers: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> torch.Tensor:
-    """Pool the time steps with their center in each window, with the tower's pooling, (steps, D) -> (T, D)."""
+    """Pool the time steps in each window with the tower's pooling, (steps, D) -> (T, D).
+
+    A step belongs to a window if the window contains its center.
+    """
     firsts = np.minimum(np.searchsorted(centers, starts), len(centers) - 1)
     stops = np.maximum(np.searchsorted(centers, ends), firsts + 1)  # at least one step per window
     windows = [steps[first:stop] for first, stop in zip(firsts, stops, strict=True)]

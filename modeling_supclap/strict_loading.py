@@ -38,7 +38,10 @@ def naming_damaged_files(folder: Any) -> Iterator[None]:
 
 
 def damaged(path: Path, error: Exception) -> str:
-    """Return an error message with the first sentence of `error`. Torch's others advise an unsafe way of loading."""
+    """Return an error message for a weight file, with the first sentence of `error`.
+
+    Later sentences of torch's error are omitted, because they advise an unsafe way of loading (`weights_only=False`).
+    """
     cause = f"{type(error).__name__}: {error}".splitlines()[0].split(". ")[0]
     return f"cannot read weights from {path} ({cause}); the file is damaged or incomplete, download it again"
 

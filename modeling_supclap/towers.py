@@ -35,7 +35,10 @@ def get_tower_class(model_type: str) -> type[PreTrainedModel] | None:
 
 
 def build_tower(kind: Literal["audio", "text"], config: Any, pooling: str = "mean") -> PreTrainedModel:
-    """Build an encoder with random weights. Raise ValueError if it cannot be a tower. `pooling` is for texts."""
+    """Build an encoder with random weights. Raise ValueError if a model of this type cannot be a tower.
+
+    `pooling` ("mean", "cls", "last" or "pooler") applies to text encoders only.
+    """
     tower_class, options = get_class(kind, config, pooling)
     build = AutoModel.from_config if tower_class is AutoModel else tower_class._from_config
     return build(config, **options)
@@ -91,7 +94,10 @@ def check_tower(kind: Literal["audio", "text"], tower: PreTrainedModel, config: 
 
 
 def has_pooler(tower: PreTrainedModel) -> bool:
-    """Return whether a tower outputs `pooler_output`: by its `pooler`, or by the return annotation of `forward`."""
+    """Return whether the output of a tower has a `pooler_output`.
+
+    If the tower has no attribute `pooler`, the return annotation of its `forward` method is used.
+    """
     if hasattr(tower, "pooler"):
         return tower.pooler is not None
     returned = inspect.signature(type(tower).forward).return_annotation

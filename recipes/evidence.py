@@ -47,9 +47,9 @@ def find_studies(names: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def check_study(name: str, study: Mapping[str, Any], args: ReproductionArguments) -> list[str]:
-    """Check the settings and inputs of a study. Return its arms, or none in a dry run, which prints costs and lacks.
+    """Check the settings and inputs of a study, and return its arms. The arguments and errors are those of `run_study`.
 
-    The arguments and errors are those of `run_study`.
+    A dry run prints the costs and the missing inputs, and returns no arms.
     """
     seeds = args.seeds or study["seeds"]
     if len(seeds) < 2:

@@ -180,7 +180,10 @@ def _candidates(
 def _add_wrong_candidates(
     candidates: list[Candidate], present: Sequence[str], labels: Sequence[str], num_candidates: int, key: Sequence[Any]
 ) -> list[Candidate]:
-    """Fill up to `num_candidates` with wrong candidates, first those with one class of the clip, then with none."""
+    """Add wrong candidates with the same sentence templates, until there are `num_candidates`.
+
+    First add candidates with one class in the clip and one absent class, then candidates with two absent classes.
+    """
     sentences = sorted(set(map(itemgetter(0), candidates)))
     most = len(candidates) + len(sentences) * (len(labels) * (len(labels) - 1) - 2)
     if not len(candidates) <= num_candidates <= most:

@@ -177,7 +177,11 @@ def _download(origin: str, revision: str | None) -> tuple[Path, str, str]:
 
 
 def _weight_files(folder: Path) -> tuple[Path, ...]:
-    """Return the first of `WEIGHTS` in a folder (of an index: its files), or the only file of `WEIGHT_SUFFIXES`."""
+    """Return the weight files of a folder.
+
+    The first existing file of `WEIGHTS` is used; if it is an index, the files listed in it are returned. If none
+    exists, the folder must contain exactly one file with a suffix in `WEIGHT_SUFFIXES`.
+    """
     for name in WEIGHTS:
         path = folder / name
         if path.is_file() and path.suffix == ".json":

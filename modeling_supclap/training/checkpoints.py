@@ -144,7 +144,10 @@ def write_run_file(
 def refuse_another_run(
     checkpoint: str | Path, args: TrainingArguments, module: nn.Module, batches: EpochBatches | None = None
 ) -> None:
-    """Raise ValueError with all differences if a checkpoint is incomplete or of a run with other settings."""
+    """Raise ValueError if a checkpoint is incomplete, or if its settings or trainable parameters differ from this run.
+
+    The message lists the differences.
+    """
     folder = Path(checkpoint)
     advice = f"or start a new run from its weights: --model {folder}"
     flaws = checkpoint_flaws(folder)

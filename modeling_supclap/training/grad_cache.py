@@ -165,7 +165,10 @@ def _with_shared_rows(embed: Embed, tokens: nn.Embedding, input_ids: Tensor) -> 
 
 
 class _UsedRows(torch.autograd.Function):
-    """Select the rows `used` of a table. If the table already has a gradient, the new one is sparse, to save memory."""
+    """Autograd function that selects the rows `used` of an embedding table `weight`.
+
+    If the table already has a gradient, the new gradient is a sparse tensor, because this needs less memory.
+    """
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, used: Tensor) -> Tensor:
