@@ -86,6 +86,8 @@ def load_tower(kind: Literal["audio", "text"], name: str, pooling: str = "mean")
         raise ValueError(f"{name} is not a checkpoint: it has no config.json with a model_type")
 
     config = config_from_dict(fields)
+    if isinstance(config, SupCLAPConfig):
+        return _load_tower_of_model(kind, name, pooling)
     tower_class, options = get_class(kind, config, pooling)
     if kind == "audio" and config.model_type not in AUDIO_TOWERS:
         for field in _RANDOM.keys() & config.to_dict().keys():
@@ -106,6 +108,16 @@ def load_tower(kind: Literal["audio", "text"], name: str, pooling: str = "mean")
         advice = POOLINGS_OF_ALL[kind] if only_pooler else "pass a checkpoint of this encoder alone"
         lacking = f"{len(missing)} weights of {type(tower).__name__}, such as {missing[:3]}"
         raise ValueError(f"{name} lacks {lacking}; {advice}")
+    return tower
+
+
+def _load_tower_of_model(kind: Literal["audio", "text"], name: str, pooling: str) -> PreTrainedModel:
+    """Load one encoder of a SupCLAP model, without its projection. Raise ValueError if the text pooling differs."""
+    model = SupCLAPModel.from_pretrained(name, dtype=torch.float32)
+    expected = model.config.text_pooling
+    if kind == "text" and pooling != expected:
+        raise ValueError(f"text_pooling is {pooling!r}, but {name} was trained with {expected!r}; pass {expected!r}")
+    tower: PreTrainedModel = getattr(model, f"{kind}_model")
     return tower
 
 

@@ -2,9 +2,10 @@
 
 import builders
 import pytest
+import torch
 from transformers import BertConfig, BertModel
 
-from modeling_supclap import CEDFeatureExtractor, SupCLAPProcessor
+from modeling_supclap import CEDFeatureExtractor, SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.joining import load_tokenizer, load_tower
 
 TEXTS = list(builders.CAPTIONS.values())
@@ -49,3 +50,24 @@ def test_a_bare_sentencepiece_file_is_nllbs_tokenizer(tmp_path):
                 expected = [pieces.vocab_size() + 1 + place, *[3 if i == 0 else i + 1 for i in pieces.encode(text)], 2]
                 assert each(text=text, language=language)["input_ids"] == [expected], text
     assert len(tokenizer) == pieces.vocab_size() + 1 + 202 + 1
+
+
+def test_the_encoders_of_a_supclap_model_start_a_new_one(tmp_path):
+    """The encoders keep their weights; the projections are new. The processor is that of the model."""
+    builders.save_supclap(tmp_path)
+    trained = SupCLAPModel.from_pretrained(tmp_path)
+    new = SupCLAPModel.from_encoders(str(tmp_path), str(tmp_path), projection_dim=6)
+    for kind in ("audio", "text"):
+        expected = getattr(trained, f"{kind}_model").state_dict()
+        assert getattr(new, f"{kind}_model").state_dict().keys() == expected.keys()
+        for name, weight in getattr(new, f"{kind}_model").state_dict().items():
+            assert torch.equal(weight, expected[name]), name
+    assert new.config.projection_dim == 6
+
+    processor = SupCLAPProcessor.from_encoders(str(tmp_path), str(tmp_path))
+    inputs = {"audio": builders.noise(16000), "text": TEXTS[0], "sampling_rate": 16000}
+    expected = SupCLAPProcessor.from_pretrained(tmp_path)(**inputs, return_tensors="pt")
+    for name, value in processor(**inputs, return_tensors="pt").items():
+        assert torch.equal(value, expected[name]), name
+    with pytest.raises(ValueError, match=r"'cls'.*'mean'"):
+        SupCLAPModel.from_encoders(str(tmp_path), str(tmp_path), text_pooling="cls")
