@@ -293,7 +293,8 @@ def train_and_save(
 
     output = Path(args.output_dir or ".")
     # The sources of a stream are not recorded, because it would be read a second time.
-    save_trained_sources([] if is_stream else splits["train"], output, model_args.model)
+    starts = [model_args.model] if model_args.model else [model_args.audio_encoder, model_args.text_encoder]
+    save_trained_sources([] if is_stream else splits["train"], output, *starts)
     for name, results in all_results.items():
         dataset, options = parts[name].dataset, parts[name].builder_options
         options.pop("data_dir", None)

@@ -278,9 +278,10 @@ def test_a_prepared_set_is_streamed_with_the_name_of_its_origin(sounds, tmp_path
     words = ["--dataset", "prepared", "--data_dir", tmp_path / "set", "--streaming", "true", *WORDS]
     run_recipe(train_supclap, *words, "--output_dir", tmp_path / "run")
     save_trained_sources([{"source": "freesound:1"}], tmp_path / "run")
-    start = ["--model", tmp_path / "run", "--max_steps", 1]
-    run_recipe(train_supclap, *words, *start, "--output_dir", tmp_path / "again")
-    assert load_trained_sources(tmp_path / "again").tolist() == load_trained_sources(tmp_path / "run").tolist()
+    for names in (["model"], ["audio_encoder", "text_encoder"]):
+        start = [word for name in names for word in (f"--{name}", tmp_path / "run")]
+        run_recipe(train_supclap, *words, *start, "--max_steps", 1, "--output_dir", tmp_path / names[0])
+        assert load_trained_sources(tmp_path / names[0]).tolist() == load_trained_sources(tmp_path / "run").tolist()
     card = ModelCard.load(tmp_path / "run" / "README.md")
     assert card.data.datasets == ["audio_folder"]
     assert {result.dataset_name for result in card.data.eval_results} == {"audio_folder"}
