@@ -145,14 +145,15 @@ def build_steps(
 ) -> list[Step]:
     """List the steps of one run: train the initial model, train the arm, and evaluate it.
 
-    The data depend on the seed, which is the seed of generated data and selects the test fold of ESC-50. Relative
-    folders of recordings are in `args.data_dir`.
+    Post-training continues the initial model; training uses its encoders. The data depend on the seed: it selects the
+    test fold of ESC-50, and is added to the seed of generated data. Relative folders of recordings are in
+    `args.data_dir`.
     """
 
     def add_seed(settings: Mapping[str, Any]) -> dict[str, Any]:
         config = dict(as_mapping(settings.get("dataset_config")))
         if not reproduce.reads_folder(settings.get("dataset", "synthetic")):
-            config["seed"] = seed
+            config["seed"] = config.get("seed", 0) + seed
             if "recordings" in config:
                 config["recordings"] = [find_folder(name, args) for name in config["recordings"]]
         elif "test_fold" in config:
@@ -167,7 +168,8 @@ def build_steps(
     if "start" in study:
         start = add_seed(read_settings(CONFIGS / study["start"]))
         steps.append(reproduce.build_step("start", "train", start, args))
-        merged["model"] = str(steps[0].folder)
+        names = ["model"] if study.get("recipe") == "posttrain" else ["audio_encoder", "text_encoder"]
+        merged |= dict.fromkeys(names, str(steps[0].folder))
     merged = add_seed({**merged, **settings, **as_mapping(args.settings)})
     steps.append(reproduce.build_step(arm, study.get("recipe", "train"), merged, args))
     if "evaluate" in study:

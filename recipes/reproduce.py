@@ -322,6 +322,7 @@ def find_lack(dataset: str, split: str, config: str) -> list[str]:
 def check_inputs(name: str, cells: Sequence[Cell], args: Any) -> list[Cell]:
     """Check settings and inputs, and return the table cells to run. A dry run prints costs and missing inputs."""
     lines, runnable, missing, hours = [f"{name}:"], [], set(), 0.0
+    folders = set()  # several arms of a study can start from the same initial model
     for cell in cells:
         lacking: set[str] = set()
         done = sum(run[-1].is_done for run in cell.runs)
@@ -330,6 +331,9 @@ def check_inputs(name: str, cells: Sequence[Cell], args: Any) -> list[Cell]:
                 continue
             cost, inputs = check_step(step)
             lacking.update(inputs)
+            if step.folder in folders:
+                continue
+            folders.add(step.folder)
             row = step.folder.name.partition(f"-{step.recipe}-")[0]
             lines.append(f"  {cell.dataset}, {row}: {cost or step.recipe}; {len(cell.runs)} seeds, {done} done")
             hours += 0.0 if cost is None else cost.hours * (len(cell.runs) - done)

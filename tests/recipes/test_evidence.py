@@ -253,9 +253,15 @@ def test_the_recipes_take_the_settings_of_each_arm(name, tmp_path):
         for step in steps:
             parse_arguments(reproduce.RECIPES[step.recipe][1], [], settings=step.settings)
             config = step.settings["dataset_config"]
-            assert (config["seed"] if step.settings["dataset"] == "scenes" else config["test_fold"] - 1) == 3
-        assert [step.settings["model"] for step in steps[1:]] == [str(step.folder) for step in steps[:-1]]
-        assert len(steps) == (3 if "start" in study else 1)
+            value = config["seed"] if step.settings["dataset"] == "scenes" else config["test_fold"] - 1
+            assert value == (10_003 if name == "evidence/svr_trained" and step is steps[0] else 3)
+        expected = [str(step.folder) for step in steps[:-1]]
+        if name == "evidence/svr_trained":
+            assert [step.settings["audio_encoder"] for step in steps[1:]] == expected
+            assert [step.settings["text_encoder"] for step in steps[1:]] == expected
+        else:
+            assert [step.settings["model"] for step in steps[1:]] == expected
+        assert len(steps) == {"svr_trained": 2, "temporal": 3, "temporal_order": 3}.get(name.split("/")[1], 1)
 
 
 def test_unknown_studies_and_too_few_seeds_are_named(tmp_path):
