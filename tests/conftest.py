@@ -20,6 +20,7 @@ _HF_HOME = tempfile.TemporaryDirectory(prefix="supclap-tests-", ignore_cleanup_e
 os.environ["HF_HOME"] = _HF_HOME.name
 
 import builders  # noqa: E402
+import matplotlib.font_manager  # noqa: E402, F401  (on a new machine, it starts a process that lists the fonts)
 import pytest  # noqa: E402
 from transformers import BertTokenizer, NllbTokenizer  # noqa: E402
 from transformers.utils import logging  # noqa: E402
