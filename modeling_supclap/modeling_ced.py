@@ -207,10 +207,12 @@ class CEDModel(StrictLoadingMixin, PreTrainedModel):
         chunks = self._split(frames.to(self.time_pos_embed.dtype))
         token_mask = self._token_mask(n_frames, *chunks.shape[1:3])
 
-        # Skip chunks with only padding, (B, chunks, ...) -> (N, ...), except in a traced graph, which has fixed shapes.
+        # (B, chunks, ...) -> (N, ...), without chunks of padding, except in a traced graph, which has fixed shapes
+        inputs, mask, live = chunks.flatten(0, 1), token_mask.flatten(0, 1), None
         one_chunk = audio_attention_mask is None or chunks.shape[1] == 1
-        live = None if one_chunk or torch.compiler.is_compiling() else token_mask.any(dim=-1)
-        inputs, mask = (part.flatten(0, 1) if live is None else part[live] for part in (chunks, token_mask))
+        if not one_chunk and not torch.compiler.is_compiling():
+            live = mask.any(dim=-1).nonzero().squeeze(1)  # indices, so that the CPU waits for a GPU only once
+            inputs, mask = inputs.index_select(0, live), mask.index_select(0, live)
 
         # (N, frames, mels) -> (N, D, rows, columns) -> (N, tokens, D)
         patches = self.patch_embed(inputs)
@@ -218,18 +220,19 @@ class CEDModel(StrictLoadingMixin, PreTrainedModel):
         tokens = self.pos_drop(patches.flatten(2).transpose(1, 2))
         attention_mask = None
         if audio_attention_mask is not None:
-            attention_mask = create_bidirectional_mask(config=self.config, inputs_embeds=tokens, attention_mask=mask)
+            # In training, a mask without padding is kept, because looking for padding makes the CPU wait for a GPU.
+            attention_mask = create_bidirectional_mask(
+                self.config, tokens, mask, allow_is_bidirectional_skip=not self.training
+            )
 
         for block in self.blocks:
             tokens = block(tokens, attention_mask, **kwargs)
 
         # (N, tokens, D) -> (B, chunks, tokens, D), with zeros for the chunks that were not computed
         hidden = self.norm(tokens)
-        if live is None:
-            hidden = hidden.unflatten(0, chunks.shape[:2])
-        else:
-            computed, hidden = hidden, hidden.new_zeros(*chunks.shape[:2], *hidden.shape[1:])
-            hidden[live] = computed
+        if live is not None:
+            hidden = hidden.new_zeros(token_mask.shape[:2].numel(), *hidden.shape[1:]).index_copy(0, live, hidden)
+        hidden = hidden.unflatten(0, chunks.shape[:2])
 
         weights = token_mask.unsqueeze(-1).to(hidden.dtype)
         hidden = (hidden * weights).flatten(1, 2)
@@ -251,7 +254,8 @@ class CEDModel(StrictLoadingMixin, PreTrainedModel):
         # the GPU at each step, and the masks of the feature extractor are always valid.
         is_unchecked = torch.compiler.is_compiling() or self.training
         if mask is None:
-            n_frames, shortest = torch.full((features.shape[0],), features.shape[2]), features.shape[2]
+            shortest = features.shape[2]
+            n_frames = torch.full((features.shape[0],), shortest, device=features.device)
         else:
             if not is_unchecked and (mask[:, 1:] > mask[:, :-1]).any():
                 raise ValueError("audio_attention_mask must be ones followed by zeros; pad clips on the right")
@@ -260,7 +264,7 @@ class CEDModel(StrictLoadingMixin, PreTrainedModel):
         if shortest < patch:
             clip = int(n_frames.argmin())
             raise ValueError(f"clip {clip} has {shortest} frames; pass longer clips, one patch has {patch}")
-        return n_frames.to(features.device)
+        return n_frames
 
     def _split(self, frames: torch.Tensor) -> torch.Tensor:
         """Split frames (B, T, mels) into chunks (B, chunks, frames per chunk, mels)."""

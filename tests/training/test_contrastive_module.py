@@ -59,34 +59,46 @@ def test_second_derivatives_of_gathered_embeddings_are_refused():
 
 
 class Calls(TorchDispatchMode):
-    """Counter of operator calls by name, except views, which start no kernel on a GPU."""
+    """Counter of operator calls by name, except views, which start no kernel on a GPU.
+
+    A boolean index counts as `nonzero`, which a GPU calls to find its positions.
+    """
 
     def __init__(self):
         super().__init__()
         self.counts = Counter()
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.counts[function.overloadpacket.__name__] += not function.is_view
+        name = function.overloadpacket.__name__
+        self.counts[name] += not function.is_view
+        if name == "index" or "index_put" in name:
+            indices = [index for index in args[1] if index is not None]
+            self.counts["nonzero"] += sum(index.dtype in (torch.bool, torch.uint8) for index in indices)
         return function(*args, **(kwargs or {}))
 
 
-def calls_of_a_step(model, tmp_path, languages=1, kind=ContrastiveModule, **options):
+def unequal_batch(languages=1, frames=300):
+    """Return a batch of 24 clips and texts of several lengths, in the format of the collator."""
+    generator = torch.Generator().manual_seed(0)
+    audio_mask = torch.arange(frames) < torch.randint(100, frames + 1, (24, 1), generator=generator)
+    text_mask = torch.arange(40) < torch.randint(5, 41, (24, languages, 1), generator=generator)
+    return {
+        "input_features": 10 * torch.randn(24, 64, frames, generator=generator) - 40,
+        "audio_attention_mask": audio_mask.long(),
+        "audio_lengths": real_lengths(audio_mask),
+        "input_ids": torch.randint(5, 50, text_mask.shape, generator=generator) * text_mask,
+        "attention_mask": text_mask.long(),
+        "text_lengths": real_lengths(text_mask),
+        "group_ids": torch.arange(24),
+    }
+
+
+def calls_of_a_step(model, tmp_path, languages=1, frames=300, kind=ContrastiveModule, **options):
     """Return the number of operator calls in a step of 24 clips, and of those that make the CPU wait for a GPU."""
     codes = ["eng", "fra", "deu", "spa", "nld", "cat", "jpn", "zho"][:languages]
     args = SupCLAPTrainingArguments(str(tmp_path), report_to="none", use_cpu=True, languages=codes, **options)
     module = kind(model, build_objective(args)).train()
-    generator = torch.Generator().manual_seed(0)
-    frames = torch.arange(300) < torch.randint(100, 301, (24, 1), generator=generator)
-    tokens = torch.arange(40) < torch.randint(5, 41, (24, languages, 1), generator=generator)
-    batch = {
-        "input_features": 10 * torch.randn(24, 64, 300, generator=generator) - 40,
-        "audio_attention_mask": frames.long(),
-        "audio_lengths": real_lengths(frames),
-        "input_ids": torch.randint(5, 50, tokens.shape, generator=generator) * tokens,
-        "attention_mask": tokens.long(),
-        "text_lengths": real_lengths(tokens),
-        "group_ids": torch.arange(24),
-    }
+    batch = unequal_batch(languages, frames)
     module(**batch)  # the first step sets the radii
     model.zero_grad()
     with Calls() as calls:
@@ -114,6 +126,11 @@ def test_a_step_hardly_waits_for_a_gpu(model, tmp_path, gpu_limits):
     with_support_vectors, waits_with_support_vectors = calls_of_a_step(model, tmp_path, svr="bi-static")
     assert max(waits, waits_with_support_vectors) <= 2
     assert with_support_vectors - calls <= 40  # both directions, forward and backward
+
+
+def test_clips_of_several_chunks_hardly_wait_for_a_gpu(model, tmp_path, gpu_limits):
+    _, waits = calls_of_a_step(model, tmp_path, frames=2500, svr="none")
+    assert waits <= 2
 
 
 @pytest.mark.slow
