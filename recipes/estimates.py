@@ -15,9 +15,9 @@ from modeling_supclap.configuration_supclap import SONAR_TEXT_CONFIG
 from modeling_supclap.recipes.options import as_mapping
 from modeling_supclap.training.options import captions_per_clip
 
-TRAIN_CLIPS = {"audiocaps": 49274, "clotho": 3839, "wavcaps": 398050, "esc50": 320}
-"""Number of clips in the training splits: AudioCaps as in SupCLAP section 4.1.1, Clotho's development split, WavCaps
-without the 5,000 clips held out in SupCLAP section E.2, ESC-10 without one fold."""
+TRAIN_CLIPS = {"audiocaps": 49274, "clotho": 3839, "wavcaps": 398050}
+"""Number of clips in the published training splits: AudioCaps as in SupCLAP section 4.1.1, Clotho's development split,
+WavCaps without the 5,000 clips held out in SupCLAP section E.2."""
 
 CAPTIONS_PER_CLIP = {"clotho": 5}  # of training clips; in all other datasets, 1
 TOKENS_PER_CAPTION = 20
@@ -39,8 +39,11 @@ class Estimate(NamedTuple):
         return f"{self.steps} steps, {60 * self.hours:.1f} minutes of arithmetic, {self.memory_gib:.1f} GiB"
 
 
-def estimate(parsed: Sequence[Any]) -> Estimate:
+def estimate(parsed: Sequence[Any], num_clips: int = 0) -> Estimate | None:
     """Estimate the cost of a run of `train_supclap` from its parsed arguments.
+
+    `num_clips` is the number of training clips; 0: the `num_train` of generated data, or the published number. Returns
+    None if neither is known.
 
     A training step of a transformer needs 6 floating-point operations per parameter and token. The activations need
     about 34 bytes per token, layer and hidden unit in float16 (Korthikanti et al., 2022), and 68 in float32. Every
@@ -48,7 +51,9 @@ def estimate(parsed: Sequence[Any]) -> Estimate:
     """
     data, model_args, _, args = parsed
     options = data.builder_options
-    clips = options.get("num_train") or sum(TRAIN_CLIPS.get(part, 0) for part in data.dataset.split("+"))
+    clips = num_clips or options.get("num_train") or sum(TRAIN_CLIPS.get(part, 0) for part in data.dataset.split("+"))
+    if not clips:
+        return None
     if args.every_caption:
         clips *= CAPTIONS_PER_CLIP.get(data.dataset, 1)
     batch = args.per_device_train_batch_size * args.world_size * args.gradient_accumulation_steps

@@ -270,10 +270,11 @@ def run_step(step: Step) -> None:
         join_processes(None).wait_for_everyone()
 
 
-def check_step(step: Step) -> tuple[Estimate | None, list[str]]:
+def check_step(step: Step) -> tuple[Estimate | None, str, list[str]]:
     """Check the settings of a step, and list its missing inputs: models, encoders, translations and data.
 
-    Return a tuple of the estimated cost and the missing inputs. The cost is None for recipes other than "train".
+    Return the estimated cost, a description of the data (empty unless a folder is read), and the missing inputs. The
+    cost is None for recipes other than "train", and if the number of training clips is unknown.
     """
     from modeling_supclap.recipes.estimates import estimate
     from modeling_supclap.recipes.models import has_model
@@ -293,35 +294,68 @@ def check_step(step: Step) -> tuple[Estimate | None, list[str]]:
         missing.append(f"translations {translations}")
 
     dataset = settings.get("dataset", "synthetic")
+    count, description = 0, ""
     if reads_folder(dataset) and "data_dir" not in settings:
         missing.append(f"data of {dataset}: give --data_dir")
     elif reads_folder(dataset):
         config["data_dir"] = settings["data_dir"]
         split = "test" if step.recipe == "evaluate" else "train"
-        missing += find_lack(dataset, split, json.dumps(config, sort_keys=True))
-    return (estimate(parsed) if step.recipe == "train" else None), missing
+        count, description, lack = find_data(dataset, split, json.dumps(config, sort_keys=True))
+        missing += lack
+    return (estimate(parsed, count) if step.recipe == "train" else None), description, missing
 
 
 @cache
-def find_lack(dataset: str, split: str, config: str) -> list[str]:
-    """Check that a split can be read and has enough recordings. Return a list with one message if the check fails.
+def find_data(dataset: str, split: str, config: str) -> tuple[int, str, list[str]]:
+    """Count the recordings of a dataset in a folder, and check that a split has enough of them.
 
-    A training split needs 90 % of the published recordings; other splits need one recording. `config` is JSON.
+    A training split needs 90 % of the published recordings, and 90 % of the recordings in the metadata must exist.
+    Other splits need one recording.
+
+    Args:
+        dataset: Name of the dataset.
+        split: Split to check.
+        config: Options of the dataset, as JSON.
+
+    Returns:
+        Number of recordings of the split, a description of all splits with their total duration, and a list with one
+        message if the check fails.
     """
-    from modeling_supclap.datasets_scripts import load_splits
+    from modeling_supclap.datasets_scripts import load_builder
+    from modeling_supclap.datasets_scripts.builders.recordings import duration_seconds
     from modeling_supclap.recipes.estimates import TRAIN_CLIPS
 
     try:
-        splits = load_splits(dataset, **json.loads(config))
+        builder = load_builder(dataset, **json.loads(config))
+        splits = builder.as_dataset()
     except Exception as error:  # builders raise different types; the message names the missing file
-        return [f"data of {dataset}: {error}"]
-    count, published = len(splits.get(split, ())), TRAIN_CLIPS.get(dataset, 1) if split == "train" else 1
-    return [] if count >= 0.9 * published else [f"data of {dataset}: {split} has {count} recordings of {published:,}"]
+        return 0, "", [f"data of {dataset}: {error}"]
+
+    paths = [path for rows in splits.values() for path in rows["audio_path"]]
+    sample = paths[:: len(paths) // 1000 + 1]  # reading the headers of all recordings could take minutes
+    seconds = [value for path in sample if (value := duration_seconds(path))]
+    counts = ", ".join(f"{len(rows):,} {name}" for name, rows in splits.items())
+    description = f"{dataset}: {counts} recordings"
+    if seconds:
+        description += f", about {np.mean(seconds) * len(paths) / 3600:.2g} hours"
+
+    count, absent = len(splits.get(split, ())), len(builder.report()["missing"])
+    published = TRAIN_CLIPS.get(dataset, 1) if split == "train" else 1
+    lack = []
+    if count < 0.9 * published:
+        lack.append(f"data of {dataset}: {split} has {count} recordings of {published:,}")
+    elif split == "train" and absent > 0.1 * (listed := len(paths) + absent):
+        lack.append(f"data of {dataset}: {absent} of the {listed:,} recordings in the metadata have no audio file")
+    return count, description, lack
 
 
 def check_inputs(name: str, cells: Sequence[Cell], args: Any) -> list[Cell]:
-    """Check settings and inputs, and return the table cells to run. A dry run prints costs and missing inputs."""
+    """Check settings and inputs, and return the table cells to run.
+
+    A dry run prints costs, the data in folders, and missing inputs.
+    """
     lines, runnable, missing, hours = [f"{name}:"], [], set(), 0.0
+    descriptions: dict[str, None] = {}
     folders = set()  # several arms of a study can start from the same initial model
     for cell in cells:
         lacking: set[str] = set()
@@ -329,7 +363,8 @@ def check_inputs(name: str, cells: Sequence[Cell], args: Any) -> list[Cell]:
         for step in cell.runs[0]:  # the runs of a cell differ in their seed only
             if step.is_done and not args.dry_run:
                 continue
-            cost, inputs = check_step(step)
+            cost, description, inputs = check_step(step)
+            descriptions[description] = None
             lacking.update(inputs)
             if step.folder in folders:
                 continue
@@ -343,7 +378,9 @@ def check_inputs(name: str, cells: Sequence[Cell], args: Any) -> list[Cell]:
 
     if args.dry_run:
         lines.append(f"  total: {60 * hours:.0f} minutes of arithmetic, {hours:.1f} hours")
-        say("\n".join([*lines, *(f"  missing: {reference}" for reference in sorted(missing))]))
+        lines += [f"  found: {description}" for description in descriptions if description]
+        lines += [f"  missing: {reference}" for reference in sorted(missing)]
+        say("\n".join(lines))
         return []
     if missing and not args.skip_missing:
         advice = "nothing was run; --skip_missing true runs the other rows"

@@ -3,9 +3,11 @@
 import json
 import math
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from recordings import esc50_folder
 from results_fixtures import fake_training
 from scipy import stats
 
@@ -214,6 +216,24 @@ def test_missing_inputs_of_any_study_are_named_before_the_first_run(train, tmp_p
     printed = capsys.readouterr().out
     assert "missing: folder" in printed
     assert printed.count("evidence/augmentation, gain: ") == STUDIES["evidence/augmentation"]["doublings"] + 1
+
+
+def test_a_folder_of_esc10_is_complete_if_the_recordings_in_its_table_exist(tmp_path, capsys):
+    folder = esc50_folder(tmp_path / "esc10", count=4, num_folds=4)
+    args = ReproductionArguments(data_dir=str(folder), output_dir=str(tmp_path), rows=["bi_dynamic"])
+    name, study = "evidence/svr_esc10", STUDIES["evidence/svr_esc10"]
+    assert evidence.check_study(name, study, args) == ["infonce", "bi_dynamic"]
+
+    evidence.check_study(name, study, replace(args, dry_run=True))
+    printed = capsys.readouterr().out
+    assert "found: esc50: 8 train, 4 validation, 4 test recordings, about 0.0022 hours" in printed  # 16 of 0.5 s
+    assert "missing" not in printed
+
+    for path in sorted(folder.glob("audio/*.wav"))[:2]:
+        path.unlink()
+    reproduce.find_data.cache_clear()
+    with pytest.raises(FileNotFoundError, match="2 of the 16 recordings"):
+        evidence.check_study(name, study, args)
 
 
 @pytest.mark.parametrize("setting", [{"num_train_epochs": 2}, {"max_steps": 2}, {"temperature": 0.07}])
