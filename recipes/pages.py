@@ -1,27 +1,31 @@
 """Write the generated parts of docs/results.md, docs/paper_settings.md and the README (`make results-page`).
 
 Each file in `recipes/results/*/` is a table or a study, written by `supclap reproduce`. If docs/images has a figure
-with the same file name, it is included. Comment lines mark the generated parts: the text after the comment in
-docs/results.md, and the text between two comments in the README. docs/paper_settings.md compares the papers' settings
-with those of the full-scale configurations.
+with the same file name, it is included. Verdicts on the claims of `claims.yaml` come first. Comment lines mark the
+generated parts: the text after the comment in docs/results.md, and the text between two comments in the README.
+docs/paper_settings.md compares the papers' settings with those of the full-scale configurations.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from modeling_supclap.datasets_scripts.atomic_files import write_text
+from modeling_supclap.metrics.bootstrap import seed_interval
 from modeling_supclap.recipes.arguments import CONFIGS, parse_arguments
 from modeling_supclap.recipes.evidence import format_percent, render_study
 from modeling_supclap.recipes.reproduce import RECIPES
-from modeling_supclap.recipes.result_tables import markdown_lines, markdown_table
+from modeling_supclap.recipes.result_tables import format_value, markdown_lines, markdown_table
 
 RESULTS = Path(__file__).parent / "results"
 SETTINGS = Path(__file__).parent / "paper_settings.yaml"
+CLAIMS = Path(__file__).parent / "claims.yaml"
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS_PAGE = ROOT / "docs" / "results.md"
 SETTINGS_PAGE = ROOT / "docs" / "paper_settings.md"
@@ -38,7 +42,8 @@ is TeminAL. This page is written by `make results-page`.
 
 def render_results(page: str) -> str:
     """Replace the generated text in docs/results.md with the tables of all result files."""
-    parts = [page.partition(MARK)[0].rstrip(), "", MARK]
+    parts = [page.partition(MARK)[0].rstrip(), "", MARK, "", "### Verdicts of the studies", "", *render_verdicts()]
+    parts += ["", "### Verdicts of single tables", "", *render_claims()]
     for path in sorted(RESULTS.glob("*/*.json")):
         content = json.loads(path.read_text(encoding="utf-8"))
         if "study" in content:
@@ -50,8 +55,59 @@ def render_results(page: str) -> str:
     return "\n".join(parts) + "\n"
 
 
-def render_readme(page: str) -> str:
-    """Replace the generated text in the README with the verdicts of the studies."""
+def render_claims() -> list[str]:
+    """Return a table with the verdict on each claim of `claims.yaml`, as lines of Markdown."""
+    lines = [["claim", "difference, 95 % interval", "seeds", "verdict"]]
+    for claim in yaml.safe_load(CLAIMS.read_text(encoding="utf-8")):
+        content = json.loads((RESULTS / "mini" / f"{claim['table']}.json").read_text(encoding="utf-8"))
+        rows = {row["row"]: row for row in content["rows"] if row["dataset"] == claim.get("dataset", row["dataset"])}
+        effects = [find_effect(claim, rows, column) for column in claim["columns"]]
+        texts = []
+        for column, effect in zip(claim["columns"], effects, strict=True):
+            mean, low, high = (format_value(column, value, signed=True) for value in effect)
+            texts.append(f"{mean} ({low} to {high})")
+        line = [claim["claim"], "; ".join(texts), str(len(rows[claim["row"]]["seeds"]))]
+        lines.append([*line, judge_claim(claim, effects)])
+    return markdown_lines(lines)
+
+
+def find_effect(claim: Mapping[str, Any], rows: Mapping[str, Any], column: str) -> tuple[float, float, float]:
+    """Return the mean difference of a claim's row to its baseline, and the ends of its 95 % interval.
+
+    The interval is over seeds, and also over recordings if the table contains this difference.
+
+    >>> rows = {"a": {"baseline": None, "scores": {"R@1": {"values": [0.6, 0.7, 0.8]}}}}
+    >>> mean, low, high = find_effect({"row": "a", "baseline": 0.5}, rows, "R@1")
+    >>> round(mean, 3), round(low, 3), round(high, 3)  # 0.2 ± 4.30 x 0.1 / sqrt(3)
+    (0.2, -0.048, 0.448)
+    """
+    row, baseline = rows[claim["row"]], claim["baseline"]
+    score = row["scores"][column]
+    if baseline == row["baseline"]:
+        return float(np.mean(score["differences"])), score["low"], score["high"]
+    others = rows[baseline]["scores"][claim.get("from", column)]["values"] if baseline in rows else baseline
+    differences = np.array(score["values"]) - others
+    return float(differences.mean()), *seed_interval(differences.tolist())
+
+
+def judge_claim(claim: Mapping[str, Any], effects: Sequence[tuple[float, float, float]]) -> str:
+    """Return the verdict on a claim, from the interval of each of its differences.
+
+    >>> judge_claim({"change": "up"}, [(0.2, 0.1, 0.3), (0.2, -0.1, 0.5)]), judge_claim({"change": "down"}, [(2, 1, 3)])
+    ('not shown', 'does not hold')
+    """
+    sign = 1 if claim["change"] == "up" else -1
+    sides = [{np.sign(sign * low), np.sign(sign * high)} for _, low, high in effects]
+    if any(side == {-1} for side in sides):
+        return "does not hold"
+    if any(side != {1} for side in sides):
+        return "not shown"
+    verdict = "holds as a speed-up" if claim.get("gain") else "holds"
+    return verdict + (f", explained by a control: {claim['control']}" if "control" in claim else "")
+
+
+def render_verdicts() -> list[str]:
+    """Return a table with the verdict of each study, as lines of Markdown."""
     verdicts = [["study", "claim", "verdict", "baseline", "difference at the end", "steps", "seeds"]]
     for path in sorted(RESULTS.glob("evidence/*.json")):
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -60,9 +116,13 @@ def render_readme(page: str) -> str:
         line += [format_percent(baseline["scores"][-1]), format_percent(method["differences"]["final"], "+")]
         steps = dict.fromkeys(f"{arm['points'][-1][0]['steps']:,.0f}" for arm in (baseline, method))
         verdicts.append([*line, " and ".join(steps), str(len(content["seeds"]))])
+    return markdown_lines(verdicts)
 
+
+def render_readme(page: str) -> str:
+    """Replace the generated text in the README with the verdicts of the studies."""
     before, _, rest = page.partition(MARK)
-    return "\n".join([f"{before}{MARK}", "", *markdown_lines(verdicts), "", f"{END}{rest.partition(END)[2]}"])
+    return "\n".join([f"{before}{MARK}", "", *render_verdicts(), "", f"{END}{rest.partition(END)[2]}"])
 
 
 def render_settings() -> str:
