@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -146,16 +147,20 @@ def build_steps(
     """List the steps of one run: train the initial model, train the arm, and evaluate it.
 
     Post-training continues the initial model; training uses its encoders. The data depend on the seed: it selects the
-    test fold of ESC-50, and is added to the seed of generated data. Relative folders of recordings are in
-    `args.data_dir`.
+    test fold of ESC-50, and is added to the seed of generated data. Recordings for scenes are in folders of
+    `args.data_dir`. ESC-10 is the folder "esc10" in `args.data_dir`, or `args.data_dir` itself; the path of background
+    recordings is relative to it.
     """
+    of_recordings = args
+    if args.data_dir and (esc10 := Path(args.data_dir, "esc10")).is_dir():
+        args = replace(args, data_dir=str(esc10))
 
     def add_seed(settings: Mapping[str, Any]) -> dict[str, Any]:
         config = dict(as_mapping(settings.get("dataset_config")))
         if not reproduce.reads_folder(settings.get("dataset", "synthetic")):
             config["seed"] = config.get("seed", 0) + seed
             if "recordings" in config:
-                config["recordings"] = [find_folder(name, args) for name in config["recordings"]]
+                config["recordings"] = [find_folder(name, of_recordings) for name in config["recordings"]]
         elif "test_fold" in config:
             config["test_fold"] = seed % 4 + 1
         settings = {**settings, "dataset_config": config, "seed": seed}

@@ -284,7 +284,24 @@ def test_the_recipes_take_the_settings_of_each_arm(name, tmp_path):
         assert len(steps) == {"svr_trained": 2, "temporal": 3, "temporal_order": 3}.get(name.split("/")[1], 1)
 
 
-def test_unknown_studies_and_too_few_seeds_are_named(tmp_path):
+def test_one_data_folder_serves_all_studies(tmp_path):
+    for folder in ("esc10", "fsdd", "samples"):
+        (tmp_path / folder).mkdir()
+    of_parent, of_esc10 = (
+        ReproductionArguments(output_dir=str(tmp_path), data_dir=str(folder))
+        for folder in (tmp_path, tmp_path / "esc10")
+    )
+    for name in ("evidence/svr_esc10", "evidence/augmentation", "evidence/temporal"):
+        arms = STUDIES[name]["arms"]
+        steps = [
+            [evidence.build_steps(arm, STUDIES[name], {}, 0, args) for arm in arms] for args in (of_parent, of_esc10)
+        ]
+        assert steps[0] == steps[1]  # the same settings and run folders
+    (step,) = evidence.build_steps("infonce", STUDIES["evidence/svr_recordings"], {}, 0, of_parent)
+    assert step.settings["dataset_config"]["recordings"][0] == str(tmp_path / "esc10")
+
+
+def test_unknown_studies_and_unsuitable_seeds_are_named(tmp_path):
     with pytest.raises(ValueError, match="evidence/kcll"):
         evidence.find_studies(["evidence/kcll"])
     with pytest.raises(ValueError, match=r"\[0\]"):
