@@ -21,7 +21,7 @@ from modeling_supclap.datasets_scripts.atomic_files import atomic_write, write_j
 from modeling_supclap.recipes import reproduce
 from modeling_supclap.recipes.arguments import CONFIGS, YAML_LOADER, read_settings
 from modeling_supclap.recipes.options import ReproductionArguments, as_mapping
-from modeling_supclap.recipes.result_tables import format_heading, markdown_lines
+from modeling_supclap.recipes.result_tables import format_heading, markdown_lines, note_few_seeds
 from modeling_supclap.recipes.running import is_first_process, say
 
 if TYPE_CHECKING:
@@ -55,6 +55,8 @@ def check_study(name: str, study: Mapping[str, Any], args: ReproductionArguments
     seeds = args.seeds or study["seeds"]
     if len(seeds) < 2:
         raise ValueError(f"seeds is {seeds}; an interval over seeds requires at least two, and evidence at least five")
+    if TUNING_SEED in seeds:
+        raise ValueError(f"seeds is {seeds}, but {TUNING_SEED} is the seed of the tuning; choose other seeds")
     varied = sorted(as_mapping(args.settings).keys() & {*study["grid"], "num_train_epochs", "max_steps"})
     if varied:
         raise ValueError(f"settings has {', '.join(varied)}, which {name} sets in each run; leave it out")
@@ -91,8 +93,9 @@ def run_study(name: str, study: Mapping[str, Any], args: ReproductionArguments) 
 
     Raises:
         FileNotFoundError: Data, an encoder or a model is missing.
-        ValueError: There are fewer than two seeds, so an interval over seeds cannot be computed. Or `args.settings`
-            contains a setting that the study tunes, or the number of epochs or steps.
+        ValueError: There are fewer than two seeds, so an interval over seeds cannot be computed; or the seeds include
+            that of the tuning. Or `args.settings` contains a setting that the study tunes, or the number of epochs or
+            steps.
     """
     arms = check_study(name, study, args)
     if not arms:
@@ -393,7 +396,9 @@ def format_percent(score: Mapping[str, float], sign: str = "") -> str:
 def render_study(content: Mapping[str, Any], figure: str) -> str:
     """Return the Markdown of a study: verdict, table with one line per arm, learning curves and tuned settings."""
     baseline = next(iter(content["arms"].values()))
-    table = [["arm", *(f"{points[0]['steps']:,.0f} steps" for points in baseline["points"])]]
+    count = len(content["seeds"])
+    heading = "arm" if count >= 5 else f"arm (only {count} seeds)"
+    table = [[heading, *(f"{points[0]['steps']:,.0f} steps" for points in baseline["points"])]]
     table[0] += ["difference at the end", *(f"at equal {cost}" for cost in COSTS)]
     table[0] += ["steps to 90 %, ratio", "seconds to 90 %, ratio", "cost of the longest run"]
     for arm in content["arms"].values():
@@ -420,7 +425,7 @@ def render_study(content: Mapping[str, Any], figure: str) -> str:
         "\n".join(markdown_lines(table)),
         f"Test score in percent, the mean of {columns}: mean and 95 % t-interval over the seeds "
         f"{', '.join(map(str, content['seeds']))}. Differences to the first arm are paired by seed. "
-        "Seconds are processor time.",
+        f"Seconds are processor time.{note_few_seeds(count)}",
         f"![Learning curves]({figure})",
         "Settings chosen on validation:\n" + "\n".join(tuned),
     ]

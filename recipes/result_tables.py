@@ -127,11 +127,15 @@ def caption(content: Mapping[str, Any]) -> str:
         text += "the interval does not cover the variation between seeds."
     else:
         text += ", its 95 % interval over seeds and recordings, and the number of seeds with a difference above 0."
-        if fewest < 5:
-            text += f" **Fewer than five seeds** ({fewest}): an indication, not evidence."
+        text += note_few_seeds(fewest)
     if any(row.get("cost") for row in rows):
         text += " Captions: number of captions that the text encoder embeds in training. Seconds: processor time."
     return text
+
+
+def note_few_seeds(count: int) -> str:
+    """Return a sentence for the caption of a table with fewer than five seeds, else an empty text."""
+    return f" **Fewer than five seeds** ({count}): an indication, not evidence." if count < 5 else ""
 
 
 def full_title(content: Mapping[str, Any]) -> str:

@@ -169,6 +169,8 @@ def test_a_study_from_the_command_line(train, tmp_path, monkeypatch, capsys):
     text = (tmp_path / "mini" / "evidence_svr_rows-bi-dynamic.md").read_text()
     assert "does not hold" in text
     assert "45.1 (44.4 to 45.7)" in text
+    assert "| arm (only 2 seeds) |" in text
+    assert "Fewer than five seeds** (2)" in text
     assert (tmp_path / "mini" / "evidence_svr_rows-bi-dynamic.png").read_bytes().startswith(b"\x89PNG")
     assert "does not hold" in capsys.readouterr().out
 
@@ -306,3 +308,5 @@ def test_unknown_studies_and_unsuitable_seeds_are_named(tmp_path):
         evidence.find_studies(["evidence/kcll"])
     with pytest.raises(ValueError, match=r"\[0\]"):
         evidence.run_study("evidence/svr", STUDIES["evidence/svr"], ReproductionArguments(seeds=[0]))
+    with pytest.raises(ValueError, match="1000 is the seed of the tuning"):
+        evidence.run_study("evidence/svr", STUDIES["evidence/svr"], ReproductionArguments(seeds=[0, 1000]))
