@@ -325,7 +325,8 @@ def judge(arms: Mapping[str, Mapping[str, Any]], study: Mapping[str, Any], conve
 
     - "holds at convergence": The interval of the final difference is above 0, and the baseline has converged.
     - "holds as a speed-up": The first verdict does not apply. The interval of the "to_90" ratio of steps (see
-      `summarize`) is below 1. If that of seconds is not, the verdict adds "in steps, not in seconds".
+      `summarize`) is below 1. If that of captions or seconds is not, the verdict adds, for example, "in steps, not in
+      captions or seconds".
     - "open": None of these applies, and the baseline has not converged.
     - "does not hold": None of these applies, and the baseline has converged.
     - "not judged": The arms do not include the method.
@@ -342,8 +343,9 @@ def judge(arms: Mapping[str, Mapping[str, Any]], study: Mapping[str, Any], conve
         verdict = "holds at convergence"
     elif ratio is not None and ratio["high"] < 1:
         verdict = "holds as a speed-up"
-        if method["to_90"]["seconds"]["high"] >= 1:
-            verdict += " in steps, not in seconds"
+        not_saved = [cost for cost in ("captions", "seconds") if method["to_90"][cost]["high"] >= 1]
+        if not_saved:
+            verdict += f" in steps, not in {' or '.join(not_saved)}"
     else:
         return "does not hold" if converged else "open, because the baseline has not converged"
 
@@ -400,7 +402,7 @@ def render_study(content: Mapping[str, Any], figure: str) -> str:
     heading = "arm" if count >= 5 else f"arm (only {count} seeds)"
     table = [[heading, *(f"{points[0]['steps']:,.0f} steps" for points in baseline["points"])]]
     table[0] += ["difference at the end", *(f"at equal {cost}" for cost in COSTS)]
-    table[0] += ["steps to 90 %, ratio", "seconds to 90 %, ratio", "cost of the longest run"]
+    table[0] += [*(f"{cost} to 90 %, ratio" for cost in COSTS), "cost of the longest run"]
     for arm in content["arms"].values():
         line = [arm["model"]]
         for heading, score, points in zip(table[0][1:], arm["scores"], arm["points"], strict=False):
@@ -409,7 +411,7 @@ def render_study(content: Mapping[str, Any], figure: str) -> str:
         differences = arm.get("differences", {})
         for key in ("final", *COSTS):
             line.append(format_percent(differences[key], "+") if key in differences else "")
-        for cost in ("steps", "seconds"):
+        for cost in COSTS:
             ratio = arm["to_90"].get(cost)
             line.append(f"{ratio['mean']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})" if ratio else "not reached")
         line.append(", ".join(f"{np.mean([run[cost] for run in arm['points'][-1]]):,.0f} {cost}" for cost in COSTS))

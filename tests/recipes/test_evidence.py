@@ -67,8 +67,10 @@ def test_verdicts():
     assert judged(shifted(0.1, 0.1, 0.05))[1] == "holds at convergence"
     assert judged(shifted(0.1, 0.1, 0.05), converged=False)[1] == "holds as a speed-up"
     assert judged(shifted(0.2, 0.1, 0.0))[1] == "holds as a speed-up"
-    slower = judged(shifted(0.2, 0.1, 0.0), seconds_per_step=4.0)
-    assert slower[1] == "holds as a speed-up in steps, not in seconds"
+    arms, verdict = judged(shifted(0.2, 0.1, 0.0), seconds_per_step=4.0)
+    assert verdict == "holds as a speed-up in steps, not in seconds"
+    arms["new"]["to_90"]["captions"]["high"] = 1.1
+    assert evidence.judge(arms, STUDY, True) == "holds as a speed-up in steps, not in captions or seconds"
     assert judged(shifted(0.0, 0.0, 0.0))[1] == "does not hold"
     assert judged(shifted(-0.1, -0.1, -0.05))[1] == "does not hold"
     assert judged(shifted(-0.1, -0.1, -0.05), converged=False)[1] == "open, because the baseline has not converged"
@@ -171,6 +173,7 @@ def test_a_study_from_the_command_line(train, tmp_path, monkeypatch, capsys):
     assert "45.1 (44.4 to 45.7)" in text
     assert "| arm (only 2 seeds) |" in text
     assert "Fewer than five seeds** (2)" in text
+    assert "| steps to 90 %, ratio | captions to 90 %, ratio | seconds to 90 %, ratio |" in text
     assert (tmp_path / "mini" / "evidence_svr_rows-bi-dynamic.png").read_bytes().startswith(b"\x89PNG")
     assert "does not hold" in capsys.readouterr().out
 
