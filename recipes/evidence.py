@@ -36,6 +36,9 @@ COSTS = ("steps", "captions", "seconds")
 Point = dict[str, Any]
 """One run: "seed", "validation" score, test "scores" by column, their mean "score", and the costs in `COSTS`."""
 
+TuningScore = dict[str, Any]
+"""One run of the tuning: "settings" of the grid, and "validation" score; None if the training diverged."""
+
 
 def find_studies(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Select studies by name. The name "evidence" selects all of them."""
@@ -102,7 +105,8 @@ def run_study(name: str, study: Mapping[str, Any], args: ReproductionArguments) 
         return None
 
     seeds, baseline = args.seeds or study["seeds"], next(iter(study["arms"]))
-    tuned = {arm: tune(arm, study, args) for arm in arms}
+    tuning = {arm: tune(arm, study, args) for arm in arms}
+    tuned = {arm: find_best(scores) for arm, scores in tuning.items()}
     points: dict[str, list[list[Point]]] = {arm: [] for arm in arms}  # one list of runs per number of epochs
     for doubling in range(study["doublings"] + 1):
         epochs = study["num_train_epochs"] * 2**doubling
@@ -116,7 +120,7 @@ def run_study(name: str, study: Mapping[str, Any], args: ReproductionArguments) 
         means = [np.mean([point["validation"] for point in of_epochs]) for of_epochs in points[baseline]]
         converged = len(means) > 1 and bool(means[-1] - means[-2] < CONVERGED_GAIN)
         say(f"{name}: {epochs} epochs, validation score of {baseline} {means[-1]:.3f}")
-        path = write_study(name, study, points, tuned, converged, args)
+        path = write_study(name, study, points, tuning, converged, args)
         if converged:
             break
     return path
@@ -126,7 +130,7 @@ def write_study(
     name: str,
     study: Mapping[str, Any],
     points: Mapping[str, Sequence[Sequence[Point]]],
-    tuned: Mapping[str, Mapping[str, Any]],
+    tuning: Mapping[str, Sequence[TuningScore]],
     converged: bool,
     args: ReproductionArguments,
 ) -> Path:
@@ -134,7 +138,7 @@ def write_study(
     content = {key: study[key] for key in ("title", "claim", "method", "columns")}
     content |= {"study": name, "seeds": [point["seed"] for point in next(iter(points.values()))[0]]}
     content |= {"converged": converged, "settings": as_mapping(args.settings)}
-    content["arms"] = summarize(points, study, tuned)
+    content["arms"] = summarize(points, study, tuning)
     content["verdict"] = judge(content["arms"], study, converged)
     stem = Path(args.output_dir) / args.scale / reproduce.table_stem(name, args)
     if is_first_process():
@@ -194,28 +198,48 @@ def find_folder(name: str, args: ReproductionArguments) -> str:
     return str(folder)
 
 
-def tune(arm: str, study: Mapping[str, Any], args: ReproductionArguments) -> dict[str, Any]:
-    """Return the grid settings with the best validation score. All arms have the same grid, epochs and seed.
+def tune(arm: str, study: Mapping[str, Any], args: ReproductionArguments) -> list[TuningScore]:
+    """Return the validation scores of all settings of the grid. All arms have the same grid, epochs and seed.
 
-    Settings whose loss or weights are not finite are left out.
+    Settings whose loss or weights are not finite have no score. Raises FloatingPointError if no settings have one.
     """
-    best: dict[str, Any] = {}
-    best_score = -np.inf
+    tuning: list[TuningScore] = []
     for values in itertools.product(*study["grid"].values()):
         settings = dict(zip(study["grid"], values, strict=True))
         epochs = {"num_train_epochs": study["tuning_epochs"]}
         steps = build_steps(arm, study, settings | epochs, TUNING_SEED, args)
+        score = None
         try:
             score = run_and_read(steps, study["columns"])["validation"]
+            say(f"{arm}: validation score {score:.3f} with {settings}")
         except FloatingPointError as error:
             say(f"{arm}: {settings} is left out, because training diverged: {error}")
-            continue
-        say(f"{arm}: validation score {score:.3f} with {settings}")
-        if score > best_score:
-            best, best_score = settings, score
-    if not best:
+        tuning.append({"settings": settings, "validation": score})
+    if all(run["validation"] is None for run in tuning):
         raise FloatingPointError(f"{arm} diverges with all settings {study['grid']}; lower the learning rates")
-    return best
+    return tuning
+
+
+def find_best(tuning: Sequence[TuningScore]) -> dict[str, Any]:
+    """Return the settings with the best validation score; of equal scores, the first."""
+    finished = [run for run in tuning if run["validation"] is not None]
+    return max(finished, key=lambda run: run["validation"])["settings"]
+
+
+def describe_edges(tuning: Sequence[TuningScore]) -> str:
+    """State which of the best settings are the smallest or largest value in the grid.
+
+    >>> describe_edges([{"settings": {"lr": lr}, "validation": -lr} for lr in (0.1, 0.2, 0.4)])
+    'lr is at the edge of the grid'
+    """
+    edges = []
+    for key, best in find_best(tuning).items():
+        values = [run["settings"][key] for run in tuning]
+        if best in (min(values), max(values)):
+            edges.append(key)
+    if not edges:
+        return "inside the grid"
+    return f"{' and '.join(edges)} {'is' if len(edges) == 1 else 'are'} at the edge of the grid"
 
 
 def run_and_read(steps: Sequence[Step], columns: Sequence[str]) -> Point:
@@ -236,14 +260,17 @@ def run_and_read(steps: Sequence[Step], columns: Sequence[str]) -> Point:
 
 
 def summarize(
-    points: Mapping[str, Sequence[Sequence[Point]]], study: Mapping[str, Any], tuned: Mapping[str, Mapping[str, Any]]
+    points: Mapping[str, Sequence[Sequence[Point]]],
+    study: Mapping[str, Any],
+    tuning: Mapping[str, Sequence[TuningScore]],
 ) -> dict[str, dict[str, Any]]:
     """Compare each arm with the first one.
 
     Returns:
         `{arm: summary}`. A summary is a dict with these keys:
 
-        - "model", "tuned" and "points": The name of the arm, its tuned settings, and all its runs.
+        - "model", "tuned" and "points": The name of the arm, its tuned settings, and all its runs after the tuning.
+        - "tuning": The settings and validation scores of all runs of the tuning.
         - "scores": Mean test score with its interval, for each number of epochs.
         - "to_90": `{cost: ratio}` for the costs in `COSTS`. The numerator is the cost of the arm to reach 90 % of the
           baseline's best score with the same seed; the denominator is that of the baseline. The ratio is a geometric
@@ -258,7 +285,8 @@ def summarize(
         finals = np.array([point["score"] for point in of_arm[-1]])
         about: dict[str, Any] = {
             "model": study["arms"][arm]["model"],
-            "tuned": dict(tuned[arm]),
+            "tuned": find_best(tuning[arm]),
+            "tuning": list(tuning[arm]),
             "points": list(of_arm),
         }
         about["scores"] = [with_interval(np.array([run["score"] for run in runs])) for runs in of_arm]
@@ -417,7 +445,10 @@ def render_study(content: Mapping[str, Any], figure: str) -> str:
         line.append(", ".join(f"{np.mean([run[cost] for run in arm['points'][-1]]):,.0f} {cost}" for cost in COSTS))
         table.append(line)
 
-    tuned = [f"- {arm['model']}: `{arm['tuned']}`" for arm in content["arms"].values()]
+    tuned = []
+    for arm in content["arms"].values():
+        edges = f"; {describe_edges(arm['tuning'])}" if "tuning" in arm else ""  # older files have no tuning scores
+        tuned.append(f"- {arm['model']}: `{arm['tuned']}`{edges}")
     state = "The baseline has converged." if content["converged"] else "The baseline has not converged."
     columns = ", ".join(map(format_heading, content["columns"]))
     lines = [

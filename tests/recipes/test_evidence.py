@@ -47,6 +47,7 @@ STUDY = {
     "method": "new",
     "controls": ["simple"],
 }
+TUNING = {arm: [{"settings": {}, "validation": 0.5}] for arm in STUDY["arms"]}
 BASE = ([0.2, 0.40, 0.50], [0.2, 0.42, 0.51], [0.2, 0.41, 0.52])
 
 
@@ -55,7 +56,7 @@ def judged(new, simple=BASE, converged=True, seconds_per_step=1.0):
     for name, curves, seconds in (("base", BASE, 1.0), ("new", new, seconds_per_step), ("simple", simple, 1.0)):
         of_seeds = [runs(curve, seconds_per_step=seconds, seed=seed) for seed, curve in enumerate(curves)]
         points[name] = by_length(*of_seeds)
-    arms = evidence.summarize(points, STUDY, {"base": {}, "new": {}, "simple": {}})
+    arms = evidence.summarize(points, STUDY, TUNING)
     return arms, evidence.judge(arms, STUDY, converged)
 
 
@@ -99,7 +100,7 @@ def test_seeds_of_different_difficulty_have_their_own_level():
         "base": by_length(*(runs(curve, seed=seed) for seed, curve in enumerate(curves))),
         "new": by_length(*(runs([2 * value for value in curve], seed=seed) for seed, curve in enumerate(curves))),
     }
-    arms = evidence.summarize(points, STUDY, {"base": {}, "new": {}})
+    arms = evidence.summarize(points, STUDY, TUNING)
     assert arms["base"]["to_90"]["steps"] == pytest.approx({"mean": 1, "low": 1, "high": 1})
     ratio = arms["new"]["to_90"]["steps"]
     assert 0 < ratio["low"] < ratio["mean"] < ratio["high"] < 1
@@ -111,7 +112,7 @@ def test_equal_seconds_count_the_cost_of_a_step():
         "base": by_length(*(runs(curve, seed=seed) for seed, curve in enumerate(BASE))),
         "new": by_length(*(runs(curve, seconds_per_step=2.0, seed=seed) for seed, curve in enumerate(BASE))),
     }
-    arms = evidence.summarize(points, STUDY, {"base": {}, "new": {}})
+    arms = evidence.summarize(points, STUDY, TUNING)
     assert arms["new"]["differences"]["captions"]["mean"] == pytest.approx(0)
     expected = np.mean([curve[1] - curve[2] for curve in BASE])  # 400 s: its 200 steps against 400 of the baseline
     assert arms["new"]["differences"]["seconds"]["mean"] == pytest.approx(expected)
@@ -123,7 +124,7 @@ def test_arms_without_a_common_cost_are_not_compared():
         "base": by_length(*(runs(curve, seed=seed) for seed, curve in enumerate(BASE))),
         "new": by_length(*(runs(curve, seconds_per_step=5.0, seed=seed) for seed, curve in enumerate(BASE))),
     }
-    differences = evidence.summarize(points, STUDY, {"base": {}, "new": {}})["new"]["differences"]
+    differences = evidence.summarize(points, STUDY, TUNING)["new"]["differences"]
     assert set(differences) == {"final", "steps", "captions"}
 
 
@@ -149,7 +150,7 @@ def train(monkeypatch):
 def test_a_study_from_the_command_line(train, tmp_path, monkeypatch, capsys):
     words = ["evidence/svr", "--rows", "bi_dynamic", "--seeds", "0", "1", "--output_dir", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["supclap reproduce", *words])
-    grid = {"learning_rate": [1e-3, 2e-3], "temperature": [0.05]}
+    grid = {"learning_rate": [1e-3, 2e-3, 4e-3]}
     monkeypatch.setattr(
         evidence, "find_studies", lambda names: {name: {**STUDIES[name], "grid": grid} for name in names}
     )
@@ -174,6 +175,13 @@ def test_a_study_from_the_command_line(train, tmp_path, monkeypatch, capsys):
     assert "| arm (only 2 seeds) |" in text
     assert "Fewer than five seeds** (2)" in text
     assert "| steps to 90 %, ratio | captions to 90 %, ratio | seconds to 90 %, ratio |" in text
+    assert "; inside the grid\n" in text
+    tuning = content["arms"]["infonce"]["tuning"]
+    assert [run["settings"]["learning_rate"] for run in tuning] == grid["learning_rate"]
+    assert tuning[1]["validation"] == pytest.approx(0.451)
+    for arm in content["arms"].values():
+        del arm["tuning"]  # as in files of earlier versions
+    assert "grid" not in evidence.render_study(content, "")
     assert (tmp_path / "mini" / "evidence_svr_rows-bi-dynamic.png").read_bytes().startswith(b"\x89PNG")
     assert "does not hold" in capsys.readouterr().out
 
@@ -193,7 +201,9 @@ def test_settings_that_diverge_are_left_out_of_the_tuning(monkeypatch, tmp_path)
     monkeypatch.setattr(evidence, "run_and_read", run_and_read)
     args = ReproductionArguments(output_dir=str(tmp_path))
     limit = 2e-3
-    assert evidence.tune("infonce", STUDIES["evidence/svr"], args)["learning_rate"] == 2e-3
+    tuning = evidence.tune("infonce", STUDIES["evidence/svr"], args)
+    assert evidence.find_best(tuning)["learning_rate"] == 2e-3
+    assert tuning[-1]["validation"] is None
     limit = 0.0
     with pytest.raises(FloatingPointError, match="infonce"):
         evidence.tune("infonce", STUDIES["evidence/svr"], args)
