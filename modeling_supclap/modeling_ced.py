@@ -209,21 +209,22 @@ class CEDModel(StrictLoadingMixin, PreTrainedModel):
 
         # (B, chunks, ...) -> (N, ...), without chunks of padding, except in a traced graph, which has fixed shapes
         inputs, mask, live = chunks.flatten(0, 1), token_mask.flatten(0, 1), None
-        one_chunk = audio_attention_mask is None or chunks.shape[1] == 1
-        if not one_chunk and not torch.compiler.is_compiling():
-            live = mask.any(dim=-1).nonzero().squeeze(1)  # indices, so that the CPU waits for a GPU only once
-            inputs, mask = inputs.index_select(0, live), mask.index_select(0, live)
+        is_padded = audio_attention_mask is not None
+        if is_padded and not torch.compiler.is_compiling():
+            counts = mask.sum(dim=-1).tolist()  # in training, the CPU waits for a GPU only here
+            is_padded = any(0 < count < mask.shape[1] for count in counts)
+            if 0 in counts:
+                live = torch.tensor([chunk for chunk, count in enumerate(counts) if count])
+                live = live.to(mask.device, non_blocking=True)
+                inputs, mask = inputs.index_select(0, live), mask.index_select(0, live)
 
         # (N, frames, mels) -> (N, D, rows, columns) -> (N, tokens, D)
         patches = self.patch_embed(inputs)
         patches = patches + self.time_pos_embed[..., : patches.shape[-1]] + self.freq_pos_embed
         tokens = self.pos_drop(patches.flatten(2).transpose(1, 2))
         attention_mask = None
-        if audio_attention_mask is not None:
-            # In training, a mask without padding is kept, because looking for padding makes the CPU wait for a GPU.
-            attention_mask = create_bidirectional_mask(
-                self.config, tokens, mask, allow_is_bidirectional_skip=not self.training
-            )
+        if is_padded:
+            attention_mask = create_bidirectional_mask(self.config, tokens, mask, allow_is_bidirectional_skip=False)
 
         for block in self.blocks:
             tokens = block(tokens, attention_mask, **kwargs)

@@ -210,6 +210,15 @@ def test_only_chunks_with_sound_are_computed():
     assert seen == [(3 + 1 + 1, 252, 32)]
 
 
+def test_only_padding_is_masked_in_training():
+    model = ced().train()
+    masks = []
+    model.blocks[0].register_forward_pre_hook(lambda module, args: masks.append(args[1]))
+    for lengths in ([500, 500], [3001, 1500], [1500, 500]):
+        model(*batch(lengths))
+    assert [mask is None for mask in masks] == [True, True, False]
+
+
 def test_the_normalisation_does_not_move_in_training():
     model = ced().train()
     before = {name: value.clone() for name, value in model.init_bn.named_buffers()}
