@@ -149,6 +149,8 @@ def _describe_objective(arguments: Mapping[str, Any]) -> str:
 
     base = LOSS_NAMES.get(str(arguments.get("loss")), "A contrastive objective")
     svr = arguments.get("svr", "none")
+    if svr == "within-modality":
+        return f"{base}, with contrast within each modality."
     return f"{base}." if svr == "none" else f"{base} with Support Vector Regularization ({svr})."
 
 
@@ -162,7 +164,8 @@ def citations(arguments: Mapping[str, Any], parts: Sequence[Origin]) -> list[str
     kinds, layouts = {part.kind for part in parts}, {part.layout for part in parts}
     used = {
         "sinha2024teminal": bool(arguments.get("stage")),
-        "luo2025supclap": svr != "none" or loss == "reweighted",
+        "luo2025supclap": svr not in ("none", "within-modality") or loss == "reweighted",
+        "zolfaghari2021crossclr": svr == "within-modality",
         "yin2025atri": loss in ("kcl", "cacl"),
         "zhai2023siglip": loss == "siglip",
         "oord2018cpc": loss == "infonce" and not arguments.get("stage"),

@@ -290,11 +290,13 @@ def build_objective(args: SupCLAPTrainingArguments) -> ContrastiveObjective:
         raise ValueError("got svr_decoupled with loss='siglip'; it changes a softmax, which siglip does not have")
     init = math.nan if args.radius_init is None else args.radius_init
     radii: dict[str, nn.Module] = {}
-    for direction in ("t2a", "a2t") if args.svr.startswith("bi") else ("t2a",):
+    for direction in ("t2a",) if args.svr.startswith("uni") else ("t2a", "a2t"):
         if args.svr.endswith("static"):
             radii[direction] = StaticRadius(init)
         elif args.svr.endswith("fixed"):
             radii[direction] = RelativeRadius(args.radius_ratio)
+        elif args.svr == "within-modality":
+            radii[direction] = RelativeRadius(1.0)
         else:
             radii[direction] = DynamicRadius(args.radius_num_similarities, init=init)
     regularizer = SupportVectorRegularizer(

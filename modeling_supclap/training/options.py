@@ -12,7 +12,16 @@ from typing import Any
 
 MULTILINGUAL_LOSSES = ("kcl", "cacl")
 LOSSES = ("infonce", "siglip", "reweighted", *MULTILINGUAL_LOSSES)
-SUPPORT_VECTORS = ("none", "uni-static", "bi-static", "uni-dynamic", "bi-dynamic", "uni-fixed", "bi-fixed")
+SUPPORT_VECTORS = (
+    "none",
+    "uni-static",
+    "bi-static",
+    "uni-dynamic",
+    "bi-dynamic",
+    "uni-fixed",
+    "bi-fixed",
+    "within-modality",
+)
 POSITIVES = ("clip", "captions")
 CACHE_FROZEN = ("auto", "always", "never")
 
@@ -41,8 +50,10 @@ class ContrastiveOptions:
             first of `languages`) and one other. `module:Class` is your own `nn.Module`, with one caption per clip.
         svr: Support Vector Regularization (SVR): `none`, or a static or dynamic radius in one direction (`uni-static`,
             `uni-dynamic`) or both (`bi-static`, `bi-dynamic`). For control experiments: `uni-fixed` and `bi-fixed`.
+            `within-modality` has no support vectors: it contrasts each clip with all other clips, and each text with
+            all other texts. CrossCLR has such negatives too (Zolfaghari et al., 2021, arXiv 2109.14910).
         radius_ratio: Radius of `uni-fixed` and `bi-fixed`, as a fraction of the distance of each pair. 0: the SVR term
-            is InfoNCE. 1: it contrasts the clips with each other, and the texts with each other.
+            is InfoNCE. 1: `bi-fixed` is `within-modality`.
         svr_alpha: Weight of the SVR term, relative to the sum of both directions of the base loss (SupCLAP eq. 6).
         svr_beta: Weight of the constraint on dynamic radii (SupCLAP eq. 9).
         svr_similarity: Similarity between support vectors and targets: `cosine` or `dot`. Use `dot` only with a dynamic

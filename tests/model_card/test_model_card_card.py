@@ -153,6 +153,7 @@ def test_an_unknown_license_is_left_open(tmp_path, monkeypatch):
         ({"loss": "siglip", "svr": "uni-dynamic"}, ["luo2025supclap", "zhai2023siglip"]),
         ({"loss": "reweighted", "svr": "none"}, ["luo2025supclap"]),
         ({"loss": "cacl", "svr": "none"}, ["yin2025atri"]),
+        ({"loss": "infonce", "svr": "within-modality"}, ["zolfaghari2021crossclr", "oord2018cpc"]),
         ({"stage": "a, then b"}, ["sinha2024teminal"]),
         ({}, []),
     ],

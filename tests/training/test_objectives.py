@@ -84,8 +84,9 @@ def test_a_radius_starts_at_the_distance_of_the_first_batch(tmp_path, kind):
     assert logs["radius_t2a"].item() == pytest.approx(distance)
 
 
-def test_a_fixed_radius_of_the_whole_distance_contrasts_within_each_modality(tmp_path):
-    total, _ = evaluate(objective(tmp_path, svr="bi-fixed", radius_ratio=1.0))
+@pytest.mark.parametrize("options", [{"svr": "within-modality"}, {"svr": "bi-fixed", "radius_ratio": 1.0}])
+def test_a_support_vector_at_the_target_contrasts_within_each_modality(tmp_path, options):
+    total, _ = evaluate(objective(tmp_path, **options))
     within = 0.0
     for embeds in (AUDIO, TEXT):
         logits = SCALE * embeds @ embeds.T
