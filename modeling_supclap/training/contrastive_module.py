@@ -63,8 +63,8 @@ class ContrastiveModule(nn.Module):
         cache_frozen: When to cache the outputs of towers without trainable parameters. "auto": if the tower is
             deterministic in training mode (no dropout, for example). "always": put the tower in evaluation mode, which
             disables dropout. "never": no caching.
-        kept_tokens: Number of tokens with activations in memory; four frames count as one token. The chunk that is
-            embedded last always keeps its activations. None: the default described above.
+        kept_tokens: Maximum number of tokens with activations in memory; four frames count as one token. Texts or clips
+            that form one chunk always keep their activations. None: the default described above.
     """
 
     accepts_loss_kwargs = False

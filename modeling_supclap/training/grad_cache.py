@@ -44,8 +44,8 @@ def embed_in_chunks(
     """Embed a batch in chunks, with the same gradients as `embed(inputs)`.
 
     Memory is counted in cells. A cell is one token or frame of one row in a chunk, including padding. The longest rows
-    come first. The last chunks (at least one) keep their activations, because the backward pass begins with them. The
-    backward pass repeats the forward pass of the other chunks.
+    come first. The last chunks keep their activations, because the backward pass begins with them. The backward pass
+    repeats the forward pass of the other chunks. A batch of one chunk keeps its activations.
 
     Args:
         embed: Function from rows of the batch to their embeddings `(n, d)`. The embedding of a row must not depend on
@@ -54,7 +54,7 @@ def embed_in_chunks(
         chunk_size: Maximum rows per chunk. None: as many rows as fit into `kept_cells` cells.
         mask: Name of the input that is 1 for real tokens or frames and 0 for padding, `(N, L)`. The last axis of each
             input must then have size L or 1. None: all rows have the same length.
-        kept_cells: Maximum cells with activations in memory. The last chunk always keeps its activations.
+        kept_cells: Maximum cells with activations in memory. 0: those of the last chunk.
         fewest_cells: If a chunk has at least this number of cells, a row of at most 0.75 times the length of its
             longest row starts a new chunk. None: each chunk is filled.
         tokens: Embedding table that `embed` uses for `input_ids`. If there are several chunks, the table is read once
@@ -108,12 +108,13 @@ def embed_in_chunks(
     parts, order = [], []
     cells = sum(len(indices) * width for indices, width in chunks)  # of this and all later chunks
     for number, (indices, width) in enumerate(chunks):
-        rows = torch.tensor(indices, device=device)
+        rows = torch.tensor(indices).to(device, non_blocking=True)
         order.append(rows)
-        if torch.is_grad_enabled() and cells > kept_cells and number < len(chunks) - 1:
-            parts.append(refuse_second_derivatives(checkpoint(embed_chunk, rows, width, use_reentrant=False)))
-        else:
+        is_kept = cells <= kept_cells or (kept_cells == 0 and number == len(chunks) - 1)
+        if is_kept or not torch.is_grad_enabled():
             parts.append(embed_chunk(rows, width))
+        else:
+            parts.append(refuse_second_derivatives(checkpoint(embed_chunk, rows, width, use_reentrant=False)))
         cells -= len(indices) * width
     return torch.cat(parts)[torch.cat(order).argsort()]
 

@@ -100,10 +100,10 @@ class ContrastiveOptions:
         cached_chunk_size: Number of clips, and number of texts, with activations in memory at a time (gradient
             caching). Batches of any size then train with exact gradients in the memory needed for one chunk, but take
             a third more time. By default, `kept_tokens` limits the activations instead.
-        kept_tokens: Number of text tokens with activations in memory; for audio, the number of frames is four times as
-            large. Other activations are recomputed in the backward pass. By default, one text and one clip per row are
-            kept, and on a GPU at least 16,384 tokens. With several languages, a larger number saves time, and a smaller
-            one saves memory.
+        kept_tokens: Maximum number of text tokens with activations in memory; for audio, the number of frames is four
+            times as large. Other activations are recomputed in the backward pass. By default, one text and one clip per
+            row are kept, and on a GPU at least 16,384 tokens. With several languages, a larger number saves time, and a
+            smaller one saves memory: 1 recomputes all texts.
         cache_frozen: When to cache the outputs of frozen towers, up to 2 GiB per tower. `auto`: if the tower has no
             dropout. `always`: frozen towers run in evaluation mode, without dropout. `never`: no caching. Towers with
             sharded weights are never cached.
