@@ -24,8 +24,8 @@ _ALWAYS = {"loss", "svr", "stage", "learning_rate", "per_device_train_batch_size
 _LOCAL_ARGUMENTS = {
     "output_dir", "logging_dir", "run_name", "resume_from_checkpoint", "data_dir", "report_to", "project", "model",
     "clap", "hub_token", "hub_model_id", "hub_private_repo", "push_to_hub", "disable_tqdm", "accelerator_config",
-    "label_names", "do_eval", "dataloader_num_workers", "dataloader_pin_memory", "logging_steps", "save_total_limit",
-    "greater_is_better",
+    "label_names", "do_eval", "dataloader_num_workers", "dataloader_pin_memory", "dataloader_persistent_workers",
+    "logging_steps", "save_total_limit", "greater_is_better",
 }  # fmt: skip
 
 

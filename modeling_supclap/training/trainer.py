@@ -265,16 +265,16 @@ class SupCLAPTrainer(Trainer):
 
         # Not prepared by accelerate, which would split the batches of one loader between the processes.
         rows: Any = self.train_dataset
-        workers = self.args.dataloader_num_workers
         return DataLoader(
             rows,
             batch_sampler=self._batches,
             collate_fn=self.data_collator,
-            num_workers=workers,
+            num_workers=self.args.dataloader_num_workers,
             pin_memory=self.args.dataloader_pin_memory,
-            persistent_workers=workers > 0 and self.args.dataloader_persistent_workers,
+            persistent_workers=self.args.dataloader_persistent_workers,
             prefetch_factor=self.args.dataloader_prefetch_factor,
             worker_init_fn=exit_with_parent,
+            generator=torch.Generator().manual_seed(self.args.seed),
         )
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -289,9 +289,14 @@ class SupCLAPTrainer(Trainer):
         return prepared
 
     def _get_dataloader(self, *args: Any, **kwargs: Any) -> DataLoader:
-        """Build the loader as in the Trainer. Its workers exit if this process is killed."""
+        """Build the loader as in the Trainer. Its workers exit if this process is killed.
+
+        The loader has its own generator for the seeds of its workers. A resumed run starts the workers once more, which
+        would otherwise change its dropout masks.
+        """
         loader = super()._get_dataloader(*args, **kwargs)
         base = getattr(loader, "base_dataloader", loader)  # accelerate wraps it
+        base.generator = torch.Generator().manual_seed(self.args.seed)
         base.worker_init_fn = partial(exit_with_parent, then=base.worker_init_fn)
         return loader
 

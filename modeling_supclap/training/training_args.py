@@ -50,10 +50,8 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
     The defaults follow the SupCLAP paper (SupCLAP 4.1.2): Adam without weight decay, learning rate 5e-5, batch size 24,
     10 epochs. Each epoch ends with an evaluation and a checkpoint, and the checkpoint with the best *validation* recall
     is loaded at the end. By default, `dataloader_pin_memory` is True if a GPU is available, and `tf32` is True if the
-    GPU supports TF32. With TF32, float32 matrix products round their inputs to 10 bits of mantissa.
-
-    `dataloader_persistent_workers` is off, because a resumed and an uninterrupted run would draw different dropout
-    masks. With persistent workers, the loader draws its seed from torch's generator once per run, not once per epoch.
+    GPU supports TF32. With TF32, float32 matrix products round their inputs to 10 bits of mantissa. Workers of the data
+    loader persist from epoch to epoch. From pinned memory, batches are copied to the GPU without waiting.
 
     Attributes:
         training_data: Name and options of the training data, recorded by the recipes. A resumed run must use the same
@@ -61,6 +59,7 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
     """
 
     dataloader_pin_memory: bool = field(default_factory=torch.cuda.is_available)
+    dataloader_persistent_workers: bool = True
     training_data: dict[str, Any] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -74,6 +73,9 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
             suffixes = tuple(f"_{name}" for name in lower_is_better)
             self.greater_is_better = not f"_{self.metric_for_best_model}".endswith(suffixes)
         super().__post_init__()
+        self.dataloader_persistent_workers &= self.dataloader_num_workers > 0
+        accelerator_config: Any = self.accelerator_config
+        accelerator_config.non_blocking = self.dataloader_pin_memory
         if self.tf32 is None and not self.use_cpu and is_torch_tf32_available():  # now that the process has its device
             self.tf32 = True
         if self.tf32 is not None:  # the Trainer's own setter is cached: its second call with a value has no effect

@@ -99,10 +99,7 @@ def test_copies_of_a_clip_have_their_own_crop_caption_and_gain(tmp_path):
 
 @pytest.mark.parametrize(("step", "workers"), [(10, 0), pytest.param(10, 2, marks=pytest.mark.process)])
 def test_a_run_resumed_mid_epoch_continues_bit_for_bit(tmp_path, step, workers):
-    # A resumed run starts its persistent workers twice, which draws from the generator of the dropout.
-    persistent = {"dataloader_persistent_workers": True, "dropout": 0.0}
-    options = {"dataloader_num_workers": workers, **(persistent if workers else {})}
-    options |= {"save_strategy": "steps", "save_steps": step, "save_total_limit": 9}
+    options = {"dataloader_num_workers": workers, "save_strategy": "steps", "save_steps": step, "save_total_limit": 9}
     whole = build(tmp_path / "whole", tmp_path / "data", **options)
     whole.train()
     resumed = build(tmp_path / "whole", tmp_path / "data", seed=99, **options)

@@ -364,8 +364,7 @@ def test_several_sets_are_evaluated_under_their_names(tmp_path, rows):
 def test_workers_that_persist_train_the_same_and_evaluate_the_rows_they_are_given(tmp_path, rows):
     options = {"languages": ["eng", "fra"], "num_train_epochs": 3, **QUICK}
     alone = build(tmp_path / "alone", rows, **options)
-    workers = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
-    helped = build(tmp_path / "helped", rows, **workers, **options)
+    helped = build(tmp_path / "helped", rows, dataloader_num_workers=1, **options)
     for trainer in (alone, helped):
         trainer.train()
     assert losses(helped) == losses(alone)

@@ -20,6 +20,13 @@ def test_defaults_are_the_papers(tmp_path):
     assert args.greater_is_better
 
 
+def test_workers_persist_and_pinned_batches_are_copied_without_waiting(tmp_path):
+    for workers, pins in ((2, True), (0, False)):
+        args = SupCLAPTrainingArguments(str(tmp_path), dataloader_num_workers=workers, dataloader_pin_memory=pins)
+        assert args.dataloader_persistent_workers is (workers > 0)
+        assert args.accelerator_config.non_blocking is pins
+
+
 @pytest.mark.parametrize(
     ("metric", "higher"),
     [
