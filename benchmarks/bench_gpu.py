@@ -44,7 +44,7 @@ OBJECTIVES: dict[str, tuple[int, int, int]] = {
 class PlainModule(ContrastiveModule):
     """A plain training loop: each tower runs once on the whole batch, padded to its longest row."""
 
-    def _embed(self, kind: str, inputs: Any, count: int, lengths: Any = None) -> torch.Tensor:
+    def _embed(self, kind: str, inputs: Any, count: int, *others: Any) -> torch.Tensor:
         features = getattr(self.model, f"get_{kind}_features")
         embeds: torch.Tensor = features(**{k: v for k, v in inputs.items() if v is not None}).pooler_output
         return embeds

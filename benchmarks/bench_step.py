@@ -52,7 +52,7 @@ class PeerModule(ContrastiveModule):
         super().__init__(model, objective)
         self.ordered, self.recomputed = ordered, recomputed
 
-    def _embed(self, kind: str, inputs: Mapping[str, Any], count: int, lengths: Any = None) -> Tensor:
+    def _embed(self, kind: str, inputs: Mapping[str, Any], count: int, *others: Any) -> Tensor:
         inputs = {name: tensor for name, tensor in inputs.items() if tensor is not None}
         if kind == "audio":
             return self.model.get_audio_features(**inputs).pooler_output

@@ -28,6 +28,7 @@ from modeling_supclap.datasets_scripts.temporal.items import RenderOptions, Temp
 from ..encoding import max_chunk_seconds, min_clip_samples
 from ..processing_supclap import SupCLAPProcessor
 from .augmentation import WaveformAugmentation
+from .frozen import content_keys
 from .grad_cache import real_lengths
 from .training_args import SupCLAPTrainingArguments
 
@@ -116,11 +117,13 @@ class ContrastiveCollator:
     Attributes:
         gives_samples: Whether batches contain `samples` `(B, S)` and `sample_counts` `(B,)` instead of spectrograms.
             `CEDFeatureExtractor.on_device` then computes the spectrograms.
+        gives_text_keys: Whether batches contain the list `text_keys`, the keys of the B K texts in a `FrozenCache`.
         augment: Augmentation of each waveform. Set in training only.
     """
 
     recordings_per_clip = 1
     gives_samples = False
+    gives_text_keys = False
     augment: WaveformAugmentation | None = None
 
     def __init__(
@@ -167,9 +170,11 @@ class ContrastiveCollator:
         elif "audio_attention_mask" in batch:
             batch["audio_lengths"] = real_lengths(batch["audio_attention_mask"])
 
-        for name in self.processor.tokenizer.model_input_names:
-            if name in batch:
-                batch[name] = batch[name].unflatten(0, (len(captions), -1))  # (B K, L) -> (B, K, L)
+        names = [name for name in self.processor.tokenizer.model_input_names if name in batch]
+        if self.gives_text_keys:
+            batch["text_keys"] = content_keys({name: batch[name] for name in names}, "attention_mask")
+        for name in names:
+            batch[name] = batch[name].unflatten(0, (len(captions), -1))  # (B K, L) -> (B, K, L)
         return batch
 
     def _batch(

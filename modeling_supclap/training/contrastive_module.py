@@ -82,7 +82,7 @@ class ContrastiveModule(nn.Module):
         self.objective = objective
         self.chunk_size, self.kept_tokens = chunk_size, kept_tokens
         self.cache_frozen = cache_frozen
-        self._caches = {
+        self.caches = {
             "audio": FrozenCache([model.audio_model]),
             "text": FrozenCache([model.text_model, model.text_dense]),
         }
@@ -92,7 +92,7 @@ class ContrastiveModule(nn.Module):
     def train(self, mode: bool = True) -> ContrastiveModule:
         """Set training or evaluation mode. With `cache_frozen="always"`, frozen towers stay in evaluation mode."""
         super().train(mode)
-        for kind, cache in self._caches.items():
+        for kind, cache in self.caches.items():
             if self.cache_frozen == "always" and cache.is_frozen():
                 self.model.get_submodule(f"{kind}_model").eval()
         return self
@@ -110,6 +110,7 @@ class ContrastiveModule(nn.Module):
         clip_index: torch.Tensor | None = None,
         audio_lengths: Sequence[int] | None = None,
         text_lengths: Sequence[int] | None = None,
+        text_keys: Sequence[bytes] | None = None,
     ) -> ContrastiveOutput:
         """Embed B rows with R clips and K texts each. In training mode, also compute the loss on the global batch.
 
@@ -123,6 +124,8 @@ class ContrastiveModule(nn.Module):
             audio_lengths: Number of real frames of each of the B R clips. None: computed from the mask, which makes the
                 CPU wait for the GPU.
             text_lengths: Number of real tokens of each of the B K texts, like `audio_lengths`.
+            text_keys: `frozen.content_keys` of the B K texts, for a frozen text tower. None: computed if needed, which
+                makes the CPU wait for the GPU.
 
         Raises:
             ValueError: A batch norm is in training mode. It would normalise each part of the batch separately.
@@ -137,7 +140,7 @@ class ContrastiveModule(nn.Module):
             texts[name] = None if tensor is None else tensor.flatten(0, 1)  # (B, K, L) -> (B K, L)
 
         # Texts first: the backward pass begins with the clips and frees their activations before it reaches the texts.
-        text_embeds = self._embed("text", texts, count, text_lengths)
+        text_embeds = self._embed("text", texts, count, text_lengths, text_keys)
         text_embeds = text_embeds.unflatten(0, input_ids.shape[:2])  # (B K, d) -> (B, K, d)
 
         audio = {"input_features": input_features, "audio_attention_mask": audio_attention_mask, "is_longer": is_longer}
@@ -163,7 +166,12 @@ class ContrastiveModule(nn.Module):
         return ContrastiveOutput(loss=loss, audio_embeds=audio_embeds, text_embeds=text_embeds, logs=logs)
 
     def _embed(
-        self, kind: str, inputs: Mapping[str, torch.Tensor | None], count: int, lengths: Sequence[int] | None = None
+        self,
+        kind: str,
+        inputs: Mapping[str, torch.Tensor | None],
+        count: int,
+        lengths: Sequence[int] | None = None,
+        keys: Sequence[bytes] | None = None,
     ) -> torch.Tensor:
         """Embed all clips or texts of `count` rows, with R clips or texts per row: `(count R, ...) -> (count R, d)`."""
         present = {name: tensor for name, tensor in inputs.items() if tensor is not None}
@@ -175,7 +183,7 @@ class ContrastiveModule(nn.Module):
         options: dict[str, Any] = {"mask": _MASKS[kind] if is_cut else None}
         lengths = lengths if is_cut else None
 
-        cache, run_tower = self._caches[kind], getattr(self.model, f"run_{kind}_tower")
+        cache, run_tower = self.caches[kind], getattr(self.model, f"run_{kind}_tower")
         project = self.model.get_submodule(f"{kind}_projection")
         if self.training and self.cache_frozen != "never" and cache.is_frozen():
 
@@ -184,7 +192,7 @@ class ContrastiveModule(nn.Module):
 
             if cache.is_repeatable(pool, present):
                 in_chunks = partial(embed_in_chunks, pool, chunk_size=self.chunk_size or count, **options)
-                return project(cache(in_chunks, present, **options))  # (count R, width) -> (count R, d)
+                return project(cache(in_chunks, present, keys=keys, **options))  # (count R, width) -> (count R, d)
 
         if kind == "text":
             options["tokens"] = self.model.text_model.get_input_embeddings()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,13 +56,16 @@ class FrozenCache:
             np.random.set_state(before[1])
         return self._is_repeatable[mode]
 
-    def __call__(self, pool: Callable[[Rows], Tensor], inputs: Rows, mask: str | None) -> Tensor:
+    def __call__(
+        self, pool: Callable[[Rows], Tensor], inputs: Rows, mask: str | None, keys: Sequence[bytes] | None = None
+    ) -> Tensor:
         """Return the output vectors of a batch. The tower runs only on rows that are not in the cache.
 
         Args:
             pool: Function that runs the tower on the inputs.
             inputs: Tensors with N rows, `{input name: tensor}`.
             mask: Name of the input that is 1 for real tokens or frames and 0 for padding. None: no padding.
+            keys: `content_keys` of the inputs. None: computed here. If the inputs are on a GPU, the CPU waits for them.
 
         Returns:
             `(N, D)`, without gradient.
@@ -72,20 +75,21 @@ class FrozenCache:
             self._version, self._bytes = version, 0
             self._vectors.clear()
 
-        keys = _content_keys(inputs, mask)
+        keys = content_keys(inputs, mask) if keys is None else keys
+        device = next(iter(inputs.values())).device
         missing = {key: row for row, key in enumerate(keys) if key not in self._vectors}
         batch_vectors = self._vectors
         if missing:
-            rows = torch.tensor(list(missing.values()))
+            rows = torch.tensor(list(missing.values())).to(device, non_blocking=True)
             with torch.no_grad():
-                vectors = pool({name: tensor[rows.to(tensor.device)] for name, tensor in inputs.items()})  # (U, D)
+                vectors = pool({name: tensor[rows] for name, tensor in inputs.items()})  # (U, D)
             new = dict(zip(missing, vectors.cpu(), strict=True))
             batch_vectors = {**{key: self._vectors[key] for key in keys if key not in new}, **new}
 
             if self._bytes + vectors.nbytes <= self.limit_bytes:
                 self._vectors |= new
                 self._bytes += vectors.nbytes
-        return torch.stack([batch_vectors[key] for key in keys]).to(next(iter(inputs.values())).device)
+        return torch.stack([batch_vectors[key] for key in keys]).to(device, non_blocking=True)
 
 
 def _random_states(devices: Iterable[torch.device]) -> list[Any]:
@@ -93,7 +97,7 @@ def _random_states(devices: Iterable[torch.device]) -> list[Any]:
     return [random.getstate(), np.random.get_state(), *(state.numpy() for state in states)]
 
 
-def _content_keys(inputs: Rows, mask: str | None) -> list[bytes]:
+def content_keys(inputs: Rows, mask: str | None) -> list[bytes]:
     """Compute a hash of each input row, excluding padding."""
     arrays = {name: tensor.cpu().numpy() for name, tensor in inputs.items()}
     keys = []

@@ -134,6 +134,7 @@ class SupCLAPTrainer(Trainer):
         sharded = args.fsdp or args.deepspeed  # each forward pass then needs all processes
         cache_frozen = "never" if sharded else args.cache_frozen
         self.module = ContrastiveModule(model, objective, args.cached_chunk_size, cache_frozen, args.kept_tokens)
+        collator.gives_text_keys = cache_frozen != "never" and self.module.caches["text"].is_frozen()
 
         indexed: Any = None
         epochs: list[Any] = [collator]

@@ -9,6 +9,7 @@ import pytest
 import torch
 from test_trainer import QUICK, build
 
+from modeling_supclap.training import frozen
 from modeling_supclap.training.frozen import FrozenCache
 
 EPOCHS = 3
@@ -51,6 +52,14 @@ def test_the_run_is_the_one_without_a_cache(tmp_path, rows, frozen, loss):
     if "text" in frozen:  # each clip has two captions in two languages
         texts = {text for row in rows for several in row["captions"].values() for text in several}
         assert seen["text"] <= len(texts) + 1 < plain_seen["text"]
+
+
+def test_the_collator_computes_the_keys_of_texts(tmp_path, rows, monkeypatch):
+    expected = train(tmp_path / "expected", rows, ["text"], loss="kcl")
+    monkeypatch.setattr(frozen, "content_keys", None)  # called only in the collator, which has its own reference
+    weights, losses, seen = train(tmp_path / "keys", rows, ["text"], loss="kcl")
+    assert (losses, seen) == expected[1:]
+    assert all(torch.equal(weights[name], value) for name, value in expected[0].items())
 
 
 def test_dropout_in_a_frozen_tower_is_that_of_the_run_without_a_cache(tmp_path, rows):

@@ -38,7 +38,7 @@ class AllTexts(nn.Module):
 class Straight(ContrastiveModule):
     """Plain step: each tower is called once, on the whole batch padded to its longest row."""
 
-    def _embed(self, kind, inputs, count, lengths):
+    def _embed(self, kind, inputs, count, *others):
         features = getattr(self.model, f"get_{kind}_features")
         return features(**{name: tensor for name, tensor in inputs.items() if tensor is not None}).pooler_output
 
