@@ -1,11 +1,12 @@
 """Measure the CPU time of training programs from start to saved model, and the share of `supclap train` in steps.
 
-    OMP_NUM_THREADS=1 python benchmarks/bench_training.py [--clips 128] [--epochs 4] [--batch 16]
+    OMP_NUM_THREADS=1 python benchmarks/bench_training.py [--clips 128] [--epochs 4] [--batch 16] [--rounds 5]
 
 Three programs train the same CED-tiny and BERT on the same recordings (5 s, Vorbis at 44.1 kHz), with the InfoNCE loss,
-AdamW and one loader process: `supclap train`, a plain PyTorch loop, and the trainer of sentence-transformers. Each runs
-in a new process. Its CPU time includes imports, its loader processes, and saving the model. `supclap train` also checks
-the recordings, and writes a model card, figures and results.
+AdamW and one loader process: `supclap train`, a plain PyTorch loop, and the trainer of sentence-transformers. They run
+in alternation, each in a new process with an empty cache of `datasets`. The CPU time includes imports, the loader
+processes, and saving the model. `supclap train` also checks the recordings, and writes a model card, figures and
+results. The default training runs once.
 """
 
 from __future__ import annotations
@@ -13,15 +14,17 @@ from __future__ import annotations
 import json
 import os
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rows import Row, run_script
+from rows import Row, compare, run_script, take_turns
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "train_supclap.py"
 
@@ -123,47 +126,59 @@ def write_start(folder: Path, clips: int) -> None:
     SupCLAPProcessor(CEDFeatureExtractor(), tokenizer).save_pretrained(folder / "start")
 
 
-def cpu_seconds(*command: str) -> float:
-    """Run a Python program, and return the CPU time of all its processes."""
+def child_cpu_seconds() -> float:
+    """Return the CPU time of all ended child processes."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
-    def used() -> float:
-        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return usage.ru_utime + usage.ru_stime
 
-    before = used()
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True)
+def run_program(*command: str) -> None:
+    """Run a Python program with an empty cache of `datasets`."""
+    with tempfile.TemporaryDirectory() as cache:
+        environment = os.environ | {"HF_DATASETS_CACHE": cache}
+        done = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} failed: {done.stderr[-2000:]}")
-    return used() - before
 
 
-def measure(clips: int = 128, epochs: int = 4, batch: int = 16) -> list[Row]:
+def measure(clips: int = 128, epochs: int = 4, batch: int = 16, rounds: int = 5) -> list[Row]:
     """Train with each program, and run the default training. Return the rows of their results table."""
     with tempfile.TemporaryDirectory() as name:
         folder, rows = Path(name), []
-        os.environ["HF_DATASETS_CACHE"] = f"{name}/cache"  # so that no program finds a dataset of an earlier run
         write_start(folder, clips)
         options = {
             "dataset": "audio_folder", "data_dir": folder / "data", "validation_fraction": 0, "test_fraction": 0,
-            "languages": "eng", "model": folder / "start", "output_dir": folder / "ours", "num_train_epochs": epochs,
+            "languages": "eng", "model": folder / "start", "num_train_epochs": epochs,
             "per_device_train_batch_size": batch, "learning_rate": 1e-4, "dataloader_num_workers": 1, "svr": "none",
             "report_to": "none", "eval_strategy": "no", "load_best_model_at_end": "false", "save_strategy": "no",
         }  # fmt: skip
         words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
-        seconds = {"supclap train": cpu_seconds(str(RECIPE), *words)}
-        seconds["a plain PyTorch loop"] = cpu_seconds(__file__, "loop", name, str(epochs), str(batch))
+
+        def train_ours() -> None:
+            run_program(str(RECIPE), *words, "--output_dir", tempfile.mkdtemp(dir=folder))
+
+        programs = {"supclap train": train_ours}
+        programs["a plain PyTorch loop"] = partial(run_program, __file__, "loop", name, str(epochs), str(batch))
         if find_spec("sentence_transformers"):
-            seconds["sentence-transformers"] = cpu_seconds(__file__, "sentence", name, str(epochs), str(batch))
+            programs["sentence-transformers"] = partial(
+                run_program, __file__, "sentence", name, str(epochs), str(batch)
+            )
+        seconds = take_turns(programs, rounds, child_cpu_seconds)
+
         for program, spent in seconds.items():
             what = f"{program}: CPU time per clip, {epochs} epochs of {clips} clips from start to saved model"
-            rows.append(Row("training", what, 1000 * spent / clips / epochs, unit="ms"))
+            per_clip = 1000 / clips / epochs
+            rows.append(Row("training", what, per_clip * min(spent), per_clip * statistics.median(spent), unit="ms"))
         for program in list(seconds)[1:]:
-            ratio = seconds["supclap train"] / seconds[program]
-            rows.append(Row("training", f"supclap train / {program}", ratio, None, "<= 1"))
+            ratios = [ours / theirs for ours, theirs in zip(seconds["supclap train"], seconds[program], strict=True)]
+            what = f"supclap train / {program} ({min(ratios):.2f} to {max(ratios):.2f} in {rounds} rounds)"
+            rows.append(Row("training", what, *compare(seconds, "supclap train", program), "<= 1"))
 
-        spent = cpu_seconds(__file__, "default", name)
-        learning = 100 * json.loads((folder / "learning").read_text()) / spent
-        rows.append(Row("training", "default run: CPU time from start to end", spent, unit="s"))
+        before = child_cpu_seconds()
+        run_program(__file__, "default", name)
+        total = child_cpu_seconds() - before
+        learning = 100 * json.loads((folder / "learning").read_text()) / total
+        rows.append(Row("training", "default run: CPU time from start to end", total, unit="s"))
         rows.append(
             Row("training", "default run: share of its CPU time in training steps", learning, None, ">= 50", "%")
         )
