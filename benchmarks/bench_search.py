@@ -89,7 +89,7 @@ def ask(folder: str, number: int) -> dict[str, float]:
     results |= _timed("search in one recording", vectors, lambda vector: store.nearest(vector, 1440, within=file))
     results["peak memory of searching, GB"] = _peak_gigabytes()
 
-    windows = store.windows.to_arrow().combine_chunks()["vector"].combine_chunks().flatten().to_numpy()
+    windows = store.windows.to_arrow()["vector"].combine_chunks().flatten().to_numpy()
     windows = windows.reshape(rows, store.dim)
     return results | time_peers(windows, np.asarray(vectors, np.float32), store.is_approximate)
 

@@ -253,7 +253,7 @@ class SoundIndex:
     def _nearest_in_memory(self, vector: np.ndarray, limit: int, within: str | None) -> list[dict[str, Any]]:
         version = self.windows.version
         if self._loaded is None or self._loaded[0] != version:  # another process may have changed the table
-            table = self._read(lambda: self.windows.to_arrow()).combine_chunks()
+            table = self._read(self.windows.to_arrow)
             columns = {name: table[name].to_numpy() for name in ("file", "start_seconds", "end_seconds")}
             columns["vector"] = table["vector"].combine_chunks().flatten().to_numpy().reshape(len(table), self.dim)
             self._loaded = version, columns
