@@ -42,7 +42,7 @@ def measure(rows: int = 20_000) -> list[Row]:
         )
 
         started = time.perf_counter()
-        check_splits({"train": split}, DataArguments(), args)
+        check_splits({"train": split, "test": split}, DataArguments(zero_shot_templates=["{}"]), args)
         checked = time.perf_counter()
         processor = build_processor(ModelArguments(), split, languages)
         tokenizer = time.perf_counter()

@@ -182,6 +182,16 @@ def _read_captions(rows: Any) -> Any:
     return pyarrow.array(captions, pyarrow.struct([(language, texts) for language in languages]))
 
 
+def _lengths(lists: Any) -> np.ndarray:
+    """Return the lengths of the lists in an Arrow array, as int64 `(rows,)`. The length of a null is 0."""
+    return pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def label_counts(rows: Dataset) -> np.ndarray:
+    """Count the labels of each row, as an int64 array `(rows,)`."""
+    return _lengths(rows.select_columns("labels").with_format("arrow")[:]["labels"])
+
+
 def caption_counts(rows: Any) -> dict[str, np.ndarray]:
     """Count the captions of each row per language, as `{language: counts}` with int64 arrays `(rows,)`.
 
@@ -189,11 +199,7 @@ def caption_counts(rows: Any) -> dict[str, np.ndarray]:
     {'eng': array([2, 0]), 'fra': array([0, 1])}
     """
     captions = _read_captions(rows)
-    counts = {}
-    for field in captions.type:
-        lengths = pc.list_value_length(pc.struct_field(captions, field.name))
-        counts[field.name] = pc.fill_null(lengths, 0).to_numpy(zero_copy_only=False).astype(np.int64)
-    return counts
+    return {field.name: _lengths(pc.struct_field(captions, field.name)) for field in captions.type}
 
 
 def require_captions(

@@ -13,6 +13,7 @@ import soundfile
 import torch
 import yaml
 from commands import ROOT, launch_recipe, run_recipe
+from datasets import Dataset
 from huggingface_hub import ModelCard
 from matplotlib.image import imread
 from processes import Moment, run_killed, run_processes
@@ -255,6 +256,15 @@ def test_templates_without_labels_are_refused_before_the_run(sounds):
     with pytest.raises(ValueError, match="zero_shot_templates"):
         train_supclap.check_splits(splits, data_args, SupCLAPTrainingArguments())
     train_supclap.check_splits(splits, train_supclap.DataArguments("audio_folder"), SupCLAPTrainingArguments())
+
+
+def test_a_clip_without_a_label_is_found_without_a_loop_over_all_rows(monkeypatch):
+    columns = {"clip_id": ["a", "b"], "captions": [{"eng": ["rain"]}] * 2, "labels": [["rain"], []]}
+    splits = dict.fromkeys(("train", "validation", "test"), Dataset.from_dict(columns))
+    data_args = train_supclap.DataArguments(zero_shot_templates=["{}"])
+    monkeypatch.setattr(Dataset, "__iter__", lambda _: pytest.fail("the check reads row by row"))
+    with pytest.raises(ValueError, match=r"'b'.*test.*zero_shot_templates"):
+        train_supclap.check_splits(splits, data_args, SupCLAPTrainingArguments())
 
 
 @pytest.mark.parametrize(
