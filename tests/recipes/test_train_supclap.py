@@ -12,6 +12,8 @@ import pytest
 import soundfile
 import torch
 import yaml
+from accelerate.state import AcceleratorState
+from accelerate.utils import DynamoBackend
 from commands import ROOT, launch_recipe, run_recipe
 from datasets import Dataset
 from huggingface_hub import ModelCard
@@ -31,6 +33,7 @@ from modeling_supclap.recipes import posttrain_teminal, train_supclap
 from modeling_supclap.recipes.arguments import parse_arguments
 from modeling_supclap.recipes.running import require_usable_audio
 from modeling_supclap.recipes.train_supclap import ModelArguments, arguments_in_use
+from modeling_supclap.training.contrastive_module import ContrastiveModule
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
 SMOKE = "recipes/configs/smoke.yaml"
@@ -213,6 +216,15 @@ def test_a_folder_trains_with_default_options(sounds, tmp_path, capsys):
     run_recipe(train_supclap, *words, "--output_dir", tmp_path / "run")
     assert re.search("audio_folder.*8 train.*1 validation.*1 test", capsys.readouterr().out)
     assert set(json.loads((tmp_path / "run" / "results.json").read_text())["scores"]["retrieval"]) == {"eng"}
+
+
+def test_torch_compile_compiles_the_blocks_of_the_towers(sounds, tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(ContrastiveModule, "compile_blocks", lambda module, **options: calls.append(options))
+    words = ["--dataset", "audio_folder", "--data_dir", sounds, "--languages", "eng", *WORDS, "--max_steps", 1]
+    run_recipe(train_supclap, *words, "--torch_compile", "true", "--output_dir", tmp_path / "run")
+    assert calls == [{"backend": "inductor", "mode": None}]
+    assert AcceleratorState().dynamo_plugin.backend == DynamoBackend.NO  # the step is not compiled as a whole
 
 
 def test_without_validation_and_test_splits_the_last_checkpoint_is_kept(sounds, tmp_path, capsys):
