@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import DynamoBackend
+from accelerate.utils import DynamoBackend, send_to_device
 from torch import nn
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
@@ -280,6 +280,8 @@ class SupCLAPTrainer(Trainer):
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """Move the inputs to the device, compute spectrograms from audio samples, and apply SpecAugment in training."""
+        # Batches of a stream are still on the CPU.
+        inputs = send_to_device(inputs, self.args.device, non_blocking=self.args.dataloader_pin_memory)
         prepared: dict[str, Any] = super()._prepare_inputs(inputs)
         if "samples" in prepared:
             samples, counts = prepared.pop("samples"), prepared.pop("sample_counts")
