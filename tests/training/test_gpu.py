@@ -1,11 +1,13 @@
 """A GPU has the results of the CPU: spectrograms, embeddings, losses, and bf16 training with cached gradients."""
 
 import copy
+import warnings
 
 import builders
 import pytest
 import torch
 from recordings import tone_rows
+from test_contrastive_module import unequal_batch
 
 from modeling_supclap.training.objectives import build_objective
 from modeling_supclap.training.trainer import SupCLAPTrainer
@@ -65,6 +67,29 @@ def test_objectives_agree_with_the_cpu(tmp_path, loss, tiles):
             results.append([loss_value, *logs.values(), *(tensor.grad for tensor in inputs)])
         for expected, found in zip(*results, strict=True):
             torch.testing.assert_close(found.cpu(), expected, atol=1e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize("frames", [300, 2500])
+def test_a_step_waits_for_the_gpu_at_most_twice(model, processor, tmp_path, frames):
+    args, rows = SupCLAPTrainingArguments(str(tmp_path), report_to="none"), tone_rows(tmp_path, count=24)
+    trainer = SupCLAPTrainer(model, args, rows, rows, processor)
+    trainer.model.train()
+    batch = {**unequal_batch(frames=frames), "clip_index": torch.arange(24)}
+    batch = {name: value.pin_memory() if torch.is_tensor(value) else value for name, value in batch.items()}
+
+    def run_step():
+        trainer.compute_loss(trainer.model, trainer._prepare_inputs(batch)).backward()
+
+    run_step()  # the first step sets the radii
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            run_step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    waits = [str(warning.message) for warning in caught if "synchronizing CUDA" in str(warning.message)]
+    assert 1 <= len(waits) <= 2  # whether texts and clips are padded
 
 
 @pytest.mark.parametrize("precision", [{}, {"bf16": True}, {"bf16": True, "features_on_device": True}])
