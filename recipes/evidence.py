@@ -356,7 +356,8 @@ def judge(arms: Mapping[str, Mapping[str, Any]], study: Mapping[str, Any], conve
       `summarize`) is below 1. If that of captions or seconds is not, the verdict adds, for example, "in steps, not in
       captions or seconds".
     - "open": None of these applies, and the baseline has not converged.
-    - "does not hold": None of these applies, and the baseline has converged.
+    - "not shown at convergence": None of these applies, and the baseline has converged.
+    - "does not hold": The same, and the interval of the final difference is below 0.
     - "not judged": The arms do not include the method.
 
     The first two verdicts are followed by "explained by a control" if a control (`study["controls"]`) passes the same
@@ -375,7 +376,9 @@ def judge(arms: Mapping[str, Mapping[str, Any]], study: Mapping[str, Any], conve
         if not_saved:
             verdict += f" in steps, not in {' or '.join(not_saved)}"
     else:
-        return "does not hold" if converged else "open, because the baseline has not converged"
+        if not converged:
+            return "open, because the baseline has not converged"
+        return "does not hold" if final["high"] < 0 else "not shown at convergence"
 
     scores = np.array([point["score"] for point in method["points"][-1]])
     for name in study.get("controls", ()):

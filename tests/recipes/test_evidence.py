@@ -72,7 +72,7 @@ def test_verdicts():
     assert verdict == "holds as a speed-up in steps, not in seconds"
     arms["new"]["to_90"]["captions"]["high"] = 1.1
     assert evidence.judge(arms, STUDY, True) == "holds as a speed-up in steps, not in captions or seconds"
-    assert judged(shifted(0.0, 0.0, 0.0))[1] == "does not hold"
+    assert judged(shifted(0.0, 0.0, 0.0))[1] == "not shown at convergence"
     assert judged(shifted(-0.1, -0.1, -0.05))[1] == "does not hold"
     assert judged(shifted(-0.1, -0.1, -0.05), converged=False)[1] == "open, because the baseline has not converged"
     gain = shifted(0.1, 0.1, 0.05)
@@ -166,11 +166,11 @@ def test_a_study_from_the_command_line(train, tmp_path, monkeypatch, capsys):
 
     content = json.loads((tmp_path / "mini" / "evidence_svr_rows-bi-dynamic.json").read_text())
     assert content["converged"]
-    assert content["verdict"] == "does not hold"
+    assert content["verdict"] == "not shown at convergence"
     assert content["seeds"] == [0, 1]
     assert [point["score"] for point in content["arms"]["infonce"]["points"][-1]] == pytest.approx([0.45, 0.451])
     text = (tmp_path / "mini" / "evidence_svr_rows-bi-dynamic.md").read_text()
-    assert "does not hold" in text
+    assert "not shown at convergence" in text
     assert "45.1 (44.4 to 45.7)" in text
     assert "| arm (only 2 seeds) |" in text
     assert "Fewer than five seeds** (2)" in text
@@ -183,7 +183,7 @@ def test_a_study_from_the_command_line(train, tmp_path, monkeypatch, capsys):
         del arm["tuning"]  # as in files of earlier versions
     assert "grid" not in evidence.render_study(content, "")
     assert (tmp_path / "mini" / "evidence_svr_rows-bi-dynamic.png").read_bytes().startswith(b"\x89PNG")
-    assert "does not hold" in capsys.readouterr().out
+    assert "not shown at convergence" in capsys.readouterr().out
 
     train.clear()
     monkeypatch.setattr(evidence, "plot_curves", lambda *args: None)
