@@ -270,11 +270,11 @@ def run_step(step: Step) -> None:
         join_processes(None).wait_for_everyone()
 
 
-def check_step(step: Step) -> tuple[Estimate | None, str, list[str]]:
+def check_step(step: Step, describe: bool = False) -> tuple[Estimate | None, str, list[str]]:
     """Check the settings of a step, and list its missing inputs: models, encoders, translations and data.
 
-    Return the estimated cost, a description of the data (empty unless a folder is read), and the missing inputs. The
-    cost is None for recipes other than "train", and if the number of training clips is unknown.
+    Return the estimated cost, a description of the data (empty unless `describe` is set and a folder is read), and the
+    missing inputs. The cost is None for recipes other than "train", and if the number of training clips is unknown.
     """
     from modeling_supclap.recipes.estimates import estimate
     from modeling_supclap.recipes.models import has_model
@@ -300,13 +300,13 @@ def check_step(step: Step) -> tuple[Estimate | None, str, list[str]]:
     elif reads_folder(dataset):
         config["data_dir"] = settings["data_dir"]
         split = "test" if step.recipe == "evaluate" else "train"
-        count, description, lack = find_data(dataset, split, json.dumps(config, sort_keys=True))
+        count, description, lack = find_data(dataset, split, json.dumps(config, sort_keys=True), describe)
         missing += lack
     return (estimate(parsed, count) if step.recipe == "train" else None), description, missing
 
 
 @cache
-def find_data(dataset: str, split: str, config: str) -> tuple[int, str, list[str]]:
+def find_data(dataset: str, split: str, config: str, describe: bool) -> tuple[int, str, list[str]]:
     """Count the recordings of a dataset in a folder, and check that a split has enough of them.
 
     A training split needs 90 % of the published recordings, and 90 % of the recordings in the metadata must exist.
@@ -316,13 +316,13 @@ def find_data(dataset: str, split: str, config: str) -> tuple[int, str, list[str
         dataset: Name of the dataset.
         split: Split to check.
         config: Options of the dataset, as JSON.
+        describe: Whether to describe the splits, which reads the headers of up to 1,000 recordings.
 
     Returns:
-        Number of recordings of the split, a description of all splits with their total duration, and a list with one
-        message if the check fails.
+        Number of recordings of the split, a description of all splits or "", and a list with one message if the check
+        fails.
     """
     from modeling_supclap.datasets_scripts import load_builder
-    from modeling_supclap.datasets_scripts.builders.recordings import duration_seconds
     from modeling_supclap.recipes.estimates import TRAIN_CLIPS
 
     try:
@@ -331,22 +331,25 @@ def find_data(dataset: str, split: str, config: str) -> tuple[int, str, list[str
     except Exception as error:  # builders raise different types; the message names the missing file
         return 0, "", [f"data of {dataset}: {error}"]
 
-    paths = [path for rows in splits.values() for path in rows["audio_path"]]
-    sample = paths[:: len(paths) // 1000 + 1]  # reading the headers of all recordings could take minutes
-    seconds = [value for path in sample if (value := duration_seconds(path))]
-    counts = ", ".join(f"{len(rows):,} {name}" for name, rows in splits.items())
-    description = f"{dataset}: {counts} recordings"
-    if seconds:
-        description += f", about {np.mean(seconds) * len(paths) / 3600:.2g} hours"
-
     count, absent = len(splits.get(split, ())), len(builder.report()["missing"])
     published = TRAIN_CLIPS.get(dataset, 1) if split == "train" else 1
     lack = []
     if count < 0.9 * published:
         lack.append(f"data of {dataset}: {split} has {count} recordings of {published:,}")
-    elif split == "train" and absent > 0.1 * (listed := len(paths) + absent):
+    elif split == "train" and absent > 0.1 * (listed := sum(map(len, splits.values())) + absent):
         lack.append(f"data of {dataset}: {absent} of the {listed:,} recordings in the metadata have no audio file")
-    return count, description, lack
+    return count, describe_data(dataset, splits) if describe else "", lack
+
+
+def describe_data(dataset: str, splits: Mapping[str, Any]) -> str:
+    """Describe the number of recordings in each split, and their total duration, estimated from up to 1,000 headers."""
+    from modeling_supclap.datasets_scripts.builders.recordings import duration_seconds
+
+    counts = ", ".join(f"{len(rows):,} {name}" for name, rows in splits.items())
+    paths = [path for rows in splits.values() for path in rows["audio_path"]]
+    seconds = [value for path in paths[:: len(paths) // 1000 + 1] if (value := duration_seconds(path))]
+    duration = f", about {np.mean(seconds) * len(paths) / 3600:.2g} hours" if seconds else ""
+    return f"{dataset}: {counts} recordings{duration}"
 
 
 def check_inputs(name: str, cells: Sequence[Cell], args: Any) -> list[Cell]:
@@ -363,7 +366,7 @@ def check_inputs(name: str, cells: Sequence[Cell], args: Any) -> list[Cell]:
         for step in cell.runs[0]:  # the runs of a cell differ in their seed only
             if step.is_done and not args.dry_run:
                 continue
-            cost, description, inputs = check_step(step)
+            cost, description, inputs = check_step(step, args.dry_run)
             descriptions[description] = None
             lacking.update(inputs)
             if step.folder in folders:
