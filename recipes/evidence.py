@@ -201,7 +201,8 @@ def find_folder(name: str, args: ReproductionArguments) -> str:
 def tune(arm: str, study: Mapping[str, Any], args: ReproductionArguments) -> list[TuningScore]:
     """Return the validation scores of all settings of the grid. All arms have the same grid, epochs and seed.
 
-    Settings whose loss or weights are not finite have no score. Raises FloatingPointError if no settings have one.
+    The score of diverging settings is None: their loss or weights are not finite. Raises FloatingPointError if all
+    settings diverge.
     """
     tuning: list[TuningScore] = []
     for values in itertools.product(*study["grid"].values()):

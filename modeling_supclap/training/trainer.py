@@ -84,7 +84,7 @@ class SupCLAPTrainer(Trainer):
 
     Raises:
         ValueError: The processor is missing. The training split is smaller than one batch, or is an unsupported type of
-            stream. The loss is `siglip`, but the model has no bias. `features_on_device` is set, but the feature
+            stream. The loss is `siglip`, and the model has no bias. `features_on_device` is set, and the feature
             extractor is not a `CEDFeatureExtractor`. One process has several GPUs, which would not share their
             negatives. `track_language_errors` is set with FSDP, or `ema_decay` with FSDP or DeepSpeed.
     """
