@@ -9,6 +9,7 @@ number of epochs is trained from the start, with its own learning rate schedule.
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -55,6 +56,7 @@ def check_study(name: str, study: Mapping[str, Any], args: ReproductionArguments
 
     A dry run prints the costs and the missing inputs, and returns no arms.
     """
+    previous = read_previous(name, study, args)
     seeds = args.seeds or study["seeds"]
     if len(seeds) < 2:
         raise ValueError(f"seeds is {seeds}; an interval over seeds requires at least two, and evidence at least five")
@@ -65,9 +67,11 @@ def check_study(name: str, study: Mapping[str, Any], args: ReproductionArguments
         raise ValueError(f"settings has {', '.join(varied)}, which {name} sets in each run; leave it out")
 
     baseline = next(iter(study["arms"]))
-    arms = [arm for arm in study["arms"] if not args.rows or arm == baseline or arm in args.rows]
+    arms = [arm for arm in study["arms"] if not args.rows or arm in (baseline, *args.rows, *previous)]
     cells = []
     for arm, doubling in itertools.product(arms, range(study["doublings"] + 1)):
+        if doubling < len(previous.get(arm, {}).get("points", ())) or doubling > last_doubling(arm, study):
+            continue
         settings = {key: values[0] for key, values in study["grid"].items()}
         settings["num_train_epochs"] = study["num_train_epochs"] * 2**doubling
         try:
@@ -79,7 +83,33 @@ def check_study(name: str, study: Mapping[str, Any], args: ReproductionArguments
                 say(f"{name}, {arm}: missing: {error}")
             continue
         cells.append(reproduce.Cell(arm, study["arms"][arm]["model"], None, name, runs))
-    return arms if reproduce.check_inputs(name, cells, args) else []
+    runnable = reproduce.check_inputs(name, cells, args)
+    return [] if args.dry_run or (cells and not runnable) else arms
+
+
+def last_doubling(arm: str, study: Mapping[str, Any]) -> int:
+    """Return how often the epochs of an arm are doubled at most."""
+    return int(study["arms"][arm].get("doublings", study["doublings"]))
+
+
+def read_previous(name: str, study: Mapping[str, Any], args: ReproductionArguments) -> dict[str, dict[str, Any]]:
+    """Load the arms in `args.previous`, the JSON file of an earlier run of this study. Return {} if it is not set.
+
+    Returns `{arm: summary}` as in `summarize`. Raises ValueError if the file is of another study, or was made with
+    other seeds, scores, settings or arms.
+    """
+    if args.previous is None:
+        return {}
+    content = json.loads(Path(args.previous).read_text(encoding="utf-8"))
+    expected = {"study": name, "columns": study["columns"], "seeds": args.seeds or study["seeds"]}
+    for key, value in {**expected, "settings": as_mapping(args.settings)}.items():
+        if content.get(key) != value:
+            raise ValueError(f"{args.previous} has {key} {content.get(key)!r}; expected {value!r}, as in this study")
+    unknown = sorted(content["arms"].keys() - study["arms"].keys())
+    if unknown:
+        raise ValueError(f"{args.previous} has the arm {unknown[0]!r}, which {name} lacks; add it with --controls")
+    arms: dict[str, dict[str, Any]] = content["arms"]
+    return arms
 
 
 def run_study(name: str, study: Mapping[str, Any], args: ReproductionArguments) -> Path | None:
@@ -88,7 +118,9 @@ def run_study(name: str, study: Mapping[str, Any], args: ReproductionArguments) 
     Args:
         name: Name of the study, such as "evidence/svr".
         study: Definition from `studies.yaml`, which describes the keys.
-        args: Options of `supclap reproduce`: seeds, rows (arms), settings, data and output folder.
+        args: Options of `supclap reproduce`: seeds, rows (arms), settings, data and output folder, and `previous`, the
+            JSON file of an earlier run. The arms in this file are not trained again. The other arms then have no
+            processor seconds, because those of two machines cannot be compared.
 
     Returns:
         Path of the Markdown file. A JSON file with each run and a PNG file with the learning curves are beside it. A
@@ -98,29 +130,41 @@ def run_study(name: str, study: Mapping[str, Any], args: ReproductionArguments) 
         FileNotFoundError: Data, an encoder or a model is missing.
         ValueError: There are fewer than two seeds, so an interval over seeds cannot be computed; or the seeds include
             that of the tuning. Or `args.settings` contains a setting that the study tunes, or the number of epochs or
-            steps.
+            steps. Or `args.previous` does not fit (see `read_previous`).
     """
     arms = check_study(name, study, args)
     if not arms:
         return None
 
     seeds, baseline = args.seeds or study["seeds"], next(iter(study["arms"]))
-    tuning = {arm: tune(arm, study, args) for arm in arms}
-    tuned = {arm: find_best(scores) for arm, scores in tuning.items()}
-    points: dict[str, list[list[Point]]] = {arm: [] for arm in arms}  # one list of runs per number of epochs
+    previous = read_previous(name, study, args)
+    tuning: dict[str, list[TuningScore]] = {}
+    tuned: dict[str, dict[str, Any]] = {}
+    points: dict[str, list[list[Point]]] = {}  # one list of runs per number of epochs
+    for arm in arms:
+        earlier = previous.get(arm, {})
+        tuning[arm] = earlier.get("tuning", []) if earlier else tune(arm, study, args)  # not in older files
+        tuned[arm] = earlier["tuned"] if earlier else find_best(tuning[arm])
+        points[arm] = list(earlier.get("points", ()))
+
     for doubling in range(study["doublings"] + 1):
         epochs = study["num_train_epochs"] * 2**doubling
         for arm in arms:
+            if doubling < len(points[arm]) or doubling > last_doubling(arm, study):
+                continue
             of_epochs = []
             for seed in seeds:
                 steps = build_steps(arm, study, tuned[arm] | {"num_train_epochs": epochs}, seed, args)
                 of_epochs.append(run_and_read(steps, study["columns"]))
+                if previous:
+                    del of_epochs[-1]["seconds"]
             points[arm].append(of_epochs)
 
-        means = [np.mean([point["validation"] for point in of_epochs]) for of_epochs in points[baseline]]
+        so_far = {arm: of_arm[: doubling + 1] for arm, of_arm in points.items()}
+        means = [np.mean([point["validation"] for point in of_epochs]) for of_epochs in so_far[baseline]]
         converged = len(means) > 1 and bool(means[-1] - means[-2] < CONVERGED_GAIN)
         say(f"{name}: {epochs} epochs, validation score of {baseline} {means[-1]:.3f}")
-        path = write_study(name, study, points, tuning, converged, args)
+        path = write_study(name, study, so_far, tuned, tuning, converged, args)
         if converged:
             break
     return path
@@ -130,6 +174,7 @@ def write_study(
     name: str,
     study: Mapping[str, Any],
     points: Mapping[str, Sequence[Sequence[Point]]],
+    tuned: Mapping[str, Mapping[str, Any]],
     tuning: Mapping[str, Sequence[TuningScore]],
     converged: bool,
     args: ReproductionArguments,
@@ -138,10 +183,11 @@ def write_study(
     content = {key: study[key] for key in ("title", "claim", "method", "columns")}
     content |= {"study": name, "seeds": [point["seed"] for point in next(iter(points.values()))[0]]}
     content |= {"converged": converged, "settings": as_mapping(args.settings)}
-    content["arms"] = summarize(points, study, tuning)
+    content["arms"] = summarize(points, study, tuned, tuning)
     content["verdict"] = judge(content["arms"], study, converged)
     stem = Path(args.output_dir) / args.scale / reproduce.table_stem(name, args)
     if is_first_process():
+        stem.parent.mkdir(parents=True, exist_ok=True)
         write_json(stem.with_suffix(".json"), content)
         plot_curves(content, stem.with_suffix(".png"))
         write_text(stem.with_suffix(".md"), render_study(content, stem.with_suffix(".png").name))
@@ -263,9 +309,10 @@ def run_and_read(steps: Sequence[Step], columns: Sequence[str]) -> Point:
 def summarize(
     points: Mapping[str, Sequence[Sequence[Point]]],
     study: Mapping[str, Any],
+    tuned: Mapping[str, Mapping[str, Any]],
     tuning: Mapping[str, Sequence[TuningScore]],
 ) -> dict[str, dict[str, Any]]:
-    """Compare each arm with the first one.
+    """Compare each arm with the first one. An arm may have fewer numbers of epochs, or no seconds.
 
     Returns:
         `{arm: summary}`. A summary is a dict with these keys:
@@ -275,10 +322,10 @@ def summarize(
         - "scores": Mean test score with its interval, for each number of epochs.
         - "to_90": `{cost: ratio}` for the costs in `COSTS`. The numerator is the cost of the arm to reach 90 % of the
           baseline's best score with the same seed; the denominator is that of the baseline. The ratio is a geometric
-          mean with its interval. A cost is missing if a run never reaches this score.
+          mean with its interval. A cost is missing if a run never reaches this score, or has no such cost.
         - "differences" (not for the baseline): Test score minus that of the baseline, with its interval. "final" is
-          after the longest training. "steps", "captions" and "seconds" are at equal cost, the largest cost that both
-          arms have reached. A cost is missing if the shortest run of an arm costs more.
+          after the longest training of the arm. "steps", "captions" and "seconds" are at equal cost, the largest cost
+          that both arms have reached. A cost is missing if the shortest run of an arm costs more.
     """
     first = next(iter(points))
     summary: dict[str, dict[str, Any]] = {}
@@ -286,15 +333,16 @@ def summarize(
         finals = np.array([point["score"] for point in of_arm[-1]])
         about: dict[str, Any] = {
             "model": study["arms"][arm]["model"],
-            "tuned": find_best(tuning[arm]),
+            "tuned": dict(tuned[arm]),
             "tuning": list(tuning[arm]),
             "points": list(of_arm),
         }
         about["scores"] = [with_interval(np.array([run["score"] for run in runs])) for runs in of_arm]
 
         pairs = list(zip(zip(*of_arm, strict=True), zip(*points[first], strict=True), strict=True))
+        costs = [cost for cost in COSTS if all(cost in run for runs in (*of_arm, *points[first]) for run in runs)]
         about["to_90"] = {}
-        for cost in COSTS:
+        for cost in costs:
             ratios = []
             for of_seed, of_baseline in pairs:
                 level = 0.9 * max(run["score"] for run in of_baseline)
@@ -304,8 +352,9 @@ def summarize(
                 about["to_90"][cost] = {key: float(np.exp(value)) for key, value in interval.items()}
 
         if arm != first:
-            differences = {"final": with_interval(finals - [point["score"] for point in points[first][-1]])}
-            for cost in COSTS:
+            of_baseline_finals = [point["score"] for point in points[first][len(of_arm) - 1]]
+            differences = {"final": with_interval(finals - of_baseline_finals)}
+            for cost in costs:
                 values = []
                 for of_seed, of_baseline in pairs:
                     common = min(of_seed[-1][cost], of_baseline[-1][cost])
@@ -362,8 +411,9 @@ def judge(arms: Mapping[str, Mapping[str, Any]], study: Mapping[str, Any], conve
     - "not judged": The arms do not include the method.
 
     The first two verdicts are followed by "explained by a control" if a control (`study["controls"]`) passes the same
-    test and the method is not better than the control. This means that the interval of their final difference is not
-    above 0.
+    test and the method is not better than the control. This means that the interval of their difference, after the
+    longest training of the control, is not above 0. Only a control with all numbers of epochs can explain a gain at
+    convergence.
     """
     if study["method"] not in arms:
         return "not judged"
@@ -373,7 +423,7 @@ def judge(arms: Mapping[str, Mapping[str, Any]], study: Mapping[str, Any], conve
         verdict = "holds at convergence"
     elif ratio is not None and ratio["high"] < 1:
         verdict = "holds as a speed-up"
-        not_saved = [cost for cost in ("captions", "seconds") if method["to_90"][cost]["high"] >= 1]
+        not_saved = [cost for cost in ("captions", "seconds") if method["to_90"].get(cost, ratio)["high"] >= 1]
         if not_saved:
             verdict += f" in steps, not in {' or '.join(not_saved)}"
     else:
@@ -381,17 +431,25 @@ def judge(arms: Mapping[str, Mapping[str, Any]], study: Mapping[str, Any], conve
             return "open, because the baseline has not converged"
         return "does not hold" if final["high"] < 0 else "not shown at convergence"
 
-    scores = np.array([point["score"] for point in method["points"][-1]])
     for name in study.get("controls", ()):
         if name not in arms:
             continue
         control = arms[name]
         gain, faster = control["differences"]["final"], control["to_90"].get("steps")
-        passes = gain["low"] > 0 if verdict == "holds at convergence" else faster is not None and faster["high"] < 1
-        of_control = np.array([point["score"] for point in control["points"][-1]])
+        last = len(control["points"]) - 1
+        if verdict == "holds at convergence":
+            passes = gain["low"] > 0 and last == len(method["points"]) - 1
+        else:
+            passes = faster is not None and faster["high"] < 1
+        scores, of_control = (np.array([point["score"] for point in arm["points"][last]]) for arm in (method, control))
         if passes and with_interval(scores - of_control)["low"] <= 0:
             return f"{verdict}, explained by a control: {control['model']}"
     return verdict
+
+
+def has_cost(arm: Mapping[str, Any], cost: str) -> bool:
+    """Return whether all runs of an arm have a cost of `COSTS`."""
+    return all(cost in run for runs in arm["points"] for run in runs)
 
 
 def plot_curves(content: Mapping[str, Any], path: Path) -> None:
@@ -401,13 +459,14 @@ def plot_curves(content: Mapping[str, Any], path: Path) -> None:
     figure = Figure(figsize=(10, 4), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
     for panel, cost in zip(panels, ("steps", "seconds"), strict=True):
-        for arm in content["arms"].values():
+        shown = [arm for arm in content["arms"].values() if has_cost(arm, cost)]
+        for arm in shown:
             costs = [np.mean([run[cost] for run in runs]) for runs in arm["points"]]
             mean, low, high = ([100 * score[key] for score in arm["scores"]] for key in ("mean", "low", "high"))
             panel.plot(costs, mean, marker="o", label=arm["model"])
             panel.fill_between(costs, low, high, alpha=0.15)
         panel.set_xscale("log")
-        costs = [np.mean([run[cost] for run in runs]) for arm in content["arms"].values() for runs in arm["points"]]
+        costs = [np.mean([run[cost] for run in runs]) for arm in shown for runs in arm["points"]]
         ticks = np.unique(costs) if cost == "steps" else np.geomspace(min(costs), max(costs), 4)
         panel.set_xticks(ticks, [f"{tick:,.0f}" for tick in ticks])
         panel.minorticks_off()
@@ -440,21 +499,31 @@ def render_study(content: Mapping[str, Any], figure: str) -> str:
         for heading, score, points in zip(table[0][1:], arm["scores"], arm["points"], strict=False):
             steps = f"{points[0]['steps']:,.0f} steps"
             line.append(format_percent(score) + ("" if steps == heading else f" after {steps}"))
+        lacking = len(baseline["points"]) - len(arm["points"])
+        line += [""] * lacking
         differences = arm.get("differences", {})
         for key in ("final", *COSTS):
             line.append(format_percent(differences[key], "+") if key in differences else "")
+            if lacking and key == "final":
+                line[-1] += f" after {steps}"
+        costs = [cost for cost in COSTS if has_cost(arm, cost)]
         for cost in COSTS:
-            ratio = arm["to_90"].get(cost)
-            line.append(f"{ratio['mean']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})" if ratio else "not reached")
-        line.append(", ".join(f"{np.mean([run[cost] for run in arm['points'][-1]]):,.0f} {cost}" for cost in COSTS))
+            text = "not reached" if cost in costs else ""
+            if ratio := arm["to_90"].get(cost):
+                text = f"{ratio['mean']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
+            line.append(text)
+        line.append(", ".join(f"{np.mean([run[cost] for run in arm['points'][-1]]):,.0f} {cost}" for cost in costs))
         table.append(line)
 
     tuned = []
     for arm in content["arms"].values():
-        edges = f"; {describe_edges(arm['tuning'])}" if "tuning" in arm else ""  # older files have no tuning scores
+        edges = f"; {describe_edges(arm['tuning'])}" if arm.get("tuning") else ""  # older files have no tuning scores
         tuned.append(f"- {arm['model']}: `{arm['tuned']}`{edges}")
     state = "The baseline has converged." if content["converged"] else "The baseline has not converged."
     columns = ", ".join(map(format_heading, content["columns"]))
+    elsewhere = " Arms without seconds were trained on another machine."
+    if all(has_cost(arm, "seconds") for arm in content["arms"].values()):
+        elsewhere = ""
     lines = [
         f"### {content['study']}: {content['title']}",
         f"Claim: {content['claim']}",
@@ -462,7 +531,7 @@ def render_study(content: Mapping[str, Any], figure: str) -> str:
         "\n".join(markdown_lines(table)),
         f"Test score in percent, the mean of {columns}: mean and 95 % t-interval over the seeds "
         f"{', '.join(map(str, content['seeds']))}. Differences to the first arm are paired by seed. "
-        f"Seconds are processor time.{note_few_seeds(count)}",
+        f"Seconds are processor time.{elsewhere}{note_few_seeds(count)}",
         f"![Learning curves]({figure})",
         "Settings chosen on validation:\n" + "\n".join(tuned),
     ]

@@ -17,7 +17,8 @@ The file name of the table includes `--rows`, `--datasets`, `--settings` and the
 
     infonce_4x: {row: table1_infonce, model: "InfoNCE, 4 x the steps", settings: {num_train_epochs: 40}}
 
-`row` is the row to copy, `model` the name in the table, and `settings` the changed settings.
+`row` is the row to copy, `model` the name in the table, and `settings` the changed settings. `supclap reproduce
+evidence/NAME` runs a study of `recipes/evidence.py`.
 """
 
 from __future__ import annotations
@@ -748,12 +749,28 @@ def main() -> None:
     from modeling_supclap.recipes.evidence import check_study, find_studies, run_study
 
     names, args = parse_names(options.ReproductionArguments, about=__doc__)
-    named_studies = [name for name in names if name.startswith("evidence")]
-    studies = find_studies(named_studies)
-    arms = {arm for study in studies.values() for arm in study["arms"]}
-    unknown = sorted(set(args.rows) - arms)
-    if unknown and named_studies and len(named_studies) == len(names):
-        raise ValueError(f"{', '.join(studies)} have no rows {unknown}; they have {', '.join(sorted(arms))}")
+    studies = find_studies([name for name in names if name.startswith("evidence")])
+    studies = {name: {**study, "arms": list_rows(study["arms"], args)} for name, study in studies.items()}
+    of_tables = [name for name in names if not name.startswith("evidence")]
+    tables = find_tables(of_tables) if of_tables or not studies else {}
+    if args.previous is not None and (of_tables or len(studies) != 1):
+        raise ValueError(f"previous is {args.previous}, but {names} were named; name the one study of this file")
+
+    plans = {}
+    for name, table in tables.items():
+        if args.scale in table or len(tables) == 1:
+            plans[name] = plan(name, table, args)
+    groups = [study["arms"] for study in studies.values()]
+    groups += [group for name in plans for group in tables[name]["groups"]]
+    rows = {row for group in groups for row in group}
+    datasets = {dataset for name in plans for dataset in tables[name][args.scale]}
+    copied = () if args.controls is None else [control["row"] for control in read_settings(args.controls).values()]
+    for kind, named, known in (("rows", [*args.rows, *copied], rows), ("datasets", args.datasets, datasets)):
+        unknown = sorted(set(named) - known)
+        if unknown and (plans or kind == "rows"):
+            places = ", ".join([*studies, *plans])
+            raise ValueError(f"{places} have no {kind} {unknown}; they have {', '.join(sorted(known))}")
+
     if not args.dry_run:
         for name, study in studies.items():
             check_study(name, study, args)  # before the first run
@@ -761,20 +778,6 @@ def main() -> None:
         path = run_study(name, study, args)
         if path is not None and is_first_process():
             say(f"\n{path.read_text(encoding='utf-8')}\n{path}, also as .json and .png")
-    if named_studies and len(named_studies) == len(names):
-        return
-    tables = find_tables([name for name in names if name not in named_studies])
-
-    plans = {}
-    for name, table in tables.items():
-        if args.scale in table or len(tables) == 1:
-            plans[name] = plan(name, table, args)
-    rows = {row for name in plans for group in tables[name]["groups"] for row in group}
-    datasets = {dataset for name in plans for dataset in tables[name][args.scale]}
-    for kind, names, known in (("rows", args.rows, rows), ("datasets", args.datasets, datasets)):
-        unknown = sorted(set(names) - known)
-        if unknown:
-            raise ValueError(f"{', '.join(plans)} have no {kind} {unknown}; they have {', '.join(sorted(known))}")
 
     for name, cells in plans.items():
         plans[name] = check_inputs(name, cells, args) if cells else []  # a table may have none of the rows

@@ -48,6 +48,7 @@ STUDY = {
     "controls": ["simple"],
 }
 TUNING = {arm: [{"settings": {}, "validation": 0.5}] for arm in STUDY["arms"]}
+TUNED = {arm: {} for arm in STUDY["arms"]}
 BASE = ([0.2, 0.40, 0.50], [0.2, 0.42, 0.51], [0.2, 0.41, 0.52])
 
 
@@ -56,7 +57,7 @@ def judged(new, simple=BASE, converged=True, seconds_per_step=1.0):
     for name, curves, seconds in (("base", BASE, 1.0), ("new", new, seconds_per_step), ("simple", simple, 1.0)):
         of_seeds = [runs(curve, seconds_per_step=seconds, seed=seed) for seed, curve in enumerate(curves)]
         points[name] = by_length(*of_seeds)
-    arms = evidence.summarize(points, STUDY, TUNING)
+    arms = evidence.summarize(points, STUDY, TUNED, TUNING)
     return arms, evidence.judge(arms, STUDY, converged)
 
 
@@ -100,7 +101,7 @@ def test_seeds_of_different_difficulty_have_their_own_level():
         "base": by_length(*(runs(curve, seed=seed) for seed, curve in enumerate(curves))),
         "new": by_length(*(runs([2 * value for value in curve], seed=seed) for seed, curve in enumerate(curves))),
     }
-    arms = evidence.summarize(points, STUDY, TUNING)
+    arms = evidence.summarize(points, STUDY, TUNED, TUNING)
     assert arms["base"]["to_90"]["steps"] == pytest.approx({"mean": 1, "low": 1, "high": 1})
     ratio = arms["new"]["to_90"]["steps"]
     assert 0 < ratio["low"] < ratio["mean"] < ratio["high"] < 1
@@ -112,7 +113,7 @@ def test_equal_seconds_count_the_cost_of_a_step():
         "base": by_length(*(runs(curve, seed=seed) for seed, curve in enumerate(BASE))),
         "new": by_length(*(runs(curve, seconds_per_step=2.0, seed=seed) for seed, curve in enumerate(BASE))),
     }
-    arms = evidence.summarize(points, STUDY, TUNING)
+    arms = evidence.summarize(points, STUDY, TUNED, TUNING)
     assert arms["new"]["differences"]["captions"]["mean"] == pytest.approx(0)
     expected = np.mean([curve[1] - curve[2] for curve in BASE])  # 400 s: its 200 steps against 400 of the baseline
     assert arms["new"]["differences"]["seconds"]["mean"] == pytest.approx(expected)
@@ -124,8 +125,45 @@ def test_arms_without_a_common_cost_are_not_compared():
         "base": by_length(*(runs(curve, seed=seed) for seed, curve in enumerate(BASE))),
         "new": by_length(*(runs(curve, seconds_per_step=5.0, seed=seed) for seed, curve in enumerate(BASE))),
     }
-    differences = evidence.summarize(points, STUDY, TUNING)["new"]["differences"]
+    differences = evidence.summarize(points, STUDY, TUNED, TUNING)["new"]["differences"]
     assert set(differences) == {"final", "steps", "captions"}
+
+
+def shortened(control, lengths, converged):
+    """Judge a gain of 0.1, where the control has fewer numbers of epochs and no seconds."""
+    gain = shifted(0.1, 0.1, 0.1)
+    points = {}
+    for name, curves in (("base", BASE), ("new", gain), ("simple", control)):
+        points[name] = by_length(*(runs(curve, seed=seed) for seed, curve in enumerate(curves)))
+    points["simple"] = points["simple"][:lengths]
+    for of_length in points["simple"]:
+        for point in of_length:
+            del point["seconds"]
+    arms = evidence.summarize(points, STUDY, TUNED, TUNING)
+    return arms, evidence.judge(arms, STUDY, converged)
+
+
+def test_a_control_with_fewer_epochs_is_compared_where_it_has_runs():
+    arms, verdict = shortened(shifted(0.06, 0.06, 0.0), lengths=2, converged=False)
+    control = arms["simple"]
+    assert control["differences"]["final"]["mean"] == pytest.approx(0.06)  # after 200 steps, not 400
+    assert control["differences"]["steps"]["mean"] == pytest.approx(0.06)
+    assert set(control["differences"]) == {"final", "steps", "captions"}
+    assert set(control["to_90"]) == {"steps", "captions"}
+    assert verdict == "holds as a speed-up"  # the method is better after 200 steps
+    # At 400 steps the control would be 0.3 below the method.
+    assert shortened(shifted(0.1, 0.11, -0.2), 2, converged=False)[1].endswith("explained by a control: Simple")
+    # A control that stops early explains no gain at convergence.
+    assert shortened(shifted(0.1, 0.11, 0.1), 2, converged=True)[1] == "holds at convergence"
+    assert shortened(shifted(0.1, 0.11, 0.1), 3, converged=True)[1].endswith("explained by a control: Simple")
+
+    settings = {"study": "s", "title": "t", "claim": "c", "columns": COLUMNS, "seeds": [0, 1, 2], "converged": False}
+    text = evidence.render_study({**settings, "arms": arms, "verdict": verdict}, "")
+    heading, _, *lines = [line.split(" | ") for line in text.splitlines() if line.startswith("|")]
+    control = dict(zip(heading, lines[2], strict=True))
+    assert control["400 steps"] == control["at equal seconds"] == control["seconds to 90 %, ratio"] == ""
+    assert control["difference at the end"].endswith("after 200 steps")
+    assert "Arms without seconds were trained on another machine." in text
 
 
 @pytest.fixture
@@ -323,3 +361,85 @@ def test_unknown_studies_and_unsuitable_seeds_are_named(tmp_path):
         evidence.run_study("evidence/svr", STUDIES["evidence/svr"], ReproductionArguments(seeds=[0]))
     with pytest.raises(ValueError, match="1000 is the seed of the tuning"):
         evidence.run_study("evidence/svr", STUDIES["evidence/svr"], ReproductionArguments(seeds=[0, 1000]))
+
+
+def reproduce_study(tmp_path, monkeypatch, *words):
+    """Run `supclap reproduce` and return the content of the newest JSON file."""
+    monkeypatch.setattr(sys, "argv", ["supclap reproduce", *words, "--output_dir", str(tmp_path)])
+    monkeypatch.setattr(evidence, "plot_curves", lambda *args: None)
+    reproduce.main()
+    newest = max(tmp_path.glob("mini/evidence_*.json"), key=lambda path: path.stat().st_mtime_ns)
+    return json.loads(newest.read_text()), newest
+
+
+def test_an_arm_is_added_to_the_file_of_an_earlier_run(train, tmp_path, monkeypatch):
+    controls = tmp_path / "mine.yaml"
+    controls.write_text("mine: {row: infonce, model: My loss, settings: {svr: uni-static}}\n")
+    seeds = ["evidence/svr", "--seeds", "0", "1"]
+    before, path = reproduce_study(tmp_path / "a", monkeypatch, *seeds, "--rows", "within")
+    assert list(before["arms"]) == ["infonce", "within"]
+
+    train.clear()
+    words = [*seeds, "--rows", "mine", "--controls", str(controls), "--previous", str(path)]
+    after, _ = reproduce_study(tmp_path / "b", monkeypatch, *words)
+    assert {settings["svr"] for settings in train} == {"uni-static"}  # no other arm is trained or tuned
+    assert list(after["arms"]) == ["infonce", "mine", "within"]
+    for arm in before["arms"]:
+        assert after["arms"][arm] == before["arms"][arm]
+    mine = after["arms"]["mine"]
+    assert mine["model"] == "My loss"
+    assert [len(of_epochs) for of_epochs in mine["points"]] == [2, 2, 2]
+    assert "seconds" not in mine["points"][0][0]
+    assert set(mine["to_90"]) == {"steps", "captions"}
+    assert after["converged"]
+
+
+def test_longer_training_continues_the_file_of_an_earlier_run(train, tmp_path, monkeypatch):
+    words = ["evidence/svr", "--seeds", "0", "1", "--rows", "within"]
+    whole, path = reproduce_study(tmp_path / "a", monkeypatch, *words)
+    content = json.loads(path.read_text())
+    for arm in content["arms"].values():
+        del arm["points"][1:], arm["tuning"]  # files of earlier versions have no tuning scores
+    path.write_text(json.dumps(content))
+
+    train.clear()
+    after, _ = reproduce_study(tmp_path / "b", monkeypatch, *words, "--previous", str(path))
+    assert [settings["num_train_epochs"] for settings in train] == [20] * 4 + [40] * 4
+    assert after["converged"] == whole["converged"]
+    for arm in after["arms"]:
+        assert after["arms"][arm]["tuned"] == whole["arms"][arm]["tuned"]
+        assert after["arms"][arm]["scores"] == whole["arms"][arm]["scores"]
+
+
+def test_an_arm_with_fewer_doublings_stops_early(train, tmp_path, monkeypatch):
+    after, _ = reproduce_study(tmp_path, monkeypatch, "evidence/kcl", "--seeds", "0", "1", "--rows", "kcl_2")
+    assert [len(arm["points"]) for arm in after["arms"].values()] == [4, 3]
+
+
+def test_a_file_of_another_run_is_refused(train, tmp_path, monkeypatch):
+    path = reproduce_study(tmp_path, monkeypatch, "evidence/svr", "--seeds", "0", "1", "--rows", "within")[1]
+    train.clear()
+    for words, name in (
+        (["evidence/svr_trained", "--seeds", "0", "1"], "evidence/svr_trained"),
+        (["evidence/svr", "--seeds", "0", "2"], r"\[0, 2\]"),
+        (["evidence/svr", "--seeds", "0", "1", "--settings", '{"weight_decay": 0.1}'], "weight_decay"),
+        (["evidence/svr", "evidence/kcl"], "evidence/kcl"),
+        (["supclap/table1"], "table1"),
+    ):
+        with pytest.raises(ValueError, match=name):
+            reproduce_study(tmp_path, monkeypatch, *words, "--previous", str(path))
+    content = json.loads(path.read_text())
+    content["arms"]["mine"] = content["arms"].pop("within")
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"'mine'.*--controls"):
+        reproduce_study(tmp_path, monkeypatch, "evidence/svr", "--seeds", "0", "1", "--previous", str(path))
+    assert not train
+
+
+def test_a_copy_of_an_unknown_row_is_refused(train, tmp_path, monkeypatch):
+    controls = tmp_path / "mine.yaml"
+    controls.write_text("mine: {row: infonse, model: My loss}\n")
+    for names in (["evidence/svr"], ["supclap/table3"], ["evidence/svr", "supclap/table3"]):
+        with pytest.raises(ValueError, match="infonse"):
+            reproduce_study(tmp_path, monkeypatch, *names, "--controls", str(controls))
+    assert not train
