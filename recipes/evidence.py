@@ -519,7 +519,9 @@ def render_study(content: Mapping[str, Any], figure: str) -> str:
     for arm in content["arms"].values():
         edges = f"; {describe_edges(arm['tuning'])}" if arm.get("tuning") else ""  # older files have no tuning scores
         tuned.append(f"- {arm['model']}: `{arm['tuned']}`{edges}")
-    state = "The baseline has converged." if content["converged"] else "The baseline has not converged."
+    verdict = f"Verdict: **{content['verdict']}**."
+    if "converge" not in verdict:
+        verdict += " The baseline has converged." if content["converged"] else " The baseline has not converged."
     columns = ", ".join(map(format_heading, content["columns"]))
     elsewhere = " Arms without seconds were trained on another machine."
     if all(has_cost(arm, "seconds") for arm in content["arms"].values()):
@@ -527,7 +529,7 @@ def render_study(content: Mapping[str, Any], figure: str) -> str:
     lines = [
         f"### {content['study']}: {content['title']}",
         f"Claim: {content['claim']}",
-        f"Verdict: **{content['verdict']}**. {state}",
+        verdict,
         "\n".join(markdown_lines(table)),
         f"Test score in percent, the mean of {columns}: mean and 95 % t-interval over the seeds "
         f"{', '.join(map(str, content['seeds']))}. Differences to the first arm are paired by seed. "
