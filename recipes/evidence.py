@@ -523,7 +523,7 @@ def render_study(content: Mapping[str, Any], figure: str) -> str:
     if "converge" not in verdict:
         verdict += " The baseline has converged." if content["converged"] else " The baseline has not converged."
     columns = ", ".join(map(format_heading, content["columns"]))
-    elsewhere = " Arms without seconds were trained on another machine."
+    elsewhere = " Arms without seconds were trained on another machine, or one of their runs has no valid time."
     if all(has_cost(arm, "seconds") for arm in content["arms"].values()):
         elsewhere = ""
     lines = [
