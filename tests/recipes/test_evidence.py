@@ -413,7 +413,7 @@ def test_longer_training_continues_the_file_of_an_earlier_run(train, tmp_path, m
 
 def test_an_arm_with_fewer_doublings_stops_early(train, tmp_path, monkeypatch):
     after, _ = reproduce_study(tmp_path, monkeypatch, "evidence/kcl", "--seeds", "0", "1", "--rows", "kcl_2")
-    assert [len(arm["points"]) for arm in after["arms"].values()] == [4, 3]
+    assert [len(arm["points"]) for arm in after["arms"].values()] == [4, 2]
 
 
 def test_a_file_of_another_run_is_refused(train, tmp_path, monkeypatch):
