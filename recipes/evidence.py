@@ -423,7 +423,8 @@ def judge(arms: Mapping[str, Mapping[str, Any]], study: Mapping[str, Any], conve
         verdict = "holds at convergence"
     elif ratio is not None and ratio["high"] < 1:
         verdict = "holds as a speed-up"
-        not_saved = [cost for cost in ("captions", "seconds") if method["to_90"].get(cost, ratio)["high"] >= 1]
+        others = {cost: method["to_90"][cost] for cost in ("captions", "seconds") if cost in method["to_90"]}
+        not_saved = [cost for cost, other in others.items() if other["high"] >= 1]
         if not_saved:
             verdict += f" in steps, not in {' or '.join(not_saved)}"
     else:
@@ -501,14 +502,15 @@ def render_study(content: Mapping[str, Any], figure: str) -> str:
             line.append(format_percent(score) + ("" if steps == heading else f" after {steps}"))
         lacking = len(baseline["points"]) - len(arm["points"])
         line += [""] * lacking
+        after = f" after {steps}" if lacking else ""
         differences = arm.get("differences", {})
         for key in ("final", *COSTS):
             line.append(format_percent(differences[key], "+") if key in differences else "")
-            if lacking and key == "final":
-                line[-1] += f" after {steps}"
+            if key == "final":
+                line[-1] += after
         costs = [cost for cost in COSTS if has_cost(arm, cost)]
         for cost in COSTS:
-            text = "not reached" if cost in costs else ""
+            text = f"not reached{after}" if cost in costs else ""
             if ratio := arm["to_90"].get(cost):
                 text = f"{ratio['mean']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
             line.append(text)

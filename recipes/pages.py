@@ -60,6 +60,11 @@ def render_claims() -> list[str]:
     lines = [["claim", "difference, 95 % interval", "seeds", "verdict"]]
     for claim in yaml.safe_load(CLAIMS.read_text(encoding="utf-8")):
         content = json.loads((RESULTS / "mini" / f"{claim['table']}.json").read_text(encoding="utf-8"))
+        datasets = {row["dataset"] for row in content["rows"]}
+        if len(datasets) > 1 and "dataset" not in claim:
+            raise ValueError(
+                f"{claim['table']} has the datasets {sorted(datasets)}; add one to the claim {claim['claim']!r}"
+            )
         rows = {row["row"]: row for row in content["rows"] if row["dataset"] == claim.get("dataset", row["dataset"])}
         effects = [find_effect(claim, rows, column) for column in claim["columns"]]
         texts = []
