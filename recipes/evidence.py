@@ -460,15 +460,17 @@ def plot_curves(content: Mapping[str, Any], path: Path) -> None:
     figure = Figure(figsize=(10, 4), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
     for panel, cost in zip(panels, ("steps", "seconds"), strict=True):
-        shown = [arm for arm in content["arms"].values() if has_cost(arm, cost)]
-        for arm in shown:
+        all_costs = []
+        for number, arm in enumerate(content["arms"].values()):
+            if not has_cost(arm, cost):
+                continue
             costs = [np.mean([run[cost] for run in runs]) for runs in arm["points"]]
             mean, low, high = ([100 * score[key] for score in arm["scores"]] for key in ("mean", "low", "high"))
-            panel.plot(costs, mean, marker="o", label=arm["model"])
-            panel.fill_between(costs, low, high, alpha=0.15)
+            panel.plot(costs, mean, marker="o", label=arm["model"], color=f"C{number}")
+            panel.fill_between(costs, low, high, alpha=0.15, color=f"C{number}")
+            all_costs += costs
         panel.set_xscale("log")
-        costs = [np.mean([run[cost] for run in runs]) for arm in shown for runs in arm["points"]]
-        ticks = np.unique(costs) if cost == "steps" else np.geomspace(min(costs), max(costs), 4)
+        ticks = np.unique(all_costs) if cost == "steps" else np.geomspace(min(all_costs), max(all_costs), 4)
         panel.set_xticks(ticks, [f"{tick:,.0f}" for tick in ticks])
         panel.minorticks_off()
         panel.set_xlabel({"steps": "training steps", "seconds": "processor time (seconds)"}[cost])
