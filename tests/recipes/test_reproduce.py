@@ -401,6 +401,14 @@ def test_the_distance_of_captions_is_relative_to_their_spread():
     assert reproduce.get_value(results, [], ["captions", "relative_distance"]) == pytest.approx(0.2 / (2**1.5 / 3))
 
 
+def test_a_claim_about_a_table_with_several_datasets_names_one(tmp_path, monkeypatch):
+    claim = "{claim: c, table: supclap_table1, row: table1_infonce, baseline: 0.5, columns: [], change: up}"
+    (tmp_path / "claims.yaml").write_text(f"- {claim}\n")
+    monkeypatch.setattr(pages, "CLAIMS", tmp_path / "claims.yaml")
+    with pytest.raises(ValueError, match="esc10"):
+        pages.render_claims()
+
+
 def test_the_page_of_results_is_that_of_the_committed_files():
     page = pages.RESULTS_PAGE.read_text(encoding="utf-8")
     assert pages.render_results(page) == page
