@@ -340,7 +340,7 @@ def summarize(
         about["scores"] = [with_interval(np.array([run["score"] for run in runs])) for runs in of_arm]
 
         pairs = list(zip(zip(*of_arm, strict=True), zip(*points[first], strict=True), strict=True))
-        costs = [cost for cost in COSTS if all(cost in run for runs in (*of_arm, *points[first]) for run in runs)]
+        costs = [cost for cost in COSTS if has_cost([*of_arm, *points[first]], cost)]
         about["to_90"] = {}
         for cost in costs:
             ratios = []
@@ -448,9 +448,9 @@ def judge(arms: Mapping[str, Mapping[str, Any]], study: Mapping[str, Any], conve
     return verdict
 
 
-def has_cost(arm: Mapping[str, Any], cost: str) -> bool:
-    """Return whether all runs of an arm have a cost of `COSTS`."""
-    return all(cost in run for runs in arm["points"] for run in runs)
+def has_cost(points: Sequence[Sequence[Point]], cost: str) -> bool:
+    """Return whether all runs have a cost of `COSTS`."""
+    return all(cost in run for runs in points for run in runs)
 
 
 def plot_curves(content: Mapping[str, Any], path: Path) -> None:
@@ -462,7 +462,7 @@ def plot_curves(content: Mapping[str, Any], path: Path) -> None:
     for panel, cost in zip(panels, ("steps", "seconds"), strict=True):
         all_costs = []
         for number, arm in enumerate(content["arms"].values()):
-            if not has_cost(arm, cost):
+            if not has_cost(arm["points"], cost):
                 continue
             costs = [np.mean([run[cost] for run in runs]) for runs in arm["points"]]
             mean, low, high = ([100 * score[key] for score in arm["scores"]] for key in ("mean", "low", "high"))
@@ -510,7 +510,7 @@ def render_study(content: Mapping[str, Any], figure: str) -> str:
             line.append(format_percent(differences[key], "+") if key in differences else "")
             if key == "final":
                 line[-1] += after
-        costs = [cost for cost in COSTS if has_cost(arm, cost)]
+        costs = [cost for cost in COSTS if has_cost(arm["points"], cost)]
         for cost in COSTS:
             text = f"not reached{after}" if cost in costs else ""
             if ratio := arm["to_90"].get(cost):
@@ -528,7 +528,7 @@ def render_study(content: Mapping[str, Any], figure: str) -> str:
         verdict += " The baseline has converged." if content["converged"] else " The baseline has not converged."
     columns = ", ".join(map(format_heading, content["columns"]))
     elsewhere = " Arms without seconds were trained on another machine, or one of their runs has no valid time."
-    if all(has_cost(arm, "seconds") for arm in content["arms"].values()):
+    if all(has_cost(arm["points"], "seconds") for arm in content["arms"].values()):
         elsewhere = ""
     lines = [
         f"### {content['study']}: {content['title']}",
