@@ -48,7 +48,7 @@ STUDY = {
     "controls": ["simple"],
 }
 TUNING = {arm: [{"settings": {}, "validation": 0.5}] for arm in STUDY["arms"]}
-TUNED = {arm: {} for arm in STUDY["arms"]}
+TUNED: dict[str, dict] = {arm: {} for arm in STUDY["arms"]}
 BASE = ([0.2, 0.40, 0.50], [0.2, 0.42, 0.51], [0.2, 0.41, 0.52])
 
 
