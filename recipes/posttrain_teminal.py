@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from modeling_supclap.recipes.arguments import parse_arguments
 from modeling_supclap.recipes.options import LastPartArguments, PostTrainingArguments
-from modeling_supclap.recipes.running import only_run, run_command, train
+from modeling_supclap.recipes.running import only_run, run_command, train, write_final_card
 from modeling_supclap.training.options import AllStagesOptions
 
 if TYPE_CHECKING:
@@ -257,7 +257,7 @@ def train_and_save(
     }
     results.save(output)
     write_report(results, output / "report.html")
-    trainer.create_model_card(finetuned_from=post_args.model)
+    write_final_card(trainer, post_args.model)
     print(results.table())
     print(f"model, results.json and report.html are in {output} ({seconds:.0f} s in total)")
 

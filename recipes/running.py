@@ -134,6 +134,26 @@ def train(trainer: Trainer, checkpoint: str | None = None) -> None:
         raise StoppedError(advice)
 
 
+def write_final_card(trainer: Trainer, start: str | None) -> None:
+    """Write the model card of a finished run that started from the model `start`.
+
+    With `push_to_hub`, upload the output folder again, because the Trainer uploads it before it contains the results.
+    """
+    args = trainer.args
+    trainer.create_model_card(finetuned_from=start)
+    if args.push_to_hub:
+        from huggingface_hub import upload_folder
+
+        upload_folder(
+            repo_id=str(trainer.hub_model_id),
+            folder_path=str(args.output_dir),
+            commit_message="Results and model card",
+            token=args.hub_token,
+            revision=args.hub_revision,
+            ignore_patterns=["_*", "*checkpoint-*"],
+        )
+
+
 def require_usable_audio(splits: Mapping[str, Any], args: SupCLAPTrainingArguments, min_seconds: float = 0.0) -> None:
     """Read all validation and test recordings before training, and raise for the first unusable one.
 

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from modeling_supclap.recipes.arguments import parse_arguments
 from modeling_supclap.recipes.options import DataArguments, ModelArguments, TrainedPartArguments, as_mapping
-from modeling_supclap.recipes.running import only_run, require_usable_audio, run_command, say, train
+from modeling_supclap.recipes.running import only_run, require_usable_audio, run_command, say, train, write_final_card
 from modeling_supclap.training.options import ContrastiveOptions
 
 if TYPE_CHECKING:
@@ -339,7 +339,7 @@ def train_and_save(
     if not logs.keys().isdisjoint(("loss", "eval_mean_recall")):  # a run may end before its first log
         plot_training_curves(trainer.state.log_history, output / "training_curves.png", args.eval_languages[0])
         files = "model, results.json and training_curves.png"
-    trainer.create_model_card(finetuned_from=model_args.model)
+    write_final_card(trainer, model_args.model)
     print(f"{files} are in {output} ({seconds:.0f} s in total)")
 
 

@@ -16,9 +16,10 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import DynamoBackend
 from commands import ROOT, launch_recipe, run_recipe
 from datasets import Dataset
+from fake_hub import FakeHub, fake_hub
 from huggingface_hub import ModelCard
 from matplotlib.image import imread
-from processes import Moment, run_killed, run_processes
+from processes import Moment, run_killed, run_processes, run_python
 from recordings import esc50_folder, tone_rows
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
@@ -69,6 +70,21 @@ def test_a_launched_run_prints_a_table_and_writes_a_card(tmp_path):
     assert str(folder) in table
     command = f"accelerate launch recipes/train_supclap.py {SMOKE} --output_dir run"
     assert command in ModelCard.load(folder / "README.md").text
+
+
+@pytest.mark.process
+def test_a_pushed_run_has_its_results_and_its_card_on_the_hub(tmp_path):
+    words = [SMOKE, "--max_steps", "2", "--output_dir", tmp_path / "run"]
+    words += ["--push_to_hub", "true", "--hub_model_id", "someone/run"]
+    with fake_hub() as address:
+        hub = {"HF_ENDPOINT": address, "HF_HUB_OFFLINE": "0", "HF_TOKEN": "hf_none", "NO_PROXY": "127.0.0.1"}
+        run_python(ROOT / "recipes/train_supclap.py", *words, OMP_NUM_THREADS="1", **hub)
+        pushed = dict(FakeHub.files["someone/run"])
+    assert {"model.safetensors", "report.html", "trained_sources.npy", "training_curves.png"} <= pushed.keys()
+    assert not any("checkpoint-" in name for name in pushed)
+    for name in ("results.json", "README.md"):  # the last upload, with the scores
+        assert pushed[name] == (tmp_path / "run" / name).read_bytes()
+    assert json.loads(pushed["results.json"])["scores"]
 
 
 def test_results_hold_scores_chance_and_how_they_came_about(run):
