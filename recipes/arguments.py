@@ -86,6 +86,7 @@ def parse_arguments(
 ) -> tuple[Any, ...]:
     """Parse `[config.yaml] [--key value ...]` into dataclasses. The command line overrides the YAML file.
 
+    If `--dataset` differs from the dataset in the YAML file, `dataset_config` of the file is ignored.
     A `DatasetArguments` group also accepts the options of the dataset builder, for example
     `--dataset esc50 --test_fold 4`. If the recipe and the builder have an option with the same name, such as
     `languages`, the key sets the option of the recipe. Use `dataset_config` to set the option of the builder.
@@ -124,17 +125,20 @@ def parse_arguments(
         types = typing.get_type_hints(group)
         hints |= {option.name: types[option.name] for option in dataclasses.fields(group) if option.init}
 
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--dataset")
+    finder.add_argument("--datasets", nargs="+")
+    named = finder.parse_known_args(words)[0]
     if settings is not None:
         parser.set_defaults(**_convert(settings, "settings", parser, hints))
     elif words and words[0].endswith((".yaml", ".yml")):
         path = words.pop(0)
-        parser.set_defaults(**_convert(read_settings(path), path, parser, hints))
+        values = _convert(read_settings(path), path, parser, hints)
+        if named.dataset is not None and values.get("dataset", named.dataset) != named.dataset:
+            values.pop("dataset_config", None)
+        parser.set_defaults(**values)
     elif default_config is not None:
         values = _convert(read_settings(default_config), default_config, parser, hints)
-        finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-        finder.add_argument("--dataset")
-        finder.add_argument("--datasets", nargs="+")
-        named = finder.parse_known_args(words)[0]
         if named.datasets is None and named.dataset in (None, values.get("dataset")):
             parser.set_defaults(**values)
 

@@ -78,6 +78,9 @@ def test_options_of_the_builder_go_by_their_own_names(write):
     data, _ = parse("--dataset", "webdataset", "--data_dir", "d", "--language", "fra")
     assert data.builder_options == {"data_dir": "d", "language": "fra"}
 
+    data, _ = parse(path, "--dataset", "audio_folder", "--data_dir", "d")
+    assert data.builder_options == {"data_dir": "d"}  # without dataset_config of the file, which is of esc50
+
     data, _ = parse("--num_train", "16", "--num_validation", "16", "--num_test", "16")
     assert data.builder_options == {"num_train": 16, "num_validation": 16, "num_test": 16}
     assert {name: len(rows) for name, rows in data.load_splits().items()}["test"] == 16
