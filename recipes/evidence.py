@@ -57,7 +57,7 @@ def check_study(name: str, study: Mapping[str, Any], args: ReproductionArguments
     A dry run prints the costs and the missing inputs, and returns no arms.
     """
     previous = read_previous(name, study, args)
-    seeds = args.seeds or study["seeds"]
+    seeds = args.seeds
     if len(seeds) < 2:
         raise ValueError(f"seeds is {seeds}; an interval over seeds requires at least two, and evidence at least five")
     if TUNING_SEED in seeds:
@@ -101,7 +101,7 @@ def read_previous(name: str, study: Mapping[str, Any], args: ReproductionArgumen
     if args.previous is None:
         return {}
     content = json.loads(Path(args.previous).read_text(encoding="utf-8"))
-    expected = {"study": name, "columns": study["columns"], "seeds": args.seeds or study["seeds"]}
+    expected = {"study": name, "columns": study["columns"], "seeds": args.seeds}
     for key, value in {**expected, "settings": as_mapping(args.settings)}.items():
         if content.get(key) != value:
             raise ValueError(f"{args.previous} has {key} {content.get(key)!r}; expected {value!r}, as in this study")
@@ -136,7 +136,7 @@ def run_study(name: str, study: Mapping[str, Any], args: ReproductionArguments) 
     if not arms:
         return None
 
-    seeds, baseline = args.seeds or study["seeds"], next(iter(study["arms"]))
+    baseline = next(iter(study["arms"]))
     previous = read_previous(name, study, args)
     tuning: dict[str, list[TuningScore]] = {}
     tuned: dict[str, dict[str, Any]] = {}
@@ -153,7 +153,7 @@ def run_study(name: str, study: Mapping[str, Any], args: ReproductionArguments) 
             if doubling < len(points[arm]) or doubling > last_doubling(arm, study):
                 continue
             of_epochs = []
-            for seed in seeds:
+            for seed in args.seeds:
                 steps = build_steps(arm, study, tuned[arm] | {"num_train_epochs": epochs}, seed, args)
                 of_epochs.append(run_and_read(steps, study["columns"]))
                 if previous:

@@ -376,7 +376,7 @@ class ReproductionArguments:
 
     positional: ClassVar[str] = "TABLE [TABLE ...]"
     scale: str = option("Size of the runs: mini or full.", "mini")
-    seeds: list[int] = option("Seeds; by default, those of the table, or 0 1 2.", [])
+    seeds: list[int] = option("Seeds of every row.", [0, 1, 2, 3, 4])
     rows: list[str] = option("Rows to reproduce, such as table1_infonce; by default, all.", [])
     datasets: list[str] = option("Datasets of the tables, such as audiocaps; by default, all.", [])
     dry_run: bool = option("Check all settings and estimate the cost, without training.", False)

@@ -15,5 +15,5 @@ fi
 export HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-1}
 "$python" -m modeling_supclap.recipes.reproduce all --scale full --dry_run true --output_dir outputs/reproduce "$@"
 timeout --signal=INT "$((minutes * 60 - 60))" \
-    "$python" -m modeling_supclap.recipes.reproduce all --seeds 0 1 2 3 4 --output_dir outputs/reproduce-gpu "$@" \
+    "$python" -m modeling_supclap.recipes.reproduce all --output_dir outputs/reproduce-gpu "$@" \
     || echo "make reproduce-gpu: stopped after $minutes minutes or by an error; run the same command to continue" >&2

@@ -310,8 +310,8 @@ def test_the_recipes_take_the_settings_of_each_arm(name, tmp_path):
     study = STUDIES[name]
     assert study["method"] in study["arms"]
     assert set(study.get("controls", ())) <= set(study["arms"])
-    assert len(study["seeds"]) >= 5
     args = ReproductionArguments(output_dir=str(tmp_path), data_dir=str(tmp_path))
+    assert len(args.seeds) >= 5
     if name == "evidence/svr_recordings":
         with pytest.raises(FileNotFoundError, match=r"esc10.*--data_dir"):
             evidence.build_steps("infonce", study, {}, 3, args)
