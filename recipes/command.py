@@ -2,7 +2,7 @@
 
     supclap train --dataset audio_folder --data_dir my_sounds --languages eng
     supclap train esc10.yaml --data_dir ESC-10
-    supclap evaluate --model outputs/esc10 --dataset esc50 --data_dir ESC-10
+    supclap evaluate --model outputs/esc10 --dataset esc50 --data_dir ESC-10 --test_fold 4
 
 `supclap NAME --help` lists the keys of a recipe. train, posttrain, sweep, reproduce and embed run under `accelerate
 launch`, with the processes and GPUs set by `accelerate config` or its environment variables. A configuration file of

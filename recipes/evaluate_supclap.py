@@ -1,7 +1,7 @@
 """Evaluate models on datasets: retrieval, zero-shot classification, ZSTE (zero-shot temporal evaluation) and probes.
 
     supclap evaluate --model outputs/synthetic
-    supclap evaluate --model outputs/esc10 --dataset esc50 --data_dir DIR \\
+    supclap evaluate --model outputs/synthetic --dataset esc50 --data_dir DIR \\
         --folds 1 2 3 4 5 --tasks zero_shot zste --output_dir outputs/evaluation/esc50
     supclap evaluate --model outputs/esc10 --dataset fsd50k --data_dir DIR --tasks zero_shot linear_probe \\
         --train_split train+validation
@@ -20,9 +20,9 @@ evaluates.
 
 With several models, or with `--suite`, each evaluation has the folder `DATASET/MODEL` in the output folder, and all
 scores are in one table, with intervals and paired differences to the first model: `table.md`, `table.html`, `table.csv`
-and `table.tex`. The suite may be a YAML file. Options on the command line override its settings:
+and `table.tex`. The suite may be a YAML file. Options on the command line override its settings, except `data_dir`:
 
-    - {dataset: esc50, data_dir: ESC-50, folds: [1, 2, 3, 4, 5], tasks: [zero_shot]}
+    - {dataset: esc50, data_dir: ESC-50, test_fold: 4, tasks: [zero_shot]}
     - {name: clotho_5, dataset: clotho, data_dir: CLOTHO, tasks: [retrieval]}
     - {mteb: ESC50_Zeroshot}
 
