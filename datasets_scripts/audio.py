@@ -93,6 +93,17 @@ def read_audio(
         return recording.read_mono(start, count), recording.rate_hz
 
 
+def header_seconds(source: Source) -> float:
+    """Return the length in seconds of a file that libsndfile reads, or 0.0 if its header has no length.
+
+    The frames of an MP3 without a frame count are counted, because the estimate of libsndfile can be wrong by minutes.
+    """
+    if _MP3.match(_read_part(source, 0, 16)):
+        source = announce_mp3_frames(_read_part(source, 0))
+    info = soundfile.info(io.BytesIO(source) if isinstance(source, bytes) else source)
+    return info.duration if info.frames < _MOST_FRAMES else 0.0
+
+
 def measure_audio(source: Source, name: str) -> tuple[float, bool]:
     """Return the length of a recording in seconds, and whether any sample is nonzero."""
     samples, is_sound = 0, False

@@ -56,8 +56,12 @@ class Recording(NamedTuple):
             if _is_decoder(self.source):
                 return float(self.source.metadata.duration_seconds)
             if self.is_file:
-                file = io.BytesIO(self.source) if isinstance(self.source, bytes) else self.source
-                return importlib.import_module("soundfile").info(file).duration
+                try:
+                    audio = importlib.import_module("modeling_supclap.datasets_scripts.audio")  # as in `_read_file`
+                except ImportError:
+                    file = io.BytesIO(self.source) if isinstance(self.source, bytes) else self.source
+                    return importlib.import_module("soundfile").info(file).duration
+                return audio.header_seconds(self.source)
             return max(np.shape(self.source)) / (self.rate_hz or 1)
         except Exception:
             return 0.0
@@ -86,6 +90,8 @@ class Recording(NamedTuple):
             samples = source.get_all_samples()
             source, rate_hz = samples.data, samples.sample_rate
 
+        if source is None:
+            raise ValueError(f"{self.name} has no audio: it is None")
         if rate_hz is None:
             raise ValueError(f"{self.name} is an array without a sampling rate; pass sampling_rate=, in hertz")
         waveform = as_waveform(source, rate_hz, target_hz, self.name)
@@ -126,8 +132,8 @@ def as_recordings(audio: Any, sampling_rate: Any = None) -> tuple[list[Recording
         elif isinstance(clip, Mapping):
             if {"array", "sampling_rate"} <= clip.keys():
                 clip, rate_hz = clip["array"], clip["sampling_rate"]
-            elif file := clip.get("bytes") or clip.get("path"):  # a value of `datasets.Audio(decode=False)`
-                clip, rate_hz = file, None
+            elif not clip.keys().isdisjoint(("bytes", "path")):  # a value of `datasets.Audio(decode=False)`
+                clip, rate_hz = clip.get("bytes") or clip.get("path"), None
             else:
                 keys = sorted(clip)
                 raise ValueError(f'{name} has the keys {keys}; it needs "array" and "sampling_rate", "bytes" or "path"')
@@ -240,6 +246,8 @@ def _as_clips(audio: Any) -> tuple[list[Any], bool]:
         return [audio], True
 
     if isinstance(audio, (np.ndarray, torch.Tensor)):
+        if isinstance(audio, np.ndarray) and audio.dtype.kind in "OU":  # of paths or of arrays
+            return list(audio), False
         shape = tuple(audio.shape)
         # A second axis of size 8 or less contains channels: (samples, channels), as in soundfile.
         if len(shape) == 1 or (len(shape) == 2 and shape[1] <= MAX_CHANNELS < shape[0]):

@@ -440,7 +440,8 @@ def best_chunks(recordings: Sequence[AudioChunks], text_embeds: Any) -> tuple[np
         text_embeds: (M, d) text embeddings.
 
     Returns:
-        Tuple of two (N, M) arrays: the highest cosine, and the start time of its chunk in seconds.
+        Tuple of two (N, M) arrays: the highest cosine, and the start time of its chunk in seconds. Both are NaN for a
+        recording without chunks.
 
     >>> whole = AudioChunks(np.eye(2), np.array([0.0, 10.0]), np.array([10.0, 20.0]))
     >>> best_chunks([whole], np.array([[0.0, 1.0]]))
@@ -450,9 +451,12 @@ def best_chunks(recordings: Sequence[AudioChunks], text_embeds: Any) -> tuple[np
     best, onsets = [], []
     for recording in recordings:
         cosines = np.asarray(recording.embeds) @ texts.T  # (chunks, M)
+        starts = np.asarray(recording.onset_seconds)
+        if not len(starts):  # a recording that `on_bad_audio="skip"` left out
+            cosines, starts = np.full((1, len(texts)), np.nan), np.full(1, np.nan)
         best.append(cosines.max(axis=0))
-        onsets.append(recording.onset_seconds[cosines.argmax(axis=0)])
-    return np.stack(best), np.stack(onsets)
+        onsets.append(starts[cosines.argmax(axis=0)])
+    return np.reshape(best, (-1, len(texts))), np.reshape(onsets, (-1, len(texts)))
 
 
 def max_chunk_seconds(feature_extractor: Any) -> float | None:

@@ -13,6 +13,7 @@ from modeling_supclap.datasets_scripts import audio
 from modeling_supclap.datasets_scripts.audio import (
     BadAudioError,
     MissingDecoderError,
+    header_seconds,
     read_audio,
     read_int16,
     read_row,
@@ -108,6 +109,7 @@ def test_an_mp3_without_a_frame_count_is_read_completely(mode):
     tag = b"ID3\4\0\0" + bytes([0, 0, 40, 0]) + bytes(40 * 128)
     read, _ = read_audio(tag + content[second:])
     assert len(read) / RATE_HZ == pytest.approx(20.0, abs=0.1)
+    assert header_seconds(tag + content[second:]) == pytest.approx(20.0, abs=0.1)
 
 
 def flac(total_samples):
@@ -123,6 +125,7 @@ def flac(total_samples):
 def test_a_flac_from_a_pipe_does_not_know_its_length():
     np.testing.assert_allclose(load_clip(flac(0), RATE_HZ), sine(440, 4.0), atol=1 / 32768)
     assert len(load_clip(flac(0), RATE_HZ, max_seconds=0.5, crop_position=1.0)) == RATE_HZ // 2
+    assert header_seconds(flac(0)) == 0
 
 
 def test_a_flac_that_announces_more_than_memory_holds_is_refused():

@@ -85,7 +85,8 @@ def test_an_invalid_recording_has_no_length(clip):
     assert as_recordings([clip], 16000)[0][0].get_seconds() == 0
 
 
-def test_rows_of_an_array_are_recordings_unless_there_are_two():
+def test_rows_of_an_array_are_recordings_unless_there_are_two(path):
+    assert [one.source for one in as_recordings(np.array([str(path), "dog.wav"]))[0]] == [str(path), "dog.wav"]
     assert len(as_recordings(np.zeros((3, 16000)), 16000)[0]) == 3
     for shape in [(1, 2, 3), (2, 16000)]:
         with pytest.raises(ValueError, match=rf"\({shape[0]}, "):
@@ -103,6 +104,8 @@ def test_unreadable_recordings_are_named(path):
         missing.read(16000)
     with pytest.raises(ValueError, match=r"clip\.wav"):
         as_recordings([path.open(encoding="latin-1")])
+    with pytest.raises(ValueError, match="clip 0 has no audio"):
+        as_recordings({"bytes": None, "path": None})[0][0].read(16000)
 
 
 @pytest.mark.parametrize("rate_hz", [8000, 16000, 22050, 44100])

@@ -183,11 +183,15 @@ def test_a_bad_recording_in_a_list_can_be_skipped(model, processor, tmp_path, nu
         logging.disable_propagation()
     np.testing.assert_allclose(found[[0, 3, 5]], expected[[0, 3, 5]], atol=1e-6)
     assert np.isnan(found[[1, 2, 4]]).all()
+    nothing = {"bytes": None, "path": None}
+    assert np.isnan(model.encode_audio([nothing], on_bad_audio="skip", **call)).all()
     assert all(f"{index}.wav" in caplog.text for index in (1, 2, 4))
 
     chunks = model.encode_audio(paths, on_bad_audio="skip", chunk_seconds=1.0, return_chunks=True, **call)
     assert [len(parts.embeds) for parts in chunks] == [1, 0, 0, 4, 0, 2]
     assert [len(parts.onset_seconds) for parts in chunks] == [1, 0, 0, 4, 0, 2]
+    for values in best_chunks(chunks, expected[:2]):
+        assert np.isnan(values).all(1).tolist() == [False, True, True, False, True, False]
     with pytest.raises(ValueError, match="'keep'"):
         model.encode_audio(paths, on_bad_audio="keep", **call)
 
@@ -324,7 +328,7 @@ SILENT = np.full(16000, np.nan, dtype=np.float32)
             r"chunk_seconds.*0\.1\b.*0\.15",
         ),
         ([{"array": CLIPS[0]}], {}, '"array".*"sampling_rate"'),
-        ([{"bytes": None, "path": None}], {}, "'bytes', 'path'"),
+        ([{"file": "dog.wav"}], {}, "'file'"),
         ([CLIPS[0], b"no sound"], {"sampling_rate": 16000}, r"clip 1 \(8 bytes\)"),
         (np.zeros((1, 2, 16000)), {"sampling_rate": 16000}, r"\(1, 2, 16000\)"),
     ],
@@ -386,3 +390,4 @@ def test_the_best_chunk_is_the_nearest_and_of_equal_ones_the_first():
             assert similarity[clip, number] == pytest.approx(max(scores))
             assert onsets[clip, number] == 10.0 * scores.index(max(scores))
     assert onsets[3].tolist() == [0.0] * 4
+    assert [values.shape for values in best_chunks([], texts)] == [(0, 4), (0, 4)]
