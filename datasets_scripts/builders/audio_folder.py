@@ -23,6 +23,7 @@ lines. A caption column is required; all other columns are optional:
 If there is no table, `rain.txt` contains the captions of `rain.wav`, one per line.
 """
 
+import ast
 import difflib
 import json
 import os
@@ -284,12 +285,13 @@ def _read_captions(line: Line, config: AudioFolderConfig) -> dict[str, list[str]
     if not languages:
         unmarked, marked = [], {}
         named = [config.columns.get(name, name) for name in ("caption", "captions")]
+        is_chosen = not config.columns.keys().isdisjoint(("caption", "captions"))
         for column, cell in line.values.items():
             match = _CAPTION_COLUMN.fullmatch(str(column))
             key = match["key"] if match and column not in named else None
             if key and not key.isdigit():
                 marked[column] = key
-            elif key or column in named:
+            elif (key and not is_chosen) or column in named:
                 languages[column] = config.caption_language
                 parsed = _parse(cell)
                 if not isinstance(parsed, Mapping):
@@ -340,10 +342,11 @@ def _read_events(cell: Any, where: str) -> list[Event]:
 
 
 def _parse(cell: Any) -> Any:
-    """Parse a table value if it is a JSON list or object; return any other value unchanged."""
+    """Parse a table value if it is a list or an object, as JSON or as written by pandas; return others unchanged."""
     if isinstance(cell, str) and cell.strip()[:1] in ("[", "{"):
-        with suppress(ValueError, RecursionError):
-            return json.loads(cell)
+        for parse in (json.loads, ast.literal_eval):
+            with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+                return parse(cell.strip())
     return cell
 
 

@@ -50,14 +50,18 @@ def read_csv(path: Path, columns: Sequence[str], header: bool = True) -> list[Li
     first_line = re.sub('"[^"]*"', "", text.partition("\n")[0])  # without quoted cells
     delimiter = max(",;\t", key=first_line.count)
     # The tables of AudioSet have no header, and spaces before the quotes.
-    form: dict[str, Any] = {"restval": "", "delimiter": delimiter, "skipinitialspace": not header}
+    form: dict[str, Any] = {"restval": "", "delimiter": delimiter, "skipinitialspace": not header, "strict": True}
     reader = csv.DictReader(io.StringIO(text, newline=""), None if header else columns, **form)
 
+    numbered: list[tuple[int, dict[Any, Any]]] = []
     try:
         names = list(reader.fieldnames or [])
-        numbered = [(reader.line_num, values) for values in reader]
+        for values in reader:
+            numbered.append((reader.line_num, values))
     except csv.Error as error:
-        raise ValueError(f"{path} cannot be read as CSV: {error}") from error
+        line = 1 + (numbered[-1][0] if numbered else int(header))
+        problem = f"{error}; check the quotes: a cell in quotes ends with one, and quotes inside it are doubled"
+        raise ValueError(f"{path} cannot be read as CSV from line {line} on: {problem}") from error
 
     missing = sorted(set(columns) - set(names))
     if missing:

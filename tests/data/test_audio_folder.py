@@ -70,6 +70,7 @@ def test_a_table_of_pairs_becomes_three_splits(folder, load):
         (["captions"], ['["A", "B"]'], {"eng": ["A", "B"]}),
         (["captions"], ['{"eng": "A", "fra": ["B", "C"]}'], {"eng": ["A"], "fra": ["B", "C"]}),
         (["captions"], ["[sic] A"], {"eng": ["[sic] A"]}),
+        (["captions"], ["['A', \"B's\"]"], {"eng": ["A", "B's"]}),  # as pandas writes a list
         (["caption_1", "caption_2", "caption_3"], ["A", "B", ""], {"eng": ["A", "B"]}),
         (
             ["caption", "caption_fra", "captions_deu"],
@@ -210,6 +211,11 @@ def test_columns_may_have_other_names(folder, load, names):
     builder = load(**names, caption_language="deu", languages=["deu"])
     assert sizes_of(builder) == {"test": 10}
     assert rows_of(builder)["1.wav"]["captions"] == {"deu": ["Ein Ton"]}
+
+
+def test_only_the_chosen_one_of_numbered_columns_is_read(folder, load):
+    write_csv(folder / "metadata.csv", [["file_name", "caption_1", "caption_2"], *([name, "A", "B"] for name in NAMES)])
+    assert rows_of(load(caption_column="caption_2"))["1.wav"]["captions"]["eng"] == ["B"]
 
 
 def test_captions_without_a_language_do_not_join_those_of_a_named_one(folder, load):

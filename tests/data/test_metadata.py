@@ -53,6 +53,8 @@ def test_csv_without_a_header_has_the_columns_given(tmp_path):
         ("name,text\na," + "b" * 200_000, r"a\.csv.*field larger"),
         ("n\0a\0m\0e\0", r"a\.csv"),
         ("name,text,text\na,b,c\n", r"a\.csv.*'text'"),
+        ('name,text\na,b\nb,"rain on\nc,d\n', r"a\.csv.*line 3 on.*quotes"),
+        ('name,text\na,"rain" on a roof\n', r"a\.csv.*line 2 on.*quotes"),
     ],
 )
 def test_a_bad_csv_is_refused(tmp_path, content, message):
