@@ -37,13 +37,15 @@ def mix(
         sets: `{dataset name: splits}`. A split is a `Dataset`; the training split may be a `RowStream`.
         options: `{dataset name: options}`. `expected_counts` describes the options and `temperature`.
 
-    Raises ValueError as `expected_counts` does, or if a stream is mixed with `balance_labels`.
+    Raises ValueError as `expected_counts` does, if `options` contains an unknown dataset or option, or if a stream is
+    mixed with `balance_labels`.
     """
     train = {name: splits["train"] for name, splits in sets.items() if "train" in splits}
     is_stream = any(isinstance(rows, RowStream) for rows in train.values())
     balanced = [name for name, of_set in (options or {}).items() if of_set.get("balance_labels")]
     if is_stream and balanced:
         raise ValueError(f"balance_labels is set for {balanced}; streams do not support it; remove it")
+    _check_options(options or {}, list(sets))
     expected = expected_counts(train, options or {}, temperature)
     of_rows = [rows.features["captions"] for splits in sets.values() for rows in splits.values()]
     languages = list(dict.fromkeys(chain.from_iterable(of_rows)))
@@ -65,6 +67,15 @@ def mix(
             copies += [float(expected[name][0])] * len(streams[name].row_groups)
         mixed["train"] = RowStream(_MixedSplit(streams, languages)).repeat(copies)
     return mixed
+
+
+def _check_options(options: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> None:
+    """Raise ValueError if a dataset or one of its options is unknown."""
+    for name, of_set in options.items():
+        if name not in names:
+            raise ValueError(f"got options of {name!r}; expected the datasets {', '.join(names)}")
+        if unknown := sorted(of_set.keys() - {"repeats", "weight", "balance_labels"}):
+            raise ValueError(f"{name} has the options {unknown}; expected repeats, weight or balance_labels")
 
 
 def warn_of_shared_recordings(splits: Mapping[str, Any]) -> None:

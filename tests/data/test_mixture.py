@@ -102,6 +102,14 @@ def test_refused_options(options, temperature, message):
         expected_counts(sets, options, temperature)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"), [({"a": {"repeat": 2}}, r"a has .*'repeat'.*repeats"), ({"c": {"repeats": 2}}, "'c'.*a, b")]
+)
+def test_unknown_options_and_datasets_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        mix({"a": {"train": make_rows(2)}, "b": {"train": make_rows(2)}}, options)
+
+
 class Held:
     """A split in memory, in row groups of four, to be streamed."""
 
