@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from modeling_supclap.datasets_scripts.schema import ensure_rows
+
 from .audio_to_audio import evaluate_audio_to_audio
 from .cache import EmbeddingCache
 from .embed import AudioPolicy, EmbeddedSplit, embed_split, hash_dataset, hash_recordings
@@ -104,7 +106,8 @@ def evaluate(
 
     Args:
         model: Model, folder, Hub id or `"module:function"`, as in `models.load_embedding_model`.
-        rows: Dataset rows (see `datasets_scripts.schema` for the columns).
+        rows: Dataset rows (see `datasets_scripts.schema` for the columns). A `datasets.Dataset` with other columns is
+            converted by `builders.hf.as_rows`.
         options: Tasks, languages and other options. None: evaluate English retrieval.
         cache: Embedding cache. None: use the Hugging Face cache folder. `EmbeddingCache(None)` writes nothing to disk.
         **changes: Fields of `EvaluationOptions` to override, such as `tasks=["retrieval", "zste"]`.
@@ -117,10 +120,11 @@ def evaluate(
     cache = EmbeddingCache.default() if cache is None else cache
 
     settings = options.audio, cache, options.on_bad_audio, options.batch_size
-    split = embed_split(load_embedding_model(model), rows, *settings)
+    language = options.languages[0]
+    split = embed_split(load_embedding_model(model), ensure_rows(rows, language), *settings)
     if options.train_rows is not None and {"linear_probe", "few_shot"} & set(options.tasks):
         assert split.model is not None
-        split.train = embed_split(split.model, options.train_rows, *settings)
+        split.train = embed_split(split.model, ensure_rows(options.train_rows, language), *settings)
     embedded = time.perf_counter()
 
     results = score_split(split, options)

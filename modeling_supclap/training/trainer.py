@@ -27,7 +27,13 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 
 from modeling_supclap.datasets_scripts.atomic_files import folder_lock
 from modeling_supclap.datasets_scripts.bad_audio import exit_with_parent
-from modeling_supclap.datasets_scripts.schema import group_id, require_captions, warn_of_shared_captions, without_audio
+from modeling_supclap.datasets_scripts.schema import (
+    ensure_rows,
+    group_id,
+    require_captions,
+    warn_of_shared_captions,
+    without_audio,
+)
 from modeling_supclap.datasets_scripts.stream import EpochBatches, EpochRows, RowStream
 from modeling_supclap.datasets_scripts.temporal.items import RenderOptions, TemporalItems
 
@@ -83,10 +89,11 @@ class SupCLAPTrainer(Trainer):
         objective: Custom objective. None: `build_objective(args)`.
 
     Raises:
-        ValueError: The processor is missing. The training split is smaller than one batch, or is an unsupported type of
-            stream. The loss is `siglip`, and the model has no bias. `features_on_device` is set, and the feature
-            extractor is not a `CEDFeatureExtractor`. One process has several GPUs, which would not share their
-            negatives. `track_language_errors` is set with FSDP, or `ema_decay` with FSDP or DeepSpeed.
+        ValueError: The processor is missing. The training split is smaller than one batch, would end with a batch of
+            one clip, or is an unsupported type of stream. `metric_for_best_model` is of none of the evaluation sets.
+            The loss is `siglip`, and the model has no bias. `features_on_device` is set, and the feature extractor is
+            not a `CEDFeatureExtractor`. One process has several GPUs, which would not share their negatives.
+            `track_language_errors` is set with FSDP, or `ema_decay` with FSDP or DeepSpeed.
     """
 
     args: SupCLAPTrainingArguments
@@ -120,6 +127,13 @@ class SupCLAPTrainer(Trainer):
         self.clap, self.processor = model, processing_class
         self.train_rows = train_dataset = self._usable(train_dataset, args)
         self.eval_rows = eval_dataset = self._usable(eval_dataset, args)
+        if isinstance(eval_dataset, dict) and args.load_best_model_at_end:
+            metric = str(args.metric_for_best_model).removeprefix("eval_")
+            if not metric.startswith(tuple(f"{name}_" for name in eval_dataset)):
+                first = f"{next(iter(eval_dataset), '')}_{metric}"
+                raise ValueError(
+                    f"metric_for_best_model is {metric!r}; name one of the evaluation sets, such as {first!r}"
+                )
         if (args.gradient_accumulation_steps > 1 or args.auto_find_batch_size) and args.process_index == 0:
             warnings.warn(
                 "gradient_accumulation_steps and auto_find_batch_size leave fewer negatives, because clips are "
@@ -157,6 +171,8 @@ class SupCLAPTrainer(Trainer):
         clips = train_dataset if self._batches is not None else indexed
         if clips is not None and len(clips) < batch:
             raise ValueError(f"{len(clips)} clips are fewer than a batch of {batch}; lower per_device_train_batch_size")
+        if clips is not None and not args.dataloader_drop_last and args.world_size == 1 and len(clips) % batch == 1:
+            raise ValueError(f"{len(clips)} clips leave a last batch of one clip; set dataloader_drop_last to true")
 
         super().__init__(
             model=self.module,
@@ -229,11 +245,7 @@ class SupCLAPTrainer(Trainer):
                 )
             return rows
 
-        if "clip_id" not in (getattr(rows, "column_names", None) or ("clip_id",)):
-            from modeling_supclap.datasets_scripts.builders.hf import as_rows
-
-            rows = as_rows(rows, caption_language=args.languages[0])
-        rows = filter_bad_audio(rows, args, min_seconds(self.processor))
+        rows = filter_bad_audio(ensure_rows(rows, args.languages[0]), args, min_seconds(self.processor))
         if args.positives == "clip" and args.process_index == 0:
             warn_of_shared_captions(rows)
         return rows
@@ -323,7 +335,7 @@ class SupCLAPTrainer(Trainer):
             return
 
         step, loss, logs, indices = next(entry for entry in recent if not torch.isfinite(entry[1]))
-        broken = [name for name, value in logs.items() if not torch.isfinite(value)]
+        broken = [name for name, value in logs.items() if not torch.isfinite(torch.as_tensor(value))]
         clips = indices.tolist()
         if self._batches is None:
             clips = [self.train_rows[index]["clip_id"] for index in clips]
@@ -382,13 +394,13 @@ class SupCLAPTrainer(Trainer):
         if isinstance(rows, dict):
             return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)  # calls this for each of them
 
-        rows = _indexed(sets[rows] if isinstance(rows, str) else rows)
+        rows = _indexed(ensure_rows(sets[rows] if isinstance(rows, str) else rows, self.args.languages[0]))
         with self._evaluating(rows):
             return super().evaluate(rows, ignore_keys, metric_key_prefix)
 
     def predict(self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test") -> Any:
         """Embed a split. The `predictions` of the result are audio `(N, d)` and text embeddings `(N, K, d)`."""
-        rows: Any = _indexed(test_dataset)
+        rows: Any = _indexed(ensure_rows(test_dataset, self.args.languages[0]))
         with self._evaluating(rows):
             return super().predict(rows, ignore_keys, metric_key_prefix)
 

@@ -21,6 +21,7 @@ from transformers import TrainerCallback
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.conversion import processor_from_clap
+from modeling_supclap.evaluation import EmbeddingCache, evaluate, load_embedding_model
 from modeling_supclap.losses import DynamicRadius, info_nce
 from modeling_supclap.training.collator import TrainingCollator
 from modeling_supclap.training.distributed import leave_process_group
@@ -88,6 +89,27 @@ def test_any_set_with_a_column_of_audio_and_one_of_captions_trains(tmp_path):
         trainer.train()
         found.append(losses(trainer))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("form", ["numpy", "pandas", "torch"])
+def test_any_format_of_a_set_is_evaluated_as_plain_rows(tmp_path, form):
+    rows = tone_rows(tmp_path)
+    audio, captions = [row["audio_path"] for row in rows], [row["captions"]["eng"] for row in rows]
+    own = Dataset.from_dict({"audio": audio, "captions": captions}).cast_column("audio", Audio(decode=False))
+    trainer = SupCLAPTrainer(
+        builders.supclap_model(),
+        arguments(tmp_path, eval_languages=["eng"], **QUICK),
+        own.with_format(form),
+        own.with_format(form),
+        processor(),
+    )
+    assert trainer.train_rows[0]["captions"]["eng"] == captions[0]
+    found = trainer.evaluate()["eval_mean_recall"]
+    assert found == trainer.evaluate(own.with_format(form))["eval_mean_recall"]
+    assert found == trainer.evaluate(Dataset.from_list(rows).with_format(form))["eval_mean_recall"]
+    model = load_embedding_model(trainer.clap, trainer.processor)
+    results = evaluate(model, own.with_format(form), cache=EmbeddingCache(None))
+    assert results.protocol["clips"] == len(rows)
 
 
 class OwnObjective(torch.nn.Module):
@@ -325,6 +347,22 @@ def test_nan_stops_the_run_and_names_the_clips(tmp_path, rows):
         build(tmp_path, rows, model=model).train()
 
 
+class LogsNumbers(OwnObjective):
+    def forward(self, audio_embeds, text_embeds, *others, **named):
+        return (audio_embeds.sum() + text_embeds.sum()) * torch.nan, {"accuracy": 0.5}
+
+
+def test_nan_is_named_if_an_objective_logs_numbers(tmp_path, rows):
+    with pytest.raises(FloatingPointError, match=r"'clip"):
+        SupCLAPTrainer(
+            builders.supclap_model(),
+            arguments(tmp_path, **QUICK),
+            rows,
+            processing_class=processor(),
+            objective=LogsNumbers(),
+        ).train()
+
+
 class BreakWeights(TrainerCallback):
     """Callback that writes NaN to the weights at the end of a step."""
 
@@ -418,6 +456,13 @@ def test_activation_checkpointing_reaches_both_towers(tmp_path, rows):
             "features_on_device.*ClapFeatureExtractor",
         ),
         (lambda path, rows: build(path, rows, loss="siglip"), "siglip.*--logit_bias"),
+        (lambda path, rows: build(path, rows[:5], dataloader_drop_last=False), r"\b5 clips\b.*dataloader_drop_last"),
+        (
+            lambda path, rows: SupCLAPTrainer(
+                builders.supclap_model(), arguments(path), rows, {"few": rows[:4]}, processor()
+            ),
+            "metric_for_best_model is 'mean_recall'.*'few_mean_recall'",
+        ),
         (
             lambda path, rows: SupCLAPTrainer(
                 builders.supclap_model(),
