@@ -40,13 +40,14 @@ def mix(
     Raises ValueError as `expected_counts` does, if `options` contains an unknown dataset or option, or if a stream is
     mixed with `balance_labels`.
     """
+    options = options or {}
     train = {name: splits["train"] for name, splits in sets.items() if "train" in splits}
     is_stream = any(isinstance(rows, RowStream) for rows in train.values())
-    balanced = [name for name, of_set in (options or {}).items() if of_set.get("balance_labels")]
+    balanced = [name for name, of_set in options.items() if of_set.get("balance_labels")]
     if is_stream and balanced:
         raise ValueError(f"balance_labels is set for {balanced}; streams do not support it; remove it")
-    _check_options(options or {}, list(sets))
-    expected = expected_counts(train, options or {}, temperature)
+    _check_options(options, list(sets))
+    expected = expected_counts(train, options, temperature)
     of_rows = [rows.features["captions"] for splits in sets.values() for rows in splits.values()]
     languages = list(dict.fromkeys(chain.from_iterable(of_rows)))
     parts: dict[str, list[Dataset]] = {}

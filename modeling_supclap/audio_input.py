@@ -56,12 +56,10 @@ class Recording(NamedTuple):
             if _is_decoder(self.source):
                 return float(self.source.metadata.duration_seconds)
             if self.is_file:
-                try:
-                    audio = importlib.import_module("modeling_supclap.datasets_scripts.audio")  # as in `_read_file`
-                except ImportError:
-                    file = io.BytesIO(self.source) if isinstance(self.source, bytes) else self.source
-                    return importlib.import_module("soundfile").info(file).duration
-                return audio.header_seconds(self.source)
+                if (audio := _import_audio()) is not None:
+                    return audio.header_seconds(self.source)
+                file = io.BytesIO(self.source) if isinstance(self.source, bytes) else self.source
+                return importlib.import_module("soundfile").info(file).duration
             return max(np.shape(self.source)) / (self.rate_hz or 1)
         except Exception:
             return 0.0
@@ -277,13 +275,22 @@ def _is_pair(clip: Any) -> bool:
     return arrays == 1 and any(isinstance(part, _NUMBER) for part in clip)
 
 
+def _import_audio() -> Any:
+    """Import the module of the package that reads recordings. Return None if the package is not installed.
+
+    It is imported by name, because a saved model contains a copy of this file as remote code. Without the package, the
+    copy reads files with soundfile.
+    """
+    try:
+        return importlib.import_module("modeling_supclap.datasets_scripts.audio")
+    except ImportError:
+        return None
+
+
 def _read_file(
     file: Any, name: str, offset_seconds: float = 0.0, duration_seconds: float | None = None
 ) -> tuple[np.ndarray, int]:
-    """Read a file, or a part of it, at its original sampling rate. Return the waveform and the rate.
-
-    A saved model contains a copy of this module. If the package is not installed, this copy reads files with soundfile.
-    """
+    """Read a file, or a part of it, at its original sampling rate. Return the waveform and the rate."""
     if isinstance(file, str) and file.startswith(("http://", "https://")):
         try:
             with urllib.request.urlopen(file, timeout=_DOWNLOAD_TIMEOUT_SECONDS) as answer:
@@ -291,12 +298,7 @@ def _read_file(
         except OSError as error:
             raise OSError(f"{name} cannot be downloaded: {error}") from error
 
-    try:
-        # Import by name, because this file must also load as remote code without the package.
-        audio = importlib.import_module("modeling_supclap.datasets_scripts.audio")
-    except ImportError:
-        pass
-    else:
+    if (audio := _import_audio()) is not None:
         shown = name if isinstance(file, bytes) else None
         return audio.read_audio(file, name=shown, offset_seconds=offset_seconds, duration_seconds=duration_seconds)
 

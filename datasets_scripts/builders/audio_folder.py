@@ -285,7 +285,7 @@ def _read_captions(line: Line, config: AudioFolderConfig) -> dict[str, list[str]
     if not languages:
         unmarked, marked = [], {}
         named = [config.columns.get(name, name) for name in ("caption", "captions")]
-        is_chosen = not config.columns.keys().isdisjoint(("caption", "captions"))
+        is_chosen = "caption" in config.columns or "captions" in config.columns
         for column, cell in line.values.items():
             match = _CAPTION_COLUMN.fullmatch(str(column))
             key = match["key"] if match and column not in named else None
