@@ -7,7 +7,7 @@ BIN := .venv/bin
 
 setup: .venv/ready
 
-.venv/ready: requirements.txt pyproject.toml tests/fetch_transformers_tests.py
+.venv/ready: requirements.txt pyproject.toml setup.py tests/fetch_transformers_tests.py
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet uv
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode --requirement requirements.txt

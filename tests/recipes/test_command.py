@@ -116,15 +116,30 @@ def test_help_may_be_read_in_part(words):
     assert (done.stdout[:14], done.stderr) == ("usage: supclap", "")
 
 
+def build_wheel(source):
+    build = "import setuptools.build_meta as backend; backend.build_wheel('..')"
+    return subprocess.run([sys.executable, "-c", build], cwd=source, capture_output=True, text=True, timeout=240)
+
+
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory):
-    """Folder with the commands of an environment: the tested packages, and this package from its wheel."""
-    folder = tmp_path_factory.mktemp("fresh")
-    source = folder / "source"  # a copy, so that the build leaves nothing in the checkout
+def checkout(tmp_path_factory):
+    """Copy of the checkout as git makes it on Windows, where a link is a text file with its target."""
+    source = tmp_path_factory.mktemp("fresh") / "source"
     ignored = shutil.ignore_patterns(".*", "outputs", "build", "dist", "*.egg-info", "__pycache__", "tests")
     shutil.copytree(ROOT, source, symlinks=True, ignore=ignored)
-    build = "import setuptools.build_meta as backend; backend.build_wheel('..')"
-    subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True, timeout=240)
+    for link in filter(Path.is_symlink, source.rglob("*")):
+        target = os.readlink(link)
+        link.unlink()
+        link.write_text(target)
+    return source
+
+
+@pytest.fixture(scope="module")
+def environment(checkout):
+    """Folder with the commands of an environment: the tested packages, and this package from its wheel."""
+    folder = checkout.parent
+    built = build_wheel(checkout)
+    assert built.returncode == 0, built.stderr
     (wheel,) = folder.glob("supclap-*.whl")
 
     venv.create(folder / "venv", with_pip=False)
@@ -132,7 +147,6 @@ def environment(tmp_path_factory):
     (site_packages / "tested.pth").write_text(str(Path(torch.__file__).parents[1]))  # its .pth files are not read
     target = ["--target", str(site_packages), "--no-deps", "--no-index", str(wheel)]
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *target], check=True, timeout=240)
-    shutil.rmtree(source)
     return site_packages, folder / "venv" / "bin" / "python"
 
 
@@ -197,6 +211,16 @@ def test_all_commands_start_from_the_wheel(environment, project):
     seen = [line.split() for line in started.stdout.splitlines()]
     assert [words[0] for words in seen] == list(command.COMMANDS), started.stderr
     assert all(Path(file).is_relative_to(site_packages) and helped == "True" for _, file, helped in seen)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("folder", ["datasets_scripts", "metrics", "recipes"])
+def test_a_wheel_that_lacks_a_folder_is_not_built(folder, checkout):
+    (checkout / folder).rename(checkout / "lost")
+    failed = build_wheel(checkout)
+    (checkout / "lost").rename(checkout / folder)
+    assert failed.returncode != 0
+    assert f"package directory '{folder}' does not exist" in failed.stderr
 
 
 @pytest.mark.process
