@@ -6,6 +6,7 @@ libsndfile decodes wav, flac, ogg and mp3; FFmpeg (through torchcodec) decodes o
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
@@ -121,6 +122,7 @@ def read_row(
     crop_position: float = 0.0,
     from_first_sound: bool = False,
     min_seconds: float = 0.0,
+    pad_short_clips: bool = False,
 ) -> np.ndarray:
     """Load the waveform of a row, float32 `(samples,)`, cropped to the maximum length and resampled.
 
@@ -132,11 +134,12 @@ def read_row(
         crop_position: Position of the crop, from 0 (beginning) to 1 (end); training uses random positions.
         from_first_sound: Whether to replace a silent crop with one that starts at the first nonzero sample.
         min_seconds: Minimum length that the model accepts, such as 0.15 s for CED.
+        pad_short_clips: Whether to append zeros to a shorter clip, instead of raising an error.
 
     Raises:
         FileNotFoundError: The file does not exist.
-        BadAudioError: `read_audio` raises, all samples are zero, or the clip is shorter than `min_seconds`. The message
-            contains the file name and the clip id.
+        BadAudioError: `read_audio` raises, all samples are zero, or the clip is shorter than `min_seconds` and is not
+            padded. The message contains the file name and the clip id.
 
     >>> row = {"clip_id": "a", "samples": np.array([16384, -32768], "<i2").tobytes(), "sampling_rate_hz": 16000}
     >>> read_row(row, 16000)
@@ -168,6 +171,8 @@ def read_row(
 
     clip = resample(part, rate_hz, sampling_rate_hz)
     if len(clip) < min_seconds * sampling_rate_hz:
+        if pad_short_clips:
+            return np.pad(clip, (0, math.ceil(min_seconds * sampling_rate_hz) - len(clip)))
         seconds = len(clip) / sampling_rate_hz
         raise BadAudioError(f"{name} lasts {seconds:.4f} s; the model requires at least {min_seconds} s")
     return clip

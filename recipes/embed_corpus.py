@@ -54,13 +54,14 @@ class Corpus:
             for number, row in enumerate(without_audio(rows)):
                 self.clips.append(Clip(row["clip_id"], split, number))
 
-    def recording(self, clip: Clip, min_seconds: float) -> Recording:
-        """Return a recording that is read on demand. Reading raises an error if it is shorter than `min_seconds`."""
+    def recording(self, clip: Clip, min_seconds: float, pad_short_clips: bool) -> Recording:
+        """Return a recording that is read on demand. If it is shorter than `min_seconds`, it is padded or refused."""
         from modeling_supclap.audio_input import Recording
         from modeling_supclap.datasets_scripts.audio import read_row
 
         def read(rate_hz: int) -> np.ndarray:
-            return read_row(self.splits[clip.split][clip.row], rate_hz, min_seconds=min_seconds)
+            row = self.splits[clip.split][clip.row]
+            return read_row(row, rate_hz, min_seconds=min_seconds, pad_short_clips=pad_short_clips)
 
         return Recording(read, None, f"clip {clip.clip_id}")
 
@@ -120,6 +121,8 @@ def main() -> None:
     config = {name: value for name, value in args.builder_options.items() if name not in ("data_dir", "cache_dir")}
     if config:
         options["dataset_config"] = config
+    if args.pad_short_clips:
+        options["pad_short_clips"] = True
     plan = {
         **redact(options, from_anywhere=True),
         "chunk_samples": model.chunk_samples(args.chunk_seconds),
@@ -143,7 +146,7 @@ def start_output(output: Path, plan: Mapping[str, Any]) -> None:
     plan_path = output / "plan.json"
     if plan_path.is_file():
         stored = json.loads(plan_path.read_text(encoding="utf-8"))
-        changed = sorted(name for name in plan if stored.get(name) != plan[name])
+        changed = sorted(name for name in plan.keys() | stored.keys() if stored.get(name) != plan.get(name))
         if changed:
             raise FileExistsError(f"{output} was started with another {', '.join(changed)}; choose another output")
     elif output.is_dir() and any(output.iterdir()):
@@ -173,7 +176,7 @@ def write_files(model: EmbeddingModel, corpus: Corpus, args: CorpusArguments, st
             # Do not mix files in a batch, because rounding depends on the batch and some files may already exist.
             embedded = []
             for chunks in model.chunk_embeddings(
-                [corpus.recording(clip, model.min_seconds) for clip in clips],
+                [corpus.recording(clip, model.min_seconds, args.pad_short_clips) for clip in clips],
                 args.chunk_seconds,
                 batch_size=args.batch_size,
                 num_workers=args.num_workers,

@@ -145,7 +145,7 @@ def options_of(args: EvaluationArguments) -> evaluation.EvaluationOptions:
         positives=args.positives,
         caption_handling=args.caption_handling,
         on_bad_audio=args.on_bad_audio,
-        audio=evaluation.AudioPolicy(args.max_audio_seconds, args.chunk_seconds, args.pooling),
+        audio=evaluation.AudioPolicy(args.max_audio_seconds, args.chunk_seconds, args.pooling, args.pad_short_clips),
         template_sets=template_sets,
         zero_shot_languages=args.zero_shot_languages,
         zste=evaluation.ZSTEOptions(

@@ -15,6 +15,7 @@ from modeling_supclap.recipes.running import say
 if TYPE_CHECKING:
     from modeling_supclap import SupCLAPModel
 
+PAD_SHORT_CLIPS = "Append silence to clips that are shorter than the model's minimum; by default, they are unusable."
 SCALES = ("mini", "full")
 MISSING_SHARE = 0.2
 
@@ -305,6 +306,7 @@ class EvaluationArguments(DatasetArguments):
     max_audio_seconds: float | None = option("Maximum length of a recording in seconds; by default, unlimited.")
     chunk_seconds: float | None = option("Length of the chunks of long recordings; by default, the model's maximum.")
     pooling: str = option("Pooling of chunks: mean, or best for each text.", "mean")
+    pad_short_clips: bool = option(PAD_SHORT_CLIPS, False)
     batch_size: int = option("Number of clips or texts in a batch. Results do not depend on it.", 32)
     num_resamples: int = option("Number of bootstrap resamples; 0 disables intervals.", 1000)
     confidence: float = option("Confidence level of the bootstrap intervals.", 0.95)
@@ -351,6 +353,7 @@ class CorpusArguments(SplitsArguments):
     )
     output: str = option("Folder to write or to continue.", "outputs/embeddings")
     chunk_seconds: float | None = option("Length of the chunks of long recordings, in seconds.", 10.0)
+    pad_short_clips: bool = option(PAD_SHORT_CLIPS, False)
     batch_size: int = option("Number of recordings to read, and of chunks to embed, at once.", 32)
     clips_per_file: int = option("Number of recordings in each Parquet file of the output.", 10_000)
     num_workers: int = option("Number of reading threads for each embedding process.", min(4, os.cpu_count() or 1))

@@ -157,14 +157,15 @@ def write_final_card(trainer: Trainer, start: str | None) -> None:
 def require_usable_audio(splits: Mapping[str, Any], args: SupCLAPTrainingArguments, min_seconds: float = 0.0) -> None:
     """Read all validation and test recordings before training, and raise for the first unusable one.
 
-    Recordings shorter than `min_seconds` are unusable. If `args.on_bad_audio` is "skip" or "report", this function does
-    nothing, because `filter_bad_audio` removes unusable recordings instead.
+    Recordings shorter than `min_seconds` are unusable unless `args.pad_short_clips` is set. If `args.on_bad_audio` is
+    "skip" or "report", this function does nothing, because `filter_bad_audio` removes unusable recordings instead.
     """
     from modeling_supclap.datasets_scripts.audio import BadAudioError
     from modeling_supclap.datasets_scripts.bad_audio import find_bad_audio
 
     if args.on_bad_audio != "error":
         return
+    min_seconds = 0.0 if args.pad_short_clips else min_seconds
     for name in ("validation", "test"):
         bad = []
         with args.main_process_first(local=False, desc=f"reading the recordings of the {name} split"):

@@ -142,12 +142,20 @@ def fit_normalisation(
     from modeling_supclap.datasets_scripts.audio import read_row
     from modeling_supclap.datasets_scripts.bad_audio import map_in_order
     from modeling_supclap.datasets_scripts.stream import RowStream
+    from modeling_supclap.training.collator import min_seconds
 
     rate_hz = processor.feature_extractor.sampling_rate
     if isinstance(rows, RowStream):
         rows = list(islice(rows.shuffle(0), 256))
     chosen: Any = Subset(rows, range(0, len(rows), max(1, len(rows) // 256)))
-    read = partial(read_row, sampling_rate_hz=rate_hz, max_seconds=max_audio_seconds)
+    # Without `pad_short_clips`, training refuses short clips later.
+    read = partial(
+        read_row,
+        sampling_rate_hz=rate_hz,
+        max_seconds=max_audio_seconds,
+        min_seconds=min_seconds(processor),
+        pad_short_clips=True,
+    )
     clips = list(map_in_order(read, chosen, workers))
     encoder.fit_normalisation(**processor(audio=clips, sampling_rate=rate_hz, return_tensors="pt"))
 
@@ -175,7 +183,8 @@ def evaluate_test_split(trainer: SupCLAPTrainer, rows: Any, templates: list[str]
 
     args = trainer.args
     model = evaluation.load_embedding_model(trainer.clap, trainer.processor, name=Path(args.output_dir or ".").name)
-    policy = evaluation.AudioPolicy(trainer.evaluation_collator.max_audio_seconds)
+    seconds = trainer.evaluation_collator.max_audio_seconds
+    policy = evaluation.AudioPolicy(seconds, pad_short_clips=args.pad_short_clips)
     whole = evaluation.split_from_predictions(trainer.predict(rows), rows, args.eval_languages, model, policy)
 
     results = {}

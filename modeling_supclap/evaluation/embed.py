@@ -38,11 +38,14 @@ class AudioPolicy:
             so that it ends with the recording. None: use the model's maximum (10 s for CLAP), at most five minutes.
         pooling: "mean" averages the chunk embeddings of a recording and normalises the mean. "best" keeps all chunks;
             the score of a text is its highest cosine over the chunks.
+        pad_short_clips: Whether to append zeros to clips that are shorter than the model's minimum. Otherwise they are
+            unusable.
     """
 
     max_audio_seconds: float | None = None
     chunk_seconds: float | None = None
     pooling: str = "mean"
+    pad_short_clips: bool = False
 
     def __post_init__(self) -> None:
         if self.pooling not in ("mean", "best"):
@@ -54,11 +57,12 @@ class AudioPolicy:
 
     def sentence(self) -> str:
         """Describe the policy in one sentence."""
+        padded = "; shorter clips than the model's minimum are padded with zeros" if self.pad_short_clips else ""
         part = "all of" if self.max_audio_seconds is None else f"the first {self.max_audio_seconds:g} s of"
         if self.chunk_seconds is None:
-            return f"{part} each recording, embedded at once"
+            return f"{part} each recording, embedded at once{padded}"
         pooled = "the normalised mean of their embeddings" if self.pooling == "mean" else "the best chunk for each text"
-        return f"{part} each recording, in chunks of {self.chunk_seconds:g} s if it is longer; {pooled}"
+        return f"{part} each recording, in chunks of {self.chunk_seconds:g} s if it is longer; {pooled}{padded}"
 
 
 @dataclass
@@ -216,7 +220,13 @@ def embed_split(
     existing = [index for index, row in enumerate(all_rows) if row["clip_id"] in files]
 
     def read(index: int, rate_hz: int) -> np.ndarray:
-        return read_row(rows[index], rate_hz, policy.max_audio_seconds, min_seconds=model.min_seconds)
+        return read_row(
+            rows[index],
+            rate_hz,
+            policy.max_audio_seconds,
+            min_seconds=model.min_seconds,
+            pad_short_clips=policy.pad_short_clips,
+        )
 
     recordings = [Recording(partial(read, index), None, f"clip {all_rows[index]['clip_id']}") for index in existing]
     # The digests are in row order.
@@ -330,6 +340,8 @@ def embed_recordings(
         "chunk_seconds": policy.chunk_seconds,
         "audio": dict(key),
     }
+    if policy.pad_short_clips:
+        full_key["padded_to_seconds"] = model.min_seconds
     stored = cache.fetch(full_key, make, keep=model.fingerprint is not None)
     if on_bad_audio == "error" and not stored["counts"].all():
         bad = recordings[int(np.argmin(stored["counts"]))]

@@ -157,8 +157,10 @@ def score_split(split: EmbeddedSplit, options: EvaluationOptions) -> Results:
         "languages": list(options.languages),
         "audio": {
             "sampling_rate_hz": split.model.sampling_rate_hz,
-            **vars(split.policy),
-            "policy": split.policy.sentence(),
+            "max_audio_seconds": split.policy.max_audio_seconds,
+            "chunk_seconds": split.policy.chunk_seconds,
+            "pooling": split.policy.pooling,
+            "policy": split.policy.sentence(),  # contains `pad_short_clips`, which older results lack
         },
         "intervals": {"method": "percentile bootstrap over source recordings", **vars(options.intervals)},
         "seed": options.intervals.seed,

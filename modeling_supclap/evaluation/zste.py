@@ -7,7 +7,7 @@ sounds, and tests whether the model recognises the sounds and their order.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from modeling_supclap.datasets_scripts.temporal.zste import ZSTE_FAMILIES, Promp
 from modeling_supclap.metrics.zste import zste_chance, zste_order_outcomes, zste_outcomes, zste_ranks
 
 from ..audio_input import Recording
-from .embed import AudioPolicy, ClipEmbeddings, EmbeddedSplit, embed_recordings, in_row_order
+from .embed import ClipEmbeddings, EmbeddedSplit, embed_recordings, in_row_order
 from .results import Intervals, score
 from .zero_shot import label_matrix
 
@@ -187,12 +187,18 @@ def embed_records(
     half = min(filter(None, (policy.max_audio_seconds, window and window / 2)), default=None)
     indices = {row["clip_id"]: index for index, row in enumerate(without_audio(split.dataset))}
 
+    read_sound = partial(
+        read_row,
+        from_first_sound=True,
+        min_seconds=model.min_seconds,
+        pad_short_clips=policy.pad_short_clips,
+    )
+
     def read(record: Mapping[str, Any], rate_hz: int) -> np.ndarray:
         seconds = whole if record["family"] == "single" else half
         waveforms = []
         for clip_id in record["clip_ids"]:
-            row = split.dataset[indices[clip_id]]
-            waveforms.append(read_row(row, rate_hz, seconds, from_first_sound=True, min_seconds=model.min_seconds))
+            waveforms.append(read_sound(split.dataset[indices[clip_id]], rate_hz, seconds))
         try:
             return compose(record["family"], waveforms, rate_hz, join)
         except ValueError as error:
@@ -201,7 +207,7 @@ def embed_records(
     composed = [[record["family"], *map(split.files.get, record["clip_ids"])] for record in records]
     key = {"zste": composed, "join": asdict(join), "seconds": [whole, half]}
     # A gap between the sounds can make a pair slightly longer than the model's limit; it is then split into chunks.
-    pair_policy = AudioPolicy(None, policy.chunk_seconds, policy.pooling)
+    pair_policy = replace(policy, max_audio_seconds=None)
     recordings = [Recording(partial(read, record), None, " and ".join(record["clip_ids"])) for record in records]
     embedded = embed_recordings(model, recordings, pair_policy, split.cache, key, "error", split.batch_size)
     return embedded, {"single": whole, "pair": half}

@@ -103,8 +103,9 @@ def filter_bad_audio(rows: Any, args: SupCLAPTrainingArguments, min_seconds: flo
 
     All processes and resumed runs use the same rows, because the result is cached in `bad_audio.json` in the output
     folder. The recordings are read once, by `args.dataloader_num_workers` processes. Recordings shorter than
-    `min_seconds` are unusable.
+    `min_seconds` are unusable unless `args.pad_short_clips` is set.
     """
+    min_seconds = 0.0 if args.pad_short_clips else min_seconds
     with args.main_process_first(desc="reading the recordings"):
         cache = Path(args.output_dir or ".") / "bad_audio.json"
         workers = max(1, args.dataloader_num_workers)
@@ -122,6 +123,7 @@ class ContrastiveCollator:
     """
 
     recordings_per_clip = 1
+    _from_first_sound = False
     gives_samples = False
     gives_text_keys = False
     augment: WaveformAugmentation | None = None
@@ -132,19 +134,32 @@ class ContrastiveCollator:
         languages: Sequence[str] = ("eng",),
         positives: str = "clip",
         max_audio_seconds: float | None = 30.0,
+        pad_short_clips: bool = False,
     ) -> None:
         self.processor = processor
         self.rate_hz = processor.feature_extractor.sampling_rate
-        self.min_seconds = min_seconds(processor)
+        self._min_seconds = min_seconds(processor)
         self.languages = tuple(languages)
         self.positives = positives
         self.max_audio_seconds = max_audio_seconds
+        self.pad_short_clips = pad_short_clips
         self._limit_seconds(max_chunk_seconds(processor.feature_extractor))
 
     def _limit_seconds(self, clip_seconds: float | None) -> None:
         if clip_seconds is not None:
             share = clip_seconds / self.recordings_per_clip
             self.max_audio_seconds = share if self.max_audio_seconds is None else min(self.max_audio_seconds, share)
+
+    def _read(self, row: Row, crop_position: float = 0.0) -> np.ndarray:
+        return read_row(
+            row,
+            self.rate_hz,
+            self.max_audio_seconds,
+            crop_position,
+            self._from_first_sound,
+            min_seconds=self._min_seconds,
+            pad_short_clips=self.pad_short_clips,
+        )
 
     def _inputs(self, clips: Sequence[np.ndarray], captions: Sequence[Sequence[tuple[str, str]]]) -> dict[str, Any]:
         """Build the model inputs and their lengths. `captions` contains K pairs (language, text) for each row."""
@@ -183,7 +198,7 @@ class ContrastiveCollator:
         """Build the model inputs for B rows, with group ids and clip indices."""
         clips = []
         for row, position in zip(rows, crop_positions, strict=True):
-            clip = read_row(row, self.rate_hz, self.max_audio_seconds, position, min_seconds=self.min_seconds)
+            clip = self._read(row, position)
             clips.append(clip if self.augment is None else self.augment(clip, row))
         return {
             **self._inputs(clips, captions),
@@ -210,6 +225,7 @@ class TrainingCollator(ContrastiveCollator):
             id, and are positives of each other.
         max_audio_seconds: Maximum duration. Longer recordings are cropped at a random position. If the feature
             extractor has a lower maximum (10 s for CLAP), the lower one is used.
+        pad_short_clips: Whether to append zeros to clips that are shorter than the model's minimum.
         scheme: How to select the captions of a clip. `random`: one caption in a random language of the clip, K = 1
             (ATRI 3.1, ML-CLAP). `kcl`: the same caption in all K languages (ATRI eq. 9). `cacl`: the same caption in
             the anchor language and one random other language, K = 2 (ATRI eq. 12). Captions with the same index in two
@@ -226,8 +242,9 @@ class TrainingCollator(ContrastiveCollator):
         seed: int = 0,
         scheme: str = "random",
         languages_per_clip: int | None = None,
+        pad_short_clips: bool = False,
     ) -> None:
-        super().__init__(processor, languages, positives, max_audio_seconds)
+        super().__init__(processor, languages, positives, max_audio_seconds, pad_short_clips)
         if scheme not in ("random", "kcl", "cacl"):
             raise ValueError(f"got scheme={scheme!r}; it must be random, kcl or cacl")
         self.seed = seed
@@ -324,10 +341,11 @@ class TemporalCollator(TrainingCollator):
             cropped to its beginning, or from its first sound if the beginning is silent. The limit is at most half of
             `window_seconds`, and half of the maximum of the feature extractor (10 s for CLAP), so that both sounds fit.
         scheme: `kcl`: captions in all languages. `random`: all captions of a pair are in the same random language.
-        **shared: `languages` and `seed`, as in `TrainingCollator`.
+        **shared: `languages`, `seed` and `pad_short_clips`, as in `TrainingCollator`.
     """
 
     recordings_per_clip = 2
+    _from_first_sound = True
 
     def __init__(
         self,
@@ -343,9 +361,6 @@ class TemporalCollator(TrainingCollator):
         self.items = items
         self.stage = stage
         self.options = options
-
-    def _read(self, row: Row) -> np.ndarray:
-        return read_row(row, self.rate_hz, self.max_audio_seconds, from_first_sound=True)
 
     def __call__(self, rows: Sequence[Row]) -> dict[str, Any]:
         draw = self.items.stage_a if self.stage == "a" else self.items.triple

@@ -74,6 +74,8 @@ class ContrastiveOptions:
             epoch contains each clip once, with a random caption.
         max_audio_seconds: Maximum duration of a recording. Longer recordings are cropped: at a random position in
             training, to their beginning in evaluation.
+        pad_short_clips: Append silence to clips that are shorter than the model's minimum, such as 0.15 s for CED. By
+            default they are unusable.
         on_bad_audio: Action for unusable recordings. `error`: stop at the first one. `skip`: check all recordings
             before training and skip the unusable ones. `report`: skip them, and list them in the log.
         apply_spec_augment: Replace random frames and mel bands of spectrograms by the mean of the clip in training.
@@ -143,6 +145,7 @@ class ContrastiveOptions:
     positives: str = "clip"
     every_caption: bool = False
     max_audio_seconds: float = 30.0
+    pad_short_clips: bool = False
     on_bad_audio: str = "error"
     apply_spec_augment: bool = False
     mask_time_prob: float = 0.05

@@ -222,6 +222,7 @@ class SupCLAPTrainer(Trainer):
 
     def _collators(self, args: Any) -> tuple[TrainingCollator, Any]:
         shared: dict[str, Any] = {"positives": args.positives, "max_audio_seconds": args.max_audio_seconds}
+        shared["pad_short_clips"] = args.pad_short_clips
         languages = {"languages": args.languages, "languages_per_clip": args.languages_per_clip}
         return (
             TrainingCollator(self.processor, seed=args.seed, scheme=args.caption_scheme, **languages, **shared),
@@ -584,6 +585,7 @@ class TemporalTrainer(SupCLAPTrainer):
             stage=args.stage,
             options=RenderOptions(args.crossfade_seconds, args.gap_seconds, args.match_loudness),
             max_audio_seconds=args.max_audio_seconds,
+            pad_short_clips=args.pad_short_clips,
             seed=args.seed,
             window_seconds=max_window_seconds(self.clap.config, self.processor.feature_extractor),
         )

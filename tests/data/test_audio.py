@@ -322,6 +322,17 @@ class TestRows:
         with pytest.raises(BadAudioError, match=r"a\.wav \(clip 'a'\).*0\.1000"):
             read_row({"clip_id": "a", "audio_path": "a.wav", **stored}, RATE_HZ, min_seconds=0.15)
 
+    @pytest.mark.parametrize(("seconds", "length"), [(0.1, 2401), (0.2, 3200)])
+    def test_a_short_clip_is_padded_if_requested(self, seconds, length):
+        stored = {"samples": to_int16(sine(440, seconds)).tobytes(), "sampling_rate_hz": RATE_HZ}
+        row = {"clip_id": "a", "audio_path": "a.wav", **stored}
+        clip = read_row(row, RATE_HZ, min_seconds=0.15003, pad_short_clips=True)
+        assert clip.shape == (length,)
+        assert clip.dtype == np.float32
+        sound = read_row(row, RATE_HZ)
+        np.testing.assert_array_equal(clip[: len(sound)], sound)
+        assert not clip[len(sound) :].any()
+
     def test_a_silent_beginning_is_cut_if_requested(self):
         late = np.concatenate([np.zeros(RATE_HZ), sine(440, 1.0)])
         row = {"clip_id": "a", "samples": to_int16(late).tobytes(), "sampling_rate_hz": RATE_HZ}

@@ -135,6 +135,24 @@ def test_a_recording_shorter_than_the_model_needs_is_bad(rows):
         embed_split(model, rows)
 
 
+def test_a_short_recording_is_padded_if_requested(rows, tmp_path):
+    lengths = []
+
+    class Model(ToneModel):
+        def encode_audio(self, audio, sampling_rate):
+            lengths.extend(map(len, audio))
+            return super().encode_audio(audio, sampling_rate)
+
+    model, cache = load_embedding_model(Model()), EmbeddingCache(tmp_path / "cache")
+    model.min_seconds, model.fingerprint = 0.6, "fingerprint"
+    with pytest.raises(ValueError, match=r"\b2\b"):
+        embed_split(model, rows[:2], cache=cache, on_bad_audio="skip")
+    padded = embed_split(model, rows[:2], AudioPolicy(pad_short_clips=True), cache, on_bad_audio="skip")
+    assert len(padded.ids) == 2
+    assert set(lengths) == {round(0.6 * model.sampling_rate_hz)}
+    assert "padded" in padded.policy.sentence()
+
+
 @pytest.mark.parametrize(
     ("choose", "message"),
     [(lambda rows: [], "split.*empty"), (lambda rows: [rows[0], rows[0]], "'clip0'")],

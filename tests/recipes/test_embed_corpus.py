@@ -105,6 +105,14 @@ def test_an_address_has_the_embeddings_of_its_folder(folder, whole, tmp_path):
         run_recipe(embed_corpus, *words(folder, tmp_path / "none", "--folder", "memory://bucket/none"))
 
 
+def test_short_recordings_are_padded_if_requested(folder, tmp_path):
+    run_recipe(embed_corpus, *words(folder, tmp_path / "out", "--pad_short_clips", "true"))
+    bad = json.loads((tmp_path / "out" / "manifest.json").read_text())["bad_audio"]
+    assert {entry["clip_id"] for entry in bad} == BAD - {"short.wav"}
+    with pytest.raises(FileExistsError, match="pad_short_clips"):
+        run_recipe(embed_corpus, *words(folder, tmp_path / "out"))
+
+
 def test_unusable_recordings_are_listed_without_private_paths(folder, whole):
     text = (whole / "manifest.json").read_text(encoding="utf-8")
     manifest = json.loads(text)

@@ -11,9 +11,16 @@ import torch
 from recordings import tone_rows
 from torch.utils.data import DataLoader
 
-from modeling_supclap.datasets_scripts.audio import read_row
+from modeling_supclap import SupCLAPTrainingArguments
+from modeling_supclap.datasets_scripts.audio import BadAudioError, read_row
 from modeling_supclap.datasets_scripts.schema import group_id, lacking_languages, require_captions
-from modeling_supclap.training.collator import EvaluationCollator, IndexedRows, TrainingCollator
+from modeling_supclap.training.collator import (
+    EvaluationCollator,
+    IndexedRows,
+    TrainingCollator,
+    filter_bad_audio,
+    min_seconds,
+)
 
 
 @pytest.fixture(scope="module")
@@ -227,6 +234,22 @@ def test_crops_move_in_training_and_stay_in_evaluation(processor, rows, tmp_path
     evaluation = EvaluationCollator(processor, max_audio_seconds=0.3)
     expected = processor(audio=read_row(row, 16000, 0.3), sampling_rate=16000, return_tensors="pt")
     torch.testing.assert_close(evaluation([row])["input_features"], expected["input_features"])
+
+
+def test_short_clips_are_padded_if_requested(processor, rows, tmp_path):
+    soundfile.write(tmp_path / "short.wav", builders.tone(1000.0)[:160], 16000)
+    short = {**rows[0], "audio_path": str(tmp_path / "short.wav")}
+    with pytest.raises(BadAudioError, match=r"short\.wav"):
+        EvaluationCollator(processor)([short])
+    batch = EvaluationCollator(processor, pad_short_clips=True)([short])
+    padded = np.pad(read_row(short, 16000), (0, processor.feature_extractor.min_samples - 160))
+    expected = processor(audio=padded, sampling_rate=16000, return_tensors="pt")
+    torch.testing.assert_close(batch["input_features"], expected["input_features"])
+
+    args = SupCLAPTrainingArguments(str(tmp_path), on_bad_audio="skip", report_to="none")
+    assert len(filter_bad_audio([short, rows[1]], args, min_seconds(processor))) == 1
+    args.pad_short_clips = True
+    assert len(filter_bad_audio([short, rows[1]], args, min_seconds(processor))) == 2
 
 
 def test_evaluation_keeps_all_captions_in_order(processor, rows):
