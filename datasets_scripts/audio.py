@@ -16,6 +16,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import soundfile
 
+from modeling_supclap.waveform import LEAST_RATE_HZ, MAX_AMPLITUDE, MOST_RATE_HZ
+from modeling_supclap.waveform import resample as resample_waveform
+
 from .audio_headers import announce_mp3_frames, ends_as_ogg
 from .remote_files import read_file
 
@@ -51,11 +54,6 @@ _STREAMED_SIZES = (0x7FFFFFFF, 0x7FFFFFFF - 36, 0xFFFFFFFF, 0xFFFFFFFF - 36)
 
 _BLOCK_FRAMES = 2**22  # frames per read, because a header may announce more frames than fit in memory
 _MOST_FRAMES = 2**40  # libsndfile reports at least this many frames for a FLAC that was written to a pipe
-
-# The feature extractors have the same limits, but these errors can contain the file name. Samples more than 40 dB over
-# full scale are unscaled integers. Rates outside the limits are probably in kilohertz or from a damaged header.
-_MAX_AMPLITUDE = 100.0
-_LEAST_RATE_HZ, _MOST_RATE_HZ = 200, 10_000_000
 
 
 class BadAudioError(ValueError):
@@ -179,7 +177,7 @@ def read_row(
 
 
 def resample(waveform: np.ndarray, from_hz: int, to_hz: int) -> np.ndarray:
-    """Resample a waveform with `audio_input.resample`, as in `CEDFeatureExtractor`.
+    """Resample a waveform with `waveform.resample`, as in `CEDFeatureExtractor`.
 
     The result is float32, `(ceil(samples * to_hz / from_hz),)`, or the input itself if both rates are equal. A rate
     below 200 Hz or above 10 MHz raises BadAudioError.
@@ -191,10 +189,6 @@ def resample(waveform: np.ndarray, from_hz: int, to_hz: int) -> np.ndarray:
         return waveform
     for rate_hz in (from_hz, to_hz):
         _check_rate(rate_hz, "a waveform")
-
-    # Imported here, because torch takes seconds and is not needed for --help and for listing rows.
-    from modeling_supclap.audio_input import resample as resample_waveform
-
     return resample_waveform(waveform, from_hz, to_hz)
 
 
@@ -375,13 +369,13 @@ def _check_samples(waveform: np.ndarray, name: str, start: int = 0) -> np.ndarra
         first = start + int(np.argmin(np.isfinite(waveform)))
         raise BadAudioError(f"{name} contains NaN or infinite samples, the first at {first}")
     peak = max(waveform.max(), -waveform.min())
-    if peak > _MAX_AMPLITUDE:
+    if peak > MAX_AMPLITUDE:
         raise BadAudioError(f"{name} has a peak of {peak:.6g}, but full scale is 1; divide integer samples by 32768")
     return waveform
 
 
 def _check_rate(rate_hz: int, name: str) -> int:
-    if not _LEAST_RATE_HZ <= rate_hz <= _MOST_RATE_HZ:
-        expected = f"{_LEAST_RATE_HZ} to {_MOST_RATE_HZ}"
+    if not LEAST_RATE_HZ <= rate_hz <= MOST_RATE_HZ:
+        expected = f"{LEAST_RATE_HZ} to {MOST_RATE_HZ}"
         raise BadAudioError(f"{name} has a sampling rate of {rate_hz} Hz; expected {expected}: correct its header")
     return rate_hz

@@ -103,21 +103,6 @@ def without_audio(rows: Any) -> Any:
     return rows.remove_columns(columns) if columns else rows
 
 
-def ensure_rows(rows: Any, caption_language: str) -> Any:
-    """Convert a `datasets.Dataset` that is not in the format of `Row`; return any other rows unchanged.
-
-    A format of the dataset, such as "numpy", is removed, because rows contain plain Python values.
-    """
-    if not isinstance(rows, Dataset):
-        return rows
-    rows = rows.with_format(None)
-    if "clip_id" in rows.column_names:
-        return rows
-    from .builders.hf import as_rows
-
-    return as_rows(rows, caption_language=caption_language)
-
-
 def stable_id(text: str) -> int:
     """Hash a string to a 63-bit integer; the result is the same in all processes and runs.
 

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from .modeling_sonar import SonarTextModel
     from .modeling_supclap import SupCLAPModel
     from .processing_supclap import SupCLAPProcessor
-    from .training.trainer import SupCLAPTrainer, TemporalTrainer
+    from .training.temporal_training import TemporalTrainer
+    from .training.trainer import SupCLAPTrainer
     from .training.training_args import SupCLAPTrainingArguments, TemporalTrainingArguments
 
 __version__ = "0.1.0"
@@ -32,7 +33,8 @@ _MODULES = {
     "modeling_sonar": ("SonarTextModel",),
     "modeling_supclap": ("SupCLAPModel",),
     "processing_supclap": ("SupCLAPProcessor",),
-    "training.trainer": ("SupCLAPTrainer", "TemporalTrainer"),
+    "training.temporal_training": ("TemporalTrainer",),
+    "training.trainer": ("SupCLAPTrainer",),
     "training.training_args": ("SupCLAPTrainingArguments", "TemporalTrainingArguments"),
 }
 __all__ = ["__version__", *(name for names in _MODULES.values() for name in names)]

@@ -6,13 +6,12 @@ import math
 import os
 import urllib.request
 from collections.abc import Mapping
-from fractions import Fraction
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import torchaudio
+
+from .waveform import LEAST_RATE_HZ, MAX_AMPLITUDE, MOST_RATE_HZ, resample
 
 # A path, a URL, or the bytes of a file.
 _FILE = (str, os.PathLike, bytes)
@@ -22,13 +21,6 @@ _DOWNLOAD_TIMEOUT_SECONDS = 60.0
 _MARGIN_SECONDS = 1
 # Maximum number of channels (7.1 surround); an axis longer than this contains samples.
 MAX_CHANNELS = 8
-# 40 dB above full scale; larger floats are probably integer samples without scaling.
-MAX_AMPLITUDE = 100.0
-# Range of valid sampling rates. A lower rate is probably in kilohertz; recorders reach 192 kHz.
-LEAST_RATE_HZ = 200
-MOST_RATE_HZ = 10_000_000
-# Largest denominator of the resampling ratio.
-MAX_RATIO_DENOMINATOR = 2000
 
 
 class Recording(NamedTuple):
@@ -211,31 +203,6 @@ def as_waveform(clip: Any, from_hz: float | None, to_hz: int, name: str = "the c
         expected = f"a whole number from {LEAST_RATE_HZ} to {MOST_RATE_HZ}, in hertz and not in kilohertz"
         raise ValueError(f"sampling_rate is {from_hz} Hz; pass {expected}")
     return resample(waveform, int(from_hz), to_hz)
-
-
-def resample(waveform: np.ndarray, from_hz: int, to_hz: int) -> np.ndarray:
-    """Resample a waveform (samples,) with torchaudio's windowed sinc interpolation.
-
-    The ratio to_hz / from_hz is rounded to a fraction with a denominator of at most 2000. Without rounding, a rate such
-    as 44,101 Hz would need a filter of gigabytes, because the size grows with from_hz * to_hz / gcd(from_hz, to_hz)^2.
-
-    Returns:
-        Float32 waveform of ceil(samples * to_hz / from_hz) samples. If the rates are equal, this is the input array.
-
-    Example:
-        >>> resample(np.zeros(44100, dtype=np.float32), 44100, 16000).shape
-        (16000,)
-    """
-    if from_hz == to_hz:
-        return waveform
-
-    ratio = Fraction(to_hz, from_hz).limit_denominator(MAX_RATIO_DENOMINATOR)
-    resampled = _resampler(ratio.denominator, ratio.numerator)(torch.from_numpy(waveform.copy())).numpy()
-    length = -(-len(waveform) * to_hz // from_hz)
-    return np.pad(resampled[:length], (0, max(0, length - len(resampled))), mode="edge")
-
-
-_resampler = lru_cache(maxsize=8)(torchaudio.transforms.Resample)
 
 
 def _as_clips(audio: Any) -> tuple[list[Any], bool]:

@@ -1,7 +1,10 @@
-"""Load two pretrained encoders, for `SupCLAPModel.from_encoders` and `SupCLAPProcessor.from_encoders`."""
+"""Load two pretrained encoders, for `SupCLAPModel.from_encoders` and `SupCLAPProcessor.from_encoders`.
+
+This file is not saved with a model.
+"""
 
 import os
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from tokenizers import Regex, models, normalizers
@@ -21,22 +24,17 @@ from transformers.utils import FEATURE_EXTRACTOR_NAME, cached_file
 
 from .configuration_supclap import AUDIO_TOWERS, CEDConfig, SupCLAPConfig, config_from_dict
 from .feature_extraction_ced import CEDFeatureExtractor
-from .modeling_supclap import SupCLAPModel
-from .processing_supclap import SupCLAPProcessor, missing_protobuf
 from .sentence_modules import read_sentence_modules, read_text_settings
-from .strict_loading import naming_damaged_files
+from .strict_loading import missing_protobuf, naming_damaged_files
 from .towers import POOLINGS_OF_ALL, get_class
 
 EXAMPLES = {"audio": "mispeech/ced-base", "text": "sentence-transformers/LaBSE"}
 # Random steps to disable: they would differ between the passes of gradient caching or leave weights without gradient.
 _RANDOM = {"apply_spec_augment": False, "layerdrop": 0.0, "encoder_layerdrop": 0.0}
 
-Model = TypeVar("Model", bound=SupCLAPModel)
-Processor = TypeVar("Processor", bound=SupCLAPProcessor)
 
-
-def join_models(cls: type[Model], audio: str, text: str, **kwargs: Any) -> Model:
-    """Build a model from two pretrained encoders (see `SupCLAPModel.from_encoders`)."""
+def join_models(cls: Any, audio: str, text: str, **kwargs: Any) -> Any:
+    """Build a model of class `cls` from two pretrained encoders (see `SupCLAPModel.from_encoders`)."""
     known = {*SupCLAPConfig.__annotations__, "attn_implementation"} - {"audio_config", "text_config"}
     if unknown := sorted(kwargs.keys() - known):
         raise TypeError(f"from_encoders has no option {unknown[0]!r}; it has {', '.join(sorted(known))}")
@@ -57,10 +55,8 @@ def join_models(cls: type[Model], audio: str, text: str, **kwargs: Any) -> Model
     return model.eval()
 
 
-def join_processors(
-    cls: type[Processor], audio: str, text: str, caption_prefix: str | None = None, **kwargs: Any
-) -> Processor:
-    """Build a processor from two encoders (see `SupCLAPProcessor.from_encoders`)."""
+def join_processors(cls: Any, audio: str, text: str, caption_prefix: str | None = None, **kwargs: Any) -> Any:
+    """Build a processor of class `cls` from two encoders (see `SupCLAPProcessor.from_encoders`)."""
     prompt, max_tokens = read_text_settings(text)
     if max_tokens is not None:
         kwargs.setdefault("model_max_length", max_tokens)
@@ -113,7 +109,7 @@ def load_tower(kind: Literal["audio", "text"], name: str, pooling: str = "mean")
 
 def _load_tower_of_model(kind: Literal["audio", "text"], name: str, pooling: str) -> PreTrainedModel:
     """Load one encoder of a SupCLAP model, without its projection. Raise ValueError if the text pooling differs."""
-    model = SupCLAPModel.from_pretrained(name, dtype=torch.float32)
+    model = AutoModel.from_pretrained(name, dtype=torch.float32)
     expected = model.config.text_pooling
     if kind == "text" and pooling != expected:
         raise ValueError(f"text_pooling is {pooling!r}, but {name} was trained with {expected!r}; pass {expected!r}")

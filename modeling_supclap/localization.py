@@ -6,7 +6,7 @@
 Before pooling, the output of the audio tower contains one vector per time step. A step lasts 0.16 s for CED, 0.04 s for
 Dasheng, 0.31 s for CLAP's HTSAT and 0.23 s for CNN14. The tower's own pooling is applied to the steps in each window,
 so overlapping windows need no additional forward passes. Training needs no time labels, because it uses the embeddings
-of whole clips.
+of whole clips. This file is not saved with a model.
 """
 
 from __future__ import annotations

@@ -17,12 +17,12 @@ from transformers import (
     SequenceFeatureExtractor,
 )
 from transformers.processing_utils import ProcessingKwargs
-from transformers.utils import is_protobuf_available
 
 from .audio_input import as_waveform, one_for_each
 from .auto_classes import register
 from .configuration_supclap import SupCLAPConfig
 from .languages import LANGUAGES, get_flores_code, require_language_code
+from .strict_loading import missing_protobuf
 
 # Limits for tokenizers without one: SONAR was trained on 514 tokens, BERT-like encoders on 512.
 SONAR_MAX_TOKENS = 514
@@ -258,13 +258,6 @@ def extract_clips(feature_extractor: Any, clips: Sequence[np.ndarray]) -> dict[s
             features[index] = np.pad(features[index], [(0, missing)] + [(0, 0)] * (features[index].ndim - 1))
             masks[index] = np.pad(mask, (0, missing))
     return {"input_features": np.stack(features).astype(np.float32), "audio_attention_mask": np.stack(masks)}
-
-
-def missing_protobuf() -> str:
-    """Return an installation hint if protobuf is missing, else ""."""
-    if is_protobuf_available():
-        return ""
-    return "\nprotobuf is not installed; sentencepiece files require it: pip install protobuf"
 
 
 def _check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -1,6 +1,7 @@
 """Read the pooling, dense layers, normalisation and prompts of sentence-transformers models.
 
-LaBSE, for example, takes the first token of BERT, then applies a linear layer, tanh and normalisation.
+LaBSE, for example, takes the first token of BERT, then applies a linear layer, tanh and normalisation. This file is not
+saved with a model.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Mixin for models: `from_pretrained` raises if weights are missing, while transformers only warns."""
+"""Errors of loading, and a mixin: `from_pretrained` raises if weights are missing, while transformers only warns."""
 
 import json
 import os
@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import transformers
 from transformers.modeling_utils import load_state_dict
+from transformers.utils import is_protobuf_available
 
 from .hub_ids import is_hub_id
 
@@ -44,6 +45,13 @@ def damaged(path: Path, error: Exception) -> str:
     """
     cause = f"{type(error).__name__}: {error}".splitlines()[0].split(". ")[0]
     return f"cannot read weights from {path} ({cause}); the file is damaged or incomplete, download it again"
+
+
+def missing_protobuf() -> str:
+    """Return an installation hint if protobuf is missing, else ""."""
+    if is_protobuf_available():
+        return ""
+    return "\nprotobuf is not installed; sentencepiece files require it: pip install protobuf"
 
 
 def _check_source(name: Any) -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from modeling_supclap import SupCLAPModel, SupCLAPProcessor, evaluation
     from modeling_supclap.datasets_scripts.temporal.items import TemporalItems
-    from modeling_supclap.training.trainer import TemporalTrainer
+    from modeling_supclap.training.temporal_training import TemporalTrainer
     from modeling_supclap.training.training_args import TemporalTrainingArguments
 
 OPTIONS = (PostTrainingArguments, LastPartArguments, AllStagesOptions)
@@ -120,7 +120,7 @@ def run_stage(
         before it was resumed.
     """
     from modeling_supclap.training.checkpoints import last_checkpoint
-    from modeling_supclap.training.trainer import TemporalTrainer
+    from modeling_supclap.training.temporal_training import TemporalTrainer
     from modeling_supclap.training.training_args import TemporalTrainingArguments
 
     folder = Path(args.output_dir or ".") / f"stage_{stage}"
@@ -202,7 +202,7 @@ def train_and_save(
     from modeling_supclap.evaluation.report import write_report
     from modeling_supclap.recipes.models import is_clap, load_start
     from modeling_supclap.training.collator import min_seconds
-    from modeling_supclap.training.trainer import TemporalTrainer
+    from modeling_supclap.training.temporal_training import TemporalTrainer
 
     if post_args.model is None:
         raise ValueError("no model was given; pass --model with a folder or a Hub id")

@@ -4,6 +4,7 @@ import ast
 import sys
 from collections.abc import Iterator
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ SISTERS = (
     "recipes",
 )  # next to the package in the checkout, inside it in an installation
 HUB = sorted(path for path in PACKAGE.glob("*.py") if path.stem != "__init__")
+NEVER_SAVED = {"joining", "localization", "sentence_modules"}  # files at the root that no saved model contains
 
 
 def files(folder: str) -> list[Path]:
@@ -109,6 +111,26 @@ def closure(*paths: Path) -> set[Path]:
     return seen
 
 
+def mentions(path: Path) -> set[Path]:
+    """Return the files of this project that a file imports anywhere: also in functions, for types, and by name."""
+    package = module_name(path).split(".")
+    if path.stem != "__init__":
+        package.pop()
+
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *filter(None, [node.module])])
+            names.update([module, *(f"{module}.{alias.name}" for alias in node.names)])
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names.add(node.value)
+    found = {file for name in names if (file := file_of(name))}
+    return {file for file in found if file.stem != "__init__"} - {path}
+
+
 def _is_ours(name: str) -> bool:
     return name.split(".")[0] == "modeling_supclap"
 
@@ -143,7 +165,7 @@ def test_losses_import_torch_only(path):
 
 @pytest.mark.parametrize("folder", ["metrics", "datasets_scripts"])
 def test_metrics_and_data_know_nothing_of_the_package(folder):
-    leaves = ["audio_input", "hub_ids", "languages"]  # files at the root that load no other file
+    leaves = ["waveform", "hub_ids", "languages"]  # files at the root that load no other file
     known = [folder] if folder == "metrics" else [folder, *leaves]
     for path in files(folder):
         assert ours(path) <= within(ours(path), *known), path
@@ -188,6 +210,23 @@ def test_folders_import_in_one_direction():
     for place, name in enumerate(order):
         names = ours(PACKAGE / "training" / f"{name}.py")
         assert not within(names, *(f"training.{other}" for other in order[place + 1 :])), name
+
+
+LABORATORY = {"compare_results", "evaluate_supclap", "evidence", "reproduce"}
+"""Recipes that still import each other."""
+
+
+def test_no_file_is_imported_in_a_circle():
+    graph: dict[Path, set[Path]] = {}
+    for folder in ("modeling_supclap", *SISTERS):
+        for path in files(folder):
+            graph[path] = {file for file in mentions(path) if not {path.stem, file.stem} <= LABORATORY}
+    TopologicalSorter(graph).prepare()  # raises CycleError with the names of the circle
+
+
+def test_files_that_are_never_saved_are_imported_by_name():
+    by_flat_import = {path.stem for saved in HUB if saved.stem not in NEVER_SAVED for path in loads(saved)}
+    assert not by_flat_import & NEVER_SAVED
 
 
 def test_only_distributed_uses_ranks():

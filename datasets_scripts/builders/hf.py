@@ -284,6 +284,17 @@ def as_rows(rows: datasets.Dataset, **columns: Any) -> datasets.Dataset:
     return HubDataset(data_dir="", **columns)._rows("clip", rows)
 
 
+def ensure_rows(rows: Any, caption_language: str) -> Any:
+    """Convert a `datasets.Dataset` that is not in the format of `schema.Row`; return any other rows unchanged.
+
+    A format of the dataset, such as "numpy", is removed, because rows contain plain Python values.
+    """
+    if not isinstance(rows, datasets.Dataset):
+        return rows
+    rows = rows.with_format(None)
+    return rows if "clip_id" in rows.column_names else as_rows(rows, caption_language=caption_language)
+
+
 def get_origin(data_dir: str) -> str:
     """Return the Hub id of a dataset, or the name of its folder if `data_dir` is a folder."""
     folder = Path(data_dir).expanduser()

@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from .cache import EmbeddingCache
     from .embed import AudioPolicy, EmbeddedSplit, embed_split, hash_dataset, hash_recordings, split_from_predictions
     from .models import EmbeddingModel, load_embedding_model
+    from .options import TEMPLATE_SETS, EvaluationOptions, ZSTEOptions
     from .probes import evaluate_few_shot, evaluate_linear_probe
     from .results import Intervals, Results, compare, format_comparison, package_versions, paper_results
     from .retrieval import evaluate_retrieval, retrieval_metrics
-    from .run import EvaluationOptions, evaluate, make_results, score_split
-    from .zero_shot import TEMPLATE_SETS, evaluate_zero_shot
-    from .zste import ZSTEOptions, evaluate_pairs, evaluate_zste, temporal_metrics
+    from .run import evaluate, make_results, score_split
+    from .zero_shot import evaluate_zero_shot
+    from .zste import evaluate_pairs, evaluate_zste, temporal_metrics
 
 _MODULES = {
     "audio_to_audio": ("evaluate_audio_to_audio",),
@@ -38,12 +39,13 @@ _MODULES = {
         "split_from_predictions",
     ),
     "models": ("EmbeddingModel", "load_embedding_model"),
+    "options": ("TEMPLATE_SETS", "EvaluationOptions", "ZSTEOptions"),
     "probes": ("evaluate_few_shot", "evaluate_linear_probe"),
     "results": ("Intervals", "Results", "compare", "format_comparison", "package_versions", "paper_results"),
     "retrieval": ("evaluate_retrieval", "retrieval_metrics"),
-    "run": ("EvaluationOptions", "evaluate", "make_results", "score_split"),
-    "zero_shot": ("TEMPLATE_SETS", "evaluate_zero_shot"),
-    "zste": ("ZSTEOptions", "evaluate_pairs", "evaluate_zste", "temporal_metrics"),
+    "run": ("evaluate", "make_results", "score_split"),
+    "zero_shot": ("evaluate_zero_shot",),
+    "zste": ("evaluate_pairs", "evaluate_zste", "temporal_metrics"),
 }
 __all__ = [name for names in _MODULES.values() for name in names]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -10,11 +10,9 @@ from modeling_supclap.metrics.names import RECALL_CUTOFFS, RETRIEVAL_METRICS
 from modeling_supclap.metrics.recall.ranking import TILE_QUERIES, LazySimilarity, chance_scores, retrieval_outcomes
 
 from .embed import EmbeddedSplit
+from .options import EvaluationOptions
 from .results import score
 from .zero_shot import label_matrix
-
-if TYPE_CHECKING:
-    from .run import EvaluationOptions
 
 
 def evaluate_audio_to_audio(

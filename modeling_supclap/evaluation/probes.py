@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,11 +17,9 @@ from modeling_supclap.metrics.bootstrap import seed_interval
 from modeling_supclap.metrics.recall.ranking import average_precision
 
 from .embed import EmbeddedSplit, hash_dataset
+from .options import EvaluationOptions
 from .results import CLASS_METRICS, Intervals, score
 from .zero_shot import label_matrix, score_classes
-
-if TYPE_CHECKING:
-    from .run import EvaluationOptions
 
 STRENGTHS = (1.0, 10.0, 100.0, 1000.0)  # candidates for C
 HELD_OUT = 0.2

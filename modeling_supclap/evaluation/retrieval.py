@@ -22,9 +22,8 @@ from .embed import ClipEmbeddings, EmbeddedSplit, Row, split_from_predictions
 from .results import DIRECTIONS, Intervals, score
 
 if TYPE_CHECKING:
-    from .run import EvaluationOptions
+    from .options import EvaluationOptions
 
-CAPTION_HANDLINGS = ("all", "parallel", "each")
 _TOP = 10
 _TOP_ROWS = 256
 _NEGATIVES = 10_000
@@ -179,7 +178,7 @@ def retrieval_metrics(dataset: Any, languages: Sequence[str], positives: str) ->
         `MRV` (mean rank variance over languages), computed on captions that exist in all languages. If the rows are
         from several datasets, it also contains the metrics of each dataset, such as `<dataset>_mean_recall`.
     """
-    from .run import EvaluationOptions  # which imports this module
+    from .options import EvaluationOptions  # its defaults import the tasks of ZSTE, which training does not need
 
     def flat_scores(split: EmbeddedSplit, languages: Sequence[str]) -> dict[str, float]:
         options = EvaluationOptions(languages=languages, positives=positives, caption_handling="each")

@@ -7,8 +7,8 @@ rows --+-- embed_split (this file's `evaluate`) -----------+
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,79 +16,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from modeling_supclap.datasets_scripts.schema import ensure_rows
+from modeling_supclap.datasets_scripts.builders.hf import ensure_rows
 
 from .audio_to_audio import evaluate_audio_to_audio
 from .cache import EmbeddingCache
-from .embed import AudioPolicy, EmbeddedSplit, embed_split, hash_dataset, hash_recordings
+from .embed import EmbeddedSplit, embed_split, hash_dataset, hash_recordings
 from .models import EmbeddingModel, load_embedding_model
+from .options import EvaluationOptions
 from .probes import evaluate_few_shot, evaluate_linear_probe
-from .results import SCHEMA, Intervals, Results, package_versions
-from .retrieval import CAPTION_HANDLINGS, evaluate_retrieval
-from .zero_shot import TEMPLATE_SETS, Phrases, evaluate_zero_shot
-from .zste import ZSTEOptions, evaluate_zste
-
-
-@dataclass(frozen=True)
-class EvaluationOptions:
-    """Evaluation options.
-
-    Attributes:
-        tasks: Any of "retrieval", "zero_shot", "zste" (zero-shot temporal evaluation), "linear_probe", "few_shot" and
-            "audio_to_audio". All tasks except "retrieval" require labels. "zste" requires exactly one label per clip.
-        languages: Retrieval languages, ISO 639-3 codes. With several languages, the rank variance over languages (MRV)
-            and the embedding distances Gap and Dis are also computed. The distances are measured from English, or from
-            the first language if English is not included.
-        positives: "clip" matches each clip only with its own captions; "captions" also matches clips with identical
-            captions.
-        caption_handling: "all" uses every caption and requires the same number in each language; "parallel" uses the
-            captions that exist in all languages; "each" uses all captions of each language.
-        on_bad_audio: Action for missing or unreadable recordings. "error" raises, and "skip" leaves them out.
-        template_sets: English class prompt templates, `{set name: templates}`. Other languages use a single set named
-            "captions".
-        zste_languages: Languages for ZSTE. With several languages, MRV is also computed.
-        phrases: Class phrases for languages other than English, as `phrases[label][language]`.
-        classes: Candidate classes for zero-shot classification. None: use the labels of the split.
-        folds: Cross-validation folds, `{clip id: fold}`, if the split contains several folds. The scores then include
-            the classification accuracy per fold. To classify a fold, a probe is trained on all other folds.
-        train_rows: Rows to train probes on, if there are no folds.
-        shots: Numbers of training clips per class for few-shot probes.
-        data: Description of the data to store in the results, such as "dataset" and "split".
-    """
-
-    tasks: Sequence[str] = ("retrieval",)
-    languages: Sequence[str] = ("eng",)
-    positives: str = "clip"
-    caption_handling: str = "all"
-    on_bad_audio: str = "error"
-    audio: AudioPolicy = field(default_factory=AudioPolicy)
-    template_sets: Mapping[str, Sequence[str]] = field(default_factory=lambda: {"supclap": TEMPLATE_SETS["supclap"]})
-    zero_shot_languages: Sequence[str] = ("eng",)
-    zste: ZSTEOptions = field(default_factory=ZSTEOptions)
-    zste_languages: Sequence[str] = ("eng",)
-    intervals: Intervals = field(default_factory=Intervals)
-    batch_size: int = 32
-    phrases: Phrases | None = None
-    classes: Sequence[str] | None = None
-    folds: Mapping[str, int] | None = None
-    train_rows: Any = None
-    shots: Sequence[int] = (1, 5, 10)
-    data: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if not self.tasks or set(self.tasks) - set(TASKS):
-            raise ValueError(f"tasks is {list(self.tasks)}; choose from {', '.join(TASKS)}")
-        for name, allowed in (("positives", ("clip", "captions")), ("caption_handling", CAPTION_HANDLINGS)):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(allowed)}")
-
-        for name in ("languages", "zero_shot_languages", "zste_languages"):
-            codes = list(getattr(self, name))
-            if isinstance(getattr(self, name), str) or not codes or len(set(codes)) < len(codes):
-                raise ValueError(f"{name} is {getattr(self, name)!r}; pass a list of distinct codes, such as ['eng']")
-
+from .results import SCHEMA, Results, package_versions
+from .retrieval import evaluate_retrieval
+from .zero_shot import evaluate_zero_shot
+from .zste import evaluate_zste
 
 # Each task is a function from an embedded split and the options to its scores, its arrays and its part of the protocol.
+# `options.TASK_NAMES` lists the same names.
 TASKS = {
     "retrieval": evaluate_retrieval,
     "zero_shot": evaluate_zero_shot,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -13,20 +13,8 @@ from modeling_supclap.metrics.recall.ranking import average_precision, chance_sc
 
 from .cache import digest_of
 from .embed import EmbeddedSplit, Row
+from .options import EvaluationOptions, Phrases
 from .results import score
-
-if TYPE_CHECKING:
-    from .run import EvaluationOptions
-
-TEMPLATE_SETS: dict[str, list[str]] = {
-    "supclap": ["This is a sound of {}"],
-    "teminal": ["The sound of {}"],
-    "label": ["{}"],
-    "ensemble": ["This is a sound of {}", "The sound of {}", "A recording of {}", "I can hear {}", "{}"],
-}
-"""Class prompt templates by name: two from the papers, the label alone, and an ensemble (averaged embeddings)."""
-
-Phrases = Mapping[str, Mapping[str, str]]
 
 
 def class_texts(

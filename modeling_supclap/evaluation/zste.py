@@ -7,9 +7,9 @@ sounds, and tests whether the model recognises the sounds and their order.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -21,43 +21,14 @@ from modeling_supclap.metrics.zste import zste_chance, zste_order_outcomes, zste
 
 from ..audio_input import Recording
 from .embed import ClipEmbeddings, EmbeddedSplit, embed_recordings, in_row_order
+from .options import EvaluationOptions
 from .results import Intervals, score
 from .zero_shot import label_matrix
-
-if TYPE_CHECKING:
-    from .run import EvaluationOptions
 
 # Tasks with temporal candidate prompts. MRV (mean rank variance over languages) is computed only for these.
 TEMPORAL_TASKS = ("3A", "3B", "4A", "4B", "5A", "5B")
 ORDER_BLIND = {"3A": 1 / 2, "4A": 1 / 2}
 """Accuracy of a model that recognises all sounds and detects overlap, but ignores their order."""
-
-
-@dataclass(frozen=True)
-class ZSTEOptions:
-    """Options for ZSTE (zero-shot temporal evaluation).
-
-    Attributes:
-        num_items: Number of clips with a single sound, with consecutive sounds, and with simultaneous sounds. Single
-            sounds are limited to the number of clips in the split.
-        num_candidates: Number of candidate prompts in tasks 4A, 4B and 5B.
-        seed: Random seed for sampling clips and candidates.
-        tasks: Tasks to run, "1A" to "5B".
-        prompts: Type of sound names in the prompts, "labels" or "phrases". None: use the type from the model's temporal
-            post-training. If the model was not post-trained, use labels if English is the only language (as in the
-            paper), else phrases.
-    """
-
-    num_items: int = 200
-    num_candidates: int = 50
-    seed: int = 0
-    tasks: tuple[str, ...] = tuple(ZSTE_FAMILIES)
-    join: RenderOptions = field(default_factory=RenderOptions)
-    prompts: str | None = None
-
-    def __post_init__(self) -> None:
-        if not self.tasks or set(self.tasks) - ZSTE_FAMILIES.keys():
-            raise ValueError(f"tasks is {list(self.tasks)}; choose from {', '.join(ZSTE_FAMILIES)}")
 
 
 def evaluate_zste(

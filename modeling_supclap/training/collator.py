@@ -23,7 +23,6 @@ from modeling_supclap.datasets_scripts.schema import (
     stable_id,
 )
 from modeling_supclap.datasets_scripts.stream import draw_copies
-from modeling_supclap.datasets_scripts.temporal.items import RenderOptions, TemporalItems, drawn, render
 
 from ..encoding import max_chunk_seconds, min_clip_samples
 from ..processing_supclap import SupCLAPProcessor
@@ -322,67 +321,3 @@ class EvaluationCollator(ContrastiveCollator):
         for pairs in captions:
             pairs += [pairs[0]] * (max_count - len(pairs))
         return self._batch(rows, [0.0] * len(rows), captions)
-
-
-class TemporalCollator(TrainingCollator):
-    """TeminAL collator that samples pairs of recordings and joins them on the fly.
-
-    A row `{"clip_index": 7}` contains the index of a pair in the epoch. Each row is rendered as R items (clips with
-    captions). In stage a, the items are a single sound and a pair of sounds. In stage b, one pair is rendered three
-    times: in forward order, in reversed order, and overlaid. The batch contains B R clips, `input_ids` `(B, R K, L)`
-    with K texts per item, and `group_ids` `(B, R)`, equal for items with the same meaning. In stage a it also contains
-    `class_ids` `(B, 3)`.
-
-    Args:
-        items: Source of recordings, temporal relations and captions. It samples new items for each epoch.
-        stage: `a` or `b`.
-        window_seconds: Maximum duration that the model can process in one window (10.12 s for CED). None: no limit.
-        max_audio_seconds: Maximum duration of a recording before it is joined with another one. A longer recording is
-            cropped to its beginning, or from its first sound if the beginning is silent. The limit is at most half of
-            `window_seconds`, and half of the maximum of the feature extractor (10 s for CLAP), so that both sounds fit.
-        scheme: `kcl`: captions in all languages. `random`: all captions of a pair are in the same random language.
-        **shared: `languages`, `seed` and `pad_short_clips`, as in `TrainingCollator`.
-    """
-
-    recordings_per_clip = 2
-    _from_first_sound = True
-
-    def __init__(
-        self,
-        processor: SupCLAPProcessor,
-        items: TemporalItems,
-        stage: str,
-        options: RenderOptions | None = None,
-        window_seconds: float | None = None,
-        **shared: Any,
-    ) -> None:
-        super().__init__(processor, **shared)
-        self._limit_seconds(window_seconds)
-        self.items = items
-        self.stage = stage
-        self.options = options
-
-    def __call__(self, rows: Sequence[Row]) -> dict[str, Any]:
-        draw = self.items.stage_a if self.stage == "a" else self.items.triple
-
-        clips: list[np.ndarray] = []
-        captions: list[list[tuple[str, str]]] = [[] for _ in rows]
-        meanings: list[list[int]] = [[] for _ in rows]
-        classes: list[list[int]] = [[] for _ in rows]
-        for position, row in enumerate(rows):
-            # One language for all items of a pair: otherwise the language alone would separate their captions.
-            number = row["clip_index"]
-            language = drawn(self.languages, self.seed, "language", int(self.epoch), number)
-            for item in draw(int(self.epoch), number):  # R items
-                clip = render(item, self._read, self.rate_hz, self.options)
-                clips.append(clip if self.augment is None else self.augment(clip, {"clip_id": item.clip_id}))
-                available = {language: item.captions[language]} if self.scheme == "random" else item.captions
-                captions[position] += self._draw({"clip_id": item.clip_id, "captions": available})[1]
-                meanings[position].append(stable_id(item.meaning))
-                classes[position] += map(self.items.labels.index, item.labels)
-
-        batch = self._inputs(clips, captions)
-        batch |= {"group_ids": torch.tensor(meanings), "clip_index": torch.tensor([row["clip_index"] for row in rows])}
-        if self.stage == "a":
-            batch["class_ids"] = torch.tensor(classes)
-        return batch

@@ -28,16 +28,13 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 from modeling_supclap.datasets_scripts.atomic_files import folder_lock
 from modeling_supclap.datasets_scripts.bad_audio import exit_with_parent
 from modeling_supclap.datasets_scripts.schema import (
-    ensure_rows,
     group_id,
     require_captions,
     warn_of_shared_captions,
     without_audio,
 )
 from modeling_supclap.datasets_scripts.stream import EpochBatches, EpochRows, RowStream
-from modeling_supclap.datasets_scripts.temporal.items import RenderOptions, TemporalItems
 
-from ..encoding import max_window_seconds
 from ..evaluation.embed import in_row_order
 from ..evaluation.retrieval import retrieval_metrics
 from ..feature_extraction_ced import CEDFeatureExtractor
@@ -60,11 +57,11 @@ from .callbacks import (
     ThroughputCallback,
 )
 from .checkpoints import last_checkpoint, refuse_another_run, write_frozen, write_run_file
-from .collator import EvaluationCollator, IndexedRows, TemporalCollator, TrainingCollator, filter_bad_audio, min_seconds
+from .collator import EvaluationCollator, IndexedRows, TrainingCollator, filter_bad_audio, min_seconds
 from .contrastive_module import ContrastiveModule
 from .drift import radius_by_hard_negatives
 from .objectives import SupportVectorRegularizer, TemporalObjective, build_objective, load_objective
-from .training_args import SupCLAPTrainingArguments, TemporalTrainingArguments
+from .training_args import SupCLAPTrainingArguments
 
 UNFINISHED = "unfinished"
 """Subfolder of the output folder for checkpoints that are not fully written yet."""
@@ -246,7 +243,7 @@ class SupCLAPTrainer(Trainer):
                 )
             return rows
 
-        rows = filter_bad_audio(ensure_rows(rows, args.languages[0]), args, min_seconds(self.processor))
+        rows = filter_bad_audio(_as_rows(rows, args.languages[0]), args, min_seconds(self.processor))
         if args.positives == "clip" and args.process_index == 0:
             warn_of_shared_captions(rows)
         return rows
@@ -395,13 +392,13 @@ class SupCLAPTrainer(Trainer):
         if isinstance(rows, dict):
             return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)  # calls this for each of them
 
-        rows = _indexed(ensure_rows(sets[rows] if isinstance(rows, str) else rows, self.args.languages[0]))
+        rows = _indexed(_as_rows(sets[rows] if isinstance(rows, str) else rows, self.args.languages[0]))
         with self._evaluating(rows):
             return super().evaluate(rows, ignore_keys, metric_key_prefix)
 
     def predict(self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test") -> Any:
         """Embed a split. The `predictions` of the result are audio `(N, d)` and text embeddings `(N, K, d)`."""
-        rows: Any = _indexed(ensure_rows(test_dataset, self.args.languages[0]))
+        rows: Any = _indexed(_as_rows(test_dataset, self.args.languages[0]))
         with self._evaluating(rows):
             return super().predict(rows, ignore_keys, metric_key_prefix)
 
@@ -546,61 +543,10 @@ class SupCLAPTrainer(Trainer):
             write_card_of_run(self, **facts)
 
 
-class TemporalTrainer(SupCLAPTrainer):
-    """Hugging Face Trainer for one stage of TeminAL, which post-trains a model on the order of sounds (TeminAL 3.2).
+def _as_rows(rows: Any, language: str) -> Any:
+    from modeling_supclap.datasets_scripts.builders.hf import ensure_rows  # reads Parquet: only if rows are given
 
-    An item is a single sound, or two sounds joined into one clip. Evaluation measures `temporal_accuracy`: how often
-    an item is closer to its own caption than to the captions of the other items made from the same two sounds.
-
-    Args:
-        model: Model to post-train. Freeze some of its parameters first, for example with `lora.train_last_layers`.
-        train_items: Training items, sampled from the training split of a labelled dataset.
-    """
-
-    args: TemporalTrainingArguments
-
-    def __init__(
-        self,
-        model: SupCLAPModel,
-        args: TemporalTrainingArguments,
-        train_items: TemporalItems,
-        eval_items: TemporalItems | None = None,
-        **kwargs: Any,
-    ) -> None:
-        self.train_items = train_items
-        self.eval_items = train_items if eval_items is None else eval_items
-        super().__init__(
-            model,
-            args,
-            train_dataset=_numbered(train_items),
-            eval_dataset=None if eval_items is None else _numbered(eval_items),
-            objective=TemporalObjective(args.stage, args.temporal_beta, **args.alphas),
-            **kwargs,
-        )
-
-    def _collators(self, args: Any) -> tuple[TrainingCollator, Any]:
-        collator = partial(
-            TemporalCollator,
-            self.processor,
-            stage=args.stage,
-            options=RenderOptions(args.crossfade_seconds, args.gap_seconds, args.match_loudness),
-            max_audio_seconds=args.max_audio_seconds,
-            pad_short_clips=args.pad_short_clips,
-            seed=args.seed,
-            window_seconds=max_window_seconds(self.clap.config, self.processor.feature_extractor),
-        )
-        return (
-            collator(items=self.train_items, languages=args.languages, scheme=args.text_scheme),
-            collator(items=self.eval_items, languages=args.eval_languages[:1]),
-        )
-
-    def _usable(self, rows: Any, args: SupCLAPTrainingArguments) -> Any:
-        return rows  # indices of pairs; the items contain the recordings
-
-    def _metrics_of(self, rows: IndexedRows) -> Callable[[Any], dict[str, float]]:
-        from ..evaluation.zste import temporal_metrics
-
-        return temporal_metrics
+    return ensure_rows(rows, language)
 
 
 def _indexed(rows: Any) -> Any:
@@ -608,7 +554,3 @@ def _indexed(rows: Any) -> Any:
     if isinstance(rows, dict):
         return {name: _indexed(each) for name, each in rows.items()}
     return rows if rows is None or isinstance(rows, IndexedRows) else IndexedRows(rows)
-
-
-def _numbered(items: TemporalItems) -> list[dict[str, str]]:
-    return [{"clip_id": f"pair {number}"} for number in range(len(items))]

@@ -8,7 +8,7 @@ import pytest
 import soundfile
 import torch
 
-from modeling_supclap import audio_input
+from modeling_supclap import waveform as waveforms
 from modeling_supclap.datasets_scripts import audio
 from modeling_supclap.datasets_scripts.audio import (
     BadAudioError,
@@ -151,13 +151,13 @@ def test_gsm_is_read_and_cropped(tmp_path):
 
 @pytest.mark.parametrize("rate_hz", [11_127, 22_051, 44_101])
 def test_odd_rates_need_no_more_memory_than_others(monkeypatch, rate_hz):
-    get_resampler = audio_input._resampler
+    get_resampler = waveforms._resampler
 
     def get_bounded(from_hz, to_hz):
         assert from_hz * to_hz < 1e7  # about the size of the filter, which takes 6 GB for the original rates
         return get_resampler(from_hz, to_hz)
 
-    monkeypatch.setattr(audio_input, "_resampler", get_bounded)
+    monkeypatch.setattr(waveforms, "_resampler", get_bounded)
     waveform = sine(440, 1.0, rate_hz).astype(np.float32)
     resampled = resample(waveform, rate_hz, RATE_HZ)
     assert len(resampled) == RATE_HZ

@@ -18,7 +18,8 @@ from modeling_supclap.datasets_scripts.prepared import Prepared, PreparedSet
 from modeling_supclap.datasets_scripts.schema import AUDIO_COLUMNS, without_audio
 from modeling_supclap.datasets_scripts.temporal.items import TemporalItems
 from modeling_supclap.datasets_scripts.temporal.mixing import RenderOptions
-from modeling_supclap.training.collator import EvaluationCollator, IndexedRows, TemporalCollator, TrainingCollator
+from modeling_supclap.training.collator import EvaluationCollator, IndexedRows, TrainingCollator
+from modeling_supclap.training.temporal_training import TemporalCollator
 
 STORAGES = ("original", "flac16k", "int16", "reference")
 

@@ -6,8 +6,8 @@ import pytest
 from modeling_supclap.evaluation import audio_to_audio
 from modeling_supclap.evaluation.audio_to_audio import evaluate_audio_to_audio
 from modeling_supclap.evaluation.embed import ClipEmbeddings, EmbeddedSplit
+from modeling_supclap.evaluation.options import EvaluationOptions
 from modeling_supclap.evaluation.results import Intervals
-from modeling_supclap.evaluation.run import EvaluationOptions
 from modeling_supclap.model_card.results import get_card_scores
 
 

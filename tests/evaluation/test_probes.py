@@ -11,8 +11,8 @@ from sklearn.metrics import average_precision_score
 
 from modeling_supclap.evaluation import probes
 from modeling_supclap.evaluation.embed import ClipEmbeddings, EmbeddedSplit
+from modeling_supclap.evaluation.options import EvaluationOptions
 from modeling_supclap.evaluation.results import Intervals
-from modeling_supclap.evaluation.run import EvaluationOptions
 
 CLASSES = ["bell", "dog", "rain"]
 

@@ -12,7 +12,7 @@ from recordings import tone_rows
 from results_fixtures import NUM_CLIPS, make_results
 
 from modeling_supclap.datasets_scripts.schema import LANGUAGES
-from modeling_supclap.evaluation import report, run
+from modeling_supclap.evaluation import options, report, run
 from modeling_supclap.evaluation.cache import EmbeddingCache
 from modeling_supclap.evaluation.report import render_report, write_report
 from modeling_supclap.evaluation.results import SECTIONS, Results, Section, compare, paper_results, score
@@ -301,6 +301,7 @@ def test_a_new_task_needs_a_function_and_a_section(tmp_path, monkeypatch):
         arrays = {f"length/eng/{name}": values for name, values in outcomes.items()}
         return {"length": {"eng": {"top1": score(0.5, None, 0.25)}}}, arrays, {"length": {"seconds": 1}}
 
+    monkeypatch.setattr(options, "TASK_NAMES", (*options.TASK_NAMES, "length"))
     monkeypatch.setitem(run.TASKS, "length", count_long_clips)
     section = Section("Long clips", ("top1",), ("top1", "clips are long"), ("top1",), "zero-shot, long clips")
     monkeypatch.setitem(SECTIONS, "length", section)

@@ -18,6 +18,7 @@ from modeling_supclap.evaluation.embed import (
     split_from_predictions,
 )
 from modeling_supclap.evaluation.models import load_embedding_model
+from modeling_supclap.evaluation.options import EvaluationOptions
 from modeling_supclap.evaluation.results import Intervals
 from modeling_supclap.evaluation.retrieval import (
     caption_table,
@@ -26,7 +27,6 @@ from modeling_supclap.evaluation.retrieval import (
     find_top,
     retrieval_metrics,
 )
-from modeling_supclap.evaluation.run import EvaluationOptions
 from modeling_supclap.metrics.recall import LazySimilarity
 from modeling_supclap.training.collator import EvaluationCollator, IndexedRows
 

@@ -9,8 +9,8 @@ from sklearn.metrics import average_precision_score
 from modeling_supclap.evaluation import EmbeddingCache, compare, evaluate
 from modeling_supclap.evaluation.embed import embed_split
 from modeling_supclap.evaluation.models import load_embedding_model
+from modeling_supclap.evaluation.options import EvaluationOptions
 from modeling_supclap.evaluation.report import render_report
-from modeling_supclap.evaluation.run import EvaluationOptions
 from modeling_supclap.evaluation.zero_shot import class_means, class_texts, evaluate_zero_shot
 from modeling_supclap.model_card.results import get_card_scores
 

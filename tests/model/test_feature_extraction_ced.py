@@ -12,8 +12,6 @@ import torchaudio
 from transformers import AutoFeatureExtractor
 
 from modeling_supclap import CEDFeatureExtractor
-from modeling_supclap.audio_input import resample
-from modeling_supclap.datasets_scripts.audio import resample as resample_file
 
 EXTRACTOR = CEDFeatureExtractor()
 
@@ -191,21 +189,6 @@ def test_resampling_removes_frequencies_above_nyquist():
     clip = np.sin(2 * np.pi * 12000 * np.arange(44100) / 44100).astype(np.float32)
     audible = spectrogram(np.sin(2 * np.pi * 1000 * np.arange(44100) / 44100).astype(np.float32), 44100)
     assert spectrogram(clip, 44100)[:, 10:90].max() < audible.max() - 50
-
-
-@pytest.mark.parametrize("rate_hz", [8000, 11_127, 22_050, 44_100, 44_101, 96_000])
-def test_one_resampler_serves_files_and_arrays(rate_hz):
-    """Includes odd rates, for which torchaudio would need gigabytes."""
-    clip = builders.noise(rate_hz)
-    found = resample(clip, rate_hz, 16_000)
-    assert found.shape == (16_000,)
-    np.testing.assert_array_equal(found, resample_file(clip, rate_hz, 16_000))
-
-
-def test_resample_returns_the_same_array_at_the_same_rate():
-    clip = builders.noise(100)
-    assert resample(clip, 16000, 16000) is clip
-    assert resample(clip, 16000, 8000).shape == (50,)
 
 
 GOOD = builders.noise(4000)

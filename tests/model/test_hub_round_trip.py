@@ -148,7 +148,7 @@ for folder in sys.argv[1:]:
 CODE_OF_EVERY_FOLDER = {
     *("audio_input.py", "auto_classes.py", "configuration_supclap.py", "encoding.py", "hub_ids.py", "languages.py"),
     *("modeling_supclap.py", "pipeline_supclap.py", "pooling.py", "processing_supclap.py", "strict_loading.py"),
-    "towers.py",
+    *("towers.py", "waveform.py"),
 }
 CODE_OF_TOWERS = {
     "supclap": {"modeling_ced.py", "feature_extraction_ced.py"},

@@ -19,7 +19,7 @@ from modeling_supclap import SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.datasets_scripts.audio import BadAudioError
 from modeling_supclap.evaluation import Results, compare
 from modeling_supclap.recipes import posttrain_teminal
-from modeling_supclap.training.trainer import TemporalTrainer
+from modeling_supclap.training.temporal_training import TemporalTrainer
 from modeling_supclap.training.training_args import TemporalTrainingArguments
 
 # Each class has three training recordings: for training, for selecting the best epoch, and for the scores.

@@ -15,9 +15,8 @@ from test_trainer import losses, processor, with_dropout
 
 from modeling_supclap.datasets_scripts.audio import read_row
 from modeling_supclap.datasets_scripts.temporal.items import TemporalItems, render
-from modeling_supclap.training.collator import TemporalCollator
 from modeling_supclap.training.distributed import leave_process_group
-from modeling_supclap.training.trainer import TemporalTrainer
+from modeling_supclap.training.temporal_training import TemporalCollator, TemporalTrainer
 from modeling_supclap.training.training_args import TemporalTrainingArguments
 
 # Words in the vocabulary of the test tokenizer.

@@ -1,0 +1,45 @@
+"""Limits of valid audio, and resampling. torch is imported only to resample, so that listing rows stays fast."""
+
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+# 40 dB above full scale; larger floats are probably integer samples without scaling.
+MAX_AMPLITUDE = 100.0
+# Range of valid sampling rates. A lower rate is probably in kilohertz; recorders reach 192 kHz.
+LEAST_RATE_HZ = 200
+MOST_RATE_HZ = 10_000_000
+# Largest denominator of the resampling ratio.
+MAX_RATIO_DENOMINATOR = 2000
+
+
+def resample(waveform: np.ndarray, from_hz: int, to_hz: int) -> np.ndarray:
+    """Resample a waveform (samples,) with torchaudio's windowed sinc interpolation.
+
+    The ratio to_hz / from_hz is rounded to a fraction with a denominator of at most 2000. Without rounding, a rate such
+    as 44,101 Hz would need a filter of gigabytes, because the size grows with from_hz * to_hz / gcd(from_hz, to_hz)^2.
+
+    Returns:
+        Float32 waveform of ceil(samples * to_hz / from_hz) samples. If the rates are equal, this is the input array.
+
+    Example:
+        >>> resample(np.zeros(44100, dtype=np.float32), 44100, 16000).shape
+        (16000,)
+    """
+    if from_hz == to_hz:
+        return waveform
+    import torch
+
+    ratio = Fraction(to_hz, from_hz).limit_denominator(MAX_RATIO_DENOMINATOR)
+    resampled = _resampler(ratio.denominator, ratio.numerator)(torch.from_numpy(waveform.copy())).numpy()
+    length = -(-len(waveform) * to_hz // from_hz)
+    return np.pad(resampled[:length], (0, max(0, length - len(resampled))), mode="edge")
+
+
+@lru_cache(maxsize=8)
+def _resampler(from_hz: int, to_hz: int) -> Any:
+    import torchaudio
+
+    return torchaudio.transforms.Resample(from_hz, to_hz)

@@ -1,0 +1,30 @@
+"""Resampling, of files and of arrays."""
+
+import builders
+import numpy as np
+import pytest
+from processes import run_python
+
+from modeling_supclap.datasets_scripts.audio import resample as resample_file
+from modeling_supclap.waveform import resample
+
+
+@pytest.mark.parametrize("rate_hz", [8000, 11_127, 22_050, 44_100, 44_101, 96_000])
+def test_one_resampler_serves_files_and_arrays(rate_hz):
+    """Includes odd rates, for which torchaudio would need gigabytes."""
+    clip = builders.noise(rate_hz)
+    found = resample(clip, rate_hz, 16_000)
+    assert found.shape == (16_000,)
+    np.testing.assert_array_equal(found, resample_file(clip, rate_hz, 16_000))
+
+
+def test_resample_returns_the_same_array_at_the_same_rate():
+    clip = builders.noise(100)
+    assert resample(clip, 16000, 16000) is clip
+    assert resample(clip, 16000, 8000).shape == (50,)
+
+
+@pytest.mark.process
+def test_rows_are_listed_without_torch():
+    """Commands that only list rows start fast."""
+    run_python("-c", "import sys, modeling_supclap.datasets_scripts.audio; assert 'torch' not in sys.modules")
