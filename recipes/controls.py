@@ -38,6 +38,7 @@ class ShuffledRegularizer(SupportVectorRegularizer):
         group_ids: Tensor | None,
         chunk_size: int | None,
         base_loss: Callable[[], Tensor],
+        is_info_nce: bool = False,
     ) -> tuple[Tensor, Logs]:
         """Compute the regularized loss, `()`, and the values to log, `{name: value}`."""
         if not self._has_started:

@@ -43,7 +43,8 @@ class SupportVectorRegularizer(nn.Module):
     Args:
         radii: Radius modules, `{direction: module}`. `t2a` moves texts toward their clips, `a2t` moves clips toward
             their texts. A radius of NaN is set to the mean distance of the positive pairs in the first batch.
-        base: Base loss: `infonce`, `siglip`, `kcl` or `cacl`. The SVR term has the same form and scale.
+        base: Name of the base loss, for the log. With `siglip`, `kcl` and `cacl`, the SVR term has the form and scale
+            of this loss; with any other name, those of `infonce`.
         alpha: Weight of the SVR term in each direction.
         beta: Weight of the radius constraint. As in the paper, only dynamic radii are constrained.
         similarity: Similarity of a support vector and a target, `cosine` or `dot`.
@@ -84,11 +85,16 @@ class SupportVectorRegularizer(nn.Module):
         group_ids: Tensor | None,
         chunk_size: int | None,
         base_loss: Callable[[], Tensor],
+        is_info_nce: bool = False,
     ) -> tuple[Tensor, Logs]:
         """Compute the regularized loss, `()`, and the values to log, `{name: value}`.
 
         The arguments are those of the base loss. `text_embeds` is `(N, d)`, or `(K, N, d)` for a multilingual loss.
-        `base_loss` computes the base loss. It is not called if `info_nce_with_support_vectors` computes all terms.
+
+        Args:
+            base_loss: Function that computes the base loss, `()`.
+            is_info_nce: Whether the base loss is `info_nce` or `kcl_loss` of these arguments.
+                `info_nce_with_support_vectors` may then compute it together with the SVR terms, without `base_loss`.
         """
         if not self._has_started:
             self.start_radii(positive_distance(text_embeds.detach(), audio_embeds.detach()).mean())
@@ -101,7 +107,7 @@ class SupportVectorRegularizer(nn.Module):
 
         options: dict[str, Any] = {"similarity": self.similarity, "group_ids": group_ids}
         scale = DIRECTION_SCALE.get(self.base)
-        if self.base in ("infonce", "kcl") and len(radii) == 2 and chunk_size is None and not self.decoupled:
+        if is_info_nce and len(radii) == 2 and chunk_size is None and not self.decoupled:
             losses = info_nce_with_support_vectors(*pairs[0], torch.stack(radii), logit_scale, **options)
             losses = scale * losses if scale else losses
             (base, svr), terms = losses.sum(dim=1), losses[1]  # (2, 2), rows InfoNCE and SVR
@@ -183,7 +189,7 @@ class ContrastiveObjective(nn.Module):
         inputs = audio_embeds, texts, logit_scale, logit_bias, group_ids, self.chunk_size
         base_loss = partial(self._base_loss, *inputs)
         if self.regularizer is not None:
-            total, logs = self.regularizer(*inputs, base_loss)
+            total, logs = self.regularizer(*inputs, base_loss, is_info_nce=self.loss in ("infonce", "kcl"))
         else:
             total = base_loss()
             logs = {f"loss_{self.loss}": total}

@@ -5,6 +5,7 @@ import reference
 import torch
 
 from modeling_supclap.losses import (
+    StaticRadius,
     cacl_loss,
     info_nce,
     kcl_loss,
@@ -20,6 +21,7 @@ from modeling_supclap.losses import (
 from modeling_supclap.recipes.controls import ShuffledTargets
 from modeling_supclap.training.objectives import (
     ContrastiveObjective,
+    SupportVectorRegularizer,
     TemporalObjective,
     build_objective,
     load_objective,
@@ -113,6 +115,23 @@ def test_shuffled_targets_move_anchors_toward_the_target_of_another_pair():
         svr.append(reference.mean([reference.log_ratio(row, [i]) for i, row in enumerate(rows)]))
     assert [logs["loss_svr_t2a"].item(), logs["loss_svr_a2t"].item()] == pytest.approx(svr)
     assert total.item() == pytest.approx(reference.info_nce(AUDIO, TEXT, SCALE.item()) + sum(svr))
+
+
+@pytest.mark.parametrize("named", [{}, {"base": "hinge"}])
+@pytest.mark.parametrize("directions", [("t2a",), ("t2a", "a2t")])
+@pytest.mark.parametrize("chunk_size", [None, 2])
+def test_support_vectors_are_added_to_any_base_loss(named, directions, chunk_size):
+    regularizer = SupportVectorRegularizer({name: StaticRadius(0.3) for name in directions}, alpha=0.5, **named)
+    weight = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
+    total, logs = regularizer.double()(AUDIO, TEXT, SCALE, None, None, chunk_size, lambda: 617 * weight)
+    svr = 0
+    for name in directions:
+        anchors, targets = (TEXT, AUDIO) if name == "t2a" else (AUDIO, TEXT)
+        svr += support_vector_loss(anchors, targets, regularizer.radii[name].radius.expand(6), SCALE)
+    torch.testing.assert_close(total, 617 * weight + 0.5 * svr)
+    assert logs[f"loss_{named.get('base', 'infonce')}"] == 2 * 617
+    total.backward()
+    assert weight.grad == 617
 
 
 def test_unidirectional_displaces_texts_only(tmp_path):
