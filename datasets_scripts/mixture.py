@@ -11,10 +11,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset, Features, List, Value, concatenate_datasets
 
-from .schema import AUDIO_COLUMNS, EXPECTED_COUNT, FILE_SOURCE, without_audio
+from .schema import AUDIO_COLUMNS, EXPECTED_COUNT, FILE_SOURCE, SAMPLING, without_audio
 from .stream import ROWS_OF_A_GROUP, Row, RowGroup, RowStream
 
 logger = logging.getLogger(__name__)
+
+_SAMPLING_TYPE = Features(
+    {
+        "repeats": Value("float64"),
+        "weight": Value("float64"),
+        "balance_labels": Value("bool"),
+        "temperature": Value("float64"),
+    }
+)
 
 
 def mix(
@@ -25,12 +34,12 @@ def mix(
     """Concatenate the splits of several datasets; audio is neither decoded nor copied.
 
     Clip ids start with the name of their dataset, which is also in the column `dataset`. If a dataset has no captions
-    in a language, the lists of its rows are empty. The training rows have the column `EXPECTED_COUNT` (see
-    `expected_counts`). A warning is logged if a recording is in the training split of one dataset and in the
-    validation or test split of another.
+    in a language, the lists of its rows are empty. The training rows have the columns `EXPECTED_COUNT` and `SAMPLING`
+    (see `expected_counts` and `counts_in_epoch`). A warning is logged if a recording is in the training split of one
+    dataset and in the validation or test split of another.
 
     If the training split of a dataset is a `RowStream`, the mixed training split is a stream that repeats rows instead
-    of adding the column `EXPECTED_COUNT`. Its recordings are not compared with the other splits, because this requires
+    of adding these columns. Its recordings are not compared with the other splits, because this requires
     reading the whole stream. To compare some of its rows, pass them to `warn_of_shared_recordings`.
 
     Args:
@@ -55,8 +64,10 @@ def mix(
         for split, rows in splits.items():
             if is_stream and split == "train":
                 continue
-            counts = {EXPECTED_COUNT: pa.array(expected[name])} if split == "train" else {}
-            parts.setdefault(split, []).append(_with_columns(rows, name, languages, counts))
+            part = _with_languages(rows, name, languages)
+            if split == "train":
+                part = with_counts(part, expected[name], options.get(name, {}), temperature)
+            parts.setdefault(split, []).append(part)
 
     mixed = {split: concatenate_datasets(of_split) for split, of_split in parts.items()}
     warn_of_shared_recordings(mixed)
@@ -100,22 +111,65 @@ def warn_of_shared_recordings(splits: Mapping[str, Any]) -> None:
             )
 
 
+def with_counts(
+    rows: Dataset, expected: np.ndarray, options: Mapping[str, Any], temperature: float | None = None
+) -> Dataset:
+    """Add the columns `EXPECTED_COUNT` and `SAMPLING` to the training rows of one dataset."""
+    sampling = pa.array([{**options, "temperature": temperature}] * len(rows), _SAMPLING_TYPE.type)
+    rows = rows.add_column(EXPECTED_COUNT, expected)
+    return rows.add_column(SAMPLING, sampling, feature=_SAMPLING_TYPE)
+
+
+def counts_in_epoch(rows: Dataset, items: np.ndarray | None = None) -> np.ndarray:
+    """Compute the expected counts of rows with the column `SAMPLING`, from the rows that are left of each dataset.
+
+    If each row has several items, such as its captions, shares and labels are balanced among items, not rows.
+
+    Args:
+        rows: Rows of `mix`, or of one dataset without the column `dataset`.
+        items: Number of items of each row, int `(rows,)`. None: one item per row.
+
+    Returns:
+        Expected number of times that an epoch contains each item of a row, float64 `(rows,)`.
+    """
+    light = without_audio(rows)
+    names = np.array(light["dataset"][:] if "dataset" in light.column_names else [""] * len(light))
+    sets, options, of_set, temperature = {}, {}, {}, None
+    for name in dict.fromkeys(names.tolist()):
+        indices = np.flatnonzero(names == name)
+        sets[name], of_set[name] = light.select(indices), indices
+        options[name] = {key: value for key, value in sets[name][0][SAMPLING].items() if value is not None}
+        temperature = options[name].pop("temperature", None)
+
+    counts = np.empty(len(light))
+    of_items = None if items is None else {name: items[indices] for name, indices in of_set.items()}
+    for name, expected in expected_counts(sets, options, temperature, of_items).items():
+        counts[of_set[name]] = expected
+    return counts
+
+
 def expected_counts(
-    sets: Mapping[str, Dataset], options: Mapping[str, Mapping[str, Any]], temperature: float | None = None
+    sets: Mapping[str, Dataset],
+    options: Mapping[str, Mapping[str, Any]],
+    temperature: float | None = None,
+    items: Mapping[str, np.ndarray] | None = None,
 ) -> dict[str, np.ndarray]:
-    """Compute the expected number of times that an epoch contains each row.
+    """Compute the expected number of times that an epoch contains each row, or each item of a row.
 
     Args:
         sets: `{dataset name: training rows}`.
         options: `{dataset name: options}` with the following options. `repeats`: number of times that an epoch contains
             the dataset; default 1. `weight`: share of the dataset in the epoch, relative to the other weights; default
-            1. With weights, an epoch has as many rows as all datasets together. `balance_labels`: whether to count each
-            row in proportion to the sum, over its labels, of 1 / (number of rows with this label).
+            1. With weights, an epoch has as many items as all datasets together. `balance_labels`: whether to count
+            each row in proportion to the sum, over its labels, of 1 / (number of rows with this label). If each row has
+            one label, an epoch then contains all labels equally often.
         temperature: T; if set, the weight of a dataset is size^(1/T). With 1, the weights are the sizes; larger values
             make the weights more equal.
+        items: `{dataset name: number of items of each row}`, int `(rows,)`, if each row has several items, such as its
+            captions. The size of a dataset is then its number of items. None: each row is one item.
 
     Returns:
-        `{dataset name: expected counts}`, float64 `(rows,)`.
+        `{dataset name: expected counts}`, float64 `(rows,)`, of each item of a row.
 
     Raises:
         ValueError: More than one of repeats, weight and temperature is used, a value is not positive, or a row has no
@@ -129,7 +183,9 @@ def expected_counts(
     if not (factors > 0).all() or not (temperature is None or temperature > 0):
         raise ValueError(f"got {key} {factors.tolist()} and temperature {temperature}; expected positive values")
 
-    sizes = np.array([len(rows) for rows in sets.values()], np.float64)
+    if items is None:
+        items = {name: np.ones(len(rows), np.int64) for name, rows in sets.items()}
+    sizes = np.array([items[name].sum() for name in sets], np.float64)
     totals = factors * sizes
     if key == "weight" or temperature is not None:
         shares = factors if temperature is None else sizes ** (1 / temperature)
@@ -137,7 +193,7 @@ def expected_counts(
 
     expected = {}
     for (name, rows), total in zip(sets.items(), totals, strict=True):
-        weights = np.ones(len(rows))
+        weights = items[name].astype(np.float64)  # of all items of a row
         if options.get(name, {}).get("balance_labels"):
             labels = rows["labels"][:]
             clips = Counter(chain.from_iterable(labels))
@@ -145,7 +201,7 @@ def expected_counts(
             if not weights.all():
                 clip_id = rows["clip_id"][int(weights.argmin())]
                 raise ValueError(f"clip {clip_id!r} has no label; balance_labels requires labels; remove it for {name}")
-        expected[name] = weights * total / weights.sum()
+        expected[name] = weights * total / weights.sum() / items[name]
     return expected
 
 
@@ -193,8 +249,8 @@ class _MixedSplit:
         return get_named
 
 
-def _with_columns(rows: Dataset, name: str, languages: list[str], more: Mapping[str, pa.Array]) -> Dataset:
-    """Return rows with new clip ids, captions and dataset names, and the additional columns `more`."""
+def _with_languages(rows: Dataset, name: str, languages: list[str]) -> Dataset:
+    """Return rows with new clip ids, captions in the given languages, and the column `dataset`."""
     light = without_audio(rows)
     table = light.with_format("arrow")[:]
     captions, texts = table["captions"].combine_chunks(), pa.list_(pa.string())
@@ -208,9 +264,8 @@ def _with_columns(rows: Dataset, name: str, languages: list[str], more: Mapping[
         "clip_id": pc.binary_join_element_wise(name, table["clip_id"], "/"),
         "captions": pa.StructArray.from_arrays(fields, names=languages),
         "dataset": pa.array([name] * len(rows), pa.string()),
-        **more,
     }
-    features = Features({**light.features, "dataset": Value("string"), **dict.fromkeys(more, Value("float64"))})
+    features = Features({**light.features, "dataset": Value("string")})
     features["captions"] = {language: List(Value("string")) for language in languages}
     renewed = Dataset(pa.table(columns).select(list(features)).cast(features.arrow_schema))
     audio = [column for column in AUDIO_COLUMNS if column in rows.column_names]

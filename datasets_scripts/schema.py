@@ -25,6 +25,10 @@ AUDIO_COLUMNS = ("audio", "samples", "sampling_rate_hz")
 EXPECTED_COUNT = "expected_count"
 """Column with the expected number of times that a training epoch contains a row. If it is missing, the number is 1."""
 
+SAMPLING = "sampling"
+"""Column with the options of a row's dataset in a mixture (see `mixture.counts_in_epoch`). It takes precedence over
+`EXPECTED_COUNT`, because it remains valid if rows are removed or if each caption is an item of its own."""
+
 SPLIT_NAMES = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("validation", "valid", "val", "dev", "development"), "validation"),

@@ -81,7 +81,9 @@ class DataArguments(DatasetArguments):
         [],
     )
     dataset_temperature: float | None = option("Temperature T of the dataset weights size^(1/T).")
-    balance_labels: bool = option("Draw training clips of each label equally often; can be set per dataset.", False)
+    balance_labels: bool = option(
+        "Draw each label equally often, if each clip has one label; a clip with several counts for each of them.", False
+    )
     streaming: bool = option("Stream the training split; only for prepared, hf and webdataset.", False)
     zero_shot_templates: list[str] = option(
         "Class prompts for zero-shot classification of the test split, such as 'This is a sound of {}'. Default: none.",
@@ -156,10 +158,11 @@ class DataArguments(DatasetArguments):
             problem = f"{len(missing):,} of {count + len(missing):,} recordings are missing, such as {missing[0]}"
             raise FileNotFoundError(f"{problem}; complete the folder, or set --allow_missing true to train without")
         if self.balance_labels and "train" in splits:
-            from modeling_supclap.datasets_scripts.mixture import EXPECTED_COUNT, expected_counts
+            from modeling_supclap.datasets_scripts.mixture import expected_counts, with_counts
 
-            counts = expected_counts({"": splits["train"]}, {"": {"balance_labels": True}})
-            splits["train"] = splits["train"].add_column(EXPECTED_COUNT, counts[""])
+            balanced = {"balance_labels": True}
+            counts = expected_counts({"": splits["train"]}, {"": balanced})
+            splits["train"] = with_counts(splits["train"], counts[""], balanced)
         return splits
 
 
@@ -365,7 +368,7 @@ class SweepArguments:
     """Options of training runs with several settings and seeds."""
 
     positional: ClassVar[str] = "[CONFIG.yaml] KEY=VALUE[,VALUE ...] [KEY=VALUE ...]"
-    seeds: list[int] = option("Seeds of every combination.", [0])
+    seeds: list[int] = option("Seeds of every combination. Default: the seed of the configuration, or 0.", [])
     dry_run: bool = option("Check all settings and estimate the cost, without training.", False)
     data_dir: str | None = option("Folder of the data, or a folder with one folder per dataset.")
     output_dir: str = option("Folder of the runs and the table.", "outputs/sweep")

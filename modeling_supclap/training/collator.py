@@ -14,8 +14,10 @@ from torch.utils.data import Dataset
 
 from modeling_supclap.datasets_scripts import bad_audio
 from modeling_supclap.datasets_scripts.audio import read_row, to_int16
+from modeling_supclap.datasets_scripts.mixture import counts_in_epoch
 from modeling_supclap.datasets_scripts.schema import (
     EXPECTED_COUNT,
+    SAMPLING,
     all_captions,
     caption_counts,
     group_id,
@@ -39,7 +41,9 @@ class IndexedRows(Dataset):
 
     The optional column `schema.EXPECTED_COUNT` contains the expected number of copies c of each row in an epoch. Each
     epoch then contains floor(c) or ceil(c) copies of a row (systematic resampling), and all epochs have the same
-    length. The added key `repetition` is the number of the copy, from 0. The selection depends only on seed and epoch.
+    length. The column `schema.SAMPLING` of a mixture contains its options instead, and the counts are computed from the
+    rows that are left. The added key `repetition` is the number of the copy, from 0. The selection depends only on seed
+    and epoch.
 
     Args:
         rows: Map-style dataset of rows as described in `datasets_scripts/schema.py`.
@@ -59,9 +63,13 @@ class IndexedRows(Dataset):
                 self._captions += [(index, number) for number in range(max(1, count))]
 
         self.expected: np.ndarray | None = None  # expected count of each item
-        if seed is not None and EXPECTED_COUNT in (getattr(rows, "column_names", None) or ()):
-            clips = range(len(rows)) if self._captions is None else [index for index, _ in self._captions]
-            self.expected = np.array(rows[EXPECTED_COUNT][:])[clips]
+        columns = getattr(rows, "column_names", None) or ()
+        if seed is not None and (SAMPLING in columns or EXPECTED_COUNT in columns):
+            clips = np.arange(len(rows))
+            if self._captions is not None:
+                clips = np.array([index for index, _ in self._captions])
+            counts = counts_in_epoch(rows, np.bincount(clips)) if SAMPLING in columns else rows[EXPECTED_COUNT][:]
+            self.expected = np.asarray(counts)[clips]
         # Epoch, item of each copy, and first copy of each item.
         self._drawn: tuple[int, np.ndarray, np.ndarray] | None = None
 
@@ -229,7 +237,8 @@ class TrainingCollator(ContrastiveCollator):
             (ATRI 3.1, ML-CLAP). `kcl`: the same caption in all K languages (ATRI eq. 9). `cacl`: the same caption in
             the anchor language and one random other language, K = 2 (ATRI eq. 12). Captions with the same index in two
             languages count as translations of each other.
-        languages_per_clip: For `kcl`, the number K of languages, drawn at random for each clip. None: all languages.
+        languages_per_clip: For `kcl`, the number K of languages, drawn at random for each clip, so that text k of two
+            clips may be in different languages. None: all languages.
     """
 
     def __init__(

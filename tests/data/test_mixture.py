@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 from datasets import Dataset, Value, concatenate_datasets
 
-from modeling_supclap.datasets_scripts.mixture import expected_counts, mix, warn_of_shared_recordings
+from modeling_supclap.datasets_scripts.mixture import (
+    counts_in_epoch,
+    expected_counts,
+    mix,
+    warn_of_shared_recordings,
+    with_counts,
+)
 from modeling_supclap.datasets_scripts.schema import EXPECTED_COUNT, features, require_captions, validate_row
 from modeling_supclap.datasets_scripts.stream import RowGroup, RowStream
 
@@ -83,6 +89,34 @@ def test_balanced_labels_are_equally_frequent_and_keep_the_share_of_their_datase
     both, dog, _ = counts["b"][:3]
     assert both / dog == pytest.approx((1 / 12 + 1 / 4) / (1 / 12))
     assert counts["b"].sum() == pytest.approx(12)
+
+
+@pytest.mark.parametrize(
+    ("options", "temperature", "totals"),
+    [
+        ({}, None, (8, 25)),  # captions of 4 clips with two, and of 5 clips with five
+        ({"b": {"repeats": 2}}, None, (8, 50)),
+        ({"a": {"weight": 1}, "b": {"weight": 3}}, None, (33 / 4, 33 * 3 / 4)),
+        ({}, 2, tuple(33 * np.sqrt([8, 25]) / np.sqrt([8, 25]).sum())),
+    ],
+)
+def test_shares_hold_for_captions_and_for_the_rows_that_are_left(options, temperature, totals):
+    sets = {"a": {"train": make_rows(6)}, "b": {"train": make_rows(5)}}
+    mixed = mix(sets, options, temperature)["train"].select([1, 3, 4, 5, *range(6, 11)])  # two rows of "a" are bad
+    counts = counts_in_epoch(mixed, np.array([2] * 4 + [5] * 5))
+    of_items = np.repeat(counts, [2] * 4 + [5] * 5)
+    assert [of_items[:8].sum(), of_items[8:].sum()] == pytest.approx(totals)
+    assert np.ptp(of_items[:8]) == np.ptp(of_items[8:]) == pytest.approx(0)
+
+
+def test_labels_are_balanced_among_captions_and_the_rows_that_are_left():
+    rows, balanced = make_rows(9, labels=(("dog",), ("dog",), ("cat",))), {"balance_labels": True}
+    rows = with_counts(rows, expected_counts({"": rows}, {"": balanced})[""], balanced)
+    rows, captions = rows.select([0, 1, 2, 3, 4, 6]), np.array([1, 2, 4, 1, 3, 1])  # one of three cats is left
+    drawn = Counter()
+    for label, count, number in zip(rows["labels"], counts_in_epoch(rows, captions), captions, strict=True):
+        drawn[label[0]] += count * number
+    assert drawn == pytest.approx({"dog": 6, "cat": 6})
 
 
 @pytest.mark.parametrize(

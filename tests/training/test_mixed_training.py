@@ -86,6 +86,21 @@ def test_an_epoch_has_each_item_floor_or_ceil_of_its_count(every_caption_in):
     assert len(subsets) > 30  # many different subsets
 
 
+def test_weights_are_shares_of_the_captions_of_an_epoch():
+    sets = {}
+    for name, captions in (("one", 1), ("five", 5)):
+        rows = []
+        for number in range(20):
+            texts = {"eng": [f"{number} {caption}" for caption in range(captions)]}
+            rows.append(
+                {"clip_id": str(number), "audio_path": "a.wav", "captions": texts, "source": f"{name} {number}"}
+            )
+        sets[name] = {"train": Dataset.from_list(rows)}
+    indexed = IndexedRows(mix(sets, {name: {"weight": 1} for name in sets})["train"], "eng", seed=0)
+    drawn = Counter(indexed[index]["dataset"] for index in range(len(indexed)))
+    assert drawn == {"one": 60, "five": 60}
+
+
 def test_copies_of_a_clip_have_their_own_crop_caption_and_gain(tmp_path):
     row = {"clip_id": "a", "captions": {"eng": [f"caption {number}" for number in range(50)]}, EXPECTED_COUNT: 5.0}
     indexed, collator = IndexedRows(Dataset.from_list([row]), seed=0), TrainingCollator(processor())
