@@ -41,7 +41,8 @@ def kcl_loss(
     """Compute the 1-to-K contrastive loss (KCL) between clips and captions in all K languages (ATRI eq. 9-11).
 
     L = 1/(2NK) sum_ik (-log softmax_j(logit_scale a_i . t_jk)[i] - log softmax_j(logit_scale t_ik . a_j)[i]), the mean
-    over languages and directions. A caption and its negatives are in the same language. `info_nce` sums the two
+    over languages and directions. Column k is one contrast: if it has one language, a caption and its negatives are in
+    the same language. With `languages_per_clip`, column k has a random language of each clip. `info_nce` sums the two
     directions, so its value is twice as large. A random model has a loss of log N; the loss of a perfect model
     approaches 0.
 

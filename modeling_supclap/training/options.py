@@ -65,7 +65,8 @@ class ContrastiveOptions:
             negatives.
         languages: ISO 639-3 codes of the captions to train on.
         languages_per_clip: Number of languages in which `kcl` embeds a clip's caption, drawn at random for each clip
-            and epoch. Fewer languages cost less time. Defaults to all `languages`, as in the paper.
+            and epoch. Fewer languages cost less time, but the negatives of a caption are then in random languages, not
+            in its own. Defaults to all `languages`, as in the paper.
         eval_languages: Languages to evaluate. Defaults to `languages`.
         positives: Captions that count as correct for a clip. `clip`: its own captions, as in the papers. `captions`:
             its own captions, and those of clips with exactly the same captions. Use `captions` if captions are
