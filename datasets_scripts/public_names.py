@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 _SECRET = re.compile(
-    r"(.*_)?(token|auth|authorization|signature|cookie|pwd|bearer)|"
+    r"(.*_)?(token|auth|authorization|signature|cookies?|pwd|bearer|jwt|session|session_id|sid)|.+_headers|"
     r"key|.*(api|access|account|auth|encryption|master|private|shared|signing|ssh|storage|subscription)_?key|"
     r".*(secret|passw|passphrase|credential|connection_string).*"
 )
@@ -42,7 +42,11 @@ def public_name(name: str | os.PathLike[str]) -> str:
 def is_secret(name: str) -> bool:
     """Return whether an option name indicates a secret, such as a token or a password.
 
+    Headers of requests are secret as a whole, because services name their credentials as they like.
+
     >>> is_secret("hub_token"), is_secret("Api-Key"), is_secret("accessToken"), is_secret("pad_token")
+    (True, True, True, False)
+    >>> is_secret("extra_headers"), is_secret("X-Session"), is_secret("jwt"), is_secret("session_seconds")
     (True, True, True, False)
     """
     name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().replace("-", "_").replace(" ", "_")

@@ -43,7 +43,7 @@ class Clip(NamedTuple):
 
 
 class Corpus:
-    """Recordings to embed, from all splits. `root` is a folder to remove from paths in the manifest."""
+    """Recordings to embed, from all splits. Paths in the manifest are relative to the folder `root`."""
 
     def __init__(self, splits: Mapping[str, Any], root: str | None = None) -> None:
         from modeling_supclap.datasets_scripts.schema import without_audio
@@ -53,6 +53,10 @@ class Corpus:
         for split, rows in splits.items():
             for number, row in enumerate(without_audio(rows)):
                 self.clips.append(Clip(row["clip_id"], split, number))
+
+    def relative(self, text: str | None) -> str:
+        """Remove the root folder from the paths in a text."""
+        return (text or "").replace(f"{self.root}/", "") if self.root else text or ""
 
     def recording(self, clip: Clip, min_seconds: float, pad_short_clips: bool) -> Recording:
         """Return a recording that is read on demand. If it is shorter than `min_seconds`, it is padded or refused."""
@@ -75,7 +79,9 @@ def load_corpus(args: CorpusArguments) -> Corpus:
     if (args.dataset is None) == (args.folder is None):
         raise ValueError(f"got dataset={args.dataset!r} and folder={args.folder!r}; set exactly one of them")
     if args.dataset is not None:
-        return Corpus(args.load_splits())
+        data_dir = args.builder_options.get("data_dir")
+        is_folder = data_dir is not None and Path(data_dir).is_dir()
+        return Corpus(args.load_splits(), str(Path(data_dir).absolute()) if is_folder else None)
 
     if "://" in str(args.folder):
 
@@ -195,6 +201,7 @@ def write_file(path: Path, corpus: Corpus, clips: Sequence[Clip], embedded: Sequ
     import pyarrow.parquet as pq
 
     from modeling_supclap.datasets_scripts.audio import MissingDecoderError
+    from modeling_supclap.datasets_scripts.public_names import public_name
 
     embeds, bad = [np.empty((0, width), np.float32)], []
     columns: dict[str, list[Any]] = {"clip_id": [], "split": [], "start_seconds": [], "end_seconds": []}
@@ -203,10 +210,9 @@ def write_file(path: Path, corpus: Corpus, clips: Sequence[Clip], embedded: Sequ
             raise chunks.error  # a missing package, not a bad recording
         if chunks.error is not None:
             audio_path = corpus.splits[clip.split][clip.row]["audio_path"]
-            entry = {"clip_id": clip.clip_id, "audio_path": audio_path, "reason": str(chunks.error)}
-            if corpus.root is not None:
-                entry = {name: text.replace(f"{corpus.root}/", "") for name, text in entry.items()}
-            bad.append(entry)
+            shown = public_name(corpus.relative(audio_path))
+            reason = corpus.relative(str(chunks.error).replace(audio_path, shown) if audio_path else str(chunks.error))
+            bad.append({"clip_id": clip.clip_id, "audio_path": shown, "reason": reason})
             continue
         embeds.append(np.asarray(chunks.embeds))
         for onset, offset in zip(chunks.onset_seconds, chunks.offset_seconds, strict=True):

@@ -30,6 +30,7 @@ import json
 import os
 import re
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -42,6 +43,7 @@ import numpy as np
 import yaml
 
 from modeling_supclap.datasets_scripts.atomic_files import write_json, write_text
+from modeling_supclap.datasets_scripts.public_names import redact
 from modeling_supclap.recipes import evaluate_supclap, options, posttrain_teminal, train_supclap
 from modeling_supclap.recipes.arguments import CONFIGS, YAML_LOADER, parse_arguments, parse_names, read_settings
 from modeling_supclap.recipes.running import is_first_process, join_processes, run_command, say
@@ -245,7 +247,11 @@ def run_step(step: Step) -> None:
     num_processes = int(os.environ.get("WORLD_SIZE", 1))
     if not step.is_done:
         step.folder.mkdir(parents=True, exist_ok=True)
-        path = step.folder / "settings.yaml"
+        # The folder may be uploaded, so its copy has no tokens and no paths of this machine.
+        public = yaml.safe_dump(redact(step.settings), allow_unicode=True)
+        write_text(step.folder / "settings.yaml", public)
+        private = tempfile.TemporaryDirectory(prefix="supclap-")  # only its owner can read it
+        path = Path(private.name, "settings.yaml")
         write_text(path, yaml.safe_dump(step.settings, allow_unicode=True))
         words = [f"supclap {step.recipe}", str(path)]
         if step.recipe == "posttrain" or (step.recipe == "train" and last_checkpoint(step.folder, resumes=True)):
@@ -266,6 +272,7 @@ def run_step(step: Step) -> None:
             RECIPES[step.recipe][0]()
         finally:
             sys.argv = before
+            private.cleanup()
         gc.collect()  # a trainer and its model refer to each other
     if num_processes > 1:
         join_processes(None).wait_for_everyone()

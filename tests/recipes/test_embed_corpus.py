@@ -209,6 +209,22 @@ def test_a_recording_that_vanishes_is_listed(folder, tmp_path, monkeypatch):
     assert manifest["chunks"] == 1
 
 
+@pytest.mark.parametrize("is_relative", [False, True])
+def test_unusable_recordings_of_a_dataset_have_no_local_paths(folder, tmp_path, monkeypatch, is_relative):
+    esc = make_folder(tmp_path / "ann" / "ESC", clips=4, bad=False)
+    damaged = sorted((esc / "audio").iterdir())[1]
+    damaged.write_bytes(b"RIFF, no more")
+    monkeypatch.chdir(tmp_path)
+    data_dir = esc.relative_to(tmp_path) if is_relative else esc
+    data = ["--dataset", "esc50", "--data_dir", data_dir, "--device", "cpu"]
+    run_recipe(embed_corpus, "--model", folder / "model", *data, "--output", tmp_path / "out")
+    (bad,) = json.loads((tmp_path / "out" / "manifest.json").read_text(encoding="utf-8"))["bad_audio"]
+    assert bad["audio_path"] == f"audio/{damaged.name}"
+    assert damaged.name in bad["reason"]
+    written = b"".join(path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file())
+    assert b"ann/" not in written
+
+
 def test_a_dataset_and_a_clap_model_are_supported(folder, tmp_path):
     esc = make_folder(tmp_path / "ESC", clips=12, bad=False)
     what = ["--dataset", "esc50", "--data_dir", esc, "--test_fold", 4]
