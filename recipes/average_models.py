@@ -35,7 +35,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--output_dir", required=True, type=Path, help="New or empty output folder.")
     args = parser.parse_args(arguments)
     names, weights, folder = args.models, args.weights or [1 / len(args.models)] * len(args.models), args.output_dir
-    if len(names) < 2 or len(weights) != len(names) or abs(sum(weights) - 1) > 1e-6:
+    has_sum_1 = abs(sum(weights) - 1) <= 1e-6  # False for NaN
+    if len(names) < 2 or len(weights) != len(names) or not has_sum_1:
         raise ValueError(f"got models {names} with weights {weights}; expected two or more, and weights with sum 1")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} is not an empty folder; choose another --output_dir")

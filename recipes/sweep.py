@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +47,31 @@ def combine(words: Sequence[str]) -> dict[str, dict[str, Any]]:
     return combinations
 
 
+def choose_seeds(words: Sequence[str], seeds: Sequence[int], config: Mapping[str, Any]) -> list[int]:
+    """Return the seeds of every combination: `--seeds`, or the setting `seed`, or the seed of the configuration, or 0.
+
+    >>> choose_seeds(["seed=1,2", "svr_alpha=1"], [], {"seed": 7}), choose_seeds(["svr_alpha=1"], [], {"seed": 7})
+    ([1, 2], [7])
+    """
+    swept: list[Any] = []
+    for word in words:
+        if word.startswith("seed="):
+            swept += yaml.safe_load(f"[{word.removeprefix('seed=')}]")
+    if swept and seeds:
+        raise ValueError(f"got seed={swept} and --seeds {list(seeds)}; use one of them")
+    chosen = swept or list(seeds) or [config.get("seed", 0)]
+    if not all(type(seed) is int for seed in chosen) or len(set(chosen)) < len(chosen):
+        raise ValueError(f"got the seeds {chosen}; expected different whole numbers")
+    return chosen
+
+
 def main() -> None:
     """Run the command: check all settings, train, and write the table."""
     named, args = parse_names(SweepArguments, about=__doc__)
     has_config = bool(named) and named[0].endswith((".yaml", ".yml"))
     config = read_settings(named.pop(0) if has_config else DEFAULT_CONFIG)
+    args.seeds = choose_seeds(named, args.seeds, config)
+    named = [word for word in named if not word.startswith("seed=")]
     if not named and len(args.seeds) < 2:
         raise ValueError("got no settings and one seed; pass settings such as svr=none,bi-static, or several --seeds")
 

@@ -100,6 +100,7 @@ def test_other_architectures_and_tokenizers_are_refused_by_name(folders, tmp_pat
         (1, [], "seed_0"),
         (2, ["--weights", 0.5], r"\[0.5\]"),
         (2, ["--weights", 0.5, 0.6], r"\[0.5, 0.6\]"),
+        (2, ["--weights", "nan", 1], r"\[nan, 1.0\]"),
     ],
 )
 def test_weights_that_do_not_fit_are_shown(folders, tmp_path, count, options, message):

@@ -54,6 +54,44 @@ def test_finished_runs_are_written_if_another_run_fails(calls, tmp_path):
     assert pandas.read_csv(tmp_path / "table.csv")["model"].tolist() == ["svr_alpha=1"]
 
 
+@pytest.mark.parametrize(
+    ("words", "seeds"),
+    [(["seed=3,1"], [3, 1]), (["--seeds", "3", "1"], [3, 1]), ([], [5]), (["seed=0"], [0])],
+)
+def test_seeds_are_an_option_a_setting_or_those_of_the_file(calls, tmp_path, words, seeds):
+    config = tmp_path / "mine.yaml"
+    config.write_text("base: smoke.yaml\nseed: 5\n")
+    run_recipe(sweep, config, "svr_alpha=0.5,1", *words, "--output_dir", tmp_path / "out")
+    expected = [(alpha, seed) for alpha in (0.5, 1) for seed in seeds]
+    assert [(call["svr_alpha"], call["seed"]) for call in calls] == expected
+    table = pandas.read_csv(tmp_path / "out" / "table.csv").set_index("model")
+    assert table["seeds"].to_dict() == dict.fromkeys(["svr_alpha=0.5", "svr_alpha=1"], len(seeds))
+
+
+@pytest.mark.parametrize("words", [["seed=0,1", "--seeds", "2"], ["seed=0,0"], ["seed=often"], ["seed=0.5,1"]])
+def test_seeds_that_do_not_fit_are_refused(calls, tmp_path, words):
+    with pytest.raises(ValueError, match="seed"):
+        run_recipe(sweep, "smoke.yaml", "svr_alpha=1,2", *words, "--output_dir", tmp_path)
+    assert not calls
+
+
+def test_no_file_of_a_run_has_a_token_or_a_local_path(calls, tmp_path):
+    config, data = tmp_path / "mine.yaml", tmp_path / "ann"
+    (data / "sounds").mkdir(parents=True)
+    config.write_text(
+        f"base: smoke.yaml\nhub_token: hf_secret\nbackground_dir: {data}\n"
+        f"dataset_config: {{num_train: 8, api_key: other_secret}}\n"
+    )
+    run_recipe(sweep, config, "svr_alpha=0.5,1", "--output_dir", tmp_path / "out")
+    assert [call["hub_token"] for call in calls] == ["hf_secret"] * 2
+    assert {call["background_dir"] for call in calls} == {str(data)}
+    assert {call["dataset_config"]["api_key"] for call in calls} == {"other_secret"}
+    written = b"".join(path.read_bytes() for path in (tmp_path / "out").rglob("*/settings.yaml"))
+    assert b"num_train" in written
+    assert b"secret" not in written
+    assert str(tmp_path).encode() not in written
+
+
 def test_a_sweep_needs_settings_or_several_seeds(calls, tmp_path):
     with pytest.raises(ValueError, match="no settings"):
         run_recipe(sweep, "smoke.yaml", "--output_dir", tmp_path)
