@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import signal
 import sys
@@ -36,8 +38,12 @@ class StoppedError(Exception):
 def run_command(main: Callable[[], int | None]) -> None:
     """Run the main function of a recipe, which reads `sys.argv`, and exit with the status that it returns.
 
-    The exit status is 1 after an error, 130 after Ctrl-C, and 143 after SIGTERM with a saved checkpoint.
+    The exit status is 1 after an error, 130 after Ctrl-C, and 143 after SIGTERM with a saved checkpoint. Letters that
+    the terminal cannot encode are printed as escapes.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # not in notebooks and under pytest
+            stream.reconfigure(errors="backslashreplace")
     if not sys.stderr.isatty():  # no progress bars in log files; read when datasets and transformers are imported
         os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -179,8 +185,19 @@ def require_usable_audio(splits: Mapping[str, Any], args: SupCLAPTrainingArgumen
 
 
 def _plain(error: Exception) -> str:
-    """Return the message of an error, without the worker traceback that the DataLoader adds."""
+    """Return the message of an error, without the worker traceback that the DataLoader adds.
+
+    A full disk and a cache folder that is not writable get a hint, because their own messages do not name the cause.
+    """
     if isinstance(error, FileExistsError) and error.filename:  # from `mkdir`
         return f"{error.filename} is a file; expected a folder; choose another path"
     message = str(error).rstrip()
+    if "inline_container" in message and "unexpected pos" in message:  # torch.save on a full disk
+        return f"torch wrote only a part of a file; the disk is probably full: free space and run again ({message})"
+    if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and error.filename:
+        from huggingface_hub.constants import HF_HOME
+
+        cache, denied = Path(HF_HOME).absolute(), Path(os.fsdecode(error.filename)).absolute()
+        if denied == cache or denied in cache.parents or cache in denied.parents:
+            return f"{message}; set the environment variable HF_HOME to a folder that you may write to"
     return message.splitlines()[-1].partition(": ")[2] if message.startswith("Caught ") else message

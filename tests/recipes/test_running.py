@@ -1,7 +1,12 @@
 """Errors of recipes: the cause, without a traceback."""
 
+import errno
+import io
+import sys
+
 import pytest
 import yaml
+from huggingface_hub.constants import HF_HOME
 
 from modeling_supclap import SupCLAPConfig
 from modeling_supclap.recipes.running import is_first_process, run_command
@@ -32,3 +37,52 @@ def test_the_first_process_is_known_without_a_group(monkeypatch, name, rank, fir
     if rank:
         monkeypatch.setenv(name, rank)
     assert is_first_process() == first
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_letters_that_the_terminal_lacks_are_escaped(monkeypatch, encoding, fails):
+    streams = {name: io.TextIOWrapper(io.BytesIO(), encoding=encoding) for name in ("stdout", "stderr")}
+    for name, stream in streams.items():
+        monkeypatch.setattr(sys, name, stream)
+
+    def main():
+        print("in \u5e73\u5747")
+        if fails:
+            raise ValueError("no \u5e73")
+
+    if fails:
+        with pytest.raises(SystemExit):
+            run_command(main)
+    else:
+        run_command(main)
+    printed = {}
+    for name, stream in streams.items():
+        stream.flush()
+        printed[name] = stream.buffer.getvalue()
+    assert printed["stdout"] == b"in \\u5e73\\u5747\n"
+    assert (b"no \\u5e73" in printed["stderr"]) == fails
+
+
+@pytest.mark.parametrize(
+    ("error", "hint"),
+    [
+        (PermissionError(errno.EACCES, "Permission denied", str(HF_HOME)), "HF_HOME"),
+        (OSError(errno.EROFS, "Read-only file system", f"{HF_HOME}/datasets/x.lock"), "HF_HOME"),
+        (PermissionError(errno.EACCES, "Permission denied", "/elsewhere/model"), ""),
+        (FileNotFoundError(errno.ENOENT, "No such file", f"{HF_HOME}/x"), ""),
+        (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 8512 vs 8406"), "disk"),
+    ],
+)
+def test_errors_of_the_disk_name_their_cause(capsys, error, hint):
+    def main():
+        raise error
+
+    with pytest.raises(SystemExit):
+        run_command(main)
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert str(error) in last
+    if hint:
+        assert hint in last
+    else:
+        assert not any(word in last for word in ("HF_HOME", "disk is"))
