@@ -252,3 +252,14 @@ def test_every_module_has_its_test():
         and not {path.stem, f"{path.parent.name}_{path.stem}", f"{path.stem}_losses"} & tested
     }
     assert not untested
+
+
+def test_the_best_step_of_a_test_is_not_its_last():
+    """A test of the best checkpoint reads its step through `best_step`, which fails if it is the last step."""
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        text = path.read_text(encoding="utf-8")
+        names = {node.attr for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute)}
+        loads_best = '"load_best_model_at_end": True' in text or "load_best_model_at_end=True" in text
+        if path.stem not in ("test_architecture", "test_trainer"):  # the latter defines it
+            assert "best_global_step" not in names, f"{path}: call best_step of test_trainer.py"
+            assert not loads_best or "best_step(" in text, f"{path}: check the step with best_step of test_trainer.py"

@@ -106,6 +106,18 @@ def test_with_a_memo_only_changed_recordings_are_read_again(rows, tmp_path, monk
     assert looked_at[8:] == [rows[1]["audio_path"]]
 
 
+def test_a_repaired_recording_of_the_same_size_is_read_again(tmp_path):
+    rows = tone_rows(tmp_path, 2)
+    path, memo = tmp_path / "tone_1.wav", tmp_path / "memo.json"
+    good = path.read_bytes()
+    path.write_bytes(b"junk".ljust(len(good)))
+    assert len(filter_bad_audio(rows, "skip", memo=memo)) == 1
+    modified_ns = path.stat().st_mtime_ns
+    path.write_bytes(good)
+    os.utime(path, ns=(modified_ns + 10**9, modified_ns + 10**9))
+    assert len(filter_bad_audio(rows, "skip", memo=memo)) == 2
+
+
 def test_of_stored_samples_only_the_length_is_checked(tmp_path):
     rows = []
     for name, samples in (("short", b"xx"), ("long", bytes(32_000)), ("file", None)):

@@ -49,6 +49,14 @@ def test_loudness_is_matched_in_a_concatenation_if_requested():
     assert strength_db(matched[:RATE_HZ], 500) == pytest.approx(strength_db(matched[RATE_HZ:], 2000), abs=0.01)
 
 
+def test_matched_clips_are_matched_before_they_fade_into_each_other():
+    loud, quiet = tone(500, amplitude=0.5), tone(2000, amplitude=0.005)
+    equal = 0.05  # the geometric mean of both amplitudes
+    expected = concatenate(loud / 0.5 * equal, quiet / 0.005 * equal, RATE_HZ, RenderOptions(crossfade_seconds=0.25))
+    found = concatenate(loud, quiet, RATE_HZ, RenderOptions(crossfade_seconds=0.25, match_loudness=True))
+    np.testing.assert_allclose(found, expected, atol=2e-4)
+
+
 @pytest.mark.parametrize("quiet_db", [0, -20, -60])
 def test_overlaid_clips_are_equally_loud_whatever_their_levels_and_padding(quiet_db):
     quiet = tone(2000, 0.5, amplitude=0.5 * 10 ** (quiet_db / 20))

@@ -8,6 +8,7 @@ from itertools import chain
 from typing import ClassVar
 
 import datasets
+import numpy as np
 import pytest
 from prepared_sets import make_folder
 from processes import run_python
@@ -17,7 +18,7 @@ from web_server import flaky, served
 from modeling_supclap.datasets_scripts import load_splits, remote_files, stream_sources
 from modeling_supclap.datasets_scripts import prepare as preparing
 from modeling_supclap.datasets_scripts.prepare import Request, prepare
-from modeling_supclap.datasets_scripts.stream import SHUFFLE_SHARDS
+from modeling_supclap.datasets_scripts.stream import SHUFFLE_SHARDS, draw_copies
 from modeling_supclap.datasets_scripts.translation.table import write_translations
 from modeling_supclap.training.collator import TrainingCollator
 
@@ -90,6 +91,26 @@ def test_neighbouring_rows_come_from_the_whole_split(stream):
     assert len(starts) > 2 * SHUFFLE_SHARDS
     for start in range(2 * SHUFFLE_SHARDS):
         assert len(set(groups[start : start + SHUFFLE_SHARDS])) == SHUFFLE_SHARDS
+
+
+def test_rows_of_a_group_change_their_order_with_the_epoch(stream):
+    shuffled, orders = stream.shuffle(0), {}
+    for epoch in range(8):
+        shuffled.set_epoch(epoch)
+        indices = [row["clip_index"] for row in shuffled]
+        for group in stream.row_groups:
+            own = range(group.start, group.start + group.rows)
+            orders.setdefault(group.start, set()).add(tuple(index for index in indices if index in own))
+    assert all(len(orders[group.start]) > 1 for group in stream.row_groups if group.rows > 1)
+
+
+@pytest.mark.parametrize("expected", [[0.3, 0.7], [0.3, 0.7, 1.5, 2.0, 0.5], [1 / 3] * 9])
+def test_items_are_drawn_as_often_as_expected(expected):
+    random, total = np.random.default_rng(0), round(sum(expected))
+    draws = np.array([draw_copies(np.array(expected), total, random) for _ in range(4000)])
+    assert (draws.sum(axis=1) == total).all()
+    assert (np.abs(draws - expected) < 1).all()
+    np.testing.assert_allclose(draws.mean(axis=0), expected, atol=0.03)  # standard error: 0.008
 
 
 @pytest.mark.parametrize("processes", [2, 3, 4])

@@ -1,7 +1,9 @@
 """Embedding cache: atomic writes, exact arrays, and no repeated computation."""
 
+import errno
 import hashlib
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -85,6 +87,23 @@ def test_a_crash_leaves_no_file(tmp_path):
     with pytest.raises(RuntimeError):
         EmbeddingCache(tmp_path).fetch(KEY, crash)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_leaves_no_half_file(tmp_path, monkeypatch):
+    def write_half(path, content):
+        with path.open("wb") as file:
+            file.write(content[: len(content) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    calls = []
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", write_half)
+        with pytest.raises(OSError, match="No space"):
+            EmbeddingCache(tmp_path).fetch(KEY, counted([[1]], calls))
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    again = EmbeddingCache(tmp_path)
+    again.fetch(KEY, counted([[1]], calls))
+    assert (again.read, again.embedded, len(calls)) == (0, 1, 2)
 
 
 def test_the_digest_of_a_value_is_that_of_its_sorted_json():

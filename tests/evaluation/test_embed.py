@@ -7,13 +7,16 @@ import numpy as np
 import pytest
 import soundfile
 from builders import RATE_HZ, noise
-from fake_models import ToneModel
+from datasets import Dataset
+from fake_models import ToneModel, caption_tones
 from recordings import tone_rows
 
 from modeling_supclap.datasets_scripts.audio import BadAudioError
 from modeling_supclap.evaluation.cache import EmbeddingCache
 from modeling_supclap.evaluation.embed import AudioPolicy, ClipEmbeddings, embed_split, hash_dataset
 from modeling_supclap.evaluation.models import load_embedding_model
+from modeling_supclap.evaluation.options import EvaluationOptions
+from modeling_supclap.evaluation.retrieval import evaluate_retrieval
 
 
 @pytest.fixture
@@ -74,6 +77,24 @@ def test_the_batch_size_changes_nothing(rows):
     for name in ("embeds", "counts"):
         assert np.array_equal(getattr(whole, name), getattr(parts, name))
     assert parts.counts.tolist() == [2] * 8
+
+
+def test_the_parts_of_a_mixture_have_their_own_clips(rows):
+    """The model matches all captions of dataset a; in b, it matches each caption to the next clip."""
+    mixed, tones = [], caption_tones(rows)
+    for number, row in enumerate(rows):
+        mixed.append({**row, "dataset": "ab"[number % 2]})
+        if number % 2:
+            tones |= dict.fromkeys(row["captions"]["eng"], (number + 2) % 8)
+    split = embed_split(load_embedding_model(ToneModel(tones)), Dataset.from_list(mixed))
+    parts = split.by_dataset()
+    assert list(parts) == ["a", "b"]
+    recalls = {}
+    for name, part in parts.items():
+        assert [row["clip_id"] for row in part.rows] == part.ids.tolist() == part.dataset["clip_id"][:]
+        scores, _, _ = evaluate_retrieval(part, EvaluationOptions(languages=["eng"]))
+        recalls[name] = scores["retrieval"]["eng"]["t2a"]["R@1"]["value"]
+    assert recalls == {"a": 1.0, "b": 0.0}
 
 
 def test_the_hash_of_the_data_depends_only_on_their_content(tmp_path, rows):
@@ -163,8 +184,6 @@ def test_an_invalid_split_is_an_error(rows, choose, message):
 
 
 def test_rows_may_hold_their_audio(tmp_path, rows):
-    from datasets import Dataset
-
     plain = Dataset.from_list(rows)
     with_bytes = plain.map(lambda row: {"audio": {"bytes": Path(row["audio_path"]).read_bytes(), "path": None}})
     with_bytes = with_bytes.map(lambda row: {"audio_path": "gone.wav"})

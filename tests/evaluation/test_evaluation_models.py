@@ -43,10 +43,17 @@ def test_a_copy_has_the_same_fingerprint_and_another_model_has_not(tmp_path):
     with torch.no_grad():
         model.logit_scale += 1
     assert load_embedding_model(model, processor).fingerprint != one.fingerprint
-    other = builders.bert_processor()
-    other.feature_extractor.top_db = 80.0
     fresh = builders.supclap_model()
-    assert load_embedding_model(fresh, other).fingerprint != load_embedding_model(fresh, processor).fingerprint
+    for change in (
+        lambda other: setattr(other.feature_extractor, "top_db", 80.0),
+        lambda other: setattr(other, "caption_prefix", "This is a sound of "),
+        lambda other: setattr(other, "plain_captions", True),
+        lambda other: setattr(other.tokenizer, "model_max_length", 7),
+    ):
+        other = builders.bert_processor()
+        assert load_embedding_model(fresh, other).fingerprint == load_embedding_model(fresh, processor).fingerprint
+        change(other)
+        assert load_embedding_model(fresh, other).fingerprint != load_embedding_model(fresh, processor).fingerprint
     assert weights_fingerprint(fresh) != weights_fingerprint(fresh.to(torch.bfloat16))
 
 

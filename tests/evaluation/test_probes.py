@@ -13,6 +13,7 @@ from modeling_supclap.evaluation import probes
 from modeling_supclap.evaluation.embed import ClipEmbeddings, EmbeddedSplit
 from modeling_supclap.evaluation.options import EvaluationOptions
 from modeling_supclap.evaluation.results import Intervals
+from modeling_supclap.metrics.bootstrap import seed_interval
 
 CLASSES = ["bell", "dog", "rain"]
 
@@ -161,7 +162,11 @@ def test_few_shot_scores_are_means_over_draws(several, monkeypatch):
         # scikit-learn stops at a gradient of 1e-4, so that the order of clips with nearly equal scores may change.
         assert found["value"] == pytest.approx(np.mean(values), abs=1e-3 if several else 1e-9)
         assert np.std(values) > 0
-        assert found["low"] < found["value"] < found["high"]
+        key = f"few_shot/{shots}_per_class"
+        of_clips = options.intervals.draw({"mean": arrays[f"{key}/{metric}"]}, arrays[f"{key}/cluster"])["mean"]
+        expected = np.clip(seed_interval(values, of_clips), 0, 1)
+        assert (found["low"], found["high"]) == pytest.approx(tuple(expected), abs=5e-3 if several else 1e-9)
+        assert expected[1] - expected[0] > 1.05 * (of_clips[1] - of_clips[0])  # the draws differ, too
         assert arrays[f"few_shot/{shots}_per_class/{metric}"].mean() == pytest.approx(found["value"])
     assert settings["few_shot"]["repeats"] == probes.REPEATS
 

@@ -111,6 +111,14 @@ def test_p_values_are_those_of_all_sign_patterns(count, tolerance):
     assert result["difference"] == pytest.approx((a - b).mean(), abs=1e-12)
 
 
+@pytest.mark.parametrize("positive", [10, 12, 14])
+def test_ties_with_the_observed_sum_count_as_extreme(positive):
+    """With 16 clusters of +1 or -1, which are sampled, the test is the binomial sign test."""
+    differences = np.repeat([1.0, -1.0], [positive, 16 - positive])
+    result = paired_test({"x": differences}, {"x": np.zeros(16)}, num_resamples=20_000)["x"]
+    assert result["p_value"] == pytest.approx(stats.binomtest(positive, 16).pvalue, abs=0.015)
+
+
 @pytest.mark.parametrize("count", range(3, 13))
 def test_differences_of_one_sign_have_the_least_p_value(count):
     """Only the observed pattern and its mirror image are that extreme, in spite of rounding."""

@@ -74,6 +74,20 @@ def test_outcomes_and_scores_equal_naive_loops(similarity, relevant, map_cutoff)
     assert scores == pytest.approx({**means, **of_ranks, "num_queries": len(ranks)}, abs=1e-12)
 
 
+def test_many_tiles_with_several_relevant_candidates_equal_naive_loops():
+    """The relevant candidates rank among the first 30, and the first query has none within the cutoff but its best."""
+    rng = np.random.default_rng(0)
+    similarity = rng.standard_normal((30, 3000))
+    relevant = [rng.permutation(3000)[:5].tolist() for _ in range(30)]
+    for row, columns in zip(similarity, relevant, strict=True):
+        row[columns] = np.sort(row)[-rng.permutation(30)[:5]]
+    similarity[0, relevant[0]] = [9, -1, -1.1, -1.2, -1.3]
+    expected = naive_outcomes(similarity.tolist(), relevant, (1, 10), 10)
+    outcomes = retrieval_outcomes(similarity, relevant, (1, 10), 10)
+    for name, values in expected.items():
+        assert outcomes[name] == pytest.approx(values, abs=1e-12), name
+
+
 @pytest.mark.parametrize(
     "form",
     [

@@ -1,6 +1,7 @@
 """The embedding command: results equal to `encode_audio`, resuming, and several processes."""
 
 import json
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -134,6 +135,18 @@ def test_a_second_run_writes_nothing_and_another_plan_is_refused(folder, whole, 
         run_recipe(embed_corpus, *words(folder, whole), "--chunk_seconds", 0.01)
     with pytest.raises(FileExistsError, match="sounds"):
         run_recipe(embed_corpus, *words(folder, folder / "sounds"))
+
+
+def test_other_weights_of_the_same_name_are_refused(folder, tmp_path):
+    model, sounds = tmp_path / "model", tmp_path / "sounds"
+    shutil.copytree(folder / "model", model)
+    sounds.mkdir()
+    shutil.copy(folder / "sounds" / "00.wav", sounds)
+    more = ("--model", model, "--folder", sounds)
+    run_recipe(embed_corpus, *words(folder, tmp_path / "out", *more))
+    builders.supclap_model(seed=1).save_pretrained(model)
+    with pytest.raises(FileExistsError, match="model_fingerprint"):
+        run_recipe(embed_corpus, *words(folder, tmp_path / "out", *more))
 
 
 def test_a_second_run_on_the_same_output_is_refused(folder, whole):

@@ -73,6 +73,9 @@ def test_verdicts():
     assert verdict == "holds as a speed-up in steps, not in seconds"
     arms["new"]["to_90"]["captions"]["high"] = 1.1
     assert evidence.judge(arms, STUDY, True) == "holds as a speed-up in steps, not in captions or seconds"
+    arms["new"]["to_90"]["steps"] = {"mean": 0.9, "low": 0.7, "high": 1.1}  # its interval contains 1
+    assert evidence.judge(arms, STUDY, True) == "not shown at convergence"
+    assert evidence.judge(arms, STUDY, False) == "open, because the baseline has not converged"
     assert judged(shifted(0.0, 0.0, 0.0))[1] == "not shown at convergence"
     assert judged(shifted(-0.1, -0.1, -0.05))[1] == "does not hold"
     assert judged(shifted(-0.1, -0.1, -0.05), converged=False)[1] == "open, because the baseline has not converged"
@@ -105,6 +108,15 @@ def test_seeds_of_different_difficulty_have_their_own_level():
     assert arms["base"]["to_90"]["steps"] == pytest.approx({"mean": 1, "low": 1, "high": 1})
     ratio = arms["new"]["to_90"]["steps"]
     assert 0 < ratio["low"] < ratio["mean"] < ratio["high"] < 1
+
+
+def test_the_level_is_90_percent_of_the_best_score_not_of_the_last():
+    curves = ([0.1, 0.5, 0.3], [0.1, 0.5, 0.3])
+    points = {"base": by_length(*(runs(curve, seed=seed) for seed, curve in enumerate(curves)))}
+    points["new"] = by_length(*(runs([0.1, 0.3, 0.45], seed=seed) for seed in range(2)))
+    ratio = evidence.summarize(points, STUDY, TUNED, TUNING)["new"]["to_90"]["steps"]["mean"]
+    of_baseline = 100 * 2 ** ((0.45 - 0.1) / (0.5 - 0.1))
+    assert ratio == pytest.approx(400 / of_baseline)
 
 
 def test_equal_seconds_count_the_cost_of_a_step():
@@ -310,17 +322,19 @@ def test_the_recipes_take_the_settings_of_each_arm(name, tmp_path):
     study = STUDIES[name]
     assert study["method"] in study["arms"]
     assert set(study.get("controls", ())) <= set(study["arms"])
-    args = ReproductionArguments(output_dir=str(tmp_path), data_dir=str(tmp_path))
+    data_dir = tmp_path / "data"
+    data_dir.mkdir()
+    args = ReproductionArguments(output_dir=str(tmp_path), data_dir=str(data_dir))
     assert len(args.seeds) >= 5
     if name == "evidence/svr_recordings":
         with pytest.raises(FileNotFoundError, match=r"esc10.*--data_dir"):
             evidence.build_steps("infonce", study, {}, 3, args)
         for folder in ("esc10", "fsdd", "samples"):
-            (tmp_path / folder).mkdir()
+            (data_dir / folder).mkdir()
     if name == "evidence/augmentation":
         with pytest.raises(FileNotFoundError, match="samples"):
             evidence.build_steps("background", study, {}, 3, args)
-        (tmp_path.parent / "samples").mkdir()
+        (tmp_path / "samples").mkdir()
     for arm in study["arms"]:
         steps = evidence.build_steps(arm, study, {"num_train_epochs": 1}, 3, args)
         for step in steps:

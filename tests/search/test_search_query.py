@@ -11,7 +11,7 @@ from fake_models import PITCHES, RATE, build, tone
 from modeling_supclap.evaluation import load_embedding_model
 from modeling_supclap.search import Searcher, SoundIndex, build_index
 from modeling_supclap.search import index as index_module
-from modeling_supclap.search.query import BACKGROUND_TEXTS
+from modeling_supclap.search.query import BACKGROUND_TEXTS, Hit
 
 pytestmark = pytest.mark.skipif(find_spec("lancedb") is None, reason="the extra search is not installed")
 
@@ -52,6 +52,31 @@ def test_the_background_is_that_of_the_newest_recordings(fake_model, folder, mon
     soundfile.write(folder / "high.wav", tone(PITCHES["high"], 12.0), RATE)
     build(fake_model, folder)
     assert not searcher.stands_out(searcher.search("middle"))
+
+
+def test_the_background_is_a_high_quantile_of_the_best_scores(fake_model, folder, monkeypatch):
+    for text in BACKGROUND_TEXTS[:4]:
+        monkeypatch.setitem(PITCHES, text, PITCHES["high"])
+    build(fake_model, folder)
+    searcher = Searcher(folder.parent / "index", load_embedding_model(fake_model))
+    best = [searcher.search(text, k=1)[0].score for text in BACKGROUND_TEXTS]
+    assert searcher.background() == pytest.approx(np.quantile(best, 0.95), abs=1e-5)
+    between = (np.median(best) + searcher.background()) / 2
+    assert np.median(best) + 0.1 < between
+    assert not searcher.stands_out([Hit("long.wav", 0.0, 5.0, between)])
+    assert searcher.stands_out([Hit("long.wav", 0.0, 5.0, searcher.background() + 1e-3)])
+
+
+def test_all_windows_of_an_audio_query_count(fake_model, folder):
+    build(fake_model, folder)
+    searcher = Searcher(folder.parent / "index", load_embedding_model(fake_model))
+    windows = [tone(PITCHES[name], 5.0) for name in ("high", "middle")]
+    mean = fake_model.encode_audio(windows, RATE).mean(axis=0)
+    query = np.concatenate(windows).astype(np.float32), RATE
+    np.testing.assert_allclose(searcher.embed_audio(query), mean / np.linalg.norm(mean), atol=1e-4)
+    scores = {hit.file: hit.score for hit in reversed(searcher.search(audio=query, k=28, merge_overlaps=False))}
+    assert scores["long.wav"] == pytest.approx(scores["deep/middle's.flac"], abs=0.1)
+    assert scores["long.wav"] > scores["short.ogg"] + 0.3
 
 
 def test_scores_are_the_cosines_of_the_windows(fake_model, folder):

@@ -13,7 +13,7 @@ import reference
 import torch
 from processes import run_processes
 from recordings import tone_rows
-from test_trainer import QUICK, build, declare_sharded, with_dropout
+from test_trainer import QUICK, best_step, build, declare_sharded, with_dropout
 from torch import distributed, nn
 from transformers import TrainerCallback, TrainerState
 
@@ -133,8 +133,8 @@ def watch_weights(trainer):
 def test_evaluations_checkpoints_and_the_saved_model_have_the_average_of_a_loop(tmp_path, rows, best):
     watcher = Weights()
     settings = {**AVERAGED, "load_best_model_at_end": best, "save_total_limit": 9, "svr": "bi-static"}
-    if best:  # the weights grow or shrink, so that one end of the run is the best
-        settings |= {"metric_for_best_model": "weights", "greater_is_better": True}
+    if best:  # the mean of the weights grows, so that its least value is the first
+        settings |= {"metric_for_best_model": "weights", "greater_is_better": False}
     trainer = build(tmp_path, rows, callbacks=[watcher], **settings)
     watch_weights(trainer)
     trainer.train()
@@ -149,7 +149,7 @@ def test_evaluations_checkpoints_and_the_saved_model_have_the_average_of_a_loop(
         for name, value in saved.items():
             torch.testing.assert_close(value.detach().double(), averages[step - 1][f"model.{name}"], rtol=0, atol=1e-6)
 
-    last = trainer.state.best_global_step if best else 6
+    last = best_step(trainer) if best else 6
     trainer.save_model(str(tmp_path / "final"))
     final = dict(SupCLAPModel.from_pretrained(tmp_path / "final").named_parameters())
     assert trainer.evaluate()["eval_weights"] == pytest.approx(expected[last // 2 - 1], abs=1e-6)

@@ -15,7 +15,7 @@ import torch
 from crash_callbacks import KillAt, Killed
 from memory import resident_peak
 from safetensors.torch import load_file
-from test_trainer import build, losses, with_dropout
+from test_trainer import best_step, build, losses, with_dropout
 from transformers import Trainer, TrainerCallback
 
 from modeling_supclap import SupCLAPModel
@@ -87,16 +87,16 @@ def test_files_of_a_killed_run_are_removed(tmp_path, rows):
 
 
 def test_the_best_checkpoint_is_kept_loaded_and_found_under_its_last_name(tmp_path, rows):
-    options = {"num_train_epochs": 4, "save_total_limit": 1}
+    options = {"num_train_epochs": 4, "save_total_limit": 1, "greater_is_better": False}  # the recall grows
     trainer = build(tmp_path, rows, **options)
     trainer.train()
     logged = [entry for entry in trainer.state.log_history if "eval_mean_recall" in entry]
     recalls = {entry["step"]: entry["eval_mean_recall"] for entry in logged}
-    assert recalls[trainer.state.best_global_step] == max(recalls.values()) == trainer.state.best_metric
+    assert recalls[best_step(trainer)] == min(recalls.values()) == trainer.state.best_metric
     assert trainer.evaluate()["eval_mean_recall"] == pytest.approx(trainer.state.best_metric)
-    best = tmp_path / f"checkpoint-{trainer.state.best_global_step}"
+    best = tmp_path / f"checkpoint-{best_step(trainer)}"
     assert trainer.state.best_model_checkpoint == str(best)
-    assert set(names(tmp_path)) == {best.name, f"checkpoint-{trainer.state.global_step}"}
+    assert names(tmp_path) == [best.name]  # with a limit of 1, transformers removes the last one at the end
 
     moved = tmp_path.rename(tmp_path.with_name("on another machine"))
     resumed = build(moved, rows, **options)
@@ -145,6 +145,8 @@ def test_frozen_weights_are_written_once_and_checkpoints_still_load(tmp_path, ro
         "eval_strategy": "steps",
         "eval_steps": 2,
         "load_best_model_at_end": True,
+        "metric_for_best_model": "eng_t2a_mean_rank",
+        "greater_is_better": True,
     }
     whole = build(tmp_path / "whole", rows, model=with_frozen_text(), svr="uni-static", **options)
     frozen = {f"model.text_model.{name}": weight for name, weight in whole.clap.text_model.named_parameters()}
@@ -156,7 +158,7 @@ def test_frozen_weights_are_written_once_and_checkpoints_still_load(tmp_path, ro
         if folder.exists():
             assert checkpoint_flaws(folder) == []
             assert not set(load_file(folder / "model-trained.safetensors")) & set(frozen)
-    best = SupCLAPModel.from_pretrained(tmp_path / "whole" / f"checkpoint-{whole.state.best_global_step}")
+    best = SupCLAPModel.from_pretrained(tmp_path / "whole" / f"checkpoint-{best_step(whole)}")
     whole.save_model(str(tmp_path / "final"))
     final = load_file(tmp_path / "final" / "model.safetensors")
     assert final.keys() == best.state_dict().keys()

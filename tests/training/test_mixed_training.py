@@ -13,7 +13,7 @@ import torch
 from datasets import Dataset
 from processes import run_processes
 from recordings import tone_rows
-from test_trainer import arguments, losses, processor
+from test_trainer import arguments, best_step, losses, processor
 
 from modeling_supclap.datasets_scripts.mixture import mix
 from modeling_supclap.datasets_scripts.schema import EXPECTED_COUNT
@@ -150,11 +150,14 @@ def test_each_dataset_has_its_metrics_in_the_languages_that_it_has(tmp_path):
 
 def test_the_best_checkpoint_is_that_of_one_dataset(tmp_path):
     options = {"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True}
-    trainer = build(tmp_path / "run", tmp_path / "data", metric_for_best_model="b_eng_t2a_mean_rank", **options)
+    options |= {"metric_for_best_model": "b_eng_t2a_mean_rank", "greater_is_better": True}  # the first is the best
+    trainer = build(tmp_path / "run", tmp_path / "data", **options)
     trainer.train()
     scores = [entry["eval_b_eng_t2a_mean_rank"] for entry in trainer.state.log_history if "eval_mean_recall" in entry]
     assert len(scores) == 3
-    assert trainer.state.best_metric == min(scores)
+    assert best_step(trainer) == trainer.state.global_step // 3
+    assert trainer.evaluate()["eval_b_eng_t2a_mean_rank"] == trainer.state.best_metric == scores[0] == max(scores)
+    assert scores[-1] < scores[0]
 
 
 def test_language_errors_of_copies_are_refused(tmp_path):

@@ -54,6 +54,13 @@ def build(folder, rows, model=None, callbacks=None, **kwargs):
     )
 
 
+def best_step(trainer):
+    """Return the step of the best checkpoint. Fail if it is the last step, where the best model is also the last."""
+    best, last = trainer.state.best_global_step, trainer.state.global_step
+    assert 0 < best < last, f"the best step is {best} of {last}; choose settings where the last step is not the best"
+    return best
+
+
 def losses(trainer):
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
