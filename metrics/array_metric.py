@@ -1,4 +1,4 @@
-"""Base class of the four `evaluate.Metric` classes.
+"""Base class of the `evaluate.Metric` classes.
 
 `evaluate.load` uses the first Metric subclass in the namespace of a metric file. Therefore the metric files import this
 module, never the base class itself.
@@ -7,12 +7,22 @@ module, never the base class itself.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import datasets
 import evaluate
 import numpy as np
+
+OPTIONS = frozenset(
+    {
+        *("k", "map_cutoff", "similarity", "query_embeds", "candidate_embeds"),  # recall
+        "ranks",  # mrv
+        *("other_embeds", "english_embeds"),  # embedding_gap
+        *("tasks", "languages", "questions", "opposites"),  # zste
+    }
+)
+"""Keyword arguments of `compute` of all metrics in this folder, beside `predictions` and `references`."""
 
 
 class ArrayMetric(evaluate.Metric):
@@ -22,7 +32,6 @@ class ArrayMetric(evaluate.Metric):
     of `compute`, and its row indices as input.
 
     The docstring of a subclass up to "Args:" is the description of the metric; the rest describes the inputs.
-    `_compute` accepts `**kwargs` because `evaluate.combine` passes all keyword arguments to every metric.
     """
 
     citation_text: ClassVar[str] = ""
@@ -40,6 +49,22 @@ class ArrayMetric(evaluate.Metric):
             inputs_description=f"Args:{inputs}",
             features=features,
         )
+
+    def compute(self, *, predictions: Any = None, references: Any = None, **kwargs: Any) -> dict[str, Any] | None:
+        """Compute the metric; raise TypeError for an unknown option."""
+        return super().compute(predictions=predictions, references=references, **self.select_options(kwargs))
+
+    def select_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options of this metric.
+
+        Options of the other metrics in this folder are dropped, because `evaluate.combine` passes all options to every
+        metric. Other options raise TypeError.
+        """
+        known = list(inspect.signature(self._compute).parameters)
+        for name in options:
+            if name not in known and name not in OPTIONS:
+                raise TypeError(f"{self.name} has no option {name!r}; it has {', '.join(known)}")
+        return {name: value for name, value in options.items() if name in known}
 
     def _infer_feature_from_batch(self, batch: dict[str, Any]) -> datasets.Features:
         empty = [name for name, column in batch.items() if column is None or len(column) == 0]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from modeling_supclap.metrics import array_metric
-from modeling_supclap.metrics.embedding_gap import gap_and_distance
+from modeling_supclap.metrics import array_metric  # From: supclap
+from modeling_supclap.metrics.embedding_gap import gap_and_distance  # From: supclap
 
 
 class EmbeddingGap(array_metric.ArrayMetric):
@@ -39,7 +39,6 @@ class EmbeddingGap(array_metric.ArrayMetric):
         references: Sequence[Any],
         other_embeds: Any = None,
         english_embeds: Any = None,
-        **kwargs: Any,
     ) -> dict[str, float]:
         if other_embeds is None and english_embeds is None:
             return gap_and_distance(predictions, references)

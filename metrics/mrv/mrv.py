@@ -8,8 +8,8 @@ from typing import Any
 import datasets
 import numpy as np
 
-from modeling_supclap.metrics import array_metric
-from modeling_supclap.metrics.mrv import mean_rank_variance
+from modeling_supclap.metrics import array_metric  # From: supclap
+from modeling_supclap.metrics.mrv import mean_rank_variance  # From: supclap
 
 
 class MRV(array_metric.ArrayMetric):
@@ -37,6 +37,6 @@ class MRV(array_metric.ArrayMetric):
         # A list such as [3, 5] is a row of ranks; an integer is a row index.
         return self.features[0 if np.ndim(example["predictions"]) else 1]
 
-    def _compute(self, predictions: Sequence[Any], ranks: Any = None, **kwargs: Any) -> dict[str, float]:
+    def _compute(self, predictions: Sequence[Any], ranks: Any = None) -> dict[str, float]:
         rows = predictions if ranks is None else array_metric.take_rows(ranks, predictions, "ranks")
         return {"MRV": mean_rank_variance(rows)}

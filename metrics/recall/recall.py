@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import datasets
 import numpy as np
 
-from modeling_supclap.metrics import array_metric
-from modeling_supclap.metrics.recall import LazySimilarity, relevant_from_qrels, retrieval_scores
+from modeling_supclap.metrics import array_metric  # From: supclap
+from modeling_supclap.metrics.recall import LazySimilarity, relevant_from_qrels, retrieval_scores  # From: supclap
 
 
 class Recall(array_metric.ArrayMetric):
@@ -54,16 +54,17 @@ class Recall(array_metric.ArrayMetric):
         references: Sequence[Sequence[int]] | None = None,
         **kwargs: Any,
     ) -> dict[str, float] | None:
-        """Compute the metrics.
+        """Compute the metrics; raise TypeError for an unknown option.
 
         If all inputs are passed in this call and there is one process, they are not written to an Arrow file first.
         """
+        options = self.select_options(kwargs)
         if predictions is not None and references is not None and self.writer is None and self.num_process == 1:
             # Leave the conversion of other types, such as tensors on a GPU, to `evaluate`.
             plain = isinstance(predictions, np.ndarray | list | range) and len(predictions) > 0
             if plain and isinstance(predictions[0], np.ndarray | np.generic | list | tuple | int):
-                return self._compute(predictions, references, **kwargs)
-        return super().compute(predictions=predictions, references=references, **kwargs)
+                return self._compute(predictions, references, **options)
+        return super().compute(predictions=predictions, references=references, **options)
 
     def _compute(
         self,
@@ -74,7 +75,6 @@ class Recall(array_metric.ArrayMetric):
         similarity: Any = None,
         query_embeds: Any = None,
         candidate_embeds: Any = None,
-        **kwargs: Any,
     ) -> dict[str, float]:
         if query_embeds is not None or candidate_embeds is not None:
             if similarity is not None or query_embeds is None or candidate_embeds is None:

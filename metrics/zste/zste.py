@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 import datasets
 
-from modeling_supclap.metrics import array_metric
-from modeling_supclap.metrics.zste import zste_scores, zste_scores_by_language
+from modeling_supclap.metrics import array_metric  # From: supclap
+from modeling_supclap.metrics.zste import zste_scores, zste_scores_by_language  # From: supclap
 
 
 class ZSTE(array_metric.ArrayMetric):
@@ -60,7 +60,6 @@ class ZSTE(array_metric.ArrayMetric):
         languages: Sequence[str] | None = None,
         questions: Sequence[Hashable] | None = None,
         opposites: Sequence[int | None] | None = None,
-        **kwargs: Any,
     ) -> dict[str, float]:
         scores = predictions if similarity is None else array_metric.take_rows(similarity, predictions, "similarity")
         if languages is None:

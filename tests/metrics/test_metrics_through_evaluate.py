@@ -1,5 +1,8 @@
 """All metrics, loaded with `evaluate`: inputs at once, in parts, combined, and in two processes."""
 
+import doctest
+import importlib
+import inspect
 import json
 import os
 import subprocess
@@ -11,6 +14,7 @@ import evaluate
 import numpy as np
 import pytest
 
+from modeling_supclap.metrics.array_metric import OPTIONS
 from modeling_supclap.metrics.embedding_gap import gap_and_distance
 from modeling_supclap.metrics.mrv import mean_rank_variance
 from modeling_supclap.metrics.recall import relevant_from_qrels, retrieval_scores
@@ -56,9 +60,50 @@ def test_metrics_combine(load_metric, name):
     columns, expected = CASES[name]
     both = evaluate.combine({"first": load_metric(name), "second": load_metric(name)}, force_prefix=True)
     prefixed = {f"{place}_{key}": value for place in ("first", "second") for key, value in expected.items()}
-    assert both.compute(**columns, k=[1, 2], unknown=3) == prefixed
+    assert both.compute(**columns, k=[1, 2]) == prefixed
     both.add_batch(**columns)
     assert both.compute(k=[1, 2]) == prefixed
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("call", ["at once", "in parts", "combined"])
+def test_an_unknown_option_is_an_error(load_metric, name, call):
+    columns, _ = CASES[name]
+    metric = load_metric(name)
+    if call == "in parts":
+        metric.add_batch(**columns)
+        columns = {}
+    elif call == "combined":
+        metric = evaluate.combine([metric])
+    with pytest.raises(TypeError, match=rf"{name} has no option 'top_k'; it has .*predictions"):
+        metric.compute(**columns, k=[1, 2], top_k=[1])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_common_test_of_evaluate(load_metric, monkeypatch, name):
+    """As in `tests/test_metric_common.py` of evaluate: named parameters only, and the examples run."""
+    metric = load_metric(name)
+    parameters = inspect.signature(metric._compute).parameters
+    assert not [each for each in parameters.values() if each.kind is each.VAR_KEYWORD]
+    assert parameters.keys() - {"self", "predictions", "references"} <= OPTIONS
+    monkeypatch.chdir(METRICS.parent)
+    assert doctest.testmod(sys.modules[type(metric).__module__], raise_on_error=True).attempted >= 2
+
+
+def test_the_options_are_those_of_the_metrics(load_metric):
+    parameters = {option for name in CASES for option in inspect.signature(load_metric(name)._compute).parameters}
+    assert parameters - {"predictions", "references"} == OPTIONS
+
+
+def test_without_the_package_the_error_names_its_distribution(load_metric, monkeypatch):
+    load_module = importlib.import_module
+    monkeypatch.setattr(
+        importlib,
+        "import_module",
+        lambda name, *package: load_module("no_such_module" if name == "modeling_supclap" else name, *package),
+    )
+    with pytest.raises(ImportError, match="pip install supclap'"):
+        load_metric("recall")
 
 
 def test_a_label_question_is_a_retrieval_query_too(load_metric):
