@@ -18,12 +18,12 @@ from __future__ import annotations
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from itertools import groupby
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, Literal, NamedTuple, Self, overload
 
 import numpy as np
 import torch
@@ -40,6 +40,8 @@ _SECONDS_PER_CLIP = 10.0
 _BATCHES_AT_ONCE = 8
 # Maximum chunk length for any model, so that memory use does not grow with the length of a recording.
 LONGEST_SECONDS = 300.0
+# Arguments of `from_pretrained` that also apply to the processor of the model.
+_LOADING_OPTIONS = ("cache_dir", "local_files_only", "proxies", "subfolder", "token")
 _DAMAGED = "the weights are damaged, or the projection of this input is zero"
 Texts = str | Sequence[str]
 
@@ -363,17 +365,33 @@ def encode_text(  # type: ignore[misc]
 
 
 class EncodingMixin:
-    """Mixin with `encode_audio`, `encode_text`, `similarity` and `processor`."""
+    """Mixin with `encode_audio`, `encode_text`, `similarity` and `processor`. List it before `PreTrainedModel`."""
 
     encode_audio = encode_audio
     encode_text = encode_text
     _processor: Any = None
+    _loading_options: Mapping[str, Any] = {}
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Self:
+        """Load a model, and store the options with which `processor` finds its files."""
+        loaded: Any = super().from_pretrained(*args, **kwargs)  # type: ignore[misc]
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        model._loading_options = {name: kwargs[name] for name in _LOADING_OPTIONS if name in kwargs}
+        return loaded
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for pickle and `torch.save`, without the access token."""
+        state: Any = super().__getstate__()
+        options = {name: value for name, value in self._loading_options.items() if name != "token"}
+        return {**state, "_loading_options": options}
 
     @property
     def processor(self) -> Any:
         """Processor of the model.
 
-        It is loaded on first use from the model's folder or Hub id, and can be replaced by assignment.
+        It is loaded on first use from the model's folder or Hub id, with the same `token`, `subfolder`, `cache_dir`,
+        `local_files_only` and `proxies` as the model. It can be replaced by assignment.
 
         Raises:
             ValueError: The model was not loaded from a folder or the Hub, or its processor cannot be loaded.
@@ -388,7 +406,7 @@ class EncodingMixin:
 
         # If this file runs as remote code, the user already trusts the repository.
         is_remote = type(self).__module__.startswith("transformers_modules")
-        options: dict[str, Any] = {"trust_remote_code": True} if is_remote else {}
+        options = {**self._loading_options, **({"trust_remote_code": True} if is_remote else {})}
         if not os.path.isdir(name):
             options["revision"] = getattr(getattr(self, "config", None), "_commit_hash", None) or "main"
         try:

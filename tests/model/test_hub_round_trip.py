@@ -1,6 +1,7 @@
 """A saved folder on the Hub: Auto classes, pipeline, remote code and push; and the exports of the package."""
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -182,33 +183,63 @@ def test_folder_loads_where_the_package_is_missing(tmp_path):
 
 
 PUSHER = """
+import os
 import sys
 import torch
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
 
 assert "modeling_supclap.training.trainer" not in sys.modules, "the trainer must be imported when first asked for"
-SupCLAPModel.from_pretrained("model").push_to_hub("someone/tiny")
-SupCLAPProcessor.from_pretrained("model").push_to_hub("someone/tiny")
-model = SupCLAPModel.from_pretrained("someone/tiny")
-processor = SupCLAPProcessor.from_pretrained("someone/tiny")
+SupCLAPModel.from_pretrained("model").push_to_hub("someone/tiny", token="hf_own")
+SupCLAPProcessor.from_pretrained("model").push_to_hub("someone/tiny", token="hf_own")
+model = SupCLAPModel.from_pretrained("someone/tiny", token="hf_own", cache_dir="elsewhere")
+batch = torch.load("call.pt", weights_only=False)
+encoded = model.encode_text(batch["text"], language=batch["language"], convert_to_tensor=True)
 with torch.no_grad():
-    torch.save(model(**processor(**torch.load("call.pt", weights_only=False))).logits_per_audio, "logits.pt")
+    torch.save([model(**model.processor(**batch)).logits_per_audio, encoded], "found.pt")
 """
 
 
+class PrivateHub(FakeHub):
+    """Hub that refuses requests without the token."""
+
+    def answer(self, body: Any, status: int = 200, **headers: str) -> None:
+        if self.headers.get("Authorization") == "Bearer hf_own":
+            super().answer(body, status, **headers)
+        else:
+            super().answer(b"", 401, X_Error_Code="RepoNotFound")
+
+
 @pytest.mark.process
-def test_pushed_model_comes_back(tmp_path):
+def test_model_pushed_to_a_private_repository_comes_back(tmp_path):
+    """One token and one cache folder are enough for the model and its processor."""
     torch.save(CALL, tmp_path / "call.pt")
     model, processor = builders.save_pair("sonar", tmp_path / "model")
-    with fake_hub() as address:
-        hub = {"HF_ENDPOINT": address, "HF_HUB_OFFLINE": "0", "HF_TOKEN": "hf_none", "NO_PROXY": "127.0.0.1"}
+    with fake_hub(PrivateHub) as address:
+        hub = {"HF_ENDPOINT": address, "HF_HUB_OFFLINE": "0", "NO_PROXY": "127.0.0.1"}
         run(PUSHER, isolated=False, cwd=tmp_path, **hub)
         pushed = dict(FakeHub.files["someone/tiny"])
-    assert torch.equal(torch.load(tmp_path / "logits.pt"), logits(model, processor))
+    found, encoded = torch.load(tmp_path / "found.pt")
+    assert torch.equal(found, logits(model, processor))
+    torch.testing.assert_close(encoded, model.encode_text(TEXTS, processor, CALL["language"], convert_to_tensor=True))
+    assert (tmp_path / "elsewhere" / "models--someone--tiny").is_dir()
+    cached = {path.name for path in (tmp_path / "cache").glob("hub/models--*/snapshots/*/*")}
+    assert cached == {"README.md"}  # push_to_hub reads it
     code = {"configuration_supclap.py", "modeling_supclap.py", "processing_supclap.py", "feature_extraction_ced.py"}
     assert code | {"config.json", "model.safetensors", "processor_config.json", "tokenizer.json"} <= set(pushed)
     for name in ("modeling_supclap.py", "modeling_ced.py"):
         assert pushed[name] == Path(modeling_supclap.__file__).with_name(name).read_bytes()
+
+
+@pytest.mark.parametrize("kind", [SupCLAPModel, AutoModel])
+def test_a_model_in_a_subfolder_finds_its_processor(tmp_path, kind):
+    model, processor = builders.save_pair("supclap", tmp_path / "runs" / "best")
+    expected = model.encode_text(TEXTS, processor)
+    loaded = kind.from_pretrained(tmp_path / "runs", subfolder="best", token="hf_own")
+    assert (loaded.encode_text(TEXTS) == expected).all()
+
+    stored = pickle.dumps(kind.from_pretrained(tmp_path / "runs", subfolder="best", token="hf_own"))
+    assert b"hf_own" not in stored
+    assert (pickle.loads(stored).encode_text(TEXTS) == expected).all()
 
 
 # ---- exports of the package ----
