@@ -11,6 +11,7 @@ Requires the extra: pip install "supclap[mteb]".
 
 from __future__ import annotations
 
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +40,16 @@ except ImportError as error:
 class SupCLAPEncoder(AbsEncoder):
     """mteb encoder for an embedding model. Clips are embedded in full length, at the model's sampling rate.
 
+    The revision in mteb, which names the folder of cached results, is the fingerprint of the weights and settings.
+
     Args:
         model_name: Folder or Hub id of a SupCLAP model.
+        revision: Branch, tag or commit on the Hub. None: use the latest version.
         device: Torch device. None: use a GPU if there is one.
         language: ISO 639-3 code of the texts, for tasks with several languages or with a language that the tokenizer
             does not support. None: use the tokenizer's setting.
         model: Loaded model, or an `evaluation.EmbeddingModel`. None: load it from `model_name`.
-        processor: Processor of the model. None: load it from `model_name`.
+        processor: Processor of the model. None: use `model.processor`.
         **kwargs: Arguments for `SupCLAPModel.from_pretrained`.
     """
 
@@ -64,12 +68,11 @@ class SupCLAPEncoder(AbsEncoder):
         if not isinstance(model, EmbeddingModel):
             loaded: Any = model or SupCLAPModel.from_pretrained(model_name, **hub, **kwargs)
             loaded = loaded.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
-            processor = processor or SupCLAPProcessor.from_pretrained(model_name, **hub)
             model = load_embedding_model(loaded, processor, name=model_name)
         self.embedding_model = model
         self.model, self.processor, self.device = model.model, model.processor, model.device
         self.language = language
-        self.mteb_model_meta = _describe(model, model_name, revision)
+        self.mteb_model_meta = _describe(model, model_name, language)
 
     @classmethod
     def from_model(
@@ -169,10 +172,14 @@ def evaluate_task(model: EmbeddingModel, task: Any) -> Results:
     return make_results(model, scores, {}, protocol)
 
 
-def _describe(model: EmbeddingModel, name: str, revision: str | None) -> ModelMeta:
-    """Create the mteb model metadata. A name that is not a Hub id is changed to `local/name`."""
+def _describe(model: EmbeddingModel, name: str, language: str | None) -> ModelMeta:
+    """Create the mteb model metadata. A name that is not a Hub id is changed to `local/name`.
+
+    A custom model without a fingerprint has a new revision each time, so that mteb never reads its cached results.
+    """
     if not is_hub_id(name) or "/" not in name:
         name = f"local/{Path(name).name or 'supclap'}"
+    revision = "-".join(filter(None, [model.fingerprint or uuid.uuid4().hex, language]))
     facts: dict[str, Any] = {}
     if model.processor is not None:
         embeddings = model.model.text_model.get_input_embeddings()
@@ -188,7 +195,7 @@ def _describe(model: EmbeddingModel, name: str, revision: str | None) -> ModelMe
     facts |= {
         "loader": SupCLAPEncoder,
         "name": name,
-        "revision": revision or "unknown",
+        "revision": revision,
         "similarity_fn_name": ScoringFunction.COSINE,
         "framework": ["PyTorch", "Transformers"],
         "modalities": ["audio", "text"],

@@ -14,6 +14,7 @@ pytest.importorskip("mteb", reason="the extra mteb is not installed")
 import mteb
 from mteb.abstasks import AbsTaskSTS, AbsTaskZeroShotClassification
 from mteb.abstasks.task_metadata import TaskMetadata
+from mteb.cache import ResultCache
 
 from modeling_supclap import SupCLAPModel
 from modeling_supclap.datasets_scripts.audio import resample
@@ -148,7 +149,7 @@ class Parity:
         return np.array([[1.0, 0.0] if len(clip) % 2 else [0.6, 0.8] for clip in waveforms])
 
     def encode_text(self, texts, language):
-        assert language == "eng"
+        assert language in ("eng", "fra")
         return np.array([[0.8, 0.6] if len(text) % 2 else [0.0, 1.0] for text in texts])
 
 
@@ -219,6 +220,38 @@ def test_a_folder_by_name_and_the_metadata_of_mteb(tmp_path, encoder):
     assert "jpn-Jpan" in meta.languages
     text = Loader({"text": LABELS}, ["text"])
     np.testing.assert_array_equal(loaded.encode(text, **CALL), encoder.encode(text, **CALL))
+
+
+def encode_calls(encoder, cache):
+    """Evaluate with a results cache; return the number of calls of `encode`."""
+    calls = []
+    embed = encoder.encode
+    encoder.encode = lambda *args, **kwargs: calls.append(args) or embed(*args, **kwargs)
+    mteb.evaluate(encoder, LocalSTS(), cache=cache, show_progress_bar=False, co2_tracker=False)
+    encoder.encode = embed
+    return len(calls)
+
+
+def test_cached_results_are_those_of_the_weights(tmp_path):
+    """Runs have equal folder names, such as `final`; a cached result is read only for equal weights and language."""
+    cache = ResultCache(tmp_path / "results")
+    folders = {name: tmp_path / name / "final" for name in ("a", "b", "copy")}
+    for folder, seed in zip(folders.values(), (0, 1, 0), strict=True):
+        builders.supclap_model(builders.supclap_config(builders.sonar_config()), seed=seed).save_pretrained(folder)
+        builders.nllb_processor().save_pretrained(folder)
+
+    first, second, copy = (SupCLAPEncoder(str(folder), device="cpu") for folder in folders.values())
+    assert first.mteb_model_meta.revision == first.embedding_model.fingerprint
+    once = encode_calls(first, cache)
+    assert once
+    assert (encode_calls(copy, cache), encode_calls(second, cache)) == (0, once)
+    in_german = SupCLAPEncoder(str(folders["a"]), device="cpu", language="deu")
+    assert encode_calls(in_german, cache) == once
+
+    second.model.logit_scale.data += 1  # trained on: the encoder of the same model, once more
+    assert encode_calls(SupCLAPEncoder.from_model(second.model, second.processor), cache) == once
+    for _ in range(2):  # without a fingerprint
+        assert encode_calls(SupCLAPEncoder("parity", model=load_embedding_model(Parity())), cache) == once
 
 
 def test_the_extra_is_named_where_it_is_missing(monkeypatch):
