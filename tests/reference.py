@@ -93,8 +93,13 @@ def sigmoid_loss(
     return math.fsum(terms) / n
 
 
-def reweighted_info_nce(audio: Tensor, text: Tensor, logit_scale: float, weight: float) -> float:
-    """[SupCLAP E.4]: the pull of the positive, 1 - P+, times w."""
+def reweighted_info_nce(
+    audio: Tensor, text: Tensor, logit_scale: float, weight: float, held: Sequence[float] | None = None
+) -> float:
+    """[SupCLAP E.4]: the pull of the positive, 1 - P+, times w.
+
+    `held` are the constants that multiply the logits of the positives, clips first. Default: (w - 1) (1 - P+).
+    """
     a, t = audio.tolist(), text.tolist()
     losses = []
     for queries, keys in ((a, t), (t, a)):
@@ -103,8 +108,20 @@ def reweighted_info_nce(audio: Tensor, text: Tensor, logit_scale: float, weight:
             positive = math.exp(own)
             negatives = math.fsum(math.exp(logit_scale * dot(query, key)) for j, key in enumerate(keys) if j != i)
             probability = positive / (positive + negatives)
-            losses += [-math.log(probability), -(weight - 1) * (1 - probability) * own]
+            extra = (weight - 1) * (1 - probability) if held is None else held[len(losses) // 2]
+            losses += [-math.log(probability), -extra * own]
     return math.fsum(losses) / len(a)
+
+
+def positive_probabilities(audio: Tensor, text: Tensor, logit_scale: float) -> list[float]:
+    """P+ of each clip, then of each text [SupCLAP eq. 2]."""
+    a, t = audio.tolist(), text.tolist()
+    probabilities = []
+    for queries, keys in ((a, t), (t, a)):
+        for i, query in enumerate(queries):
+            exponentials = [math.exp(logit_scale * dot(query, key)) for key in keys]
+            probabilities.append(exponentials[i] / math.fsum(exponentials))
+    return probabilities
 
 
 # --- SupCLAP: support vectors
@@ -161,6 +178,25 @@ def support_vector_sigmoid_loss(
         for j in range(n)
     ]
     return math.fsum(terms) / n
+
+
+def predicted_radii(
+    anchors: Tensor, targets: Tensor, logit_scale: float, layers: Sequence[tuple[list[Vector], Vector]], order: str
+) -> list[float]:
+    """[SupCLAP 3.2]: R = f(S), S = [s(t+, a+), s(t+, a-_1), ...]. `layers` are weights and biases, with ReLU between."""
+    t, a = anchors.tolist(), targets.tolist()
+    radii = []
+    for i, anchor in enumerate(t):
+        negatives = [logit_scale * dot(anchor, target) for j, target in enumerate(a) if j != i]
+        if order == "sorted":
+            negatives.sort(reverse=True)
+        values = [logit_scale * dot(anchor, a[i]), *negatives]
+        for number, (weights, biases) in enumerate(layers):
+            values = [dot(row, values) + bias for row, bias in zip(weights, biases, strict=True)]
+            if number < len(layers) - 1:
+                values = [max(0.0, value) for value in values]
+        radii.append(values[0])
+    return radii
 
 
 def radius_constraint(anchors: Tensor, targets: Tensor, radii: Sequence[float]) -> float:
@@ -337,8 +373,23 @@ def other_block(query: Vector, i: int, block: list[Vector], alpha_same: float, a
     return alpha_same * math.exp(dot(query, block[i])) + alpha_cross * rest
 
 
+def two_terms(
+    query: Vector, i: int, own: list[Vector], reverse: list[Vector], over: list[Vector], so: float, co: float
+) -> float:
+    """[TeminAL eq. 14 and 20]: the term C^to of the appendix."""
+    rest = math.fsum(math.exp(dot(query, candidate)) for j, candidate in enumerate(over) if j != i)
+    return so * (math.exp(dot(query, own[i])) + math.exp(dot(query, reverse[i]))) + co * rest
+
+
 def teminal_b_side(
-    queries: Tensor, keys: Tensor, logit_scale: float, st: float, ct: float, so: float, co: float
+    queries: Tensor,
+    keys: Tensor,
+    logit_scale: float,
+    st: float,
+    ct: float,
+    so: float,
+    co: float,
+    appendix: bool = False,
 ) -> float:
     """[TeminAL eq. 3-7] for one of the two losses, the mean over the 3n items; rows are forward, reversed, overlaid."""
     n = len(queries) // 3
@@ -348,8 +399,12 @@ def teminal_b_side(
     for i in range(n):
         z_f, z_r, z_o = z[i], z[n + i], z[2 * n + i]
         c_r, c_o = other_block(z_f, i, backward, st, ct), other_block(z_f, i, overlaid, so, co)
+        if appendix:
+            c_o = two_terms(z_f, i, forward, backward, overlaid, so, co)
         loss += tnce(z_f, forward[i], forward, c_r + c_o)
         c_r, c_o = other_block(z_r, i, forward, st, ct), other_block(z_r, i, overlaid, so, co)
+        if appendix:
+            c_o = two_terms(z_r, i, backward, forward, overlaid, so, co)
         loss += tnce(z_r, backward[i], backward, c_r + c_o)
         c_c = other_block(z_o, i, forward, 1.0, 1.0) + other_block(z_o, i, backward, st, ct)
         loss += tnce(z_o, overlaid[i], overlaid, c_c)
@@ -357,11 +412,16 @@ def teminal_b_side(
 
 
 def teminal_b_loss(
-    audio: Tensor, text: Tensor, logit_scale: float, alphas: tuple[float, float, float, float], beta: float
+    audio: Tensor,
+    text: Tensor,
+    logit_scale: float,
+    alphas: tuple[float, float, float, float],
+    beta: float,
+    appendix: bool = False,
 ) -> float:
     """L_B = L_c + beta L_a; alphas are st, ct, so, co."""
-    text_loss = teminal_b_side(audio, text, logit_scale, *alphas)
-    return text_loss + beta * teminal_b_side(text, audio, logit_scale, *alphas)
+    text_loss = teminal_b_side(audio, text, logit_scale, *alphas, appendix)
+    return text_loss + beta * teminal_b_side(text, audio, logit_scale, *alphas, appendix)
 
 
 def teminal_a_side(

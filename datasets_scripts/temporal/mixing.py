@@ -20,12 +20,13 @@ ROLES = ("single", "combined", "forward", "reversed", "overlaid")
 
 @dataclass(frozen=True)
 class RenderOptions:
-    """Options for joining two clips in sequence.
+    """Options for joining two clips in sequence, or overlaid.
 
     Attributes:
         crossfade_seconds: Duration of an equal-power crossfade (cosine and sine gains).
         gap_seconds: Duration of the silence between the clips.
-        match_loudness: Whether to scale both clips to the geometric mean of their `active_rms`.
+        match_loudness: Whether to scale two clips in sequence to the geometric mean of their `active_rms`.
+        match_overlay_loudness: Whether to scale two overlaid clips in the same way.
 
     Raises ValueError if a duration is negative or infinite, or if both a crossfade and a gap are set.
     """
@@ -33,6 +34,7 @@ class RenderOptions:
     crossfade_seconds: float = 0.0
     gap_seconds: float = 0.0
     match_loudness: bool = False
+    match_overlay_loudness: bool = True
 
     def __post_init__(self) -> None:
         for name in ("crossfade_seconds", "gap_seconds"):
@@ -67,7 +69,7 @@ def compose(
         return _limit(_check_clip(waveforms[0], sampling_rate_hz).copy())
     first, second = waveforms
     if role == "overlaid":
-        return overlay(first, second, sampling_rate_hz)
+        return overlay(first, second, sampling_rate_hz, options is None or options.match_overlay_loudness)
     return concatenate(first, second, sampling_rate_hz, options)
 
 
@@ -134,17 +136,18 @@ def concatenate(
     return _limit(joined)
 
 
-def overlay(first: np.ndarray, second: np.ndarray, sampling_rate_hz: int) -> np.ndarray:
-    """Overlay two clips with equal loudness, `a_i ^ a_j` (TeminAL section 3.1).
+def overlay(first: np.ndarray, second: np.ndarray, sampling_rate_hz: int, match_loudness: bool = True) -> np.ndarray:
+    """Overlay two clips, `a_i ^ a_j` (TeminAL section 3.1).
 
-    Both clips start together and are scaled to the geometric mean of their `active_rms`. The result is as long as the
-    longer clip. The order of the clips does not matter. Raises ValueError if a clip is silent.
+    Both clips start together. The result is as long as the longer clip. The order of the clips does not matter. If
+    `match_loudness` is set, the clips are scaled to the geometric mean of their `active_rms`. ValueError is then raised
+    if a clip is silent. The paper does not state whether it matches the loudness.
 
     >>> overlay(np.array([0.2, -0.2]), np.array([0.2, 0.2, 0.2]), sampling_rate_hz=50).round(3)
     array([0.4, 0. , 0.2], dtype=float32)
     """
     first, second = _check_clip(first, sampling_rate_hz), _check_clip(second, sampling_rate_hz)
-    gains = _equal_gains(first, second, sampling_rate_hz)
+    gains = _equal_gains(first, second, sampling_rate_hz) if match_loudness else (1.0, 1.0)
 
     parts = sorted(zip((first, second), gains, strict=True), key=lambda part: part[0].size, reverse=True)
     (longer, gain), (shorter, other_gain) = parts

@@ -8,6 +8,8 @@ over them.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -130,35 +132,43 @@ def reweighted_info_nce(
     logit_scale: float | Tensor,
     positive_weight: float | Tensor,
     group_ids: Tensor | None = None,
+    weighted: Literal["pull", "probability"] = "pull",
 ) -> Tensor:
     """Compute InfoNCE with a re-weighted positive, the "Simple Reweight" baseline (SupCLAP E.4).
 
-    L = InfoNCE - (w - 1) (1 - P+) s+, where s+ is the logit of the positive and P+ its softmax probability.
+    Let s+ be the logit of the positive and P+ its softmax probability (SupCLAP eq. 2). InfoNCE pulls an anchor toward
+    its positive with force logit_scale (1 - P+) (SupCLAP eq. 4). At w = 1 the loss equals `info_nce`.
 
-    InfoNCE pulls an anchor toward its positive with force logit_scale (1 - P+). The weight w multiplies this force,
-    because 1 - P+ is detached in the equation. At w = 1 the loss equals `info_nce`.
+    The paper describes the baseline only in words: a learnable scalar w scales P+, to amplify the gradient of the
+    positive. There are two readings. The factors before s+ are detached, so that they set the gradient:
 
-    The equation is ours, because the paper only describes the baseline in words: a learnable scalar w amplifies the
-    gradient of the positive. The paper reports lower retrieval scores than for plain InfoNCE. This equation reproduces
-    the decrease; weighting the positive inside the softmax does not (see `recipes/LOG.md`).
+    - "pull": The force is logit_scale w (1 - P+). L = InfoNCE - (w - 1) (1 - P+) s+. A larger w amplifies the pull.
+    - "probability": The force is logit_scale (1 - w P+), as printed. L = InfoNCE + (w - 1) P+ s+. A smaller w amplifies
+      the pull; w may be negative. Without the detached factor, as in -log(w P+), w would not change the gradient.
+
+    The paper reports lower retrieval scores than for plain InfoNCE. "pull" reproduces the decrease; a weight inside the
+    softmax does not (see `recipes/LOG.md`).
 
     Args:
         audio_embeds, text_embeds: (N, d), unit norm; text i belongs to audio i.
-        positive_weight: w > 0; a number or a 0-d tensor. If it is learned, store its logarithm as the parameter.
+        positive_weight: w; a number or a 0-d tensor. For "pull" w > 0; if it is learned, store its logarithm as the
+            parameter.
         logit_scale, group_ids: See `info_nce`.
+        weighted: Reading of the paper, "pull" or "probability".
 
     Returns:
         0-d tensor.
 
     Raises:
-        ValueError: `positive_weight` is a number that is not positive, the shapes do not match, or there are fewer than
-            two clips.
+        ValueError: `weighted` is "pull" and `positive_weight` is a number that is not positive, the shapes do not
+            match, or there are fewer than two clips.
 
     >>> pairs = torch.eye(2)
     >>> round(reweighted_info_nce(pairs, pairs, logit_scale=1.0, positive_weight=1.0).item(), 4)
     0.6265
     """
-    if not isinstance(positive_weight, Tensor) and positive_weight <= 0:
+    is_pull = weighted == "pull"
+    if is_pull and not isinstance(positive_weight, Tensor) and positive_weight <= 0:
         raise ValueError(f"got positive_weight={positive_weight}; it must be positive (1 gives plain InfoNCE)")
 
     logits = logit_scale * similarity_matrix(audio_embeds, text_embeds)
@@ -166,7 +176,8 @@ def reweighted_info_nce(
     total = logits.new_zeros(())
     target = positives / positives.sum(dim=-1, keepdim=True)
     for direction in (logits, logits.mT):
-        pull = (target - direction.detach().softmax(dim=-1)) * positives  # (..., N, N)
-        extra_pull = (positive_weight - 1) * (pull * direction).sum(dim=-1).mean()
+        probabilities = direction.detach().softmax(dim=-1)
+        force = (target - probabilities if is_pull else -probabilities) * positives  # (..., N, N)
+        extra_pull = (positive_weight - 1) * (force * direction).sum(dim=-1).mean()
         total = total + softmax_contrast(direction, group_ids) - extra_pull
     return total

@@ -273,8 +273,9 @@ class DynamicRadius(nn.Module):
         num_similarities: Number of MLP inputs, including the positive; usually the training batch size.
         hidden_size: Width of the two hidden layers.
         init: Initial radius.
-        order: Order of the negatives: "sorted" (by descending similarity) or "batch" (as in the batch).
-        detach_input: Whether to stop gradients from the radius to the encoders.
+        order: Order of the negatives: "sorted" (by descending similarity), or "batch" (as in the batch, like in the
+            paper).
+        detach_input: Whether to stop gradients from the radius to the encoders. The paper does not stop them.
 
     Raises:
         ValueError: `num_similarities` is below 2, or `order` is unknown.
@@ -371,16 +372,17 @@ class DynamicRadius(nn.Module):
         return radius.to(torch.promote_types(radius.dtype, torch.float32))
 
 
-def radius_constraint(anchors: Tensor, targets: Tensor, radius: float | Tensor) -> Tensor:
+def radius_constraint(anchors: Tensor, targets: Tensor, radius: float | Tensor, detach_distance: bool = True) -> Tensor:
     """Compute the penalty for radii outside [0, distance of the pair] (SupCLAP appendix B).
 
     L = mean(relu(R - distance) + relu(-R)). The negatives push an anchor away. R > distance would invert the
-    perpendicular component of this push, and R < 0 would amplify it (see `support_vector_loss`). The distance is
-    detached, so that the penalty trains only the radius.
+    perpendicular component of this push, and R < 0 would amplify it (see `support_vector_loss`).
 
     Args:
         anchors, targets: (N, d), unit norm; target i is the positive of anchor i.
         radius: R, a number, a 0-d tensor or (N,).
+        detach_distance: Whether the penalty trains only the radius. False, as printed: it also moves pairs apart if
+            their radius is larger than their distance.
 
     Returns:
         0-d tensor.
@@ -388,6 +390,8 @@ def radius_constraint(anchors: Tensor, targets: Tensor, radius: float | Tensor) 
     >>> round(radius_constraint(torch.eye(2), torch.eye(2).flip(0), torch.tensor([1.5142, -0.3])).item(), 4)
     0.2
     """
-    distance = positive_distance(anchors.detach(), targets.detach())
+    distance = positive_distance(anchors, targets)
+    if detach_distance:
+        distance = distance.detach()
     radius = torch.as_tensor(radius, dtype=distance.dtype, device=distance.device)
     return (torch.relu(radius - distance) + torch.relu(-radius)).mean()

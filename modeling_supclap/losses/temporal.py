@@ -9,8 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .contrastive import softmax_contrast
-from .similarity import similarity_matrix
+from .similarity import positive_mean, similarity_matrix
 
 
 def temporal_nce(
@@ -27,6 +26,8 @@ def temporal_nce(
     audio and text exchanged; w_ij is then the weight of audio j in the denominator of text i. With weights of 1 and
     beta = 1 the loss equals `info_nce`.
 
+    The numerator has no weight.
+
     A random model has a loss of (1 + beta) mean_i log sum_j w_ij. The loss of a perfect model approaches 0.
 
     Args:
@@ -34,12 +35,12 @@ def temporal_nce(
         text_embeds: (M, d), unit norm; text i belongs to audio i. Captions in K languages have shape (K, M, d), and
             the loss is averaged over the languages.
         logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
-        weights: (M, M), from `teminal_a_weights` or `teminal_b_weights`; 1 on the diagonal, 0 to 1 elsewhere. 0 removes
-            a candidate from the denominator.
+        weights: (M, M), from `teminal_a_weights` or `teminal_b_weights`, at least 0. 0 removes a candidate from the
+            denominator.
         beta: Weight of L_audio, the text-to-audio loss.
-        group_ids: (M,) integers; items with the same id are positives of each other and need a weight above 0. Items
-            with the same caption, such as single sounds of one class, should have the same id. None: each item is its
-            own group.
+        group_ids: (M,) integers; items with the same id are positives of each other. Items with the same caption, such
+            as single sounds of one class, should have the same id. The papers do not have such groups. None: each item
+            is its own group.
 
     Returns:
         0-d tensor.
@@ -57,8 +58,9 @@ def temporal_nce(
         raise ValueError(f"got weights of shape {tuple(weights.shape)} for {size} items; expected ({size}, {size})")
 
     log_weights = weights.to(logits).log()
-    text_loss = softmax_contrast(logits + log_weights, group_ids)
-    audio_loss = softmax_contrast(logits.mT + log_weights, group_ids)
+    text_loss, audio_loss = (
+        ((side + log_weights).logsumexp(-1) - positive_mean(side, group_ids)).mean() for side in (logits, logits.mT)
+    )
     return text_loss + beta * audio_loss
 
 
@@ -119,6 +121,7 @@ def teminal_b_weights(
     alpha_cross_time: float = 1.0,
     alpha_same_overlay: float = 1.0,
     alpha_cross_overlay: float = 1.0,
+    two_term_overlay: bool = False,
 ) -> Tensor:
     """Build the candidate weights of TeminAL B, for n forward, n reversed and n overlaid pairs (TeminAL eq. 3-7).
 
@@ -132,12 +135,20 @@ def teminal_b_weights(
     | reversed | time | 1 | overlay |
     | overlaid | 1 (eq. 6) | time | 1 |
 
+    The paper prints no equation for the second row, the reversed items. It follows from the first row by symmetry.
+
+    The appendix of the paper prints another term for the overlaid candidates of the first row (TeminAL eq. 14 and 20).
+    With `two_term_overlay`, `alpha_same_overlay` weights two captions of the same pair, the forward and the reversed
+    one, in addition to their weights in the table. The overlaid caption of the same pair has the weight 0. The second
+    row follows by symmetry again; the third has no such term.
+
     In table 2 of the paper, most of the best results have all weights set to 1.
 
     Args:
         n: Number of pairs of sounds.
         alpha_same_time, alpha_cross_time: alpha_st and alpha_ct in the paper, 0 to 1.
         alpha_same_overlay, alpha_cross_overlay: alpha_so and alpha_co in the paper, 0 to 1.
+        two_term_overlay: Whether to use the overlay term of the appendix.
 
     Returns:
         (3n, 3n); rows and columns are in the order forward, reversed, overlaid.
@@ -160,5 +171,9 @@ def teminal_b_weights(
     ones = torch.ones(n, n)
     time = torch.where(same_pair, alpha_same_time, alpha_cross_time)
     overlay = torch.where(same_pair, alpha_same_overlay, alpha_cross_overlay)
-    rows = [[ones, time, overlay], [time, ones, overlay], [ones, time, ones]]
+    forward, reverse = ones, time
+    if two_term_overlay:
+        forward, reverse = (block + alpha_same_overlay * same_pair for block in (ones, time))
+        overlay = overlay.masked_fill(same_pair, 0.0)
+    rows = [[forward, reverse, overlay], [reverse, forward, overlay], [ones, time, ones]]
     return torch.cat([torch.cat(row, dim=1) for row in rows])

@@ -42,13 +42,15 @@ class SupportVectorRegularizer(nn.Module):
 
     Args:
         radii: Radius modules, `{direction: module}`. `t2a` moves texts toward their clips, `a2t` moves clips toward
-            their texts. A radius of NaN is set to the mean distance of the positive pairs in the first batch.
+            their texts, and a module `both` is used in both directions. A radius of NaN is set to the mean distance of
+            the positive pairs in the first batch.
         base: Name of the base loss, for the log. With `siglip`, `kcl` and `cacl`, the SVR term has the form and scale
             of this loss; with any other name, those of `infonce`.
         alpha: Weight of the SVR term in each direction.
         beta: Weight of the radius constraint. As in the paper, only dynamic radii are constrained.
         similarity: Similarity of a support vector and a target, `cosine` or `dot`.
         decoupled: Whether to exclude the positives from the denominator.
+        constraint_gradients: Whether the radius constraint also moves the embeddings.
     """
 
     def __init__(
@@ -59,14 +61,22 @@ class SupportVectorRegularizer(nn.Module):
         beta: float = 0.01,
         similarity: str = "cosine",
         decoupled: bool = False,
+        constraint_gradients: bool = False,
     ) -> None:
         super().__init__()
         self.radii = nn.ModuleDict(radii)
+        self.directions = ("t2a", "a2t") if "both" in radii else tuple(radii)
+        self.constraint_gradients = constraint_gradients
         self.base, self.alpha, self.beta = base, alpha, beta
         self.similarity, self.decoupled = similarity, decoupled
         self.batch_radii: dict[str, Tensor] = {}
         """Radii of the last batch for callbacks, `{direction: radii}` with radii `(N,)` or `(K, N)`."""
         self._has_started = False
+
+    def radius_of(self, direction: str) -> nn.Module | None:
+        """Return the radius module of a direction, or None if the direction has no support vectors."""
+        radii = dict(self.radii.items())
+        return radii.get("both", radii.get(direction))
 
     @torch.no_grad()
     def start_radii(self, distance: Tensor | float) -> None:
@@ -99,11 +109,13 @@ class SupportVectorRegularizer(nn.Module):
         if not self._has_started:
             self.start_radii(positive_distance(text_embeds.detach(), audio_embeds.detach()).mean())
 
-        pairs = [(text_embeds, audio_embeds) if name == "t2a" else (audio_embeds, text_embeds) for name in self.radii]
-        radii = []
-        for (anchors, targets), module in zip(pairs, self.radii.values(), strict=True):
+        pairs, radii = [], []
+        for direction in self.directions:
+            pair = (text_embeds, audio_embeds) if direction == "t2a" else (audio_embeds, text_embeds)
+            module = self.radius_of(direction)
             assert isinstance(module, StaticRadius | DynamicRadius | RelativeRadius)
-            radii.append(module.in_tiles(anchors, targets, logit_scale, group_ids, chunk_size))
+            pairs.append(pair)
+            radii.append(module.in_tiles(*pair, logit_scale, group_ids, chunk_size))
 
         options: dict[str, Any] = {"similarity": self.similarity, "group_ids": group_ids}
         scale = DIRECTION_SCALE.get(self.base)
@@ -125,11 +137,11 @@ class SupportVectorRegularizer(nn.Module):
 
         total = base.add(svr, alpha=self.alpha)
         logs: Logs = {f"loss_{self.base}": base}
-        for direction, pair, radius, term in zip(self.radii, pairs, radii, terms.detach(), strict=True):
+        for direction, pair, radius, term in zip(self.directions, pairs, radii, terms.detach(), strict=True):
             self.batch_radii[direction] = radius.detach()
             logs |= {f"loss_svr_{direction}": term, f"radius_{direction}": self.batch_radii[direction].mean()}
-            if isinstance(self.radii[direction], DynamicRadius):
-                constraint = radius_constraint(*pair, radius)
+            if isinstance(self.radius_of(direction), DynamicRadius):
+                constraint = radius_constraint(*pair, radius, detach_distance=not self.constraint_gradients)
                 total = total + self.beta * constraint
                 logs[f"loss_constraint_{direction}"] = constraint
         return total, logs
@@ -144,10 +156,15 @@ class ContrastiveObjective(nn.Module):
         regularizer: SVR terms to add to the base loss (SupCLAP eq. 6 and table 8). None: no SVR.
         chunk_size: Number of similarity matrix rows to compute at a time, and again in the backward pass. Memory is
             then linear in the batch size. None: all rows at once.
+        reweighting: Argument `weighted` of `reweighted_info_nce`, for the loss `reweighted`.
     """
 
     def __init__(
-        self, loss: str = "infonce", regularizer: SupportVectorRegularizer | None = None, chunk_size: int | None = None
+        self,
+        loss: str = "infonce",
+        regularizer: SupportVectorRegularizer | None = None,
+        chunk_size: int | None = None,
+        reweighting: str = "pull",
     ) -> None:
         super().__init__()
         if loss not in LOSSES:
@@ -155,8 +172,11 @@ class ContrastiveObjective(nn.Module):
         if loss == "reweighted" and chunk_size is not None:
             raise ValueError(f"got loss='reweighted' with loss_chunk_size={chunk_size}; leave loss_chunk_size out")
         self.loss, self.regularizer, self.chunk_size = loss, regularizer, chunk_size
-        if loss == "reweighted":
+        self.reweighting: Any = reweighting
+        if loss == "reweighted" and reweighting == "pull":
             self.log_positive_weight = nn.Parameter(torch.zeros(1))
+        elif loss == "reweighted":
+            self.positive_weight = nn.Parameter(torch.ones(1))  # may become negative
 
     def forward(
         self,
@@ -202,7 +222,9 @@ class ContrastiveObjective(nn.Module):
             assert bias is not None
             return sigmoid_loss(audio, texts, scale, bias, groups, chunk)
         if self.loss == "reweighted":
-            return reweighted_info_nce(audio, texts, scale, self.log_positive_weight.exp().squeeze(), groups)
+            is_log = self.reweighting == "pull"
+            weight = self.log_positive_weight.exp() if is_log else self.positive_weight
+            return reweighted_info_nce(audio, texts, scale, weight.squeeze(), groups, self.reweighting)
         if self.loss == "kcl":
             return kcl_loss(audio, texts.transpose(0, 1), scale, groups, chunk)
         if self.loss == "cacl":
@@ -217,14 +239,15 @@ class TemporalObjective(nn.Module):
         stage: `a`: contrast single sounds with pairs of sounds. `b`: contrast pairs in forward order, the same pairs in
             reversed order, and the same pairs overlaid.
         beta: Weight of the text-to-audio direction, relative to audio-to-text.
+        two_term_overlay: Argument of `teminal_b_weights`, for stage b.
         **alphas: Keyword arguments of `teminal_a_weights` or `teminal_b_weights`.
     """
 
-    def __init__(self, stage: str, beta: float = 1.0, **alphas: float) -> None:
+    def __init__(self, stage: str, beta: float = 1.0, two_term_overlay: bool = False, **alphas: float) -> None:
         super().__init__()
         if stage not in ("a", "b"):
             raise ValueError(f"got stage={stage!r}; it must be a or b")
-        self.stage, self.beta, self.alphas = stage, beta, alphas
+        self.stage, self.beta, self.alphas, self.two_term_overlay = stage, beta, alphas, two_term_overlay
         self._weights(1, torch.tensor([[0, 0, 1]]))  # raises now, not in the first step, if an alpha is out of range
 
     def forward(
@@ -259,14 +282,15 @@ class TemporalObjective(nn.Module):
 
         weights = self._weights(len(audio_embeds), class_ids).to(audio)  # (R N, R N)
         if groups is not None:
-            weights = weights.masked_fill(groups.unsqueeze(1) == groups, 1.0)  # alphas apply to negatives only
+            is_positive = groups.unsqueeze(1) == groups
+            weights = torch.where(is_positive, weights.clamp_min(1), weights)  # alphas apply to negatives only
 
         loss = temporal_nce(audio, text, logit_scale, weights, self.beta, groups)
         return loss, {f"loss_teminal_{self.stage}": loss.detach()}
 
     def _weights(self, count: int, class_ids: Tensor | None) -> Tensor:
         if self.stage == "b":
-            return teminal_b_weights(count, **self.alphas)
+            return teminal_b_weights(count, **self.alphas, two_term_overlay=self.two_term_overlay)
         if class_ids is None:
             raise ValueError("got no class_ids; stage a needs them (N, 3) to weight the candidates")
         return teminal_a_weights(class_ids[:, 0], class_ids[:, 1:], **self.alphas)
@@ -289,14 +313,19 @@ def load_objective(name: str) -> nn.Module:
 def build_objective(args: SupCLAPTrainingArguments) -> ContrastiveObjective:
     """Build the objective from `loss`, `svr` and their options. Raise ValueError if they cannot be combined."""
     if args.svr == "none":
-        return ContrastiveObjective(args.loss, chunk_size=args.loss_chunk_size)
+        return ContrastiveObjective(args.loss, chunk_size=args.loss_chunk_size, reweighting=args.reweighting)
     if args.loss == "reweighted":
         raise ValueError(f"got loss='reweighted' with svr={args.svr!r}; this baseline needs svr=none")
     if args.loss == "siglip" and args.svr_decoupled:
         raise ValueError("got svr_decoupled with loss='siglip'; it changes a softmax, which siglip does not have")
     init = math.nan if args.radius_init is None else args.radius_init
     radii: dict[str, nn.Module] = {}
-    for direction in ("t2a",) if args.svr.startswith("uni") else ("t2a", "a2t"):
+    directions = ["t2a"] if args.svr.startswith("uni") else ["t2a", "a2t"]
+    if args.shared_radius:
+        if len(directions) < 2:
+            raise ValueError(f"got shared_radius with svr={args.svr!r}, which has one direction; use bi-static")
+        directions = ["both"]
+    for direction in directions:
         if args.svr.endswith("static"):
             radii[direction] = StaticRadius(init)
         elif args.svr.endswith("fixed"):
@@ -304,8 +333,17 @@ def build_objective(args: SupCLAPTrainingArguments) -> ContrastiveObjective:
         elif args.svr == "within-modality":
             radii[direction] = RelativeRadius(1.0)
         else:
-            radii[direction] = DynamicRadius(args.radius_num_similarities, init=init)
+            order: Any = args.radius_order
+            radii[direction] = DynamicRadius(
+                args.radius_num_similarities, init=init, order=order, detach_input=not args.radius_gradients
+            )
     regularizer = SupportVectorRegularizer(
-        radii, args.loss, args.svr_alpha, args.svr_beta, args.svr_similarity, args.svr_decoupled
+        radii,
+        args.loss,
+        args.svr_alpha,
+        args.svr_beta,
+        args.svr_similarity,
+        args.svr_decoupled,
+        args.constraint_gradients,
     )
     return ContrastiveObjective(args.loss, regularizer, args.loss_chunk_size)

@@ -22,6 +22,8 @@ SUPPORT_VECTORS = (
     "bi-fixed",
     "within-modality",
 )
+RADIUS_ORDERS = ("sorted", "batch")
+REWEIGHTINGS = ("pull", "probability")
 POSITIVES = ("clip", "captions")
 CACHE_FROZEN = ("auto", "always", "never")
 
@@ -48,6 +50,8 @@ class ContrastiveOptions:
         loss: Base loss. `infonce`, `siglip` and `reweighted` (SimpleReweight, SupCLAP E.4) use one caption per clip,
             in a random language. `kcl` uses captions in all languages. `cacl` uses captions in the anchor language (the
             first of `languages`) and one other. `module:Class` is your own `nn.Module`, with one caption per clip.
+        reweighting: Quantity that the learned weight of `reweighted` multiplies: `pull`, the force of the positive, or
+            `probability`, P+ in the gradient, as printed in the paper (see `losses.reweighted_info_nce`).
         svr: Support Vector Regularization (SVR): `none`, or a static or dynamic radius in one direction (`uni-static`,
             `uni-dynamic`) or both (`bi-static`, `bi-dynamic`). For control experiments: `uni-fixed` and `bi-fixed`.
             `within-modality` has no support vectors: it contrasts each clip with all other clips, and each text with
@@ -62,7 +66,15 @@ class ContrastiveOptions:
         radius_init: Initial radius. By default, the mean distance of the positive pairs in the first batch is used. A
             radius that starts near 0 has little effect in a short run, because it grows slowly.
         radius_num_similarities: Number of similarities used to predict a dynamic radius: the positive and the hardest
-            negatives.
+            negatives. The paper uses the batch size.
+        radius_order: Order of these negatives: `sorted` by similarity, or as in the `batch`, as in the paper. With
+            `batch`, the radius of a pair depends on the order of the batch.
+        radius_gradients: Let the gradient of a dynamic radius reach the encoders through these similarities, as printed
+            in the paper. By default, it trains only the radius.
+        constraint_gradients: Let the constraint on dynamic radii also move the embeddings, as printed in SupCLAP
+            eq. 9. By default, it trains only the radius.
+        shared_radius: Use one radius in both directions of `bi-static` or `bi-dynamic`. SupCLAP 3.2 describes a single
+            radius for `bi-static`. By default, each direction has its own.
         languages: ISO 639-3 codes of the captions to train on.
         languages_per_clip: Number of languages in which `kcl` embeds a clip's caption, drawn at random for each clip
             and epoch. Fewer languages cost less time, but the negatives of a caption are then in random languages, not
@@ -132,6 +144,7 @@ class ContrastiveOptions:
     """
 
     loss: str = "infonce"
+    reweighting: str = "pull"
     svr: str = "none"
     svr_alpha: float = 1.0
     svr_beta: float = 0.01
@@ -139,6 +152,10 @@ class ContrastiveOptions:
     svr_decoupled: bool = False
     radius_init: float | None = None
     radius_num_similarities: int = 16
+    radius_order: str = "sorted"
+    radius_gradients: bool = False
+    constraint_gradients: bool = False
+    shared_radius: bool = False
     radius_ratio: float = 1.0
     languages: list[str] = field(default_factory=lambda: ["eng"])
     languages_per_clip: int | None = None
@@ -194,34 +211,43 @@ class TemporalOptions(ContrastiveOptions):
         stage: TeminAL stage. `a`: single sounds against pairs of sounds. `b`: pairs in forward order, in reversed
             order, and overlaid.
         temporal_beta: Weight of the text-to-audio direction, relative to audio-to-text (TeminAL eq. 3).
+        temporal_beta_a: The same weight in stage a, beta_A in TeminAL eq. 26. Defaults to `temporal_beta`.
         alpha_same: Stage a: weight between a single sound and a pair that contains its class (TeminAL eq. 22-26).
         alpha_diff: Stage a: weight between a single sound and a pair that does not contain its class.
         alpha_same_time: Stage b: weight of the same pair in reversed order (TeminAL eq. 3-7).
         alpha_cross_time: Stage b: weight of other pairs in reversed order.
         alpha_same_overlay: Stage b: weight of the same pair overlaid.
         alpha_cross_overlay: Stage b: weight of other pairs overlaid.
+        two_term_overlay: Stage b: use the overlay term of the appendix (TeminAL eq. 14 and 20), which weights the
+            forward and the reversed pair by `alpha_same_overlay`.
         text_scheme: Caption languages. `random`: one random language per pair. `kcl`: all languages at once.
         crossfade_seconds: Overlap of two consecutive clips, in seconds.
         gap_seconds: Silence between two consecutive clips, in seconds.
-        match_loudness: Match the loudness of two consecutive clips. Overlaid clips are always matched.
-        per_device_train_batch_size: Number of pairs per device in a training step.
+        match_loudness: Match the loudness of two consecutive clips.
+        match_overlay_loudness: Match the loudness of two overlaid clips. The paper does not state whether it does.
+        per_device_train_batch_size: Number of class pairs per device in a training step. Stage b has three clips for
+            each pair, and stage a has two. The default of 85 pairs is 255 clips in stage b; the paper's batch is 256
+            (TeminAL B.5).
         learning_rate: Peak learning rate.
         metric_for_best_model: Metric used to select the best checkpoint.
     """
 
     stage: str = "b"
     temporal_beta: float = 1.0
+    temporal_beta_a: float | None = None
     alpha_same: float = 1.0
     alpha_diff: float = 1.0
     alpha_same_time: float = 1.0
     alpha_cross_time: float = 1.0
     alpha_same_overlay: float = 1.0
     alpha_cross_overlay: float = 1.0
+    two_term_overlay: bool = False
     text_scheme: str = "random"
     crossfade_seconds: float = 0.0
     gap_seconds: float = 0.0
     match_loudness: bool = False
-    per_device_train_batch_size: int = 256
+    match_overlay_loudness: bool = True
+    per_device_train_batch_size: int = 85
     learning_rate: float = 1e-4
     metric_for_best_model: str | None = "temporal_accuracy"
 

@@ -113,7 +113,7 @@ class TemporalTrainer(SupCLAPTrainer):
             args,
             train_dataset=_numbered(train_items),
             eval_dataset=None if eval_items is None else _numbered(eval_items),
-            objective=TemporalObjective(args.stage, args.temporal_beta, **args.alphas),
+            objective=TemporalObjective(args.stage, args.stage_beta, args.two_term_overlay, **args.alphas),
             **kwargs,
         )
 
@@ -122,7 +122,9 @@ class TemporalTrainer(SupCLAPTrainer):
             TemporalCollator,
             self.processor,
             stage=args.stage,
-            options=RenderOptions(args.crossfade_seconds, args.gap_seconds, args.match_loudness),
+            options=RenderOptions(
+                args.crossfade_seconds, args.gap_seconds, args.match_loudness, args.match_overlay_loudness
+            ),
             max_audio_seconds=args.max_audio_seconds,
             pad_short_clips=args.pad_short_clips,
             seed=args.seed,

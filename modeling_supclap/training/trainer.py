@@ -252,8 +252,7 @@ class SupCLAPTrainer(Trainer):
         """Build `compute_metrics` for a split: retrieval metrics, and `radius_by_hard_negatives` for DynamicSVR."""
         retrieval = retrieval_metrics(rows, self.args.eval_languages, self.args.positives)
         regularizer = getattr(self.module.objective, "regularizer", None)
-        radii = dict(regularizer.radii) if isinstance(regularizer, SupportVectorRegularizer) else {}
-        radius = radii.get("t2a")
+        radius = regularizer.radius_of("t2a") if isinstance(regularizer, SupportVectorRegularizer) else None
         if not self.args.track_drift or self._is_sharded or not isinstance(radius, DynamicRadius):
             return retrieval
 

@@ -35,6 +35,8 @@ _CHOICES = {
     "loss": options.LOSSES,
     "svr": options.SUPPORT_VECTORS,
     "svr_similarity": ("cosine", "dot"),
+    "radius_order": options.RADIUS_ORDERS,
+    "reweighting": options.REWEIGHTINGS,
     "positives": options.POSITIVES,
     "on_bad_audio": ON_BAD_AUDIO,
     "cache_frozen": options.CACHE_FROZEN,
@@ -145,8 +147,9 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
 class TemporalTrainingArguments(options.TemporalOptions, SupCLAPTrainingArguments):
     """Training arguments for one TeminAL stage.
 
-    The defaults follow the paper: batch size 256, learning rate 1e-4 (TeminAL B.2). The options `alpha_...` are the
-    weights of candidates in the denominator of the softmax, 0 to 1. A candidate with weight 0 is left out.
+    The defaults follow the paper: 85 class pairs, which are 255 audio-text pairs in stage b, and a learning rate of
+    1e-4 (TeminAL B.5). The options `alpha_...` are the weights of candidates in the denominator of the softmax, 0 to 1.
+    A candidate with weight 0 is left out.
     """
 
     def __post_init__(self) -> None:
@@ -155,6 +158,12 @@ class TemporalTrainingArguments(options.TemporalOptions, SupCLAPTrainingArgument
             value = getattr(self, name)
             if value != getattr(options.ContrastiveOptions, name):
                 raise ValueError(f"{name} is {value!r}, but TeminAL defines its loss and captions; leave it out")
+
+    @property
+    def stage_beta(self) -> float:
+        """Weight of the text-to-audio direction in this stage."""
+        is_other = self.stage == "a" and self.temporal_beta_a is not None
+        return self.temporal_beta_a if is_other else self.temporal_beta  # type: ignore[return-value]
 
     @property
     def alphas(self) -> dict[str, float]:

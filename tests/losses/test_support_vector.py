@@ -358,6 +358,7 @@ def test_constraint_equals_the_loops_and_trains_only_the_radius() -> None:
     (gradient,) = torch.autograd.grad(constraint, radius)
     assert gradient.tolist() == pytest.approx([0, 0.2, -0.2, 0, 0.2])
     assert not radius_constraint(texts, audios, 0.1).requires_grad
+    assert radius_constraint(texts.requires_grad_(), audios, 0.1, detach_distance=False).requires_grad
 
 
 # --- the radius modules

@@ -28,6 +28,14 @@ def test_teminal_b_equals_the_loops_for_all_alphas_and_betas(
     assert loss.item() == pytest.approx(reference.teminal_b_loss(audio, text, SCALE, alphas, beta), abs=1e-12)
 
 
+@pytest.mark.parametrize("alphas", [(0.0, 0.0, 0.0, 0.0), (1.0, 1.0, 1.0, 1.0), (0.75, 0.25, 0.5, 0.125)])
+def test_the_overlay_term_of_the_appendix_equals_the_loops(alphas: tuple[float, float, float, float]) -> None:
+    audio, text = related_pair(9)
+    weights = teminal_b_weights(3, *alphas, two_term_overlay=True)
+    expected = reference.teminal_b_loss(audio, text, SCALE, alphas, 0.5, appendix=True)
+    assert temporal_nce(audio, text, SCALE, weights, 0.5).item() == pytest.approx(expected, abs=1e-12)
+
+
 @pytest.mark.parametrize("alphas", [(0.0, 0.0), (0.0, 1.0), (1.0, 0.0), (1.0, 1.0), (0.5, 0.25)])
 @pytest.mark.parametrize("beta", [0.0, 1.0])
 def test_teminal_a_equals_the_loops(alphas: tuple[float, float], beta: float) -> None:

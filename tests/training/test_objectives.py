@@ -160,6 +160,123 @@ def test_a_dynamic_radius_is_constrained(tmp_path):
     torch.testing.assert_close(total, info_nce(AUDIO, TEXT, SCALE) + svr + 0.3 * constraint)
 
 
+# --- the papers' own variants, where the defaults differ
+
+
+def slopes(function, point):
+    """Return the gradient of a function of a matrix by central differences."""
+    gradient = torch.zeros_like(point)
+    for index in range(point.numel()):
+        step = torch.zeros_like(point)
+        step.view(-1)[index] = 1e-5
+        gradient.view(-1)[index] = (function(point + step) - function(point - step)) / 2e-5
+    return gradient
+
+
+def dynamic(tmp_path, **options):
+    """Return an objective with a radius that depends on the similarities, and the layers of its predictor."""
+    module = objective(tmp_path, svr="uni-dynamic", svr_beta=0.7, radius_num_similarities=6, **options)
+    layers = module.regularizer.radius_of("t2a").layers
+    torch.nn.init.normal_(layers[4].weight, std=0.15, generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        layers[4].bias.fill_(1.2)  # above the distance of some pairs, and below that of others
+    return module, [(layer.weight.tolist(), layer.bias.tolist()) for layer in layers if hasattr(layer, "weight")]
+
+
+def loops_of_dynamic(text, radii, distances=None):
+    """Compute the loss with the given radii. `distances` are the texts from which the constraint is computed."""
+    scale = SCALE.item()
+    svr = reference.support_vector_loss(text, AUDIO, radii, scale)
+    constraint = reference.radius_constraint(text if distances is None else distances, AUDIO, radii)
+    return reference.info_nce(AUDIO, text, scale) + svr + 0.7 * constraint
+
+
+@pytest.mark.parametrize("order", ["sorted", "batch"])
+def test_the_order_of_the_predictors_inputs_equals_the_loops(tmp_path, order):
+    module, layers = dynamic(tmp_path, radius_order=order)
+    total, logs = evaluate(module)
+    radii = reference.predicted_radii(TEXT, AUDIO, SCALE.item(), layers, order)
+    other = reference.predicted_radii(TEXT, AUDIO, SCALE.item(), layers, {"sorted": "batch", "batch": "sorted"}[order])
+    assert logs["radius_t2a"].item() == pytest.approx(reference.mean(radii), abs=1e-12)
+    assert abs(reference.mean(radii) - reference.mean(other)) > 1e-3
+    assert total.item() == pytest.approx(loops_of_dynamic(TEXT, radii), abs=1e-12)
+
+
+@pytest.mark.parametrize("radius_gradients", [False, True])
+@pytest.mark.parametrize("constraint_gradients", [False, True])
+def test_gradients_through_the_radius_and_the_distance_equal_the_loops(
+    tmp_path, radius_gradients, constraint_gradients
+):
+    flags = {"radius_gradients": radius_gradients, "constraint_gradients": constraint_gradients}
+    module, layers = dynamic(tmp_path, **flags)
+    text = TEXT.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(module(AUDIO, text[:, None], SCALE)[0], text)
+
+    def loops(moved):
+        radii = reference.predicted_radii(moved if radius_gradients else TEXT, AUDIO, SCALE.item(), layers, "sorted")
+        return loops_of_dynamic(moved, radii, distances=None if constraint_gradients else TEXT)
+
+    torch.testing.assert_close(gradient, slopes(loops, TEXT), rtol=1e-6, atol=1e-7)
+
+
+def test_one_radius_for_both_directions_equals_the_loops(tmp_path):
+    module = objective(tmp_path, svr="bi-static", shared_radius=True, radius_init=0.3)
+    (radius,) = module.parameters()
+    total, logs = evaluate(module)
+    radii = [radius.item()] * 6
+
+    def loops(values):
+        value = values.tolist() * 6
+        svr = reference.support_vector_loss(TEXT, AUDIO, value, SCALE.item())
+        svr += reference.support_vector_loss(AUDIO, TEXT, value, SCALE.item())
+        return reference.info_nce(AUDIO, TEXT, SCALE.item()) + svr
+
+    assert total.item() == pytest.approx(loops(radius.detach()), abs=1e-12)
+    (gradient,) = torch.autograd.grad(total, radius)
+    torch.testing.assert_close(gradient, slopes(loops, radius.detach()), rtol=1e-6, atol=1e-7)
+    assert logs["radius_t2a"] == logs["radius_a2t"] == pytest.approx(radii[0])
+    with pytest.raises(ValueError, match="uni-static"):
+        objective(tmp_path, svr="uni-static", shared_radius=True)
+
+
+def test_one_predictor_for_both_directions_is_constrained_in_both(tmp_path):
+    module = objective(tmp_path, svr="bi-dynamic", shared_radius=True, radius_init=1.9)
+    _, logs = evaluate(module)
+    assert {"loss_constraint_t2a", "loss_constraint_a2t", "radius_t2a", "radius_a2t"} <= logs.keys()
+    assert all(name.startswith("regularizer.radii.both.") for name, _ in module.named_parameters())
+
+
+def test_the_probability_that_is_scaled_as_printed_trains_as_in_the_loops(tmp_path):
+    """P+ in the gradient, eq. 4, is multiplied by w, which starts at 1 and may become negative."""
+    module = objective(tmp_path, loss="reweighted", reweighting="probability")
+    (weight,) = module.parameters()
+    assert weight.item() == 1
+    torch.nn.init.constant_(weight, -0.5)
+    text = TEXT.clone().requires_grad_()
+    total, _ = module(AUDIO, text[:, None], SCALE)
+    probabilities = reference.positive_probabilities(AUDIO, TEXT, SCALE.item())
+
+    def loops(moved, w=-0.5):
+        held = [-(w - 1) * probability for probability in probabilities]
+        return reference.reweighted_info_nce(AUDIO, moved, SCALE.item(), w, held)
+
+    assert total.item() == pytest.approx(loops(TEXT), abs=1e-12)
+    of_text, of_weight = torch.autograd.grad(total, (text, weight))
+    torch.testing.assert_close(of_text, slopes(loops, TEXT), rtol=1e-6, atol=1e-7)
+    assert of_weight.item() == pytest.approx((loops(TEXT, 0.5) - loops(TEXT, -0.5)), abs=1e-12)  # linear in w
+
+
+def test_the_overlay_term_of_the_appendix_equals_the_loops():
+    alphas = (0.5, 0.25, 0.75, 0.125)
+    names = ("alpha_same_time", "alpha_cross_time", "alpha_same_overlay", "alpha_cross_overlay")
+    given = dict(zip(names, alphas, strict=True))
+    total, _ = TemporalObjective("b", beta=0.7, two_term_overlay=True, **given)(*ROLES, SCALE)
+    expected = reference.teminal_b_loss(*blocks(*ROLES), SCALE.item(), alphas, beta=0.7, appendix=True)
+    assert total.item() == pytest.approx(expected, abs=1e-6)  # the weights are float32
+    main = reference.teminal_b_loss(*blocks(*ROLES), SCALE.item(), alphas, beta=0.7)
+    assert abs(main - expected) > 0.01
+
+
 @pytest.mark.parametrize("groups", [None, GROUPS])
 def test_multilingual_losses_with_support_vectors(tmp_path, groups):
     radius = torch.tensor(0.1, dtype=torch.float32).double()
