@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+import torch
+from torch import nn
 from transformers import ClapConfig, ClapProcessor, PreTrainedConfig
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
@@ -31,14 +35,45 @@ def is_clap(name: str) -> bool:
     return fields.get("model_type") == ClapConfig.model_type
 
 
-def load_start(name: str) -> tuple[SupCLAPModel, SupCLAPProcessor]:
-    """Load a SupCLAP model and its processor from a Hub id or folder. A transformers `ClapModel` is converted."""
+def load_start(
+    name: str, temperature: float | None = None, logit_bias: float | None = None
+) -> tuple[SupCLAPModel, SupCLAPProcessor]:
+    """Load a SupCLAP model and its processor from a Hub id or folder. A transformers `ClapModel` is converted.
+
+    The `temperature`, and the `logit_bias` of SigLIP, replace those of the model. None: keep them.
+    """
     if is_clap(name):
         clap = load_clap(name)
         if getattr(clap.config.audio_config, "enable_fusion", False):
             say(f"{name}: {FUSION_REMARK}")
-        return supclap_from_clap(clap), load_processor(name)
-    return SupCLAPModel.from_pretrained(name), load_processor(name)
+        model = supclap_from_clap(clap)
+    else:
+        model = SupCLAPModel.from_pretrained(name)
+
+    if temperature is not None:
+        model.config.temperature = temperature
+        nn.init.constant_(model.logit_scale, -math.log(temperature))
+    if logit_bias is not None:
+        model.config.logit_bias = logit_bias
+        model.logit_bias = nn.Parameter(torch.full_like(model.logit_scale, logit_bias))
+    return model, load_processor(name)
+
+
+def report_temperature(model: SupCLAPModel) -> dict[str, Any]:
+    """Print the temperature with which a run starts, and whether it is trained. Return both, for `results.json`."""
+    temperature = round(math.exp(-model.logit_scale.item()), 6)
+    settings: dict[str, Any] = {"temperature": temperature, "train_temperature": model.logit_scale.requires_grad}
+    line = f"temperature: {temperature:g}, {_is_trained(model.logit_scale)}"
+    if model.logit_bias is not None:
+        bias = round(model.logit_bias.item(), 6)
+        settings |= {"logit_bias": bias, "train_bias": model.logit_bias.requires_grad}
+        line += f"; bias of the logits: {bias:g}, {_is_trained(model.logit_bias)}"
+    say(line)
+    return settings
+
+
+def _is_trained(parameter: nn.Parameter) -> str:
+    return "trained" if parameter.requires_grad else "fixed"
 
 
 def load_processor(name: str) -> SupCLAPProcessor:

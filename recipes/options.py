@@ -177,13 +177,18 @@ class ModelArguments:
     text_config: dict | str | None = option("Fields of BertConfig, for an encoder from scratch or in random_weights.")
     vocab_size: int = option("Vocabulary size of a text encoder from scratch.", 4000)
     projection_dim: int = option("Width of the shared space.", 1024)
-    temperature: float = option("Initial temperature of the softmax.", 0.07)
-    logit_bias: float | None = option("Initial bias of SigLIP's logits, usually -10.")
+    temperature: float | None = option(
+        "Initial temperature of the softmax. Default: that of --model, or 0.07 for two encoders."
+    )
+    logit_bias: float | None = option(
+        "Initial bias of SigLIP's logits, usually -10. Default: that of --model, or none."
+    )
     audio_pooling: str | None = option("Pooling of the audio encoder: mean or pooler. Default: pooler, if it has one.")
     text_pooling: str = option("Pooling of the text encoder: mean, cls, last or pooler.", "mean")
     random_weights: list[str] = option("Encoders to initialise with random weights: audio, text, or both.", [])
 
     def __post_init__(self) -> None:
+        check_temperature(self.temperature)
         if not set(self.random_weights) <= {"audio", "text"}:
             raise ValueError(f"random_weights is {self.random_weights}; expected audio, text, or both")
         encoders = {"audio": self.audio_encoder, "text": self.text_encoder}
@@ -203,7 +208,8 @@ class TrainedPartArguments:
     audio_layers: int | None = option("Overrides train_last_layers for the audio encoder.")
     text_layers: int | None = option("Overrides train_last_layers for the text encoder.")
     lora_rank: int | None = option("Rank of LoRA adapters, to train instead of the weights of the last blocks.")
-    train_temperature: bool = option("Train the temperature, and SigLIP's bias.", True)
+    train_temperature: bool = option("Train the temperature.", True)
+    train_bias: bool | None = option("Train SigLIP's bias. Default: as train_temperature.")
 
     def choose_parameters(self, model: SupCLAPModel) -> None:
         """Freeze the parameters that are not selected, and add the adapters."""
@@ -217,10 +223,10 @@ class TrainedPartArguments:
         elif numbers != (None, None, None):
             train_last_layers(model, audio_layers, text_layers)
 
-        if not self.train_temperature:
-            for parameter in (model.logit_scale, model.logit_bias):
-                if parameter is not None:
-                    parameter.requires_grad_(False)
+        train_bias = self.train_temperature if self.train_bias is None else self.train_bias
+        for parameter, trains in ((model.logit_scale, self.train_temperature), (model.logit_bias, train_bias)):
+            if parameter is not None and not trains:
+                parameter.requires_grad_(False)
         if not all(parameter.requires_grad for parameter in model.parameters()):
             say(trainable_table(model))
 
@@ -236,6 +242,7 @@ class PostTrainingArguments(DatasetArguments):
     """Model and data of the post-training."""
 
     model: str | None = option("SupCLAP or CLAP model (id or folder).")
+    temperature: float | None = option("Initial temperature of the softmax. Default: that of the model.")
     dataset: str = option("Builder of datasets_scripts with labels, or prepared.", "esc50")
     pool_splits: bool = option("Use all splits of the dataset together, as in the paper.", False)
     train_fraction: float = option("Fraction of each class's recordings to train on.", 0.7)
@@ -250,6 +257,7 @@ class PostTrainingArguments(DatasetArguments):
     eval_pairs: int = option("Number of held-out pairs to evaluate on.", 90)
 
     def __post_init__(self) -> None:
+        check_temperature(self.temperature)
         if not self.stages or len(set(self.stages)) < len(self.stages) or not set(self.stages) <= {"a", "b"}:
             raise ValueError(f"stages is {self.stages}; expected a, b, or both, each once")
 
@@ -443,6 +451,12 @@ class QualityArguments:
     )
     threshold: float = option("Cosine below which a translation counts as bad.", 0.7)
     num_worst: int = option("Number of worst translations to list for each language.", 10)
+
+
+def check_temperature(temperature: float | None) -> None:
+    """Raise ValueError if the temperature is not positive."""
+    if temperature is not None and not temperature > 0:
+        raise ValueError(f"temperature is {temperature}; it must be positive (0.07 in the papers)")
 
 
 def as_mapping(value: dict | str | None) -> dict[str, Any]:

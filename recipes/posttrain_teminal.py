@@ -200,7 +200,7 @@ def train_and_save(
     from modeling_supclap.conversion import clap_from_supclap
     from modeling_supclap.datasets_scripts.overlap.trained_sources import save_trained_sources
     from modeling_supclap.evaluation.report import write_report
-    from modeling_supclap.recipes.models import is_clap, load_start
+    from modeling_supclap.recipes.models import is_clap, load_start, report_temperature
     from modeling_supclap.training.collator import min_seconds
     from modeling_supclap.training.temporal_training import TemporalTrainer
 
@@ -211,10 +211,11 @@ def train_and_save(
     args.training_data = post_args.identity
     origin = post_args.origin
 
-    model, processor = load_start(post_args.model)
+    model, processor = load_start(post_args.model, post_args.temperature)
     items = load_items(post_args, args, min_seconds(processor))
     model.config.temporal_prompts = choose_prompts(post_args, args.languages)
     part_args.choose_parameters(model)
+    temperature = report_temperature(model)
     trained = count_trained(model)  # before adapters are merged, which makes all parameters trainable
 
     trainer = TemporalTrainer(model, args, items[0], items[2], processing_class=processor)
@@ -253,7 +254,7 @@ def train_and_save(
         "seconds": seconds,
         "process_seconds": earlier_seconds + time.process_time() - started_process,
         **trained,
-        "arguments": {**vars(post_args), **vars(part_args), **args.to_dict()},
+        "arguments": {**vars(post_args), **vars(part_args), **temperature, **args.to_dict()},
     }
     results.save(output)
     write_report(results, output / "report.html")

@@ -73,10 +73,14 @@ def check_splits(splits: Mapping[str, Any], data_args: DataArguments, args: SupC
 
 
 def arguments_in_use(args: ModelArguments) -> dict[str, Any]:
-    """Return the model arguments that have an effect. A pretrained model ignores arguments that define its shape."""
+    """Return the model arguments that have an effect. A pretrained model ignores arguments that define its shape.
+
+    The temperature and the bias are left out, because `models.report_temperature` returns their values.
+    """
     if args.model is not None:
         return {"model": args.model}
     used = dict(vars(args))
+    del used["temperature"], used["logit_bias"]
     if args.audio_encoder != "scratch":
         del used["vocab_size"]
         for name in {"audio", "text"} - set(args.random_weights):
@@ -110,8 +114,10 @@ def build_model(args: ModelArguments, processor: SupCLAPProcessor) -> SupCLAPMod
 
     from modeling_supclap import CEDConfig, SupCLAPConfig, SupCLAPModel
 
-    names = ("projection_dim", "temperature", "logit_bias", "audio_pooling", "text_pooling")
+    names = ("projection_dim", "logit_bias", "audio_pooling", "text_pooling")
     shared: dict[str, Any] = {name: getattr(args, name) for name in names}
+    if args.temperature is not None:
+        shared["temperature"] = args.temperature
     if args.audio_encoder == "scratch":
         audio_config = CEDConfig(**as_mapping(args.audio_config))
         vocabulary = {"vocab_size": len(processor.tokenizer), "pad_token_id": processor.tokenizer.pad_token_id}
@@ -241,7 +247,7 @@ def train_and_save(
     from modeling_supclap.datasets_scripts.schema import without_audio
     from modeling_supclap.datasets_scripts.stream import RowStream
     from modeling_supclap.evaluation.report import write_report
-    from modeling_supclap.recipes.models import load_start
+    from modeling_supclap.recipes.models import load_start, report_temperature
     from modeling_supclap.training.callbacks import LANGUAGE_ERRORS
     from modeling_supclap.training.collator import filter_bad_audio, min_seconds
     from modeling_supclap.training.plots import plot_drift, plot_training_curves
@@ -269,8 +275,12 @@ def train_and_save(
     if "test" in splits:  # the trainer does this with its own splits
         splits["test"] = filter_bad_audio(splits["test"], args, min_seconds(processor))
 
-    model = build_model(model_args, processor) if model_args.model is None else load_start(model_args.model)[0]
+    if model_args.model is None:
+        model = build_model(model_args, processor)
+    else:
+        model, _ = load_start(model_args.model, model_args.temperature, model_args.logit_bias)
     part_args.choose_parameters(model)
+    temperature = report_temperature(model)
     trainer = SupCLAPTrainer(
         model, args, train_dataset=splits["train"], eval_dataset=splits.get("validation"), processing_class=processor
     )
@@ -333,7 +343,13 @@ def train_and_save(
         "peak_memory_mib": torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else None,
         "last_logs": {name: values[-1] for name, values in logs.items() if isinstance(values[-1], (int, float))},
         "language_errors": {name: sum(logs[name]) / len(logs[name]) for name in LANGUAGE_ERRORS if name in logs},
-        "arguments": {**arguments_of_data, **arguments_in_use(model_args), **vars(part_args), **args.to_dict()},
+        "arguments": {
+            **arguments_of_data,
+            **arguments_in_use(model_args),
+            **vars(part_args),
+            **temperature,
+            **args.to_dict(),
+        },
     }
     results.save(output)
     if results.scores:

@@ -183,7 +183,7 @@ def support_vector_sigmoid_loss(
 def predicted_radii(
     anchors: Tensor, targets: Tensor, logit_scale: float, layers: Sequence[tuple[list[Vector], Vector]], order: str
 ) -> list[float]:
-    """[SupCLAP 3.2]: R = f(S), S = [s(t+, a+), s(t+, a-_1), ...]. `layers` are weights and biases, with ReLU between."""
+    """[SupCLAP 3.2]: R = f(S), S = [s(t+, a+), s(t+, a-_1), ...]. `layers`: weights and biases, with ReLU between."""
     t, a = anchors.tolist(), targets.tolist()
     radii = []
     for i, anchor in enumerate(t):

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from transformers.pytorch_utils import Conv1D
 
+from ..modeling_cnn14 import CNN14Model
 from ..modeling_supclap import SupCLAPModel
 
 PROJECTIONS = ["audio_projection", "text_projection"]
@@ -32,7 +33,8 @@ def block_names(tower: nn.Module) -> list[str]:
     """Return the dotted names of the transformer blocks of a tower, first to last.
 
     The blocks are the items of the outermost `nn.ModuleList`. If there are several outermost lists, the last one is
-    used. If the tower has stages (HTSAT), the blocks are the items of each stage's `blocks` list.
+    used. If the tower has stages (HTSAT), the blocks are the items of each stage's `blocks` list. The linear layer of
+    CNN14 is its last block.
 
     Example:
         >>> from modeling_supclap import CEDConfig, CEDModel
@@ -50,7 +52,7 @@ def block_names(tower: nn.Module) -> list[str]:
     for index, item in enumerate(tower.get_submodule(outermost[-1]).children()):
         name, blocks = f"{outermost[-1]}.{index}", getattr(item, "blocks", None)
         names += [name] if blocks is None else [f"{name}.blocks.{number}" for number in range(len(blocks))]
-    return names
+    return [*names, "fc1"] if isinstance(tower, CNN14Model) else names
 
 
 def train_last_layers(model: SupCLAPModel, audio_layers: int = 1, text_layers: int = 1) -> list[str]:
@@ -59,8 +61,10 @@ def train_last_layers(model: SupCLAPModel, audio_layers: int = 1, text_layers: i
     The modules after the blocks are, for example, a final norm or the BERT pooler. Batch norms stay frozen, because the
     HTSAT batch norm normalizes the input.
 
-    TeminAL trains one block of each tower. For BERT-base and a shared space of 1,024 dimensions, 9,515,520 text
-    parameters are then trained, as in TeminAL table 5.
+    TeminAL trains one block of each tower, with the projections (TeminAL table 5). For MS-CLAP 2022, with CNN14 and
+    BERT-base, these are 7,344,128 audio and 8,924,928 text parameters. The table's 8,423,951 and 9,515,520 also count
+    CNN14's tagging head for 527 classes and BERT's pooler. The embeddings depend on neither, so both stay as they are
+    in the paper, too; this model does not contain them.
 
     Args:
         model: Model, changed in place. A second call replaces the selection of the first one.

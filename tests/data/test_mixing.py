@@ -68,6 +68,16 @@ def test_overlaid_clips_are_equally_loud_whatever_their_levels_and_padding(quiet
     assert strength_db(mixed[RATE_HZ : 2 * RATE_HZ], 2000) < -100
 
 
+def test_overlaid_clips_keep_their_levels_without_matching():
+    loud, quiet = tone(500, amplitude=0.5), tone(2000, 0.5, amplitude=0.05)
+    expected = loud.copy()
+    expected[: quiet.size] += quiet
+    np.testing.assert_allclose(overlay(loud, quiet, RATE_HZ, match_loudness=False), expected, atol=1e-6)
+    options = RenderOptions(match_overlay_loudness=False)
+    np.testing.assert_allclose(compose("overlaid", [loud, quiet], RATE_HZ, options), expected, atol=1e-6)
+    overlay(GOOD, 0 * GOOD, RATE_HZ, match_loudness=False)
+
+
 def test_overlay_is_a_weighted_sum_and_commutes():
     first, second = noise(0, 1.0), noise(1, 0.7, amplitude=0.02)
     mixed = overlay(first, second, RATE_HZ)

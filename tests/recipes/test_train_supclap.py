@@ -376,8 +376,8 @@ def test_the_card_describes_the_run(run):
         ({}, set(), {"audio_config", "vocab_size", "projection_dim"}),
         (
             {"audio_encoder": "a/b", "text_encoder": "c/d"},
-            {"audio_config", "text_config", "vocab_size"},
-            {"temperature"},
+            {"audio_config", "text_config", "vocab_size", "temperature"},
+            {"text_pooling"},
         ),
         ({"model": "a/b"}, {"audio_encoder", "projection_dim", "temperature", "text_pooling"}, {"model"}),
     ],

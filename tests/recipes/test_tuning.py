@@ -1,30 +1,66 @@
 """Fine-tuning a published CLAP on a folder: other column names, a part of the weights, and the standard layout."""
 
+import math
+
 import builders
 import pytest
 import torch
 from commands import run_recipe
+from huggingface_hub import ModelCard
 from recordings import captioned_folder
 
 from modeling_supclap import SupCLAPModel
+from modeling_supclap.evaluation import Results
 from modeling_supclap.recipes import models, train_supclap
+from modeling_supclap.recipes.options import ModelArguments, PostTrainingArguments, TrainedPartArguments
 
 
 @pytest.mark.parametrize("part", [("--train_last_layers", "1"), ("--lora_rank", "2")])
-def test_a_clap_is_tuned_and_stays_loadable(tmp_path, part):
+def test_a_clap_is_tuned_and_stays_loadable(tmp_path, part, capsys):
     clap, sounds = builders.save_clap(tmp_path / "clap"), captioned_folder(tmp_path / "sounds", 12, ("path", "what"))
     data = ["--dataset", "audio_folder", "--data_dir", sounds, "--audio_column", "path", "--caption_column", "what"]
     run = ["--model", clap, "--output_dir", tmp_path / "run", "--use_cpu", "true"]
     short = ["--per_device_train_batch_size", "4", "--num_train_epochs", "1", "--learning_rate", "1e-2"]
-    run_recipe(train_supclap, *data, *run, *short, *part)
+    temperature = ["--temperature", "0.03", "--train_temperature", "false"]
+    run_recipe(train_supclap, *data, *run, *short, *part, *temperature)
+    assert "temperature: 0.03, fixed" in capsys.readouterr().out
+    recorded = Results.load(tmp_path / "run").content["training"]["arguments"]
+    assert (recorded["temperature"], recorded["train_temperature"]) == (0.03, False)
+    assert "0.03" in ModelCard.load(tmp_path / "run" / "README.md").text
 
     loaded, report = SupCLAPModel.from_pretrained(tmp_path / "run", output_loading_info=True)
     assert not any(report.values()), report
+    assert loaded.logit_scale.item() == pytest.approx(-math.log(0.03))
     before = models.load_start(str(clap))[0].state_dict()
     moved = {name for name, value in loaded.state_dict().items() if not torch.equal(value, before[name])}
     assert "text_model.encoder.layer.1.attention.self.query.weight" in moved
     assert "audio_projection.linear1.weight" in moved
     assert not [name for name in moved if "text_model.encoder.layer.0." in name or "embeddings" in name]
+
+
+@pytest.mark.parametrize("save", [builders.save_clap, builders.save_supclap])
+def test_a_start_model_takes_the_temperature_and_bias_that_are_given(tmp_path, save, capsys):
+    folder = str(save(tmp_path / "model"))
+    kept, _ = models.load_start(folder)
+    assert models.report_temperature(kept)["temperature"] != 0.03
+    model, _ = models.load_start(folder, temperature=0.03, logit_bias=-10.0)
+    assert model.logit_scale.exp().item() == pytest.approx(1 / 0.03)
+    for name, value in kept.named_parameters():
+        assert name == "logit_scale" or torch.equal(value, model.get_parameter(name))
+
+    TrainedPartArguments(train_temperature=False, train_bias=True).choose_parameters(model)
+    expected = {"temperature": 0.03, "train_temperature": False, "logit_bias": -10.0, "train_bias": True}
+    assert models.report_temperature(model) == expected
+    assert "temperature: 0.03, fixed; bias of the logits: -10, trained" in capsys.readouterr().out
+    model.save_pretrained(tmp_path / "saved")
+    saved = SupCLAPModel.from_pretrained(tmp_path / "saved")
+    assert (saved.config.temperature, saved.logit_bias.item()) == (0.03, -10.0)
+
+
+@pytest.mark.parametrize("arguments", [ModelArguments, PostTrainingArguments])
+def test_a_temperature_that_is_not_positive_is_refused(arguments):
+    with pytest.raises(ValueError, match=r"temperature is 0\.0"):
+        arguments(temperature=0.0)
 
 
 def test_an_unused_fusion_is_reported(tmp_path, capsys):

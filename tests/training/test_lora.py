@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from test_trainer import QUICK, arguments, build
 from transformers import BertConfig, ClapAudioConfig, ClapTextConfig, DistilBertConfig, XLMRobertaConfig
 
-from modeling_supclap import SupCLAPConfig, SupCLAPModel
+from modeling_supclap import CNN14Config, SupCLAPConfig, SupCLAPModel
 from modeling_supclap.conversion import supclap_from_clap
 from modeling_supclap.losses import StaticRadius
 from modeling_supclap.training.contrastive_module import ContrastiveModule
@@ -159,6 +159,27 @@ def test_a_tenth_of_clap_trains():
     # "around 10% of the total trainable parameters" [T 1]
     assert total / count(model, "") == pytest.approx(0.1048, abs=5e-5)
     assert trainable_table(model).splitlines()[-1].split() == ["total", "153,492,889", "16,087,841", "10.48"]
+
+
+def test_ms_clap_2022_trains_the_part_of_the_paper():
+    """[T table 5] counts two modules that the embeddings do not depend on, and that get no gradient."""
+    with torch.device("meta"):
+        shape = {"projection_dim": 1024, "projection_type": "residual", "text_pooling": "cls"}
+        model = SupCLAPModel(SupCLAPConfig(audio_config=CNN14Config(), text_config=BertConfig(), **shape))
+    modules = ["audio_model.fc1", "text_model.encoder.layer.11", *PROJECTIONS]
+    assert train_last_layers(model) == modules
+
+    tagging_head, pooler = 527 * (2048 + 1), 768**2 + 768
+    spectrogram_layers = 2 * 513 * 1024 + 513 * 64  # fixed Fourier and mel matrices, stored as parameters there
+    audio, text = ("audio_model", "audio_projection"), ("text_model", "text_projection")
+    assert count_trainable(model, *audio) + tagging_head == 8_423_951
+    assert count_trainable(model, *text) + pooler == 9_515_520
+    every_audio = count(model, *audio) + tagging_head + spectrogram_layers
+    assert 8_423_951 / every_audio == pytest.approx(0.0991, abs=5e-5)
+    assert 9_515_520 / (count(model, *text) + pooler) == pytest.approx(0.0854, abs=1e-4)
+
+    train_last_layers(model, audio_layers=2)
+    assert {name.split(".")[1] for name in trainable(model) if name.startswith("audio_model")} == {"conv_blocks", "fc1"}
 
 
 def test_bert_trains_the_number_of_the_paper():

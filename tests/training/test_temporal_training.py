@@ -94,6 +94,17 @@ def test_both_clips_of_a_pair_are_in_one_chunk(tmp_path, items):
     assert trainer.data_collator.max_audio_seconds == pytest.approx(seconds / 2)
 
 
+def test_options_of_a_stage_reach_its_loss_and_its_clips(tmp_path, items):
+    options = {"temporal_beta": 0.5, "temporal_beta_a": 0.25, "match_overlay_loudness": False, **QUICK}
+    for stage, beta in (("a", 0.25), ("b", 0.5)):
+        trainer = build(tmp_path, items, stage=stage, two_term_overlay=True, **options)
+        objective = trainer.module.objective
+        assert (objective.beta, objective.two_term_overlay) == (beta, True)
+        assert not trainer.data_collator.options.match_overlay_loudness
+    assert build(tmp_path, items, stage="a", temporal_beta=0.5, **QUICK).module.objective.beta == 0.5
+    assert TemporalTrainingArguments(use_cpu=True).per_device_train_batch_size * 3 == 255  # of 256 [T B.5]
+
+
 def test_a_batch_of_stage_a_knows_its_classes(items):
     collator = TemporalCollator(processor(), items, "a", languages=["eng"])
     batch = collator([{"clip_index": number} for number in range(4)])
