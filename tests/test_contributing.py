@@ -117,6 +117,9 @@ def test_the_options_of_a_new_model_have_its_defaults():
     options, config = ModelArguments(), SupCLAPConfig()
     shared = vars(options).keys() & config.to_dict().keys() - {"audio_config", "text_config"}
     assert shared >= {"projection_dim", "temperature", "logit_bias", "audio_pooling", "text_pooling"}
+    # None is the temperature of the start model, or else that of the configuration.
+    assert options.temperature is None
+    shared -= {"temperature"}
     assert {name: getattr(options, name) for name in shared} == {name: getattr(config, name) for name in shared}
 
 

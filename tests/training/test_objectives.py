@@ -338,7 +338,9 @@ def test_a_positive_in_a_block_that_alpha_leaves_out_is_still_a_positive():
     groups = torch.tensor([[0, 1, 2], [1, 0, 2], [3, 4, 5], [6, 7, 8]])  # the second pair is the first one reversed
     alphas = {"alpha_same_time": 0.0, "alpha_cross_time": 0.0, "alpha_cross_overlay": 0.0}
     total, _ = TemporalObjective("b", **alphas)(*ROLES, SCALE, group_ids=groups)
-    assert total.isfinite()
+    blocked = groups.T.flatten()
+    weights = teminal_b_weights(4, **alphas).double().masked_fill(blocked[:, None] == blocked, 1.0)
+    torch.testing.assert_close(total, temporal_nce(*blocks(*ROLES), SCALE, weights, group_ids=blocked))
 
 
 @pytest.mark.parametrize("svr", ["bi-static", "bi-dynamic"])
