@@ -35,11 +35,11 @@ reproduce: setup
 
 # Write the tables of docs/results.md, docs/paper_settings.md and the README from the committed files of recipes.
 results-page: setup
-	$(BIN)/python -m modeling_supclap.recipes.pages
+	$(BIN)/python -m modeling_supclap.recipes.studies.pages
 
 # All tables at scale mini on a GPU, stopped after 40 minutes; an error without a GPU.
 reproduce-gpu: setup
-	bash recipes/reproduce_gpu.sh $(DATA_DIR) $(ARGS)
+	bash recipes/studies/reproduce_gpu.sh $(DATA_DIR) $(ARGS)
 
 # Costs as ratios to a baseline measured in the same run; the table is benchmarks/results.md. ARGS="--only step" runs a part.
 bench: setup

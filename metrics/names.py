@@ -17,15 +17,26 @@ class MetricName:
     display: str
     higher_is_better: bool = True
     percent: bool = True  # whether to show a fraction in 0..1 as a percentage
-    digits: int = 1  # decimal places
+    digits: int | None = 1  # decimal places; None: three significant digits, and none after the point from 1,000
 
-    def format(self, value: float) -> str:
-        """Format a value as a string, multiplied by 100 if `percent` is set.
+    def format(self, value: float, signed: bool = False) -> str:
+        """Format a value as a string, multiplied by 100 if `percent` is set. `signed` writes the sign of positive values.
 
-        >>> METRICS["top1"].format(0.625), METRICS["MRV"].format(0.625)
-        ('62.5', '0.62')
+        >>> METRICS["top1"].format(0.625), METRICS["MRV"].format(0.625), METRICS["top1"].format(0.021, signed=True)
+        ('62.5', '0.62', '+2.1')
+        >>> NUMBER.format(1234.5), NUMBER.format(0.012345)
+        ('1,234', '0.0123')
         """
-        return f"{100 * value if self.percent else value:.{self.digits}f}"
+        value = 100 * value if self.percent else value
+        if self.digits is None:
+            form = ",.0f" if abs(value) >= 1000 else ".3g"
+        else:
+            form = f".{self.digits}f"
+        return f"{value:{'+' if signed else ''}{form}}"
+
+
+NUMBER = MetricName("", percent=False, digits=None)
+"""Format of a logged number or a count."""
 
 
 METRICS = {

@@ -16,20 +16,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modeling_supclap.datasets_scripts.atomic_files import write_text
+from modeling_supclap.evaluation.comparison import check_protocols, compare, compare_seeds
+from modeling_supclap.metrics.comparison import Cell, Difference, summarize
 from modeling_supclap.recipes.arguments import parse_names
 from modeling_supclap.recipes.options import ComparisonArguments
-from modeling_supclap.recipes.result_tables import format_heading, format_value, html_page, markdown_lines
+from modeling_supclap.recipes.result_tables import find_metric, format_heading, html_page, markdown_lines
 from modeling_supclap.recipes.running import run_command, say
 
 if TYPE_CHECKING:
-    from modeling_supclap.evaluation.results import Results
+    from modeling_supclap.evaluation.results import Results, Score
 
     Models = Mapping[str, Mapping[int, Results]]  # results by model name and seed
 
@@ -72,47 +73,58 @@ def collect_scores(tables: Mapping[str, Models], allow_different: bool = False) 
     (mean), "std", "low", "high", "chance", "difference", "difference_low", "difference_high" and "p_value". Unknown
     values are None. Different protocols raise ValueError, or only a warning if `allow_different` is set.
     """
-    import numpy as np
-
-    from modeling_supclap import evaluation
-    from modeling_supclap.evaluation.results import SECTIONS, check_protocols, flat_scores
-    from modeling_supclap.metrics.bootstrap import seed_interval
-    from modeling_supclap.recipes.reproduce import summarize
-
     lines = []
     for dataset, models in tables.items():
         baseline = next(iter(models.values()))
-        reference = next(iter(baseline.values()))
+        of_baseline = scores_by_place(baseline)
         for model, runs in models.items():
-            tested: dict[str, Any] = {}
-            first = next(iter(runs.values()))
-            if runs is baseline or len(runs) > 1 or len(baseline) > 1 or "mteb" in first.scores:
-                for seed, results in runs.items():
-                    check_protocols(baseline.get(seed, reference), results, allow_different)
-            else:
-                with suppress(ValueError) if allow_different else nullcontext():  # no query in common
-                    rows = evaluation.compare(reference, first, allow_different=allow_different)
-                    tested = {row["score"]: row for row in rows}
+            paired = {} if runs is baseline else pair_queries(runs, baseline, allow_different)
+            for place, of_seeds in scores_by_place(runs).items():
+                first = next(iter(of_seeds.values()))
+                values = {seed: score.value for seed, score in of_seeds.items()}
+                recordings = (first.low, first.high) if len(values) == 1 and first.low is not None else None
+                cell = summarize(list(values.values()), recordings, is_share=first.metric.percent)
+                line = {"dataset": dataset, "score": " ".join(place), "model": model, "seeds": len(values)}
+                line |= {"value": cell.value, "std": cell.std, "low": cell.low, "high": cell.high}
 
-            for each in flat_scores(first.scores):
-                task, metric = each.place[0], each.place[-1]
-                if metric not in SECTIONS[task].metrics and task != "multilingual":
-                    continue
-                line: dict[str, Any] = {"dataset": dataset, "score": " ".join(each.place), "model": model}
-                compared = tested.get(line["score"], {})
-                others = {} if compared or runs is baseline else baseline
-                own: Any = {seed: (results, []) for seed, results in runs.items()}
-                other: Any = {seed: (results, []) for seed, results in others.items()}
-                score = summarize(own, other, each.place)
-                ends = (each.low, each.high) if len(score["values"]) == 1 else seed_interval(score["values"])
-                line |= {"seeds": len(score["values"]), "value": score["mean"], "std": score["std"]}
-                line |= {"low": ends[0], "high": ends[1], "chance": each.chance}
-                if "differences" in score:
-                    compared = {**score, "difference": float(np.mean(score["differences"]))}
-                line |= {"difference": compared.get("difference"), "difference_low": compared.get("low")}
-                line |= {"difference_high": compared.get("high"), "p_value": compared.get("p_value")}
-                lines.append(line)
+                found = paired.get(line["score"])
+                if found is None and runs is not baseline:
+                    others = {seed: score.value for seed, score in of_baseline.get(place, {}).items()}
+                    found = compare_seeds(runs, baseline, place, values, others)
+                line |= {"chance": first.chance, "difference": None if found is None else found.value}
+                line |= {f"difference_{end}": getattr(found, end, None) for end in ("low", "high")}
+                lines.append({**line, "p_value": getattr(found, "p_value", None)})
     return lines
+
+
+def scores_by_place(runs: Mapping[int, Results]) -> dict[tuple[str, ...], dict[int, Score]]:
+    """Return the scores of the tables, `{path: {seed: score}}`."""
+    from modeling_supclap.evaluation.results import SECTIONS, flat_scores
+
+    scores: dict[tuple[str, ...], dict[int, Score]] = {}
+    for seed, results in runs.items():
+        for score in flat_scores(results.scores):
+            task, metric = score.place[0], score.place[-1]
+            if metric in SECTIONS[task].metrics or task == "multilingual":
+                scores.setdefault(score.place, {})[seed] = score
+    return scores
+
+
+def pair_queries(
+    runs: Mapping[int, Results], baseline: Mapping[int, Results], allow_different: bool
+) -> dict[str, Difference]:
+    """Compare two models with one run each by query, `{score: difference}`. For more runs, only check the protocols."""
+    reference = next(iter(baseline.values()))
+    first = next(iter(runs.values()))
+    paired: dict[str, Difference] = {}
+    if len(runs) > 1 or len(baseline) > 1 or "mteb" in first.scores:
+        for seed, results in runs.items():
+            check_protocols(baseline.get(seed, reference), results, allow_different)
+        return paired
+    with suppress(ValueError) if allow_different else nullcontext():  # no query in common
+        for row in compare(reference, first, allow_different=allow_different):
+            paired[row["score"]] = Difference(row["difference"], row["low"], row["high"], p_value=row["p_value"])
+    return paired
 
 
 def format_table(scores: Sequence[Mapping[str, Any]]) -> list[list[str]]:
@@ -127,26 +139,24 @@ def format_table(scores: Sequence[Mapping[str, Any]]) -> list[list[str]]:
         table[0] += [model, f"{model} - {first}"]
     for (dataset, score), by_model in rows.items():
         chance = next(iter(by_model.values()))["chance"]
-        row = [dataset, format_heading(score), "" if chance is None else format_value(score, chance)]
+        row = [dataset, format_heading(score), "" if chance is None else find_metric(score).format(chance)]
         for model in (first, *others):
-            line = by_model.get(model, defaultdict(lambda: None))
-            row += [_cell(line)] if model == first else [_cell(line), _cell(line, "difference")]
+            line = by_model.get(model)
+            row.append("" if line is None else _cell(line))
+            if model != first:
+                row.append("" if line is None else _cell(line, is_difference=True))
         table.append(row)
     return table
 
 
-def _cell(line: Mapping[str, Any], key: str = "value") -> str:
+def _cell(line: Mapping[str, Any], is_difference: bool = False) -> str:
     """Format the value of a line from `collect_scores`, or its difference, with the interval."""
-    if line[key] is None:
-        return ""
-    score, is_difference = line["score"], key == "difference"
-    low, high = (line[f"difference_{end}" if is_difference else end] for end in ("low", "high"))
-    text = format_value(score, line[key], is_difference)
-    if not is_difference and line["std"] is not None:
-        text += f" ± {format_value(score, line['std'])}"
-    if low is None or high is None:
-        return text
-    return f"{text} ({format_value(score, low, is_difference)} to {format_value(score, high, is_difference)})"
+    metric = find_metric(line["score"])
+    if is_difference:
+        cell = Cell(line["difference"], line["difference_low"], line["difference_high"])
+    else:
+        cell = Cell(line["value"], line["low"], line["high"], line["std"])
+    return "" if cell.value is None else cell.format(metric, signed=is_difference)
 
 
 def _stack(cell: str) -> str:
@@ -171,7 +181,7 @@ def write_tables(tables: Mapping[str, Models], folder: str | Path, allow_differe
     stem.parent.mkdir(parents=True, exist_ok=True)
     write_text(stem.with_suffix(".csv"), pandas.DataFrame(scores).to_csv(index=False))
     write_text(stem.with_suffix(".md"), markdown)
-    write_text(stem.with_suffix(".html"), html_page("Comparison", table, CAPTION))
+    write_text(stem.with_suffix(".html"), html_page("Comparison", [(table, CAPTION)]))
     packages = "% needs \\usepackage{booktabs, graphicx}"
     write_text(stem.with_suffix(".tex"), f"{packages}\n\\resizebox{{{width}}}{{!}}{{%\n{latex}}}\n")
     say(f"\n{markdown}\n{stem}.md, also as .html, .csv and .tex")

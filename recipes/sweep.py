@@ -21,8 +21,8 @@ import yaml
 
 from modeling_supclap.recipes.arguments import parse_names, read_settings
 from modeling_supclap.recipes.options import SweepArguments
-from modeling_supclap.recipes.reproduce import Cell, build_step, check_inputs, run_cells
 from modeling_supclap.recipes.running import run_command
+from modeling_supclap.recipes.runs import Row, build_step, check_inputs, run_rows
 from modeling_supclap.recipes.train_supclap import DEFAULT_CONFIG
 
 
@@ -75,22 +75,22 @@ def main() -> None:
     if not named and len(args.seeds) < 2:
         raise ValueError("got no settings and one seed; pass settings such as svr=none,bi-static, or several --seeds")
 
-    cells = []
+    rows = []
     for name, settings in combine(named).items():
-        row = re.sub("[^A-Za-z0-9.=_]+", "-", name)
-        runs = [[build_step(row, "train", {**config, **settings, "seed": seed}, args)] for seed in args.seeds]
-        cells.append(Cell(name, name, None, str({**config, **settings}.get("dataset")), runs))
-    run_cells(check_inputs("sweep", cells, args), lambda finished: write_table(finished, args.output_dir))
+        folder = re.sub("[^A-Za-z0-9.=_]+", "-", name)
+        runs = [[build_step(folder, "train", {**config, **settings, "seed": seed}, args)] for seed in args.seeds]
+        rows.append(Row(name, name, None, str({**config, **settings}.get("dataset")), runs))
+    run_rows(check_inputs("sweep", rows, args), lambda finished: write_table(finished, args.output_dir))
 
 
-def write_table(cells: Sequence[Cell], folder: str) -> None:
+def write_table(rows: Sequence[Row], folder: str) -> None:
     from modeling_supclap.evaluation.results import Results
     from modeling_supclap.recipes.compare_results import write_tables
 
     tables: dict[str, dict[str, dict[int, Results]]] = {}
-    for cell in cells:
-        loaded = {run[-1].settings["seed"]: Results.load(run[-1].folder) for run in cell.runs}
-        tables.setdefault(cell.dataset, {})[cell.model] = loaded
+    for row in rows:
+        loaded = {run[-1].settings["seed"]: Results.load(run[-1].folder) for run in row.runs}
+        tables.setdefault(row.dataset, {})[row.model] = loaded
     write_tables(tables, Path(folder), allow_different=True)
 
 

@@ -9,9 +9,38 @@ import yaml
 
 from modeling_supclap.evaluation.results import SCHEMA, Results, score
 from modeling_supclap.metrics.names import RETRIEVAL_METRICS
-from modeling_supclap.recipes import reproduce
+from modeling_supclap.recipes import runs
 
 NUM_CLIPS = 6
+
+
+PROTOCOL = {
+    "dataset_hash": "d",
+    "positives": "clip",
+    "caption_handling": "all",
+    "missing_clips": [],
+    "audio": {"chunk_seconds": None},
+    "intervals": {},
+    "zste": {"set_hash": "s", "clip_seconds": {"pair": None}},
+}
+
+
+def outcome_results(hits, name="model", ids=None, clusters=None, **protocol):
+    """Return results of one retrieval direction and one ZSTE task, both with these outcomes."""
+    hits = np.asarray(hits, dtype=np.float64)
+    ids = np.array([f"clip{index}" for index in range(len(hits))] if ids is None else ids)
+    clusters = ids if clusters is None else np.array(clusters)
+    prefix = "retrieval/eng/t2a"
+    arrays = {f"{prefix}/{one}": hits for one in ("R@1", "R@5", "R@10", "mAP@10")}
+    arrays |= {f"{prefix}/rank": 3 - 3 * hits.astype(int), f"{prefix}/query_id": ids, f"{prefix}/cluster": clusters}
+    arrays |= {"zste/eng/3A/score": hits, "zste/eng/3A/query_id": ids, "zste/eng/3A/cluster": clusters}
+    content = {
+        "schema": SCHEMA,
+        "model": {"name": name},
+        "protocol": {**PROTOCOL, **protocol},
+        "scores": {"retrieval": {"eng": {"t2a": {"R@1": score(hits.mean())}}}, "zste": {"eng": {}}},
+    }
+    return Results(content, arrays)
 
 
 def query_results(hits, clusters=None, interval=None, chance=None, **content):
@@ -22,6 +51,25 @@ def query_results(hits, clusters=None, interval=None, chance=None, **content):
     scores = {"retrieval": {"eng": {"t2a": {"R@1": score(float(np.mean(hits)), interval, chance)}}}}
     content = {"schema": SCHEMA, "protocol": {"languages": ["eng"]}, "scores": scores, **content}
     return Results(content, {f"retrieval/eng/t2a/{name}": values for name, values in arrays.items()})
+
+
+PAPER_TRAINING = {
+    "seconds": 1.0,
+    "steps": 12,
+    "arguments": {
+        "loss": "kcl",
+        "languages": ["eng", "fra"],
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 1,
+    },
+}
+
+
+def paired_queries(hits):
+    """Return results with one query per entry of `hits`, two queries per recording."""
+    results = query_results(hits, np.arange(len(hits)) // 2, chance=0.016, training=PAPER_TRAINING)
+    results.arrays["similarity/eng/positive"] = np.array([0.99, 0.99, -1], np.float32)
+    return results
 
 
 def fake_training(monkeypatch, train):
@@ -35,7 +83,7 @@ def fake_training(monkeypatch, train):
         calls.append(yaml.safe_load(Path(sys.argv[1]).read_text()))
         train(calls[-1]).save(calls[-1]["output_dir"])
 
-    monkeypatch.setitem(reproduce.RECIPES, "train", (main, reproduce.RECIPES["train"][1]))
+    monkeypatch.setitem(runs.RECIPES, "train", (main, runs.RECIPES["train"][1]))
     return calls
 
 

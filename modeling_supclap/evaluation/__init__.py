@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .audio_to_audio import evaluate_audio_to_audio
     from .cache import EmbeddingCache
+    from .comparison import compare, format_comparison
     from .embed import AudioPolicy, EmbeddedSplit, embed_split, hash_dataset, hash_recordings, split_from_predictions
     from .models import EmbeddingModel, load_embedding_model
     from .options import TEMPLATE_SETS, EvaluationOptions, ZSTEOptions
     from .probes import evaluate_few_shot, evaluate_linear_probe
-    from .results import Intervals, Results, compare, format_comparison, package_versions, paper_results
+    from .results import Intervals, Results, package_versions, paper_results
     from .retrieval import evaluate_retrieval, retrieval_metrics
     from .run import evaluate, make_results, score_split
     from .zero_shot import evaluate_zero_shot
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "audio_to_audio": ("evaluate_audio_to_audio",),
     "cache": ("EmbeddingCache",),
+    "comparison": ("compare", "format_comparison"),
     "embed": (
         "AudioPolicy",
         "EmbeddedSplit",
@@ -41,7 +43,7 @@ _MODULES = {
     "models": ("EmbeddingModel", "load_embedding_model"),
     "options": ("TEMPLATE_SETS", "EvaluationOptions", "ZSTEOptions"),
     "probes": ("evaluate_few_shot", "evaluate_linear_probe"),
-    "results": ("Intervals", "Results", "compare", "format_comparison", "package_versions", "paper_results"),
+    "results": ("Intervals", "Results", "package_versions", "paper_results"),
     "retrieval": ("evaluate_retrieval", "retrieval_metrics"),
     "run": ("evaluate", "make_results", "score_split"),
     "zero_shot": ("evaluate_zero_shot",),

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from modeling_supclap.metrics.bootstrap import seed_interval
+from modeling_supclap.metrics.comparison import summarize
 from modeling_supclap.metrics.recall.ranking import average_precision
 
 from .embed import EmbeddedSplit, hash_dataset
@@ -91,8 +91,8 @@ def evaluate_few_shot(
         scores[key] = {"num_clips": len(truth)}
         for name in outcomes:
             values = [run[0][name]["value"] for run in runs]
-            low, high = np.clip(seed_interval(values, interval_of[name], options.intervals.confidence), 0, 1)
-            scores[key][name] = score(float(np.mean(values)), (low, high), first[name]["chance"])
+            cell = summarize(values, interval_of[name], options.intervals.confidence, is_share=True)
+            scores[key][name] = score(cell.value, (cell.low, cell.high), first[name]["chance"])
         outcomes |= {name: queries[name] for name in ("query_id", "cluster")}
         arrays |= {f"few_shot/{key}/{name}": values for name, values in outcomes.items()}
     return {"few_shot": scores}, arrays, {"few_shot": {**settings, "shots": list(options.shots), "repeats": REPEATS}}

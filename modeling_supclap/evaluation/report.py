@@ -261,7 +261,7 @@ def _write_cell(cell: Any, metric: str) -> tuple[str, str]:
         return cell or "", ""
     if not isinstance(cell, Score):
         return form(cell), ""
-    value, interval, *_ = cell.cells("–")
+    value, interval, *_ = cell.cells()
     return value, interval
 
 

@@ -9,26 +9,23 @@ import hashlib
 import io
 import json
 import platform
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from modeling_supclap.datasets_scripts.atomic_files import atomic_write, write_json
 from modeling_supclap.datasets_scripts.public_names import redact
-from modeling_supclap.metrics.bootstrap import bootstrap_intervals, paired_test
+from modeling_supclap.metrics.bootstrap import bootstrap_intervals
+from modeling_supclap.metrics.comparison import Cell
 from modeling_supclap.metrics.names import METRICS, RETRIEVAL_METRICS, MetricName, get_metric
 
 from .. import __version__
 from .cache import pack_arrays
-
-if TYPE_CHECKING:
-    import pandas
 
 SCHEMA = "supclap-results/2"
 DIRECTIONS = {"t2a": "text to audio", "a2t": "audio to text"}
@@ -136,8 +133,6 @@ SECTIONS = {
 """Tasks in `results.json`, in the order of the report; "distances" is the part of "multilingual" with Gap and Dis."""
 
 _PACKAGES = ("torch", "torchaudio", "transformers", "datasets", "accelerate", "numpy")
-_MUST_AGREE = ("dataset_hash", "positives", "caption_handling")
-_SHOULD_AGREE = ("audio", "missing_clips", "intervals")
 
 
 @dataclass(frozen=True)
@@ -207,13 +202,17 @@ class Score:
         """Display name and format of the metric."""
         return get_metric(self.place[-1])
 
-    def cells(self, separator: str = " to ") -> list[str]:
+    def cells(self) -> list[str]:
         """Format value, interval, chance level and order-blind score as strings. A missing value is an empty string."""
         form = self.metric.format
-        interval = "" if self.low is None or self.high is None else f"{form(self.low)}{separator}{form(self.high)}"
         chance = "" if self.chance is None else form(self.chance)
         blind = "" if self.order_blind is None else form(self.order_blind)
-        return [form(self.value), interval, chance, blind]
+        return [form(self.value), self.cell.format_interval(self.metric), chance, blind]
+
+    @property
+    def cell(self) -> Cell:
+        """Value and interval."""
+        return Cell(self.value, self.low, self.high)
 
 
 @dataclass
@@ -295,7 +294,7 @@ class Results:
             lines.append([" ".join(each.place), *each.cells()])
         if not any(line[-1] for line in lines[1:]):
             lines = [line[:-1] for line in lines]
-        return _align(lines)
+        return align(lines)
 
     def _repr_html_(self) -> str:
         """Show `table` in notebooks."""
@@ -315,7 +314,7 @@ def flat_scores(scores: Mapping[str, Any], prefix: tuple[str, ...] = ()) -> Iter
             yield from flat_scores(value, (*prefix, name))
 
 
-def _align(lines: Sequence[Sequence[str]]) -> str:
+def align(lines: Sequence[Sequence[str]]) -> str:
     """Format rows of strings as a table: the first column is left-aligned, the others are right-aligned."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     written = []
@@ -334,79 +333,6 @@ def get_dataset_name(protocol: Mapping[str, Any]) -> str:
     name = str(protocol.get("origin") or protocol["dataset"])
     num_all, num_classes = NUM_CLASSES.get(name), protocol.get("classes") or 0
     return f"{name}, {num_classes} of {num_all} classes" if num_all and 0 < num_classes < num_all else name
-
-
-def compare(
-    first: Results, second: Results, num_resamples: int = 1000, seed: int = 0, allow_different: bool = False
-) -> list[dict[str, Any]]:
-    """Compare two results, paired by query, with a randomisation test and bootstrap intervals (see `paired_test`).
-
-    Args:
-        second: Second results, on the same data and with the same evaluation settings.
-        num_resamples: Number of bootstrap resamples, and of random sign patterns of the test.
-        allow_different: Whether to warn and compare the shared queries if the data or settings differ. A different
-            audio policy, missing clips and different interval options never raise; they cause a warning.
-
-    Returns:
-        One dict per shared score, with "score" (its path), "first" and "second" (means; ranks start at 1), "difference"
-        (second - first), "low" and "high" (confidence interval of the difference), "p_value", and "queries" (number of
-        queries).
-
-    Raises:
-        ValueError: The data or the settings differ, or the results have no score in common.
-    """
-    check_protocols(first, second, allow_different)
-    suffix, table = "/query_id", []
-    for name in sorted(first.arrays.keys() & second.arrays.keys()):
-        prefix = name.removesuffix(suffix)
-        if not name.endswith(suffix) or prefix == "multilingual":
-            continue
-
-        # Pair the queries of both results.
-        outcomes, others = _query_table(first, prefix), _query_table(second, prefix)
-        shared = outcomes.index.intersection(others.index, sort=False)
-        if len(shared) < max(len(outcomes), len(others)) and not allow_different:
-            raise ValueError(
-                f"{prefix}: the results have {len(outcomes)} and {len(others)} queries, {len(shared)} shared; evaluate "
-                "both on the same data, or pass allow_different"
-            )
-        if not len(shared):
-            continue
-        outcomes, others = outcomes.loc[shared], others.loc[shared]
-        clusters = outcomes.pop("cluster").tolist()
-        metrics = list(filter(others.columns.__contains__, outcomes.columns))
-
-        tested: dict[str, Any] = {}
-        if len(set(clusters)) > 1:
-            pair = dict(others[metrics]), dict(outcomes[metrics])
-            tested = paired_test(*pair, clusters, num_resamples=num_resamples, seed=seed)
-        for metric in metrics:
-            place = prefix.split("/")
-            place += [] if place[-1] == metric else [metric]
-            means = float(outcomes[metric].mean()), float(others[metric].mean())
-            row = {"score": " ".join(place), "first": means[0], "second": means[1], "difference": means[1] - means[0]}
-            row |= {"low": None, "high": None, "p_value": None, **tested.get(metric, {}), "queries": len(shared)}
-            table.append(row)
-    if not table:
-        raise ValueError(f"the results have no score in common: {list(first.scores)} and {list(second.scores)}")
-    return table
-
-
-def format_comparison(table: Sequence[Mapping[str, Any]]) -> str:
-    """Format the result of `compare` as a text table. Fractions are shown as percentages."""
-
-    def signed(value: float) -> str:
-        text = get_metric(row["score"].split()[-1]).format(value)
-        return text if text.startswith("-") else f"+{text}"
-
-    lines = [["score", "first", "second", "difference", "interval", "p"]]
-    for row in table:
-        form = get_metric(row["score"].split()[-1]).format
-        means = [form(row["first"]), form(row["second"]), signed(row["difference"])]
-        interval = "" if row["low"] is None else f"{signed(row['low'])} to {signed(row['high'])}"
-        p_value = "" if row["p_value"] is None else f"{row['p_value']:.3f}"
-        lines.append([row["score"], *means, interval, p_value])
-    return _align(lines)
 
 
 def paper_results(**filters: str | None) -> list[dict[str, Any]]:
@@ -440,54 +366,3 @@ def package_versions() -> dict[str, str]:
     """Return the versions of Python and the main packages, `{name: version}`."""
     packages = dict(zip(_PACKAGES, map(version, _PACKAGES), strict=True))
     return {"python": platform.python_version(), **packages, "supclap": __version__}
-
-
-def check_protocols(first: Results, second: Results, allow_different: bool) -> None:
-    """Raise or warn if two results were evaluated on different data or with different settings."""
-    differing = []
-    for key in (*_MUST_AGREE, *filter(second.scores.__contains__, first.scores)):
-        settings = []
-        for results in (first, second):
-            part = results.protocol.get(key)
-            # The length of composed clips depends on the model.
-            settings.append({**part, "clip_seconds": None} if isinstance(part, dict) else part)
-        if settings[0] != settings[1]:
-            differing.append(f"{key}: {' and '.join(map(_short, settings))}")
-    if differing:
-        message = "the results are not comparable; " + "; ".join(differing)
-        if not allow_different:
-            raise ValueError(f"{message}; evaluate both with the same data and protocol, or pass allow_different")
-        warnings.warn(message, stacklevel=3)
-
-    for key in _SHOULD_AGREE:
-        settings = [first.protocol.get(key), second.protocol.get(key)]
-        if settings[0] != settings[1]:
-            warnings.warn(f"the results differ in {key}: {' and '.join(map(_short, settings))}", stacklevel=3)
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False, sort_keys=True)
-    return text if len(text) <= 200 else f"{text[:200]} ..."
-
-
-def _query_table(results: Results, prefix: str) -> pandas.DataFrame:
-    """Return a table with one row per query. The columns are the metrics, and the bootstrap cluster of the query.
-
-    The index is (query id, occurrence), because a query id can occur more than once.
-    """
-    import pandas
-
-    columns: dict[str, np.ndarray] = {}
-    for name, values in results.arrays.items():
-        path, _, last = name.rpartition("/")
-        if path != prefix or last in ("query_id", "top", "predicted", "truth", "confusion"):
-            continue
-        if last == "rank":
-            columns["mean_rank"] = values + 1
-        elif last == "score":  # ZSTE: the last part of the path is the metric
-            columns[prefix.rpartition("/")[2]] = values
-        else:
-            columns[last] = values
-
-    ids = pandas.Series(results.arrays[f"{prefix}/query_id"])
-    return pandas.DataFrame(columns).set_index([ids, ids.groupby(ids).cumcount()])

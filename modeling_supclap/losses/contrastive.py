@@ -147,7 +147,7 @@ def reweighted_info_nce(
       the pull; w may be negative. Without the detached factor, as in -log(w P+), w would not change the gradient.
 
     The paper reports lower retrieval scores than for plain InfoNCE. "pull" reproduces the decrease; a weight inside the
-    softmax does not (see `recipes/LOG.md`).
+    softmax does not (see `recipes/studies/LOG.md`).
 
     Args:
         audio_embeds, text_embeds: (N, d), unit norm; text i belongs to audio i.

@@ -87,17 +87,17 @@ def get_card_scores(content: Mapping[str, Any]) -> list[CardScore]:
 def format_card_scores(scores: Sequence[CardScore]) -> str:
     """Format scores as Markdown tables, in percent.
 
-    Intervals are in square brackets, and chance levels in parentheses. For temporal tasks, the score of a model that
-    ignores the order of sounds is in braces.
+    Intervals are in parentheses. For temporal tasks, "order-blind" is the score of a model that ignores the order of
+    sounds.
 
     >>> from modeling_supclap.evaluation.results import Score
     >>> score = Score(("retrieval", "eng", "t2a", "R@1"), 0.5, 0.4, 0.6, 0.1)
     >>> print(format_card_scores([CardScore("text to audio", "R@1", score, "esc50", "test", "eng", 0.95)]))
-    In percent; [intervals of 95 %], (chance).
+    In percent, with intervals of 95 %.
     <BLANKLINE>
     | data | task | language | R@1 |
     |---|---|---|---|
-    | esc50, test | text to audio | eng | 50.0 [40.0, 60.0] (10.0) |
+    | esc50, test | text to audio | eng | 50.0 (40.0 to 60.0); chance 10.0 |
     """
     groups: dict[str, list[CardScore]] = {"retrieval": []}
     for each in scores:  # one table with all retrieval metrics, and one table per other metric
@@ -109,22 +109,16 @@ def format_card_scores(scores: Sequence[CardScore]) -> str:
         rows: dict[tuple[str, str, str], dict[str, str]] = {}
         for each in group:
             place = (f"{each.dataset}, {each.split}".strip(", "), each.task, each.language)
-            rows.setdefault(place, dict(metrics))[each.metric] = _cell(each.score)
+            _, _, *levels = each.score.cells()
+            text = each.score.cell.format(each.score.metric)
+            for name, level in zip(("chance", "order-blind"), levels, strict=True):
+                text += f"; {name} {level}" if level else ""
+            rows.setdefault(place, dict(metrics))[each.metric] = text
 
         lines = [f"| data | task | language | {' | '.join(metrics)} |", "|---" * (3 + len(metrics)) + "|"]
         lines += [f"| {' | '.join([*place, *cells.values()])} |" for place, cells in rows.items()]
         tables.append("\n".join(lines))
 
-    levels = {each.confidence: None for each in scores if each.confidence}  # ordered set
-    notes = [f"[intervals of {100 * level:g} %]" for level in levels]
-    if any(each.score.chance is not None for each in scores):
-        notes.append("(chance)")
-    if any(each.score.order_blind is not None for each in scores):
-        notes.append("{a model that is blind to order}")
-    return "\n\n".join([f"In percent; {', '.join(notes)}." if notes else "In percent.", *tables])
-
-
-def _cell(score: Score) -> str:
-    value, *others = score.cells(", ")
-    forms = (" [{}]", " ({})", " {{{}}}")
-    return value + "".join(form.format(text) for form, text in zip(forms, others, strict=True) if text)
+    levels = sorted({each.confidence for each in scores if each.confidence})
+    intervals = f", with intervals of {' and '.join(f'{100 * level:g}' for level in levels)} %" if levels else ""
+    return "\n\n".join([f"In percent{intervals}.", *tables])

@@ -15,7 +15,8 @@ from modeling_supclap.datasets_scripts.schema import LANGUAGES
 from modeling_supclap.evaluation import options, report, run
 from modeling_supclap.evaluation.cache import EmbeddingCache
 from modeling_supclap.evaluation.report import render_report, write_report
-from modeling_supclap.evaluation.results import SECTIONS, Results, Section, compare, paper_results, score
+from modeling_supclap.evaluation.comparison import compare
+from modeling_supclap.evaluation.results import SECTIONS, Results, Section, paper_results, score
 from modeling_supclap.model_card.results import get_card_scores
 
 
@@ -47,8 +48,8 @@ def test_scores_are_shown_with_interval_and_chance(results):
     assert ["chance", "33.3"] in lines_of(page, "chance")
     assert ["an order-blind model", "50.0"] in lines_of(page, "chance")
     assert "<dt>3A</dt><dd>two consecutive sounds" in page
-    assert "33.2–53.2" in page
-    assert "7.25<small>6.00–8.00</small>" in page
+    assert "33.2 to 53.2" in page
+    assert "7.25<small>6.00 to 8.00</small>" in page
     assert re.search(r'style="--share:0.85">17<', page)
     groups = re.findall(r'<th colspan="4" scope="colgroup">(.*?)</th>', page)
     assert groups[:2] == ["text to audio", "audio to text"]

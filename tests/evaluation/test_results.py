@@ -1,130 +1,28 @@
-"""Results: atomic files, comparisons checked with another statistics package, and the numbers of the papers."""
+"""Results: atomic files, tables, and the numbers of the papers."""
 
 import json
 import re
 
 import numpy as np
 import pytest
+from results_fixtures import outcome_results as results
 from scipy import stats
 
+from modeling_supclap.evaluation.comparison import compare, format_comparison
 from modeling_supclap.evaluation.results import (
     SCHEMA,
     Intervals,
     Results,
-    compare,
     flat_scores,
-    format_comparison,
     get_dataset_name,
     paper_results,
     score,
 )
 from modeling_supclap.metrics.names import get_metric
 
-PROTOCOL = {
-    "dataset_hash": "d",
-    "positives": "clip",
-    "caption_handling": "all",
-    "missing_clips": [],
-    "audio": {"chunk_seconds": None},
-    "intervals": {},
-    "zste": {"set_hash": "s", "clip_seconds": {"pair": None}},
-}
-
-
-def results(hits, name="model", ids=None, clusters=None, **protocol):
-    """Return results of one retrieval direction and one ZSTE task, both with these outcomes."""
-    hits = np.asarray(hits, dtype=np.float64)
-    ids = np.array([f"clip{index}" for index in range(len(hits))] if ids is None else ids)
-    clusters = ids if clusters is None else np.array(clusters)
-    prefix = "retrieval/eng/t2a"
-    arrays = {f"{prefix}/{one}": hits for one in ("R@1", "R@5", "R@10", "mAP@10")}
-    arrays |= {f"{prefix}/rank": 3 - 3 * hits.astype(int), f"{prefix}/query_id": ids, f"{prefix}/cluster": clusters}
-    arrays |= {"zste/eng/3A/score": hits, "zste/eng/3A/query_id": ids, "zste/eng/3A/cluster": clusters}
-    content = {
-        "schema": SCHEMA,
-        "model": {"name": name},
-        "protocol": {**PROTOCOL, **protocol},
-        "scores": {"retrieval": {"eng": {"t2a": {"R@1": score(hits.mean())}}}, "zste": {"eng": {}}},
-    }
-    return Results(content, arrays)
-
-
-def by_name(table):
-    return {row["score"]: row for row in table}
-
-
 A = [1, 0, 0, 1, 0, 0, 1, 0, 0, 0] * 4
 B = [1, 1, 0, 1, 1, 0, 1, 1, 0, 0] * 4
 
-
-def test_a_comparison_is_paired():
-    rows = by_name(compare(results(A), results(B)))
-    row = rows["retrieval eng t2a R@1"]
-    assert (row["first"], row["second"], row["difference"]) == (
-        pytest.approx(0.3),
-        pytest.approx(0.6),
-        pytest.approx(0.3),
-    )
-    assert 0 < row["low"] < 0.3 < row["high"]
-    # SciPy's exact test of the same null hypothesis: all 12 differing queries favour one model.
-    assert row["p_value"] == pytest.approx(stats.binomtest(12, 12).pvalue, abs=1e-9)
-    assert rows["retrieval eng t2a mean_rank"]["first"] == pytest.approx(1 + 3 * 0.7)
-    assert rows["zste eng 3A"]["difference"] == pytest.approx(0.3)
-    assert all(row["difference"] == 0 for row in compare(results(A), results(A)))
-
-
-def test_queries_are_paired_by_id():
-    order = np.random.default_rng(0).permutation(len(B))
-    ids = np.array([f"clip{index}" for index in range(len(B))])[order]
-    shuffled = results(np.array(B)[order], ids=ids)
-    expected, rows = (by_name(compare(results(A), other)) for other in (results(B), shuffled))
-    assert rows["retrieval eng t2a R@1"] == expected["retrieval eng t2a R@1"]
-
-
-def test_queries_of_one_recording_are_drawn_together():
-    apart = by_name(compare(results(A), results(B)))["zste eng 3A"]
-    ten = [f"source{index % 10}" for index in range(40)]
-    together = by_name(compare(results(A, clusters=ten), results(B, clusters=ten)))["zste eng 3A"]
-    assert together["p_value"] > apart["p_value"]
-    assert together["high"] - together["low"] > apart["high"] - apart["low"]
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"dataset_hash": "other"},
-        {"positives": "captions"},
-        {"caption_handling": "parallel"},
-        {"zste": {"set_hash": "t"}},
-    ],
-)
-def test_other_data_or_another_protocol_is_refused(change):
-    with pytest.raises(ValueError, match=next(iter(change))):
-        compare(results(A), results(B, **change))
-    with pytest.warns(UserWarning, match=next(iter(change))):
-        assert compare(results(A), results(B, **change), allow_different=True)
-
-
-def test_differences_between_models_only_warn():
-    other = {"audio": {"chunk_seconds": 10.0}, "zste": {"set_hash": "s", "clip_seconds": {"pair": 5.0}}}
-    with pytest.warns(UserWarning, match=r"\baudio\b"):
-        assert compare(results(A), results(B, **other))
-
-
-def test_other_queries_are_refused_or_left_out():
-    fewer = results(B[:30])
-    with pytest.raises(ValueError, match=r"\b40\b.*\b30\b"):
-        compare(results(A), fewer)
-    row = by_name(compare(results(A), fewer, allow_different=True))["retrieval eng t2a R@1"]
-    assert row["queries"] == 30
-    assert row["first"] == pytest.approx(np.mean(A[:30]))
-
-
-def test_results_without_a_common_score():
-    other = results(B)
-    other.arrays = {name.replace("eng", "fra"): values for name, values in other.arrays.items()}
-    with pytest.raises(ValueError, match="score"):
-        compare(results(A), other)
 
 
 def test_results_are_loaded_unchanged_and_written_reproducibly(tmp_path):
@@ -172,11 +70,6 @@ def test_outcomes_of_another_run_are_rejected(tmp_path):
     with pytest.raises(ValueError, match=r"outcomes\.npz.*results\.json"):
         Results.load(tmp_path / "one")
 
-
-def test_a_repeated_query_counts_twice():
-    ids = ["once", "twice", "twice", "thrice"]
-    row = by_name(compare(results([1, 1, 0, 0], ids=ids), results([1, 0, 1, 1], ids=ids)))["zste eng 3A"]
-    assert (row["first"], row["second"], row["queries"]) == (0.5, 0.75, 4)
 
 
 def test_secrets_and_folders_of_this_machine_are_not_written(tmp_path):

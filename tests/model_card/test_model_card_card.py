@@ -105,7 +105,7 @@ def test_the_text_describes_the_run(model):
         "2 processes on cuda",
         "batch of 48 clips",
         "per_device_train_batch_size: 24\nseed: 3\nsvr: bi-static",
-        "| esc50, test | text to audio | eng | 50.0 (10.0) |",
+        "| esc50, test | text to audio | eng | 50.0; chance 10.0 |",
         "accelerate launch recipes/train_supclap.py --svr bi-static",
         "torch 9.9",
         "Seed 3",

@@ -15,7 +15,7 @@ from modeling_supclap.datasets_scripts import load_splits
 from modeling_supclap.datasets_scripts.schema import LANGUAGES
 from modeling_supclap.datasets_scripts.translation.join import read_captions
 from modeling_supclap.datasets_scripts.translation.table import SCHEMA, source_hash, write_translations
-from modeling_supclap.recipes import pages, train_supclap
+from modeling_supclap.recipes import train_supclap
 from modeling_supclap.recipes.options import TrainedPartArguments
 
 CONFIGS = train_supclap.DEFAULT_CONFIG.parent
@@ -126,18 +126,6 @@ def test_atri_on_audiocaps(towers, data_dir):
     results = results_of(out, "atri_kcl_audiocaps.yaml")
     assert results["training"]["arguments"]["loss"] == "kcl"
     assert set(LANGUAGES) <= results["scores"]["retrieval"].keys()
-
-
-def test_the_page_of_settings_is_that_of_the_configurations():
-    page = pages.SETTINGS_PAGE.read_text()
-    assert pages.render_settings() == page
-    known = yaml.safe_load(pages.SETTINGS.read_text())
-    full = {path.relative_to(CONFIGS).as_posix() for path in CONFIGS.glob("*/full_*.yaml")}
-    assert full - known.keys() == {"supclap/full_multilingual_clotho.yaml"}  # a combination of two other files
-    different = {line.split(" | ")[0].strip("| ") for line in page.splitlines() if line.endswith("| no |")}
-    assert different == {
-        "checkpoint", "gradient clipping", "translator", "start", "model", "audio-text pairs a batch in stage B",
-    }  # fmt: skip
 
 
 def test_every_configuration_starts_with_its_claim():

@@ -18,7 +18,7 @@ from modeling_supclap.losses import (
     teminal_b_weights,
     temporal_nce,
 )
-from modeling_supclap.recipes.controls import ShuffledTargets
+from modeling_supclap.recipes.studies.controls import ShuffledTargets
 from modeling_supclap.training.objectives import (
     ContrastiveObjective,
     SupportVectorRegularizer,

@@ -9,24 +9,24 @@ number of epochs is trained from the start, with its own learning rate schedule.
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import yaml
 
 from modeling_supclap.datasets_scripts.atomic_files import atomic_write, write_json, write_text
-from modeling_supclap.recipes import reproduce
-from modeling_supclap.recipes.arguments import CONFIGS, YAML_LOADER, read_settings
+from modeling_supclap.metrics.comparison import Cell, Difference, difference, summarize
+from modeling_supclap.metrics.names import MetricName
+from modeling_supclap.recipes.arguments import CONFIGS, read_settings
 from modeling_supclap.recipes.options import ReproductionArguments, as_mapping
-from modeling_supclap.recipes.result_tables import format_heading, markdown_lines, note_few_seeds
+from modeling_supclap.recipes.result_tables import find_metric, format_heading, markdown_lines
 from modeling_supclap.recipes.running import is_first_process, say
-
-if TYPE_CHECKING:
-    from modeling_supclap.recipes.reproduce import Step
+from modeling_supclap.recipes.runs import Row, Step, build_step, check_inputs, reads_folder, run_step
+from modeling_supclap.recipes.studies.render import note_few_seeds
+from modeling_supclap.recipes.studies.table import get_stem
+from modeling_supclap.recipes.studies.values import get_cost, get_value, load_run
 
 CONVERGED_GAIN = 0.01
 """The baseline has converged if twice the steps raise its mean validation score by less than this."""
@@ -41,22 +41,15 @@ TuningScore = dict[str, Any]
 """One run of the tuning: "settings" of the grid, and "validation" score; None if the training diverged."""
 
 
-def find_studies(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Select studies by name. The name "evidence" selects all of them."""
-    path = CONFIGS / "evidence" / "studies.yaml"
-    studies = {f"evidence/{name}": study for name, study in yaml.load(path.read_text("utf-8"), YAML_LOADER).items()}
-    unknown = sorted(set(names) - {"evidence", *studies})
-    if unknown:
-        raise ValueError(f"unknown study {unknown[0]!r}; expected one of evidence, {', '.join(studies)}")
-    return {name: study for name, study in studies.items() if name in names or "evidence" in names}
-
-
 def check_study(name: str, study: Mapping[str, Any], args: ReproductionArguments) -> list[str]:
-    """Check the settings and inputs of a study, and return its arms. The arguments and errors are those of `run_study`.
+    """Check the settings and inputs of a study, and return its arms. A dry run prints the costs and missing inputs.
 
-    A dry run prints the costs and the missing inputs, and returns no arms.
+    Raises:
+        FileNotFoundError: Data, an encoder or a model is missing. With `args.skip_missing`, no arm is returned.
+        ValueError: There are fewer than two seeds, so an interval over seeds cannot be computed; or the seeds include
+            that of the tuning. Or `args.settings` contains a setting that the study tunes, or the number of epochs or
+            steps.
     """
-    previous = read_previous(name, study, args)
     seeds = args.seeds
     if len(seeds) < 2:
         raise ValueError(f"seeds is {seeds}; an interval over seeds requires at least two, and evidence at least five")
@@ -67,11 +60,9 @@ def check_study(name: str, study: Mapping[str, Any], args: ReproductionArguments
         raise ValueError(f"settings has {', '.join(varied)}, which {name} sets in each run; leave it out")
 
     baseline = next(iter(study["arms"]))
-    arms = [arm for arm in study["arms"] if not args.rows or arm in (baseline, *args.rows, *previous)]
-    cells = []
+    arms = [arm for arm in study["arms"] if not args.rows or arm in (baseline, *args.rows)]
+    rows = []
     for arm, doubling in itertools.product(arms, range(study["doublings"] + 1)):
-        if doubling < len(previous.get(arm, {}).get("points", ())) or doubling > last_doubling(arm, study):
-            continue
         settings = {key: values[0] for key, values in study["grid"].items()}
         settings["num_train_epochs"] = study["num_train_epochs"] * 2**doubling
         try:
@@ -82,89 +73,40 @@ def check_study(name: str, study: Mapping[str, Any], args: ReproductionArguments
             if not doubling:
                 say(f"{name}, {arm}: missing: {error}")
             continue
-        cells.append(reproduce.Cell(arm, study["arms"][arm]["model"], None, name, runs))
-    runnable = reproduce.check_inputs(name, cells, args)
-    return [] if args.dry_run or (cells and not runnable) else arms
+        rows.append(Row(arm, study["arms"][arm]["model"], None, name, runs))
+    runnable = check_inputs(name, rows, args)
+    return arms if runnable else []
 
 
-def last_doubling(arm: str, study: Mapping[str, Any]) -> int:
-    """Return how often the epochs of an arm are doubled at most."""
-    return int(study["arms"][arm].get("doublings", study["doublings"]))
-
-
-def read_previous(name: str, study: Mapping[str, Any], args: ReproductionArguments) -> dict[str, dict[str, Any]]:
-    """Load the arms in `args.previous`, the JSON file of an earlier run of this study. Return {} if it is not set.
-
-    Returns `{arm: summary}` as in `summarize`. Raises ValueError if the file is of another study, or was made with
-    other seeds, scores, settings or arms.
-    """
-    if args.previous is None:
-        return {}
-    content = json.loads(Path(args.previous).read_text(encoding="utf-8"))
-    expected = {"study": name, "columns": study["columns"], "seeds": args.seeds}
-    for key, value in {**expected, "settings": as_mapping(args.settings)}.items():
-        if content.get(key) != value:
-            raise ValueError(f"{args.previous} has {key} {content.get(key)!r}; expected {value!r}, as in this study")
-    unknown = sorted(content["arms"].keys() - study["arms"].keys())
-    if unknown:
-        raise ValueError(f"{args.previous} has the arm {unknown[0]!r}, which {name} lacks; add it with --controls")
-    arms: dict[str, dict[str, Any]] = content["arms"]
-    return arms
-
-
-def run_study(name: str, study: Mapping[str, Any], args: ReproductionArguments) -> Path | None:
+def run_study(name: str, study: Mapping[str, Any], arms: Sequence[str], args: ReproductionArguments) -> Path:
     """Tune and train the arms of a study, and write its table, curves and verdicts. Finished runs are not repeated.
 
     Args:
         name: Name of the study, such as "evidence/svr".
         study: Definition from `studies.yaml`, which describes the keys.
-        args: Options of `supclap reproduce`: seeds, rows (arms), settings, data and output folder, and `previous`, the
-            JSON file of an earlier run. The arms in this file are not trained again. The other arms then have no
-            processor seconds, because those of two machines cannot be compared.
+        arms: Arms from `check_study`.
+        args: Options of `supclap reproduce`: seeds, settings, data and output folder.
 
     Returns:
-        Path of the Markdown file. A JSON file with each run and a PNG file with the learning curves are beside it. A
-        dry run prints the costs of the runs without the tuning, and returns None.
-
-    Raises:
-        FileNotFoundError: Data, an encoder or a model is missing.
-        ValueError: There are fewer than two seeds, so an interval over seeds cannot be computed; or the seeds include
-            that of the tuning. Or `args.settings` contains a setting that the study tunes, or the number of epochs or
-            steps. Or `args.previous` does not fit (see `read_previous`).
+        Path of the Markdown file. A JSON file with each run and a PNG file with the learning curves are beside it.
     """
-    arms = check_study(name, study, args)
-    if not arms:
-        return None
-
     baseline = next(iter(study["arms"]))
-    previous = read_previous(name, study, args)
-    tuning: dict[str, list[TuningScore]] = {}
-    tuned: dict[str, dict[str, Any]] = {}
-    points: dict[str, list[list[Point]]] = {}  # one list of runs per number of epochs
-    for arm in arms:
-        earlier = previous.get(arm, {})
-        tuning[arm] = earlier.get("tuning", []) if earlier else tune(arm, study, args)  # not in older files
-        tuned[arm] = earlier["tuned"] if earlier else find_best(tuning[arm])
-        points[arm] = list(earlier.get("points", ()))
-
+    tuning = {arm: tune(arm, study, args) for arm in arms}
+    tuned = {arm: find_best(of_arm) for arm, of_arm in tuning.items()}
+    points: dict[str, list[list[Point]]] = {arm: [] for arm in arms}  # one list of runs per number of epochs
     for doubling in range(study["doublings"] + 1):
         epochs = study["num_train_epochs"] * 2**doubling
         for arm in arms:
-            if doubling < len(points[arm]) or doubling > last_doubling(arm, study):
-                continue
             of_epochs = []
             for seed in args.seeds:
                 steps = build_steps(arm, study, tuned[arm] | {"num_train_epochs": epochs}, seed, args)
                 of_epochs.append(run_and_read(steps, study["columns"]))
-                if previous:
-                    del of_epochs[-1]["seconds"]
             points[arm].append(of_epochs)
 
-        so_far = {arm: of_arm[: doubling + 1] for arm, of_arm in points.items()}
-        means = [np.mean([point["validation"] for point in of_epochs]) for of_epochs in so_far[baseline]]
+        means = [np.mean([point["validation"] for point in of_epochs]) for of_epochs in points[baseline]]
         converged = len(means) > 1 and bool(means[-1] - means[-2] < CONVERGED_GAIN)
         say(f"{name}: {epochs} epochs, validation score of {baseline} {means[-1]:.3f}")
-        path = write_study(name, study, so_far, tuned, tuning, converged, args)
+        path = write_study(name, study, points, tuning, converged, args)
         if converged:
             break
     return path
@@ -174,7 +116,6 @@ def write_study(
     name: str,
     study: Mapping[str, Any],
     points: Mapping[str, Sequence[Sequence[Point]]],
-    tuned: Mapping[str, Mapping[str, Any]],
     tuning: Mapping[str, Sequence[TuningScore]],
     converged: bool,
     args: ReproductionArguments,
@@ -183,9 +124,9 @@ def write_study(
     content = {key: study[key] for key in ("title", "claim", "method", "columns")}
     content |= {"study": name, "seeds": [point["seed"] for point in next(iter(points.values()))[0]]}
     content |= {"converged": converged, "settings": as_mapping(args.settings)}
-    content["arms"] = summarize(points, study, tuned, tuning)
+    content["arms"] = summarize_arms(points, study, tuning)
     content["verdict"] = judge(content["arms"], study, converged)
-    stem = Path(args.output_dir) / args.scale / reproduce.table_stem(name, args)
+    stem = get_stem(name, args)
     if is_first_process():
         stem.parent.mkdir(parents=True, exist_ok=True)
         write_json(stem.with_suffix(".json"), content)
@@ -210,7 +151,7 @@ def build_steps(
 
     def add_seed(settings: Mapping[str, Any]) -> dict[str, Any]:
         config = dict(as_mapping(settings.get("dataset_config")))
-        if not reproduce.reads_folder(settings.get("dataset", "synthetic")):
+        if not reads_folder(settings.get("dataset", "synthetic")):
             config["seed"] = config.get("seed", 0) + seed
             if "recordings" in config:
                 config["recordings"] = [find_folder(name, of_recordings) for name in config["recordings"]]
@@ -225,14 +166,14 @@ def build_steps(
     merged = read_settings(CONFIGS / study["base"]) | study["arms"][arm].get("settings", {})
     if "start" in study:
         start = add_seed(read_settings(CONFIGS / study["start"]))
-        steps.append(reproduce.build_step("start", "train", start, args))
+        steps.append(build_step("start", "train", start, args))
         names = ["model"] if study.get("recipe") == "posttrain" else ["audio_encoder", "text_encoder"]
         merged |= dict.fromkeys(names, str(steps[0].folder))
     merged = add_seed({**merged, **settings, **as_mapping(args.settings)})
-    steps.append(reproduce.build_step(arm, study.get("recipe", "train"), merged, args))
+    steps.append(build_step(arm, study.get("recipe", "train"), merged, args))
     if "evaluate" in study:
         evaluation = {**add_seed(study["evaluate"]), "model": str(steps[-1].folder)}
-        steps.append(reproduce.build_step(arm, "evaluate", evaluation, args))
+        steps.append(build_step(arm, "evaluate", evaluation, args))
     return steps
 
 
@@ -292,11 +233,11 @@ def describe_edges(tuning: Sequence[TuningScore]) -> str:
 def run_and_read(steps: Sequence[Step], columns: Sequence[str]) -> Point:
     """Run the unfinished steps of a run, and read its scores and costs."""
     for step in steps:
-        reproduce.run_step(step)
-    results, log = reproduce.load_run(steps)
-    scores = {column: reproduce.get_value(results, log, column.split()) for column in columns}
+        run_step(step)
+    results, log = load_run(steps)
+    scores = {column: get_value(results, log, column.split()) for column in columns}
     (validation,) = results.content["training"]["best_validation"].values()
-    cost = reproduce.get_cost([(results, log)])
+    cost = get_cost([(results, log)])
     return {
         "seed": steps[-1].settings["seed"],
         "validation": validation,
@@ -306,13 +247,12 @@ def run_and_read(steps: Sequence[Step], columns: Sequence[str]) -> Point:
     }
 
 
-def summarize(
+def summarize_arms(
     points: Mapping[str, Sequence[Sequence[Point]]],
     study: Mapping[str, Any],
-    tuned: Mapping[str, Mapping[str, Any]],
     tuning: Mapping[str, Sequence[TuningScore]],
 ) -> dict[str, dict[str, Any]]:
-    """Compare each arm with the first one. An arm may have fewer numbers of epochs, or no seconds.
+    """Compare each arm with the first one, for the same numbers of epochs and the same seeds.
 
     Returns:
         `{arm: summary}`. A summary is a dict with these keys:
@@ -322,56 +262,52 @@ def summarize(
         - "scores": Mean test score with its interval, for each number of epochs.
         - "to_90": `{cost: ratio}` for the costs in `COSTS`. The numerator is the cost of the arm to reach 90 % of the
           baseline's best score with the same seed; the denominator is that of the baseline. The ratio is a geometric
-          mean with its interval. A cost is missing if a run never reaches this score, or has no such cost.
+          mean with its interval. A cost is missing if a run never reaches this score.
         - "differences" (not for the baseline): Test score minus that of the baseline, with its interval. "final" is
-          after the longest training of the arm. "steps", "captions" and "seconds" are at equal cost, the largest cost
-          that both arms have reached. A cost is missing if the shortest run of an arm costs more.
+          after the longest training. "steps", "captions" and "seconds" are at equal cost, the largest cost that both
+          arms have reached. A cost is missing if the shortest run of an arm costs more.
     """
     first = next(iter(points))
+    is_share = all(find_metric(column).percent for column in study["columns"])
     summary: dict[str, dict[str, Any]] = {}
     for arm, of_arm in points.items():
-        finals = np.array([point["score"] for point in of_arm[-1]])
-        about: dict[str, Any] = {
-            "model": study["arms"][arm]["model"],
-            "tuned": dict(tuned[arm]),
-            "tuning": list(tuning[arm]),
-            "points": list(of_arm),
-        }
-        about["scores"] = [with_interval(np.array([run["score"] for run in runs])) for runs in of_arm]
+        tuned = dict(find_best(tuning[arm]))
+        about: dict[str, Any] = {"model": study["arms"][arm]["model"], "tuned": tuned, "tuning": list(tuning[arm])}
+        about |= {"points": list(of_arm), "scores": []}
+        for runs in of_arm:
+            about["scores"].append(_as_dict(summarize([run["score"] for run in runs], is_share=is_share)))
 
         pairs = list(zip(zip(*of_arm, strict=True), zip(*points[first], strict=True), strict=True))
-        costs = [cost for cost in COSTS if has_cost([*of_arm, *points[first]], cost)]
         about["to_90"] = {}
-        for cost in costs:
+        for cost in COSTS:
             ratios = []
             for of_seed, of_baseline in pairs:
                 level = 0.9 * max(run["score"] for run in of_baseline)
                 ratios.append(cost_to_reach(of_seed, cost, level) / cost_to_reach(of_baseline, cost, level))
             if np.isfinite(ratios).all():
-                interval = with_interval(np.log(ratios))
+                interval = _as_dict(summarize(np.log(ratios)))
                 about["to_90"][cost] = {key: float(np.exp(value)) for key, value in interval.items()}
 
         if arm != first:
-            of_baseline_finals = [point["score"] for point in points[first][len(of_arm) - 1]]
-            differences = {"final": with_interval(finals - of_baseline_finals)}
-            for cost in costs:
-                values = []
-                for of_seed, of_baseline in pairs:
-                    common = min(of_seed[-1][cost], of_baseline[-1][cost])
-                    values.append(score_at(of_seed, cost, common) - score_at(of_baseline, cost, common))
-                if np.isfinite(values).all():
-                    differences[cost] = with_interval(np.array(values))
-            about["differences"] = differences
+            about["differences"] = {"final": _as_dict(compare_scores(of_arm[-1], points[first][-1]))}
+            for cost in COSTS:
+                scores = []
+                for pair in pairs:
+                    common = min(runs[-1][cost] for runs in pair)
+                    scores.append([score_at(runs, cost, common) for runs in pair])
+                if np.isfinite(scores).all():
+                    about["differences"][cost] = _as_dict(difference(*np.transpose(scores)))
         summary[arm] = about
     return summary
 
 
-def with_interval(values: np.ndarray) -> dict[str, float]:
-    """Return the mean of values of several seeds, and "low" and "high" of its 95 % t-interval."""
-    from modeling_supclap.metrics.bootstrap import seed_interval
+def compare_scores(runs: Sequence[Point], others: Sequence[Point]) -> Difference:
+    """Compare the test scores of two arms, paired by seed."""
+    return difference([run["score"] for run in runs], [run["score"] for run in others])
 
-    low, high = seed_interval(values.tolist())
-    return {"mean": float(values.mean()), "low": low, "high": high}
+
+def _as_dict(cell: Cell) -> dict[str, float | None]:
+    return {"mean": cell.value, "low": cell.low, "high": cell.high}
 
 
 def score_at(runs: Sequence[Point], cost: str, value: float) -> float:
@@ -412,8 +348,7 @@ def judge(arms: Mapping[str, Mapping[str, Any]], study: Mapping[str, Any], conve
 
     The first two verdicts are followed by "explained by a control" if a control (`study["controls"]`) passes the same
     test and the method is not better than the control. This means that the interval of their difference, after the
-    longest training of the control, is not above 0. Only a control with all numbers of epochs can explain a gain at
-    convergence.
+    longest training, is not above 0.
     """
     if study["method"] not in arms:
         return "not judged"
@@ -437,20 +372,17 @@ def judge(arms: Mapping[str, Mapping[str, Any]], study: Mapping[str, Any], conve
             continue
         control = arms[name]
         gain, faster = control["differences"]["final"], control["to_90"].get("steps")
-        last = len(control["points"]) - 1
+        passes = faster is not None and faster["high"] < 1
         if verdict == "holds at convergence":
-            passes = gain["low"] > 0 and last == len(method["points"]) - 1
-        else:
-            passes = faster is not None and faster["high"] < 1
-        scores, of_control = (np.array([point["score"] for point in arm["points"][last]]) for arm in (method, control))
-        if passes and with_interval(scores - of_control)["low"] <= 0:
+            passes = gain["low"] > 0
+        if passes and not compare_scores(method["points"][-1], control["points"][-1]).is_above_zero:
             return f"{verdict}, explained by a control: {control['model']}"
     return verdict
 
 
-def has_cost(points: Sequence[Sequence[Point]], cost: str) -> bool:
-    """Return whether all runs have a cost of `COSTS`."""
-    return all(cost in run for runs in points for run in runs)
+def has_cost(arm: Mapping[str, Any], cost: str) -> bool:
+    """Return whether all runs of an arm have a cost of `COSTS`. Runs in earlier files may lack their seconds."""
+    return all(cost in run for runs in arm["points"] for run in runs)
 
 
 def plot_curves(content: Mapping[str, Any], path: Path) -> None:
@@ -462,7 +394,7 @@ def plot_curves(content: Mapping[str, Any], path: Path) -> None:
     for panel, cost in zip(panels, ("steps", "seconds"), strict=True):
         all_costs = []
         for number, arm in enumerate(content["arms"].values()):
-            if not has_cost(arm["points"], cost):
+            if not has_cost(arm, cost):
                 continue
             costs = [np.mean([run[cost] for run in runs]) for runs in arm["points"]]
             mean, low, high = ([100 * score[key] for score in arm["scores"]] for key in ("mean", "low", "high"))
@@ -480,13 +412,16 @@ def plot_curves(content: Mapping[str, Any], path: Path) -> None:
         figure.savefig(unfinished, format="png", dpi=120)
 
 
-def format_percent(score: Mapping[str, float], sign: str = "") -> str:
-    """Format a mean and its interval in percent.
+SHARE, RATIO = MetricName("share"), MetricName("ratio", percent=False, digits=2)
 
-    >>> format_percent({"mean": 0.05, "low": -0.01, "high": 0.11}, "+")
+
+def format_interval(score: Mapping[str, float], metric: MetricName = SHARE, signed: bool = False) -> str:
+    """Format a mean and its interval, for example a difference in percent.
+
+    >>> format_interval({"mean": 0.05, "low": -0.01, "high": 0.11}, signed=True)
     '+5.0 (-1.0 to +11.0)'
     """
-    return f"{100 * score['mean']:{sign}.1f} ({100 * score['low']:{sign}.1f} to {100 * score['high']:{sign}.1f})"
+    return Cell(score["mean"], score["low"], score["high"]).format(metric, signed)
 
 
 def render_study(content: Mapping[str, Any], figure: str) -> str:
@@ -501,21 +436,20 @@ def render_study(content: Mapping[str, Any], figure: str) -> str:
         line = [arm["model"]]
         for heading, score, points in zip(table[0][1:], arm["scores"], arm["points"], strict=False):
             steps = f"{points[0]['steps']:,.0f} steps"
-            line.append(format_percent(score) + ("" if steps == heading else f" after {steps}"))
+            line.append(format_interval(score) + ("" if steps == heading else f" after {steps}"))
         lacking = len(baseline["points"]) - len(arm["points"])
         line += [""] * lacking
         after = f" after {steps}" if lacking else ""
         differences = arm.get("differences", {})
         for key in ("final", *COSTS):
-            line.append(format_percent(differences[key], "+") if key in differences else "")
+            line.append(format_interval(differences[key], signed=True) if key in differences else "")
             if key == "final":
                 line[-1] += after
-        costs = [cost for cost in COSTS if has_cost(arm["points"], cost)]
+        costs = [cost for cost in COSTS if has_cost(arm, cost)]
         for cost in COSTS:
             text = f"not reached{after}" if cost in costs else ""
-            if ratio := arm["to_90"].get(cost):
-                text = f"{ratio['mean']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
-            line.append(text)
+            ratio = arm["to_90"].get(cost)
+            line.append(text if ratio is None else format_interval(ratio, RATIO))
         line.append(", ".join(f"{np.mean([run[cost] for run in arm['points'][-1]]):,.0f} {cost}" for cost in costs))
         table.append(line)
 
@@ -528,7 +462,7 @@ def render_study(content: Mapping[str, Any], figure: str) -> str:
         verdict += " The baseline has converged." if content["converged"] else " The baseline has not converged."
     columns = ", ".join(map(format_heading, content["columns"]))
     elsewhere = " Arms without seconds were trained on another machine, or one of their runs has no valid time."
-    if all(has_cost(arm["points"], "seconds") for arm in content["arms"].values()):
+    if all(has_cost(arm, "seconds") for arm in content["arms"].values()):
         elsewhere = ""
     lines = [
         f"### {content['study']}: {content['title']}",

@@ -7,17 +7,20 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from commands import run_recipe
 from recordings import esc50_folder
 from results_fixtures import fake_training
 from scipy import stats
 
 from modeling_supclap.evaluation.results import SCHEMA, Results, score
-from modeling_supclap.recipes import evidence, reproduce
+from modeling_supclap.recipes import reproduce
 from modeling_supclap.recipes.arguments import parse_arguments
 from modeling_supclap.recipes.options import ReproductionArguments
+from modeling_supclap.recipes.runs import RECIPES, find_data
+from modeling_supclap.recipes.studies import evidence, select
 
 COLUMNS = ["retrieval eng t2a R@1", "retrieval eng a2t R@1"]
-STUDIES = evidence.find_studies(["evidence"])
+STUDIES = select.find_studies(["evidence"])
 
 
 def runs(scores, steps=(100, 200, 400), seconds_per_step=1.0, seed=0):
@@ -46,9 +49,9 @@ STUDY = {
     "arms": {"base": {"model": "Base"}, "new": {"model": "New"}, "simple": {"model": "Simple"}},
     "method": "new",
     "controls": ["simple"],
+    "columns": COLUMNS,
 }
 TUNING = {arm: [{"settings": {}, "validation": 0.5}] for arm in STUDY["arms"]}
-TUNED: dict[str, dict] = {arm: {} for arm in STUDY["arms"]}
 BASE = ([0.2, 0.40, 0.50], [0.2, 0.42, 0.51], [0.2, 0.41, 0.52])
 
 
@@ -57,7 +60,7 @@ def judged(new, simple=BASE, converged=True, seconds_per_step=1.0):
     for name, curves, seconds in (("base", BASE, 1.0), ("new", new, seconds_per_step), ("simple", simple, 1.0)):
         of_seeds = [runs(curve, seconds_per_step=seconds, seed=seed) for seed, curve in enumerate(curves)]
         points[name] = by_length(*of_seeds)
-    arms = evidence.summarize(points, STUDY, TUNED, TUNING)
+    arms = evidence.summarize_arms(points, STUDY, TUNING)
     return arms, evidence.judge(arms, STUDY, converged)
 
 
@@ -104,7 +107,7 @@ def test_seeds_of_different_difficulty_have_their_own_level():
         "base": by_length(*(runs(curve, seed=seed) for seed, curve in enumerate(curves))),
         "new": by_length(*(runs([2 * value for value in curve], seed=seed) for seed, curve in enumerate(curves))),
     }
-    arms = evidence.summarize(points, STUDY, TUNED, TUNING)
+    arms = evidence.summarize_arms(points, STUDY, TUNING)
     assert arms["base"]["to_90"]["steps"] == pytest.approx({"mean": 1, "low": 1, "high": 1})
     ratio = arms["new"]["to_90"]["steps"]
     assert 0 < ratio["low"] < ratio["mean"] < ratio["high"] < 1
@@ -114,7 +117,7 @@ def test_the_level_is_90_percent_of_the_best_score_not_of_the_last():
     curves = ([0.1, 0.5, 0.3], [0.1, 0.5, 0.3])
     points = {"base": by_length(*(runs(curve, seed=seed) for seed, curve in enumerate(curves)))}
     points["new"] = by_length(*(runs([0.1, 0.3, 0.45], seed=seed) for seed in range(2)))
-    ratio = evidence.summarize(points, STUDY, TUNED, TUNING)["new"]["to_90"]["steps"]["mean"]
+    ratio = evidence.summarize_arms(points, STUDY, TUNING)["new"]["to_90"]["steps"]["mean"]
     of_baseline = 100 * 2 ** ((0.45 - 0.1) / (0.5 - 0.1))
     assert ratio == pytest.approx(400 / of_baseline)
 
@@ -125,7 +128,7 @@ def test_equal_seconds_count_the_cost_of_a_step():
         "base": by_length(*(runs(curve, seed=seed) for seed, curve in enumerate(BASE))),
         "new": by_length(*(runs(curve, seconds_per_step=2.0, seed=seed) for seed, curve in enumerate(BASE))),
     }
-    arms = evidence.summarize(points, STUDY, TUNED, TUNING)
+    arms = evidence.summarize_arms(points, STUDY, TUNING)
     assert arms["new"]["differences"]["captions"]["mean"] == pytest.approx(0)
     expected = np.mean([curve[1] - curve[2] for curve in BASE])  # 400 s: its 200 steps against 400 of the baseline
     assert arms["new"]["differences"]["seconds"]["mean"] == pytest.approx(expected)
@@ -137,45 +140,8 @@ def test_arms_without_a_common_cost_are_not_compared():
         "base": by_length(*(runs(curve, seed=seed) for seed, curve in enumerate(BASE))),
         "new": by_length(*(runs(curve, seconds_per_step=5.0, seed=seed) for seed, curve in enumerate(BASE))),
     }
-    differences = evidence.summarize(points, STUDY, TUNED, TUNING)["new"]["differences"]
+    differences = evidence.summarize_arms(points, STUDY, TUNING)["new"]["differences"]
     assert set(differences) == {"final", "steps", "captions"}
-
-
-def shortened(control, lengths, converged):
-    """Judge a gain of 0.1, where the control has fewer numbers of epochs and no seconds."""
-    gain = shifted(0.1, 0.1, 0.1)
-    points = {}
-    for name, curves in (("base", BASE), ("new", gain), ("simple", control)):
-        points[name] = by_length(*(runs(curve, seed=seed) for seed, curve in enumerate(curves)))
-    points["simple"] = points["simple"][:lengths]
-    for of_length in points["simple"]:
-        for point in of_length:
-            del point["seconds"]
-    arms = evidence.summarize(points, STUDY, TUNED, TUNING)
-    return arms, evidence.judge(arms, STUDY, converged)
-
-
-def test_a_control_with_fewer_epochs_is_compared_where_it_has_runs():
-    arms, verdict = shortened(shifted(0.06, 0.06, 0.0), lengths=2, converged=False)
-    control = arms["simple"]
-    assert control["differences"]["final"]["mean"] == pytest.approx(0.06)  # after 200 steps, not 400
-    assert control["differences"]["steps"]["mean"] == pytest.approx(0.06)
-    assert set(control["differences"]) == {"final", "steps", "captions"}
-    assert set(control["to_90"]) == {"steps", "captions"}
-    assert verdict == "holds as a speed-up"  # the method is better after 200 steps
-    # At 400 steps the control would be 0.3 below the method.
-    assert shortened(shifted(0.1, 0.11, -0.2), 2, converged=False)[1].endswith("explained by a control: Simple")
-    # A control that stops early explains no gain at convergence.
-    assert shortened(shifted(0.1, 0.11, 0.1), 2, converged=True)[1] == "holds at convergence"
-    assert shortened(shifted(0.1, 0.11, 0.1), 3, converged=True)[1].endswith("explained by a control: Simple")
-
-    settings = {"study": "s", "title": "t", "claim": "c", "columns": COLUMNS, "seeds": [0, 1, 2], "converged": False}
-    text = evidence.render_study({**settings, "arms": arms, "verdict": verdict}, "")
-    heading, _, *lines = [line.split(" | ") for line in text.splitlines() if line.startswith("|")]
-    control = dict(zip(heading, lines[2], strict=True))
-    assert control["400 steps"] == control["at equal seconds"] == control["seconds to 90 %, ratio"] == ""
-    assert control["difference at the end"].endswith("after 200 steps")
-    assert "Arms without seconds were trained on another machine" in text
 
 
 @pytest.fixture
@@ -202,7 +168,7 @@ def test_a_study_from_the_command_line(train, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["supclap reproduce", *words])
     grid = {"learning_rate": [1e-3, 2e-3, 4e-3]}
     monkeypatch.setattr(
-        evidence, "find_studies", lambda names: {name: {**STUDIES[name], "grid": grid} for name in names}
+        select, "find_studies", lambda names: {name: {**STUDIES[name], "grid": grid} for name in names}
     )
     reproduce.main()
 
@@ -214,12 +180,12 @@ def test_a_study_from_the_command_line(train, tmp_path, monkeypatch, capsys):
     epochs = [settings["num_train_epochs"] for settings in reported]
     assert epochs == [10] * 4 + [20] * 4 + [40] * 4  # the baseline has converged after 40
 
-    content = json.loads((tmp_path / "mini" / "evidence_svr_rows-bi-dynamic.json").read_text())
+    content = json.loads((tmp_path / "mini" / "evidence_svr_selected.json").read_text())
     assert content["converged"]
     assert content["verdict"] == "not shown at convergence"
     assert content["seeds"] == [0, 1]
     assert [point["score"] for point in content["arms"]["infonce"]["points"][-1]] == pytest.approx([0.45, 0.451])
-    text = (tmp_path / "mini" / "evidence_svr_rows-bi-dynamic.md").read_text()
+    text = (tmp_path / "mini" / "evidence_svr_selected.md").read_text()
     assert "not shown at convergence" in text
     assert "45.1 (44.4 to 45.7)" in text
     assert "| arm (only 2 seeds) |" in text
@@ -232,7 +198,7 @@ def test_a_study_from_the_command_line(train, tmp_path, monkeypatch, capsys):
     for arm in content["arms"].values():
         del arm["tuning"]  # as in files of earlier versions
     assert "grid" not in evidence.render_study(content, "")
-    assert (tmp_path / "mini" / "evidence_svr_rows-bi-dynamic.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "mini" / "evidence_svr_selected.png").read_bytes().startswith(b"\x89PNG")
     assert "not shown at convergence" in capsys.readouterr().out
 
     train.clear()
@@ -296,7 +262,7 @@ def test_a_folder_of_esc10_is_complete_if_the_recordings_in_its_table_exist(tmp_
 
     for path in sorted(folder.glob("audio/*.wav"))[:2]:
         path.unlink()
-    reproduce.find_data.cache_clear()
+    find_data.cache_clear()
     with pytest.raises(FileNotFoundError, match="2 of the 16 recordings"):
         evidence.check_study(name, study, args)
 
@@ -305,7 +271,7 @@ def test_a_folder_of_esc10_is_complete_if_the_recordings_in_its_table_exist(tmp_
 def test_settings_that_a_study_varies_are_refused(train, tmp_path, setting):
     args = ReproductionArguments(settings=setting, output_dir=str(tmp_path))
     with pytest.raises(ValueError, match=next(iter(setting))):
-        evidence.run_study("evidence/svr", STUDIES["evidence/svr"], args)
+        evidence.check_study("evidence/svr", STUDIES["evidence/svr"], args)
     assert not train
 
 
@@ -338,7 +304,7 @@ def test_the_recipes_take_the_settings_of_each_arm(name, tmp_path):
     for arm in study["arms"]:
         steps = evidence.build_steps(arm, study, {"num_train_epochs": 1}, 3, args)
         for step in steps:
-            parse_arguments(reproduce.RECIPES[step.recipe][1], [], settings=step.settings)
+            parse_arguments(RECIPES[step.recipe][1], [], settings=step.settings)
             config = step.settings["dataset_config"]
             value = config["seed"] if step.settings["dataset"] == "scenes" else config["test_fold"] - 1
             assert value == (10_003 if name == "evidence/svr_trained" and step is steps[0] else 3)
@@ -368,92 +334,20 @@ def test_one_data_folder_serves_all_studies(tmp_path):
     assert step.settings["dataset_config"]["recordings"][0] == str(tmp_path / "esc10")
 
 
-def test_unknown_studies_and_unsuitable_seeds_are_named(tmp_path):
-    with pytest.raises(ValueError, match="evidence/kcll"):
-        evidence.find_studies(["evidence/kcll"])
+def test_unsuitable_seeds_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"\[0\]"):
-        evidence.run_study("evidence/svr", STUDIES["evidence/svr"], ReproductionArguments(seeds=[0]))
+        evidence.check_study("evidence/svr", STUDIES["evidence/svr"], ReproductionArguments(seeds=[0]))
     with pytest.raises(ValueError, match="1000 is the seed of the tuning"):
-        evidence.run_study("evidence/svr", STUDIES["evidence/svr"], ReproductionArguments(seeds=[0, 1000]))
+        evidence.check_study("evidence/svr", STUDIES["evidence/svr"], ReproductionArguments(seeds=[0, 1000]))
 
 
-def reproduce_study(tmp_path, monkeypatch, *words):
-    """Run `supclap reproduce` and return the content of the newest JSON file."""
-    monkeypatch.setattr(sys, "argv", ["supclap reproduce", *words, "--output_dir", str(tmp_path)])
-    monkeypatch.setattr(evidence, "plot_curves", lambda *args: None)
-    reproduce.main()
-    newest = max(tmp_path.glob("mini/evidence_*.json"), key=lambda path: path.stat().st_mtime_ns)
-    return json.loads(newest.read_text()), newest
 
 
-def test_an_arm_is_added_to_the_file_of_an_earlier_run(train, tmp_path, monkeypatch):
-    controls = tmp_path / "mine.yaml"
-    controls.write_text("mine: {row: infonce, model: My loss, settings: {svr: uni-static}}\n")
-    seeds = ["evidence/svr", "--seeds", "0", "1"]
-    before, path = reproduce_study(tmp_path / "a", monkeypatch, *seeds, "--rows", "within")
-    assert list(before["arms"]) == ["infonce", "within"]
 
-    train.clear()
-    words = [*seeds, "--rows", "mine", "--controls", str(controls), "--previous", str(path)]
-    after, _ = reproduce_study(tmp_path / "b", monkeypatch, *words)
-    assert {settings["svr"] for settings in train} == {"uni-static"}  # no other arm is trained or tuned
-    assert list(after["arms"]) == ["infonce", "mine", "within"]
-    for arm in before["arms"]:
-        assert after["arms"][arm] == before["arms"][arm]
-    mine = after["arms"]["mine"]
-    assert mine["model"] == "My loss"
-    assert [len(of_epochs) for of_epochs in mine["points"]] == [2, 2, 2]
-    assert "seconds" not in mine["points"][0][0]
-    assert set(mine["to_90"]) == {"steps", "captions"}
-    assert after["converged"]
-
-
-def test_longer_training_continues_the_file_of_an_earlier_run(train, tmp_path, monkeypatch):
-    words = ["evidence/svr", "--seeds", "0", "1", "--rows", "within"]
-    whole, path = reproduce_study(tmp_path / "a", monkeypatch, *words)
-    content = json.loads(path.read_text())
-    for arm in content["arms"].values():
-        del arm["points"][1:], arm["tuning"]  # files of earlier versions have no tuning scores
-    path.write_text(json.dumps(content))
-
-    train.clear()
-    after, _ = reproduce_study(tmp_path / "b", monkeypatch, *words, "--previous", str(path))
-    assert [settings["num_train_epochs"] for settings in train] == [20] * 4 + [40] * 4
-    assert after["converged"] == whole["converged"]
-    for arm in after["arms"]:
-        assert after["arms"][arm]["tuned"] == whole["arms"][arm]["tuned"]
-        assert after["arms"][arm]["scores"] == whole["arms"][arm]["scores"]
-
-
-def test_an_arm_with_fewer_doublings_stops_early(train, tmp_path, monkeypatch):
-    after, _ = reproduce_study(tmp_path, monkeypatch, "evidence/kcl", "--seeds", "0", "1", "--rows", "kcl_2")
-    assert [len(arm["points"]) for arm in after["arms"].values()] == [4, 2]
-
-
-def test_a_file_of_another_run_is_refused(train, tmp_path, monkeypatch):
-    path = reproduce_study(tmp_path, monkeypatch, "evidence/svr", "--seeds", "0", "1", "--rows", "within")[1]
-    train.clear()
-    for words, name in (
-        (["evidence/svr_trained", "--seeds", "0", "1"], "evidence/svr_trained"),
-        (["evidence/svr", "--seeds", "0", "2"], r"\[0, 2\]"),
-        (["evidence/svr", "--seeds", "0", "1", "--settings", '{"weight_decay": 0.1}'], "weight_decay"),
-        (["evidence/svr", "evidence/kcl"], "evidence/kcl"),
-        (["supclap/table1"], "table1"),
-    ):
-        with pytest.raises(ValueError, match=name):
-            reproduce_study(tmp_path, monkeypatch, *words, "--previous", str(path))
-    content = json.loads(path.read_text())
-    content["arms"]["mine"] = content["arms"].pop("within")
-    path.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=r"'mine'.*--controls"):
-        reproduce_study(tmp_path, monkeypatch, "evidence/svr", "--seeds", "0", "1", "--previous", str(path))
-    assert not train
-
-
-def test_a_copy_of_an_unknown_row_is_refused(train, tmp_path, monkeypatch):
+def test_a_copy_of_an_unknown_row_is_refused(train, tmp_path):
     controls = tmp_path / "mine.yaml"
     controls.write_text("mine: {row: infonse, model: My loss}\n")
     for names in (["evidence/svr"], ["supclap/table3"], ["evidence/svr", "supclap/table3"]):
         with pytest.raises(ValueError, match="infonse"):
-            reproduce_study(tmp_path, monkeypatch, *names, "--controls", str(controls))
+            run_recipe(reproduce, *names, "--controls", controls, "--output_dir", tmp_path)
     assert not train

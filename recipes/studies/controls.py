@@ -1,6 +1,6 @@
 """Losses for control experiments. Each changes one part of a method.
 
-supclap train --loss modeling_supclap.recipes.controls:ShuffledTargets
+supclap train --loss modeling_supclap.recipes.studies.controls:ShuffledTargets
 """
 
 from __future__ import annotations

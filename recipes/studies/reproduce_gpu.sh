@@ -3,7 +3,7 @@
 #   make reproduce-gpu DATA=folder-of-ESC-10
 # Finished runs are not repeated, so the same command continues after the time limit.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 python=.venv/bin/python
 minutes=${MINUTES:-40}
 

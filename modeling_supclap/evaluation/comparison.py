@@ -1,0 +1,200 @@
+"""Comparison of results: check that two results are comparable, and compute differences with intervals.
+
+`metrics/comparison.py` computes the intervals. This module pairs the queries of the results.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from modeling_supclap.metrics.comparison import Cell, Difference, difference
+from modeling_supclap.metrics.names import get_metric
+
+from .results import Results, align
+
+if TYPE_CHECKING:
+    import pandas
+
+_MUST_AGREE = ("dataset_hash", "positives", "caption_handling")
+_SHOULD_AGREE = ("audio", "missing_clips", "intervals")
+
+
+def compare(
+    first: Results, second: Results, num_resamples: int = 1000, seed: int = 0, allow_different: bool = False
+) -> list[dict[str, Any]]:
+    """Compare two results, paired by query, with a randomisation test and bootstrap intervals (see `difference`).
+
+    Args:
+        second: Second results, on the same data and with the same evaluation settings.
+        num_resamples: Number of bootstrap resamples, and of random sign patterns of the test.
+        allow_different: Whether to warn and compare the shared queries if the data or settings differ. A different
+            audio policy, missing clips and different interval options never raise; they cause a warning.
+
+    Returns:
+        One dict per shared score, with "score" (its path), "first" and "second" (means; ranks start at 1), "difference"
+        (second - first), "low" and "high" (confidence interval of the difference), "p_value", and "queries" (number of
+        queries).
+
+    Raises:
+        ValueError: The data or the settings differ, or the results have no score in common.
+    """
+    check_protocols(first, second, allow_different)
+    suffix, table = "/query_id", []
+    for name in sorted(first.arrays.keys() & second.arrays.keys()):
+        prefix = name.removesuffix(suffix)
+        if not name.endswith(suffix) or prefix == "multilingual":
+            continue
+
+        # Pair the queries of both results.
+        outcomes, others = _query_table(first, prefix), _query_table(second, prefix)
+        shared = outcomes.index.intersection(others.index, sort=False)
+        if len(shared) < max(len(outcomes), len(others)) and not allow_different:
+            raise ValueError(
+                f"{prefix}: the results have {len(outcomes)} and {len(others)} queries, {len(shared)} shared; evaluate "
+                "both on the same data, or pass allow_different"
+            )
+        if not len(shared):
+            continue
+        outcomes, others = outcomes.loc[shared], others.loc[shared]
+        clusters = outcomes.pop("cluster").tolist()
+        for metric in filter(others.columns.__contains__, outcomes.columns):
+            place = prefix.split("/")
+            place += [] if place[-1] == metric else [metric]
+            of_queries = others[metric].to_numpy(), outcomes[metric].to_numpy()
+            means = float(outcomes[metric].mean()), float(others[metric].mean())
+            found = difference([means[1]], [means[0]], *of_queries, clusters, num_resamples, seed)
+            row = {"score": " ".join(place), "first": means[0], "second": means[1], "difference": found.value}
+            row |= {"low": found.low, "high": found.high, "p_value": found.p_value, "queries": len(shared)}
+            table.append(row)
+    if not table:
+        raise ValueError(f"the results have no score in common: {list(first.scores)} and {list(second.scores)}")
+    return table
+
+
+def format_comparison(table: Sequence[Mapping[str, Any]]) -> str:
+    """Format the result of `compare` as a text table. Fractions are shown as percentages."""
+    lines = [["score", "first", "second", "difference", "interval", "p"]]
+    for row in table:
+        metric = get_metric(row["score"].split()[-1])
+        cell = Cell(row["difference"], row["low"], row["high"])
+        means = [metric.format(row["first"]), metric.format(row["second"]), metric.format(cell.value, signed=True)]
+        p_value = "" if row["p_value"] is None else f"{row['p_value']:.3f}"
+        lines.append([row["score"], *means, cell.format_interval(metric, signed=True), p_value])
+    return align(lines)
+
+
+def compare_seeds(
+    runs: Mapping[int, Results],
+    baseline: Mapping[int, Results],
+    place: Sequence[str],
+    values: Mapping[int, float],
+    baseline_values: Mapping[int, float],
+) -> Difference | None:
+    """Compare a score of two models on their common seeds, paired by seed and, if possible, by query.
+
+    Pairing by query requires values per query, and the same two or more recordings in all runs.
+
+    Args:
+        runs: Results by seed.
+        baseline: Results of the baseline, by seed.
+        place: Path of the score, such as `("retrieval", "eng", "t2a", "R@1")`. The language "mean" averages over
+            languages.
+        values: Score of each run.
+        baseline_values: Score of each run of the baseline.
+
+    Returns:
+        The mean difference with its interval, or None without a common seed.
+    """
+    seeds = [seed for seed in values if seed in baseline_values]
+    if not seeds:
+        return None
+    outcomes = [get_outcomes(runs[seed], place) for seed in seeds]
+    outcomes += [get_outcomes(baseline[seed], place) for seed in seeds]
+    queries = [each for each in outcomes if each is not None]
+    clusters = {tuple(of_queries.tolist()) for _, of_queries in queries}
+
+    pairing: tuple[Any, ...] = ()
+    if len(queries) == len(outcomes) and len(clusters) == 1:
+        first, second = np.split(np.stack([scores for scores, _ in queries]), 2)  # (seeds, Q) each
+        pairing = (first, second, list(*clusters))
+    return difference([values[seed] for seed in seeds], [baseline_values[seed] for seed in seeds], *pairing)
+
+
+def get_outcomes(results: Results, place: Sequence[str]) -> tuple[np.ndarray, np.ndarray] | None:
+    """Load the value of a score for each query (Q,), and the recording that each query belongs to (Q,).
+
+    For the language "mean", the values of a query are averaged over languages. Return None if the results contain no
+    values per query, or if the number of queries differs between languages.
+    """
+    arrays = results.arrays
+    if place[-1] in ("MRV", "MSR"):
+        if "multilingual/ranks" not in arrays:
+            return None
+        ranks = arrays["multilingual/ranks"].astype(float)
+        outcomes = ranks.var(axis=1) if place[-1] == "MRV" else (ranks**2).mean(axis=1)
+        return outcomes, arrays["multilingual/cluster"]
+
+    task, language, *rest = place
+    languages = results.protocol.get("languages", []) if language == "mean" else [language]
+    prefixes = ["/".join((task, code, *rest)) for code in languages]
+    columns = [arrays.get(prefix, arrays.get(f"{prefix}/score", ())) for prefix in prefixes]
+    if not all(map(len, columns)) or len(set(map(len, columns))) != 1:
+        return None
+    clusters = arrays.get(f"{prefixes[0]}/cluster", arrays.get(f"{prefixes[0].rpartition('/')[0]}/cluster"))
+    return None if clusters is None else (np.mean(columns, axis=0), clusters)
+
+
+def check_protocols(first: Results, second: Results, allow_different: bool) -> None:
+    """Raise or warn if two results were evaluated on different data or with different settings."""
+    differing = []
+    for key in (*_MUST_AGREE, *filter(second.scores.__contains__, first.scores)):
+        settings = []
+        for results in (first, second):
+            part = results.protocol.get(key)
+            # The length of composed clips depends on the model.
+            settings.append({**part, "clip_seconds": None} if isinstance(part, dict) else part)
+        if settings[0] != settings[1]:
+            differing.append(f"{key}: {' and '.join(map(_short, settings))}")
+    if differing:
+        message = "the results are not comparable; " + "; ".join(differing)
+        if not allow_different:
+            raise ValueError(f"{message}; evaluate both with the same data and protocol, or pass allow_different")
+        warnings.warn(message, stacklevel=3)
+
+    for key in _SHOULD_AGREE:
+        settings = [first.protocol.get(key), second.protocol.get(key)]
+        if settings[0] != settings[1]:
+            warnings.warn(f"the results differ in {key}: {' and '.join(map(_short, settings))}", stacklevel=3)
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False, sort_keys=True)
+    return text if len(text) <= 200 else f"{text[:200]} ..."
+
+
+def _query_table(results: Results, prefix: str) -> pandas.DataFrame:
+    """Return a table with one row per query. The columns are the metrics, and the bootstrap cluster of the query.
+
+    The index is (query id, occurrence), because a query id can occur more than once.
+    """
+    import pandas
+
+    columns: dict[str, np.ndarray] = {}
+    for name, values in results.arrays.items():
+        path, _, last = name.rpartition("/")
+        if path != prefix or last in ("query_id", "top", "predicted", "truth", "confusion"):
+            continue
+        if last == "rank":
+            columns["mean_rank"] = values + 1
+        elif last == "score":  # ZSTE: the last part of the path is the metric
+            columns[prefix.rpartition("/")[2]] = values
+        else:
+            columns[last] = values
+
+    ids = pandas.Series(results.arrays[f"{prefix}/query_id"])
+    return pandas.DataFrame(columns).set_index([ids, ids.groupby(ids).cumcount()])

@@ -1,0 +1,66 @@
+"""metrics/comparison: differences paired by seed and query, compared with SciPy, and their format."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from modeling_supclap.metrics.bootstrap import bootstrap_intervals, paired_test, seed_interval
+from modeling_supclap.metrics.comparison import Cell, difference, summarize
+from modeling_supclap.metrics.names import METRICS
+
+FIRST = np.array([[1, 1, 0, 1, 1, 0], [1, 0, 1, 1, 1, 1]], float)  # (seeds, queries)
+SECOND = np.array([[1, 0, 0, 0, 1, 0], [0, 0, 1, 1, 0, 1]], float)
+CLIPS = ["a", "a", "b", "b", "c", "c"]
+
+
+def test_one_run_is_paired_by_query():
+    found = difference([4 / 6], [2 / 6], FIRST[0], SECOND[0], CLIPS)
+    tested = paired_test({"x": FIRST[0]}, {"x": SECOND[0]}, CLIPS)["x"]
+    assert found.value == pytest.approx(tested["difference"])
+    assert (found.low, found.high, found.p_value) == (tested["low"], tested["high"], tested["p_value"])
+    assert found.recordings == (found.low, found.high)
+    alone = difference([4 / 6], [2 / 6])
+    assert (alone.low, alone.high, alone.p_value) == (None, None, None)
+    one_clip = difference([4 / 6], [2 / 6], FIRST[0], SECOND[0], ["a"] * 6)
+    assert one_clip.low is None
+
+
+def test_several_runs_are_paired_by_seed():
+    values, others = [0.6, 0.7, 0.9], [0.5, 0.4, 0.7]
+    expected = stats.ttest_rel(values, others).confidence_interval(0.95)
+    found = difference(values, others)
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
+    assert found.values == pytest.approx((0.1, 0.3, 0.2))
+    assert found.p_value is None
+
+
+def test_several_runs_are_paired_by_seed_and_query():
+    found = difference(FIRST.mean(axis=1), SECOND.mean(axis=1), FIRST, SECOND, CLIPS)
+    of_queries = FIRST.mean(axis=0) - SECOND.mean(axis=0)
+    assert found.recordings == bootstrap_intervals({"x": of_queries}, CLIPS)["x"]
+    assert (found.low, found.high) == seed_interval(list(found.values), found.recordings)
+
+
+def test_intervals_of_shares_stay_between_0_and_1():
+    values = [0.03, 0.0]
+    assert seed_interval(values)[0] < 0
+    cell = summarize(values, is_share=True)
+    assert (cell.low, cell.high) == (0.0, seed_interval(values)[1])
+    assert summarize([1.0, 0.9], is_share=True).high == 1.0
+    assert summarize([1.0, 30.0]).low < 0  # a rank is no share
+    one = summarize([0.5], (0.4, 0.6))
+    assert (one.low, one.high, one.std) == (0.4, 0.6, None)
+
+
+def test_an_interval_on_one_side_of_zero():
+    assert Cell(0.2, 0.1, 0.3).is_above_zero
+    assert Cell(-0.2, -0.3, -0.1).is_below_zero
+    for cell in (Cell(0.2, 0.0, 0.3), Cell(-0.2, -0.3, 0.0), Cell(0.2)):
+        assert not cell.is_above_zero
+        assert not cell.is_below_zero
+
+
+def test_a_cell_has_the_digits_of_its_metric():
+    assert Cell(0.5, 0.4, 0.6).format(METRICS["MRV"]) == "0.50 (0.40 to 0.60)"
+    assert Cell(-0.001, -0.01, 0.008).format(METRICS["top1"], signed=True) == "-0.1 (-1.0 to +0.8)"
+    assert Cell(0.5).format_interval(METRICS["top1"]) == ""
