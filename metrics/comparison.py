@@ -1,6 +1,6 @@
 """Means and differences with confidence intervals, and their format in tables.
 
-`difference` compares two systems, paired by query, by seed, or by both. All tables format its result with `Cell.format`.
+`difference` compares two systems, paired by query, by seed, or by both. All tables format it with `Cell.format`.
 """
 
 from __future__ import annotations
@@ -33,6 +33,11 @@ class Cell:
     std: float | None = None
 
     @property
+    def interval(self) -> tuple[float, float] | None:
+        """Ends of the interval."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
+    @property
     def is_above_zero(self) -> bool:
         """Whether the whole interval is above 0."""
         return self.low is not None and self.low > 0
@@ -57,9 +62,7 @@ class Cell:
 
     def format_interval(self, metric: MetricName, signed: bool = False) -> str:
         """Format the interval; "" if there is none."""
-        if self.low is None or self.high is None:
-            return ""
-        return f"{metric.format(self.low, signed)} to {metric.format(self.high, signed)}"
+        return "" if self.interval is None else " to ".join(metric.format(end, signed) for end in self.interval)
 
 
 @dataclass(frozen=True)
@@ -132,7 +135,7 @@ def difference(
     """
     differences = tuple((np.asarray(values, np.float64) - np.asarray(others, np.float64)).tolist())
     mean, recordings, p_value = float(np.mean(differences)), None, None
-    if outcomes is not None and clusters is not None and len(set(clusters)) > 1:
+    if outcomes is not None and other_outcomes is not None and clusters is not None and len(set(clusters)) > 1:
         first = np.mean(np.atleast_2d(outcomes), axis=0)  # (n, Q) -> (Q,)
         second = np.mean(np.atleast_2d(other_outcomes), axis=0)
         if len(differences) == 1:

@@ -20,7 +20,7 @@ class MetricName:
     digits: int | None = 1  # decimal places; None: three significant digits, and none after the point from 1,000
 
     def format(self, value: float, signed: bool = False) -> str:
-        """Format a value as a string, multiplied by 100 if `percent` is set. `signed` writes the sign of positive values.
+        """Format a value as a string, multiplied by 100 if `percent` is set. `signed` adds a plus to positive values.
 
         >>> METRICS["top1"].format(0.625), METRICS["MRV"].format(0.625), METRICS["top1"].format(0.021, signed=True)
         ('62.5', '0.62', '+2.1')
@@ -28,10 +28,9 @@ class MetricName:
         ('1,234', '0.0123')
         """
         value = 100 * value if self.percent else value
+        form = f".{self.digits}f"
         if self.digits is None:
             form = ",.0f" if abs(value) >= 1000 else ".3g"
-        else:
-            form = f".{self.digits}f"
         return f"{value:{'+' if signed else ''}{form}}"
 
 

@@ -82,12 +82,13 @@ def collect_scores(tables: Mapping[str, Models], allow_different: bool = False) 
             for place, of_seeds in scores_by_place(runs).items():
                 first = next(iter(of_seeds.values()))
                 values = {seed: score.value for seed, score in of_seeds.items()}
-                recordings = (first.low, first.high) if len(values) == 1 and first.low is not None else None
+                recordings = first.cell.interval if len(values) == 1 else None
                 cell = summarize(list(values.values()), recordings, is_share=first.metric.percent)
-                line = {"dataset": dataset, "score": " ".join(place), "model": model, "seeds": len(values)}
+                name = " ".join(place)
+                line = {"dataset": dataset, "score": name, "model": model, "seeds": len(values)}
                 line |= {"value": cell.value, "std": cell.std, "low": cell.low, "high": cell.high}
 
-                found = paired.get(line["score"])
+                found = paired.get(name)
                 if found is None and runs is not baseline:
                     others = {seed: score.value for seed, score in of_baseline.get(place, {}).items()}
                     found = compare_seeds(runs, baseline, place, values, others)
@@ -141,22 +142,23 @@ def format_table(scores: Sequence[Mapping[str, Any]]) -> list[list[str]]:
         chance = next(iter(by_model.values()))["chance"]
         row = [dataset, format_heading(score), "" if chance is None else find_metric(score).format(chance)]
         for model in (first, *others):
-            line = by_model.get(model)
-            row.append("" if line is None else _cell(line))
+            row.append(_cell(by_model.get(model)))
             if model != first:
-                row.append("" if line is None else _cell(line, is_difference=True))
+                row.append(_cell(by_model.get(model), is_difference=True))
         table.append(row)
     return table
 
 
-def _cell(line: Mapping[str, Any], is_difference: bool = False) -> str:
-    """Format the value of a line from `collect_scores`, or its difference, with the interval."""
+def _cell(line: Mapping[str, Any] | None, is_difference: bool = False) -> str:
+    """Format the value of a line from `collect_scores`, or its difference, with the interval; "" if it is unknown."""
+    if line is None or (is_difference and line["difference"] is None):
+        return ""
     metric = find_metric(line["score"])
     if is_difference:
         cell = Cell(line["difference"], line["difference_low"], line["difference_high"])
     else:
         cell = Cell(line["value"], line["low"], line["high"], line["std"])
-    return "" if cell.value is None else cell.format(metric, signed=is_difference)
+    return cell.format(metric, signed=is_difference)
 
 
 def _stack(cell: str) -> str:

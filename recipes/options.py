@@ -396,7 +396,7 @@ class ReproductionArguments:
     dry_run: bool = option("Check all settings and estimate the cost, without training.", False)
     data_dir: str | None = option("Folder of the data, or a folder with one folder per dataset.")
     output_dir: str = option("Folder of the runs and tables.", "outputs/reproduce")
-    settings: dict | str | None = option("Settings for every training, as JSON; the folders of runs are named after them.")
+    settings: dict | str | None = option("Settings for every training, as JSON.")
     controls: str | None = option("YAML file with additional rows: copies of rows of the table with other settings.")
     skip_missing: bool = option("Skip rows with missing data or encoders, instead of raising an error.", False)
 

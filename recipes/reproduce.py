@@ -12,8 +12,8 @@ and encoders. Otherwise, missing inputs raise an error before the first run; `--
 `configs/<paper>/tables.yaml` defines the tables, and `configs/<paper>/<table>_<row>.yaml` the training of each row.
 The folder name of a run depends on its settings. Tables share runs, and finished runs are not repeated. Each table is
 written as `.md`, `.html` and `.json`, and its figure as `.png`. If a run fails, the table contains the finished runs.
-With `--rows`, `--datasets`, `--settings` or `--controls`, "_selected" follows the name of the table's files, so that the
-complete table stays. A `--controls` file is a YAML file that adds rows to the table, for example:
+With `--rows`, `--datasets`, `--settings` or `--controls`, the files are named `TABLE_selected`, so that the complete
+table stays. A `--controls` file is a YAML file that adds rows to the table, for example:
 
     infonce_4x: {row: table1_infonce, model: "InfoNCE, 4 x the steps", settings: {num_train_epochs: 40}}
 

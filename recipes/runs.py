@@ -1,7 +1,7 @@
 """Training and evaluation runs of several settings and seeds: named folders, checks of the inputs, and execution.
 
-`supclap sweep` and `supclap reproduce` use this module. The folder of a run is named after its settings, so that finished
-runs are not repeated.
+`supclap sweep` and `supclap reproduce` use this module. The folder of a run is named after its settings, so that
+finished runs are not repeated.
 """
 
 from __future__ import annotations

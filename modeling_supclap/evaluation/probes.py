@@ -92,7 +92,7 @@ def evaluate_few_shot(
         for name in outcomes:
             values = [run[0][name]["value"] for run in runs]
             cell = summarize(values, interval_of[name], options.intervals.confidence, is_share=True)
-            scores[key][name] = score(cell.value, (cell.low, cell.high), first[name]["chance"])
+            scores[key][name] = score(cell.value, cell.interval, first[name]["chance"])
         outcomes |= {name: queries[name] for name in ("query_id", "cluster")}
         arrays |= {f"few_shot/{key}/{name}": values for name, values in outcomes.items()}
     return {"few_shot": scores}, arrays, {"few_shot": {**settings, "shots": list(options.shots), "repeats": REPEATS}}

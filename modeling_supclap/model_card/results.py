@@ -119,6 +119,8 @@ def format_card_scores(scores: Sequence[CardScore]) -> str:
         lines += [f"| {' | '.join([*place, *cells.values()])} |" for place, cells in rows.items()]
         tables.append("\n".join(lines))
 
-    levels = sorted({each.confidence for each in scores if each.confidence})
-    intervals = f", with intervals of {' and '.join(f'{100 * level:g}' for level in levels)} %" if levels else ""
+    confidences = sorted({each.confidence for each in scores if each.confidence})
+    intervals = (
+        f", with intervals of {' and '.join(f'{100 * level:g}' for level in confidences)} %" if confidences else ""
+    )
     return "\n\n".join([f"In percent{intervals}.", *tables])

@@ -306,8 +306,9 @@ def compare_scores(runs: Sequence[Point], others: Sequence[Point]) -> Difference
     return difference([run["score"] for run in runs], [run["score"] for run in others])
 
 
-def _as_dict(cell: Cell) -> dict[str, float | None]:
-    return {"mean": cell.value, "low": cell.low, "high": cell.high}
+def _as_dict(cell: Cell) -> dict[str, float]:
+    assert cell.interval is not None  # a study has at least two seeds
+    return {"mean": cell.value, "low": cell.interval[0], "high": cell.interval[1]}
 
 
 def score_at(runs: Sequence[Point], cost: str, value: float) -> float:

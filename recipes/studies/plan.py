@@ -9,8 +9,8 @@ from typing import Any
 
 from modeling_supclap.recipes import options
 from modeling_supclap.recipes.arguments import CONFIGS, read_settings
-from modeling_supclap.recipes.runs import Row, Step, build_step
 from modeling_supclap.recipes.running import say
+from modeling_supclap.recipes.runs import Row, Step, build_step
 
 
 def plan(name: str, table: Mapping[str, Any], args: options.ReproductionArguments) -> list[Row]:

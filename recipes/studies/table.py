@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from modeling_supclap.training.plots import Curve
 
 
-def write_table(
-    name: str, table: Mapping[str, Any], rows: Sequence[Row], args: options.ReproductionArguments
-) -> None:
+def write_table(name: str, table: Mapping[str, Any], rows: Sequence[Row], args: options.ReproductionArguments) -> None:
     """Write a table as JSON, HTML and Markdown, and its figure (if any) as PNG. Print the table."""
     from modeling_supclap.evaluation.report_figures import save_projections
     from modeling_supclap.evaluation.results import Results
@@ -48,7 +46,7 @@ def write_table(
 def get_stem(name: str, args: options.ReproductionArguments) -> Path:
     """Return the path of a table's files, without suffix.
 
-    With selected rows or datasets, or with other settings, "_selected" follows the name, so that the complete table stays.
+    With selected rows or datasets, or with other settings, "_selected" is added, so that the complete table stays.
     """
     is_selected = args.rows or args.datasets or args.settings or args.controls
     return Path(args.output_dir, args.scale, name.replace("/", "_") + ("_selected" if is_selected else ""))

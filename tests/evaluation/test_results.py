@@ -10,7 +10,6 @@ from scipy import stats
 
 from modeling_supclap.evaluation.comparison import compare, format_comparison
 from modeling_supclap.evaluation.results import (
-    SCHEMA,
     Intervals,
     Results,
     flat_scores,
@@ -22,7 +21,6 @@ from modeling_supclap.metrics.names import get_metric
 
 A = [1, 0, 0, 1, 0, 0, 1, 0, 0, 0] * 4
 B = [1, 1, 0, 1, 1, 0, 1, 1, 0, 0] * 4
-
 
 
 def test_results_are_loaded_unchanged_and_written_reproducibly(tmp_path):
@@ -69,7 +67,6 @@ def test_outcomes_of_another_run_are_rejected(tmp_path):
     )  # as after a kill between both writes
     with pytest.raises(ValueError, match=r"outcomes\.npz.*results\.json"):
         Results.load(tmp_path / "one")
-
 
 
 def test_secrets_and_folders_of_this_machine_are_not_written(tmp_path):

@@ -82,7 +82,6 @@ def test_a_table_states_costs_chance_and_few_seeds(recipe, tmp_path):
     assert "One seed" in (tmp_path / "mini" / f"{STEM}.md").read_text()
 
 
-
 def test_a_selection_does_not_replace_the_complete_table(recipe, tmp_path):
     words = ("supclap/table3", "--seeds", "0", "1", "--output_dir", tmp_path)
     run_recipe(reproduce, *words)
@@ -187,13 +186,9 @@ def test_only_tables_with_a_requested_row_are_written(recipe, tmp_path):
     assert [path.name for path in tmp_path.glob("mini/*.md")] == ["supclap_table3_selected.md"]
 
 
-
 def test_a_dry_run_names_missing_inputs(capsys, tmp_path):
     run_recipe(reproduce, "atri/table1", "--scale", "full", "--dry_run", "true", "--output_dir", tmp_path)
     printed = capsys.readouterr().out
     assert "20530" in printed  # 49,274 clips in batches of 24, ten epochs
     assert "models/ml-clap" in printed
     assert "audiocaps.parquet" in printed
-
-
-

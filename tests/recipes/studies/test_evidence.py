@@ -167,9 +167,7 @@ def test_a_study_from_the_command_line(train, tmp_path, monkeypatch, capsys):
     words = ["evidence/svr", "--rows", "bi_dynamic", "--seeds", "0", "1", "--output_dir", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["supclap reproduce", *words])
     grid = {"learning_rate": [1e-3, 2e-3, 4e-3]}
-    monkeypatch.setattr(
-        select, "find_studies", lambda names: {name: {**STUDIES[name], "grid": grid} for name in names}
-    )
+    monkeypatch.setattr(select, "find_studies", lambda names: {name: {**STUDIES[name], "grid": grid} for name in names})
     reproduce.main()
 
     tuning = [settings for settings in train if settings["seed"] == evidence.TUNING_SEED]
@@ -339,9 +337,6 @@ def test_unsuitable_seeds_are_named(tmp_path):
         evidence.check_study("evidence/svr", STUDIES["evidence/svr"], ReproductionArguments(seeds=[0]))
     with pytest.raises(ValueError, match="1000 is the seed of the tuning"):
         evidence.check_study("evidence/svr", STUDIES["evidence/svr"], ReproductionArguments(seeds=[0, 1000]))
-
-
-
 
 
 def test_a_copy_of_an_unknown_row_is_refused(train, tmp_path):
