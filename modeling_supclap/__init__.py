@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 # ruff: noqa: F401 (`__all__` lists these names)
 if TYPE_CHECKING:
-    from .configuration_supclap import CEDConfig, CNN14Config, SupCLAPConfig
+    from .configuration_supclap import CEDConfig, CNN14Config, ModernTextConfig, NaFlexConfig, SupCLAPConfig
     from .feature_extraction_ced import CEDFeatureExtractor
     from .feature_extraction_msclap import MSCLAPFeatureExtractor
     from .modeling_ced import CEDModel
     from .modeling_cnn14 import CNN14Model
+    from .modeling_modern_text import ModernTextModel
+    from .modeling_naflex import NaFlexModel
     from .modeling_sonar import SonarTextModel
     from .modeling_supclap import SupCLAPModel
     from .processing_supclap import SupCLAPProcessor
@@ -25,11 +27,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULES = {
-    "configuration_supclap": ("CEDConfig", "CNN14Config", "SupCLAPConfig"),
+    "configuration_supclap": ("CEDConfig", "CNN14Config", "ModernTextConfig", "NaFlexConfig", "SupCLAPConfig"),
     "feature_extraction_ced": ("CEDFeatureExtractor",),
     "feature_extraction_msclap": ("MSCLAPFeatureExtractor",),
     "modeling_ced": ("CEDModel",),
     "modeling_cnn14": ("CNN14Model",),
+    "modeling_modern_text": ("ModernTextModel",),
+    "modeling_naflex": ("NaFlexModel",),
     "modeling_sonar": ("SonarTextModel",),
     "modeling_supclap": ("SupCLAPModel",),
     "processing_supclap": ("SupCLAPProcessor",),

@@ -1,4 +1,4 @@
-"""Configuration classes `SupCLAPConfig` (two-tower model), `CEDConfig` and `CNN14Config` (audio encoders)."""
+"""Configuration classes: `SupCLAPConfig` (two-tower model), and the encoders that transformers lacks."""
 
 import os
 import shutil
@@ -20,9 +20,11 @@ OWN_TOWERS = {
     "ced": ("modeling_ced", "CEDModel"),
     "cnn14": ("modeling_cnn14", "CNN14Model"),
     "m2m_100": ("modeling_sonar", "SonarTextModel"),
+    "modern_text": ("modeling_modern_text", "ModernTextModel"),
+    "naflex": ("modeling_naflex", "NaFlexModel"),
 }
 # Model types of the audio towers with their own pooling. `run_encoder` runs all other towers.
-AUDIO_TOWERS = ("ced", "clap_audio_model", "cnn14")
+AUDIO_TOWERS = ("ced", "clap_audio_model", "cnn14", "naflex")
 ANY_AUDIO_TOWER = ("audio_encoder", "run_encoder")
 
 # The text encoder of SONAR (Duquenne et al., 2023, arXiv 2308.11466), in the field names of M2M100.
@@ -210,8 +212,170 @@ class CNN14Config(OwnTypeMixin, PreTrainedConfig):
     embedding_dropout: float | int = 0.5
 
 
-# Configurations of the audio towers that transformers lacks.
-OWN_CONFIGS: dict[str, Any] = {"ced": CEDConfig, "cnn14": CNN14Config}
+@strict
+class NaFlexConfig(OwnTypeMixin, PreTrainedConfig):
+    """Configuration of a NaFlex audio encoder, the audio tower of CLAP2.
+
+    The fields have the names and defaults of OpenCLIP's `audio_cfg` and of timm's `NaFlexVitCfg`, so that the values in
+    an `open_clip_config.json` can be used unchanged.
+
+    Args:
+        embed_dim: Embedding dimension; `hidden_size` is an alias.
+        depth: Number of transformer blocks; `num_hidden_layers` is an alias.
+        num_heads: Attention heads per block; `num_attention_heads` is an alias.
+        mlp_ratio: Hidden width of the MLP divided by `embed_dim`.
+        n_mels: Number of mel bands of the input.
+        patch_freq, patch_time: Patch size in mel bands and frames.
+        patch_pad_mode: Values after the end of a clip in its last patch: "floor" (lowest level of the clip), "silence"
+            (-100 dB) or "repeat" (last frame).
+        init_values: Initial layer scale; None: no layer scale.
+        attn_only_layer_scale: Whether the layer scale applies to the attention only.
+        class_token: Whether there is a class token.
+        reg_tokens: Number of register tokens.
+        pre_norm: Whether to normalise the tokens before the first block. The patch embedding then has no bias.
+        qk_norm: Whether to normalise queries and keys.
+        qkv_bias: Whether the query, key, value and gate projections have a bias.
+        attn_gated: Whether a sigmoid gate scales the output of the attention.
+        scale_attn_inner_norm, scale_mlp_norm: Whether to normalise within the attention and within the MLP.
+        swiglu_mlp: Whether the MLP is SwiGLU.
+        global_pool: "map" (attention with one learned query) or "avg" (mean over the patches).
+        pool_include_prefix: Whether the pooling includes the class and register tokens.
+        attn_pool_num_heads, attn_pool_mlp_ratio: Heads and MLP ratio of the pooling; None: as in the blocks.
+        norm_layer: "rmsnorm", or None for layer norm.
+        rope_temperature: Temperature of the rotary positions.
+        rope_rotate_half: Whether rotary positions pair element j with j + head_dim / 2, not 2j with 2j + 1.
+        layer_norm_eps: Epsilon of all norms.
+        initializer_range: Standard deviation of newly initialised weights.
+    """
+
+    model_type = "naflex"
+    base_config_key = "audio_config"
+    attribute_map = CEDConfig.attribute_map
+
+    embed_dim: int = 768
+    depth: int = 12
+    num_heads: int = 12
+    mlp_ratio: float | int = 4.0
+    n_mels: int = 64
+    patch_freq: int = 64
+    patch_time: int = 4
+    patch_pad_mode: Literal["floor", "silence", "repeat"] = "floor"
+    init_values: float | int | None = None
+    attn_only_layer_scale: bool = False
+    class_token: bool = False
+    reg_tokens: int = 0
+    pre_norm: bool = False
+    qk_norm: bool = False
+    qkv_bias: bool = True
+    attn_gated: bool = False
+    scale_attn_inner_norm: bool = False
+    scale_mlp_norm: bool = False
+    swiglu_mlp: bool = False
+    global_pool: Literal["map", "avg"] = "map"
+    pool_include_prefix: bool = False
+    attn_pool_num_heads: int | None = None
+    attn_pool_mlp_ratio: float | int | None = None
+    norm_layer: Literal["rmsnorm"] | None = None
+    rope_temperature: float | int = 10000.0
+    rope_rotate_half: bool = False
+    layer_norm_eps: float = 1e-6
+    initializer_range: float = 0.02
+
+    @property
+    def prefix_tokens(self) -> int:
+        """Number of class and register tokens before the patches."""
+        return int(self.class_token) + self.reg_tokens
+
+    def validate_architecture(self) -> None:
+        """Raise ValueError for invalid sizes. The constructor calls this method."""
+        if self.n_mels % self.patch_freq:
+            raise ValueError(f"n_mels={self.n_mels} must be a multiple of patch_freq={self.patch_freq}")
+        if self.embed_dim % (4 * self.num_heads):
+            raise ValueError(
+                f"embed_dim={self.embed_dim} must be a multiple of 4 x num_heads={self.num_heads}, because rotary "
+                "positions split each head into four"
+            )
+        if self.pool_include_prefix and self.global_pool == "avg" and self.class_token:
+            raise ValueError("pool_include_prefix with a class token requires global_pool='map', got 'avg'")
+
+
+@strict
+class ModernTextConfig(OwnTypeMixin, PreTrainedConfig):
+    """Configuration of the text encoder of CLAP2: a transformer with rotary positions and a pooled output.
+
+    The fields without an equivalent in transformers have the names of OpenCLIP's `text_cfg` (`text_arch="modern"`).
+
+    Args:
+        vocab_size: Number of tokens.
+        hidden_size, num_hidden_layers, num_attention_heads: Width, number of blocks, heads per block.
+        mlp_ratio: Hidden width of the MLP divided by `hidden_size`.
+        mlp_type: "swiglu", "relu2" (squared ReLU) or "mlp" (GELU).
+        max_position_embeddings: Maximum number of tokens.
+        pad_token_id, bos_token_id, eos_token_id: Ids of the special tokens.
+        pool_type: "eos" (first EOS token), "mean" (over all tokens except padding) or "map" (attention with one learned
+            query).
+        attention_mode: "causal" or "bidirectional".
+        norm_type: "rmsnorm" or "layernorm".
+        norm_eps: Epsilon of all norms.
+        norm_placement: "pre", or "sandwich" for a second norm after the attention and the MLP.
+        pre_norm: Whether to normalise the token embeddings before the first block.
+        qk_norm: Whether to normalise queries and keys.
+        attn_gated: Whether a sigmoid gate scales the output of the attention.
+        attention_bias, mlp_bias: Whether the attention and the MLP have biases.
+        gate_bias: Whether the gate has a bias; None: as `attention_bias`.
+        value_residual: Whether each block interpolates its values with those of the first block.
+        reg_tokens: Number of register tokens before the text.
+        ls_init_value: Initial layer scale; None: no layer scale.
+        rope_temperature: Temperature of the rotary positions.
+        initializer_range: Standard deviation of newly initialised weights.
+    """
+
+    model_type = "modern_text"
+    base_config_key = "text_config"
+
+    vocab_size: int = 50260
+    hidden_size: int = 512
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 8
+    mlp_ratio: float | int = 2.6666667
+    mlp_type: Literal["swiglu", "relu2", "mlp"] = "swiglu"
+    max_position_embeddings: int = 256
+    pad_token_id: int | None = 50258
+    bos_token_id: int | None = 50259
+    eos_token_id: int | None = 50257
+    pool_type: Literal["eos", "mean", "map"] = "map"
+    attention_mode: Literal["causal", "bidirectional"] = "bidirectional"
+    norm_type: Literal["rmsnorm", "layernorm"] = "rmsnorm"
+    norm_eps: float = 1e-5
+    norm_placement: Literal["pre", "sandwich"] = "pre"
+    pre_norm: bool = False
+    qk_norm: bool = False
+    attn_gated: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    gate_bias: bool | None = None
+    value_residual: bool = False
+    reg_tokens: int = 0
+    ls_init_value: float | int | None = None
+    rope_temperature: float | int = 10000.0
+    initializer_range: float = 0.02
+
+    def validate_architecture(self) -> None:
+        """Raise ValueError for invalid sizes. The constructor calls this method."""
+        if self.hidden_size % (2 * self.num_attention_heads):
+            raise ValueError(
+                f"hidden_size={self.hidden_size} must be a multiple of 2 x num_attention_heads="
+                f"{self.num_attention_heads}"
+            )
+
+
+# Configurations of the towers that transformers lacks.
+OWN_CONFIGS: dict[str, Any] = {
+    "ced": CEDConfig,
+    "cnn14": CNN14Config,
+    "naflex": NaFlexConfig,
+    "modern_text": ModernTextConfig,
+}
 
 
 @strict
@@ -224,6 +388,8 @@ class SupCLAPConfig(OwnTypeMixin, PreTrainedConfig):
         projection_dim: Dimension of the shared embedding space.
         projection_type: "mlp" (ML-CLAP: linear, activation, linear) or "residual" (MS-CLAP: the output of the second
             layer is added to the output of the first layer, then a layer norm).
+        text_projection_type: Type of the text projection: as `projection_type`, or "linear" or "linear_bias" (CLAP2:
+            one linear layer, without or with a bias). None: `projection_type`.
         projection_hidden_act: Activation between the two layers of each projection.
         temperature: Initial temperature; the model learns log(1 / temperature).
         logit_bias: Initial value of a learnable bias added to the logits (-10 in SigLIP); None disables the bias.
@@ -250,6 +416,7 @@ class SupCLAPConfig(OwnTypeMixin, PreTrainedConfig):
     text_config: dict | PreTrainedConfig | None = None
     projection_dim: int = 1024
     projection_type: Literal["mlp", "residual"] = "mlp"
+    text_projection_type: Literal["mlp", "residual", "linear", "linear_bias"] | None = None
     projection_hidden_act: str = "relu"
     temperature: float | int = 0.07
     logit_bias: float | int | None = None
@@ -306,7 +473,7 @@ class SupCLAPConfig(OwnTypeMixin, PreTrainedConfig):
 def config_from_dict(config: dict[str, Any] | PreTrainedConfig) -> PreTrainedConfig:
     """Create the configuration object of a tower from a dictionary. A configuration object is returned unchanged.
 
-    CED and CNN14 configurations are created without `AutoConfig`, because it may not know their model types.
+    Configurations in `OWN_CONFIGS` are created without `AutoConfig`, because it may not know their model types.
 
     Raises:
         ValueError: `model_type` is missing or unknown to transformers.
@@ -326,7 +493,8 @@ def config_from_dict(config: dict[str, Any] | PreTrainedConfig) -> PreTrainedCon
 
 
 register(AutoConfig, SupCLAPConfig.model_type, SupCLAPConfig)
-register(AutoConfig, CNN14Config.model_type, CNN14Config)
+for _config in (CNN14Config, NaFlexConfig, ModernTextConfig):
+    register(AutoConfig, _config.model_type, _config)
 # "ced" is not registered: `AutoConfig` would use this class instead of the code in the published CED folders, even with
 # trust_remote_code=True, and their tagger could not be loaded.
 CEDConfig.register_for_auto_class()

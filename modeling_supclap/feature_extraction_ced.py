@@ -38,6 +38,7 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
         padding_value: Not used, but the published `preprocessor_config.json` files contain it. Clips are padded
             with silence (-100 dB), which the model masks.
         min_frames: Minimum clip length in frames: one patch (16 for CED, 4 for Dasheng).
+        pad_to_samples: Append zeros to shorter clips up to this length in samples (CLAP2: 1024, one window).
 
     Example:
         >>> extractor = CEDFeatureExtractor()
@@ -62,6 +63,7 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
         top_db: float = 120.0,
         padding_value: float = 0.0,
         min_frames: int = 16,
+        pad_to_samples: int = 0,
         **kwargs: Any,
     ) -> None:
         # The published files have another input name and no mask; without a mask, embeddings depend on the batch.
@@ -76,6 +78,7 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
         self.center = center
         self.top_db = top_db
         self.min_frames = min_frames
+        self.pad_to_samples = pad_to_samples
 
     @classmethod
     def from_config(cls, config: Any) -> Self:
@@ -87,7 +90,8 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
     def min_samples(self) -> int:
         """Minimum length of a clip in samples, enough for one patch: 2400 samples (0.15 s) for CED."""
         hops = (self.min_frames - 1) * self.hop_size
-        return max(hops, self.n_fft // 2 + 1) if self.center else hops + self.n_fft  # mirroring needs n_fft / 2 + 1
+        least = max(hops, self.n_fft // 2 + 1) if self.center else hops + self.n_fft  # mirroring needs n_fft / 2 + 1
+        return least if self.pad_to_samples < least else 1
 
     def __call__(
         self, audio: Any, sampling_rate: float | None = None, return_tensors: str | None = None
@@ -151,7 +155,8 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
             if len(waveform) < self.min_samples:
                 seconds, shortest = len(waveform) / self.sampling_rate, self.min_samples / self.sampling_rate
                 raise ValueError(f"clip {index} lasts {seconds:.4f} s; the minimum is {shortest} s")
-            waveforms.append(waveform)
+            missing = max(self.pad_to_samples - len(waveform), 0)
+            waveforms.append(np.pad(waveform, (0, missing)) if missing else waveform)
         return waveforms
 
     def frames_of(self, samples: Any) -> Any:

@@ -146,6 +146,9 @@ def _steps_of_time(model: Any, extractor: Any, hidden: torch.Tensor, chunk_sampl
             return hidden.mean(dim=2).transpose(1, 2), extractor.nb_max_samples / hidden.shape[3]
         case "cnn14":  # (B, steps, channels); every block except the last halves the number of frames
             return hidden, extractor.hop_length * 2 ** (len(config.channels) - 1)
+        case "naflex":  # (B, rows * steps, D): time is the fastest axis; each step keeps its rows for the pooling
+            by_row = hidden.unflatten(1, (config.n_mels // config.patch_freq, -1))
+            return by_row.transpose(1, 2).flatten(2), config.patch_time * extractor.hop_size
         case other:  # (B, steps, D), for the clip or for the fixed length that clips are padded to
             pooling, tower = model.config.audio_pooling, model.audio_model
             has_times = hasattr(tower, "_get_feat_extract_output_lengths")
@@ -165,6 +168,9 @@ def _pool(tower: Any, steps: torch.Tensor, centers: np.ndarray, starts: np.ndarr
     stops = np.maximum(np.searchsorted(centers, ends), firsts + 1)  # at least one step per window
     windows = [steps[first:stop] for first, stop in zip(firsts, stops, strict=True)]
 
+    if tower.config.model_type == "naflex":  # (n, rows * D) -> (1, n * rows, D)
+        pooled = [tower.pool_tokens(window.reshape(1, -1, tower.config.embed_dim)) for window in windows]
+        return torch.cat(pooled)
     means = torch.stack([window.mean(dim=0) for window in windows])
     if tower.config.model_type != "cnn14":
         return means

@@ -25,6 +25,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .auto_classes import register
 from .configuration_supclap import CEDConfig
+from .frames import count_frames
 from .strict_loading import StrictLoadingMixin
 
 
@@ -200,7 +201,8 @@ class CEDModel(StrictLoadingMixin, PreTrainedModel):
             ValueError: The input or mask has a wrong shape, the mask is not ones followed by zeros, or a clip is
                 shorter than one patch. The mask values are not checked in training or in a compiled model.
         """
-        n_frames = self._count_frames(input_features, audio_attention_mask)
+        mels, patch = self.config.n_mels, self.patch_frames
+        n_frames = count_frames(input_features, audio_attention_mask, mels, patch, self.training)
         frames = self.init_bn(input_features).transpose(1, 2)  # (B, T, mels)
         if audio_attention_mask is not None:
             frames = frames.masked_fill(audio_attention_mask.unsqueeze(-1) == 0, 0.0)
@@ -240,32 +242,6 @@ class CEDModel(StrictLoadingMixin, PreTrainedModel):
         pooled = hidden.sum(dim=1) / weights.sum(dim=(1, 2))
 
         return BaseModelOutputWithPooling(last_hidden_state=hidden, pooler_output=pooled)
-
-    def _count_frames(self, features: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        """Count the frames of each clip, (B,). Raise ValueError if the shape, the mask or a length is invalid."""
-        mels, patch = self.config.n_mels, self.patch_frames
-        if features.ndim != 3 or features.shape[1] != mels:
-            raise ValueError(f"input_features must be (batch, {mels} mel bands, frames), got {tuple(features.shape)}")
-        # Compare `shape`, not `len()`, because `torch.export` treats `len()` as a constant.
-        expected = (features.shape[0], features.shape[2])
-        if mask is not None and mask.shape != expected:
-            raise ValueError(f"audio_attention_mask must have the shape {expected}, got {tuple(mask.shape)}")
-
-        # A traced graph (torch.compile, torch.export) has no values to check. In training, reading them would wait for
-        # the GPU at each step, and the masks of the feature extractor are always valid.
-        is_unchecked = torch.compiler.is_compiling() or self.training
-        if mask is None:
-            shortest = features.shape[2]
-            n_frames = torch.full((features.shape[0],), shortest, device=features.device)
-        else:
-            if not is_unchecked and (mask[:, 1:] > mask[:, :-1]).any():
-                raise ValueError("audio_attention_mask must be ones followed by zeros; pad clips on the right")
-            n_frames = mask.sum(dim=1)
-            shortest = patch if is_unchecked else int(n_frames.min())
-        if shortest < patch:
-            clip = int(n_frames.argmin())
-            raise ValueError(f"clip {clip} has {shortest} frames; pass longer clips, one patch has {patch}")
-        return n_frames
 
     def _split(self, frames: torch.Tensor) -> torch.Tensor:
         """Split frames (B, T, mels) into chunks (B, chunks, frames per chunk, mels)."""

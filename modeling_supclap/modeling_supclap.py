@@ -48,25 +48,28 @@ class SupCLAPOutput(ModelOutput):
 
 
 class SupCLAPProjection(nn.Module):
-    """Projection head with two linear layers that maps the output of a tower to a unit vector, y / ||y||.
+    """Projection head that maps the output of a tower to a unit vector, y / ||y||.
 
     `projection_type="mlp"` (ML-CLAP: Yan et al., 2024, arXiv 2406.07012): y = linear2(activation(linear1(x))).
     `projection_type="residual"` (MS-CLAP: Elizalde et al., 2023, arXiv 2206.04769): h = linear1(x) and
     y = LayerNorm(h + linear2(activation(h))). The linear layers have no bias.
+    "linear" and "linear_bias" (CLIP, CLAP2): y = linear1(x).
     """
 
-    def __init__(self, width: int, config: SupCLAPConfig) -> None:
+    def __init__(self, width: int, config: SupCLAPConfig, kind: str) -> None:
         super().__init__()
-        is_residual = config.projection_type == "residual"
-        self.linear1 = nn.Linear(width, config.projection_dim, bias=not is_residual)
+        has_bias, is_residual = kind in ("mlp", "linear_bias"), kind == "residual"
+        self.linear1 = nn.Linear(width, config.projection_dim, bias=has_bias)
         self.activation = ACT2FN[config.projection_hidden_act]
-        self.linear2 = nn.Linear(config.projection_dim, config.projection_dim, bias=not is_residual)
+        self.linear2 = None
+        if kind in ("mlp", "residual"):
+            self.linear2 = nn.Linear(config.projection_dim, config.projection_dim, bias=has_bias)
         self.layer_norm = nn.LayerNorm(config.projection_dim) if is_residual else None
 
     def forward(self, pooled: torch.Tensor) -> torch.Tensor:
         """Map (B, width) to embeddings (B, projection_dim) with unit norm. A zero vector stays zero."""
         hidden = self.linear1(pooled)
-        projected = self.linear2(self.activation(hidden))
+        projected = hidden if self.linear2 is None else self.linear2(self.activation(hidden))
         if self.layer_norm is not None:
             projected = self.layer_norm(hidden + projected)
         # In float32 or wider, so that the eps of `normalize` does not underflow.
@@ -119,13 +122,14 @@ class SupCLAPModel(EncodingMixin, StrictLoadingMixin, PreTrainedModel):
         self.text_model = text_model or build_tower("text", config.text_config, config.text_pooling)
         check_tower("audio", self.audio_model, config.audio_config, config.audio_pooling)
         check_tower("text", self.text_model, config.text_config, config.text_pooling)
-        self.audio_projection = SupCLAPProjection(self.audio_model.config.hidden_size, config)
+        self.audio_projection = SupCLAPProjection(self.audio_model.config.hidden_size, config, config.projection_type)
         self.text_dense = nn.ModuleList()
         text_width = self.text_model.config.hidden_size
         for layer in config.text_dense or ():
             self.text_dense.append(SentenceDense(text_width, **layer))
             text_width = layer["out_features"]
-        self.text_projection = SupCLAPProjection(text_width, config)
+        text_kind = config.text_projection_type or config.projection_type
+        self.text_projection = SupCLAPProjection(text_width, config, text_kind)
 
         # Shape (1,), because FSDP does not shard scalar parameters.
         self.logit_scale = nn.Parameter(torch.empty(1))
@@ -141,8 +145,9 @@ class SupCLAPModel(EncodingMixin, StrictLoadingMixin, PreTrainedModel):
         super()._init_weights(module)
         if isinstance(module, SupCLAPProjection):
             for linear in (module.linear1, module.linear2):
-                # Default initialisation of nn.Linear, as in ML-CLAP; its scale depends on the width.
-                init.kaiming_uniform_(linear.weight, a=math.sqrt(5))
+                if linear is not None:
+                    # Default initialisation of nn.Linear, as in ML-CLAP; its scale depends on the width.
+                    init.kaiming_uniform_(linear.weight, a=math.sqrt(5))
         elif isinstance(module, SupCLAPModel):
             init.constant_(module.logit_scale, -math.log(self.config.temperature))
             if module.logit_bias is not None:

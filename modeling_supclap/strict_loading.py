@@ -62,6 +62,11 @@ def _check_source(name: Any) -> None:
     if not os.path.isdir(path) and not is_hub_id(path):
         raise OSError(f"folder {path} does not exist; pass a model folder or a Hub id such as name/model")
 
+    if os.path.isfile(os.path.join(path, "open_clip_config.json")):
+        raise ValueError(
+            f"{path} is a model in OpenCLIP's format; load an audio model with "
+            "modeling_supclap.conversion.load_open_clip, or convert it with supclap convert"
+        )
     adapter = Path(path, "adapter_config.json")
     if not adapter.is_file():
         return

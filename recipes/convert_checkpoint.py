@@ -21,7 +21,7 @@ from modeling_supclap.recipes.running import run_command
 if TYPE_CHECKING:
     from modeling_supclap.conversion import Conversion
 
-KINDS = ("ced", "dasheng", "glap", "laion", "ml-clap", "msclap", "sonar")
+KINDS = ("ced", "dasheng", "glap", "laion", "ml-clap", "msclap", "open-clip", "sonar")
 """Supported kinds of checkpoints. They are listed here because importing the layouts would delay `--help`."""
 
 

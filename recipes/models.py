@@ -12,7 +12,13 @@ from torch import nn
 from transformers import ClapConfig, ClapProcessor, PreTrainedConfig
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
-from modeling_supclap.conversion import load_clap, processor_from_clap, supclap_from_clap
+from modeling_supclap.conversion import (
+    is_open_clip,
+    load_clap,
+    load_open_clip,
+    processor_from_clap,
+    supclap_from_clap,
+)
 from modeling_supclap.conversion.layouts import FUSION_REMARK
 from modeling_supclap.recipes.running import say
 
@@ -38,11 +44,15 @@ def is_clap(name: str) -> bool:
 def load_start(
     name: str, temperature: float | None = None, logit_bias: float | None = None
 ) -> tuple[SupCLAPModel, SupCLAPProcessor]:
-    """Load a SupCLAP model and its processor from a Hub id or folder. A transformers `ClapModel` is converted.
+    """Load a SupCLAP model and its processor from a Hub id or folder. Other formats are converted.
 
-    The `temperature`, and the `logit_bias` of SigLIP, replace those of the model. None: keep them.
+    These are the `ClapModel` of transformers and CLAP2 in OpenCLIP's format. The `temperature`, and the `logit_bias` of
+    SigLIP, replace those of the model. None: keep them.
     """
-    if is_clap(name):
+    processor = None
+    if is_open_clip(name):
+        model, processor = load_open_clip(name)
+    elif is_clap(name):
         clap = load_clap(name)
         if getattr(clap.config.audio_config, "enable_fusion", False):
             say(f"{name}: {FUSION_REMARK}")
@@ -56,7 +66,7 @@ def load_start(
     if logit_bias is not None:
         model.config.logit_bias = logit_bias
         model.logit_bias = nn.Parameter(torch.full_like(model.logit_scale, logit_bias))
-    return model, load_processor(name)
+    return model, processor or load_processor(name)
 
 
 def report_temperature(model: SupCLAPModel) -> dict[str, Any]:
@@ -77,7 +87,9 @@ def _is_trained(parameter: nn.Parameter) -> str:
 
 
 def load_processor(name: str) -> SupCLAPProcessor:
-    """Load the processor of a SupCLAP model or a transformers `ClapModel` from a Hub id or folder."""
+    """Load the processor of a SupCLAP model, a `ClapModel` or a model in OpenCLIP's format from a Hub id or folder."""
+    if is_open_clip(name):
+        return load_open_clip(name)[1]
     if is_clap(name):
         return processor_from_clap(ClapProcessor.from_pretrained(name))
     return SupCLAPProcessor.from_pretrained(name)

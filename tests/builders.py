@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import open_clip_folders
 import torch
 from audio_encoders import make_encoder
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
@@ -210,8 +211,8 @@ def supclap_model(config: SupCLAPConfig | None = None, seed: int = 0) -> SupCLAP
 def pair(kind: str = "supclap") -> tuple[Any, Any]:
     """Return a model and its processor.
 
-    Kinds: CED with BERT ("supclap") or SONAR ("sonar"), CNN14 or Whisper with BERT ("cnn14", "whisper"), a `ClapModel`
-        ("clap", "fused"), or a CLAP that is converted to our model ("converted").
+    Kinds: CED with BERT ("supclap") or SONAR ("sonar"), CNN14 or Whisper with BERT ("cnn14", "whisper"), CLAP2
+        ("clap2"), a `ClapModel` ("clap", "fused"), or a CLAP that is converted to our model ("converted").
     """
     if kind == "converted":
         return supclap_from_clap(clap_model()), processor_from_clap(clap_processor())
@@ -220,6 +221,8 @@ def pair(kind: str = "supclap") -> tuple[Any, Any]:
         return model, clap_processor("fusion" if kind == "fused" else "rand_trunc")
     if kind == "sonar":
         return supclap_model(supclap_config(sonar_config())), nllb_processor()
+    if kind == "clap2":
+        return open_clip_folders.build("A")
     if kind == "whisper":
         encoder, extractor = make_encoder("whisper")
         model = SupCLAPModel(supclap_config(audio=encoder.config)).eval()

@@ -7,6 +7,7 @@ unexpected or differ in shape.
 from .clap import clap_from_supclap, load_clap, processor_from_clap, supclap_from_clap
 from .files import Checkpoint, read_checkpoint
 from .layouts import Conversion, convert_checkpoint, recognise
+from .open_clip import is_open_clip, load_open_clip, save_open_clip
 from .saving import save_conversion
 from .tensors import fill_exactly
 
@@ -16,10 +17,13 @@ __all__ = [
     "clap_from_supclap",
     "convert_checkpoint",
     "fill_exactly",
+    "is_open_clip",
     "load_clap",
+    "load_open_clip",
     "processor_from_clap",
     "read_checkpoint",
     "recognise",
     "save_conversion",
+    "save_open_clip",
     "supclap_from_clap",
 ]

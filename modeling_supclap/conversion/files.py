@@ -25,6 +25,9 @@ from ..hub_ids import is_hub_id
 from ..strict_loading import damaged
 from .provenance import known_license
 
+# OpenCLIP's configuration and weights. A repository may have them beside those of transformers.
+OPEN_CLIP_CONFIG = "open_clip_config.json"
+OPEN_CLIP_WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 # In order of preference; an index lists the files of a sharded checkpoint.
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
@@ -52,7 +55,8 @@ class Checkpoint:
     Args:
         origin: Hub id, or name of the file or folder.
         tensors: `{name: tensor}`, without the prefix `module.`.
-        config: Content of `config.json` next to the weights; empty if there is no such file.
+        config: Content of `config.json` next to the weights, or of `open_clip_config.json` next to OpenCLIP's weights;
+            empty if there is no such file.
         license: Hub license identifier from the model card; None if unknown.
         not_read: Names of ignored entries in the file, such as the optimizer.
     """
@@ -110,7 +114,9 @@ def read_checkpoint(origin: str | Path, revision: str | None = None) -> Checkpoi
 
     if all(name.startswith("module.") for name in tensors):  # the prefix of DistributedDataParallel
         consume_prefix_in_state_dict_if_present(tensors, "module.")
-    config_file, card = files[0].parent / "config.json", files[0].parent / "README.md"
+    is_open_clip = files[0].name in OPEN_CLIP_WEIGHTS
+    config_file = files[0].parent / (OPEN_CLIP_CONFIG if is_open_clip else "config.json")
+    card = files[0].parent / "README.md"
     # A README next to a single file may describe something else.
     stated = ModelCard.load(card).data.get("license") if path.is_dir() and card.is_file() else None
     return Checkpoint(
@@ -167,22 +173,30 @@ def _download(origin: str, revision: str | None) -> tuple[Path, str, str]:
         if file:
             path = Path(hf_hub_download(repository, file, revision=revision))
             return path, repository, path.parents[file.count("/")].name
-        patterns = [*SMALL_FILES, "model*.safetensors"]
-        folder = Path(snapshot_download(repository, revision=revision, allow_patterns=patterns))
-        if not list(folder.glob("model*.safetensors")):
-            snapshot_download(repository, revision=revision, allow_patterns=["pytorch_model*.bin"])
+        folder = Path(snapshot_download(repository, revision=revision, allow_patterns=SMALL_FILES))
+        prefix = "open_clip_" if is_open_clip_audio(folder) else ""
+        snapshot_download(repository, revision=revision, allow_patterns=[f"{prefix}model*.safetensors"])
+        if not list(folder.glob(f"{prefix}model*.safetensors")):
+            snapshot_download(repository, revision=revision, allow_patterns=[f"{prefix}pytorch_model*.bin"])
         return folder, repository, folder.name
     except (OSError, HfHubHTTPError) as error:
         raise OSError(f"{origin} is not a local path, and downloading from the Hub failed: {error}") from error
 
 
+def is_open_clip_audio(folder: str | Path) -> bool:
+    """Return whether a folder has an `open_clip_config.json` of an audio model."""
+    path = Path(folder, OPEN_CLIP_CONFIG)
+    return path.is_file() and "audio_cfg" in _read_json(path, "model_cfg")
+
+
 def _weight_files(folder: Path) -> tuple[Path, ...]:
     """Return the weight files of a folder.
 
-    The first existing file of `WEIGHTS` is used; if it is an index, the files listed in it are returned. If none
-    exists, the folder must contain exactly one file with a suffix in `WEIGHT_SUFFIXES`.
+    The first existing file of `WEIGHTS` is used, or of `OPEN_CLIP_WEIGHTS` for an audio model of OpenCLIP. If it is an
+    index, the files listed in it are returned. If none exists, the folder must contain exactly one file with a suffix
+    in `WEIGHT_SUFFIXES`.
     """
-    for name in WEIGHTS:
+    for name in OPEN_CLIP_WEIGHTS if is_open_clip_audio(folder) else WEIGHTS:
         path = folder / name
         if path.is_file() and path.suffix == ".json":
             parts = sorted(set(_read_json(path, "weight_map").values()))

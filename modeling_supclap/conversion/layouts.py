@@ -26,6 +26,7 @@ from .files import Checkpoint
 from .laion import clap_from_laion, laion_feature_extractor
 from .ml_clap import AUDIO, GLAP_TEMPERATURE, TEXT, supclap_from_ml_clap
 from .msclap import prepare_gpt2_tokenizer, supclap_from_msclap
+from .open_clip import prepare_open_clip_tokenizer, supclap_from_open_clip
 from .provenance import SONAR_LICENSE, Origin
 from .sonar import sonar_from_tensors
 
@@ -53,7 +54,8 @@ class Layout:
     remark: str = ""  # note for the user
     tokenizer: str = ""  # Hub id of the text tower's tokenizer; empty if there is no text tower
     max_tokens: int | None = None  # None: the tokenizer's own limit
-    prepare_tokenizer: Callable[[PreTrainedTokenizerBase], None] | None = None  # changes it in place
+    # Changes the tokenizer in place, for the configuration of the text tower.
+    prepare_tokenizer: Callable[[PreTrainedTokenizerBase, Any], None] | None = None
     plain_captions: bool = False  # whether the processor lower-cases captions and removes punctuation
 
     def fits(self, tensors: Mapping[str, torch.Tensor]) -> bool:
@@ -219,12 +221,25 @@ def _convert_clap_hub(checkpoint: Checkpoint) -> Converted:
     return model, feature_extractor, {"logit scale of the text direction": 1}
 
 
+def _convert_open_clip(checkpoint: Checkpoint) -> Converted:
+    return *supclap_from_open_clip(checkpoint.tensors, checkpoint.config, checkpoint.origin), {}
+
+
 # ---- the layouts: the first one that fits is used, so specific layouts come before general ones ----
 
 JOINT_MARKS = (re.escape(AUDIO) + r"patch_embed\.", re.escape(TEXT) + r"encoder_frontend\.")
 CED_MARKS = (r"(encoder\.)?init_bn\.", r"(encoder\.)?blocks\.0\.attn\.qkv\.")
 SONAR_TOKENIZER = "cointegrated/SONAR_200_text_encoder"
 LAYOUTS = (
+    Layout(
+        name="CLAP2, OpenCLIP",
+        kind="open-clip",
+        marks=(r"audio\.encoder\.vit\.", r"audio\.proj\.0\.", r"text\."),
+        convert=_convert_open_clip,
+        remark="read from OpenCLIP's published format, checked against OpenCLIP 4.2.0.dev0 with random weights",
+        tokenizer="openai-community/gpt2",
+        prepare_tokenizer=prepare_open_clip_tokenizer,
+    ),
     Layout(
         name="ML-CLAP",
         kind="ml-clap",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from tokenizers import processors
@@ -76,8 +77,11 @@ def supclap_from_msclap(
     return whole.build(SupCLAPModel, config), extractor, dict(Counter(audio_aside) + Counter(text_aside))
 
 
-def prepare_gpt2_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Set MS-CLAP 2023's padding and end tokens, in place. Raise ValueError if the tokenizer is not GPT-2's."""
+def prepare_gpt2_tokenizer(tokenizer: PreTrainedTokenizerBase, config: Any = None) -> None:
+    """Set MS-CLAP 2023's padding and end tokens, in place. Raise ValueError if the tokenizer is not GPT-2's.
+
+    `config`, the configuration of the text tower, is not used.
+    """
     vocabulary = tokenizer.get_vocab()
     if vocabulary.get(GPT2_PADDING) != 0 or not {GPT2_BLANK, GPT2_END} <= vocabulary.keys():
         raise ValueError(f"this {type(tokenizer).__name__} is not GPT-2's; use the tokenizer openai-community/gpt2")

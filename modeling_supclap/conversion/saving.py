@@ -68,7 +68,7 @@ def prepare_tokenizer(conversion: Conversion, tokenizer: PreTrainedTokenizerBase
     if not conversion.reads_text:
         raise ValueError(f"a {type(conversion.model).__name__} has no text tower; leave out the tokenizer")
     if conversion.layout.prepare_tokenizer is not None:
-        conversion.layout.prepare_tokenizer(tokenizer)
+        conversion.layout.prepare_tokenizer(tokenizer, config)
     if conversion.layout.max_tokens is not None:
         tokenizer.model_max_length = min(conversion.layout.max_tokens, tokenizer.model_max_length)
 

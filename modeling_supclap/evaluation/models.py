@@ -215,6 +215,14 @@ def _load(name: str, processor: Any, device: Any) -> tuple[Any, Any]:
             raise ValueError(f"module {module_name} has no function {function_name!r}")
         return getattr(module, function_name)(), processor
 
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    check_device(device)
+    from ..conversion import is_open_clip, load_clap, load_open_clip
+
+    if is_open_clip(name):
+        model, default = load_open_clip(name)
+        return model.to(device), processor or default
+
     if os.path.isdir(name) and not os.path.isfile(os.path.join(name, "config.json")):
         files = sorted(os.listdir(name))
         raise ValueError(
@@ -227,11 +235,7 @@ def _load(name: str, processor: Any, device: Any) -> tuple[Any, Any]:
         raise FileNotFoundError(f"{name} is neither a local folder nor a model on the Hub: {error}") from error
 
     kind = fields.get("model_type")
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    check_device(device)
     if kind == "clap":
-        from ..conversion import load_clap
-
         return load_clap(name).to(device), processor or ClapProcessor.from_pretrained(name)
     if kind == "supclap":
         return SupCLAPModel.from_pretrained(name).eval().to(device), processor

@@ -174,6 +174,7 @@ def citations(arguments: Mapping[str, Any], parts: Sequence[Origin]) -> list[str
         "dinkel2024dasheng": bool(layouts & {"Dasheng", "GLAP"}),
         "dinkel2025glap": "GLAP" in layouts,
         "kong2020panns": "cnn14" in kinds,
+        "ilharco2021openclip": "naflex" in kinds,
         "elizalde2022clap": "MS-CLAP 2022" in layouts,
         "elizalde2023natural": "MS-CLAP 2023" in layouts,
         "wu2022laion": bool(layouts & {"LAION-CLAP, authors' file", "CLAP, Hub"}),

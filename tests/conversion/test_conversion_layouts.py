@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import builders
+import open_clip_folders as folders
 import published_layouts as published
 import pytest
 import torch
@@ -29,6 +30,7 @@ LEGACY = {"version": torch.ones(1), "embed_positions._float_tensor": torch.ones(
 
 
 CHECKPOINTS = {
+    "CLAP2, OpenCLIP": lambda: folders.tensors("A"),
     "ML-CLAP": published.small_ml_clap,
     "GLAP": published.small_glap,
     "LAION-CLAP, authors' file": lambda: published.laion(

@@ -152,8 +152,9 @@ CODE_OF_EVERY_FOLDER = {
     *("towers.py", "waveform.py"),
 }
 CODE_OF_TOWERS = {
-    "supclap": {"modeling_ced.py", "feature_extraction_ced.py"},
-    "sonar": {"modeling_ced.py", "feature_extraction_ced.py", "modeling_sonar.py"},
+    "supclap": {"modeling_ced.py", "frames.py", "feature_extraction_ced.py"},
+    "sonar": {"modeling_ced.py", "frames.py", "feature_extraction_ced.py", "modeling_sonar.py"},
+    "clap2": {"modeling_naflex.py", "frames.py", "modeling_modern_text.py", "feature_extraction_ced.py"},
     "cnn14": {"modeling_cnn14.py", "feature_extraction_msclap.py"},
     "whisper": {"audio_encoder.py"},
 }
@@ -162,7 +163,7 @@ CODE_OF_TOWERS = {
 @pytest.mark.process
 def test_folder_loads_where_the_package_is_missing(tmp_path):
     torch.save(CALL, tmp_path / "call.pt")
-    saved = {kind: builders.save_pair(kind, tmp_path / kind) for kind in ("supclap", "sonar", "cnn14", "whisper")}
+    saved = {kind: builders.save_pair(kind, tmp_path / kind) for kind in CODE_OF_TOWERS}
     soundfile.write(tmp_path / "clip.wav", builders.noise(40_000).reshape(-1, 2), 22_050, subtype="FLOAT")
     run(READER, *(tmp_path / kind for kind in saved), isolated=True, cwd=tmp_path)
     for kind, (model, processor) in saved.items():

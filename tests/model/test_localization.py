@@ -2,6 +2,7 @@
 
 import builders
 import numpy as np
+import open_clip_folders as folders
 import pytest
 import torch
 
@@ -33,7 +34,11 @@ def cnn14():
     return model, SupCLAPProcessor(extractor, builders.bert_processor().tokenizer), None
 
 
-@pytest.mark.parametrize("make", [ced, dasheng, htsat, cnn14])
+def naflex():
+    return *folders.build("A"), 1.99  # 200 frames, ten patches
+
+
+@pytest.mark.parametrize("make", [ced, dasheng, htsat, cnn14, naflex])
 def test_windows_as_long_as_the_chunks_are_their_embeddings(make):
     model, processor, chunk_seconds = make()
     seconds = chunk_seconds or processor.feature_extractor.max_length_s

@@ -1,0 +1,287 @@
+"""Text encoder of CLAP2: a transformer with rotary positions, gated attention and pooling.
+
+It is OpenCLIP's text tower `text_arch = "modern"`. The parameters have the same names as in OpenCLIP's checkpoints,
+without their prefix `text.`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModel, PreTrainedModel
+from transformers import initialization as init
+from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.clip.modeling_clip import eager_attention_forward
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+
+from .auto_classes import register
+from .configuration_supclap import ModernTextConfig
+from .modeling_naflex import Rotation, rotate
+from .pooling import last_pool, mean_pool
+from .strict_loading import StrictLoadingMixin
+
+
+def build_norm(config: ModernTextConfig, width: int) -> nn.Module:
+    """Build an RMS norm or a layer norm, as in `config.norm_type`."""
+    norm_class = nn.RMSNorm if config.norm_type == "rmsnorm" else nn.LayerNorm
+    return norm_class(width, eps=config.norm_eps)
+
+
+class ModernTextAttention(nn.Module):
+    """Multi-head self-attention with rotary positions, an optional gate and optional value residuals.
+
+    With value residuals (Zhou et al., 2024, arXiv 2410.17897), the values v of a block are replaced by
+    v_0 + lambda (v - v_0), where v_0 are the values of the first block.
+    """
+
+    def __init__(self, config: ModernTextConfig, is_first: bool) -> None:
+        super().__init__()
+        width, bias = config.hidden_size, config.attention_bias
+        gate_bias = bias if config.gate_bias is None else config.gate_bias
+        self.config = config
+        self.is_causal = config.attention_mode == "causal"
+        self.head_dim = width // config.num_attention_heads
+        self.scaling = self.head_dim**-0.5
+        self.qkv = nn.Linear(width, 3 * width, bias=bias)
+        self.q_norm = build_norm(config, self.head_dim) if config.qk_norm else nn.Identity()
+        self.k_norm = build_norm(config, self.head_dim) if config.qk_norm else nn.Identity()
+        self.gate = nn.Linear(width, width, bias=gate_bias) if config.attn_gated else None
+        self.vr_lambda = nn.Parameter(torch.empty(1)) if config.value_residual and not is_first else None
+        self.proj = nn.Linear(width, width, bias=bias)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        rotation: Rotation,
+        attention_mask: Any = None,
+        first_value: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+        """Return the output (B, N, D), the attention weights (None with SDPA), and the values of this block."""
+        batch, tokens, width = hidden_states.shape
+        # (B, N, 3 D) -> three times (B, heads, N, head_dim)
+        qkv = self.qkv(hidden_states).view(batch, tokens, 3, -1, self.head_dim)
+        query, key, value = qkv.permute(2, 0, 3, 1, 4)
+        query, key = rotate(self.q_norm(query), rotation), rotate(self.k_norm(key), rotation)
+        own_value = value
+        if self.vr_lambda is not None and first_value is not None:
+            value = torch.lerp(first_value, value, self.vr_lambda.to(value.dtype))
+
+        implementation = self.config._attn_implementation
+        attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
+        mixed, weights = attend(
+            self, query, key, value, attention_mask, **{"dropout": 0.0, "scaling": self.scaling, **kwargs}
+        )
+        mixed = mixed.reshape(batch, tokens, width)
+        if self.gate is not None:
+            mixed = mixed * self.gate(hidden_states).sigmoid()
+        return self.proj(mixed), weights, own_value
+
+
+class ModernTextMLP(nn.Module):
+    """Two-layer perceptron with SwiGLU, squared ReLU or GELU. The gate is the second half of SwiGLU's first layer."""
+
+    def __init__(self, config: ModernTextConfig) -> None:
+        super().__init__()
+        width, inner, bias = config.hidden_size, int(config.hidden_size * config.mlp_ratio), config.mlp_bias
+        self.mlp_type = config.mlp_type
+        if config.mlp_type == "swiglu":
+            self.w12, self.w3 = nn.Linear(width, 2 * inner, bias=bias), nn.Linear(inner, width, bias=bias)
+        else:
+            self.c_fc, self.c_proj = nn.Linear(width, inner, bias=bias), nn.Linear(inner, width, bias=bias)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Map (B, N, D) to (B, N, D)."""
+        if self.mlp_type == "swiglu":
+            up, gate = self.w12(hidden_states).chunk(2, dim=-1)
+            return self.w3(up * nn.functional.silu(gate))
+        inner = self.c_fc(hidden_states)
+        is_relu2 = self.mlp_type == "relu2"
+        return self.c_proj(inner.relu().square() if is_relu2 else nn.functional.gelu(inner))
+
+
+class LayerScale(nn.Module):
+    """Learned scale of each element (Touvron et al., 2021, arXiv 2103.17239)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.empty(width))
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Scale (B, N, D)."""
+        return hidden_states * self.gamma
+
+
+class ModernTextBlock(GradientCheckpointingLayer):
+    """Transformer block: x += ls1(norm1_post(attention(norm1(x)))); x += ls2(norm2_post(mlp(norm2(x)))).
+
+    The norms after attention and MLP exist only with `norm_placement="sandwich"`, the scales with `ls_init_value`.
+    """
+
+    def __init__(self, config: ModernTextConfig, is_first: bool) -> None:
+        super().__init__()
+        width, is_sandwich = config.hidden_size, config.norm_placement == "sandwich"
+        has_scale = config.ls_init_value is not None
+        self.norm1 = build_norm(config, width)
+        self.attn = ModernTextAttention(config, is_first)
+        self.norm1_post = build_norm(config, width) if is_sandwich else nn.Identity()
+        self.ls1 = LayerScale(width) if has_scale else nn.Identity()
+        self.norm2 = build_norm(config, width)
+        self.mlp = ModernTextMLP(config)
+        self.norm2_post = build_norm(config, width) if is_sandwich else nn.Identity()
+        self.ls2 = LayerScale(width) if has_scale else nn.Identity()
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        rotation: Rotation,
+        attention_mask: Any = None,
+        first_value: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Map (B, N, D) to (B, N, D). Also return the attention values of this block."""
+        attended, _, value = self.attn(self.norm1(hidden_states), rotation, attention_mask, first_value, **kwargs)
+        hidden_states = hidden_states + self.ls1(self.norm1_post(attended))
+        mapped = self.mlp(self.norm2(hidden_states))
+        return hidden_states + self.ls2(self.norm2_post(mapped)), value
+
+
+class ModernTextPool(nn.Module):
+    """Attention pooling with one learned query: softmax(q k / sqrt(head_dim)) v, without an output layer."""
+
+    def __init__(self, config: ModernTextConfig) -> None:
+        super().__init__()
+        width, bias = config.hidden_size, config.attention_bias
+        head_dim = width // config.num_attention_heads
+        self.num_heads = config.num_attention_heads
+        self.query = nn.Parameter(torch.empty(1, 1, width))
+        self.q = nn.Linear(width, width, bias=bias)
+        self.kv = nn.Linear(width, 2 * width, bias=bias)
+        self.q_norm = build_norm(config, head_dim) if config.qk_norm else nn.Identity()
+        self.k_norm = build_norm(config, head_dim) if config.qk_norm else nn.Identity()
+
+    def forward(self, hidden_states: torch.Tensor, token_mask: torch.Tensor) -> torch.Tensor:
+        """Pool tokens (B, N, D) where the mask (B, N) is True to one vector per text, (B, D)."""
+        batch, _, width = hidden_states.shape
+        # (B, N, 2 D) -> (B, heads, N, head_dim)
+        key, value = self.kv(hidden_states).unflatten(-1, (2, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        query = self.q(self.query.expand(batch, -1, -1)).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        query, key = self.q_norm(query), self.k_norm(key)
+        mask = token_mask[:, None, None]
+        return nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask).reshape(batch, width)
+
+
+class ModernTextModel(StrictLoadingMixin, PreTrainedModel):
+    """Text encoder of CLAP2 that computes one embedding per text.
+
+    Example:
+        >>> config = ModernTextConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
+        ...                           pad_token_id=0, bos_token_id=1, eos_token_id=2)
+        >>> ModernTextModel(config).eval()(torch.tensor([[1, 5, 6, 2]])).pooler_output.shape
+        torch.Size([1, 8])
+    """
+
+    config: ModernTextConfig
+    base_model_prefix = "modern_text"
+    main_input_name = "input_ids"
+    _input_embed_layer = "token_embedding"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["ModernTextBlock"]  # noqa: RUF012
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_attention_backend = True
+    _can_record_outputs = {  # noqa: RUF012
+        "hidden_states": OutputRecorder(ModernTextBlock, index=0),
+        "attentions": OutputRecorder(ModernTextAttention, index=1),
+    }
+
+    def __init__(self, config: ModernTextConfig) -> None:
+        super().__init__(config)
+        width = config.hidden_size
+        self.token_embedding = nn.Embedding(config.vocab_size, width)
+        self.reg_tokens = nn.Parameter(torch.empty(1, config.reg_tokens, width)) if config.reg_tokens else None
+        self.norm_pre = build_norm(config, width) if config.pre_norm else nn.Identity()
+        self.blocks = nn.ModuleList(ModernTextBlock(config, index == 0) for index in range(config.num_hidden_layers))
+        self.ln_final = build_norm(config, width)
+        self.pool = ModernTextPool(config) if config.pool_type == "map" else None
+        self.post_init()
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        std = self.config.initializer_range
+        if isinstance(module, LayerScale):
+            init.constant_(module.gamma, float(self.config.ls_init_value or 0))
+        elif isinstance(module, ModernTextAttention) and module.vr_lambda is not None:
+            init.ones_(module.vr_lambda)
+        elif isinstance(module, ModernTextPool):
+            init.normal_(module.query, std=std)
+        elif isinstance(module, ModernTextModel) and module.reg_tokens is not None:
+            init.normal_(module.reg_tokens, std=std)
+
+    @merge_with_config_defaults
+    @capture_outputs(tie_last_hidden_states=False)
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs: Any
+    ) -> BaseModelOutputWithPooling:
+        """Encode a batch of texts. Each text is BOS, its tokens and EOS, with padding on the right.
+
+        Args:
+            input_ids: Token ids, (B, N).
+            attention_mask: (B, N), 1 for real tokens, 0 for padding; None masks the padding tokens in `input_ids`.
+
+        Returns:
+            Output with `last_hidden_state` (B, N, D), and `pooler_output` (B, D), pooled as in `config.pool_type`.
+        """
+        config = self.config
+        if attention_mask is None:
+            padding = -1 if config.pad_token_id is None else config.pad_token_id
+            attention_mask = input_ids.ne(padding)
+        token_mask = attention_mask.bool()
+
+        tokens = self.token_embedding(input_ids)
+        whole_mask = token_mask
+        if self.reg_tokens is not None:
+            tokens = torch.cat([self.reg_tokens.expand(len(tokens), -1, -1), tokens], dim=1)
+            whole_mask = nn.functional.pad(token_mask, (config.reg_tokens, 0), value=True)
+        tokens = self.norm_pre(tokens)
+
+        if config.attention_mode == "causal":
+            mask = create_causal_mask(config, tokens, whole_mask, past_key_values=None)
+        else:
+            mask = create_bidirectional_mask(config, tokens, whole_mask)
+        rotation = self._rotation(tokens.shape[1], tokens.device)
+        first_value = None
+        for block in self.blocks:
+            tokens, value = block(tokens, rotation, mask, first_value, **kwargs)
+            first_value = value if first_value is None else first_value
+
+        hidden = self.ln_final(tokens)[:, config.reg_tokens :]
+        return BaseModelOutputWithPooling(
+            last_hidden_state=hidden, pooler_output=self._pool(hidden, token_mask, input_ids)
+        )
+
+    def _rotation(self, tokens: int, device: torch.device) -> Rotation:
+        """Return the rotary angles of positions 0 to `tokens` - 1."""
+        head_dim = self.config.hidden_size // self.config.num_attention_heads
+        bands = self.config.rope_temperature ** -(torch.arange(0, head_dim, 2, device=device) / head_dim)
+        angles = torch.arange(tokens, device=device)[:, None] * bands  # (N, head_dim / 2)
+        return angles.cos(), angles.sin()
+
+    def _pool(self, hidden: torch.Tensor, token_mask: torch.Tensor, input_ids: torch.Tensor) -> torch.Tensor:
+        """Pool tokens (B, N, D) to (B, D). Without an EOS token, "eos" selects the last real token."""
+        if self.pool is not None:
+            return self.pool(hidden, token_mask)
+        if self.config.pool_type == "mean":
+            return mean_pool(hidden, token_mask)
+        is_eos = (input_ids == self.config.eos_token_id) & token_mask
+        first = hidden[torch.arange(len(hidden), device=hidden.device), is_eos.int().argmax(dim=1)]
+        return torch.where(is_eos.any(dim=1, keepdim=True), first, last_pool(hidden, token_mask))
+
+
+register(AutoModel, ModernTextConfig, ModernTextModel)

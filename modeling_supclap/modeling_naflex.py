@@ -1,0 +1,357 @@
+"""NaFlex audio encoder of CLAP2: a vision transformer on log-mel patches of recordings of any length.
+
+The architecture is that of `NaFlexVit` in timm with 2-D rotary positions, as OpenCLIP uses it for audio
+(`audio_cfg.model_type = "naflexvit"`). The parameters have the same names as in OpenCLIP's checkpoints, without their
+prefix `audio.encoder.vit.`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModel, PreTrainedModel
+from transformers import initialization as init
+from transformers.masking_utils import create_bidirectional_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.clip.modeling_clip import eager_attention_forward
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+
+from .auto_classes import register
+from .configuration_supclap import NaFlexConfig
+from .frames import count_frames
+from .pooling import mean_pool
+from .strict_loading import StrictLoadingMixin
+
+SILENCE_DB = -100.0
+# Cosine and sine of the angles, (N, head_dim / 2) each.
+Rotation = tuple[torch.Tensor, torch.Tensor]
+
+
+def rotate(vectors: torch.Tensor, rotation: Rotation, in_halves: bool = False) -> torch.Tensor:
+    """Rotate pairs of elements by the angles of their positions (RoPE: Su et al., 2021, arXiv 2104.09864).
+
+    Args:
+        vectors: Queries or keys, (B, heads, N, head_dim).
+        in_halves: Whether element j is paired with j + head_dim / 2. False: pairs are neighbours, 2j and 2j + 1.
+    """
+    cos, sin = (part.to(vectors.dtype) for part in rotation)
+    if in_halves:
+        first, second = vectors.chunk(2, dim=-1)
+        return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1)
+    first, second = vectors[..., 0::2], vectors[..., 1::2]
+    return torch.stack([first * cos - second * sin, first * sin + second * cos], dim=-1).flatten(-2)
+
+
+def build_norm(config: NaFlexConfig, width: int) -> nn.Module:
+    """Build a layer norm, or an RMS norm if `config.norm_layer` is "rmsnorm"."""
+    norm_class = nn.RMSNorm if config.norm_layer == "rmsnorm" else nn.LayerNorm
+    return norm_class(width, eps=config.layer_norm_eps)
+
+
+class NaFlexPatches(nn.Module):
+    """Linear embedding of patches, and the learned class and register tokens before them."""
+
+    def __init__(self, config: NaFlexConfig) -> None:
+        super().__init__()
+        width = config.embed_dim
+        self.proj = nn.Linear(config.patch_freq * config.patch_time, width, bias=not config.pre_norm)
+        self.cls_token = nn.Parameter(torch.empty(1, 1, width)) if config.class_token else None
+        self.reg_token = nn.Parameter(torch.empty(1, config.reg_tokens, width)) if config.reg_tokens else None
+
+    def forward(self, patches: torch.Tensor) -> torch.Tensor:
+        """Map patches (B, N, patch values) to tokens (B, prefix + N, D)."""
+        prefix = []
+        for token in (self.cls_token, self.reg_token):
+            if token is not None:
+                prefix.append(token.expand(len(patches), -1, -1))
+        embedded = self.proj(patches.to(self.proj.weight.dtype))
+        return torch.cat([*prefix, embedded], dim=1)
+
+
+class NaFlexAttention(nn.Module):
+    """Multi-head self-attention with rotary positions and an optional gate on its output."""
+
+    def __init__(self, config: NaFlexConfig) -> None:
+        super().__init__()
+        width, bias = config.embed_dim, config.qkv_bias
+        self.config = config
+        self.is_causal = False
+        self.head_dim = width // config.num_heads
+        self.scaling = self.head_dim**-0.5
+        self.qkv = nn.Linear(width, 3 * width, bias=bias)
+        self.q_norm = build_norm(config, self.head_dim) if config.qk_norm else nn.Identity()
+        self.k_norm = build_norm(config, self.head_dim) if config.qk_norm else nn.Identity()
+        self.gate = nn.Linear(width, width, bias=bias) if config.attn_gated else None
+        self.norm = build_norm(config, width) if config.scale_attn_inner_norm else nn.Identity()
+        self.proj = nn.Linear(width, width)
+
+    def forward(
+        self, hidden_states: torch.Tensor, rotation: Rotation, attention_mask: Any = None, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the output (B, N, D) and the attention weights. The weights are None with SDPA or flash attention."""
+        batch, tokens, width = hidden_states.shape
+        # (B, N, 3 D) -> three times (B, heads, N, head_dim)
+        qkv = self.qkv(hidden_states).view(batch, tokens, 3, -1, self.head_dim)
+        query, key, value = qkv.permute(2, 0, 3, 1, 4)
+        query = self._rotate_patches(self.q_norm(query), rotation)
+        key = self._rotate_patches(self.k_norm(key), rotation)
+
+        implementation = self.config._attn_implementation
+        attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
+        mixed, weights = attend(
+            self, query, key, value, attention_mask, **{"dropout": 0.0, "scaling": self.scaling, **kwargs}
+        )
+        mixed = self.norm(mixed.reshape(batch, tokens, width))
+        if self.gate is not None:
+            mixed = mixed * self.gate(hidden_states).sigmoid()
+        return self.proj(mixed), weights
+
+    def _rotate_patches(self, vectors: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+        """Rotate the vectors of the patches. Class and register tokens have no position."""
+        prefix = self.config.prefix_tokens
+        rotated = rotate(vectors[:, :, prefix:], rotation, self.config.rope_rotate_half)
+        return torch.cat([vectors[:, :, :prefix], rotated], dim=2)
+
+
+class NaFlexMLP(nn.Module):
+    """Two-layer perceptron with GELU, or with SwiGLU: fc2(silu(gate(x)) * up(x)) (Shazeer, 2020, arXiv 2002.05202).
+
+    Without a norm between its layers, SwiGLU has one matrix for both parts, with the gate in its first half.
+    """
+
+    def __init__(self, config: NaFlexConfig) -> None:
+        super().__init__()
+        width, inner = config.embed_dim, int(config.embed_dim * config.mlp_ratio)
+        self.is_gated, self.is_packed = config.swiglu_mlp, not config.scale_mlp_norm
+        if self.is_gated and not self.is_packed:
+            self.fc1_g, self.fc1_x = nn.Linear(width, inner), nn.Linear(width, inner)
+        else:
+            self.fc1 = nn.Linear(width, inner * 2 if self.is_gated else inner)
+        self.norm = build_norm(config, inner) if config.scale_mlp_norm else nn.Identity()
+        self.fc2 = nn.Linear(inner, width)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Map (B, N, D) to (B, N, D)."""
+        if not self.is_gated:
+            inner = nn.functional.gelu(self.fc1(hidden_states))
+        elif self.is_packed:
+            gate, up = self.fc1(hidden_states).chunk(2, dim=-1)
+            inner = nn.functional.silu(gate) * up
+        else:
+            inner = nn.functional.silu(self.fc1_g(hidden_states)) * self.fc1_x(hidden_states)
+        return self.fc2(self.norm(inner))
+
+
+class NaFlexBlock(GradientCheckpointingLayer):
+    """Pre-norm transformer block: x += gamma_1 * attention(norm1(x)); x += gamma_2 * mlp(norm2(x))."""
+
+    def __init__(self, config: NaFlexConfig) -> None:
+        super().__init__()
+        width, has_scale = config.embed_dim, config.init_values is not None
+        has_mlp_scale = has_scale and not config.attn_only_layer_scale
+        self.norm1 = build_norm(config, width)
+        self.attn = NaFlexAttention(config)
+        self.gamma_1 = nn.Parameter(torch.empty(width)) if has_scale else None
+        self.norm2 = build_norm(config, width)
+        self.mlp = NaFlexMLP(config)
+        self.gamma_2 = nn.Parameter(torch.empty(width)) if has_mlp_scale else None
+
+    def forward(
+        self, hidden_states: torch.Tensor, rotation: Rotation, attention_mask: Any = None, **kwargs: Any
+    ) -> torch.Tensor:
+        """Map (B, N, D) to (B, N, D)."""
+        attended, _ = self.attn(self.norm1(hidden_states), rotation, attention_mask, **kwargs)
+        hidden_states = hidden_states + (attended if self.gamma_1 is None else self.gamma_1 * attended)
+        mapped = self.mlp(self.norm2(hidden_states))
+        return hidden_states + (mapped if self.gamma_2 is None else self.gamma_2 * mapped)
+
+
+class NaFlexAttentionPool(nn.Module):
+    """Attention pooling with one learned query, and an MLP on the result: o = proj(attention); o + mlp(norm(o))."""
+
+    def __init__(self, config: NaFlexConfig) -> None:
+        super().__init__()
+        width = config.embed_dim
+        inner = int(width * (config.attn_pool_mlp_ratio or config.mlp_ratio))
+        self.num_heads = config.attn_pool_num_heads or config.num_heads
+        self.latent = nn.Parameter(torch.empty(1, 1, width))
+        self.q = nn.Linear(width, width)
+        self.kv = nn.Linear(width, 2 * width)
+        self.proj = nn.Linear(width, width)
+        self.norm = build_norm(config, width)
+        self.mlp = nn.ModuleDict({"fc1": nn.Linear(width, inner), "fc2": nn.Linear(inner, width)})
+
+    def forward(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None) -> torch.Tensor:
+        """Pool tokens (B, N, D) where the mask (B, N) is True to one vector per clip, (B, D)."""
+        batch, _, width = hidden_states.shape
+        # (B, N, D) -> (B, heads, N, head_dim)
+        key, value = self.kv(hidden_states).unflatten(-1, (2, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        query = self.q(self.latent.expand(batch, -1, -1)).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        mask = None if token_mask is None else token_mask[:, None, None]
+        mixed = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        pooled = self.proj(mixed.reshape(batch, width))
+        return pooled + self.mlp["fc2"](nn.functional.gelu(self.mlp["fc1"](self.norm(pooled))))
+
+
+class NaFlexModel(StrictLoadingMixin, PreTrainedModel):
+    """NaFlex encoder that computes one embedding per clip from a log-mel spectrogram of any length.
+
+    A clip becomes one sequence of ceil(frames / `patch_time`) x (n_mels / `patch_freq`) patches with 2-D rotary
+    positions (row, column). Attention covers the whole clip, so its cost grows with the square of the length; CLAP2 was
+    trained on clips of at most 30 s. Padding does not change the embedding of a clip.
+
+    Example:
+        >>> config = NaFlexConfig(embed_dim=16, depth=1, num_heads=2, patch_freq=16, patch_time=20)
+        >>> NaFlexModel(config).eval()(torch.zeros(2, 64, 101)).pooler_output.shape
+        torch.Size([2, 16])
+    """
+
+    config: NaFlexConfig
+    base_model_prefix = "naflex"
+    main_input_name = "input_features"
+    _input_embed_layer = "embeds"
+    input_modalities = ["audio"]  # noqa: RUF012, as in transformers
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["NaFlexBlock"]  # noqa: RUF012
+    # Half precision is too coarse for decibels from -100 to 40.
+    _keep_in_fp32_modules_strict = ["embeds"]  # noqa: RUF012
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_attention_backend = True
+    _can_record_outputs = {"hidden_states": NaFlexBlock, "attentions": NaFlexAttention}  # noqa: RUF012
+
+    def __init__(self, config: NaFlexConfig) -> None:
+        super().__init__(config)
+        is_mean = config.global_pool == "avg"
+        self.embeds = NaFlexPatches(config)
+        self.norm_pre = build_norm(config, config.embed_dim) if config.pre_norm else nn.Identity()
+        self.blocks = nn.ModuleList(NaFlexBlock(config) for _ in range(config.depth))
+        self.norm = nn.Identity() if is_mean else build_norm(config, config.embed_dim)
+        self.attn_pool = None if is_mean else NaFlexAttentionPool(config)
+        self.fc_norm = build_norm(config, config.embed_dim) if is_mean else nn.Identity()
+        self.post_init()
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        std = self.config.initializer_range
+        if isinstance(module, nn.Linear):
+            init.trunc_normal_(module.weight, std=std)
+        elif isinstance(module, NaFlexBlock):
+            for scale in (module.gamma_1, module.gamma_2):
+                if scale is not None:
+                    init.constant_(scale, float(self.config.init_values or 0))
+        elif isinstance(module, NaFlexPatches):
+            for token in (module.cls_token, module.reg_token):
+                if token is not None:
+                    init.normal_(token, std=std)
+        elif isinstance(module, NaFlexAttentionPool):
+            init.trunc_normal_(module.latent, std=self.config.embed_dim**-0.5)
+
+    @merge_with_config_defaults
+    @capture_outputs(tie_last_hidden_states=False)
+    def forward(
+        self, input_features: torch.Tensor, audio_attention_mask: torch.Tensor | None = None, **kwargs: Any
+    ) -> BaseModelOutputWithPooling:
+        """Encode a batch of clips.
+
+        Args:
+            input_features: Log-mel energies in decibels, (B, n_mels, T), as computed by `CEDFeatureExtractor`.
+            audio_attention_mask: (B, T), 1 for frames of the clip, 0 for padding on the right. Padded frames do not
+                affect the output. None: no padding.
+            **kwargs: `output_hidden_states`, `output_attentions` and `return_dict`, as in transformers.
+
+        Returns:
+            Output with `pooler_output` (B, D), and `last_hidden_state` (B, rows * columns, D), the tokens of the
+            patches, ordered by row (mel) and column (time); padding tokens are zero.
+
+        Raises:
+            ValueError: The input or mask has a wrong shape, the mask is not ones followed by zeros, or a clip has no
+                frame. The mask values are not checked in training or in a compiled model.
+        """
+        config = self.config
+        n_frames = count_frames(input_features, audio_attention_mask, config.n_mels, 1, self.training)
+        patches, rows, columns = self._patchify(input_features, n_frames)
+
+        # (B, rows * columns), True for the patches of the clip; None if no clip is padded
+        token_mask, attention_mask = None, None
+        if audio_attention_mask is not None:
+            clip_columns = (n_frames + config.patch_time - 1) // config.patch_time
+            is_clip = torch.arange(columns, device=n_frames.device) < clip_columns.unsqueeze(1)
+            token_mask = is_clip.repeat(1, rows)
+            if not torch.compiler.is_compiling() and bool(token_mask.all()):
+                token_mask = None
+
+        first_block: Any = self.blocks[0]
+        tokens = self.norm_pre(self.embeds(patches).to(first_block.norm1.weight.dtype))
+        if token_mask is not None:
+            whole_mask = nn.functional.pad(token_mask, (config.prefix_tokens, 0), value=True)
+            attention_mask = create_bidirectional_mask(config, tokens, whole_mask, allow_is_bidirectional_skip=False)
+        rotation = self._rotation(rows, columns, tokens.device)
+        for block in self.blocks:
+            tokens = block(tokens, rotation, attention_mask, **kwargs)
+
+        hidden = self.norm(tokens)
+        pooled = self._pool(hidden, token_mask)
+        patches_out = hidden[:, config.prefix_tokens :]
+        if token_mask is not None:
+            patches_out = patches_out * token_mask.unsqueeze(-1)
+        return BaseModelOutputWithPooling(last_hidden_state=patches_out, pooler_output=pooled)
+
+    def _patchify(self, features: torch.Tensor, n_frames: torch.Tensor) -> tuple[torch.Tensor, int, int]:
+        """Cut spectrograms (B, mels, T) into patches (B, rows * columns, patch_freq * patch_time).
+
+        The last patch of a clip is filled as in `patch_pad_mode`. Return the patches, and the numbers of rows and
+        columns.
+        """
+        config = self.config
+        height, width = config.patch_freq, config.patch_time
+        features = nn.functional.pad(features, (0, -features.shape[2] % width))
+        is_clip = (torch.arange(features.shape[2], device=features.device) < n_frames.unsqueeze(1)).unsqueeze(1)
+
+        fill: Any = SILENCE_DB
+        if config.patch_pad_mode == "floor":  # the lowest level of the clip
+            fill = features.masked_fill(~is_clip, torch.inf).amin(dim=(1, 2), keepdim=True)
+        elif config.patch_pad_mode == "repeat":  # the last frame of the clip
+            last = (n_frames - 1)[:, None, None].expand(-1, features.shape[1], 1)
+            fill = features.gather(2, last)
+        features = torch.where(is_clip, features, fill)
+
+        # (B, mels, T) -> (B, rows, height, columns, width) -> (B, rows * columns, height * width)
+        patches = features.unflatten(1, (-1, height)).unflatten(3, (-1, width)).transpose(2, 3)
+        return patches.flatten(3).flatten(1, 2), patches.shape[1], patches.shape[2]
+
+    def _rotation(self, rows: int, columns: int, device: torch.device) -> Rotation:
+        """Return the rotary angles of a grid of patches: half of them for the row, half for the column."""
+        quarter = self.config.embed_dim // self.config.num_heads // 4
+        bands = self.config.rope_temperature ** -(torch.arange(quarter, device=device) / quarter)
+        by_row = torch.arange(rows, device=device)[:, None] * bands  # (rows, head_dim / 4)
+        by_column = torch.arange(columns, device=device)[:, None] * bands
+
+        # (rows, columns, head_dim / 2) -> (rows * columns, head_dim / 2)
+        by_row = by_row.unsqueeze(1).expand(-1, columns, -1)
+        by_column = by_column.unsqueeze(0).expand(rows, -1, -1)
+        angles = torch.cat([by_row, by_column], dim=-1).flatten(0, 1)
+        return angles.cos(), angles.sin()
+
+    def _pool(self, hidden: torch.Tensor, token_mask: torch.Tensor | None) -> torch.Tensor:
+        """Pool the output of the last block (B, prefix + N, D) to (B, D), with or without the prefix tokens."""
+        prefix = self.config.prefix_tokens
+        if not self.config.pool_include_prefix:
+            hidden = hidden[:, prefix:]
+        elif token_mask is not None:
+            token_mask = nn.functional.pad(token_mask, (prefix, 0), value=True)
+        return self.pool_tokens(hidden, token_mask)
+
+    def pool_tokens(self, hidden: torch.Tensor, token_mask: torch.Tensor | None = None) -> torch.Tensor:
+        """Pool the tokens (B, N, D) where the mask (B, N) is True, by attention or by their mean, to (B, D)."""
+        if self.attn_pool is None:
+            return self.fc_norm(mean_pool(hidden, token_mask))
+        return self.attn_pool(hidden, token_mask)
+
+
+register(AutoModel, NaFlexConfig, NaFlexModel)

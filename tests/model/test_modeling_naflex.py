@@ -1,0 +1,86 @@
+"""NaFlex tower: padding, patches, rotary positions, and recomputation in training. OpenCLIP's numbers are in
+`tests/conversion/test_conversion_open_clip.py`."""
+
+import open_clip_folders as folders
+import pytest
+import torch
+from huggingface_hub.errors import StrictDataclassError
+
+from modeling_supclap import NaFlexConfig, NaFlexModel
+from modeling_supclap.modeling_naflex import rotate
+from modeling_supclap.training.contrastive_module import ContrastiveModule
+from modeling_supclap.training.objectives import ContrastiveObjective
+
+
+def features(frames: int, seed: int = 0) -> torch.Tensor:
+    return -40 + 20 * torch.randn(1, 64, frames, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("name", folders.MODELS)
+@torch.no_grad()
+def test_padding_changes_nothing(name):
+    model = folders.build(name)[0].audio_model
+    lengths = (201, 38, 3)
+    batch, mask = torch.full((3, 64, 201), 7.0), torch.zeros(3, 201, dtype=torch.long)
+    for row, frames in enumerate(lengths):
+        batch[row, :, :frames], mask[row, :frames] = features(frames, row), 1
+    together = model(batch, mask)
+    for row, frames in enumerate(lengths):
+        alone = model(features(frames, row))
+        torch.testing.assert_close(together.pooler_output[row], alone.pooler_output[0], atol=1e-6, rtol=1e-5)
+        rows, columns = 64 // model.config.patch_freq, -(-frames // model.config.patch_time)
+        grid = together.last_hidden_state[row].unflatten(0, (rows, -1))
+        torch.testing.assert_close(grid[:, :columns].flatten(0, 1), alone.last_hidden_state[0], atol=1e-5, rtol=1e-5)
+        assert not grid[:, columns:].any()
+
+
+@pytest.mark.parametrize(("mode", "filled"), [("floor", -90.0), ("silence", -100.0), ("repeat", 8.0)])
+def test_patches_are_cut_row_by_row_and_the_last_is_filled(mode, filled):
+    config = NaFlexConfig(embed_dim=8, depth=1, num_heads=1, n_mels=4, patch_freq=2, patch_time=3, patch_pad_mode=mode)
+    clip = torch.arange(20.0).reshape(1, 4, 5)  # level of band b and frame t: 5 b + t
+    clip[0, 3, 0] = -90.0
+    clip[0, 0, 4] = 8.0
+    patches, rows, columns = NaFlexModel(config)._patchify(clip, torch.tensor([5]))
+    assert (rows, columns) == (2, 2)
+    expected = [[0, 1, 2, 5, 6, 7], [3, 8, filled, 8, 9, 9 if mode == "repeat" else filled]]
+    assert patches[0, :2].tolist() == expected
+
+
+def test_rotation_turns_pairs_by_their_angles():
+    vectors = torch.tensor([[[[1.0, 2.0, 3.0, 4.0]]]])
+    angles = torch.tensor([[0.3, 1.1]])
+    rotation = angles.cos(), angles.sin()
+    for in_halves, pairs in ((False, [(0, 1), (2, 3)]), (True, [(0, 2), (1, 3)])):
+        turned = rotate(vectors, rotation, in_halves).flatten()
+        for (first, second), angle in zip(pairs, angles[0], strict=True):
+            z = torch.complex(vectors.flatten()[first], vectors.flatten()[second]) * torch.exp(1j * angle)
+            torch.testing.assert_close(torch.stack([turned[first], turned[second]]), torch.view_as_real(z))
+
+
+def test_gradient_caching_equals_the_whole_batch():
+    model, processor = folders.build("B")
+    model.double()
+    clips = [folders.wave(samples) for samples in (30_000, 9000, 48_000, 600)]
+    inputs = dict(
+        processor(audio=clips, sampling_rate=48_000, text=["w1 w2", "w3", "w4 w5 w6", "w7"], return_tensors="pt")
+    )
+    for name in ("input_ids", "attention_mask"):
+        inputs[name] = inputs[name].unsqueeze(1)
+    inputs["input_features"] = inputs["input_features"].double()
+    gradients = []
+    for chunk_size in (None, 1):
+        module = ContrastiveModule(model, ContrastiveObjective("infonce"), chunk_size).train()
+        module.zero_grad()
+        module(**inputs).loss.backward()
+        gradients.append({name: weight.grad.clone() for name, weight in module.named_parameters()})
+    for name, expected in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], expected, atol=1e-9, rtol=1e-7, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [({"patch_freq": 10}, "n_mels=64.*10"), ({"embed_dim": 18, "num_heads": 3}, "embed_dim=18.*3")],
+)
+def test_invalid_sizes_are_refused(fields, message):
+    with pytest.raises(StrictDataclassError, match=message):
+        NaFlexConfig(**fields)
