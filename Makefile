@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup train results results-page reproduce reproduce-gpu bench bench-large test test-fast test-slow test-gpu test-oldest campaigns check docs notebooks
+.PHONY: setup train results results-page reproduce reproduce-gpu bench bench-large test test-fast test-slow test-gpu test-oldest coverage campaigns mutants check docs notebooks
 .DEFAULT_GOAL := test
 
 setup: .venv/ready
@@ -77,6 +77,16 @@ campaigns: setup
 	$(CAMPAIGN) tests/campaigns/disks.py --trials 30 --folder .cache/campaigns/disks
 	$(CAMPAIGN) tests/campaigns/writers.py --trials 20 --folder .cache/campaigns/writers
 	$(CAMPAIGN) tests/campaigns/live.py --trials 20 --folder .cache/campaigns/live
+
+# `make test`, with a table of the lines that no test runs in htmlcov/; an error below the share of [tool.coverage.report].
+coverage: setup
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not gpu" --cov --cov-report=html $(ARGS)
+
+# Change single expressions of the modules in [tool.mutmut], and count the changes that no test notices. ARGS="--sample 0" tries
+# all of them, which takes a day; the folder mutants/ is a copy of the project. The results are in tests/campaigns/RESULTS.md.
+mutants: setup
+	rm -rf mutants
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python tests/campaigns/mutants.py $(ARGS)
 
 # Tests with the oldest transformers and huggingface_hub that pyproject.toml allows, placed before those of .venv.
 OLDEST := .cache/oldest

@@ -11,6 +11,8 @@ import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+__all__ = ["add_translations", "builder_names", "find_builder", "load_builder", "load_splits"]
+
 # Module and class by name, so that only the requested builder is imported.
 _BUILDERS = {
     "audio_folder": (".builders.audio_folder", "AudioFolder"),

@@ -1,5 +1,6 @@
 """CONTRIBUTING.md names existing files, and each entry of a table is present in all places that it lists."""
 
+import importlib
 import re
 import tomllib
 from importlib.metadata import metadata
@@ -22,8 +23,7 @@ from modeling_supclap.languages import LANGUAGE_TABLE
 from modeling_supclap.losses import info_nce
 from modeling_supclap.metrics.names import get_metric
 from modeling_supclap.model_card.card import LOSS_NAMES
-from modeling_supclap.recipes.options import EvaluationArguments
-from modeling_supclap.recipes.train_supclap import ModelArguments
+from modeling_supclap.recipes.options import EvaluationArguments, ModelArguments
 from modeling_supclap.towers import get_tower_class
 from modeling_supclap.training.objectives import build_objective
 from modeling_supclap.training.options import LOSSES, MULTILINGUAL_LOSSES
@@ -166,3 +166,13 @@ def test_the_citation_is_whole():
     bibliography = (ROOT / "modeling_supclap" / "model_card" / "citations.bib").read_text(encoding="utf-8")
     for reference in citation["references"]:
         assert reference["url"].rpartition("/")[2] in bibliography
+
+
+def test_public_names_are_in_all():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    section = text[text.index("## What is public") :].split("\n\n")[1]
+    packages = re.findall(r"`([a-z_.]+)`", section[: section.index(";")])
+    assert packages[0] == "modeling_supclap"
+    for name in packages:
+        module = importlib.import_module(name if name == "modeling_supclap" else f"modeling_supclap.{name}")
+        assert all(hasattr(module, public) for public in module.__all__), name
