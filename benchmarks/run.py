@@ -35,7 +35,7 @@ LARGE: dict[str, dict[str, Any]] = {
 """Arguments of the benchmarks with large inputs."""
 
 
-def measure(name: str, arguments: dict[str, Any]) -> list:
+def measure(name: str, arguments: dict[str, Any]) -> list[Any]:
     """Run one benchmark. Return the rows of its results table."""
     return importlib.import_module(f"bench_{name}").measure(**arguments)
 

@@ -42,7 +42,7 @@ class RowGroup(NamedTuple):
     of_rows: int | None = None  # if only a random part is used: number of rows of the whole group
 
 
-class RowStream(IterableDataset):
+class RowStream(IterableDataset[Row]):
     """Iterable dataset that reads the rows of one split on demand, in file order unless it is shuffled.
 
     Each row has the additional column `clip_index`, its index in the split. The rows of a process are divided among the
@@ -259,7 +259,7 @@ def _repeat(groups: Sequence[RowGroup], num_rows: np.ndarray) -> list[RowGroup]:
     return copies
 
 
-class EpochRows(Dataset):
+class EpochRows(Dataset[Row]):
     """Map-style dataset over a stream, with keys `(epoch, index)` from `EpochBatches`."""
 
     def __init__(self, stream: RowStream) -> None:
@@ -276,7 +276,7 @@ class EpochRows(Dataset):
         return self._reader[index]
 
 
-class EpochBatches(Sampler):
+class EpochBatches(Sampler[list[tuple[int, int]]]):
     """Batch sampler for `EpochRows` that yields lists of keys `(epoch, index)` for the batches of one process.
 
     A batch depends only on its number, so a run can resume at any batch without a saved state. The `DataLoader` workers

@@ -49,7 +49,9 @@ class OwnTypeMixin:
     advice: ClassVar[str] = ""
 
     @classmethod
-    def get_config_dict(cls, pretrained_model_name_or_path: Any, **kwargs: Any) -> tuple[dict, dict]:
+    def get_config_dict(
+        cls, pretrained_model_name_or_path: Any, **kwargs: Any
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Read a configuration as in transformers. Raise ValueError if its `model_type` differs or is missing."""
         name, parent = pretrained_model_name_or_path, cast(Any, super())
         try:
@@ -117,8 +119,8 @@ class CEDConfig(OwnTypeMixin, PreTrainedConfig):
     num_heads: int = 12
     mlp_ratio: float | int = 4.0
     n_mels: int = 64
-    patch_size: int | list | tuple = 16
-    patch_stride: int | list | tuple | None = None
+    patch_size: int | list[int] | tuple[int, ...] = 16
+    patch_stride: int | list[int] | tuple[int, ...] | None = None
     target_length: int = 1012
     pad_last: bool = True
     qkv_bias: bool = True
@@ -206,7 +208,7 @@ class CNN14Config(OwnTypeMixin, PreTrainedConfig):
     base_config_key = "audio_config"
 
     hidden_size: int = 2048
-    channels: list | tuple = (64, 128, 256, 512, 1024, 2048)
+    channels: list[int] | tuple[int, ...] = (64, 128, 256, 512, 1024, 2048)
     n_mels: int = 64
     dropout: float | int = 0.2
     embedding_dropout: float | int = 0.5
@@ -412,8 +414,8 @@ class SupCLAPConfig(OwnTypeMixin, PreTrainedConfig):
     advice = ", or join two encoders with SupCLAPModel.from_encoders"
     sub_configs = {"audio_config": AutoConfig, "text_config": AutoConfig}  # noqa: RUF012, as in transformers
 
-    audio_config: dict | PreTrainedConfig | None = None
-    text_config: dict | PreTrainedConfig | None = None
+    audio_config: dict[str, Any] | PreTrainedConfig | None = None
+    text_config: dict[str, Any] | PreTrainedConfig | None = None
     projection_dim: int = 1024
     projection_type: Literal["mlp", "residual"] = "mlp"
     text_projection_type: Literal["mlp", "residual", "linear", "linear_bias"] | None = None
@@ -422,7 +424,7 @@ class SupCLAPConfig(OwnTypeMixin, PreTrainedConfig):
     logit_bias: float | int | None = None
     audio_pooling: Literal["mean", "pooler"] | None = None
     text_pooling: Literal["mean", "cls", "last", "pooler"] = "mean"
-    text_dense: list | None = None
+    text_dense: list[Any] | None = None
     text_normalize: bool = False
 
     def __post_init__(self, **kwargs: Any) -> None:
@@ -439,7 +441,7 @@ class SupCLAPConfig(OwnTypeMixin, PreTrainedConfig):
                 part["_name_or_path"] = os.path.basename(os.path.normpath(part["_name_or_path"]))
         return content
 
-    def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> Any:
+    def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
         """Save the configuration. If the folder contains model code, also copy the code of the two encoders.
 
         The function adds an import of each encoder to `towers.py` in the folder, because transformers downloads only

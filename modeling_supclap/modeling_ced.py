@@ -50,7 +50,7 @@ class CEDAttention(nn.Module):
         qkv = self.qkv(hidden_states).view(batch, tokens, 3, -1, self.head_dim)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
         implementation = self.config._attn_implementation
-        attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
+        attend: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
         options = {"dropout": self.config.attn_drop_rate if self.training else 0.0, "scaling": self.scaling, **kwargs}
         mixed, weights = attend(self, query, key, value, attention_mask, **options)
         return self.proj_drop(self.proj(mixed.reshape(batch, tokens, width))), weights

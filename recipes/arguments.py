@@ -64,7 +64,7 @@ def format_help(groups: Sequence[Any], about: str) -> str:
     return "\n".join(lines)
 
 
-def _describe(option: dataclasses.Field, text: str) -> str:
+def _describe(option: dataclasses.Field[Any], text: str) -> str:
     """Format the help of one option: its name, its description, and its default value unless it is empty."""
     value = get_default(option)
     if value is dataclasses.MISSING:

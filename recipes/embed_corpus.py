@@ -80,8 +80,8 @@ def load_corpus(args: CorpusArguments) -> Corpus:
         raise ValueError(f"got dataset={args.dataset!r} and folder={args.folder!r}; set exactly one of them")
     if args.dataset is not None:
         data_dir = args.builder_options.get("data_dir")
-        is_folder = data_dir is not None and Path(data_dir).is_dir()
-        return Corpus(args.load_splits(), str(Path(data_dir).absolute()) if is_folder else None)
+        root = None if data_dir is None or not Path(data_dir).is_dir() else str(Path(data_dir).absolute())
+        return Corpus(args.load_splits(), root)
 
     if "://" in str(args.folder):
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 PAD_SHORT_CLIPS = "Append silence to clips that are shorter than the model's minimum; by default, they are unusable."
 SCALES = ("mini", "full")
 MISSING_SHARE = 0.2
+Settings = dict[str, Any] | str | None  # a mapping in a YAML file, or JSON on the command line
 
 
 def option(text: str, default: Any = None) -> Any:
@@ -33,7 +34,7 @@ class DatasetArguments:
 
     dataset: str = option("Name of a builder of datasets_scripts, or prepared.", "synthetic")
     data_dir: str | None = option("Folder, fsspec address or Hub id of the data, for builders that need one.")
-    dataset_config: dict | str | None = option("Builder options in a YAML file; on the command line, set them by name.")
+    dataset_config: Settings = option("Builder options in a YAML file; on the command line, set them by name.")
 
     @property
     def builder_options(self) -> dict[str, Any]:
@@ -173,8 +174,8 @@ class ModelArguments:
     model: str | None = option("SupCLAP or CLAP model to continue from (id or folder).")
     audio_encoder: str = option("Audio encoder, for example mispeech/ced-base or openai/whisper-tiny.", "scratch")
     text_encoder: str = option("Text encoder, for example sentence-transformers/LaBSE.", "scratch")
-    audio_config: dict | str | None = option("Fields of CEDConfig, for an encoder from scratch or in random_weights.")
-    text_config: dict | str | None = option("Fields of BertConfig, for an encoder from scratch or in random_weights.")
+    audio_config: Settings = option("Fields of CEDConfig, for an encoder from scratch or in random_weights.")
+    text_config: Settings = option("Fields of BertConfig, for an encoder from scratch or in random_weights.")
     vocab_size: int = option("Vocabulary size of a text encoder from scratch.", 4000)
     projection_dim: int = option("Width of the shared space.", 1024)
     temperature: float | None = option(
@@ -396,7 +397,7 @@ class ReproductionArguments:
     dry_run: bool = option("Check all settings and estimate the cost, without training.", False)
     data_dir: str | None = option("Folder of the data, or a folder with one folder per dataset.")
     output_dir: str = option("Folder of the runs and tables.", "outputs/reproduce")
-    settings: dict | str | None = option("Settings for every training, as JSON.")
+    settings: Settings = option("Settings for every training, as JSON.")
     controls: str | None = option("YAML file with additional rows: copies of rows of the table with other settings.")
     skip_missing: bool = option("Skip rows with missing data or encoders, instead of raising an error.", False)
 
@@ -435,7 +436,7 @@ class TranslatorArguments:
     requests_per_minute: float | None = option("Maximum number of requests per minute; by default, unlimited.")
     workers: int = option("Number of concurrent requests.", 4)
     retries: int = option("Number of retries of a request if the endpoint is busy.", 6)
-    request_options: dict | str | None = option('Further fields of a request, as JSON. By default, {"temperature": 0}.')
+    request_options: Settings = option('Further fields of a request, as JSON. By default, {"temperature": 0}.')
     fill_gaps: bool = option("Keep translations by other models in the output, and add the missing ones.", False)
 
 
@@ -458,7 +459,7 @@ def check_temperature(temperature: float | None) -> None:
         raise ValueError(f"temperature is {temperature}; it must be positive (0.07 in the papers)")
 
 
-def as_mapping(value: dict | str | None) -> dict[str, Any]:
+def as_mapping(value: Settings) -> dict[str, Any]:
     """Parse a mapping from JSON on the command line. A mapping from a YAML file is returned unchanged."""
     try:
         parsed = json.loads(value) if isinstance(value, str) else value or {}

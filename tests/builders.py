@@ -176,7 +176,7 @@ def ced_config(**kwargs) -> CEDConfig:
     return CEDConfig(**{"embed_dim": 32, "depth": 2, "num_heads": 2, **kwargs})
 
 
-def bert_config(**kwargs) -> dict:
+def bert_config(**kwargs) -> dict[str, Any]:
     """Return a BERT configuration as a dictionary: two layers of width 24, no dropout."""
     sizes = {"vocab_size": 300, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
     quiet = {"intermediate_size": 48, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -191,7 +191,7 @@ def sonar_config(**kwargs) -> M2M100Config:
 
 
 def supclap_config(
-    text: dict | PreTrainedConfig | None = None, audio: PreTrainedConfig | None = None, **kwargs
+    text: dict[str, Any] | PreTrainedConfig | None = None, audio: PreTrainedConfig | None = None, **kwargs
 ) -> SupCLAPConfig:
     """Return a configuration with tiny towers, CED and BERT by default, and 16 shared dimensions."""
     return SupCLAPConfig(
@@ -278,7 +278,7 @@ def nllb_processor() -> SupCLAPProcessor:
     return SupCLAPProcessor(CEDFeatureExtractor(), nllb_tokenizer())
 
 
-def clap_config(audio: dict | None = None, text: dict | None = None) -> Any:
+def clap_config(audio: dict[str, Any] | None = None, text: dict[str, Any] | None = None) -> Any:
     """Return a tiny CLAP: stages of 1, 1, 2 and 2 blocks, two text layers, no dropout, 16 shared dimensions."""
     stages = {"depths": [1, 1, 2, 2], "num_attention_heads": [1, 2, 2, 2], "patch_embeds_hidden_size": 4}
     front_end = {"num_mel_bins": 32, "spec_size": 64, "window_size": 2}

@@ -35,7 +35,9 @@ from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ..schema import FILE_SOURCE, LANGUAGES, SPLIT_NAMES, Event
+from modeling_supclap.languages import LANGUAGES
+
+from ..schema import FILE_SOURCE, SPLIT_NAMES, Event
 from .captions import check_merged_languages, merge_captions, read_caption_columns
 from .folder import SPLITS, Clip, Collection, FolderConfig, RowBuilder, draw_sources, strip_texts
 from .metadata import TABLE_SUFFIXES, Line, read_table

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ..schema import LANGUAGES
+from modeling_supclap.languages import LANGUAGES
 
 _FOLDER = Path(__file__).parents[1] / "phrases"
 _SENTENCES = {"scenes", "templates", "temporal"}  # files with sentences instead of label phrases

@@ -16,10 +16,11 @@ from typing import Any, ClassVar, NamedTuple
 import datasets
 
 from modeling_supclap.hub_ids import is_hub_id
+from modeling_supclap.languages import LANGUAGES
 
 from ..atomic_files import write_json
 from ..remote_files import local_folder
-from ..schema import LANGUAGES, Event, features, validate_row
+from ..schema import Event, features, validate_row
 from . import metadata
 from .captions import check_languages
 from .recordings import SUFFIXES, Recordings, listing, walk

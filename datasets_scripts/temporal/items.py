@@ -17,8 +17,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from modeling_supclap.languages import LANGUAGES
+
 from ..builders.captions import capitalize, check_languages, read_phrases
-from ..schema import LANGUAGES, without_audio
+from ..schema import without_audio
 from .mixing import RenderOptions, compose
 
 RELATIONS = ("before", "after", "while", "single", "combined")

@@ -14,9 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from modeling_supclap.languages import LANGUAGES
+
 from ..atomic_files import atomic_write
 from ..builders.recordings import listing
-from ..schema import LANGUAGES
 
 SCHEMA = pa.schema(
     {

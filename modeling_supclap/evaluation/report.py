@@ -16,7 +16,8 @@ import numpy as np
 from modeling_supclap.datasets_scripts.atomic_files import write_text
 from modeling_supclap.datasets_scripts.audio import BadAudioError, read_row
 from modeling_supclap.datasets_scripts.public_names import redact
-from modeling_supclap.datasets_scripts.schema import LANGUAGES, without_audio
+from modeling_supclap.datasets_scripts.schema import without_audio
+from modeling_supclap.languages import LANGUAGES
 from modeling_supclap.metrics.names import RETRIEVAL_METRICS, get_metric
 
 from .report_figures import figures

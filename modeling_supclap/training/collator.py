@@ -36,7 +36,7 @@ from .training_args import SupCLAPTrainingArguments
 Row = Mapping[str, Any]
 
 
-class IndexedRows(Dataset):
+class IndexedRows(Dataset[Row]):
     """Dataset wrapper that adds the row index as `clip_index`, to identify clips in predictions and error messages.
 
     The optional column `schema.EXPECTED_COUNT` contains the expected number of copies c of each row in an epoch. Each

@@ -37,7 +37,7 @@ def captions_per_clip(loss: str, languages: Sequence[str], languages_per_clip: i
     return {"kcl": languages_per_clip or len(languages), "cacl": 2}.get(loss, 1)
 
 
-def get_default(option: Field) -> Any:
+def get_default(option: Field[Any]) -> Any:
     """Return the default of a dataclass field, or `dataclasses.MISSING` if the field has no default."""
     return option.default if option.default_factory is MISSING else option.default_factory()
 

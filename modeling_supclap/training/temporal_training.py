@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from modeling_supclap.datasets_scripts.schema import stable_id
-from modeling_supclap.datasets_scripts.temporal.items import RenderOptions, TemporalItems, drawn, render
+from modeling_supclap.datasets_scripts.temporal.items import TemporalItems, drawn, render
+from modeling_supclap.datasets_scripts.temporal.mixing import RenderOptions
 
 from ..encoding import max_window_seconds
 from ..modeling_supclap import SupCLAPModel

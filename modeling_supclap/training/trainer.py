@@ -268,7 +268,7 @@ class SupCLAPTrainer(Trainer):
 
     # ---- training ----
 
-    def get_train_dataloader(self) -> DataLoader:
+    def get_train_dataloader(self) -> DataLoader[Any]:
         """Return the training DataLoader. For a stream, it loads only the batches of this process."""
         if self._batches is None:
             return super().get_train_dataloader()
@@ -300,7 +300,7 @@ class SupCLAPTrainer(Trainer):
             prepared["input_features"] = self._spec_augment(prepared["input_features"], mask, self.state.global_step)
         return prepared
 
-    def _get_dataloader(self, *args: Any, **kwargs: Any) -> DataLoader:
+    def _get_dataloader(self, *args: Any, **kwargs: Any) -> DataLoader[Any]:
         """Build the loader as in the Trainer. Its workers exit if this process is killed.
 
         The loader has its own generator for the seeds of its workers. A resumed run starts the workers once more, which

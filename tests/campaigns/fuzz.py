@@ -293,6 +293,7 @@ def _count_rows(data: Path, cache: Path) -> int:
 def yaml_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
     """Yield damaged configuration files."""
     from modeling_supclap.recipes import train_supclap
+    from modeling_supclap.recipes.arguments import parse_arguments
 
     content = (Path(train_supclap.__file__).parent / "configs" / "smoke.yaml").read_bytes()
     path = folder / "broken.yaml"
@@ -310,7 +311,7 @@ def yaml_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
     ]
 
     def parse() -> None:
-        train_supclap.parse_arguments(train_supclap.OPTIONS, [str(path), "--output_dir", str(folder)])
+        parse_arguments(train_supclap.OPTIONS, [str(path), "--output_dir", str(folder)])
 
     while True:
         if draw.random() < 0.5:

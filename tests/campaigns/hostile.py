@@ -258,9 +258,10 @@ def _refused(call: Callable[..., Any], *arguments: Any, **options: Any) -> None:
 
 
 def _parse_arguments(config: Path) -> Any:
-    from modeling_supclap.recipes import train_supclap
+    from modeling_supclap.recipes.arguments import parse_arguments
+    from modeling_supclap.recipes.options import DataArguments
 
-    return train_supclap.parse_arguments((train_supclap.DataArguments,), [str(config)])
+    return parse_arguments((DataArguments,), [str(config)])
 
 
 class RequestRecorder(BaseHTTPRequestHandler):

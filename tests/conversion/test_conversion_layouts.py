@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import builders
 import open_clip_folders as folders
@@ -192,7 +193,7 @@ def test_an_unused_fusion_is_reported():
 # ---- what lies beside the weights ----
 
 
-def ced_folder(folder: Path, extractor: dict, **fields) -> Checkpoint:
+def ced_folder(folder: Path, extractor: dict[str, Any], **fields) -> Checkpoint:
     config = {**builders.PUBLISHED_CED_CONFIG, "embed_dim": 64, "depth": 1, "num_heads": 1, **fields}
     (folder / "config.json").write_text(json.dumps(config))
     if extractor:

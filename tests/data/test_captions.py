@@ -6,7 +6,7 @@ import re
 import pytest
 
 from modeling_supclap.datasets_scripts.builders.captions import label_phrases, read_phrases, render_captions
-from modeling_supclap.datasets_scripts.schema import LANGUAGES
+from modeling_supclap.languages import LANGUAGES
 
 DATASETS = ("esc50", "recordings", "synthetic", "urbansound8k")
 TEMPLATES = read_phrases("templates")

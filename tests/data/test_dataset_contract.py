@@ -9,7 +9,8 @@ from dataset_folders import FOLDERS, MAKERS
 
 from modeling_supclap.datasets_scripts import builder_names, find_builder, load_builder, load_splits
 from modeling_supclap.datasets_scripts.builders import metadata
-from modeling_supclap.datasets_scripts.schema import LANGUAGES, validate_row
+from modeling_supclap.datasets_scripts.schema import validate_row
+from modeling_supclap.languages import LANGUAGES
 
 # Captions are generated from the class names in all languages.
 CLASSIFIED = {name for name in FOLDERS if hasattr(find_builder(name).BUILDER_CONFIG_CLASS, "PHRASES")}

@@ -21,7 +21,7 @@ from modeling_supclap.datasets_scripts.builders.scenes import (
     take_generated,
     take_recorded,
 )
-from modeling_supclap.datasets_scripts.schema import LANGUAGES
+from modeling_supclap.languages import LANGUAGES
 
 RATE_HZ = 16000
 SIZES = {"num_train": 200, "num_validation": 40, "num_test": 40}

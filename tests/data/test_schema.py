@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from modeling_supclap.datasets_scripts.schema import (
-    LANGUAGES,
     Row,
     caption_counts,
     features,
@@ -17,6 +16,7 @@ from modeling_supclap.datasets_scripts.schema import (
     validate_row,
     warn_of_shared_captions,
 )
+from modeling_supclap.languages import LANGUAGES
 
 ROW: Row = {
     "clip_id": "1-100032-A-0",

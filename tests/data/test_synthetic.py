@@ -16,7 +16,8 @@ from modeling_supclap.datasets_scripts.builders.synthetic import (
     describe,
     render_clip,
 )
-from modeling_supclap.datasets_scripts.schema import LANGUAGES, validate_row
+from modeling_supclap.datasets_scripts.schema import validate_row
+from modeling_supclap.languages import LANGUAGES
 
 RATE_HZ = 16000
 PITCHED = [name for name, sound in SOUNDS.items() if "low" in sound.variants]

@@ -11,10 +11,8 @@ import pytest
 from temporal_assertions import GOOD, RATE_HZ, make_rows, read_order, strength_db, tone
 
 from modeling_supclap.datasets_scripts.builders.captions import label_phrases, read_phrases
-from modeling_supclap.datasets_scripts.schema import LANGUAGES
 from modeling_supclap.datasets_scripts.temporal.items import (
     RELATIONS,
-    RenderOptions,
     TemporalItem,
     TemporalItems,
     describe,
@@ -22,6 +20,8 @@ from modeling_supclap.datasets_scripts.temporal.items import (
     render,
     split_by_source,
 )
+from modeling_supclap.datasets_scripts.temporal.mixing import RenderOptions
+from modeling_supclap.languages import LANGUAGES
 
 PHRASES = label_phrases("esc50")
 SENTENCES = read_phrases("temporal")

@@ -8,9 +8,9 @@ import pytest
 from temporal_assertions import make_rows, read_order
 
 from modeling_supclap.datasets_scripts.builders.captions import label_phrases, read_phrases
-from modeling_supclap.datasets_scripts.schema import LANGUAGES
 from modeling_supclap.datasets_scripts.temporal import zste
 from modeling_supclap.datasets_scripts.temporal.zste import ZSTE_FAMILIES, set_hash, zste_prompts, zste_set
+from modeling_supclap.languages import LANGUAGES
 
 PHRASES = label_phrases("esc50")
 SENTENCES = read_phrases("temporal")

@@ -5,7 +5,7 @@ from dataset_folders import urbansound8k
 
 from modeling_supclap.datasets_scripts import load_builder
 from modeling_supclap.datasets_scripts.builders.captions import label_phrases, render_captions
-from modeling_supclap.datasets_scripts.schema import LANGUAGES
+from modeling_supclap.languages import LANGUAGES
 
 
 def load(folder, **config):

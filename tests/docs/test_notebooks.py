@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import pytest
@@ -11,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 
 
-def cells(notebook: Path, kind: str) -> list[dict]:
+def cells(notebook: Path, kind: str) -> list[dict[str, Any]]:
     """Return the cells of one kind, in order."""
     found = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     return [cell for cell in found if cell["cell_type"] == kind]

@@ -11,12 +11,12 @@ from fake_models import ToneModel
 from recordings import tone_rows
 from results_fixtures import NUM_CLIPS, make_results
 
-from modeling_supclap.datasets_scripts.schema import LANGUAGES
 from modeling_supclap.evaluation import options, report, run
 from modeling_supclap.evaluation.cache import EmbeddingCache
 from modeling_supclap.evaluation.comparison import compare
 from modeling_supclap.evaluation.report import render_report, write_report
 from modeling_supclap.evaluation.results import SECTIONS, Results, Section, paper_results, score
+from modeling_supclap.languages import LANGUAGES
 from modeling_supclap.model_card.results import get_card_scores
 
 

@@ -1,6 +1,7 @@
 """The model in mteb: scores of small tasks, compared with scores computed by hand."""
 
 import sys
+from typing import Any
 
 import builders
 import numpy as np
@@ -153,7 +154,7 @@ class Parity:
         return np.array([[0.8, 0.6] if len(text) % 2 else [0.0, 1.0] for text in texts])
 
 
-class Loader(list):
+class Loader(list[Any]):
     """Minimal data loader for `encode`."""
 
     def __init__(self, batch, features):

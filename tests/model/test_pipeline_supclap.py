@@ -1,5 +1,7 @@
 """The zero-shot pipeline of transformers: scores equal those of the model, even for clips of unequal length."""
 
+from typing import Any
+
 import builders
 import numpy as np
 import pytest
@@ -21,7 +23,7 @@ def expected_scores(model, processor, clip: np.ndarray, template: str) -> list[f
     return model(**inputs).logits_per_audio[0].softmax(dim=0).tolist()
 
 
-def scores(result: list[dict]) -> list[float]:
+def scores(result: list[dict[str, Any]]) -> list[float]:
     """Return the scores in the order of the labels; the pipeline sorts them by score."""
     by_label = {each["label"]: each["score"] for each in result}
     assert [each["score"] for each in result] == sorted(by_label.values(), reverse=True)

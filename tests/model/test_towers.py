@@ -159,7 +159,7 @@ def clips(audio: str) -> list[np.ndarray]:
     return [builders.noise(samples, seed) for seed, samples in enumerate(SAMPLES.get(audio, SHORT))]
 
 
-def call(audio: str, **kwargs) -> dict:
+def call(audio: str, **kwargs) -> dict[str, Any]:
     return {
         "audio": clips(audio),
         "sampling_rate": 16000,

@@ -12,9 +12,9 @@ from commands import run_recipe
 
 from modeling_supclap import CEDFeatureExtractor, CEDModel, SonarTextModel
 from modeling_supclap.datasets_scripts import load_splits
-from modeling_supclap.datasets_scripts.schema import LANGUAGES
 from modeling_supclap.datasets_scripts.translation.join import read_captions
 from modeling_supclap.datasets_scripts.translation.table import SCHEMA, source_hash, write_translations
+from modeling_supclap.languages import LANGUAGES
 from modeling_supclap.recipes import train_supclap
 from modeling_supclap.recipes.options import TrainedPartArguments
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from modeling_supclap import losses
-from modeling_supclap.recipes import evaluate_supclap, posttrain_teminal, train_supclap
+from modeling_supclap.recipes import options
 from modeling_supclap.recipes.options import TrainedPartArguments
 from modeling_supclap.training.training_args import TemporalTrainingArguments
 
@@ -16,10 +16,10 @@ ROOT = Path(__file__).parents[2]
 INDEX = (ROOT / "docs" / "paper_index.md").read_text(encoding="utf-8")
 NAMES = sorted(set(re.findall(r"`([^`]+)`", INDEX)))
 GROUPS = (
-    train_supclap.DataArguments,
-    train_supclap.ModelArguments,
-    posttrain_teminal.PostTrainingArguments,
-    evaluate_supclap.EvaluationArguments,
+    options.DataArguments,
+    options.ModelArguments,
+    options.PostTrainingArguments,
+    options.EvaluationArguments,
     TrainedPartArguments,
     TemporalTrainingArguments,
 )

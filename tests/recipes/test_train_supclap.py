@@ -32,8 +32,9 @@ from modeling_supclap.datasets_scripts.stream import RowStream
 from modeling_supclap.evaluation import EmbeddingCache, Results, compare, evaluate
 from modeling_supclap.recipes import posttrain_teminal, train_supclap
 from modeling_supclap.recipes.arguments import parse_arguments
+from modeling_supclap.recipes.options import ModelArguments
 from modeling_supclap.recipes.running import require_usable_audio
-from modeling_supclap.recipes.train_supclap import ModelArguments, arguments_in_use
+from modeling_supclap.recipes.train_supclap import arguments_in_use
 from modeling_supclap.training.contrastive_module import ContrastiveModule
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
