@@ -101,7 +101,7 @@ def reweighted_info_nce(
     `held` are the constants that multiply the logits of the positives, clips first. Default: (w - 1) (1 - P+).
     """
     a, t = audio.tolist(), text.tolist()
-    losses = []
+    losses: list[float] = []
     for queries, keys in ((a, t), (t, a)):
         for i, query in enumerate(queries):
             own = logit_scale * dot(query, keys[i])

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import reference
@@ -130,8 +131,9 @@ def test_singles_and_pairs_may_differ_in_number() -> None:
 @pytest.mark.parametrize("position", range(4))
 def test_alphas_of_teminal_b_lie_between_0_and_1(value: float, position: int) -> None:
     names = ("alpha_same_time", "alpha_cross_time", "alpha_same_overlay", "alpha_cross_overlay")
+    alpha: dict[str, Any] = {names[position]: value}
     with pytest.raises(ValueError, match=f"{names[position]}={value}"):
-        teminal_b_weights(2, **{names[position]: value})
+        teminal_b_weights(2, **alpha)
 
 
 def test_errors_name_the_expected_values() -> None:
