@@ -114,6 +114,11 @@ class StrictLoadingMixin:
         # Without a name, the caller passes a state_dict and a configuration; other weights are initialised on purpose.
         if pretrained_model_name_or_path is not None and (missing := sorted(report["missing_keys"])):
             unexpected = sorted(report["unexpected_keys"])
+            if adapters := [name for name in unexpected if ".base_layer." in name or ".modules_to_save." in name]:
+                raise ValueError(
+                    f"{pretrained_model_name_or_path} is a checkpoint of a run with adapters, such as {adapters[0]}; "
+                    f"merge them into a plain model with `supclap convert {pretrained_model_name_or_path} --out FOLDER`"
+                )
             raise ValueError(
                 f"{pretrained_model_name_or_path} lacks {len(missing)} weights of {cls.__name__}, such as "
                 f"{missing[:3]}, and has {len(unexpected)} others {unexpected[:3]}; pass a checkpoint of "

@@ -3,6 +3,7 @@
     supclap convert audiotransformer_mini_mAP_4896.pt --out models/ced-mini --verify
     supclap convert pretrain.pt --out models/ml-clap --tokenizer cointegrated/SONAR_200_text_encoder
     supclap convert microsoft/msclap/CLAP_weights_2023.pth --out models/msclap --tokenizer openai-community/gpt2
+    supclap convert outputs/lora/checkpoint-400 --out models/tuned    # merges the adapters of a checkpoint
 
 The kind of checkpoint is recognised by its tensor names. Every tensor must be converted, or be in the list of tensors
 to ignore. Otherwise nothing is written. The output folder contains `provenance.json`, with the source, SHA-256 and
@@ -19,7 +20,7 @@ from modeling_supclap import require_torchaudio
 from modeling_supclap.recipes.running import run_command
 
 if TYPE_CHECKING:
-    from modeling_supclap.conversion import Conversion
+    from modeling_supclap.conversion import Checkpoint, Conversion
 
 KINDS = ("ced", "dasheng", "glap", "laion", "ml-clap", "msclap", "open-clip", "sonar")
 """Supported kinds of checkpoints. They are listed here because importing the layouts would delay `--help`."""
@@ -34,6 +35,20 @@ def format_parts(conversion: Conversion) -> str:
     for description, count in conversion.set_aside.items():
         lines.append(f"set aside: {count:,} tensors, {description}")
     return "\n".join([*lines, conversion.remark]).rstrip()
+
+
+def merge_adapters(checkpoint: Checkpoint, folder: Path) -> None:
+    """Merge the adapters of a training checkpoint, and save a plain model with its processor."""
+    from modeling_supclap import SupCLAPConfig, SupCLAPProcessor
+    from modeling_supclap.training.lora import merge_checkpoint
+
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder} is not an empty folder; choose another --out")
+    config = SupCLAPConfig.from_dict(dict(checkpoint.config))
+    model = merge_checkpoint(checkpoint.folder, config, checkpoint.tensors)
+    model.save_pretrained(folder)
+    SupCLAPProcessor.from_pretrained(checkpoint.folder).save_pretrained(folder)
+    print(f"{checkpoint.origin}: merged its adapters; the model is in {folder}")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -53,6 +68,9 @@ def main(arguments: list[str] | None = None) -> None:
     from modeling_supclap.joining import load_tokenizer
 
     checkpoint = read_checkpoint(args.source, args.revision)
+    if any(".base_layer." in name for name in checkpoint.tensors):
+        merge_adapters(checkpoint, args.out)
+        return
     conversion = convert_checkpoint(checkpoint, args.kind, args.part)
     print(f"{checkpoint.origin}: recognised as {conversion.layout.name}, {len(checkpoint.tensors):,} tensors")
     if checkpoint.not_read:

@@ -6,11 +6,12 @@ import json
 import os
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from modeling_supclap.datasets_scripts import add_translations, load_builder, load_splits
 from modeling_supclap.languages import LANGUAGES, require_language_code
-from modeling_supclap.recipes.running import say
+from modeling_supclap.recipes.running import is_first_process, say
 
 if TYPE_CHECKING:
     from modeling_supclap import SupCLAPModel
@@ -205,24 +206,41 @@ class ModelArguments:
 class TrainedPartArguments:
     """Trained part of the model: all, the last blocks, or adapters in these blocks. Projections are always trained."""
 
-    train_last_layers: int | None = option("Train only this number of last blocks of each encoder.")
-    audio_layers: int | None = option("Overrides train_last_layers for the audio encoder.")
-    text_layers: int | None = option("Overrides train_last_layers for the text encoder.")
+    train_last_layers: str | None = option("Train only this number of last blocks of each encoder, or all blocks.")
+    audio_layers: str | None = option("Overrides train_last_layers for the audio encoder.")
+    text_layers: str | None = option("Overrides train_last_layers for the text encoder.")
     lora_rank: int | None = option("Rank of LoRA adapters, to train instead of the weights of the last blocks.")
+    lora_alpha: float | None = option("Scale of the adapters; their output is multiplied by alpha / rank. Default: 16.")
+    save_adapter: bool = option("Also save the adapters alone, in the folder `adapter`, for peft.", False)
     train_temperature: bool = option("Train the temperature.", True)
     train_bias: bool | None = option("Train SigLIP's bias. Default: as train_temperature.")
 
+    def __post_init__(self) -> None:
+        for name in ("train_last_layers", "audio_layers", "text_layers"):
+            value = getattr(self, name)
+            if value is not None and value != "all" and not str(value).isdecimal():
+                raise ValueError(f"{name} is {value!r}; expected a number of blocks, or all")
+        if self.lora_rank is None and (self.lora_alpha is not None or self.save_adapter):
+            raise ValueError("lora_alpha and save_adapter require lora_rank; set it")
+        for name in ("lora_rank", "lora_alpha"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"{name} is {value}; it must be positive")
+
     def choose_parameters(self, model: SupCLAPModel) -> None:
         """Freeze the parameters that are not selected, and add the adapters."""
-        from modeling_supclap.training.lora import add_lora, train_last_layers, trainable_table
+        from modeling_supclap.training.lora import add_lora, block_names, train_last_layers, trainable_table
 
-        numbers = self.train_last_layers, self.audio_layers, self.text_layers
-        last = 1 if self.train_last_layers is None else self.train_last_layers
-        audio_layers, text_layers = (last if number is None else number for number in numbers[1:])
+        layers = {}
+        for kind in ("audio", "text"):
+            given = getattr(self, f"{kind}_layers"), self.train_last_layers, 1
+            number = next(value for value in given if value is not None)
+            blocks = block_names(model.get_submodule(f"{kind}_model")) if number == "all" else range(int(number))
+            layers[f"{kind}_layers"] = len(blocks)
         if self.lora_rank is not None:
-            add_lora(model, rank=self.lora_rank, audio_layers=audio_layers, text_layers=text_layers)
-        elif numbers != (None, None, None):
-            train_last_layers(model, audio_layers, text_layers)
+            add_lora(model, rank=self.lora_rank, alpha=16 if self.lora_alpha is None else self.lora_alpha, **layers)
+        elif (self.train_last_layers, self.audio_layers, self.text_layers) != (None, None, None):
+            train_last_layers(model, **layers)
 
         train_bias = self.train_temperature if self.train_bias is None else self.train_bias
         for parameter, trains in ((model.logit_scale, self.train_temperature), (model.logit_bias, train_bias)):
@@ -231,11 +249,18 @@ class TrainedPartArguments:
         if not all(parameter.requires_grad for parameter in model.parameters()):
             say(trainable_table(model))
 
-    def finished(self, model: SupCLAPModel) -> SupCLAPModel:
-        """Return the model to save, with the adapters merged into its weights."""
-        from modeling_supclap.training.lora import merge_lora
+    def finished(self, model: SupCLAPModel, folder: str | Path | None) -> SupCLAPModel:
+        """Return the model to save in `folder`, with the adapters merged into its weights. Save the adapters if asked.
 
-        return model if self.lora_rank is None else merge_lora(model)
+        With FSDP, each process has only a part of the weights, so that the adapters cannot be saved alone.
+        """
+        if self.lora_rank is None:
+            return model
+        from modeling_supclap.training.lora import merge_lora, save_adapter
+
+        if self.save_adapter and is_first_process():
+            save_adapter(model, Path(folder or ".") / "adapter")
+        return merge_lora(model)
 
 
 @dataclass
@@ -267,7 +292,7 @@ class PostTrainingArguments(DatasetArguments):
 class LastPartArguments(TrainedPartArguments):
     """Part of the model to train; by default, the last block of each encoder, as in the paper."""
 
-    train_last_layers: int | None = option("Train only this number of last blocks of each encoder.", 1)
+    train_last_layers: str | None = option("Train only this number of last blocks of each encoder, or all blocks.", "1")
 
 
 @dataclass

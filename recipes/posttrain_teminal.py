@@ -231,7 +231,7 @@ def train_and_save(
         return
 
     output = Path(args.output_dir or ".")
-    part_args.finished(model).save_pretrained(output)
+    part_args.finished(model, output).save_pretrained(output)
     processor.save_pretrained(output)
     save_trained_sources(items[0].rows, output, post_args.model)
     if is_clap(post_args.model):

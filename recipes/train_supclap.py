@@ -297,7 +297,7 @@ def train_and_save(
     say(f"model: {sizes} parameters")
 
     train(trainer, args.resume_from_checkpoint)
-    part_args.finished(model)
+    part_args.finished(model, args.output_dir)
     trainer.save_model()
     if trainer.is_fsdp_enabled:  # sharded weights compute only within the trainer's forward pass
         trainer.accelerator.wait_for_everyone()

@@ -6,17 +6,30 @@ passes full dotted names to PEFT, because PEFT matches names by suffix, and "lay
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
-from peft import LoraConfig
-from peft.tuners.lora import LoraLayer
+import torch
+from peft import LoraConfig, PeftConfig, get_peft_model, get_peft_model_state_dict
+from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import ModulesToSaveWrapper
+from peft.utils.integrations import dequantize_module_weight
+from safetensors.torch import save_file
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from transformers.pytorch_utils import Conv1D
 
+from modeling_supclap.datasets_scripts.public_names import public_name
+
 from ..modeling_cnn14 import CNN14Model
 from ..modeling_supclap import SupCLAPModel
+from ..strict_loading import apply_umask
+
+ADAPTERS = "adapters"
+"""Folder of a checkpoint with the configuration of each adapter."""
 
 PROJECTIONS = ["audio_projection", "text_projection"]
 TEMPERATURE = ["logit_scale", "logit_bias"]
@@ -93,7 +106,7 @@ def train_last_layers(model: SupCLAPModel, audio_layers: int = 1, text_layers: i
 
 
 def add_lora(
-    model: SupCLAPModel, rank: int = 8, alpha: int = 16, audio_layers: int = 1, text_layers: int = 1
+    model: SupCLAPModel, rank: int = 8, alpha: float = 16, audio_layers: int = 1, text_layers: int = 1
 ) -> SupCLAPModel:
     """Freeze a model and add trainable LoRA adapters to its last blocks (Hu et al., 2021, arXiv 2106.09685).
 
@@ -101,8 +114,8 @@ def add_lora(
     do not change before training. Both projections and the temperature are fully trainable.
 
     Before resuming a run, call `add_lora` with the same arguments. The trainer's `save_model` saves a plain model with
-    merged adapters. `model.save_pretrained` writes a PEFT adapter folder without the temperature. Use checkpoints only
-    to resume, because their weights have PEFT names.
+    merged adapters, and `save_adapter` only the trained weights. Checkpoints have PEFT names, so that a run can resume;
+    `supclap convert CHECKPOINT --out FOLDER` merges one into a plain model.
 
     Args:
         model: Model, changed in place and returned.
@@ -141,10 +154,11 @@ def add_lora(
 
 
 def merge_lora(model: SupCLAPModel) -> SupCLAPModel:
-    """Merge the adapters from `add_lora` into the weights: W + (alpha / rank) B A.
+    """Merge adapters into the weights. For those of `add_lora`: W + (alpha / rank) B A.
 
-    The model is changed in place and returned. Its outputs change only by rounding. Its modules have the same names as
-    before `add_lora`, and all its parameters are trainable.
+    Any adapter of PEFT that changes layers is merged (LoRA, IA3, LoHa and others). The model is changed in place and
+    returned. Its outputs change only by rounding. Its modules have the same names as before, and all its parameters are
+    trainable.
     """
     if not getattr(model, "peft_config", None):
         raise ValueError("the model has no adapters to merge; call add_lora first")
@@ -152,13 +166,133 @@ def merge_lora(model: SupCLAPModel) -> SupCLAPModel:
     for name, module in list(model.named_modules()):
         if isinstance(module, ModulesToSaveWrapper):
             model.set_submodule(name, module.modules_to_save[str(module.active_adapter)])
-        elif isinstance(module, LoraLayer):
+        elif isinstance(module, BaseTunerLayer):
             module.merge(safe_merge=True)
             model.set_submodule(name, module.get_base_layer())
 
     del model.peft_config
     model._hf_peft_config_loaded = False  # the flag of transformers for models with adapters
     return model.requires_grad_(True)
+
+
+def merged_copy(
+    config: Any, adapters: Mapping[str, PeftConfig], weights: Mapping[str, torch.Tensor], active: list[str]
+) -> SupCLAPModel:
+    """Build a plain model from the weights of a model with adapters, and merge the adapters.
+
+    The copy shares all other weights with `weights`, and nothing is changed in place.
+
+    Args:
+        config: Configuration of the model.
+        adapters: `model.peft_config`, the configuration of each adapter.
+        weights: State of the model with adapters, whole and not quantised (see `whole_weights`).
+        active: Names of the adapters to merge.
+
+    Raises:
+        ValueError: Weights are missing.
+    """
+    config = copy.deepcopy(config)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    wrapped: Any = None
+    for name, adapter in adapters.items():
+        adapter = copy.deepcopy(adapter)
+        if hasattr(adapter, "init_lora_weights"):
+            adapter.init_lora_weights = False  # some ways to initialise read and change the weights
+        if wrapped is None:
+            wrapped = get_peft_model(SupCLAPModel(config), adapter, name)
+        else:
+            wrapped.add_adapter(name, adapter)
+    wrapped.base_model.set_adapter(active)
+    plain: SupCLAPModel = wrapped.get_base_model()
+    report = plain.load_state_dict(dict(weights), strict=False, assign=True)
+    if report.missing_keys:
+        missing = report.missing_keys
+        raise ValueError(f"{len(missing)} weights of the model with adapters are missing, such as {missing[0]}")
+    return merge_lora(plain)
+
+
+def whole_weights(model: SupCLAPModel) -> dict[str, torch.Tensor]:
+    """Return the state of a model. Layers quantised by bitsandbytes, torchao or HQQ are converted to float32."""
+    weights = model.state_dict()
+    if getattr(model, "is_quantized", False):
+        for name, module in model.named_modules():
+            if isinstance(module, nn.Linear):
+                weights[f"{name}.weight"] = dequantize_module_weight(module).detach().float()
+    return weights
+
+
+def active_adapters(model: SupCLAPModel) -> list[str]:
+    """Return the names of the adapters in use."""
+    for module in model.modules():
+        if isinstance(module, BaseTunerLayer):
+            return list(module.active_adapters)
+    return []
+
+
+def unwrap_adapters(model: Any) -> Any:
+    """Return the model inside the wrapper of `peft.get_peft_model`, which keeps its adapters; others are unchanged.
+
+    Raises:
+        ValueError: The adapters are prompts, which are not part of the model.
+    """
+    if not hasattr(model, "get_base_model"):
+        return model
+    prompts = [name for name, config in model.peft_config.items() if config.is_prompt_learning]
+    if prompts:
+        raise ValueError(f"the adapters {prompts} learn prompts, which a model cannot be saved with; use add_lora")
+    return model.get_base_model()
+
+
+def save_adapter(model: SupCLAPModel, folder: str | Path) -> None:
+    """Save only the trained weights of a model with adapters, as an adapter folder of PEFT.
+
+    `peft.PeftModel.from_pretrained(base, folder)` loads it, including the temperature and the bias. The name of the
+    base model is saved without local folders.
+    """
+    (name,) = active_adapters(model)
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = get_peft_model_state_dict(model, adapter_name=name)
+    for parameter in TEMPERATURE:
+        if getattr(model, parameter) is not None:
+            weights[parameter] = getattr(model, parameter).detach()
+    prefixed = {f"base_model.model.{key}": weight.cpu().contiguous() for key, weight in weights.items()}
+    save_file(prefixed, folder / "adapter_model.safetensors", {"format": "pt"})
+    apply_umask(folder)
+
+    _public_config(model, name, inference_mode=True).save_pretrained(folder)
+
+
+def save_configs(model: SupCLAPModel, checkpoint: str | Path) -> None:
+    """Write the configuration of each adapter into a checkpoint, for `merge_checkpoint`."""
+    for name in model.peft_config:
+        _public_config(model, name).save_pretrained(Path(checkpoint, ADAPTERS, name))
+
+
+def _public_config(model: SupCLAPModel, name: str, **changed: Any) -> PeftConfig:
+    """Return a copy of an adapter's configuration, without local folders in the name of the base model."""
+    config = copy.deepcopy(model.peft_config[name])
+    base = config.base_model_name_or_path or model.name_or_path or ""
+    for key, value in {**changed, "base_model_name_or_path": public_name(base)}.items():
+        setattr(config, key, value)
+    return config
+
+
+def merge_checkpoint(checkpoint: str | Path, config: Any, weights: Mapping[str, torch.Tensor]) -> SupCLAPModel:
+    """Build a plain model from the weights of a training checkpoint with adapters.
+
+    Raises:
+        ValueError: The checkpoint contains no configuration of its adapters.
+    """
+    folders = sorted(Path(checkpoint, ADAPTERS).glob("*"))
+    if not folders:
+        raise ValueError(
+            f"{checkpoint} contains adapters without their configuration; resume the run, which saves a merged model"
+        )
+    adapters = {folder.name: PeftConfig.from_pretrained(str(folder)) for folder in folders}
+    of_model = {name.removeprefix("model."): w for name, w in weights.items() if not name.startswith("objective.")}
+    return merged_copy(config, adapters, of_model, list(adapters))
 
 
 def trainable_table(model: nn.Module) -> str:

@@ -1,9 +1,21 @@
 """Partial training: exactly the selected parameters train, and merged adapters change only the weights."""
 
+import json
+from types import SimpleNamespace
+
 import builders
 import pytest
 import torch
 import transformers
+from peft import (
+    IA3Config,
+    LNTuningConfig,
+    LoHaConfig,
+    LoraConfig,
+    PeftModel,
+    PromptTuningConfig,
+    get_peft_model,
+)
 from safetensors.torch import load_file
 from test_trainer import QUICK, arguments, build
 from transformers import BertConfig, ClapAudioConfig, ClapTextConfig, DistilBertConfig, XLMRobertaConfig
@@ -11,8 +23,20 @@ from transformers import BertConfig, ClapAudioConfig, ClapTextConfig, DistilBert
 from modeling_supclap import CNN14Config, SupCLAPConfig, SupCLAPModel
 from modeling_supclap.conversion import supclap_from_clap
 from modeling_supclap.losses import StaticRadius
+from modeling_supclap.training import lora
 from modeling_supclap.training.contrastive_module import ContrastiveModule
-from modeling_supclap.training.lora import add_lora, block_names, merge_lora, train_last_layers, trainable_table
+from modeling_supclap.training.lora import (
+    active_adapters,
+    add_lora,
+    block_names,
+    merge_lora,
+    merged_copy,
+    save_adapter,
+    train_last_layers,
+    trainable_table,
+    unwrap_adapters,
+    whole_weights,
+)
 from modeling_supclap.training.trainer import SupCLAPTrainer
 
 SIZES = {"vocab_size": 300, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -314,6 +338,105 @@ def test_lora_trains_checkpoints_resumes_and_saves(tmp_path, rows):
     assert loaded.logit_scale != bert().logit_scale
     for left, right in zip(embeds(loaded), trained, strict=True):
         torch.testing.assert_close(left, right, atol=2e-6, rtol=2e-6)
+
+
+TARGETS = ["query", "value", "qkv"]
+KINDS = {
+    "lora": LoraConfig(r=2, target_modules=TARGETS, modules_to_save=["text_projection"]),
+    "dora": LoraConfig(r=2, target_modules=TARGETS, use_dora=True),
+    "pissa": LoraConfig(r=2, target_modules=TARGETS, init_lora_weights="pissa"),
+    "ia3": IA3Config(target_modules=TARGETS, feedforward_modules=[]),
+    "loha": LoHaConfig(r=2, target_modules=TARGETS),
+    "norms": LNTuningConfig(target_modules=["norm"]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Unsupported layer type")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("wraps", [False, True])
+def test_every_kind_of_adapter_is_merged_into_a_copy_and_in_place(tmp_path, kind, wraps):
+    model = bert()
+    if wraps:
+        model = unwrap_adapters(get_peft_model(model, KINDS[kind]))
+    else:
+        model.add_adapter(KINDS[kind])
+    assert type(model) is SupCLAPModel
+    before = embeds(model)[0]
+    disturb(model)
+    adapted, state = embeds(model), {name: value.clone() for name, value in model.state_dict().items()}
+    assert max((left - right).abs().max() for left, right in zip(adapted[:1], [before], strict=True)) > 1e-3
+
+    copied = merged_copy(model.config, model.peft_config, whole_weights(model), active_adapters(model))
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, state[name]), name  # nothing is changed in place
+    copied.save_pretrained(tmp_path)
+    loaded = SupCLAPModel.from_pretrained(tmp_path)
+    for merged in (copied, loaded, merge_lora(model)):
+        assert list(merged.state_dict()) == list(bert().state_dict())
+        for left, right in zip(embeds(merged), adapted, strict=True):
+            torch.testing.assert_close(left, right, atol=3e-6, rtol=3e-6)
+
+
+@pytest.mark.filterwarnings("ignore:Already found a `peft_config`")
+def test_two_adapters_are_merged(model):
+    model.add_adapter(LoraConfig(r=2, target_modules=TARGETS), "first")
+    model.add_adapter(LoraConfig(r=3, target_modules=["query"]), "second")
+    model.set_adapter(["first", "second"])
+    disturb(model)
+    copied = merged_copy(model.config, model.peft_config, whole_weights(model), active_adapters(model))
+    torch.testing.assert_close(embeds(copied)[1], embeds(model)[1], atol=3e-6, rtol=3e-6)
+
+
+def test_quantised_weights_are_saved_as_floats(model, monkeypatch):
+    add_lora(model, rank=2)
+    plain = whole_weights(model)
+    layer = "text_model.encoder.layer.0.output.dense"
+    monkeypatch.setattr(model, "is_quantized", True, raising=False)
+    monkeypatch.setattr(  # as peft does for the layers of bitsandbytes
+        lora,
+        "dequantize_module_weight",
+        lambda module: module.weight.half() + 1 if module is model.get_submodule(layer) else module.weight,
+    )
+    weights = whole_weights(model)
+    changed = {name for name, value in weights.items() if not torch.equal(value, plain[name])}
+    assert changed == {f"{layer}.weight"}
+    assert weights[f"{layer}.weight"].dtype == torch.float32
+    model.config.quantization_config = {"load_in_8bit": True}
+    copied = merged_copy(model.config, model.peft_config, weights, active_adapters(model))
+    assert not hasattr(copied.config, "quantization_config")
+    assert torch.equal(copied.get_submodule(layer).weight, weights[f"{layer}.weight"])
+    with pytest.raises(ValueError, match=r"1 weights.*logit_scale"):
+        merged_copy(
+            model.config, model.peft_config, {k: v for k, v in weights.items() if k != "logit_scale"}, ["default"]
+        )
+
+
+@pytest.mark.skipif(transformers.__version__.startswith("5.17."), reason="leaves the modules of an adapter random")
+def test_an_adapter_alone_has_the_temperature_and_no_local_path(tmp_path):
+    bert_with_pooler().save_pretrained(tmp_path / "ann" / "base")
+    start = SupCLAPModel.from_pretrained(tmp_path / "ann" / "base")
+    model = add_lora(start, rank=2, alpha=6)
+    disturb(model)
+    save_adapter(model, tmp_path / "adapter")
+    written = b"".join(path.read_bytes() for path in (tmp_path / "adapter").iterdir())
+    assert b"ann" not in written
+    assert json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["lora_alpha"] == 6
+    with_peft = SupCLAPModel.from_pretrained(tmp_path / "ann" / "base")
+    loaded = PeftModel.from_pretrained(with_peft, tmp_path / "adapter").merge_and_unload()
+    by_transformers = SupCLAPModel.from_pretrained(tmp_path / "ann" / "base")
+    by_transformers.load_adapter(str(tmp_path / "adapter"))
+    for other in (loaded, by_transformers):
+        assert torch.equal(other.logit_scale, model.logit_scale)
+        assert torch.equal(other.logit_bias, model.logit_bias)
+        for left, right in zip(embeds(other), embeds(model), strict=True):
+            torch.testing.assert_close(left, right, atol=3e-6, rtol=3e-6)
+
+
+def test_prompts_are_refused_and_plain_models_are_unchanged(model):
+    assert unwrap_adapters(model) is model
+    prompts = SimpleNamespace(get_base_model=None, peft_config={"mine": PromptTuningConfig()})
+    with pytest.raises(ValueError, match="mine"):
+        unwrap_adapters(prompts)
 
 
 def test_adding_adapters_twice_or_merging_none_is_an_error(model):
