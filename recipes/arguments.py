@@ -33,6 +33,28 @@ CONFIGS = Path(__file__).parent / "configs"
 YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is eight times as fast as Python
 
 
+_ALIASES = {
+    **dict.fromkeys(("lr", "lrate", "peak_lr"), "learning_rate"),
+    **dict.fromkeys(("epochs", "num_epochs", "n_epochs", "max_epochs"), "num_train_epochs"),
+    **dict.fromkeys(("steps", "num_steps", "train_steps"), "max_steps"),
+    **dict.fromkeys(("batch_size", "bs", "train_batch_size"), "per_device_train_batch_size"),
+    "eval_batch_size": "per_device_eval_batch_size",
+    **dict.fromkeys(("wd", "decay"), "weight_decay"),
+    **dict.fromkeys(("warmup", "num_warmup_steps"), "warmup_steps"),
+    **dict.fromkeys(("scheduler", "lr_scheduler", "schedule"), "lr_scheduler_type"),
+    **dict.fromkeys(("optimizer", "optimiser"), "optim"),
+    **dict.fromkeys(("workers", "num_workers"), "dataloader_num_workers"),
+    **dict.fromkeys(("model_name_or_path", "pretrained", "checkpoint"), "model"),
+    **dict.fromkeys(("early_stopping", "patience"), "early_stopping_patience"),
+    **dict.fromkeys(("accumulation_steps", "grad_accum"), "gradient_accumulation_steps"),
+    **dict.fromkeys(("freeze_audio", "freeze_audio_encoder", "lock_audio"), "audio_layers 0"),
+    **dict.fromkeys(("freeze_text", "freeze_text_encoder", "lock_text"), "text_layers 0"),
+    **dict.fromkeys(("overwrite_output_dir", "overwrite"), "output_dir with a new folder"),
+    **dict.fromkeys(("resume", "resume_from"), "resume_from_checkpoint last"),
+}
+"""Names of options in other projects, with the option here and a value that it may need."""
+
+
 def asks_for_help() -> bool:
     return not {"-h", "--help"}.isdisjoint(sys.argv[1:])
 
@@ -259,6 +281,9 @@ def _reject_unknown(words: Sequence[str], valid: Collection[str]) -> None:
     key = keys[0].lstrip("-").split("=")[0]
 
     close = difflib.get_close_matches(key, list(valid), n=3)
+    alias = _ALIASES.get(key.lower().replace("-", "_"), "")
+    if alias.split(" ")[0] in valid:
+        close = [alias]
     if (CONFIGS / f"{key}.yaml").is_file():
         close = [f"{key}.yaml"]
     hint = f"did you mean {' or '.join(close)}?" if close else "--help and --help_all list them, a key starts with --"

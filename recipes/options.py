@@ -193,6 +193,9 @@ class ModelArguments:
         check_temperature(self.temperature)
         if not set(self.random_weights) <= {"audio", "text"}:
             raise ValueError(f"random_weights is {self.random_weights}; expected audio, text, or both")
+        for name, low, high in (("vocab_size", 261, 10**7), ("projection_dim", 1, 10**6)):
+            if not low <= getattr(self, name) <= high:  # a byte-level vocabulary has 256 bytes, 5 tokens
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {low} and at most {high}")
         encoders = {"audio": self.audio_encoder, "text": self.text_encoder}
         scratch = [kind for kind, name in encoders.items() if name == "scratch"]
         if self.model is None and len(scratch) == 1:
@@ -286,6 +289,12 @@ class PostTrainingArguments(DatasetArguments):
         check_temperature(self.temperature)
         if not self.stages or len(set(self.stages)) < len(self.stages) or not set(self.stages) <= {"a", "b"}:
             raise ValueError(f"stages is {self.stages}; expected a, b, or both, each once")
+        if not 0 < self.train_fraction < 1:
+            raise ValueError(f"train_fraction is {self.train_fraction}; it must be between 0 and 1")
+        for name in ("num_phrasings", "pairs_per_epoch", "eval_pairs"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}; it must be at least 1")
 
 
 @dataclass
@@ -479,9 +488,9 @@ class QualityArguments:
 
 
 def check_temperature(temperature: float | None) -> None:
-    """Raise ValueError if the temperature is not positive."""
-    if temperature is not None and not temperature > 0:
-        raise ValueError(f"temperature is {temperature}; it must be positive (0.07 in the papers)")
+    """Raise ValueError if the temperature is not positive, or too small or large to train."""
+    if temperature is not None and not 1e-4 <= temperature <= 100:
+        raise ValueError(f"temperature is {temperature}; it must be at least 0.0001 and at most 100 (papers: 0.07)")
 
 
 def as_mapping(value: Settings) -> dict[str, Any]:

@@ -6,6 +6,7 @@ This file does not import torch, so that `--help` takes only a tenth of a second
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import MISSING, Field, dataclass, field
 from typing import Any
@@ -26,6 +27,38 @@ RADIUS_ORDERS = ("sorted", "batch")
 REWEIGHTINGS = ("pull", "probability")
 POSITIVES = ("clip", "captions")
 CACHE_FROZEN = ("auto", "always", "never")
+
+
+_RANGES: dict[str, tuple[float, float]] = {
+    **dict.fromkeys(("learning_rate", "weight_decay", "max_grad_norm"), (0, math.inf)),
+    **dict.fromkeys(("svr_alpha", "svr_beta", "radius_ratio", "temporal_beta"), (0, math.inf)),
+    "radius_init": (0, 2),  # a distance between unit vectors
+    "radius_num_similarities": (2, math.inf),
+    "max_audio_seconds": (0.001, math.inf),
+    **dict.fromkeys(("mask_time_prob", "mask_feature_prob", "background_prob"), (0, 1)),
+    **dict.fromkeys(("mask_time_length", "mask_feature_length"), (1, math.inf)),
+    **dict.fromkeys(("mask_time_min_masks", "mask_feature_min_masks"), (0, math.inf)),
+    "random_gain_db": (0, 40),  # larger values look like integer samples without scaling
+    "background_snr_db": (-100, 100),
+    "ema_decay": (0, math.nextafter(1, 0)),  # 1 would keep the weights of the first step
+    **dict.fromkeys(("loss_chunk_size", "cached_chunk_size", "kept_tokens"), (1, math.inf)),
+    **dict.fromkeys(("crossfade_seconds", "gap_seconds"), (0, math.inf)),
+}
+"""Smallest and largest valid value of each option. None is always valid, for options that may be off."""
+
+
+def require_valid_ranges(options: Any) -> None:
+    """Raise ValueError if an option is outside its range, or is not a finite number."""
+    for name, (low, high) in _RANGES.items():
+        value = getattr(options, name, None)
+        for number in value if isinstance(value, list) else [value]:
+            if number is not None and not (low <= number <= high and math.isfinite(number)):
+                most = f" and at most {high:g}" if math.isfinite(high) else ""
+                most = most.replace("at most 1", "below 1") if high == math.nextafter(1, 0) else most
+                raise ValueError(f"{name} is {number}; it must be at least {low:g}{most}")
+    snr_db = getattr(options, "background_snr_db", [0, 0])
+    if len(snr_db) != 2:
+        raise ValueError(f"background_snr_db is {snr_db}; expected two numbers, the lowest and the highest")
 
 
 def captions_per_clip(loss: str, languages: Sequence[str], languages_per_clip: int | None) -> int:

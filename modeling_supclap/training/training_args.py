@@ -118,14 +118,7 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
         if self.every_caption and self.track_language_errors:
             raise ValueError("got track_language_errors with every_caption; leave out one of them")
 
-        chunks = ("loss_chunk_size", "cached_chunk_size", "kept_tokens")
-        for name in ("max_audio_seconds", *chunks, "mask_time_length", "mask_feature_length"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ValueError(f"{name} is {value}; it must be positive")
-        for name in ("mask_time_prob", "mask_feature_prob", "background_prob", "ema_decay"):
-            if not 0 <= (getattr(self, name) or 0) <= 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be between 0 and 1")
+        options.require_valid_ranges(self)
         if self.per_device_train_batch_size * self.world_size < 2:
             size = self.per_device_train_batch_size
             raise ValueError(f"per_device_train_batch_size is {size}; it must be 2 or more, to have negatives")

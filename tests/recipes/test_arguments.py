@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import dataset_folders
 import pytest
 
+from modeling_supclap.recipes import train_supclap
 from modeling_supclap.recipes.arguments import format_help, parse_arguments, read_settings
 from modeling_supclap.recipes.options import DataArguments, DatasetArguments, EvaluationArguments, as_mapping
 from modeling_supclap.training.options import ContrastiveOptions
@@ -43,6 +44,47 @@ def config(write, tmp_path):
     return write(
         f"dataset: esc50\nlearning_rate: 1e-3\nlanguages: [fra, deu]\nsvr: bi-static\noutput_dir: {tmp_path}\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("word", "option"),
+    [
+        ("--lr", "learning_rate"),
+        ("--epochs", "num_train_epochs"),
+        ("--batch_size", "per_device_train_batch_size"),
+        ("--batch-size", "per_device_train_batch_size"),
+        ("--overwrite_output_dir", "output_dir with a new folder"),
+        ("--resume", "resume_from_checkpoint last"),
+        ("--learning_rat", "learning_rate"),
+        ("--freeze_audio", "--help"),  # this group has no option for it
+    ],
+)
+def test_options_of_other_projects_get_the_right_suggestion(word, option):
+    with pytest.raises(ValueError, match=rf"unknown key '{re.escape(word[2:])}': .*{option}"):
+        parse(word, "1")
+
+
+def test_the_recipe_of_training_suggests_to_freeze_a_tower():
+    with pytest.raises(ValueError, match="did you mean audio_layers 0"):
+        parse_arguments(train_supclap.OPTIONS, ["--freeze_audio", "true"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--vocab_size", "3"], "vocab_size is 3.*261"),
+        (["--temperature", "1e-9"], "temperature is 1e-09"),
+        (["--temperature", "nan"], "temperature is nan"),
+        (["--lora_rank", "0"], "lora_rank is 0"),
+        (["--lora_alpha", "8"], "lora_rank"),
+        (["--save_adapter", "true"], "lora_rank"),
+        (["--train_last_layers", "some"], "train_last_layers is 'some'.*all"),
+        (["--ema_decay", "1"], "ema_decay is 1.*below 1"),
+    ],
+)
+def test_values_out_of_range_are_refused_before_a_model_is_built(words, message):
+    with pytest.raises(ValueError, match=message):
+        parse_arguments(train_supclap.OPTIONS, words)
 
 
 def test_file_then_command_line(config):

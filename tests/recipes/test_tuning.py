@@ -1,5 +1,6 @@
 """Fine-tuning a published CLAP on a folder: other column names, a part of the weights, and the standard layout."""
 
+import json
 import math
 
 import builders
@@ -7,7 +8,9 @@ import pytest
 import torch
 from commands import run_recipe
 from huggingface_hub import ModelCard
+from peft import PeftModel
 from recordings import captioned_folder
+from safetensors.torch import load_file
 
 from modeling_supclap import SupCLAPModel
 from modeling_supclap.evaluation import Results
@@ -36,6 +39,27 @@ def test_a_clap_is_tuned_and_stays_loadable(tmp_path, part, capsys):
     assert "text_model.encoder.layer.1.attention.self.query.weight" in moved
     assert "audio_projection.linear1.weight" in moved
     assert not [name for name in moved if "text_model.encoder.layer.0." in name or "embeddings" in name]
+
+
+def test_adapters_of_all_blocks_are_saved_alone_and_merged(tmp_path):
+    clap, sounds = builders.save_clap(tmp_path / "clap"), captioned_folder(tmp_path / "sounds", 12, ("path", "what"))
+    data = ["--dataset", "audio_folder", "--data_dir", sounds, "--audio_column", "path", "--caption_column", "what"]
+    run = ["--model", clap, "--output_dir", tmp_path / "run", "--use_cpu", "true", "--learning_rate", "1e-2"]
+    short = ["--per_device_train_batch_size", "4", "--num_train_epochs", "1"]
+    part = ["--lora_rank", "2", "--lora_alpha", "3", "--train_last_layers", "all", "--save_adapter", "true"]
+    run_recipe(train_supclap, *data, *run, *short, *part)
+    settings = json.loads((tmp_path / "run" / "adapter" / "adapter_config.json").read_text())
+    assert (settings["r"], settings["lora_alpha"]) == (2, 3)
+    names = load_file(tmp_path / "run" / "adapter" / "adapter_model.safetensors")
+    blocks = {name.split(".attention")[0] for name in names if "text_model" in name}
+    assert blocks == {f"base_model.model.text_model.encoder.layer.{number}" for number in range(2)}
+    base = models.load_start(str(clap))[0]
+    alone = PeftModel.from_pretrained(base, str(tmp_path / "run" / "adapter")).merge_and_unload().state_dict()
+    merged = SupCLAPModel.from_pretrained(tmp_path / "run").state_dict()
+    for name, value in merged.items():
+        torch.testing.assert_close(alone[name], value, msg=name)
+    start = models.load_start(str(clap))[0].state_dict()
+    assert not torch.equal(start["logit_scale"], merged["logit_scale"])
 
 
 @pytest.mark.parametrize("save", [builders.save_clap, builders.save_supclap])

@@ -1,10 +1,12 @@
 """Default training arguments, and errors for invalid ones."""
 
+import math
+
 import pytest
 import torch
 
 from modeling_supclap.training import training_args
-from modeling_supclap.training.training_args import SupCLAPTrainingArguments
+from modeling_supclap.training.training_args import SupCLAPTrainingArguments, TemporalTrainingArguments
 
 
 def test_all_languages_are_evaluated_by_default():
@@ -66,6 +68,23 @@ def test_the_best_checkpoint_is_the_better_one(tmp_path, metric, higher):
         ({"mask_time_length": 0}, "mask_time_length.*0"),
         ({"mask_feature_prob": 5.0}, "mask_feature_prob.*5.0"),
         ({"ema_decay": -0.1}, "ema_decay.*-0.1"),
+        ({"ema_decay": 1}, "ema_decay.*1.*below 1"),
+        ({"learning_rate": math.nan}, "learning_rate.*nan"),
+        ({"weight_decay": -0.1}, "weight_decay.*-0.1"),
+        ({"svr_alpha": -1}, "svr_alpha.*-1"),
+        ({"svr_beta": -3}, "svr_beta.*-3"),
+        ({"svr_alpha": math.inf}, "svr_alpha.*inf"),
+        ({"radius_init": 5}, "radius_init.*5.*2"),
+        ({"radius_ratio": -0.5}, "radius_ratio.*-0.5"),
+        ({"radius_num_similarities": 1}, "radius_num_similarities.*1"),
+        ({"max_audio_seconds": math.nan}, "max_audio_seconds.*nan"),
+        ({"mask_time_min_masks": -3}, "mask_time_min_masks.*-3"),
+        ({"random_gain_db": -6.0}, "random_gain_db.*-6"),
+        ({"random_gain_db": math.nan}, "random_gain_db.*nan"),
+        ({"random_gain_db": 400}, "random_gain_db.*400.*40"),
+        ({"background_snr_db": [math.nan, 3]}, "background_snr_db.*nan"),
+        ({"background_snr_db": [3]}, r"background_snr_db.*\[3\]"),
+        ({"background_prob": 1.5}, "background_prob.*1.5"),
         ({"languages": ["de"]}, "'de'.*'deu'"),
         ({"eval_languages": ["klingon"]}, "'klingon'"),
         ({"neftune_noise_alpha": 5.0}, "neftune_noise_alpha.*5.0"),
@@ -79,6 +98,24 @@ def test_the_best_checkpoint_is_the_better_one(tmp_path, metric, higher):
 def test_wrong_arguments_are_explained(options, message):
     with pytest.raises(ValueError, match=message):
         SupCLAPTrainingArguments(**options)
+
+
+def test_values_at_the_ends_of_their_ranges_are_valid(tmp_path):
+    limits = {
+        "ema_decay": 0.999999,
+        "svr_alpha": 0.0,
+        "radius_init": 2.0,
+        "random_gain_db": 40.0,
+        "mask_time_prob": 1.0,
+    }
+    args = SupCLAPTrainingArguments(output_dir=str(tmp_path), **limits)
+    assert {name: getattr(args, name) for name in limits} == limits
+
+
+@pytest.mark.parametrize("option", ["temporal_beta", "crossfade_seconds", "gap_seconds"])
+def test_options_of_post_training_have_ranges(option):
+    with pytest.raises(ValueError, match=f"{option}.*-0.5"):
+        TemporalTrainingArguments(**{option: -0.5})
 
 
 def test_processes_that_would_each_train_alone_are_refused(tmp_path, monkeypatch):
