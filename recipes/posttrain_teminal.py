@@ -62,7 +62,7 @@ def load_items(
     from modeling_supclap.datasets_scripts.builders.captions import label_phrases
     from modeling_supclap.datasets_scripts.schema import without_audio
     from modeling_supclap.datasets_scripts.temporal.items import TemporalItems, recordings_by_label, split_by_source
-    from modeling_supclap.training.collator import filter_bad_audio
+    from modeling_supclap.training.rows import filter_bad_audio
 
     with training.main_process_first(desc="preparing the data"):
         splits = args.load_splits()

@@ -249,8 +249,9 @@ def train_and_save(
     from modeling_supclap.evaluation.report import write_report
     from modeling_supclap.recipes.models import load_start, report_temperature
     from modeling_supclap.training.callbacks import LANGUAGE_ERRORS
-    from modeling_supclap.training.collator import filter_bad_audio, min_seconds
+    from modeling_supclap.training.collator import min_seconds
     from modeling_supclap.training.plots import plot_drift, plot_training_curves
+    from modeling_supclap.training.rows import filter_bad_audio
     from modeling_supclap.training.trainer import SupCLAPTrainer
 
     started, started_process = time.perf_counter(), time.process_time()

@@ -92,15 +92,12 @@ class WaveformAugmentation:
     The random numbers depend only on the seed, the epoch and the clip. They are the same for any number of processes
     and in a resumed run.
 
-    Args:
-        epoch: 0-d tensor that contains the number of the epoch, in memory shared with the data loader workers.
-
     Raises:
         FileNotFoundError: `args.background_dir` contains no recordings.
     """
 
-    def __init__(self, args: SupCLAPTrainingArguments, rate_hz: int, epoch: Tensor) -> None:
-        self.rate_hz, self.epoch, self.seed, self.gain_db = rate_hz, epoch, args.seed, args.random_gain_db
+    def __init__(self, args: SupCLAPTrainingArguments, rate_hz: int) -> None:
+        self.rate_hz, self.seed, self.gain_db = rate_hz, args.seed, args.random_gain_db
         self.prob, self.snr_db = args.background_prob, (min(args.background_snr_db), max(args.background_snr_db))
         self.backgrounds: list[str] = []
         if args.background_dir is not None:
@@ -109,10 +106,10 @@ class WaveformAugmentation:
             if not self.backgrounds:
                 raise FileNotFoundError(f"background_dir {args.background_dir} has no recordings; pass another folder")
 
-    def __call__(self, waveform: np.ndarray, row: Mapping[str, Any]) -> np.ndarray:
+    def __call__(self, waveform: np.ndarray, row: Mapping[str, Any], epoch: int) -> np.ndarray:
         """Return the augmented waveform, float32 (samples,). `row` is the dataset row of the clip."""
         key = stable_id(f"{row['clip_id']} {row.get('caption_number')}")
-        random = np.random.default_rng([self.seed, int(self.epoch), key, row.get("repetition", 0)])
+        random = np.random.default_rng([self.seed, epoch, key, row.get("repetition", 0)])
         if self.backgrounds and random.random() < self.prob:
             background = {"clip_id": "background", "audio_path": random.choice(self.backgrounds)}
             seconds, position = len(waveform) / self.rate_hz, random.random()

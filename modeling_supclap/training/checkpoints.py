@@ -43,6 +43,12 @@ _MAY_CHANGE = {
 logger = logging.getLogger(__name__)
 
 
+class CheckpointFolder(str):
+    """Path of a checkpoint that is being written. The trainer saves there what a run needs to resume."""
+
+    __slots__ = ()
+
+
 def last_checkpoint(folder: str | Path, resumes: bool) -> str | None:
     """Return the newest complete checkpoint in an output folder, or None. Warn about newer incomplete checkpoints.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from modeling_supclap.datasets_scripts import bad_audio
 from modeling_supclap.datasets_scripts.audio import read_row, to_int16
 from modeling_supclap.datasets_scripts.mixture import counts_in_epoch
 from modeling_supclap.datasets_scripts.schema import (
@@ -31,7 +29,6 @@ from ..processing_supclap import SupCLAPProcessor
 from .augmentation import WaveformAugmentation
 from .frozen import content_keys
 from .grad_cache import real_lengths
-from .training_args import SupCLAPTrainingArguments
 
 Row = Mapping[str, Any]
 
@@ -105,35 +102,17 @@ def min_seconds(processor: SupCLAPProcessor) -> float:
     return min_clip_samples(processor.feature_extractor) / processor.feature_extractor.sampling_rate
 
 
-def filter_bad_audio(rows: Any, args: SupCLAPTrainingArguments, min_seconds: float = 0.0) -> Any:
-    """Remove rows with unusable recordings, if requested by `args.on_bad_audio`.
-
-    All processes and resumed runs use the same rows, because the result is cached in `bad_audio.json` in the output
-    folder. The recordings are read once, by `args.dataloader_num_workers` processes. Recordings shorter than
-    `min_seconds` are unusable unless `args.pad_short_clips` is set.
-    """
-    min_seconds = 0.0 if args.pad_short_clips else min_seconds
-    with args.main_process_first(desc="reading the recordings"):
-        cache = Path(args.output_dir or ".") / "bad_audio.json"
-        workers = max(1, args.dataloader_num_workers)
-        return bad_audio.filter_bad_audio(rows, args.on_bad_audio, workers, cache, min_seconds)
-
-
 class ContrastiveCollator:
     """Base class of the collators, which run the processor on recordings and texts.
 
-    Attributes:
+    Args:
         gives_samples: Whether batches contain `samples` `(B, S)` and `sample_counts` `(B,)` instead of spectrograms.
             `CEDFeatureExtractor.on_device` then computes the spectrograms.
         gives_text_keys: Whether batches contain the list `text_keys`, the keys of the B K texts in a `FrozenCache`.
-        augment: Augmentation of each waveform. Set in training only.
     """
 
     recordings_per_clip = 1
     _from_first_sound = False
-    gives_samples = False
-    gives_text_keys = False
-    augment: WaveformAugmentation | None = None
 
     def __init__(
         self,
@@ -142,6 +121,8 @@ class ContrastiveCollator:
         positives: str = "clip",
         max_audio_seconds: float | None = 30.0,
         pad_short_clips: bool = False,
+        gives_samples: bool = False,
+        gives_text_keys: bool = False,
     ) -> None:
         self.processor = processor
         self.rate_hz = processor.feature_extractor.sampling_rate
@@ -150,7 +131,11 @@ class ContrastiveCollator:
         self.positives = positives
         self.max_audio_seconds = max_audio_seconds
         self.pad_short_clips = pad_short_clips
+        self.gives_samples, self.gives_text_keys = gives_samples, gives_text_keys
         self._limit_seconds(max_chunk_seconds(processor.feature_extractor))
+
+    def _augment(self, clip: np.ndarray, row: Row) -> np.ndarray:
+        return clip  # only training augments
 
     def _limit_seconds(self, clip_seconds: float | None) -> None:
         if clip_seconds is not None:
@@ -205,8 +190,7 @@ class ContrastiveCollator:
         """Build the model inputs for B rows, with group ids and clip indices."""
         clips = []
         for row, position in zip(rows, crop_positions, strict=True):
-            clip = self._read(row, position)
-            clips.append(clip if self.augment is None else self.augment(clip, row))
+            clips.append(self._augment(self._read(row, position), row))
         return {
             **self._inputs(clips, captions),
             "group_ids": torch.tensor([group_id(row, self.positives) for row in rows]),
@@ -239,6 +223,8 @@ class TrainingCollator(ContrastiveCollator):
             languages count as translations of each other.
         languages_per_clip: For `kcl`, the number K of languages, drawn at random for each clip, so that text k of two
             clips may be in different languages. None: all languages.
+        augmentation: Augmentation of each waveform. None: clips are not changed.
+        **shared: `gives_samples` and `gives_text_keys`, as in `ContrastiveCollator`.
     """
 
     def __init__(
@@ -251,19 +237,25 @@ class TrainingCollator(ContrastiveCollator):
         scheme: str = "random",
         languages_per_clip: int | None = None,
         pad_short_clips: bool = False,
+        augmentation: WaveformAugmentation | None = None,
+        **shared: Any,
     ) -> None:
-        super().__init__(processor, languages, positives, max_audio_seconds, pad_short_clips)
+        super().__init__(processor, languages, positives, max_audio_seconds, pad_short_clips, **shared)
         if scheme not in ("random", "kcl", "cacl"):
             raise ValueError(f"got scheme={scheme!r}; it must be random, kcl or cacl")
         self.seed = seed
         self.scheme = scheme
         self.languages_per_clip = languages_per_clip
+        self.augmentation = augmentation
 
         # In shared memory, so that persistent workers see a new epoch.
         self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch.fill_(epoch)
+
+    def _augment(self, clip: np.ndarray, row: Row) -> np.ndarray:
+        return clip if self.augmentation is None else self.augmentation(clip, row, int(self.epoch))
 
     def __call__(self, rows: Sequence[Row]) -> dict[str, Any]:
         positions, captions = zip(*map(self._draw, rows), strict=True)

@@ -296,6 +296,13 @@ class TemporalObjective(nn.Module):
         return teminal_a_weights(class_ids[:, 0], class_ids[:, 1:], **self.alphas)
 
 
+def start_radii(objective: nn.Module, distance: float) -> None:
+    """Set all radii of an objective that have no initial value."""
+    for part in objective.modules():
+        if isinstance(part, SupportVectorRegularizer):
+            part.start_radii(distance)
+
+
 def load_objective(name: str) -> nn.Module:
     """Import a class by its name "module:Class", and create an instance. The module may be in the current folder."""
     if os.getcwd() not in sys.path:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from modeling_supclap.datasets_scripts.schema import stable_id
 from modeling_supclap.datasets_scripts.temporal.items import TemporalItems, drawn, render
@@ -17,9 +18,11 @@ from ..encoding import max_window_seconds
 from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
 from .collator import IndexedRows, Row, TrainingCollator
+from .contrastive_module import ContrastiveModule
 from .objectives import TemporalObjective
+from .rows import UsableRows
 from .trainer import SupCLAPTrainer
-from .training_args import SupCLAPTrainingArguments, TemporalTrainingArguments
+from .training_args import TemporalTrainingArguments
 
 
 class TemporalCollator(TrainingCollator):
@@ -73,7 +76,7 @@ class TemporalCollator(TrainingCollator):
             language = drawn(self.languages, self.seed, "language", int(self.epoch), number)
             for item in draw(int(self.epoch), number):  # R items
                 clip = render(item, self._read, self.rate_hz, self.options)
-                clips.append(clip if self.augment is None else self.augment(clip, {"clip_id": item.clip_id}))
+                clips.append(self._augment(clip, {"clip_id": item.clip_id}))
                 available = {language: item.captions[language]} if self.scheme == "random" else item.captions
                 captions[position] += self._draw({"clip_id": item.clip_id, "captions": available})[1]
                 meanings[position].append(stable_id(item.meaning))
@@ -114,11 +117,15 @@ class TemporalTrainer(SupCLAPTrainer):
             args,
             train_dataset=_numbered(train_items),
             eval_dataset=None if eval_items is None else _numbered(eval_items),
-            objective=TemporalObjective(args.stage, args.stage_beta, args.two_term_overlay, **args.alphas),
             **kwargs,
         )
 
-    def _collators(self, args: Any) -> tuple[TrainingCollator, Any]:
+    def _build_module(self, args: Any, objective: nn.Module | None) -> ContrastiveModule:
+        if objective is None:
+            objective = TemporalObjective(args.stage, args.stage_beta, args.two_term_overlay, **args.alphas)
+        return super()._build_module(args, objective)
+
+    def _build_collators(self, args: Any) -> tuple[TrainingCollator, Any]:
         collator = partial(
             TemporalCollator,
             self.processor,
@@ -128,16 +135,18 @@ class TemporalTrainer(SupCLAPTrainer):
             ),
             max_audio_seconds=args.max_audio_seconds,
             pad_short_clips=args.pad_short_clips,
-            seed=args.seed,
+            gives_samples=args.features_on_device,
             window_seconds=max_window_seconds(self.clap.config, self.processor.feature_extractor),
         )
         return (
-            collator(items=self.train_items, languages=args.languages, scheme=args.text_scheme),
-            collator(items=self.eval_items, languages=args.eval_languages[:1]),
+            collator(
+                items=self.train_items,
+                languages=args.languages,
+                scheme=args.text_scheme,
+                **self._training_options(args),
+            ),
+            collator(items=self.eval_items, languages=args.eval_languages[:1], seed=args.seed),
         )
-
-    def _usable(self, rows: Any, args: SupCLAPTrainingArguments) -> Any:
-        return rows  # indices of pairs; the items contain the recordings
 
     def _metrics_of(self, rows: IndexedRows) -> Callable[[Any], dict[str, float]]:
         from ..evaluation.zste import temporal_metrics
@@ -145,5 +154,6 @@ class TemporalTrainer(SupCLAPTrainer):
         return temporal_metrics
 
 
-def _numbered(items: TemporalItems) -> list[dict[str, str]]:
-    return [{"clip_id": f"pair {number}"} for number in range(len(items))]
+def _numbered(items: TemporalItems) -> UsableRows:
+    """Return a row for each pair. The items contain the recordings, which are usable."""
+    return UsableRows([{"clip_id": f"pair {number}"} for number in range(len(items))])

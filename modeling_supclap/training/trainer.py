@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -22,22 +22,16 @@ from torch import nn
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_callback import ExportableState
 from transformers.trainer_jit_checkpoint import JITCheckpointCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 
 from modeling_supclap.datasets_scripts.atomic_files import folder_lock
 from modeling_supclap.datasets_scripts.bad_audio import exit_with_parent
-from modeling_supclap.datasets_scripts.schema import (
-    group_id,
-    require_captions,
-    warn_of_shared_captions,
-    without_audio,
-)
-from modeling_supclap.datasets_scripts.stream import EpochBatches, EpochRows, RowStream
+from modeling_supclap.datasets_scripts.schema import group_id, without_audio
 
 from ..evaluation.embed import in_row_order
 from ..evaluation.retrieval import retrieval_metrics
-from ..feature_extraction_ced import CEDFeatureExtractor
 from ..losses.support_vector import DynamicRadius
 from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
@@ -56,11 +50,13 @@ from .callbacks import (
     SupCLAPProgressCallback,
     ThroughputCallback,
 )
-from .checkpoints import last_checkpoint, refuse_another_run, write_frozen, write_run_file
-from .collator import EvaluationCollator, IndexedRows, TrainingCollator, filter_bad_audio, min_seconds
+from .checkpoints import CheckpointFolder, last_checkpoint, refuse_another_run, write_frozen, write_run_file
+from .checks import refuse_unsupported
+from .collator import EvaluationCollator, IndexedRows, TrainingCollator
 from .contrastive_module import ContrastiveModule
 from .drift import radius_by_hard_negatives
-from .objectives import SupportVectorRegularizer, TemporalObjective, build_objective, load_objective
+from .objectives import SupportVectorRegularizer, build_objective, load_objective, start_radii
+from .rows import as_plain_rows, make_usable, plain_rows, read_in_epochs
 from .training_args import SupCLAPTrainingArguments
 
 UNFINISHED = "unfinished"
@@ -107,108 +103,97 @@ class SupCLAPTrainer(Trainer):
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[Any, Any] = (None, None),
     ) -> None:
-        if processing_class is None:
-            raise ValueError("processing_class is missing; pass the SupCLAPProcessor of the model")
-        if args.n_gpu > 1:
-            raise ValueError(f"one process sees {args.n_gpu} GPUs; start one process per GPU with `accelerate launch`")
-        if objective is None and ":" in args.loss:
-            objective = load_objective(args.loss)
-        if objective is None and args.loss == "siglip" and model.logit_bias is None:
-            raise ValueError("loss='siglip' needs a model with a bias: --logit_bias -10 --temperature 0.1")
-        extractor = processing_class.feature_extractor
-        if args.features_on_device and not isinstance(extractor, CEDFeatureExtractor):
-            raise ValueError(f"features_on_device requires CEDFeatureExtractor, got {type(extractor).__name__}")
-        if args.attn_implementation is not None:
-            model.set_attn_implementation(args.attn_implementation)
-
-        self.clap, self.processor = model, processing_class
-        self.train_rows = train_dataset = self._usable(train_dataset, args)
-        self.eval_rows = eval_dataset = self._usable(eval_dataset, args)
-        if isinstance(eval_dataset, dict) and args.load_best_model_at_end:
-            metric = str(args.metric_for_best_model).removeprefix("eval_")
-            if not metric.startswith(tuple(f"{name}_" for name in eval_dataset)):
-                first = f"{next(iter(eval_dataset), '')}_{metric}"
-                raise ValueError(
-                    f"metric_for_best_model is {metric!r}; name one of the evaluation sets, such as {first!r}"
-                )
+        refuse_unsupported(model, args, processing_class, objective, train_dataset, eval_dataset)
+        assert processing_class is not None
         if (args.gradient_accumulation_steps > 1 or args.auto_find_batch_size) and args.process_index == 0:
             warnings.warn(
                 "gradient_accumulation_steps and auto_find_batch_size leave fewer negatives, because clips are "
                 "contrasted within a smaller batch; to save memory, set cached_chunk_size instead",
                 stacklevel=2,
             )
-
-        collator, self.evaluation_collator = self._collators(args)
-        collator.gives_samples = self.evaluation_collator.gives_samples = args.features_on_device
-        self.has_own_objective = objective is not None and not isinstance(objective, TemporalObjective)
-        objective = build_objective(args) if objective is None else objective
-        sharded = args.fsdp or args.deepspeed  # each forward pass then needs all processes
-        cache_frozen = "never" if sharded else args.cache_frozen
-        self.module = ContrastiveModule(model, objective, args.cached_chunk_size, cache_frozen, args.kept_tokens)
-        collator.gives_text_keys = cache_frozen != "never" and self.module.caches["text"].is_frozen()
-
-        indexed: Any = None
-        epochs: list[Any] = [collator]
-        if args.random_gain_db or args.background_dir is not None:
-            collator.augment = WaveformAugmentation(args, collator.rate_hz, collator.epoch)
+        if args.attn_implementation is not None:
+            model.set_attn_implementation(args.attn_implementation)
+        self.clap, self.processor = model, processing_class
+        self.has_own_objective = objective is not None or ":" in args.loss
+        self.module = self._build_module(args, objective)
         self._spec_augment = SpecAugment(processing_class, args) if args.apply_spec_augment else None
         self._ema = EMACallback(self.module, args.ema_decay or 0)
-        self._batches: EpochBatches | None = None
-        if isinstance(train_dataset, RowStream):
-            shard = train_dataset.shuffle(args.seed).shard(args.process_index, args.world_size)
-            indexed = EpochRows(shard)
-            self._batches = EpochBatches(shard, args.train_batch_size, args.dataloader_num_workers)
-            epochs.append(self._batches)
-        elif train_dataset is not None:
-            indexed = IndexedRows(train_dataset, args.languages[0] if args.every_caption else None, args.seed)
-            epochs.append(indexed)
-            if indexed.expected is not None and args.track_language_errors:
-                raise ValueError("got track_language_errors for rows with expected counts; leave it out")
-        batch = args.train_batch_size * args.world_size
-        clips = train_dataset if self._batches is not None else indexed
-        if clips is not None and len(clips) < batch:
-            raise ValueError(f"{len(clips)} clips are fewer than a batch of {batch}; lower per_device_train_batch_size")
-        if clips is not None and not args.dataloader_drop_last and args.world_size == 1 and len(clips) % batch == 1:
-            raise ValueError(f"{len(clips)} clips leave a last batch of one clip; set dataloader_drop_last to true")
+        self._frozen: dict[str, str] = {}  # file of frozen weights and its hash, see `write_frozen`
+        self._logs = Averages()
+        self._recent: list[tuple[int, torch.Tensor, dict[str, torch.Tensor], torch.Tensor]] = []  # since the last check
+        self.throughput = ThroughputCallback(self._logs)
 
+        self.data = make_usable({"train": train_dataset, "validation": eval_dataset}, args, processing_class)
+        self.train_rows, self.eval_rows = plain_rows(self.data["train"]), plain_rows(self.data["validation"])
+        source = read_in_epochs(self.data["train"], args)
+        self._batches = source.batches
+        collator, self.evaluation_collator = self._build_collators(args)
         super().__init__(
             model=self.module,
             args=args,
             data_collator=collator,
-            train_dataset=indexed,
-            eval_dataset=_indexed(eval_dataset),
+            train_dataset=source.dataset,
+            eval_dataset=_indexed(self.eval_rows),
             processing_class=processing_class,
-            callbacks=[EpochCallback(*epochs), BestCheckpointCallback(), *(callbacks or [])],
+            callbacks=self._build_callbacks(args, collator, source.epochs, callbacks or []),
             optimizers=optimizers,
         )
+        self._replace_launch_settings(args)
+
+    def _build_module(self, args: SupCLAPTrainingArguments, objective: nn.Module | None) -> ContrastiveModule:
+        """Combine the model with its objective: by default, the one of `args.loss`."""
+        if objective is None:
+            objective = load_objective(args.loss) if ":" in args.loss else build_objective(args)
+        if args.sharding is not None:  # sharded parameters cannot be set in the first step
+            start_radii(objective, math.sqrt(2))  # the distance of orthogonal embeddings
+        cache_frozen = args.cache_frozen if args.sharding is None else "never"  # each pass then needs all processes
+        return ContrastiveModule(self.clap, objective, args.cached_chunk_size, cache_frozen, args.kept_tokens)
+
+    def _build_collators(self, args: Any) -> tuple[TrainingCollator, Any]:
+        """Build the collators of training and of evaluation."""
+        shared: dict[str, Any] = {
+            "positives": args.positives,
+            "max_audio_seconds": args.max_audio_seconds,
+            "pad_short_clips": args.pad_short_clips,
+            "gives_samples": args.features_on_device,
+        }
+        training = TrainingCollator(
+            self.processor,
+            args.languages,
+            scheme=args.caption_scheme,
+            languages_per_clip=args.languages_per_clip,
+            **self._training_options(args),
+            **shared,
+        )
+        return training, EvaluationCollator(self.processor, args.eval_languages, **shared)
+
+    def _training_options(self, args: Any) -> dict[str, Any]:
+        """Return the options of any collator of training: seed, augmentation, and keys for a frozen text tower."""
+        augmentation = None
+        if args.random_gain_db or args.background_dir is not None:
+            augmentation = WaveformAugmentation(args, self.processor.feature_extractor.sampling_rate)
+        is_cached = self.module.cache_frozen != "never" and self.module.caches["text"].is_frozen()
+        return {"seed": args.seed, "augmentation": augmentation, "gives_text_keys": is_cached}
+
+    def _build_callbacks(
+        self, args: Any, collator: TrainingCollator, epochs: Sequence[Any], own: Sequence[TrainerCallback]
+    ) -> list[TrainerCallback]:
+        """Return the callbacks of this trainer and `own`, those of the user. `epochs` are told the epoch."""
+        built: list[TrainerCallback] = [EpochCallback(collator, *epochs), BestCheckpointCallback(), *own]
+        if args.ema_decay is not None:
+            built.append(self._ema)
+        if args.track_drift:
+            built.append(DriftCallback(self.module.objective, self._logs))
+        if args.track_language_errors and self.train_rows is not None:
+            light = without_audio(self.train_rows)
+            built.append(LanguageErrorsCallback(self.module, collator, light, self._logs))
+        return [*built, self.throughput]
+
+    def _replace_launch_settings(self, args: Any) -> None:
+        """Compile blocks instead of steps, save on SIGTERM between two steps, and print one line per log."""
         if args.torch_compile:
             self.accelerator.state.dynamo_plugin.backend = DynamoBackend.NO  # it would compile whole steps
             self.module.compile_blocks(backend=args.torch_compile_backend, mode=args.torch_compile_mode)
-        self._is_sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
-        if self._is_sharded:  # sharded parameters cannot be set in the first step
-            for part in objective.modules():
-                if isinstance(part, SupportVectorRegularizer):
-                    part.start_radii(math.sqrt(2))  # the distance of orthogonal embeddings
-
-        if self.is_fsdp_enabled and args.track_language_errors:
-            raise ValueError("track_language_errors does not support FSDP; set it to false")
-        if args.ema_decay is not None:
-            if self._is_sharded:
-                raise ValueError("ema_decay does not support FSDP and DeepSpeed, which shard the weights; leave it out")
-            self.add_callback(self._ema)
-
-        self._saving = False  # True while a checkpoint is being written
-        self._frozen: dict[str, str] = {}  # file of frozen weights and its hash, see `write_frozen`
-        self._logs = Averages()
-        self._recent: list[tuple[int, torch.Tensor, dict[str, torch.Tensor], torch.Tensor]] = []  # since the last check
-        if args.track_drift:
-            self.add_callback(DriftCallback(objective, self._logs))
-        if args.track_language_errors and train_dataset is not None:
-            light = without_audio(train_dataset)
-            require_captions(light, args.languages, "kcl", "train")
-            self.add_callback(LanguageErrorsCallback(self.module, collator, light, self._logs))
-        self.throughput = ThroughputCallback(self._logs)
-        self.add_callback(self.throughput)
         jit: Any = self.pop_callback(JITCheckpointCallback)
         if jit is not None:
             jit.jit_manager.kill_wait = 0  # checkpoints appear only when they are complete, so a kill is harmless
@@ -217,43 +202,12 @@ class SupCLAPTrainer(Trainer):
         self.pop_callback(PrinterCallback)  # without bars it would print all 40 values of a log
         self.add_callback(SupCLAPProgressCallback() if has_bar else LineCallback())
 
-    def _collators(self, args: Any) -> tuple[TrainingCollator, Any]:
-        shared: dict[str, Any] = {"positives": args.positives, "max_audio_seconds": args.max_audio_seconds}
-        shared["pad_short_clips"] = args.pad_short_clips
-        languages = {"languages": args.languages, "languages_per_clip": args.languages_per_clip}
-        return (
-            TrainingCollator(self.processor, seed=args.seed, scheme=args.caption_scheme, **languages, **shared),
-            EvaluationCollator(self.processor, args.eval_languages, **shared),
-        )
-
-    def _usable(self, rows: Any, args: SupCLAPTrainingArguments) -> Any:
-        """Convert rows if necessary, apply `on_bad_audio`, and warn about clips with the same captions."""
-        if isinstance(rows, dict):
-            return {name: self._usable(each, args) for name, each in rows.items()}
-        if rows is None:
-            return None
-        if not hasattr(rows, "__len__"):
-            name = type(rows).__name__
-            raise ValueError(f"{name} has no length; use a map-style dataset or load_splits(..., streaming=True)")
-        if isinstance(rows, RowStream):
-            if args.on_bad_audio != "error" or args.every_caption or args.track_language_errors:
-                raise ValueError(
-                    "streaming does not support on_bad_audio='skip' or 'report', every_caption or "
-                    "track_language_errors, which need the whole split; run prepare.py first to filter bad recordings"
-                )
-            return rows
-
-        rows = filter_bad_audio(_as_rows(rows, args.languages[0]), args, min_seconds(self.processor))
-        if args.positives == "clip" and args.process_index == 0:
-            warn_of_shared_captions(rows)
-        return rows
-
     def _metrics_of(self, rows: IndexedRows) -> Callable[[Any], dict[str, float]]:
         """Build `compute_metrics` for a split: retrieval metrics, and `radius_by_hard_negatives` for DynamicSVR."""
         retrieval = retrieval_metrics(rows, self.args.eval_languages, self.args.positives)
         regularizer = getattr(self.module.objective, "regularizer", None)
         radius = regularizer.radius_of("t2a") if isinstance(regularizer, SupportVectorRegularizer) else None
-        if not self.args.track_drift or self._is_sharded or not isinstance(radius, DynamicRadius):
+        if not self.args.track_drift or self.args.sharding is not None or not isinstance(radius, DynamicRadius):
             return retrieval
 
         def with_radii(prediction: Any) -> dict[str, float]:
@@ -364,7 +318,13 @@ class SupCLAPTrainer(Trainer):
             if resume_from_checkpoint:
                 refuse_another_run(resume_from_checkpoint, self.args, self.module, self._batches)
             self._ema.checkpoint = resume_from_checkpoint or None
+            self._set_precision()
             return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def _set_precision(self) -> None:
+        """Apply `args.tf32`. The setter of transformers is cached: its second call with a value has no effect."""
+        if self.args.tf32 is not None:
+            torch.backends.fp32_precision = "tf32" if self.args.tf32 else "ieee"  # type: ignore[attr-defined]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log as in the Trainer, and add the objective's values and the throughput."""
@@ -391,13 +351,13 @@ class SupCLAPTrainer(Trainer):
         if isinstance(rows, dict):
             return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)  # calls this for each of them
 
-        rows = _indexed(_as_rows(sets[rows] if isinstance(rows, str) else rows, self.args.languages[0]))
+        rows = _indexed(as_plain_rows(sets[rows] if isinstance(rows, str) else rows, self.args))
         with self._evaluating(rows):
             return super().evaluate(rows, ignore_keys, metric_key_prefix)
 
     def predict(self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test") -> Any:
         """Embed a split. The `predictions` of the result are audio `(N, d)` and text embeddings `(N, K, d)`."""
-        rows: Any = _indexed(_as_rows(test_dataset, self.args.languages[0]))
+        rows: Any = _indexed(as_plain_rows(test_dataset, self.args))
         with self._evaluating(rows):
             return super().predict(rows, ignore_keys, metric_key_prefix)
 
@@ -405,6 +365,7 @@ class SupCLAPTrainer(Trainer):
     def _evaluating(self, rows: IndexedRows) -> Iterator[None]:
         """Context manager that sets the evaluation collator and metrics, and includes the last incomplete batch."""
         self._require_finite_losses()
+        self._set_precision()
         args = self.args
         before = self.data_collator, self.compute_metrics, args.dataloader_drop_last, args.dataloader_persistent_workers
         self.data_collator = self.evaluation_collator
@@ -430,52 +391,59 @@ class SupCLAPTrainer(Trainer):
 
     # ---- saving ----
 
-    def _get_output_dir(self, trial: Any) -> str:
-        folder = super()._get_output_dir(trial)
-        return str(Path(folder) / UNFINISHED) if self._saving else folder
-
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        if not self._saving:  # the checkpoint is complete
-            super()._push_from_checkpoint(checkpoint_folder)
-
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Write a checkpoint to a temporary folder, and rename the folder after all processes have finished writing."""
         self._require_finite_losses()
-        folder = Path(self._get_output_dir(trial))
-        unfinished, name = folder / UNFINISHED, f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        output = Path(self.args.output_dir or ".")
+        unfinished, folder = output / UNFINISHED, output / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         if self.args.should_save:
             shutil.rmtree(unfinished, ignore_errors=True)  # left by a killed run
         self.accelerator.wait_for_everyone()
+        if self.state.best_global_step == self.state.global_step:
+            self.state.best_model_checkpoint = str(folder)
 
-        self._saving = True
         try:
-            super()._save_checkpoint(model, trial)
+            self._write_checkpoint(CheckpointFolder(unfinished / folder.name))
         except BaseException:
             if self.args.should_save:
                 shutil.rmtree(unfinished, ignore_errors=True)  # frees space if the disk is full
             raise
-        finally:
-            self._saving = False
 
-        if self.state.best_global_step == self.state.global_step:
-            self.state.best_model_checkpoint = str(folder / name)
-        self.accelerator.wait_for_everyone()
         if self.args.should_save:
-            # The path of the best checkpoint is left out: its step identifies it, even if the folder is moved.
-            state = replace(self.state, best_model_checkpoint=None)
-            state.save_to_json(str(unfinished / name / TRAINER_STATE_NAME))
-            if not self.args.save_only_model:  # a run cannot resume without its optimizer
-                if self.args.ema_decay is not None:
-                    torch.save(self._ema.trained(), unfinished / name / TRAINED_WEIGHTS)
-                write_run_file(unfinished / name, self.args, self.module, self._batches, self._frozen)
-            if (folder / name).exists():
-                os.replace(folder / name, unfinished / "replaced")
-            os.replace(unfinished / name, folder / name)
+            if folder.exists():
+                os.replace(folder, unfinished / "replaced")
+            os.replace(unfinished / folder.name, folder)
             shutil.rmtree(unfinished)
-            rotate_checkpoints(str(folder), self.args.save_total_limit, self.state.best_model_checkpoint, True)
+            rotate_checkpoints(str(output), self.args.save_total_limit, self.state.best_model_checkpoint, True)
         self.accelerator.wait_for_everyone()
         if self.args.push_to_hub:
-            self._push_from_checkpoint(str(folder / name))
+            self._push_from_checkpoint(str(folder))
+
+    def _write_checkpoint(self, folder: CheckpointFolder) -> None:
+        """Write all files of a checkpoint, each process its own. `RUN_FILE` is the last, because it contains hashes."""
+        args = self.args
+        self.store_flos()
+        self.save_model(folder, _internal_call=True)
+        if not args.save_only_model:
+            self._save_optimizer_and_scheduler(folder)
+            self._save_scaler(folder)
+            self._save_rng_state(folder)
+        self.accelerator.wait_for_everyone()
+        if not args.should_save:
+            return
+
+        for part in (*self.callback_handler.callbacks, self.control):
+            if isinstance(part, ExportableState):
+                states: Any = self.state.stateful_callbacks
+                name = type(part).__name__
+                states[name] = [*states[name], part.state()] if isinstance(states[name], list) else part.state()
+        # The path of the best checkpoint is left out: its step identifies it, even if the folder is moved.
+        replace(self.state, best_model_checkpoint=None).save_to_json(str(Path(folder, TRAINER_STATE_NAME)))
+        if args.save_only_model:  # a run cannot resume without its optimizer
+            return
+        if args.ema_decay is not None:
+            torch.save(self._ema.trained(), Path(folder, TRAINED_WEIGHTS))
+        write_run_file(folder, args, self.module, self._batches, self._frozen)
 
     def save_state(self) -> None:
         """Save the state as in the Trainer, except the local path of the best checkpoint."""
@@ -486,18 +454,17 @@ class SupCLAPTrainer(Trainer):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model as in the Trainer. With FSDP's SHARDED_STATE_DICT, also save the whole model at the end."""
         plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
-        if not self._saving and plugin is not None and "SHARDED_STATE_DICT" in str(plugin.state_dict_type):
+        is_sharded = plugin is not None and "SHARDED_STATE_DICT" in str(plugin.state_dict_type)
+        if is_sharded and not isinstance(output_dir, CheckpointFolder):
             self._save(output_dir, state_dict=self.accelerator.get_state_dict(self.model))
         with self._ema:
             super().save_model(output_dir, _internal_call)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, torch.Tensor] | None = None) -> None:
-        """Save the model for `from_pretrained`. A checkpoint also contains the objective's parameters.
+        """Save the weights: to a `CheckpointFolder` for resuming, and to any other folder for `from_pretrained`.
 
-        A checkpoint to resume from contains only the trained weights, and `write_frozen` writes the frozen ones to the
-        output folder. If the checkpoint is pushed to the Hub, or if the model is sharded, it contains all weights.
+        `state_dict` contains the gathered weights of a sharded model. None: use those of this process.
         """
-        folder = Path(output_dir or self.args.output_dir or ".")
         weights = self.module.state_dict() if state_dict is None else state_dict
         # The extrema are NaN or infinite if any value is. Unlike isfinite, they need no memory.
         floats = {name: w for name, w in weights.items() if w.is_floating_point() and w.numel()}
@@ -506,28 +473,41 @@ class SupCLAPTrainer(Trainer):
             step = self.state.global_step
             raise FloatingPointError(f"step {step}: {len(broken)} weights are not finite, e.g. {broken[0]}; not saved")
 
-        if folder.name.startswith(PREFIX_CHECKPOINT_DIR):
-            is_whole = not self._saving or state_dict is not None or self.args.save_only_model or self.args.push_to_hub
-            variables = {} if is_whole else self.module.state_dict(keep_vars=True)
-            frozen = {name for name, w in variables.items() if isinstance(w, nn.Parameter) and not w.requires_grad}
-            super()._save(str(folder), {name: w for name, w in weights.items() if name not in frozen})
-            if self.args.should_save:
-                output = folder.parents[1]  # of `unfinished/checkpoint-N`
-                self._frozen = write_frozen(folder, output, weights, frozen, self._frozen) if frozen else {}
-                self.clap.config.save_pretrained(folder)
-                apply_umask(folder)
-
+        if isinstance(output_dir, CheckpointFolder):
+            self._save_to_resume(output_dir, weights, is_gathered=state_dict is not None)
         elif self.args.should_save:
-            inference = {name.removeprefix("model."): w for name, w in weights.items() if name.startswith("model.")}
-            if getattr(self.clap, "peft_config", None):  # a PEFT adapter folder does not include the temperature
-                from .lora import merge_lora  # imported here, because only runs with LoRA need peft
+            self._save_for_inference(Path(output_dir or self.args.output_dir or "."), weights)
 
-                # The copy shares all weights with the model; merging replaces weights, and changes none in place.
-                memo = {id(weight): nn.Parameter(weight.detach()) for weight in self.clap.parameters()}
-                merge_lora(copy.deepcopy(self.clap, memo)).save_pretrained(folder)
-            else:
-                self.clap.save_pretrained(folder, state_dict=inference)
-            self.processor.save_pretrained(folder)
+    def _save_to_resume(self, folder: CheckpointFolder, weights: dict[str, torch.Tensor], is_gathered: bool) -> None:
+        """Save the weights of the model and of the objective.
+
+        A checkpoint contains only the trained weights, and `write_frozen` writes the frozen ones to the output folder.
+        If the checkpoint is pushed to the Hub, or if the model is sharded, it contains all weights.
+        """
+        is_whole = is_gathered or self.args.save_only_model or self.args.push_to_hub
+        frozen: set[str] = set()
+        for name, weight in self.module.state_dict(keep_vars=True).items():
+            if not is_whole and isinstance(weight, nn.Parameter) and not weight.requires_grad:
+                frozen.add(name)
+        super()._save(folder, {name: w for name, w in weights.items() if name not in frozen})
+        if self.args.should_save:
+            output = Path(self.args.output_dir or ".")
+            self._frozen = write_frozen(Path(folder), output, weights, frozen, self._frozen) if frozen else {}
+            self.clap.config.save_pretrained(folder)
+            apply_umask(folder)
+
+    def _save_for_inference(self, folder: Path, weights: dict[str, torch.Tensor]) -> None:
+        """Save the model without its objective, and its processor. Adapters are merged in the saved model."""
+        if getattr(self.clap, "peft_config", None):  # a PEFT adapter folder does not include the temperature
+            from .lora import merge_lora  # imported here, because only runs with LoRA need peft
+
+            # The copy shares all weights with the model; merging replaces weights, and changes none in place.
+            memo = {id(weight): nn.Parameter(weight.detach()) for weight in self.clap.parameters()}
+            merge_lora(copy.deepcopy(self.clap, memo)).save_pretrained(folder)
+        else:
+            inference = {name.removeprefix("model."): w for name, w in weights.items() if name.startswith("model.")}
+            self.clap.save_pretrained(folder, state_dict=inference)
+        self.processor.save_pretrained(folder)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Write the model card `README.md` as in the Trainer. A card that was edited by hand is not overwritten."""
@@ -540,12 +520,6 @@ class SupCLAPTrainer(Trainer):
             facts: dict[str, Any] = {name: [v] if isinstance(v, str) else v for name, v in lists.items()}
             facts |= {"name": given("model_name"), "license": given("license"), "base_model": given("finetuned_from")}
             write_card_of_run(self, **facts)
-
-
-def _as_rows(rows: Any, language: str) -> Any:
-    from modeling_supclap.datasets_scripts.builders.hf import ensure_rows  # reads Parquet: only if rows are given
-
-    return ensure_rows(rows, language)
 
 
 def _indexed(rows: Any) -> Any:

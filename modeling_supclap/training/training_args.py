@@ -6,6 +6,7 @@ import os
 import re
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -65,11 +66,6 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
     training_data: dict[str, Any] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        num_launched = int(os.environ.get("WORLD_SIZE", "1"))
-        if num_launched > 1 and (self.use_cpu or strtobool(os.environ.get("ACCELERATE_USE_CPU", "false"))):
-            os.environ.setdefault("ACCELERATE_TORCH_DEVICE", "cpu")  # transformers 5.17 cannot resume on cpu:0
-            # On CPUs the Trainer would ignore its ddp_timeout.
-            PartialState(cpu=True, backend=self.ddp_backend, timeout=timedelta(seconds=self.ddp_timeout))
         if self.greater_is_better is None and self.metric_for_best_model is not None:
             lower_is_better = ("loss", *(name for name, metric in METRICS.items() if not metric.higher_is_better))
             suffixes = tuple(f"_{name}" for name in lower_is_better)
@@ -80,8 +76,7 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
         accelerator_config.non_blocking = self.dataloader_pin_memory
         if self.tf32 is None and not self.use_cpu and is_torch_tf32_available():  # now that the process has its device
             self.tf32 = True
-        if self.tf32 is not None:  # the Trainer's own setter is cached: its second call with a value has no effect
-            torch.backends.fp32_precision = "tf32" if self.tf32 else "ieee"  # type: ignore[attr-defined]
+        num_launched = int(os.environ.get("WORLD_SIZE", "1"))
         if num_launched > self.world_size:  # each process would train alone and write the same files
             size = self.world_size
             raise ValueError(f"only {size} of {num_launched} processes train together; on CPUs, set --use_cpu true")
@@ -124,6 +119,23 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
             raise ValueError(f"per_device_train_batch_size is {size}; it must be 2 or more, to have negatives")
 
         self.eval_languages = self.eval_languages or list(self.languages)
+
+    @cached_property
+    def _setup_devices(self) -> torch.device:
+        """Device of this process. The Trainer joins the launched processes here; on CPUs it ignores `ddp_timeout`."""
+        uses_cpus = self.use_cpu or strtobool(os.environ.get("ACCELERATE_USE_CPU", "false"))
+        if uses_cpus and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            os.environ.setdefault("ACCELERATE_TORCH_DEVICE", "cpu")  # transformers 5.17 cannot resume on cpu:0
+            PartialState(cpu=True, backend=self.ddp_backend, timeout=timedelta(seconds=self.ddp_timeout))
+        return super()._setup_devices
+
+    @property
+    def sharding(self) -> str | None:
+        """ "fsdp" or "deepspeed" if the weights are sharded, by an argument or by accelerate's launcher. Else None."""
+        for name in ("fsdp", "deepspeed"):
+            if getattr(self, name) or strtobool(os.environ.get(f"ACCELERATE_USE_{name.upper()}", "false")):
+                return name
+        return None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the fields for `training_args.bin`, without the Hub token and local paths."""

@@ -30,7 +30,7 @@ from modeling_supclap.datasets_scripts.bad_audio import (
 )
 from modeling_supclap.datasets_scripts.prepare import pack
 from modeling_supclap.training.collator import IndexedRows, TrainingCollator
-from modeling_supclap.training.collator import filter_bad_audio as rows_of_a_run
+from modeling_supclap.training.rows import filter_bad_audio as rows_of_a_run
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
 

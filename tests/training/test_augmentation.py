@@ -1,5 +1,6 @@
 """Augmentation: masks compared with loops and transformers, levels of waveforms, and no augmentation in evaluation."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import builders
@@ -153,7 +154,7 @@ def backgrounds(tmp_path_factory):
 
 
 def waveform_augmentation(epoch=0, **kwargs):
-    return WaveformAugmentation(options(**kwargs), 16000, torch.tensor(epoch))
+    return partial(WaveformAugmentation(options(**kwargs), 16000), epoch=epoch)
 
 
 def level_db(waveform):
@@ -237,7 +238,8 @@ def test_a_batch_holds_the_augmented_clips(rows):
     indexed = IndexedRows(rows)
     collator = TrainingCollator(builders.bert_processor())
     plain = collator([indexed[0], indexed[1]])
-    collator.augment = WaveformAugmentation(options(random_gain_db=9.0), 16000, collator.epoch)
+    louder_clips = {"augmentation": WaveformAugmentation(options(random_gain_db=9.0), 16000)}
+    collator = TrainingCollator(builders.bert_processor(), **louder_clips)
     batch = collator([indexed[0], indexed[1]])
     assert torch.equal(batch["input_ids"], plain["input_ids"])
     louder = (batch["input_features"] - plain["input_features"])[:, 5:30].flatten(1)  # decibels
@@ -247,7 +249,7 @@ def test_a_batch_holds_the_augmented_clips(rows):
     collator.set_epoch(1)
     assert not torch.equal(collator([indexed[0], indexed[1]])["input_features"], batch["input_features"])
 
-    collator.gives_samples = True
+    collator = TrainingCollator(builders.bert_processor(), gives_samples=True, **louder_clips)
     assert collator([indexed[0]])["samples"].dtype == torch.float32  # 16 bits would round it
 
 
@@ -302,8 +304,8 @@ def test_training_is_augmented_and_evaluation_is_not(tmp_path, rows, backgrounds
 def test_joined_clips_are_augmented_in_training_only(tmp_path):
     items = items_of(tone_rows(tmp_path, count=12))
     trainer = build_temporal(tmp_path / "run", items, random_gain_db=6.0)
-    assert trainer.evaluation_collator.augment is None
+    assert getattr(trainer.evaluation_collator, "augmentation", None) is None
     rows = [{"clip_index": 0}]
     augmented = trainer.data_collator(rows)["input_features"]
-    trainer.data_collator.augment = None
+    trainer.data_collator.augmentation = None
     assert (augmented != trainer.data_collator(rows)["input_features"]).flatten(1).any(dim=1).all()

@@ -13,7 +13,7 @@ import reference
 import torch
 from processes import run_processes
 from recordings import tone_rows
-from test_trainer import QUICK, best_step, build, declare_sharded, with_dropout
+from test_trainer import QUICK, best_step, build, with_dropout
 from torch import distributed, nn
 from transformers import TrainerCallback, TrainerState
 
@@ -31,6 +31,7 @@ from modeling_supclap.training.callbacks import (
 from modeling_supclap.training.distributed import gather, leave_process_group
 from modeling_supclap.training.drift import drift_statistics
 from modeling_supclap.training.objectives import ContrastiveObjective, SupportVectorRegularizer
+from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
 # ---- averages, epoch, throughput, progress ----
 
@@ -189,7 +190,7 @@ def test_averaging_does_not_change_the_training_and_resumes_bit_for_bit(tmp_path
 
 @pytest.mark.parametrize("sharding", ["fsdp", "deepspeed"])
 def test_sharded_weights_have_no_average(tmp_path, rows, monkeypatch, sharding):
-    declare_sharded(monkeypatch, sharding)
+    monkeypatch.setattr(SupCLAPTrainingArguments, "sharding", sharding)
     with pytest.raises(ValueError, match="ema_decay"):
         build(tmp_path, rows, ema_decay=0.9)
 

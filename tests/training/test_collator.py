@@ -18,9 +18,9 @@ from modeling_supclap.training.collator import (
     EvaluationCollator,
     IndexedRows,
     TrainingCollator,
-    filter_bad_audio,
     min_seconds,
 )
+from modeling_supclap.training.rows import filter_bad_audio
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +64,7 @@ def test_samples_for_a_device_are_as_small_as_they_can_be_exactly(processor, tmp
     collator = TrainingCollator(processor)
     expected = collator(rows)
 
-    collator.gives_samples = True
-    batch = collator(rows)
+    batch = TrainingCollator(processor, gives_samples=True)(rows)
     assert batch["samples"].dtype == dtype
     features = processor.feature_extractor.on_device(batch.pop("samples"), batch.pop("sample_counts"))
     torch.testing.assert_close({**batch, **features}, expected, atol=1e-4, rtol=0)
@@ -75,8 +74,7 @@ def test_samples_for_a_device_are_as_small_as_they_can_be_exactly(processor, tmp
 def test_samples_beyond_full_scale_stay_floats(processor, tmp_path, peak):
     """Times 32,768 they are integers, but too large for 16 bits."""
     soundfile.write(tmp_path / "loud.wav", np.array([0.0, peak] * 4000), 16000, subtype="FLOAT")
-    collator = TrainingCollator(processor)
-    collator.gives_samples = True
+    collator = TrainingCollator(processor, gives_samples=True)
     row = {"clip_id": "a", "audio_path": str(tmp_path / "loud.wav"), "clip_index": 0, "captions": {"eng": ["a tone"]}}
     samples = collator([row])["samples"]
     assert samples.dtype == torch.float32

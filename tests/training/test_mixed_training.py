@@ -104,9 +104,9 @@ def test_weights_are_shares_of_the_captions_of_an_epoch():
 def test_copies_of_a_clip_have_their_own_crop_caption_and_gain(tmp_path):
     row = {"clip_id": "a", "captions": {"eng": [f"caption {number}" for number in range(50)]}, EXPECTED_COUNT: 5.0}
     indexed, collator = IndexedRows(Dataset.from_list([row]), seed=0), TrainingCollator(processor())
-    augment = WaveformAugmentation(arguments(tmp_path, random_gain_db=6.0), 16_000, collator.epoch)
+    augment = WaveformAugmentation(arguments(tmp_path, random_gain_db=6.0), 16_000)
     waveform = np.ones(4, np.float32)
-    assert len({float(augment(waveform, indexed[index])[0]) for index in range(5)}) == 5
+    assert len({float(augment(waveform, indexed[index], 0)[0]) for index in range(5)}) == 5
     positions, captions = zip(*(collator._draw(indexed[index]) for index in range(5)), strict=True)
     assert len(set(positions)) == 5
     assert len({tuple(of_copy) for of_copy in captions}) > 3

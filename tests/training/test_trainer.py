@@ -20,7 +20,6 @@ from safetensors.torch import load_file
 from transformers import TrainerCallback
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
-from modeling_supclap.conversion import processor_from_clap
 from modeling_supclap.evaluation import EmbeddingCache, evaluate, load_embedding_model
 from modeling_supclap.losses import DynamicRadius, info_nce
 from modeling_supclap.training.collator import TrainingCollator
@@ -449,67 +448,10 @@ def test_activation_checkpointing_reaches_both_towers(tmp_path, rows):
     ] == []
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda path, rows: build(path, rows[:3]), r"\b3 clips\b.*\b4\b"),
-        (lambda path, rows: SupCLAPTrainer(builders.supclap_model(), arguments(path)), "processing_class"),
-        (
-            lambda path, rows: SupCLAPTrainer(
-                builders.supclap_model(),
-                arguments(path, features_on_device=True),
-                processing_class=processor_from_clap(builders.clap_processor()),
-            ),
-            "features_on_device.*ClapFeatureExtractor",
-        ),
-        (lambda path, rows: build(path, rows, loss="siglip"), "siglip.*--logit_bias"),
-        (lambda path, rows: build(path, rows[:5], dataloader_drop_last=False), r"\b5 clips\b.*dataloader_drop_last"),
-        (
-            lambda path, rows: SupCLAPTrainer(
-                builders.supclap_model(), arguments(path), rows, {"few": rows[:4]}, processor()
-            ),
-            "metric_for_best_model is 'mean_recall'.*'few_mean_recall'",
-        ),
-        (
-            lambda path, rows: SupCLAPTrainer(
-                builders.supclap_model(),
-                arguments(path),
-                train_dataset=Dataset.from_list([{"clip_id": "a"}]).to_iterable_dataset(),
-                processing_class=processor(),
-            ),
-            "IterableDataset",
-        ),
-    ],
-)
-def test_invalid_arguments_are_rejected(tmp_path, rows, call, message):
-    with pytest.raises(ValueError, match=message):
-        call(tmp_path, rows)
-
-
-def test_shared_captions_that_become_negatives_are_counted(tmp_path, rows, caplog):
-    twins = [{**row, "captions": rows[index // 2]["captions"]} for index, row in enumerate(rows[:5])]
-    build(tmp_path / "captions", twins, positives="captions")
-    build(tmp_path / "distinct", rows[:5])
-    assert not re.search(r"\d of \d+ clips", caplog.text)
-    build(tmp_path / "clip", twins)
-    assert "4 of 5 clips" in caplog.text
-
-
-def declare_sharded(monkeypatch, sharding):
-    """Let each new trainer report that it is sharded."""
-    make = SupCLAPTrainer.create_accelerator_and_postprocess
-
-    def make_sharded(trainer):
-        make(trainer)
-        setattr(trainer, f"is_{sharding}_enabled", True)
-
-    monkeypatch.setattr(SupCLAPTrainer, "create_accelerator_and_postprocess", make_sharded)
-
-
 @pytest.mark.parametrize("sharding", ["fsdp", "deepspeed"])
 def test_radii_of_a_sharded_run_have_their_start_before_it_begins(tmp_path, rows, monkeypatch, sharding):
     """Sharded parameters cannot be set within a step, and an initial NaN would end the run."""
-    declare_sharded(monkeypatch, sharding)
+    monkeypatch.setattr(SupCLAPTrainingArguments, "sharding", sharding)
     clips, texts = torch.eye(4), torch.eye(4).unsqueeze(1)  # their distance, 0, would be the initial radius
     for svr in ("bi-static", "bi-dynamic"):
         trainer = build(tmp_path, rows, svr=svr)
@@ -517,10 +459,16 @@ def test_radii_of_a_sharded_run_have_their_start_before_it_begins(tmp_path, rows
         assert logs["radius_t2a"].item() == logs["radius_a2t"].item() == pytest.approx(2**0.5)
 
 
-def test_fsdp_refuses_language_errors(tmp_path, rows, monkeypatch):
-    declare_sharded(monkeypatch, "fsdp")
-    with pytest.raises(ValueError, match="track_language_errors"):
-        build(tmp_path, rows, languages=["eng", "fra"], track_language_errors=True)
+@pytest.mark.parametrize(("tf32", "precision"), [(None, "none"), (True, "tf32"), (False, "ieee")])
+def test_each_trainer_has_its_own_precision(tmp_path, rows, monkeypatch, tf32, precision):
+    """The setter of transformers is cached: a second trainer with an earlier value would keep the last one."""
+    monkeypatch.setattr(torch.backends, "fp32_precision", "none")
+    trainer = build(tmp_path, rows, max_steps=1, **QUICK)
+    trainer.args.tf32 = tf32
+    for run in (trainer.evaluate, trainer.train):
+        torch.backends.fp32_precision = "none"
+        run()
+        assert torch.backends.fp32_precision == precision
 
 
 # ---- several processes ----

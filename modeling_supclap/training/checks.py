@@ -1,0 +1,67 @@
+"""Combinations of model, arguments and data that a trainer refuses before it reads recordings or changes anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from modeling_supclap.datasets_scripts.schema import EXPECTED_COUNT, SAMPLING
+from modeling_supclap.datasets_scripts.stream import RowStream
+
+from ..feature_extraction_ced import CEDFeatureExtractor
+from ..modeling_supclap import SupCLAPModel
+from ..processing_supclap import SupCLAPProcessor
+from .training_args import SupCLAPTrainingArguments
+
+
+def refuse_unsupported(
+    model: SupCLAPModel,
+    args: SupCLAPTrainingArguments,
+    processor: SupCLAPProcessor | None,
+    objective: nn.Module | None,
+    train_rows: Any,
+    eval_rows: Any,
+) -> None:
+    """Raise ValueError if a `SupCLAPTrainer` cannot train this model with these arguments and rows.
+
+    The arguments are those of `SupCLAPTrainer`. Nothing is changed, and no row is read.
+    """
+    if processor is None:
+        raise ValueError("processing_class is missing; pass the SupCLAPProcessor of the model")
+    if args.n_gpu > 1:
+        raise ValueError(f"one process sees {args.n_gpu} GPUs; start one process per GPU with `accelerate launch`")
+    if objective is None and args.loss == "siglip" and model.logit_bias is None:
+        raise ValueError("loss='siglip' needs a model with a bias: --logit_bias -10 --temperature 0.1")
+    extractor = processor.feature_extractor
+    if args.features_on_device and not isinstance(extractor, CEDFeatureExtractor):
+        raise ValueError(f"features_on_device requires CEDFeatureExtractor, got {type(extractor).__name__}")
+
+    if args.sharding == "fsdp" and args.track_language_errors:
+        raise ValueError("track_language_errors does not support FSDP; set it to false")
+    if args.sharding is not None and args.ema_decay is not None:
+        raise ValueError("ema_decay does not support FSDP and DeepSpeed, which shard the weights; leave it out")
+
+    for rows in (train_rows, *(eval_rows.values() if isinstance(eval_rows, Mapping) else [eval_rows])):
+        _refuse_rows(rows, args)
+    columns = getattr(train_rows, "column_names", None) or ()
+    if args.track_language_errors and not {EXPECTED_COUNT, SAMPLING}.isdisjoint(columns):
+        raise ValueError("got track_language_errors for rows with expected counts; leave it out")
+    if isinstance(eval_rows, Mapping) and args.load_best_model_at_end:
+        metric = str(args.metric_for_best_model).removeprefix("eval_")
+        if not metric.startswith(tuple(f"{name}_" for name in eval_rows)):
+            first = f"{next(iter(eval_rows), '')}_{metric}"
+            raise ValueError(f"metric_for_best_model is {metric!r}; name one of the evaluation sets, such as {first!r}")
+
+
+def _refuse_rows(rows: Any, args: SupCLAPTrainingArguments) -> None:
+    if rows is not None and not hasattr(rows, "__len__"):
+        name = type(rows).__name__
+        raise ValueError(f"{name} has no length; use a map-style dataset or load_splits(..., streaming=True)")
+    needs_all = args.on_bad_audio != "error" or args.every_caption or args.track_language_errors
+    if isinstance(rows, RowStream) and needs_all:
+        raise ValueError(
+            "streaming does not support on_bad_audio='skip' or 'report', every_caption or track_language_errors, which "
+            "need the whole split; run prepare.py first to filter bad recordings"
+        )

@@ -1,0 +1,128 @@
+"""Rows of a run: converted, checked and filtered once, then read by the data loader in an order of each epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from modeling_supclap.datasets_scripts import bad_audio
+from modeling_supclap.datasets_scripts.schema import require_captions, warn_of_shared_captions, without_audio
+from modeling_supclap.datasets_scripts.stream import EpochBatches, EpochRows, RowStream
+
+from ..processing_supclap import SupCLAPProcessor
+from .collator import IndexedRows, min_seconds
+from .training_args import SupCLAPTrainingArguments
+
+
+@dataclass(frozen=True)
+class UsableRows:
+    """Rows of a split that a trainer can use as they are: the result of `make_usable`.
+
+    Attributes:
+        rows: Map-style dataset in the format of `schema.Row` without unusable recordings, or a `RowStream`.
+    """
+
+    rows: Any
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+def make_usable(rows: Any, args: SupCLAPTrainingArguments, processor: SupCLAPProcessor) -> Any:
+    """Convert rows to the format of `schema.Row`, and apply `args.on_bad_audio`. Warn of clips with the same captions.
+
+    The recordings are read if `on_bad_audio` is "skip" or "report". A stream is only wrapped.
+
+    Args:
+        rows: A map-style dataset, a `RowStream`, or a dict of them. A `datasets.Dataset` with other columns is
+            converted by `builders.hf.as_rows`. `UsableRows` and None are returned unchanged.
+
+    Returns:
+        `UsableRows`, or a dict of them. A trainer takes them in place of a dataset, and does not read them again.
+
+    Raises:
+        BadAudioError: All recordings are unusable.
+        ValueError: The columns of a dataset contain no audio or no captions.
+    """
+    if rows is None or isinstance(rows, UsableRows):
+        return rows
+    if isinstance(rows, Mapping):
+        return {name: make_usable(each, args, processor) for name, each in rows.items()}
+    if isinstance(rows, RowStream):
+        return UsableRows(rows)
+
+    usable = filter_bad_audio(as_plain_rows(rows, args), args, min_seconds(processor))
+    if args.positives == "clip" and args.process_index == 0:
+        warn_of_shared_captions(usable)
+    return UsableRows(usable)
+
+
+def plain_rows(usable: Any) -> Any:
+    """Return the rows of `UsableRows`, or of each in a dict. None is returned unchanged."""
+    if isinstance(usable, Mapping):
+        return {name: plain_rows(each) for name, each in usable.items()}
+    return None if usable is None else usable.rows
+
+
+def as_plain_rows(rows: Any, args: SupCLAPTrainingArguments) -> Any:
+    """Return rows in the format of `schema.Row`: those of `UsableRows`, or of a dataset, which is converted."""
+    from modeling_supclap.datasets_scripts.builders.hf import ensure_rows  # reads Parquet: only if rows are given
+
+    return rows.rows if isinstance(rows, UsableRows) else ensure_rows(rows, args.languages[0])
+
+
+def filter_bad_audio(rows: Any, args: SupCLAPTrainingArguments, min_seconds: float = 0.0) -> Any:
+    """Remove rows with unusable recordings, if requested by `args.on_bad_audio`.
+
+    All processes and resumed runs use the same rows, because the result is cached in `bad_audio.json` in the output
+    folder. The recordings are read once, by `args.dataloader_num_workers` processes. Recordings shorter than
+    `min_seconds` are unusable unless `args.pad_short_clips` is set.
+    """
+    with args.main_process_first(desc="reading the recordings"):
+        cache = Path(args.output_dir or ".") / "bad_audio.json"
+        workers = max(1, args.dataloader_num_workers)
+        shortest = 0.0 if args.pad_short_clips else min_seconds
+        return bad_audio.filter_bad_audio(rows, args.on_bad_audio, workers, cache, shortest)
+
+
+class EpochSource(NamedTuple):
+    """Training rows as the data loader reads them.
+
+    Attributes:
+        dataset: `IndexedRows`, or `EpochRows` of a stream. None without training rows.
+        batches: Batch sampler of a stream. None for map-style rows, which the Trainer shuffles and batches.
+        epochs: Parts that need the number of the epoch.
+    """
+
+    dataset: Any = None
+    batches: EpochBatches | None = None
+    epochs: tuple[Any, ...] = ()
+
+
+def read_in_epochs(usable: UsableRows | None, args: SupCLAPTrainingArguments) -> EpochSource:
+    """Prepare training rows for the data loader.
+
+    Raises:
+        ValueError: The rows are fewer than one batch, would end with a batch of one clip, or lack captions that
+            `track_language_errors` needs.
+    """
+    if usable is None:
+        return EpochSource()
+    if isinstance(usable.rows, RowStream):
+        shard = usable.rows.shuffle(args.seed).shard(args.process_index, args.world_size)
+        batches = EpochBatches(shard, args.train_batch_size, args.dataloader_num_workers)
+        source, count = EpochSource(EpochRows(shard), batches, (batches,)), len(usable)
+    else:
+        rows = IndexedRows(usable.rows, args.languages[0] if args.every_caption else None, args.seed)
+        source, count = EpochSource(rows, None, (rows,)), len(rows)
+
+    batch = args.train_batch_size * args.world_size
+    if count < batch:
+        raise ValueError(f"{count} clips are fewer than a batch of {batch}; lower per_device_train_batch_size")
+    if not args.dataloader_drop_last and args.world_size == 1 and count % batch == 1:
+        raise ValueError(f"{count} clips leave a last batch of one clip; set dataloader_drop_last to true")
+    if args.track_language_errors:
+        require_captions(without_audio(usable.rows), args.languages, "kcl", "train")
+    return source

@@ -1,0 +1,45 @@
+"""Rows are made usable once: converted, filtered, and refused if they do not form batches."""
+
+import re
+
+import builders
+import pytest
+from test_trainer import QUICK, arguments, build, processor
+
+from modeling_supclap.datasets_scripts import bad_audio
+from modeling_supclap.training.rows import UsableRows, make_usable
+from modeling_supclap.training.trainer import SupCLAPTrainer
+
+
+def test_rows_are_read_once_however_often_they_are_passed_on(tmp_path, rows, monkeypatch):
+    (tmp_path / "junk.wav").write_bytes(b"junk")
+    broken = [*rows, {**rows[0], "clip_id": "junk", "audio_path": str(tmp_path / "junk.wav")}]
+    args = arguments(tmp_path / "run", on_bad_audio="skip", **QUICK)
+    usable = make_usable({"train": broken, "test": None, "more": {"few": broken[-3:]}}, args, processor())
+    assert len(usable["train"]) == len(rows)
+    assert len(usable["more"]["few"]) == 2
+    assert usable["test"] is None
+
+    monkeypatch.setattr(bad_audio, "find_bad_audio", lambda *_: pytest.fail("the recordings are read again"))
+    assert make_usable(usable, args, processor()) == usable
+    trainer = SupCLAPTrainer(builders.supclap_model(), args, usable["train"], usable["more"], processor())
+    assert (trainer.train_rows, trainer.eval_rows) == (rows, {"few": broken[-3:-1]})
+    assert trainer.evaluate(UsableRows(rows[:8])).keys() == trainer.evaluate(rows[:8]).keys()
+
+
+@pytest.mark.parametrize(
+    ("count", "options", "message"),
+    [(3, {}, r"\b3 clips\b.*\b4\b"), (5, {"dataloader_drop_last": False}, r"\b5 clips\b.*dataloader_drop_last")],
+)
+def test_too_few_clips_are_refused(tmp_path, rows, count, options, message):
+    with pytest.raises(ValueError, match=message):
+        build(tmp_path, rows[:count], **options)
+
+
+def test_shared_captions_that_become_negatives_are_counted(tmp_path, rows, caplog):
+    twins = [{**row, "captions": rows[index // 2]["captions"]} for index, row in enumerate(rows[:5])]
+    build(tmp_path / "captions", twins, positives="captions")
+    build(tmp_path / "distinct", rows[:5])
+    assert not re.search(r"\d of \d+ clips", caplog.text)
+    build(tmp_path / "clip", twins)
+    assert "4 of 5 clips" in caplog.text
