@@ -73,7 +73,7 @@ class ModernTextAttention(nn.Module):
             value = torch.lerp(first_value, value, self.vr_lambda.to(value.dtype))
 
         implementation = self.config._attn_implementation
-        attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
+        attend: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
         mixed, weights = attend(
             self, query, key, value, attention_mask, **{"dropout": 0.0, "scaling": self.scaling, **kwargs}
         )

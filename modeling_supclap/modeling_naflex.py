@@ -101,7 +101,7 @@ class NaFlexAttention(nn.Module):
         key = self._rotate_patches(self.k_norm(key), rotation)
 
         implementation = self.config._attn_implementation
-        attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
+        attend: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
         mixed, weights = attend(
             self, query, key, value, attention_mask, **{"dropout": 0.0, "scaling": self.scaling, **kwargs}
         )

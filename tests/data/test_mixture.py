@@ -197,6 +197,12 @@ def test_streams_are_mixed_with_map_style_rows():
         mix(sets, {"b": {"balance_labels": True}})
 
 
+def test_labels_of_a_mixture_are_balanced_on_request():
+    rows = make_rows(6, labels=(("dog",), ("dog",), ("cat",)))
+    mixed = mix({"a": {"train": rows}, "b": {"train": make_rows(2)}}, {"a": {"balance_labels": True}})
+    assert mixed["train"][EXPECTED_COUNT][:] == pytest.approx([0.75, 0.75, 1.5, 0.75, 0.75, 1.5, 1, 1])
+
+
 def test_recordings_shared_with_the_test_split_of_another_dataset_are_named(caplog):
     first, second = make_rows(6), make_rows(3)
     sets = {

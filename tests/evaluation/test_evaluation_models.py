@@ -27,7 +27,7 @@ def test_a_folder_embeds_as_its_model_does(tmp_path, kind):
         np.testing.assert_allclose(embed, model.get_audio_features(**inputs).pooler_output[0], atol=1e-6)
     inputs = processor(text=["rain", "a dog"], padding=True, return_tensors="pt")
     np.testing.assert_allclose(text, model.get_text_features(**inputs).pooler_output, atol=1e-6)
-    assert adapted.name == str(tmp_path)
+    assert (adapted.name, adapted.device, adapted.dtype) == (str(tmp_path), "cpu", "float32")
     assert adapted.kind == ("supclap" if kind == "supclap" else "clap")
     assert adapted.chunk_seconds == (None if kind == "supclap" else 1)
 
@@ -49,6 +49,7 @@ def test_a_copy_has_the_same_fingerprint_and_another_model_has_not(tmp_path):
         lambda other: setattr(other, "caption_prefix", "This is a sound of "),
         lambda other: setattr(other, "plain_captions", True),
         lambda other: setattr(other.tokenizer, "model_max_length", 7),
+        lambda other: other.tokenizer.add_tokens(["thunder"]),
     ):
         other = builders.bert_processor()
         assert load_embedding_model(fresh, other).fingerprint == load_embedding_model(fresh, processor).fingerprint
@@ -94,8 +95,11 @@ def test_custom_models_get_only_the_arguments_they_accept():
     with pytest.warns(UserWarning, match=r"Plain.*1\.414"):
         assert adapted.encode_audio(CLIPS).tolist() == pytest.approx(np.full((3, 2), 0.5**0.5))
     assert adapted.encode_text(["pluie"], "fra", batch_size=7).shape == (1, 2)
-    assert adapted.fingerprint is None
+    assert (adapted.fingerprint, adapted.min_seconds, adapted.device, adapted.dtype) == (None, 0, "unknown", "unknown")
     model = ToneModel()
+    model.min_seconds, model.device, model.dtype = 0.2, torch.device("cpu"), torch.float16
+    adapted = load_embedding_model(model)
+    assert (adapted.min_seconds, adapted.device, adapted.dtype) == (0.2, "cpu", "float16")
     load_embedding_model(model).encode_audio([builders.tone(200, 8000)], batch_size=3)
     assert model.calls == [("audio", 1, 16000)]
 

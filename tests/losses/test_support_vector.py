@@ -12,6 +12,7 @@ from torch import Tensor
 
 from modeling_supclap.losses import (
     DynamicRadius,
+    RelativeRadius,
     StaticRadius,
     info_nce,
     info_nce_with_support_vectors,
@@ -406,6 +407,23 @@ def test_dynamic_radius_starts_as_the_static_one_and_learns() -> None:
     assert losses[-1] < losses[0]
     assert all(not torch.equal(before[name], parameter) for name, parameter in module.named_parameters())
     assert module(scaled).std() > 0
+
+
+def test_dynamic_radius_is_a_network_with_two_hidden_layers(predictor: DynamicRadius) -> None:
+    texts, audios = related_pair()
+    scaled = SCALE * similarity_matrix(texts, audios)
+    first, first_bias, second, second_bias, last, last_bias = (value.detach() for value in predictor.parameters())
+    for row, radius in enumerate(predictor(scaled)):
+        others = [value for column, value in enumerate(scaled[row]) if column != row]
+        inputs = torch.stack([scaled[row, row], *sorted(others, reverse=True)])
+        hidden = (second @ (first @ inputs + first_bias).clamp(min=0) + second_bias).clamp(min=0)
+        assert radius.item() == pytest.approx((last @ hidden + last_bias).item())
+
+
+def test_relative_radius_is_a_share_of_the_distance_to_the_own_target() -> None:
+    texts, audios = related_pair()
+    expected = [0.3 * math.dist(text, audio) for text, audio in zip(texts.tolist(), audios.tolist(), strict=True)]
+    assert RelativeRadius(0.3).in_tiles(texts, audios, SCALE).tolist() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("order", ["sorted", "batch"])

@@ -61,10 +61,26 @@ def test_the_background_is_a_high_quantile_of_the_best_scores(fake_model, folder
     searcher = Searcher(folder.parent / "index", load_embedding_model(fake_model))
     best = [searcher.search(text, k=1)[0].score for text in BACKGROUND_TEXTS]
     assert searcher.background() == pytest.approx(np.quantile(best, 0.95), abs=1e-5)
+    in_short = [searcher.search(text, k=1, within="short.ogg")[0].score for text in BACKGROUND_TEXTS]
+    assert searcher.background("short.ogg") == pytest.approx(np.quantile(in_short, 0.95), abs=1e-5)
+    assert searcher.background("short.ogg") < searcher.background() - 0.1
     between = (np.median(best) + searcher.background()) / 2
     assert np.median(best) + 0.1 < between
     assert not searcher.stands_out([Hit("long.wav", 0.0, 5.0, between)])
     assert searcher.stands_out([Hit("long.wav", 0.0, 5.0, searcher.background() + 1e-3)])
+
+
+def test_a_text_is_embedded_in_its_language(fake_model, folder, monkeypatch):
+    build(fake_model, folder)
+    searcher = Searcher(folder.parent / "index", load_embedding_model(fake_model))
+    languages = []
+    plain = fake_model.encode_text
+    monkeypatch.setattr(
+        fake_model, "encode_text", lambda texts, language: languages.append(language) or plain(texts, language)
+    )
+    searcher.search("high", "fra")
+    searcher.search("high")
+    assert languages == ["fra", "eng"]
 
 
 def test_all_windows_of_an_audio_query_count(fake_model, folder):

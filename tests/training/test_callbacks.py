@@ -63,6 +63,14 @@ def test_throughput_counts_the_global_batch_and_no_evaluation(monkeypatch):
     callback.on_evaluate(args, None, None)  # at 50 s
     callback.on_step_end(args, None, None)  # 4 s
     assert averages.drain()["seconds_per_clip"] == pytest.approx(3 / 24)
+    assert callback.earlier_seconds == 0
+
+
+def test_the_seconds_of_a_resumed_run_include_those_before():
+    callback, state = ThroughputCallback(Averages()), TrainerState()
+    state.log_history = [{"process_seconds": 5.0}, {"loss": 1.0}, {"process_seconds": 70.0}, {"loss": 1.0}]
+    callback.on_train_begin(None, state, None)
+    assert 70 <= callback.process_seconds < 71
 
 
 class _Bar:
@@ -86,11 +94,15 @@ def test_progress_prints_one_line_per_log_and_evaluation(capsys, kind, head):
     callback.on_evaluate(args, state, None, metrics={"eval_mean_recall": 0.25})
     lower = SimpleNamespace(metric_for_best_model="MRV", greater_is_better=False)
     callback.on_evaluate(lower, state, None, metrics={"eval_MRV": 0.75, "eval_MRV_chance": 2.0})
+    for metric in (None, "eval_mean_recall"):
+        either = SimpleNamespace(metric_for_best_model=metric, greater_is_better=True)
+        callback.on_evaluate(either, state, None, metrics={"eval_mean_recall": 0.125})
     assert capsys.readouterr().out.splitlines() == [
         f"{head}loss 1.235, 99 clips/s",
         "epoch 2: validation mean_recall 0.250 (best 0.250)",
         "epoch 2: validation mean_recall 0.250 (best 0.500)",
         "epoch 2: validation MRV 0.750 (best 0.500, chance 2.000)",
+        *["epoch 2: validation mean_recall 0.125 (best 0.500)"] * 2,
     ]
 
 

@@ -20,8 +20,9 @@ from transformers import Trainer, TrainerCallback
 
 from modeling_supclap import SupCLAPModel
 from modeling_supclap.datasets_scripts.atomic_files import folder_lock
+from modeling_supclap.datasets_scripts.stream import EpochBatches
 from modeling_supclap.recipes.running import run_command, train
-from modeling_supclap.training.checkpoints import RUN_FILE, checkpoint_flaws, last_checkpoint
+from modeling_supclap.training.checkpoints import RUN_FILE, checkpoint_flaws, last_checkpoint, refuse_another_run
 from modeling_supclap.training.lora import add_lora
 
 STEPS = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "no", "load_best_model_at_end": False}
@@ -158,6 +159,9 @@ def test_frozen_weights_are_written_once_and_checkpoints_still_load(tmp_path, ro
         if folder.exists():
             assert checkpoint_flaws(folder) == []
             assert not set(load_file(folder / "model-trained.safetensors")) & set(frozen)
+            index = json.loads((folder / "model.safetensors.index.json").read_text())
+            weights = load_file(folder / "model-trained.safetensors") | load_file(file)
+            assert index["metadata"] == {"total_size": sum(weight.nbytes for weight in weights.values())}
     best = SupCLAPModel.from_pretrained(tmp_path / "whole" / f"checkpoint-{best_step(whole)}")
     whole.save_model(str(tmp_path / "final"))
     final = load_file(tmp_path / "final" / "model.safetensors")
@@ -378,6 +382,19 @@ def test_a_run_from_before_a_setting_was_there_had_its_default(run, rows, tmp_pa
     same = build(tmp_path, rows, model=with_dropout(), max_steps=6, svr="uni-static", **STEPS)
     same.train(resume_from_checkpoint=True)
     assert same.state.global_step == 6
+
+
+def test_changes_of_nested_settings_and_of_removed_ones_are_named(run, rows, tmp_path):
+    path = tmp_path / "checkpoint-4" / RUN_FILE
+    written = json.loads(path.read_text())
+    written["settings"] |= {"stream": {"workers": 3, "batch_size": 4}, "gone": 7}
+    path.write_text(json.dumps(written))
+    other = build(tmp_path, rows, model=with_dropout(), max_steps=6, svr="uni-static", **STEPS)
+    batches = EpochBatches([{}] * 8, batch_size=4, workers=2)
+    with pytest.raises(ValueError, match=r"gone was 7 and is None") as refused:
+        refuse_another_run(tmp_path / "checkpoint-4", other.args, other.model, batches)
+    assert "stream.workers was 3 and is 2" in str(refused.value)
+    assert "batch_size" not in str(refused.value)
 
 
 def test_another_trained_part_is_named(run, rows, tmp_path):

@@ -234,6 +234,16 @@ def test_crops_move_in_training_and_stay_in_evaluation(processor, rows, tmp_path
     torch.testing.assert_close(evaluation([row])["input_features"], expected["input_features"])
 
 
+def test_each_caption_and_each_copy_of_a_clip_has_its_own_crop(processor, rows, tmp_path):
+    soundfile.write(tmp_path / "ramp.wav", np.linspace(0.01, 0.9, 16000) * builders.tone(1000.0), 16000)
+    row = {**rows[0], "audio_path": str(tmp_path / "ramp.wav")}
+    collator, levels = TrainingCollator(processor, max_audio_seconds=0.3), set()
+    for caption_number, repetition in itertools.product((0, 1), (0, 1)):
+        batch = collator([{**row, "caption_number": caption_number, "repetition": repetition}])
+        levels.add(batch["input_features"].max().item())
+    assert len(levels) == 4
+
+
 def test_short_clips_are_padded_if_requested(processor, rows, tmp_path):
     soundfile.write(tmp_path / "short.wav", builders.tone(1000.0)[:160], 16000)
     short = {**rows[0], "audio_path": str(tmp_path / "short.wav")}
