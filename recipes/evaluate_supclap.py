@@ -215,7 +215,10 @@ def evaluate(
 ) -> evaluation.Results:
     """Evaluate a model on rows, or on a task of mteb; save the results and the report, and print the scores."""
     from modeling_supclap import evaluation
-    from modeling_supclap.datasets_scripts.overlap.trained_sources import refuse_trained_sources
+    from modeling_supclap.datasets_scripts.overlap.trained_sources import (
+        exclude_trained_sources,
+        refuse_trained_sources,
+    )
     from modeling_supclap.evaluation.report import write_report
 
     if args.mteb is not None:
@@ -225,11 +228,16 @@ def evaluate(
         print(f"{model.name} on {args.mteb}\n{results.table()}\n{results.save(folder)}")
         return results
 
+    excluded = 0
+    if args.exclude_trained:
+        rows, excluded = exclude_trained_sources(rows, model.name)
+        options = replace(options, data={**options.data, "excluded_trained": excluded})
     trained_clips = refuse_trained_sources(rows, model.name, args.allow_trained)
     cache_dir = None if args.cache_dir in (None, "none") else args.cache_dir
     cache = evaluation.EmbeddingCache.default() if args.cache_dir is None else evaluation.EmbeddingCache(cache_dir)
     folder.mkdir(parents=True, exist_ok=True)  # fail before the evaluation
-    print(f"{model.name} on {args.dataset}, split {args.split}: {len(rows)} clips")
+    without = f" without {excluded} that the model has trained on" if excluded else ""
+    print(f"{model.name} on {args.dataset}, split {args.split}: {len(rows)} clips{without}")
     results = evaluation.evaluate(model, rows, options, cache)
     results.content["run"]["trained_clips"] = trained_clips
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 PAD_SHORT_CLIPS = "Append silence to clips that are shorter than the model's minimum; by default, they are unusable."
 SCALES = ("mini", "full")
+SELECTION_SPLITS = ("validation", "test")
 MISSING_SHARE = 0.2
 Settings = dict[str, Any] | str | None  # a mapping in a YAML file, or JSON on the command line
 
@@ -91,10 +92,17 @@ class DataArguments(DatasetArguments):
         "Class prompts for zero-shot classification of the test split, such as 'This is a sound of {}'. Default: none.",
         [],
     )
+    selection_split: str = option(
+        "Split that selects the best checkpoint: validation, or test, as in the papers. Scores on a split that has "
+        "selected the checkpoint are too high.",
+        "validation",
+    )
     allow_missing: bool = option("Train even if more than a fifth of the recordings are missing.", False)
     share: dict[str, Any] = field(init=False, default_factory=dict)  # see `expected_counts`
 
     def __post_init__(self) -> None:
+        if self.selection_split not in SELECTION_SPLITS:
+            raise ValueError(f"selection_split is {self.selection_split!r}; expected one of {SELECTION_SPLITS}")
         if self.streaming and self.balance_labels:
             raise ValueError("streaming does not support balance_labels; set one of them to false")
         if self.dataset_temperature is not None and not self.datasets:
@@ -274,7 +282,12 @@ class PostTrainingArguments(DatasetArguments):
     temperature: float | None = option("Initial temperature of the softmax. Default: that of the model.")
     dataset: str = option("Builder of datasets_scripts with labels, or prepared.", "esc50")
     pool_splits: bool = option("Use all splits of the dataset together, as in the paper.", False)
-    train_fraction: float = option("Fraction of each class's recordings to train on.", 0.7)
+    train_fraction: float = option(
+        "Fraction of each class's recordings to train on, from the training split or, with pool_splits, from all. With "
+        "1, train on the whole training split, and hold out the validation and the test split.",
+        0.7,
+    )
+    fixed_recordings: bool = option("Train on one recording per class, the same in all epochs, as in the paper.", False)
     prompts: str | None = option(
         "Names of sounds in captions: labels or phrases. Default: labels for English alone, else phrases."
     )
@@ -289,12 +302,14 @@ class PostTrainingArguments(DatasetArguments):
         check_temperature(self.temperature)
         if not self.stages or len(set(self.stages)) < len(self.stages) or not set(self.stages) <= {"a", "b"}:
             raise ValueError(f"stages is {self.stages}; expected a, b, or both, each once")
-        if not 0 < self.train_fraction < 1:
-            raise ValueError(f"train_fraction is {self.train_fraction}; it must be between 0 and 1")
+        if not 0 < self.train_fraction <= 1:
+            raise ValueError(f"train_fraction is {self.train_fraction}; it must be above 0, and at most 1")
         for name in ("num_phrasings", "pairs_per_epoch", "eval_pairs"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 1")
+        if self.train_fraction == 1 and self.pool_splits:
+            raise ValueError("got train_fraction=1 with pool_splits, which holds out no recordings; set one of them")
 
 
 @dataclass
@@ -321,6 +336,7 @@ class EvaluationArguments(DatasetArguments):
     folds: list[int] = option("Folds to evaluate, each on its own test split.", [])
     train_split: str | None = option("Training split of probes; recordings that both splits share are counted.")
     allow_trained: bool = option("Evaluate even if the model has trained on some of the clips.", False)
+    exclude_trained: bool = option("Leave out the clips that the model has trained on.", False)
     on_bad_audio: str = option("Action for missing or unusable recordings: error or skip.", "error")
     tasks: list[str] = option(
         "Tasks: retrieval, zero_shot, zste, linear_probe, few_shot, audio_to_audio.", ["retrieval"]

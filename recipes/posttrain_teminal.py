@@ -10,7 +10,8 @@ model that ignores the order of sounds.
 
 Recordings of each class are held out from the training split. With --pool_splits they are held out from all splits, as
 in the paper, and the training data includes clips of the test split. Half of the held-out recordings select the best
-epoch of a stage, and the other half are scored. With --load_best_model_at_end false, all of them are scored.
+epoch of a stage, and the other half are scored. With --load_best_model_at_end false, all of them are scored. With
+--train_fraction 1, the whole training split is used, and the validation and test splits are held out.
 """
 
 from __future__ import annotations
@@ -54,29 +55,29 @@ def load_items(
     """Build three sets of items: one for training, one to select the best epoch, and one for the final scores.
 
     An item is a clip of one or two sounds, with its captions. The recordings come from the training split, or from all
-    splits if `pool_splits` is set. The sets share no source recordings, except that the last two sets are equal if
+    splits if `pool_splits` is set. With a `train_fraction` of 1, those that are held out come from the validation and
+    the test split. The sets share no source recordings, except that the last two sets are equal if
     `load_best_model_at_end` is False. Recordings shorter than `min_seconds` are unusable.
     """
     from datasets import concatenate_datasets
 
     from modeling_supclap.datasets_scripts.builders.captions import label_phrases
     from modeling_supclap.datasets_scripts.schema import without_audio
-    from modeling_supclap.datasets_scripts.temporal.items import TemporalItems, recordings_by_label, split_by_source
+    from modeling_supclap.datasets_scripts.temporal.items import TemporalItems, one_per_class, recordings_by_label
     from modeling_supclap.training.rows import filter_bad_audio
 
     with training.main_process_first(desc="preparing the data"):
         splits = args.load_splits()
     if "train" not in splits and not args.pool_splits:
         raise ValueError(f"{args.dataset} has only the splits {list(splits)}; use --pool_splits true to train on them")
-    rows = concatenate_datasets(list(splits.values())) if args.pool_splits else splits["train"]
-    rows = filter_bad_audio(rows, training, min_seconds)
-    parts = split_by_source(without_audio(rows), args.train_fraction, training.seed)
-    train, held_out = (rows.select(part) for part in parts)
-
-    selection = scored = held_out
-    if training.load_best_model_at_end:
-        parts = split_by_source(without_audio(held_out), 0.5, training.seed)
-        selection, scored = (held_out.select(part) for part in parts)
+    if args.pool_splits:
+        splits = {"train": concatenate_datasets(list(splits.values()))}
+    elif args.train_fraction < 1:
+        splits = {"train": splits["train"]}
+    splits = {name: filter_bad_audio(rows, training, min_seconds) for name, rows in splits.items()}
+    train, held_out, selection, scored = hold_out(splits, args, training)
+    if args.fixed_recordings:
+        train = train.select(one_per_class(without_audio(train), training.seed))
 
     classes = set(recordings_by_label(held_out))
     lacking = sorted(classes - recordings_by_label(scored).keys())
@@ -104,6 +105,38 @@ def load_items(
         make_items(selection, pairs_per_epoch=eval_pairs),
         make_items(scored, pairs_per_epoch=eval_pairs),
     )
+
+
+def hold_out(
+    splits: Mapping[str, Any], args: PostTrainingArguments, training: TemporalTrainingArguments
+) -> tuple[Any, Any, Any, Any]:
+    """Split the rows into those to train on, all held-out ones, and those that select the best epoch and are scored."""
+    from datasets import concatenate_datasets
+
+    from modeling_supclap.datasets_scripts.schema import without_audio
+    from modeling_supclap.datasets_scripts.temporal.items import split_by_source
+
+    selects = training.load_best_model_at_end
+    if args.train_fraction == 1:
+        needed = ("validation", "test") if selects else ("test",)
+        lacking = [name for name in needed if name not in splits]
+        if lacking:
+            raise ValueError(
+                f"train_fraction is 1, but {args.dataset} has no {lacking[0]} split to hold out; "
+                "set --validation_fraction, or --load_best_model_at_end false"
+            )
+        held_out = concatenate_datasets([splits[name] for name in needed])
+        return splits["train"], held_out, splits[needed[0]], splits["test"]
+
+    rows = splits["train"]
+    train, held_out = (
+        rows.select(part) for part in split_by_source(without_audio(rows), args.train_fraction, training.seed)
+    )
+    if not selects:
+        return train, held_out, held_out, held_out
+    parts = split_by_source(without_audio(held_out), 0.5, training.seed)
+    selection, scored = (held_out.select(part) for part in parts)
+    return train, held_out, selection, scored
 
 
 def run_stage(

@@ -43,6 +43,8 @@ SAMPLE_ROWS = 1000
 TOKENIZER_ROWS = 20_000
 """Maximum number of evenly spaced rows on which a tokenizer is trained; more captions hardly change its vocabulary."""
 
+SELECTED_ON_TEST = "WARNING: the test split selects the checkpoint; its scores are higher than those on new data"
+
 OPTIONS = (DataArguments, ModelArguments, TrainedPartArguments, ContrastiveOptions)
 DEFAULT_CONFIG = Path(__file__).parent / "configs" / "synthetic.yaml"
 
@@ -54,10 +56,10 @@ def check_splits(splits: Mapping[str, Any], data_args: DataArguments, args: SupC
     name, available = data_args.dataset, ", ".join(splits)
     if "train" not in splits:
         raise ValueError(f"{name} has no training split, only {available}; choose another dataset")
-    if "validation" not in splits and args.eval_strategy != "no":
+    if data_args.selection_split not in splits and args.eval_strategy != "no":
         raise ValueError(
-            f"{name} has no validation split, only {available}; hold clips out with --validation_fraction or "
-            "--num_validation, or set --eval_strategy no --load_best_model_at_end false"
+            f"{name} has no {data_args.selection_split} split, only {available}; hold clips out with "
+            "--validation_fraction or --num_validation, or set --eval_strategy no --load_best_model_at_end false"
         )
 
     for split, rows in splits.items():
@@ -269,6 +271,9 @@ def train_and_save(
         if data_args.parts:
             warn_of_shared_recordings(checked)
     check_splits(checked, data_args, args)
+    selects_on_test = data_args.selection_split == "test" and args.load_best_model_at_end
+    if selects_on_test:
+        say(SELECTED_ON_TEST)
     parts = {"": data_args, **data_args.parts}
     origins = {name: part.origin for name, part in parts.items()}
     processor = make_processor(model_args, args, checked["train"])
@@ -283,7 +288,11 @@ def train_and_save(
     part_args.choose_parameters(model)
     temperature = report_temperature(model)
     trainer = SupCLAPTrainer(
-        model, args, train_dataset=splits["train"], eval_dataset=splits.get("validation"), processing_class=processor
+        model,
+        args,
+        train_dataset=splits["train"],
+        eval_dataset=splits.get(data_args.selection_split),
+        processing_class=processor,
     )
     is_new = model_args.audio_encoder == "scratch" or "audio" in model_args.random_weights
     if model_args.model is None and is_new and hasattr(model.audio_model, "fit_normalisation"):
@@ -291,8 +300,8 @@ def train_and_save(
         fit_normalisation(model.audio_model, processor, trainer.train_rows, args.max_audio_seconds, workers)
 
     splits["train"] = trainer.train_rows
-    if "validation" in splits:
-        splits["validation"] = trainer.eval_rows
+    if data_args.selection_split in splits:
+        splits[data_args.selection_split] = trainer.eval_rows
     say(f"{data_args.dataset}: {', '.join(f'{len(rows)} {name}' for name, rows in splits.items())} clips")
     sizes = f"{model.audio_model.num_parameters():,} audio and {model.text_model.num_parameters():,} text"
     say(f"model: {sizes} parameters")
@@ -321,6 +330,8 @@ def train_and_save(
         dataset, options = parts[name].dataset, parts[name].builder_options
         options.pop("data_dir", None)
         results.protocol.update(dataset=dataset, origin=origins[name], split="test", dataset_config=options)
+        if selects_on_test:
+            results.protocol["selected_on"] = "test"
         if name:
             results.save(output / name)
             write_report(results, output / name / "report.html", splits["test"])
@@ -356,6 +367,8 @@ def train_and_save(
     if results.scores:
         write_report(results, output / "report.html", splits["test"])
         print(f"\ntest split, {len(splits['test'])} clips, shares in percent:\n{results.table()}")
+        if selects_on_test:
+            print(SELECTED_ON_TEST)
     else:
         print(f"{data_args.dataset} has no test split: results.json contains no test scores")
 

@@ -32,9 +32,11 @@ class FoldConfig(FolderConfig):
     Attributes:
         test_fold: Number of the fold to use as the test split; the first is 1. Published results are averages over all
             folds.
-        validation_fraction: Fraction of the recordings of each class outside the test fold to use for validation. 0: no
-            validation split.
-        seed: Random seed for sampling the validation recordings.
+        test_fraction: Fraction of the recordings of each class to use as the test split, instead of a fold. TeminAL
+            (B.5) splits ESC-50 by 0.7: 0.3 for the test, and a `validation_fraction` of 0.
+        validation_fraction: Fraction of the recordings of each class outside the test split to use for validation. 0:
+            no validation split.
+        seed: Random seed for sampling the validation recordings, and those of `test_fraction`.
     """
 
     ENGLISH_ONLY = False
@@ -42,6 +44,7 @@ class FoldConfig(FolderConfig):
     """Dataset name for `captions.label_phrases`."""
 
     test_fold: int = 1
+    test_fraction: float | None = None
     validation_fraction: float = 0.15
     seed: int = 0
 
@@ -49,6 +52,8 @@ class FoldConfig(FolderConfig):
         super().__post_init__()
         if not 0 <= self.validation_fraction < 1:
             raise ValueError(f"validation_fraction is {self.validation_fraction}; expected at least 0 and less than 1")
+        if self.test_fraction is not None and not 0 < self.test_fraction < 1:
+            raise ValueError(f"test_fraction is {self.test_fraction}; expected more than 0 and less than 1")
 
 
 class FoldBuilder(RowBuilder):
@@ -72,7 +77,7 @@ class FoldBuilder(RowBuilder):
         if unknown:
             raise ValueError(f"unknown classes {unknown}; the classes of {config.DATASET} are {', '.join(phrases)}")
 
-        splits = split_by_fold(clips, config.test_fold, config.validation_fraction, config.seed)
+        splits = split_clips(clips, config.test_fold, config.validation_fraction, config.seed, config.test_fraction)
         unplaced = set(clips).difference(*splits.values())
         for clip in clips:
             if clip in unplaced:
@@ -104,35 +109,43 @@ def read_fold(line: Line) -> int:
     return int(text)
 
 
-def split_by_fold(
-    clips: Sequence[FoldClip], test_fold: int, validation_fraction: float, seed: int
+def split_clips(
+    clips: Sequence[FoldClip],
+    test_fold: int,
+    validation_fraction: float,
+    seed: int,
+    test_fraction: float | None = None,
 ) -> dict[str, list[FoldClip]]:
-    """Split clips into train, validation and test (the test fold); `FoldConfig` describes the arguments.
+    """Split clips into train, validation and test; `FoldConfig` describes the arguments.
 
     Clips in other folds are excluded if they are from a recording in the test fold. For validation, a rounded fraction
     of the remaining recordings of each class is sampled; of two or more, at least one is used for validation and one
     for training. Raises ValueError if the test fold contains no clips.
     """
     folds = sorted({clip.fold for clip in clips})
-    if test_fold not in folds:
+    if test_fraction is None and test_fold not in folds:
         advice = f"set test_fold={folds[0] if folds else 1} (in the evaluation recipe: --folds)"
         raise ValueError(f"fold {test_fold!r} has no clips; folds with clips: {folds}; {advice}")
 
-    tested = {clip.freesound_id for clip in clips if clip.fold == test_fold}
+    if test_fraction is None:
+        tested = {clip.freesound_id for clip in clips if clip.fold == test_fold}
+    else:
+        tested = _draw_recordings(clips, test_fraction, seed)
     rest = [clip for clip in clips if clip.freesound_id not in tested]
-    held_out = _draw_validation(rest, validation_fraction, seed)
+    held_out = _draw_recordings(rest, validation_fraction, seed)
 
     splits: dict[str, list[FoldClip]] = {"train": [], "validation": [], "test": []}
     for clip in clips:
-        if clip.fold == test_fold:
-            splits["test"].append(clip)
-        elif clip.freesound_id not in tested:
+        if clip.freesound_id in tested:
+            if test_fraction is not None or clip.fold == test_fold:
+                splits["test"].append(clip)
+        else:
             splits["validation" if clip.freesound_id in held_out else "train"].append(clip)
     return splits
 
 
-def _draw_validation(clips: Sequence[FoldClip], fraction: float, seed: int) -> set[str]:
-    """Sample validation recordings per class; the first clip of a recording determines its class."""
+def _draw_recordings(clips: Sequence[FoldClip], fraction: float, seed: int) -> set[str]:
+    """Sample a fraction of the recordings of each class; the first clip of a recording determines its class."""
     if fraction == 0:
         return set()
 

@@ -30,6 +30,17 @@ def load_trained_sources(folder: str | Path | None) -> np.ndarray:
     return np.load(path) if folder is not None and path.is_file() else np.empty(0, np.uint64)
 
 
+def exclude_trained_sources(rows: Any, model: str) -> tuple[Any, int]:
+    """Remove the rows from whose sources a model has trained. Return the other rows, and the number of removed ones.
+
+    Raises ValueError if no rows are left.
+    """
+    is_trained = np.isin(_hash_sources(rows), load_trained_sources(model))
+    if is_trained.all():
+        raise ValueError(f"{model} has trained on all {len(rows)} clips; evaluate on other clips")
+    return rows.select(np.flatnonzero(~is_trained)), int(is_trained.sum())
+
+
 def refuse_trained_sources(rows: Any, model: str, allow: bool = False) -> int:
     """Raise ValueError if a model has trained on the sources of any rows; if `allow`, warn, and return their number."""
     is_trained = np.isin(_hash_sources(rows), load_trained_sources(model))
@@ -38,7 +49,7 @@ def refuse_trained_sources(rows: Any, model: str, allow: bool = False) -> int:
         example = without_audio(rows)[int(is_trained.argmax())]["source"]
         problem = f"{model} has trained on {count} of {len(rows)} clips, for example {example}"
         if not allow:
-            raise ValueError(f"{problem}; evaluate on other clips, or set --allow_trained true")
+            raise ValueError(f"{problem}; evaluate on other clips, or set --exclude_trained or --allow_trained true")
         warnings.warn(problem, stacklevel=2)
     return count
 

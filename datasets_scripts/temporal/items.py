@@ -283,6 +283,23 @@ def recordings_by_label(rows: Iterable[Row]) -> dict[str, list[Recording]]:
     return by_label
 
 
+def one_per_class(rows: Iterable[Row], seed: int = 0) -> list[int]:
+    """Draw one recording of each class, from different sources if possible; return the sorted row indices.
+
+    TeminAL (B.2) makes its 2,450 pairs from 50 recordings of ESC-50.
+
+    >>> rows = [{"clip_id": str(i), "labels": [("dog", "rain")[i % 2]], "source": f"freesound:{i}"} for i in range(6)]
+    >>> [rows[index]["labels"] for index in one_per_class(rows)]
+    [['rain'], ['dog']]
+    """
+    chosen: list[Recording] = []
+    for label, recordings in recordings_by_label(rows).items():
+        sources = {recording.source for recording in chosen}
+        others = [recording for recording in recordings if recording.source not in sources]
+        chosen.append(drawn(others or recordings, seed, "one per class", label))
+    return sorted(recording.row_index for recording in chosen)
+
+
 def split_by_source(rows: Iterable[Row], train_fraction: float = 0.7, seed: int = 0) -> tuple[list[int], list[int]]:
     """Split rows into a training and a test set without common source recordings; return their sorted row indices.
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pandas
 
 _MUST_AGREE = ("dataset_hash", "positives", "caption_handling")
-_SHOULD_AGREE = ("audio", "missing_clips", "intervals")
+_SHOULD_AGREE = ("audio", "missing_clips", "intervals", "selected_on")
 
 
 def compare(

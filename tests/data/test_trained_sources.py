@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+from datasets import Dataset
 
 from modeling_supclap.datasets_scripts.overlap.trained_sources import (
+    exclude_trained_sources,
     load_trained_sources,
     refuse_trained_sources,
     save_trained_sources,
@@ -23,6 +25,14 @@ def test_trained_sources_are_counted_and_refused(tmp_path):
         refuse_trained_sources(rows("freesound:3", "freesound:2", "freesound:1"), str(tmp_path))
     with pytest.warns(UserWarning, match="1 of 1"):
         assert refuse_trained_sources(rows("freesound:2"), str(tmp_path), allow=True) == 1
+
+
+def test_trained_sources_are_excluded(tmp_path):
+    save_trained_sources(rows("freesound:1", "freesound:2"), tmp_path)
+    others, count = exclude_trained_sources(Dataset.from_list(rows("freesound:3", "freesound:2")), str(tmp_path))
+    assert (others["source"], count) == (["freesound:3"], 1)
+    with pytest.raises(ValueError, match="all 1 clips"):
+        exclude_trained_sources(Dataset.from_list(rows("freesound:1")), str(tmp_path))
 
 
 def test_the_sources_of_the_starting_model_stay(tmp_path):

@@ -5,6 +5,7 @@ import re
 import shutil
 
 import builders
+import dataset_folders
 import numpy as np
 import pandas
 import processes
@@ -155,6 +156,30 @@ def test_clips_that_the_model_has_trained_on_are_refused(folder, esc, tmp_path):
     with pytest.warns(UserWarning, match="8 of 8 clips"):
         run_recipe(evaluate_supclap, *words, "--allow_trained", "true")
     assert Results.load(tmp_path / "out").content["run"]["trained_clips"] == 8
+
+    run_recipe(evaluate_supclap, *words, "--split", "train+test", "--exclude_trained", "true")
+    results = Results.load(tmp_path / "out")
+    assert (results.protocol["clips"], results.protocol["excluded_trained"]) == (4, 8)
+    assert "8 clips that the model has trained on" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_ten_folds_are_all_clips_of_urbansound8k(folder, tmp_path):
+    """Each fold is a test split. A clip of 0.05 s is as long as the shortest of the 8,732, so it needs padding."""
+    lines = [dataset_folders.US8K_COLUMNS]
+    for fold in range(1, 11):
+        for class_id, label in enumerate(["air_conditioner", "car_horn"]):
+            name, seconds = f"{fold}00-{class_id}-0-0.wav", 0.05 if fold == 3 else 1.0
+            lines.append([name, f"{fold}{class_id}", 0, seconds, 1, fold, class_id, label])
+            path = tmp_path / "audio" / f"fold{fold}" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            soundfile.write(path, builders.noise(round(16000 * seconds), fold), 16000)
+    dataset_folders.write_csv(tmp_path / "metadata" / "UrbanSound8K.csv", lines)
+    words = ["--dataset", "urbansound8k", "--data_dir", tmp_path, "--tasks", "zero_shot", "--pad_short_clips", "true"]
+    words += ["--folds", *map(str, range(1, 11)), "--output_dir", tmp_path / "out"]
+    run_recipe(evaluate_supclap, "--model", folder / "model0", "--cache_dir", "none", *words)
+    results = Results.load(tmp_path / "out")
+    assert (results.protocol["clips"], results.protocol["missing_clips"]) == (20, [])
+    assert len(results.protocol["folds"]) == 10
 
 
 def test_shared_captions_that_count_as_wrong_are_reported(folder, esc, caplog):

@@ -93,6 +93,43 @@ def test_only_the_training_split_is_drawn_from_unless_splits_are_pooled(esc_fold
     assert sizes == {False: [4, 4, 4], True: [8, 8, 8]}
 
 
+def test_the_whole_training_split_trains_if_the_test_split_is_held_out(esc_folder):
+    """With `test_fraction`, post-training and all evaluations share one split of the dataset, as in [T B.5]."""
+    args = posttrain_teminal.PostTrainingArguments(
+        model="m",
+        data_dir=str(esc_folder),
+        train_fraction=1.0,
+        dataset_config={"test_fraction": 0.34, "validation_fraction": 0},
+    )
+    keep = TemporalTrainingArguments(use_cpu=True, load_best_model_at_end=False)
+    train, selection, scored = posttrain_teminal.load_items(args, keep)
+    splits = args.load_splits()
+    assert train.rows["clip_id"] == splits["train"]["clip_id"]
+    assert selection.rows["clip_id"] == scored.rows["clip_id"] == splits["test"]["clip_id"]
+    assert (len(train.rows), len(scored.rows)) == (16, 8)  # of 6 recordings of each of 4 classes
+    with pytest.raises(ValueError, match=r"train_fraction is 1.*no validation split"):
+        posttrain_teminal.load_items(args, TemporalTrainingArguments(use_cpu=True, eval_strategy="epoch"))
+    args.dataset_config["validation_fraction"] = 0.25
+    train, selection, scored = posttrain_teminal.load_items(args, TemporalTrainingArguments(use_cpu=True))
+    assert [len(items.rows) for items in (train, selection, scored)] == [12, 4, 8]
+    with pytest.raises(ValueError, match=r"train_fraction=1.*pool_splits"):
+        posttrain_teminal.PostTrainingArguments(train_fraction=1, pool_splits=True)
+
+
+def test_one_recording_of_each_class_is_used_in_all_pairs(esc_folder):
+    args = posttrain_teminal.PostTrainingArguments(
+        model="m", data_dir=str(esc_folder), pool_splits=True, train_fraction=0.5, fixed_recordings=True
+    )
+    train, _, scored = posttrain_teminal.load_items(args, TemporalTrainingArguments(use_cpu=True))
+    pairs = set()
+    for epoch in range(2):
+        for index in range(len(train)):
+            pairs.add(tuple(row["clip_id"] for row in train.triple(epoch, index)[0].rows))
+    assert len(train) == len(pairs) == 4 * 3  # 50 * 49 = 2,450 with 50 classes [T B.2]
+    assert len({clip_id for pair in pairs for clip_id in pair}) == len(train.rows) == 4
+    assert not {row["source"] for row in train.rows} & {row["source"] for row in scored.rows}
+
+
 def test_other_recordings_are_scored_than_those_that_choose_the_best_epoch(esc_folder):
     chosen, kept = (
         TemporalTrainingArguments(use_cpu=True, load_best_model_at_end=best, eval_strategy="epoch")

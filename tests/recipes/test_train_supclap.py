@@ -32,7 +32,7 @@ from modeling_supclap.datasets_scripts.stream import RowStream
 from modeling_supclap.evaluation import EmbeddingCache, Results, compare, evaluate
 from modeling_supclap.recipes import posttrain_teminal, train_supclap
 from modeling_supclap.recipes.arguments import parse_arguments
-from modeling_supclap.recipes.options import ModelArguments
+from modeling_supclap.recipes.options import DataArguments, ModelArguments
 from modeling_supclap.recipes.running import require_usable_audio
 from modeling_supclap.recipes.train_supclap import arguments_in_use
 from modeling_supclap.training.contrastive_module import ContrastiveModule
@@ -255,6 +255,28 @@ def test_without_validation_and_test_splits_the_last_checkpoint_is_kept(sounds, 
     assert results["scores"] == {}
     assert results["training"]["steps"] == 2
     SupCLAPModel.from_pretrained(tmp_path / "run")
+
+
+def test_a_checkpoint_that_is_selected_on_the_test_split_is_named_so(tmp_path, capsys):
+    """The validation split may be missing. The scores of the best epoch are those of the test split."""
+    words = [ROOT / SMOKE, "--max_steps", "2", "--num_validation", "0", "--num_test", "24", "--use_cpu", "true"]
+    words += ["--selection_split", "test", "--zero_shot_templates", "a {}", "--output_dir", tmp_path / "run"]
+    run_recipe(train_supclap, *words)
+    printed = capsys.readouterr().out
+    assert printed.count("WARNING: the test split selects the checkpoint") == 2
+    results = Results.load(tmp_path / "run")
+    assert results.protocol["selected_on"] == "test"
+    assert results.content["training"]["arguments"]["selection_split"] == "test"
+    best = results.content["training"]["best_validation"]["mean_recall"]
+    recalls = []
+    for directions in results.scores["retrieval"].values():
+        for direction in ("t2a", "a2t"):
+            recalls += [directions[direction][f"R@{k}"]["value"] for k in (1, 5, 10)]
+    assert best == pytest.approx(sum(recalls) / len(recalls))
+    assert "selected on the test split" in ModelCard.load(tmp_path / "run" / "README.md").text
+    assert "selected on the split test" in (tmp_path / "run" / "report.html").read_text()
+    with pytest.raises(ValueError, match="selection_split is 'train'"):
+        DataArguments(selection_split="train")
 
 
 @pytest.mark.parametrize(
