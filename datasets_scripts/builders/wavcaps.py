@@ -30,7 +30,7 @@ PARTS = {
     "SoundBible": Part("sb_final.json", "soundbible", "soundbible", ""),
 }
 
-# Blacklists of the authors, with the numbers of their AudioSet and Freesound recordings: clips that are also in any split of
+# Blacklists of the authors, and their numbers of AudioSet and Freesound clips: those that are also in any split of
 # AudioCaps and Clotho, in the test splits of these two, and in UrbanSound8K, ESC-50 and VGGSound.
 BLACKLISTS = (
     "blacklist_exclude_all_ac.json",  # 50,725 and 5,905
