@@ -121,6 +121,7 @@ def read_row(
     from_first_sound: bool = False,
     min_seconds: float = 0.0,
     pad_short_clips: bool = False,
+    resampling_method: str = "kaiser_best",
 ) -> np.ndarray:
     """Load the waveform of a row, float32 `(samples,)`, cropped to the maximum length and resampled.
 
@@ -133,6 +134,7 @@ def read_row(
         from_first_sound: Whether to replace a silent crop with one that starts at the first nonzero sample.
         min_seconds: Minimum length that the model accepts, such as 0.15 s for CED.
         pad_short_clips: Whether to append zeros to a shorter clip, instead of raising an error.
+        resampling_method: As in `SupCLAPProcessor`.
 
     Raises:
         FileNotFoundError: The file does not exist.
@@ -167,7 +169,7 @@ def read_row(
             if from_first_sound:
                 part = whole[np.argmax(whole != 0) :][:length]
 
-    clip = resample(part, rate_hz, sampling_rate_hz)
+    clip = resample(part, rate_hz, sampling_rate_hz, resampling_method)
     if len(clip) < min_seconds * sampling_rate_hz:
         if pad_short_clips:
             return np.pad(clip, (0, math.ceil(min_seconds * sampling_rate_hz) - len(clip)))
@@ -176,8 +178,8 @@ def read_row(
     return clip
 
 
-def resample(waveform: np.ndarray, from_hz: int, to_hz: int) -> np.ndarray:
-    """Resample a waveform with `waveform.resample`, as in `CEDFeatureExtractor`.
+def resample(waveform: np.ndarray, from_hz: int, to_hz: int, resampling_method: str = "kaiser_best") -> np.ndarray:
+    """Resample a waveform with `waveform.resample`.
 
     The result is float32, `(ceil(samples * to_hz / from_hz),)`, or the input itself if both rates are equal. A rate
     below 200 Hz or above 10 MHz raises BadAudioError.
@@ -189,7 +191,7 @@ def resample(waveform: np.ndarray, from_hz: int, to_hz: int) -> np.ndarray:
         return waveform
     for rate_hz in (from_hz, to_hz):
         _check_rate(rate_hz, "a waveform")
-    return resample_waveform(waveform, from_hz, to_hz)
+    return resample_waveform(waveform, from_hz, to_hz, resampling_method)
 
 
 def read_int16(source: Source, name: str, rate_hz: int) -> tuple[np.ndarray, bool]:
@@ -198,6 +200,8 @@ def read_int16(source: Source, name: str, rate_hz: int) -> tuple[np.ndarray, boo
     Also return whether any sample was nonzero before rounding.
     """
     parts, is_sound = [], False
+    # At 16 kHz, the rate of CED, as CED reads recordings, so that it gets the same samples from prepared ones.
+    method = "sinc_interp_hann" if rate_hz == 16_000 else "kaiser_best"
     with closing(_open(source, name)) as recording:
         from_hz = recording.rate_hz
         # Samples that are not resampled yet. The first `margin` seconds are only context for the resampling filter.
@@ -208,12 +212,12 @@ def read_int16(source: Source, name: str, rate_hz: int) -> tuple[np.ndarray, boo
             # Resample all whole seconds except the last one, because samples of both rates coincide at whole seconds.
             seconds = len(pending) // from_hz - 1
             if seconds > margin:
-                resampled = resample(pending[: (seconds + 1) * from_hz], from_hz, rate_hz)
+                resampled = resample(pending[: (seconds + 1) * from_hz], from_hz, rate_hz, method)
                 parts.append(to_int16(resampled[margin * rate_hz : seconds * rate_hz]))
                 pending, margin = pending[(seconds - 1) * from_hz :], 1
             pending = np.concatenate([pending, part])
 
-        parts.append(to_int16(resample(pending, from_hz, rate_hz)[margin * rate_hz :]))
+        parts.append(to_int16(resample(pending, from_hz, rate_hz, method)[margin * rate_hz :]))
     return np.concatenate(parts), is_sound
 
 

@@ -56,11 +56,13 @@ class Recording(NamedTuple):
         except Exception:
             return 0.0
 
-    def read(self, target_hz: int, start: int = 0, stop: int | None = None) -> np.ndarray:
+    def read(
+        self, target_hz: int, start: int = 0, stop: int | None = None, resampling_method: str = "kaiser_best"
+    ) -> np.ndarray:
         """Read the samples `start` to `stop` of the recording as a mono waveform (samples,) in float32.
 
         `start` and `stop` are in samples at `target_hz`. If `stop` is None, the recording is read to its end. Otherwise
-        only this part of a file is decoded.
+        only this part of a file is decoded. `resampling_method` is a key of `RESAMPLING_METHODS`.
 
         Raises:
             OSError: The file does not exist, or the download fails.
@@ -84,7 +86,7 @@ class Recording(NamedTuple):
             raise ValueError(f"{self.name} has no audio: it is None")
         if rate_hz is None:
             raise ValueError(f"{self.name} is an array without a sampling rate; pass sampling_rate=, in hertz")
-        waveform = as_waveform(source, rate_hz, target_hz, self.name)
+        waveform = as_waveform(source, rate_hz, target_hz, self.name, resampling_method)
         offset = first * target_hz
         return waveform[start - offset : None if stop is None else stop - offset]
 
@@ -120,8 +122,9 @@ def as_recordings(audio: Any, sampling_rate: Any = None) -> tuple[list[Recording
         elif _is_pair(clip):  # (rate, samples) from scipy and Gradio, (samples, rate) from torchaudio and librosa
             rate_hz, clip = clip if np.ndim(clip[0]) == 0 else clip[::-1]
         elif isinstance(clip, Mapping):
-            if {"array", "sampling_rate"} <= clip.keys():
-                clip, rate_hz = clip["array"], clip["sampling_rate"]
+            array = "raw" if "raw" in clip else "array"  # "raw" in the pipelines of transformers
+            if {array, "sampling_rate"} <= clip.keys():
+                clip, rate_hz = clip[array], clip["sampling_rate"]
             elif not clip.keys().isdisjoint(("bytes", "path")):  # a value of `datasets.Audio(decode=False)`
                 clip, rate_hz = clip.get("bytes") or clip.get("path"), None
             else:
@@ -150,7 +153,50 @@ def one_for_each(name: str, value: Any, count: int, kind: Any) -> list[Any]:
     return values
 
 
-def as_waveform(clip: Any, from_hz: float | None, to_hz: int, name: str = "the clip") -> np.ndarray:
+def as_waveforms(
+    audio: Any,
+    from_hz: float | None,
+    to_hz: int,
+    min_samples: int = 1,
+    resampling_method: str = "kaiser_best",
+) -> list[np.ndarray]:
+    """Convert one or more clips with `as_waveform`.
+
+    Args:
+        audio: One clip (samples,), an array (clips, samples), or a list of clips.
+        min_samples: Minimum length of a clip at `to_hz`, in samples.
+
+    Raises:
+        ValueError: There are no clips, or a clip is invalid or too short; the message contains the index of the clip.
+    """
+    is_array = isinstance(audio, (np.ndarray, torch.Tensor))
+    if is_array and audio.ndim not in (1, 2):
+        shape = tuple(audio.shape)
+        raise ValueError(f"audio has shape {shape}; pass one clip (samples,), an array (clips, samples) or a list")
+    if not is_array and not isinstance(audio, (list, tuple)):
+        kind = type(audio).__name__
+        raise ValueError(f"audio must be arrays or lists of numbers, got {kind}; for files, call model.encode_audio")
+    if not len(audio):
+        raise ValueError("audio contains no clip; pass at least one")
+    is_one = audio.ndim == 1 if is_array else isinstance(audio[0], _NUMBER)
+
+    waveforms = []
+    for index, clip in enumerate([audio] if is_one else audio):
+        waveform = as_waveform(clip, from_hz, to_hz, f"clip {index}", resampling_method)
+        if len(waveform) < min_samples:
+            seconds, shortest = len(waveform) / to_hz, min_samples / to_hz
+            raise ValueError(f"clip {index} lasts {seconds:.4f} s; the minimum is {shortest} s")
+        waveforms.append(waveform)
+    return waveforms
+
+
+def as_waveform(
+    clip: Any,
+    from_hz: float | None,
+    to_hz: int,
+    name: str = "the clip",
+    resampling_method: str = "kaiser_best",
+) -> np.ndarray:
     """Convert a clip to mono float32 at another sampling rate.
 
     Args:
@@ -158,6 +204,7 @@ def as_waveform(clip: Any, from_hz: float | None, to_hz: int, name: str = "the c
             [-1, 1]; int16 and int32 samples are PCM.
         from_hz: Sampling rate of the clip.
         to_hz: Sampling rate to convert to.
+        resampling_method: Key of `RESAMPLING_METHODS`.
 
     Returns:
         Waveform (samples,) in float32.
@@ -182,6 +229,8 @@ def as_waveform(clip: Any, from_hz: float | None, to_hz: int, name: str = "the c
         raise ValueError(f"{name} is empty, with shape {samples.shape}")
     if samples.dtype in (np.int16, np.int32):
         samples = np.multiply(samples, np.float32(-1 / np.iinfo(samples.dtype).min), dtype=np.float32)
+    elif samples.dtype.kind in "US":
+        raise ValueError(f"{name} has dtype {samples.dtype}, as a path has; read the file, or call model.encode_audio")
     elif samples.dtype.kind != "f":
         raise ValueError(f"{name} has dtype {samples.dtype}; pass floats of full scale 1, or int16 or int32 PCM")
 
@@ -202,7 +251,7 @@ def as_waveform(clip: Any, from_hz: float | None, to_hz: int, name: str = "the c
     if from_hz % 1 != 0 or not LEAST_RATE_HZ <= from_hz <= MOST_RATE_HZ:
         expected = f"a whole number from {LEAST_RATE_HZ} to {MOST_RATE_HZ}, in hertz and not in kilohertz"
         raise ValueError(f"sampling_rate is {from_hz} Hz; pass {expected}")
-    return resample(waveform, int(from_hz), to_hz)
+    return resample(waveform, int(from_hz), to_hz, resampling_method)
 
 
 def _as_clips(audio: Any) -> tuple[list[Any], bool]:

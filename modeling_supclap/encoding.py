@@ -9,7 +9,8 @@ All audio embeddings in this package are computed by `chunk_embeddings`, with th
 
 - Recordings longer than `chunk_seconds` are split into chunks of that length. The default is the model's maximum (CLAP:
   10 s), or five minutes for models that accept any length (CED). The last chunk starts earlier, so that it ends with
-  the recording. The embedding of a recording is the normalised mean of its chunk embeddings.
+  the recording. It is left out if it would add less than 1 % of a chunk, at most 0.1 s, to the chunk before. The
+  embedding of a recording is the normalised mean of its chunk embeddings.
 - The batch size and the order of the recordings do not affect the embeddings, and there is no randomness.
 """
 
@@ -36,7 +37,9 @@ logger = logging.get_logger(__name__)
 
 # A batch contains at most batch_size times this duration, so longer recordings are processed in smaller batches.
 _SECONDS_PER_CLIP = 10.0
-# Number of batches to read and sort by length together, so that each batch contains chunks of similar length.
+# Chunks are read ahead and sorted by length, so that each batch contains chunks of similar length: at least one batch,
+# then until one of these limits is reached. 300 s at 48 kHz need 58 MB.
+_SECONDS_AT_ONCE = 300.0
 _BATCHES_AT_ONCE = 8
 # Maximum chunk length for any model, so that memory use does not grow with the length of a recording.
 LONGEST_SECONDS = 300.0
@@ -62,6 +65,13 @@ class AudioChunks(NamedTuple):
     error: Exception | None = None
 
 
+class _Task(NamedTuple):
+    """Function that reads chunks from `seconds` of a file; 0 if the duration is unknown or the audio is in memory."""
+
+    seconds: float
+    read: Callable[[], list[_Chunk]]
+
+
 class _Chunk(NamedTuple):
     """Samples `start` to `stop` of recording number `recording`, or the error if reading failed."""
 
@@ -82,6 +92,7 @@ def chunk_embeddings(
     batch_size: int = 32,
     num_workers: int = 0,
     on_bad_audio: str = "error",
+    resampling_method: str = "kaiser_best",
 ) -> Iterator[AudioChunks]:
     """Split recordings into chunks and embed the chunks.
 
@@ -94,6 +105,7 @@ def chunk_embeddings(
         batch_size: Number of chunks per batch. A chunk longer than 10 s counts as several chunks.
         num_workers: Number of threads that prefetch audio; 0 reads in the calling thread.
         on_bad_audio: "error" raises at the first bad recording; "skip" yields it with zero chunks and its error.
+        resampling_method: Filter for recordings at other sampling rates, as in `SupCLAPProcessor`.
 
     Yields:
         `AudioChunks` of each recording, in input order, with embeddings as tensors.
@@ -115,28 +127,31 @@ def chunk_embeddings(
     hop_samples = hop_samples or chunk_samples
     names: dict[int, str] = {}
 
-    def tasks() -> Iterator[Callable[[], list[_Chunk]]]:
-        """Yield functions. Each one reads all chunks of a recording, or the chunks in a part of a long file."""
+    max_tail_samples = rate_hz // 10
+
+    def tasks() -> Iterator[_Task]:
+        """Yield tasks. Each one reads all chunks of a recording, or the chunks in a part of a long file."""
         for index, recording in enumerate(recordings):
             names[index] = recording.name
             seconds = recording.get_seconds() if recording.is_file else 0.0
             if seconds <= LONGEST_SECONDS:
-                yield partial(read, index, recording, None)
+                yield _Task(seconds, partial(read, index, recording, None))
                 continue
-            starts = chunk_starts(math.ceil(seconds * rate_hz - 1e-3), chunk_samples, hop_samples)  # tolerate rounding
+            length = math.ceil(seconds * rate_hz - 1e-3)  # tolerate rounding
+            starts = chunk_starts(length, chunk_samples, hop_samples, max_tail_samples)
             count = 1 + max(round(LONGEST_SECONDS * rate_hz) - chunk_samples, 0) // hop_samples
             for first in range(0, len(starts), count):
-                yield partial(read, index, recording, starts[first : first + count])
+                yield _Task(LONGEST_SECONDS, partial(read, index, recording, starts[first : first + count]))
 
     def read(index: int, recording: Recording, starts: Sequence[int] | None) -> list[_Chunk]:
         """Read the chunks that start at the given samples. If `starts` is None, read all chunks."""
         try:
             if starts is None:
-                first, waveform = 0, recording.read(rate_hz)
-                starts = chunk_starts(len(waveform), chunk_samples, hop_samples)
+                first, waveform = 0, recording.read(rate_hz, resampling_method=resampling_method)
+                starts = chunk_starts(len(waveform), chunk_samples, hop_samples, max_tail_samples)
             else:
                 first = starts[0]
-                waveform = recording.read(rate_hz, first, starts[-1] + chunk_samples)
+                waveform = recording.read(rate_hz, first, starts[-1] + chunk_samples, resampling_method)
 
             chunks = []
             for start in starts:
@@ -260,6 +275,7 @@ def encode_audio(  # type: ignore[misc]  # mypy compares the keywords of an over
         batch_size=batch_size,
         num_workers=num_workers,
         on_bad_audio=on_bad_audio,
+        resampling_method=processor.resampling_method,
     )
 
     no_embeds = torch.empty(0, model.config.projection_dim, device=model.device)
@@ -439,15 +455,24 @@ class EncodingMixin:
         return similarity.cpu().numpy() if to_numpy else similarity
 
 
-def chunk_starts(num_samples: int, chunk_samples: int, hop_samples: int) -> list[int]:
+def chunk_starts(
+    num_samples: int, chunk_samples: int, hop_samples: int, max_tail_samples: int | None = None
+) -> list[int]:
     """Return the start of each chunk in samples. The last chunk starts earlier, so that it ends with the recording.
+
+    The last chunk is left out if it would start less than 1 % of a chunk after the chunk before, and less than
+    `max_tail_samples`. Resampled and MP3 files are often a few samples longer than their nominal duration.
 
     >>> chunk_starts(10, 4, 2), chunk_starts(11, 4, 2), chunk_starts(3, 4, 2)
     ([0, 2, 4, 6], [0, 2, 4, 6, 7], [0])
+    >>> chunk_starts(1009, 1000, 1000), chunk_starts(1010, 1000, 1000), chunk_starts(1009, 1000, 1000, 5)
+    ([0], [0, 10], [0, 9])
     """
     last = max(num_samples - chunk_samples, 0)
     starts = list(range(0, last + 1, hop_samples))
-    return starts if starts[-1] == last else [*starts, last]
+    tail = last - starts[-1]
+    is_repeated = tail < chunk_samples / 100 and (max_tail_samples is None or tail < max_tail_samples)
+    return starts if is_repeated or not tail else [*starts, last]
 
 
 def best_chunks(recordings: Sequence[AudioChunks], text_embeds: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -529,22 +554,22 @@ def get_chunk_samples(
     return round(seconds * rate_hz)
 
 
-def _read_ahead(tasks: Iterable[Callable[[], list[_Chunk]]], num_workers: int) -> Iterator[_Chunk]:
-    """Run functions that read chunks in background threads, and yield the chunks in order."""
+def _read_ahead(tasks: Iterable[_Task], num_workers: int) -> Iterator[_Chunk]:
+    """Run tasks in background threads, at most `_SECONDS_AT_ONCE` of sound ahead, and yield the chunks in order."""
     if not num_workers:
         for task in tasks:
-            yield from task()
+            yield from task.read()
         return
 
-    waiting: deque[Future[list[_Chunk]]] = deque()
+    waiting: deque[tuple[float, Future[list[_Chunk]]]] = deque()
     pool = ThreadPoolExecutor(num_workers)
     try:
         for task in tasks:
-            waiting.append(pool.submit(task))
-            if len(waiting) > num_workers:
-                yield from waiting.popleft().result()
+            waiting.append((task.seconds, pool.submit(task.read)))
+            while len(waiting) > num_workers or sum(seconds for seconds, _ in waiting) > _SECONDS_AT_ONCE:
+                yield from waiting.popleft()[1].result()
         while waiting:
-            yield from waiting.popleft().result()
+            yield from waiting.popleft()[1].result()
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -560,7 +585,9 @@ def _embed_chunks(
         for chunk in chunks:
             window.append(chunk)
             num_samples += chunk.stop - chunk.start
-            if len(window) >= _BATCHES_AT_ONCE * batch_size or num_samples >= _BATCHES_AT_ONCE * max_samples:
+            is_batch = len(window) >= batch_size or num_samples >= max_samples
+            is_enough = len(window) >= _BATCHES_AT_ONCE * batch_size or num_samples >= _SECONDS_AT_ONCE * rate_hz
+            if is_batch and is_enough:
                 break
         if not window:
             return

@@ -8,7 +8,7 @@ import torch
 import torchaudio
 from transformers import AutoFeatureExtractor, BatchFeature, SequenceFeatureExtractor
 
-from .audio_input import as_waveform
+from .audio_input import as_waveforms
 from .auto_classes import register
 from .configuration_supclap import CEDConfig, SupCLAPConfig
 
@@ -49,6 +49,7 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
     """
 
     model_input_names = ["input_features", "audio_attention_mask"]  # noqa: RUF012, as in transformers
+    resampling_method = "sinc_interp_hann"  # the default of torchaudio, with which CED and Dasheng were trained
 
     def __init__(
         self,
@@ -133,30 +134,18 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
 
         return BatchFeature(batch, tensor_type=return_tensors)
 
-    def as_waveforms(self, audio: Any, sampling_rate: float | None = None) -> list[np.ndarray]:
+    def as_waveforms(
+        self, audio: Any, sampling_rate: float | None = None, resampling_method: str | None = None
+    ) -> list[np.ndarray]:
         """Check clips, mix them to mono and resample them. This is the first step of `__call__`.
 
         Returns:
             List of float32 waveforms (samples,) at `self.sampling_rate`, one per clip.
         """
-        is_array = isinstance(audio, (np.ndarray, torch.Tensor))
-        if is_array and audio.ndim not in (1, 2):
-            shape = tuple(audio.shape)
-            raise ValueError(f"audio has shape {shape}; pass one clip (samples,), an array (clips, samples) or a list")
-        if not is_array and not isinstance(audio, (list, tuple)):
-            raise ValueError(f"audio must be arrays or lists of numbers, got {type(audio).__name__}; load files first")
-        if not len(audio):
-            raise ValueError("audio contains no clip; pass at least one")
-        is_one = audio.ndim == 1 if is_array else isinstance(audio[0], (int, float, np.number))
-
-        waveforms = []
-        for index, clip in enumerate([audio] if is_one else audio):
-            waveform = as_waveform(clip, sampling_rate, self.sampling_rate, f"clip {index}")
-            if len(waveform) < self.min_samples:
-                seconds, shortest = len(waveform) / self.sampling_rate, self.min_samples / self.sampling_rate
-                raise ValueError(f"clip {index} lasts {seconds:.4f} s; the minimum is {shortest} s")
-            missing = max(self.pad_to_samples - len(waveform), 0)
-            waveforms.append(np.pad(waveform, (0, missing)) if missing else waveform)
+        method = resampling_method or self.resampling_method
+        waveforms = as_waveforms(audio, sampling_rate, self.sampling_rate, self.min_samples, method)
+        if self.pad_to_samples:
+            waveforms = [np.pad(clip, (0, max(self.pad_to_samples - len(clip), 0))) for clip in waveforms]
         return waveforms
 
     def frames_of(self, samples: Any) -> Any:

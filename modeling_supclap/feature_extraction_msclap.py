@@ -29,6 +29,8 @@ class MSCLAPFeatureExtractor(ClapFeatureExtractor):
         (1, 1, 965, 64)
     """
 
+    resampling_method = "sinc_interp_hann"  # the default of torchaudio, which the authors use
+
     def __init__(self, filter_rate_hz: int | None = 32_000, **kwargs: Any) -> None:
         defaults = {"sampling_rate": 44_100, "max_length_s": 7, "hop_length": 320, "padding": "repeat"}
         defaults |= {"frequency_min": 50, "frequency_max": 14_000, "truncation": "rand_trunc"}

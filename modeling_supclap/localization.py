@@ -112,7 +112,13 @@ def localize(
 
     with inference(model):
         (chunks,) = chunk_embeddings(
-            recordings, encode, rate_hz, chunk_samples, min_samples=min_samples, batch_size=batch_size
+            recordings,
+            encode,
+            rate_hz,
+            chunk_samples,
+            min_samples=min_samples,
+            batch_size=batch_size,
+            resampling_method=processor.resampling_method,
         )
         # Remove duplicate and padded time steps: the last chunk overlaps the previous one, and short chunks are padded.
         inside = (np.arange(chunks.embeds.shape[1]) + 0.5) * step_samples / rate_hz

@@ -8,9 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self, TypedDict
 
 import numpy as np
+import torch
 from transformers import (
     AutoProcessor,
     BatchFeature,
+    ClapFeatureExtractor,
     NllbTokenizer,
     PreTrainedTokenizerBase,
     ProcessorMixin,
@@ -18,15 +20,19 @@ from transformers import (
 )
 from transformers.processing_utils import ProcessingKwargs
 
-from .audio_input import as_waveform, one_for_each
+from .audio_input import as_waveforms, one_for_each
 from .auto_classes import register
 from .configuration_supclap import SupCLAPConfig
+from .feature_extraction_clap import extract_clap, extract_clap_on_device
 from .languages import LANGUAGES, get_flores_code, require_language_code
 from .strict_loading import missing_protobuf
+from .waveform import RESAMPLING_METHODS
 
 # Limits for tokenizers without one: SONAR was trained on 514 tokens, BERT-like encoders on 512.
 SONAR_MAX_TOKENS = 514
 BERT_MAX_TOKENS = 512
+# Of `audio_kwargs`. Clips are always padded to the longest, so `padding` changes nothing.
+_AUDIO_OPTIONS = {"sampling_rate", "return_tensors", "padding"}
 _PUNCTUATION = re.compile('[(),.!?;:|*"，。！？；：、]')
 
 
@@ -48,14 +54,19 @@ class SupCLAPProcessor(ProcessorMixin):
     """Processor that combines a feature extractor for audio with a tokenizer for captions.
 
     Args:
-        feature_extractor: Feature extractor of the audio tower. CLAP's feature extractor does not resample audio and
-            requires 48 kHz. The processor first cuts clips to 10 s, because this extractor would crop longer clips at
-            random positions.
+        feature_extractor: Feature extractor of the audio tower. For CLAP, the processor computes the features itself,
+            faster and from the first 10 s of a clip, because the extractor crops longer clips at random positions.
         tokenizer: Tokenizer of the text tower. NLLB tokenizers mark the language of each caption with a language
             token; other tokenizers ignore the language.
         plain_captions: Whether to lower-case captions and remove punctuation except apostrophes and hyphens, as in
             ML-CLAP.
         caption_prefix: Text to insert before every caption, such as "query: " for e5 encoders.
+        resampling_method: "kaiser_best" (the quality of soxr) or "sinc_interp_hann" (the default of torchaudio), for
+            audio at other sampling rates than the model's. None: the method that the authors of the audio tower used,
+            which is torchaudio's for CED, Dasheng and MS-CLAP, and soxr's for CLAP and the encoders of transformers.
+
+    Raises:
+        ValueError: Tokenizer files are missing, or the resampling method is unknown.
     """
 
     valid_processor_kwargs: Any = SupCLAPProcessorKwargs
@@ -66,11 +77,19 @@ class SupCLAPProcessor(ProcessorMixin):
         tokenizer: PreTrainedTokenizerBase,
         plain_captions: bool = False,
         caption_prefix: str = "",
+        resampling_method: str | None = None,
         **kwargs: Any,
     ) -> None:
         _check_tokenizer(tokenizer)
+        forget_last_call(tokenizer)
         self.plain_captions = plain_captions
         self.caption_prefix = caption_prefix
+        if resampling_method is None:
+            resampling_method = getattr(feature_extractor, "resampling_method", "kaiser_best")
+        self.resampling_method = resampling_method
+        if resampling_method not in RESAMPLING_METHODS:
+            known = ", ".join(RESAMPLING_METHODS)
+            raise ValueError(f"resampling_method is {resampling_method!r}; pass one of {known}, or None")
         super().__init__(feature_extractor, tokenizer, **kwargs)
 
     @classmethod
@@ -104,6 +123,11 @@ class SupCLAPProcessor(ProcessorMixin):
                 "two encoders, call SupCLAPProcessor.from_encoders(audio, text)"
             ) from error
 
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
+        """Save as in transformers, without the truncation and padding of the tokenizer's last call."""
+        forget_last_call(self.tokenizer)
+        return super().save_pretrained(save_directory, *args, **kwargs)
+
     def __call__(
         self,
         audio: Any = None,
@@ -134,51 +158,72 @@ class SupCLAPProcessor(ProcessorMixin):
             ValueError: Both `audio` and `text` are None, a caption is blank, a language code is invalid or unknown to
                 the tokenizer, or a clip is invalid.
         """
+        parts = SupCLAPProcessorKwargs.__annotations__
+        known = {"common_kwargs", *parts, *parts["text_kwargs"].__annotations__}
+        unknown = sorted(kwargs.keys() - known) + sorted(kwargs.get("audio_kwargs", {}).keys() - _AUDIO_OPTIONS)
+        if unknown:
+            raise TypeError(f"the processor has no option {unknown[0]!r}; pass audio=, text= or options of a tokenizer")
         if audio is None and text is None:
             raise ValueError("audio and text are both None; pass audio, text or both")
 
-        parts = SupCLAPProcessorKwargs.__annotations__
-        known = {"common_kwargs", *parts, *parts["text_kwargs"].__annotations__}
-        if unknown := sorted(kwargs.keys() - known):
-            raise TypeError(f"the processor has no option {unknown[0]!r}; pass options of a tokenizer")
-
-        init_kwargs = dict(self.tokenizer.init_kwargs)
-        if "truncation_strategy" in init_kwargs:  # from tokenizer.json, with the limits of the last call before saving
-            init_kwargs.pop("max_length", None)
-            init_kwargs.pop("stride", None)
+        init_kwargs = self.tokenizer.init_kwargs
         options = self._merge_kwargs(self.valid_processor_kwargs, tokenizer_init_kwargs=init_kwargs, **kwargs)
+        sampling_rate = options["audio_kwargs"].get("sampling_rate", sampling_rate)
 
         return_tensors = options["text_kwargs"].pop("return_tensors", None)
         data: dict[str, Any] = {}
         if audio is not None:
-            data.update(self._extract(audio, **{"sampling_rate": sampling_rate, **options["audio_kwargs"]}))
+            data.update(self._extract(audio, sampling_rate))
         if text is not None:
             data.update(self._tokenize(text, language, **options["text_kwargs"]))
 
         return BatchFeature(data, tensor_type=return_tensors)
 
-    def _extract(self, audio: Any, **kwargs: Any) -> dict[str, Any]:
+    def _extract(self, audio: Any, sampling_rate: float | None) -> dict[str, Any]:
         """Compute the audio inputs of the model, independently for each clip."""
-        if kwargs.get("padding") in (True, "longest"):  # clips are always padded to the longest
-            del kwargs["padding"]
-        names = self.feature_extractor.model_input_names
-        if "audio_attention_mask" in names:
-            return self.feature_extractor(audio, **kwargs)
+        extractor: Any = self.feature_extractor
+        waveforms = self.as_waveforms(audio, sampling_rate)
+        if "audio_attention_mask" in extractor.model_input_names:
+            return extractor(waveforms, sampling_rate=extractor.sampling_rate)
+        if isinstance(extractor, ClapFeatureExtractor):
+            return extract_clap(extractor, waveforms)
+        return extract_clips(extractor, waveforms)
 
-        clips = [audio] if np.ndim(audio[0]) == 0 else audio
-        rate_hz = self.feature_extractor.sampling_rate
-        if "is_longer" not in names:
-            from_hz = kwargs["sampling_rate"]
-            waveforms = [as_waveform(clip, from_hz, rate_hz, f"clip {index}") for index, clip in enumerate(clips)]
-            return extract_clips(self.feature_extractor, waveforms)
+    def as_waveforms(self, audio: Any, sampling_rate: float | None) -> list[np.ndarray]:
+        """Check clips, mix them to mono and resample them. This is the first step of `__call__` for audio.
 
-        # Mix to mono first: CLAP's extractor would treat channels as a spectrum and run out of memory.
-        most = self.feature_extractor.nb_max_samples
-        mono = [as_waveform(clip, rate_hz, rate_hz, f"clip {index}")[:most] for index, clip in enumerate(clips)]
-        features = self.feature_extractor(mono, **kwargs)
+        Returns:
+            List of float32 waveforms (samples,) at the model's sampling rate, one per clip.
+        """
+        extractor: Any = self.feature_extractor
+        if hasattr(extractor, "as_waveforms"):
+            waveforms: list[np.ndarray] = extractor.as_waveforms(audio, sampling_rate, self.resampling_method)
+            return waveforms
+        return as_waveforms(audio, sampling_rate, extractor.sampling_rate, resampling_method=self.resampling_method)
 
-        # CLAP's extractor marks a random clip of the batch as longer if none is.
-        return {**features, "is_longer": [[False]] * len(clips)}
+    @property
+    def runs_on_device(self) -> bool:
+        """Whether `on_device` supports the feature extractor: those of CED and CLAP."""
+        return isinstance(self.feature_extractor, ClapFeatureExtractor) or hasattr(self.feature_extractor, "on_device")
+
+    def on_device(self, samples: torch.Tensor, sample_counts: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Compute the same audio inputs as `__call__` from a batch of waveforms, on the device of the waveforms.
+
+        Args:
+            samples: Waveforms (B, S) at the model's sampling rate, where S is the length of the longest clip: floats in
+                [-1, 1], or int16. Values after the end of a shorter clip are ignored.
+            sample_counts: Length of each clip in samples, (B,) integers.
+
+        Raises:
+            ValueError: The feature extractor runs only on the CPU.
+        """
+        extractor: Any = self.feature_extractor
+        if isinstance(extractor, ClapFeatureExtractor):
+            return extract_clap_on_device(extractor, samples, sample_counts)
+        if not self.runs_on_device:
+            raise ValueError(f"{type(extractor).__name__} runs only on the CPU; call the processor with the clips")
+        inputs: dict[str, torch.Tensor] = extractor.on_device(samples, sample_counts)
+        return inputs
 
     def _tokenize(
         self, text: str | Sequence[str], language: str | Sequence[str] | None, **kwargs: Any
@@ -258,6 +303,23 @@ def extract_clips(feature_extractor: Any, clips: Sequence[np.ndarray]) -> dict[s
             features[index] = np.pad(features[index], [(0, missing)] + [(0, 0)] * (features[index].ndim - 1))
             masks[index] = np.pad(mask, (0, missing))
     return {"input_features": np.stack(features).astype(np.float32), "audio_attention_mask": np.stack(masks)}
+
+
+def forget_last_call(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Remove the truncation and padding of a tokenizer's last call, which `tokenizer.json` would contain.
+
+    transformers reads them as `max_length` of a loaded tokenizer, and its processors then cut audio to that many
+    samples.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return
+    if backend.truncation is not None or backend.padding is not None:
+        backend.no_truncation()
+        backend.no_padding()
+    if "truncation_strategy" in tokenizer.init_kwargs or "pad_to_multiple_of" in tokenizer.init_kwargs:
+        for name in ("max_length", "stride", "truncation_strategy", "pad_to_multiple_of"):
+            tokenizer.init_kwargs.pop(name, None)
 
 
 def _check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:

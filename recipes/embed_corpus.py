@@ -58,14 +58,20 @@ class Corpus:
         """Remove the root folder from the paths in a text."""
         return (text or "").replace(f"{self.root}/", "") if self.root else text or ""
 
-    def recording(self, clip: Clip, min_seconds: float, pad_short_clips: bool) -> Recording:
-        """Return a recording that is read on demand. If it is shorter than `min_seconds`, it is padded or refused."""
+    def recording(self, clip: Clip, model: EmbeddingModel, pad_short_clips: bool) -> Recording:
+        """Return a recording that is read on demand. If it is too short for the model, it is padded or refused."""
         from modeling_supclap.audio_input import Recording
         from modeling_supclap.datasets_scripts.audio import read_row
 
         def read(rate_hz: int) -> np.ndarray:
             row = self.splits[clip.split][clip.row]
-            return read_row(row, rate_hz, min_seconds=min_seconds, pad_short_clips=pad_short_clips)
+            return read_row(
+                row,
+                rate_hz,
+                min_seconds=model.min_seconds,
+                pad_short_clips=pad_short_clips,
+                resampling_method=model.resampling_method,
+            )
 
         return Recording(read, None, f"clip {clip.clip_id}")
 
@@ -182,7 +188,7 @@ def write_files(model: EmbeddingModel, corpus: Corpus, args: CorpusArguments, st
             # Do not mix files in a batch, because rounding depends on the batch and some files may already exist.
             embedded = []
             for chunks in model.chunk_embeddings(
-                [corpus.recording(clip, model.min_seconds, args.pad_short_clips) for clip in clips],
+                [corpus.recording(clip, model, args.pad_short_clips) for clip in clips],
                 args.chunk_seconds,
                 batch_size=args.batch_size,
                 num_workers=args.num_workers,

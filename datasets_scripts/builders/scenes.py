@@ -260,7 +260,7 @@ def take_recorded(files: Mapping[str, Sequence[Path]], sampling_rate_hz: int) ->
     @cache
     def read(path: Path) -> tuple[np.ndarray, np.ndarray]:
         waveform, rate_hz = read_audio(path)
-        waveform = resample(waveform, rate_hz, sampling_rate_hz)
+        waveform = resample(waveform, rate_hz, sampling_rate_hz, "sinc_interp_hann")
         loud = np.flatnonzero(np.abs(waveform) > 0.05 * np.abs(waveform).max())
         if not loud.size:
             raise ValueError(f"{path} is silent; remove it from the table of the recordings")

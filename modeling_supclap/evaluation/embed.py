@@ -226,6 +226,7 @@ def embed_split(
             policy.max_audio_seconds,
             min_seconds=model.min_seconds,
             pad_short_clips=policy.pad_short_clips,
+            resampling_method=model.resampling_method,
         )
 
     recordings = [Recording(partial(read, index), None, f"clip {all_rows[index]['clip_id']}") for index in existing]
@@ -337,6 +338,7 @@ def embed_recordings(
     full_key = {
         "model": model.fingerprint,
         "sampling_rate_hz": model.sampling_rate_hz,
+        "resampling_method": model.resampling_method,
         "chunk_seconds": policy.chunk_seconds,
         "audio": dict(key),
     }
@@ -345,7 +347,9 @@ def embed_recordings(
     stored = cache.fetch(full_key, make, keep=model.fingerprint is not None)
     if on_bad_audio == "error" and not stored["counts"].all():
         bad = recordings[int(np.argmin(stored["counts"]))]
-        bad.read(model.sampling_rate_hz)  # raises the error of this recording
+        bad.read(
+            model.sampling_rate_hz, resampling_method=model.resampling_method
+        )  # raises the error of this recording
         raise ValueError(f"the cache lists {bad.name} as unreadable, but it can be read now; delete {cache.folder}")
     return ClipEmbeddings(stored["embeds"], stored["counts"], policy.pooling)
 

@@ -61,6 +61,7 @@ class EmbeddingModel:
         min_seconds: Minimum recording length in seconds.
         fingerprint: Hash of the weights and all settings that affect the embeddings, or None if unknown.
         dtype: Data type of the weights, such as "float32".
+        resampling_method: Filter for recordings at other sampling rates, as in `SupCLAPProcessor`.
         processor: `SupCLAPProcessor` of a SupCLAP or CLAP model, or None.
     """
 
@@ -77,6 +78,7 @@ class EmbeddingModel:
     fingerprint: str | None = None
     device: str = "unknown"
     dtype: str = "unknown"
+    resampling_method: str = "kaiser_best"
     processor: Any = None
 
     def chunk_samples(self, chunk_seconds: float | None = None) -> int:
@@ -111,6 +113,7 @@ class EmbeddingModel:
             batch_size=batch_size,
             num_workers=num_workers,
             on_bad_audio=on_bad_audio,
+            resampling_method=self.resampling_method,
         )
 
 
@@ -256,6 +259,8 @@ def _wrap_pretrained(model: Any, processor: SupCLAPProcessor, name: str, kind: s
     words = {"vocabulary": tokenizer.get_vocab()} if backend is None else json.loads(backend.to_str())
     words = {**words, "padding": None, "truncation": None}
     captions = [processor.plain_captions, processor.caption_prefix, tokenizer.model_max_length]
+    if processor.resampling_method != "sinc_interp_hann":  # the only method of earlier versions
+        captions.append(processor.resampling_method)
     configs = json.dumps([model.config.to_dict(), extractor.to_dict()], default=str)
     settings = [*json.loads(configs, object_hook=_drop_incidental), words, captions]
     return EmbeddingModel(
@@ -274,6 +279,7 @@ def _wrap_pretrained(model: Any, processor: SupCLAPProcessor, name: str, kind: s
         fingerprint=weights_fingerprint(model, *map(json.dumps, settings)),
         device=str(model.device),
         dtype=str(model.dtype).removeprefix("torch."),
+        resampling_method=processor.resampling_method,
         processor=processor,
     )
 

@@ -99,6 +99,7 @@ def score_split(split: EmbeddedSplit, options: EvaluationOptions) -> Results:
         "languages": list(options.languages),
         "audio": {
             "sampling_rate_hz": split.model.sampling_rate_hz,
+            "resampling_method": split.model.resampling_method,
             "max_audio_seconds": split.policy.max_audio_seconds,
             "chunk_seconds": split.policy.chunk_seconds,
             "pooling": split.policy.pooling,

@@ -163,6 +163,7 @@ def embed_records(
         from_first_sound=True,
         min_seconds=model.min_seconds,
         pad_short_clips=policy.pad_short_clips,
+        resampling_method=model.resampling_method,
     )
 
     def read(record: Mapping[str, Any], rate_hz: int) -> np.ndarray:

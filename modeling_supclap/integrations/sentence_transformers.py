@@ -114,7 +114,8 @@ class SupCLAPModule(InputModule):
         rate_hz = int(self.processor.feature_extractor.sampling_rate)
         audio = [one["audio"] if isinstance(one, Mapping) and set(one) == {"audio"} else one for one in inputs]
         recordings, _ = as_recordings(audio, sampling_rate or rate_hz)
-        clips = [recording.read(rate_hz) for recording in recordings]
+        method = self.processor.resampling_method
+        clips = [recording.read(rate_hz, resampling_method=method) for recording in recordings]
         return dict(self.processor(audio=clips, sampling_rate=rate_hz, return_tensors="pt"))
 
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:

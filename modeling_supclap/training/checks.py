@@ -10,7 +10,6 @@ from torch import nn
 from modeling_supclap.datasets_scripts.schema import EXPECTED_COUNT, SAMPLING
 from modeling_supclap.datasets_scripts.stream import RowStream
 
-from ..feature_extraction_ced import CEDFeatureExtractor
 from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
 from .training_args import SupCLAPTrainingArguments
@@ -34,9 +33,9 @@ def refuse_unsupported(
         raise ValueError(f"one process sees {args.n_gpu} GPUs; start one process per GPU with `accelerate launch`")
     if objective is None and args.loss == "siglip" and model.logit_bias is None:
         raise ValueError("loss='siglip' needs a model with a bias: --logit_bias -10 --temperature 0.1")
-    extractor = processor.feature_extractor
-    if args.features_on_device and not isinstance(extractor, CEDFeatureExtractor):
-        raise ValueError(f"features_on_device requires CEDFeatureExtractor, got {type(extractor).__name__}")
+    if args.features_on_device and not processor.runs_on_device:
+        kind = type(processor.feature_extractor).__name__
+        raise ValueError(f"features_on_device supports the feature extractors of CED and CLAP, got {kind}")
 
     if args.sharding == "fsdp" and args.track_language_errors:
         raise ValueError("track_language_errors does not support FSDP; set it to false")

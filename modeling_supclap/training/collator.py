@@ -107,7 +107,7 @@ class ContrastiveCollator:
 
     Args:
         gives_samples: Whether batches contain `samples` `(B, S)` and `sample_counts` `(B,)` instead of spectrograms.
-            `CEDFeatureExtractor.on_device` then computes the spectrograms.
+            `SupCLAPProcessor.on_device` then computes the spectrograms.
         gives_text_keys: Whether batches contain the list `text_keys`, the keys of the B K texts in a `FrozenCache`.
     """
 
@@ -151,6 +151,7 @@ class ContrastiveCollator:
             self._from_first_sound,
             min_seconds=self._min_seconds,
             pad_short_clips=self.pad_short_clips,
+            resampling_method=self.processor.resampling_method,
         )
 
     def _inputs(self, clips: Sequence[np.ndarray], captions: Sequence[Sequence[tuple[str, str]]]) -> dict[str, Any]:
@@ -161,7 +162,7 @@ class ContrastiveCollator:
         options: dict[str, Any] = {"audio": clips, "sampling_rate": self.rate_hz}
         if self.gives_samples:
             # 16-bit integers if the conversion is exact.
-            waveforms = extractor.as_waveforms(clips, self.rate_hz)
+            waveforms = self.processor.as_waveforms(clips, self.rate_hz)
             samples = list(map(to_int16, waveforms))
             if any((clip / np.float32(32768) != whole).any() for clip, whole in zip(samples, waveforms, strict=True)):
                 samples = waveforms
@@ -172,7 +173,7 @@ class ContrastiveCollator:
 
         # Lists stay on the CPU, so that a step reads them without waiting for a GPU.
         batch["text_lengths"] = real_lengths(batch["attention_mask"])
-        if self.gives_samples:
+        if self.gives_samples and hasattr(extractor, "frames_of"):
             batch["audio_lengths"] = list(map(extractor.frames_of, map(len, samples)))
         elif "audio_attention_mask" in batch:
             batch["audio_lengths"] = real_lengths(batch["audio_attention_mask"])

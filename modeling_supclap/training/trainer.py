@@ -84,8 +84,8 @@ class SupCLAPTrainer(Trainer):
     Raises:
         ValueError: The processor is missing. The training split is smaller than one batch, would end with a batch of
             one clip, or is an unsupported type of stream. `metric_for_best_model` is of none of the evaluation sets.
-            The loss is `siglip`, and the model has no bias. `features_on_device` is set, and the feature extractor is
-            not a `CEDFeatureExtractor`. One process has several GPUs, which would not share their negatives.
+            The loss is `siglip`, and the model has no bias. `features_on_device` is set, and the feature extractor
+            runs only on the CPU. One process has several GPUs, which would not share their negatives.
             `track_language_errors` is set with FSDP, or `ema_decay` with FSDP or DeepSpeed.
     """
 
@@ -248,7 +248,7 @@ class SupCLAPTrainer(Trainer):
         prepared: dict[str, Any] = super()._prepare_inputs(inputs)
         if "samples" in prepared:
             samples, counts = prepared.pop("samples"), prepared.pop("sample_counts")
-            prepared |= self.processor.feature_extractor.on_device(samples, counts)
+            prepared |= self.processor.on_device(samples, counts)
         if self._spec_augment is not None and self.module.training:
             mask = prepared.get("audio_attention_mask")
             prepared["input_features"] = self._spec_augment(prepared["input_features"], mask, self.state.global_step)

@@ -3,9 +3,11 @@
 import re
 from pathlib import Path
 
+import builders
 import numpy as np
 import pytest
 import soundfile
+import torch
 from builders import RATE_HZ, noise
 from datasets import Dataset
 from fake_models import ToneModel, caption_tones
@@ -17,6 +19,8 @@ from modeling_supclap.evaluation.embed import AudioPolicy, ClipEmbeddings, embed
 from modeling_supclap.evaluation.models import load_embedding_model
 from modeling_supclap.evaluation.options import EvaluationOptions
 from modeling_supclap.evaluation.retrieval import evaluate_retrieval
+from modeling_supclap.training.collator import TrainingCollator
+from modeling_supclap.waveform import resample
 
 
 @pytest.fixture
@@ -269,3 +273,22 @@ def test_a_policy_uses_the_limit_of_its_model(rows):
 def test_an_invalid_policy_is_rejected(change):
     with pytest.raises(ValueError, match=next(iter(change))):
         AudioPolicy(**change)
+
+
+@pytest.mark.parametrize("kind", ["supclap", "converted"])
+def test_training_evaluation_and_encode_audio_resample_alike(tmp_path, kind):
+    """By torchaudio's filter for CED, and by a better one for CLAP."""
+    model, processor = builders.pair(kind)
+    path = tmp_path / "clip.wav"
+    soundfile.write(path, builders.noise(8000), 8000, subtype="FLOAT")
+    row = {"clip_id": "a", "clip_index": 0, "audio_path": str(path), "captions": {"eng": ["rain"]}}
+    resampled = resample(builders.noise(8000), 8000, 16_000, processor.resampling_method)
+    inputs = processor(audio=resampled, sampling_rate=16_000, return_tensors="pt")
+    with torch.no_grad():
+        expected = model.get_audio_features(**inputs).pooler_output
+
+    batch = TrainingCollator(processor)([row])
+    torch.testing.assert_close(batch["input_features"], inputs["input_features"])
+    clips = embed_split(load_embedding_model(model, processor), [row]).clips
+    np.testing.assert_allclose(clips.embeds, expected, atol=1e-6)
+    np.testing.assert_allclose(model.encode_audio([str(path)], processor), expected, atol=1e-6)

@@ -11,7 +11,8 @@ import pytest
 import soundfile
 import torch
 
-from modeling_supclap.audio_input import as_recordings
+from modeling_supclap.audio_input import Recording, as_recordings
+from modeling_supclap.waveform import RESAMPLING_METHODS, resample
 
 CLIP = builders.noise(8000)
 STEREO = np.stack([1.5 * CLIP, 0.5 * CLIP])  # the mean is CLIP
@@ -115,3 +116,34 @@ def test_a_part_of_a_file_is_that_part_of_its_waveform(tmp_path, rate_hz, start,
     (recording,), _ = as_recordings(tmp_path / "long.wav")
     whole = recording.read(16000)
     np.testing.assert_allclose(recording.read(16000, start, stop), whole[start:stop], atol=1e-6)
+
+
+@pytest.mark.parametrize(("from_hz", "to_hz"), [(8000, 48_000), (44_100, 48_000), (96_000, 48_000), (44_100, 16_000)])
+def test_images_and_aliases_are_100_db_below_the_signal(from_hz, to_hz):
+    """Noise must leave nothing above the lower Nyquist frequency, and a tone above the new one nothing at all."""
+    for method in RESAMPLING_METHODS:
+        if to_hz > from_hz:
+            resampled = resample(builders.noise(4 * from_hz), from_hz, to_hz, method) * np.hanning(4 * to_hz)
+            power, hz = np.abs(np.fft.rfft(resampled)) ** 2, np.fft.rfftfreq(4 * to_hz, 1 / to_hz)
+            ratio = power[hz > 0.52 * from_hz].max() / power[(hz > 100) & (hz < 0.4 * from_hz)].mean()
+        else:
+            tone = np.sin(2 * np.pi * 0.53 * to_hz / from_hz * np.arange(4 * from_hz)).astype(np.float32)
+            ratio = np.mean(2 * resample(tone, from_hz, to_hz, method)[to_hz:-to_hz] ** 2)
+        assert (10 * np.log10(ratio) < -100) == (method == "kaiser_best"), (method, ratio)
+
+
+def test_a_recording_in_parts_and_whole_have_the_same_samples(tmp_path):
+    soundfile.write(tmp_path / "long.wav", builders.noise(8 * 8000), 8000, subtype="FLOAT")
+    recording = Recording(str(tmp_path / "long.wav"), None, "long.wav")
+    for method in RESAMPLING_METHODS:
+        whole = recording.read(48_000, resampling_method=method)
+        part = recording.read(48_000, 100_000, 250_000, resampling_method=method)
+        np.testing.assert_allclose(part, whole[100_000:250_000], atol=1e-6)
+    other = recording.read(48_000)
+    assert np.abs(whole - other).max() > 0.01
+
+
+def test_the_dict_of_transformers_pipelines_is_one_recording():
+    (recording,), is_one = as_recordings({"raw": CLIP, "sampling_rate": 8000})
+    assert is_one
+    assert (recording.rate_hz, recording.read(8000).tolist()) == (8000, CLIP.tolist())

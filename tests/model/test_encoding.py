@@ -9,6 +9,7 @@ from memory import traced_peak
 from transformers.utils import logging
 
 from modeling_supclap import SupCLAPModel, encoding
+from modeling_supclap.audio_input import Recording
 from modeling_supclap.conversion import processor_from_clap
 from modeling_supclap.encoding import AudioChunks, best_chunks, chunk_starts
 
@@ -42,7 +43,7 @@ def cut(clip, processor, samples):
     if samples is None or len(clip) <= samples:
         return [clip]
     whole = [clip[start : start + samples] for start in range(0, len(clip) - samples + 1, samples)]
-    return whole if len(clip) % samples == 0 else [*whole, clip[-samples:]]
+    return whole if len(clip) % samples < 0.01 * samples else [*whole, clip[-samples:]]
 
 
 @torch.no_grad()
@@ -108,8 +109,10 @@ def test_chunks_end_with_the_clip_and_average_to_its_embedding(model, processor,
     np.testing.assert_allclose(found, expected, atol=1e-6, rtol=0)
     chunks = model.encode_audio(CLIPS, return_chunks=True, batch_size=4, **call)
     for clip, parts, mean in zip(CLIPS, chunks, found, strict=True):
-        assert len(parts.embeds) == len(parts.onset_seconds) == -(-len(clip) // samples)
-        assert parts.offset_seconds[-1] == len(clip) / builders.RATE_HZ
+        pieces = cut(clip, processor, samples)
+        assert len(parts.embeds) == len(parts.onset_seconds) == len(pieces)
+        covered = len(clip) if len(clip) % samples > 0.01 * samples else len(pieces) * samples
+        assert parts.offset_seconds[-1] == covered / builders.RATE_HZ
         if len(clip) > samples:
             np.testing.assert_allclose(parts.offset_seconds - parts.onset_seconds, seconds, atol=1e-9)
         average = parts.embeds.astype(np.float64).mean(axis=0)
@@ -127,6 +130,46 @@ def test_a_long_batch_is_split_so_that_memory_does_not_follow_the_longest(model,
     clips = [builders.noise(400_000), *[builders.noise(16000, seed) for seed in range(6)]]
     model.encode_audio(clips, processor, sampling_rate=builders.RATE_HZ, batch_size=4)
     assert sizes == [[400_000], [16000] * 4, [16000] * 2]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "chunk", "hop", "onsets"),
+    [
+        (10.006, 10, 10, [0]),
+        (20.05, 10, 10, [0, 10]),
+        (10.15, 10, 10, [0, 0.15]),
+        (5.001, 5, 2.5, [0]),
+        (7.6, 5, 2.5, [0, 2.5, 2.6]),
+        (302.5, 300, 300, [0, 2.5]),  # 1 % of a chunk, but too much sound to leave out
+    ],
+)
+def test_a_few_samples_more_than_a_chunk_are_no_second_chunk(tmp_path, seconds, chunk, hop, onsets):
+    """For arrays and for long files, which are read in parts."""
+    clip = builders.noise(round(seconds * 1000))
+    soundfile.write(tmp_path / "clip.wav", clip, 1000, subtype="FLOAT")
+    for recording in (Recording(clip, 1000, "clip"), Recording(str(tmp_path / "clip.wav"), None, "clip.wav")):
+        samples = round(chunk * 1000), round(hop * 1000)
+        (parts,) = encoding.chunk_embeddings([recording], lambda waves: [[len(wave)] for wave in waves], 1000, *samples)
+        np.testing.assert_allclose(parts.onset_seconds, onsets)
+
+
+@pytest.mark.parametrize(("seconds", "most_clips"), [(10, 32), (1, 256)])
+def test_seconds_of_sound_limit_the_clips_that_are_read_ahead(seconds, most_clips):
+    """Long clips are read one batch ahead, short ones several batches, to sort them by length."""
+    num_read, ahead = 0, []
+
+    def read(rate_hz):
+        nonlocal num_read
+        num_read += 1
+        return np.ones(round(seconds * rate_hz), np.float32)
+
+    def encode(waveforms):
+        ahead.append(num_read)
+        return [[1.0] for _ in waveforms]
+
+    recordings = (Recording(read, None, f"clip {index}") for index in range(600))
+    assert len(list(encoding.chunk_embeddings(recordings, encode, 100, 1000))) == 600
+    assert ahead[0] == most_clips
 
 
 @pytest.mark.parametrize("chunk_seconds", [None, 1.0, 2.5])
@@ -188,8 +231,8 @@ def test_a_bad_recording_in_a_list_can_be_skipped(model, processor, tmp_path, nu
     assert all(f"{index}.wav" in caplog.text for index in (1, 2, 4))
 
     chunks = model.encode_audio(paths, on_bad_audio="skip", chunk_seconds=1.0, return_chunks=True, **call)
-    assert [len(parts.embeds) for parts in chunks] == [1, 0, 0, 4, 0, 2]
-    assert [len(parts.onset_seconds) for parts in chunks] == [1, 0, 0, 4, 0, 2]
+    assert [len(parts.embeds) for parts in chunks] == [1, 0, 0, 4, 0, 1]
+    assert [len(parts.onset_seconds) for parts in chunks] == [1, 0, 0, 4, 0, 1]
     for values in best_chunks(chunks, expected[:2]):
         assert np.isnan(values).all(1).tolist() == [False, True, True, False, True, False]
     with pytest.raises(ValueError, match="'keep'"):

@@ -148,8 +148,8 @@ for folder in sys.argv[1:]:
 
 CODE_OF_EVERY_FOLDER = {
     *("audio_input.py", "auto_classes.py", "configuration_supclap.py", "encoding.py", "hub_ids.py", "languages.py"),
-    *("modeling_supclap.py", "pipeline_supclap.py", "pooling.py", "processing_supclap.py", "strict_loading.py"),
-    *("towers.py", "waveform.py"),
+    *("feature_extraction_clap.py", "modeling_supclap.py", "pipeline_supclap.py", "pooling.py"),
+    *("processing_supclap.py", "strict_loading.py", "towers.py", "waveform.py"),
 }
 CODE_OF_TOWERS = {
     "supclap": {"modeling_ced.py", "frames.py", "feature_extraction_ced.py"},

@@ -1,15 +1,17 @@
 """Processor: ISO language codes for all tokenizers, errors that name the caption, and lossless saving."""
 
 import copy
+import json
 
 import builders
 import numpy as np
 import pytest
 import torch
-from transformers import AutoProcessor, BertTokenizer, NllbTokenizer
+from transformers import AutoProcessor, AutoTokenizer, BertTokenizer, NllbTokenizer
 
-from modeling_supclap import CEDFeatureExtractor, SupCLAPProcessor
+from modeling_supclap import CEDFeatureExtractor, MSCLAPFeatureExtractor, SupCLAPProcessor
 from modeling_supclap.encoding import encode_text
+from modeling_supclap.waveform import resample
 
 TEXTS = list(builders.CAPTIONS.values())
 LANGUAGES = list(builders.CAPTIONS)
@@ -216,3 +218,72 @@ def test_all_tokenizers_reject_invalid_language_codes(processor):
 def test_no_text_is_refused(processor):
     with pytest.raises(ValueError, match="None"):
         encode_text(builders.supclap_model(), None, processor)
+
+
+@pytest.mark.parametrize("kind", ["bert", "nllb"])
+@pytest.mark.parametrize("call", [{"max_length": 5}, {"max_length": 9, "padding": "max_length", "truncation": False}])
+def test_a_tokenizer_is_saved_without_the_options_of_its_last_call(tmp_path, kind, call):
+    """Processors of transformers would cut the audio to that many samples."""
+    tokenizer = builders.bert_tokenizer() if kind == "bert" else builders.nllb_tokenizer()
+    processor = SupCLAPProcessor(CEDFeatureExtractor(), tokenizer)
+    processor(text=TEXTS, **call)
+    processor.save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "tokenizer.json").read_text(encoding="utf-8"))
+    assert saved["truncation"] is saved["padding"] is None
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert not {"max_length", "stride", "truncation_strategy"} & loaded.init_kwargs.keys()
+
+
+def test_a_folder_of_an_earlier_version_with_such_options_is_repaired(tmp_path):
+    processor = SupCLAPProcessor(CEDFeatureExtractor(), builders.bert_tokenizer())
+    expected = processor(text=" ".join(TEXTS))["input_ids"]
+    processor.save_pretrained(tmp_path)
+    processor.tokenizer(TEXTS, truncation=True, max_length=5, padding="max_length")
+    processor.tokenizer.save_pretrained(tmp_path)
+    assert AutoTokenizer.from_pretrained(tmp_path).init_kwargs["max_length"] == 5
+    loaded = SupCLAPProcessor.from_pretrained(tmp_path)
+    assert loaded(text=" ".join(TEXTS))["input_ids"] == expected
+    loaded.save_pretrained(tmp_path)
+    assert "max_length" not in AutoTokenizer.from_pretrained(tmp_path).init_kwargs
+
+
+def test_audio_is_resampled_as_the_authors_of_the_tower_did(tmp_path):
+    """The method is saved; a folder without it, of an earlier version, has the default of its tower."""
+    clip = builders.noise(8000)
+    for extractor, method in (
+        (CEDFeatureExtractor(), "sinc_interp_hann"),
+        (MSCLAPFeatureExtractor(), "sinc_interp_hann"),
+        (builders.clap_processor().feature_extractor, "kaiser_best"),
+        (builders.make_encoder("wav2vec2")[1], "kaiser_best"),
+    ):
+        default = SupCLAPProcessor(extractor, builders.bert_tokenizer())
+        assert default.resampling_method == method
+        other = "kaiser_best" if method == "sinc_interp_hann" else "sinc_interp_hann"
+        changed = SupCLAPProcessor(extractor, builders.bert_tokenizer(), resampling_method=other)
+        changed.save_pretrained(tmp_path)
+        loaded = AutoProcessor.from_pretrained(tmp_path)
+        assert loaded.resampling_method == other
+        for name, each in {method: default, other: loaded}.items():
+            found = each.as_waveforms(clip, 8000)[0]
+            np.testing.assert_array_equal(found, resample(clip, 8000, extractor.sampling_rate, name))
+
+        content = json.loads((tmp_path / "processor_config.json").read_text(encoding="utf-8"))
+        del content["resampling_method"]
+        (tmp_path / "processor_config.json").write_text(json.dumps(content), encoding="utf-8")
+        assert SupCLAPProcessor.from_pretrained(tmp_path).resampling_method == method
+    with pytest.raises(ValueError, match=r"'soxr'.*kaiser_best"):
+        SupCLAPProcessor(CEDFeatureExtractor(), builders.bert_tokenizer(), resampling_method="soxr")
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        ({"audio": ["a.wav", "b.wav"], "sampling_rate": 16000}, ValueError, "clip 0.*path"),
+        ({"audio": "a.wav", "sampling_rate": 16000}, ValueError, "str"),
+        ({"audios": builders.noise(16000), "sampling_rate": 16000}, TypeError, "'audios'"),
+        ({"audio": builders.noise(9000), "audio_kwargs": {"truncation": "fusion"}}, TypeError, "'truncation'"),
+    ],
+)
+def test_wrong_inputs_and_options_are_named(processor, call, error, message):
+    with pytest.raises(error, match=message):
+        processor(**call)

@@ -7,13 +7,8 @@ import pytest
 from datasets import Dataset
 from test_trainer import arguments, build, processor
 
-from modeling_supclap.conversion import processor_from_clap
 from modeling_supclap.training.trainer import SupCLAPTrainer
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments
-
-
-def clap_front_end():
-    return processor_from_clap(builders.clap_processor())
 
 
 def train_on(rows, evaluation=None, front_end=None, **options):
@@ -32,8 +27,8 @@ MISSING = [{"clip_id": str(number), "audio_path": "missing.wav", "captions": {"e
     [
         (lambda folder: SupCLAPTrainer(builders.supclap_model(), arguments(folder)), "processing_class"),
         (
-            train_on(MISSING, front_end=clap_front_end(), features_on_device=True, on_bad_audio="skip"),
-            "features_on_device.*ClapFeatureExtractor",
+            train_on(MISSING, front_end=builders.pair("whisper")[1], features_on_device=True, on_bad_audio="skip"),
+            "features_on_device.*WhisperFeatureExtractor",
         ),
         (train_on(MISSING, loss="siglip", on_bad_audio="skip"), "siglip.*--logit_bias"),
         (

@@ -200,6 +200,17 @@ def test_spectrograms_of_the_device_train_and_evaluate_alike(tmp_path, rows):
     assert logs[True] == pytest.approx(logs[False], rel=1e-4)
 
 
+def test_spectrograms_of_clap_on_the_device_train_alike(tmp_path, rows):
+    losses = {}
+    for on_device in (True, False):
+        model, clap_processor = builders.pair("converted")
+        args = arguments(tmp_path / str(on_device), features_on_device=on_device, num_train_epochs=1)
+        trainer = SupCLAPTrainer(model, args, rows, rows, processing_class=clap_processor)
+        assert ("samples" in next(iter(trainer.get_train_dataloader()))) == on_device
+        losses[on_device] = trainer.train().training_loss
+    assert losses[True] == pytest.approx(losses[False], rel=1e-4)
+
+
 def test_agreement_of_the_languages_is_measured(tmp_path, rows):
     same = [{**row, "captions": {"eng": row["captions"]["eng"], "fra": row["captions"]["eng"]}} for row in rows]
     assert build(tmp_path / "same", same, languages=["eng", "fra"]).evaluate()["eval_MRV"] == 0
