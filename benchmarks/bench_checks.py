@@ -18,7 +18,8 @@ from modeling_supclap import CEDConfig, SupCLAPConfig, SupCLAPModel, SupCLAPTrai
 from modeling_supclap.datasets_scripts.schema import features
 from modeling_supclap.languages import LANGUAGES
 from modeling_supclap.recipes.options import DataArguments, ModelArguments
-from modeling_supclap.recipes.train_supclap import build_processor, check_splits
+from modeling_supclap.recipes.train_supclap import build_processor
+from modeling_supclap.recipes.training_data import check_splits
 
 
 def measure(rows: int = 20_000) -> list[Row]:

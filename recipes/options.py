@@ -131,6 +131,12 @@ class DataArguments(DatasetArguments):
         return parts
 
     @property
+    def identity_in_training(self) -> dict[str, Any]:
+        """Name and options of the data, as in `identity`, and how often an epoch contains its rows."""
+        shares = {"dataset_temperature": self.dataset_temperature, "balance_labels": self.balance_labels}
+        return {**self.identity, **shares}
+
+    @property
     def builder_options(self) -> dict[str, Any]:
         """All options of the builder. If `datasets` is set: `{dataset name: options}`, without `data_dir`."""
         options = {name: {**as_mapping(part.dataset_config), **part.share} for name, part in self.parts.items()}
@@ -211,6 +217,11 @@ class ModelArguments:
                 f"got audio_encoder={self.audio_encoder}, text_encoder={self.text_encoder}; use scratch for both, or "
                 f"name an encoder as {scratch[0]}_encoder, and set --random_weights {scratch[0]} to use only its shape"
             )
+
+    @property
+    def has_new_audio_encoder(self) -> bool:
+        """Whether the audio encoder starts with random weights."""
+        return self.model is None and (self.audio_encoder == "scratch" or "audio" in self.random_weights)
 
 
 @dataclass

@@ -7,12 +7,13 @@ import io
 import os
 import signal
 import sys
+import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import yaml
 
@@ -29,6 +30,21 @@ STOPPED_BY_SIGTERM = 128 + signal.SIGTERM
 
 USERS_ERRORS = (ValueError, OSError, FloatingPointError, ImportError, InUseError, yaml.YAMLError)
 """Exceptions caused by data or arguments, which are printed without a traceback."""
+
+
+class Clock:
+    """Time since this object was created, in seconds: of the clock, and of this process on the CPU."""
+
+    def __init__(self) -> None:
+        self._started, self._process_started = time.perf_counter(), time.process_time()
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self._started
+
+    @property
+    def process_seconds(self) -> float:
+        return time.process_time() - self._process_started
 
 
 class StoppedError(Exception):
@@ -158,30 +174,6 @@ def write_final_card(trainer: Trainer, start: str | None) -> None:
             revision=args.hub_revision,
             ignore_patterns=["_*", "*checkpoint-*"],
         )
-
-
-def require_usable_audio(splits: Mapping[str, Any], args: SupCLAPTrainingArguments, min_seconds: float = 0.0) -> None:
-    """Read all validation and test recordings before training, and raise for the first unusable one.
-
-    Recordings shorter than `min_seconds` are unusable unless `args.pad_short_clips` is set. If `args.on_bad_audio` is
-    "skip" or "report", this function does nothing, because `filter_bad_audio` removes unusable recordings instead.
-    """
-    from modeling_supclap.datasets_scripts.audio import BadAudioError
-    from modeling_supclap.datasets_scripts.bad_audio import find_bad_audio
-
-    if args.on_bad_audio != "error":
-        return
-    min_seconds = 0.0 if args.pad_short_clips else min_seconds
-    for name in ("validation", "test"):
-        bad = []
-        with args.main_process_first(local=False, desc=f"reading the recordings of the {name} split"):
-            if name in splits and is_first_process():
-                bad = find_bad_audio(splits[name], max(1, args.dataloader_num_workers), min_seconds)
-        if bad:
-            raise BadAudioError(
-                f"{len(bad)} of the {len(splits[name])} {name} recordings cannot be used, first that of clip "
-                f"{bad[0].clip_id!r}: {bad[0].reason}; use --on_bad_audio skip to leave such recordings out"
-            )
 
 
 def _plain(error: Exception) -> str:

@@ -20,7 +20,6 @@ subfolder with these three files.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping
 from functools import partial
 from itertools import islice
@@ -29,16 +28,14 @@ from typing import TYPE_CHECKING, Any
 
 from modeling_supclap.recipes.arguments import parse_arguments
 from modeling_supclap.recipes.options import DataArguments, ModelArguments, TrainedPartArguments, as_mapping
-from modeling_supclap.recipes.running import only_run, require_usable_audio, run_command, say, train, write_final_card
+from modeling_supclap.recipes.running import Clock, only_run, run_command, say, train, write_final_card
+from modeling_supclap.recipes.training_data import TrainingData, load_data
 from modeling_supclap.training.options import ContrastiveOptions
 
 if TYPE_CHECKING:
     from modeling_supclap import SupCLAPModel, SupCLAPProcessor, evaluation
     from modeling_supclap.training.trainer import SupCLAPTrainer
     from modeling_supclap.training.training_args import SupCLAPTrainingArguments
-
-SAMPLE_ROWS = 1000
-"""Number of random rows of a streamed split to check before training. Their audio is not read."""
 
 TOKENIZER_ROWS = 20_000
 """Maximum number of evenly spaced rows on which a tokenizer is trained; more captions hardly change its vocabulary."""
@@ -47,31 +44,6 @@ SELECTED_ON_TEST = "WARNING: the test split selects the checkpoint; its scores a
 
 OPTIONS = (DataArguments, ModelArguments, TrainedPartArguments, ContrastiveOptions)
 DEFAULT_CONFIG = Path(__file__).parent / "configs" / "synthetic.yaml"
-
-
-def check_splits(splits: Mapping[str, Any], data_args: DataArguments, args: SupCLAPTrainingArguments) -> None:
-    """Raise ValueError before training if required splits, captions or labels are missing."""
-    from modeling_supclap.datasets_scripts.schema import label_counts, require_captions, without_audio
-
-    name, available = data_args.dataset, ", ".join(splits)
-    if "train" not in splits:
-        raise ValueError(f"{name} has no training split, only {available}; choose another dataset")
-    if data_args.selection_split not in splits and args.eval_strategy != "no":
-        raise ValueError(
-            f"{name} has no {data_args.selection_split} split, only {available}; hold clips out with "
-            "--validation_fraction or --num_validation, or set --eval_strategy no --load_best_model_at_end false"
-        )
-
-    for split, rows in splits.items():
-        scheme = (args.languages, args.caption_scheme) if split == "train" else (args.eval_languages, "random")
-        require_captions(without_audio(rows), *scheme, split)
-
-    if data_args.zero_shot_templates and "test" in splits:
-        counts = label_counts(splits["test"])
-        if not counts.all():
-            clip_id = splits["test"]["clip_id"][int(counts.argmin())]
-            problem = f"clip {clip_id!r} of {name}'s test split has no label"
-            raise ValueError(f"{problem}, which zero_shot_templates requires; remove this option")
 
 
 def arguments_in_use(args: ModelArguments) -> dict[str, Any]:
@@ -138,13 +110,8 @@ def build_model(args: ModelArguments, processor: SupCLAPProcessor) -> SupCLAPMod
     return model
 
 
-def fit_normalisation(
-    encoder: Any, processor: SupCLAPProcessor, rows: Any, max_audio_seconds: float, workers: int = 0
-) -> None:
-    """Compute the mel normalisation of a new audio encoder from about 256 training clips.
-
-    `workers` is the number of processes that read the clips.
-    """
+def fit_normalisation(encoder: Any, processor: SupCLAPProcessor, rows: Any, args: SupCLAPTrainingArguments) -> None:
+    """Compute the mel normalisation of a new audio encoder from about 256 training clips."""
     from torch.utils.data import Subset
 
     from modeling_supclap.datasets_scripts.audio import read_row
@@ -160,11 +127,11 @@ def fit_normalisation(
     read = partial(
         read_row,
         sampling_rate_hz=rate_hz,
-        max_seconds=max_audio_seconds,
+        max_seconds=args.max_audio_seconds,
         min_seconds=min_seconds(processor),
         pad_short_clips=True,
     )
-    clips = list(map_in_order(read, chosen, workers))
+    clips = list(map_in_order(read, chosen, args.dataloader_num_workers))
     encoder.fit_normalisation(**processor(audio=clips, sampling_rate=rate_hz, return_tensors="pt"))
 
 
@@ -213,7 +180,7 @@ def evaluate_test_split(trainer: SupCLAPTrainer, rows: Any, templates: list[str]
     return results
 
 
-def make_processor(model_args: ModelArguments, args: SupCLAPTrainingArguments, rows: Any) -> SupCLAPProcessor:
+def make_processor(rows: Any, model_args: ModelArguments, args: SupCLAPTrainingArguments) -> SupCLAPProcessor:
     """Build or load the processor. For encoders from scratch, the tokenizer is trained on the captions of `rows`."""
     from modeling_supclap import SupCLAPProcessor
     from modeling_supclap.recipes.models import load_processor
@@ -224,6 +191,20 @@ def make_processor(model_args: ModelArguments, args: SupCLAPTrainingArguments, r
         return build_processor(model_args, rows, args.languages)
     # Keep the tokenizer: training it on other recordings would change it.
     return SupCLAPProcessor.from_pretrained(args.resume_from_checkpoint)
+
+
+def make_model(
+    model_args: ModelArguments, part_args: TrainedPartArguments, processor: SupCLAPProcessor
+) -> SupCLAPModel:
+    """Build or load the model, and select the parameters to train."""
+    from modeling_supclap.recipes.models import load_start
+
+    if model_args.model is None:
+        model = build_model(model_args, processor)
+    else:
+        model, _ = load_start(model_args.model, model_args.temperature, model_args.logit_bias)
+    part_args.choose_parameters(model)
+    return model
 
 
 def main() -> None:
@@ -240,146 +221,153 @@ def train_and_save(
     args: SupCLAPTrainingArguments,
 ) -> None:
     """Load the data, build and train the model, evaluate the test split, and save."""
-    import torch
     from transformers import set_seed
 
-    from modeling_supclap import SupCLAPModel, evaluation
-    from modeling_supclap.datasets_scripts.mixture import warn_of_shared_recordings
-    from modeling_supclap.datasets_scripts.overlap.trained_sources import save_trained_sources
-    from modeling_supclap.datasets_scripts.schema import without_audio
-    from modeling_supclap.datasets_scripts.stream import RowStream
-    from modeling_supclap.evaluation.report import write_report
-    from modeling_supclap.recipes.models import load_start, report_temperature
-    from modeling_supclap.training.callbacks import LANGUAGE_ERRORS
-    from modeling_supclap.training.collator import min_seconds
-    from modeling_supclap.training.plots import plot_drift, plot_training_curves
-    from modeling_supclap.training.rows import filter_bad_audio
+    from modeling_supclap.recipes.models import report_temperature
     from modeling_supclap.training.trainer import SupCLAPTrainer
 
-    started, started_process = time.perf_counter(), time.process_time()
+    clock = Clock()
     args.resume_from_checkpoint = find_checkpoint(args)
-    shares = {"dataset_temperature": data_args.dataset_temperature, "balance_labels": data_args.balance_labels}
-    args.training_data = {**data_args.identity, **shares}
+    args.training_data = data_args.identity_in_training
     set_seed(args.seed)
 
-    with args.main_process_first(desc="preparing the data"):
-        splits = data_args.load_splits()
-    checked = dict(splits)
-    is_stream = isinstance(splits.get("train"), RowStream)
-    if is_stream:
-        checked["train"] = list(islice(without_audio(splits["train"]).shuffle(args.seed), SAMPLE_ROWS))
-        if data_args.parts:
-            warn_of_shared_recordings(checked)
-    check_splits(checked, data_args, args)
-    selects_on_test = data_args.selection_split == "test" and args.load_best_model_at_end
-    if selects_on_test:
+    if selects_on_test(data_args, args):
         say(SELECTED_ON_TEST)
-    parts = {"": data_args, **data_args.parts}
-    origins = {name: part.origin for name, part in parts.items()}
-    processor = make_processor(model_args, args, checked["train"])
-    require_usable_audio(splits, args, min_seconds(processor))
-    if "test" in splits:  # the trainer does this with its own splits
-        splits["test"] = filter_bad_audio(splits["test"], args, min_seconds(processor))
-
-    if model_args.model is None:
-        model = build_model(model_args, processor)
-    else:
-        model, _ = load_start(model_args.model, model_args.temperature, model_args.logit_bias)
-    part_args.choose_parameters(model)
+    data = load_data(data_args, args, partial(make_processor, model_args=model_args, args=args))
+    model = make_model(model_args, part_args, data.processor)
     temperature = report_temperature(model)
-    trainer = SupCLAPTrainer(
-        model,
-        args,
-        train_dataset=splits["train"],
-        eval_dataset=splits.get(data_args.selection_split),
-        processing_class=processor,
-    )
-    is_new = model_args.audio_encoder == "scratch" or "audio" in model_args.random_weights
-    if model_args.model is None and is_new and hasattr(model.audio_model, "fit_normalisation"):
-        workers = args.dataloader_num_workers
-        fit_normalisation(model.audio_model, processor, trainer.train_rows, args.max_audio_seconds, workers)
-
-    splits["train"] = trainer.train_rows
-    if data_args.selection_split in splits:
-        splits[data_args.selection_split] = trainer.eval_rows
-    say(f"{data_args.dataset}: {', '.join(f'{len(rows)} {name}' for name, rows in splits.items())} clips")
+    trainer = SupCLAPTrainer(model, args, data.train, data.selection, data.processor)
+    if model_args.has_new_audio_encoder and hasattr(model.audio_model, "fit_normalisation"):
+        fit_normalisation(model.audio_model, data.processor, data.train.rows, args)
     sizes = f"{model.audio_model.num_parameters():,} audio and {model.text_model.num_parameters():,} text"
-    say(f"model: {sizes} parameters")
+    say(f"{data_args.dataset}: {data.count_clips()}\nmodel: {sizes} parameters")
 
     train(trainer, args.resume_from_checkpoint)
-    part_args.finished(model, args.output_dir)
+    save_trained(trainer, part_args)
+    results = score_run(trainer, data, data_args)
+    if trainer.is_world_process_zero():
+        arguments = {
+            **vars(data_args),
+            "datasets": list(data_args.parts),  # their options are in the protocol
+            **arguments_in_use(model_args),
+            **vars(part_args),
+            **temperature,
+            **args.to_dict(),
+        }
+        results[""].content["training"] = describe_training(trainer, arguments, clock)
+        write_run(trainer, results, data, model_args, clock)
+
+
+def selects_on_test(data_args: DataArguments, args: SupCLAPTrainingArguments) -> bool:
+    """Return whether the test split selects the checkpoint that is scored on it."""
+    return data_args.selection_split == "test" and args.load_best_model_at_end
+
+
+def save_trained(trainer: SupCLAPTrainer, part_args: TrainedPartArguments) -> None:
+    """Save the trained model, with merged adapters, and the log. A sharded model is replaced by the saved one."""
+    from modeling_supclap import SupCLAPModel
+
+    args = trainer.args
+    part_args.finished(trainer.clap, args.output_dir)
     trainer.save_model()
     if trainer.is_fsdp_enabled:  # sharded weights compute only within the trainer's forward pass
         trainer.accelerator.wait_for_everyone()
         saved: Any = SupCLAPModel.from_pretrained(args.output_dir or ".")
         trainer.clap = saved.to(args.device)
     trainer.save_state()  # the log, for figures of several runs
-    if "test" in splits:
-        all_results = evaluate_test_split(trainer, splits["test"], data_args.zero_shot_templates)
+
+
+def score_run(trainer: SupCLAPTrainer, data: TrainingData, data_args: DataArguments) -> dict[str, evaluation.Results]:
+    """Evaluate the test split as in `evaluate_test_split`, and describe its data. Without it, there are no scores."""
+    from modeling_supclap import evaluation
+
+    args = trainer.args
+    if data.test is None:
+        model = evaluation.load_embedding_model(trainer.clap, trainer.processor)
+        all_results = {"": evaluation.make_results(model, {}, {}, {"languages": args.eval_languages})}
     else:
-        model_of_run = evaluation.load_embedding_model(trainer.clap, processor)
-        all_results = {"": evaluation.make_results(model_of_run, {}, {}, {"languages": args.eval_languages})}
-    if not trainer.is_world_process_zero():
-        return
+        all_results = evaluate_test_split(trainer, data.test.rows, data_args.zero_shot_templates)
 
-    output = Path(args.output_dir or ".")
-    # The sources of a stream are not recorded, because it would be read a second time.
-    starts = [model_args.model] if model_args.model else [model_args.audio_encoder, model_args.text_encoder]
-    save_trained_sources([] if is_stream else splits["train"], output, *starts)
+    parts = {"": data_args, **data_args.parts}
     for name, results in all_results.items():
-        dataset, options = parts[name].dataset, parts[name].builder_options
-        options.pop("data_dir", None)
-        results.protocol.update(dataset=dataset, origin=origins[name], split="test", dataset_config=options)
-        if selects_on_test:
+        options = {key: value for key, value in parts[name].builder_options.items() if key != "data_dir"}
+        described = {"dataset": parts[name].dataset, "origin": data.origins[name], "dataset_config": options}
+        results.protocol.update(described, split="test")
+        if selects_on_test(data_args, args):
             results.protocol["selected_on"] = "test"
-        if name:
-            results.save(output / name)
-            write_report(results, output / name / "report.html", splits["test"])
-            print(f"\ntest split of {name}, shares in percent:\n{results.table()}")
+    return all_results
 
-    results = all_results[""]
+
+def describe_training(trainer: SupCLAPTrainer, arguments: Mapping[str, Any], clock: Clock) -> dict[str, Any]:
+    """Describe a finished training for `results.json`: its best score, its costs, last logs and arguments."""
+    import torch
+
+    from modeling_supclap.training.callbacks import LANGUAGE_ERRORS
+
+    logs, state = logged_values(trainer), trainer.state
+    last = {name: values[-1] for name, values in logs.items() if isinstance(values[-1], (int, float))}
+    return {
+        "best_validation": {trainer.args.metric_for_best_model: state.best_metric},
+        "best_step": state.best_global_step,
+        "steps": state.global_step,
+        "processes": trainer.args.world_size,
+        "seconds": clock.seconds,
+        # less affected by other programs than "seconds", and includes the time before a resumed run was stopped
+        "process_seconds": trainer.throughput.earlier_seconds + clock.process_seconds,
+        "peak_memory_mib": torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else None,
+        "last_logs": last,
+        "language_errors": {name: sum(logs[name]) / len(logs[name]) for name in LANGUAGE_ERRORS if name in logs},
+        "arguments": dict(arguments),
+    }
+
+
+def logged_values(trainer: SupCLAPTrainer) -> dict[str, list[Any]]:
+    """Return all values that a trainer has logged, `{name: values}`."""
     logs: dict[str, list[Any]] = {}
     for entry in trainer.state.log_history:
         for name, value in entry.items():
             logs.setdefault(name, []).append(value)
-    seconds = time.perf_counter() - started
-    arguments_of_data = {**vars(data_args), "datasets": list(data_args.parts)}  # their options are in the protocol
-    results.content["training"] = {
-        "best_validation": {args.metric_for_best_model: trainer.state.best_metric},
-        "best_step": trainer.state.best_global_step,
-        "steps": trainer.state.global_step,
-        "processes": args.world_size,
-        "seconds": seconds,
-        # less affected by other programs than "seconds", and includes the time before a resumed run was stopped
-        "process_seconds": trainer.throughput.earlier_seconds + time.process_time() - started_process,
-        "peak_memory_mib": torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else None,
-        "last_logs": {name: values[-1] for name, values in logs.items() if isinstance(values[-1], (int, float))},
-        "language_errors": {name: sum(logs[name]) / len(logs[name]) for name in LANGUAGE_ERRORS if name in logs},
-        "arguments": {
-            **arguments_of_data,
-            **arguments_in_use(model_args),
-            **vars(part_args),
-            **temperature,
-            **args.to_dict(),
-        },
-    }
-    results.save(output)
-    if results.scores:
-        write_report(results, output / "report.html", splits["test"])
-        print(f"\ntest split, {len(splits['test'])} clips, shares in percent:\n{results.table()}")
-        if selects_on_test:
-            print(SELECTED_ON_TEST)
-    else:
-        print(f"{data_args.dataset} has no test split: results.json contains no test scores")
+    return logs
 
-    files = "model and results.json"
+
+def write_run(
+    trainer: SupCLAPTrainer,
+    all_results: Mapping[str, evaluation.Results],
+    data: TrainingData,
+    model_args: ModelArguments,
+    clock: Clock,
+) -> None:
+    """Write results, reports, curves, trained sources and the model card to the output folder, and print the scores."""
+    from modeling_supclap.datasets_scripts.overlap.trained_sources import save_trained_sources
+    from modeling_supclap.datasets_scripts.stream import RowStream
+    from modeling_supclap.evaluation.report import write_report
+    from modeling_supclap.training.plots import plot_drift, plot_training_curves
+
+    output, history = Path(trainer.args.output_dir or "."), trainer.state.log_history
+    # The sources of a stream are not recorded, because it would be read a second time.
+    sources = [] if isinstance(data.train.rows, RowStream) else data.train.rows
+    starts = [model_args.model] if model_args.model else [model_args.audio_encoder, model_args.text_encoder]
+    save_trained_sources(sources, output, *starts)
+
+    for name in sorted(all_results, key=lambda name: name == ""):  # the whole split is the last
+        results, title = all_results[name], f"test split of {name}" if name else "test split"
+        results.save(output / name)
+        if data.test is not None:
+            write_report(results, output / name / "report.html", data.test.rows)
+            print(f"\n{title}, {results.protocol['clips']} clips, shares in percent:\n{results.table()}")
+    if "selected_on" in all_results[""].protocol:
+        print(SELECTED_ON_TEST)
+    if data.test is None:
+        print(f"{all_results[''].protocol['dataset']} has no test split: results.json contains no test scores")
+
+    files, logs = "model and results.json", logged_values(trainer)
     if "drift_cosine" in logs:
-        plot_drift(trainer.state.log_history, output / "drift.png")
+        plot_drift(history, output / "drift.png")
     if not logs.keys().isdisjoint(("loss", "eval_mean_recall")):  # a run may end before its first log
-        plot_training_curves(trainer.state.log_history, output / "training_curves.png", args.eval_languages[0])
+        plot_training_curves(history, output / "training_curves.png", trainer.args.eval_languages[0])
         files = "model, results.json and training_curves.png"
     write_final_card(trainer, model_args.model)
-    print(f"{files} are in {output} ({seconds:.0f} s in total)")
+    print(f"{files} are in {output} ({clock.seconds:.0f} s in total)")
 
 
 if __name__ == "__main__":

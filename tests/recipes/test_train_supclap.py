@@ -33,8 +33,8 @@ from modeling_supclap.evaluation import EmbeddingCache, Results, compare, evalua
 from modeling_supclap.recipes import posttrain_teminal, train_supclap
 from modeling_supclap.recipes.arguments import parse_arguments
 from modeling_supclap.recipes.options import DataArguments, ModelArguments
-from modeling_supclap.recipes.running import require_usable_audio
 from modeling_supclap.recipes.train_supclap import arguments_in_use
+from modeling_supclap.recipes.training_data import check_splits, require_usable_audio
 from modeling_supclap.training.contrastive_module import ContrastiveModule
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
@@ -305,8 +305,8 @@ def test_templates_without_labels_are_refused_before_the_run(sounds):
     splits = load_splits("audio_folder", data_dir=str(sounds), languages=["eng"])
     data_args = train_supclap.DataArguments("audio_folder", zero_shot_templates=["{}"])
     with pytest.raises(ValueError, match="zero_shot_templates"):
-        train_supclap.check_splits(splits, data_args, SupCLAPTrainingArguments())
-    train_supclap.check_splits(splits, train_supclap.DataArguments("audio_folder"), SupCLAPTrainingArguments())
+        check_splits(splits, data_args, SupCLAPTrainingArguments())
+    check_splits(splits, train_supclap.DataArguments("audio_folder"), SupCLAPTrainingArguments())
 
 
 def test_a_clip_without_a_label_is_found_without_a_loop_over_all_rows(monkeypatch):
@@ -315,7 +315,7 @@ def test_a_clip_without_a_label_is_found_without_a_loop_over_all_rows(monkeypatc
     data_args = train_supclap.DataArguments(zero_shot_templates=["{}"])
     monkeypatch.setattr(Dataset, "__iter__", lambda _: pytest.fail("the check reads row by row"))
     with pytest.raises(ValueError, match=r"'b'.*test.*zero_shot_templates"):
-        train_supclap.check_splits(splits, data_args, SupCLAPTrainingArguments())
+        check_splits(splits, data_args, SupCLAPTrainingArguments())
 
 
 @pytest.mark.parametrize(
@@ -329,9 +329,7 @@ def test_a_clip_without_a_label_is_found_without_a_loop_over_all_rows(monkeypatc
 def test_languages_without_captions_are_refused_before_the_run(sounds, options, message):
     splits = load_splits("audio_folder", data_dir=str(sounds))
     with pytest.raises(ValueError, match=message):
-        train_supclap.check_splits(
-            splits, train_supclap.DataArguments("audio_folder"), SupCLAPTrainingArguments(**options)
-        )
+        check_splits(splits, train_supclap.DataArguments("audio_folder"), SupCLAPTrainingArguments(**options))
 
 
 def test_a_prepared_set_is_streamed_with_the_name_of_its_origin(sounds, tmp_path):
@@ -508,7 +506,8 @@ def test_normalisation_is_the_same_with_workers(tmp_path):
     for workers in (0, 2):
         encoder = builders.supclap_model().audio_model
         before = encoder.init_bn.running_mean.clone()
-        train_supclap.fit_normalisation(encoder, processor, rows, 30.0, workers)
+        args = SupCLAPTrainingArguments(str(tmp_path), dataloader_num_workers=workers)
+        train_supclap.fit_normalisation(encoder, processor, rows, args)
         assert not torch.equal(encoder.init_bn.running_mean, before)
         statistics.append(torch.stack([encoder.init_bn.running_mean, encoder.init_bn.running_var]))
     assert torch.equal(*statistics)
