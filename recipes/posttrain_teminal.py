@@ -16,7 +16,6 @@ epoch of a stage, and the other half are scored. With --load_best_model_at_end f
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import partial
@@ -25,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from modeling_supclap.recipes.arguments import parse_arguments
 from modeling_supclap.recipes.options import LastPartArguments, PostTrainingArguments
-from modeling_supclap.recipes.running import only_run, run_command, train, write_final_card
+from modeling_supclap.recipes.running import Clock, only_run, run_command, train, write_final_card
 from modeling_supclap.training.options import AllStagesOptions
 
 if TYPE_CHECKING:
@@ -228,21 +227,20 @@ def train_and_save(
     post_args: PostTrainingArguments, part_args: LastPartArguments, args: TemporalTrainingArguments
 ) -> None:
     """Load a model, train the selected part in stages, score the held-out pairs, and save the model and results."""
-    from transformers import ClapProcessor, set_seed
+    from transformers import set_seed
 
-    from modeling_supclap.conversion import clap_from_supclap
-    from modeling_supclap.datasets_scripts.overlap.trained_sources import save_trained_sources
-    from modeling_supclap.evaluation.report import write_report
-    from modeling_supclap.recipes.models import is_clap, load_start, report_temperature
+    from modeling_supclap.recipes.models import load_start, report_temperature
     from modeling_supclap.training.collator import min_seconds
     from modeling_supclap.training.temporal_training import TemporalTrainer
 
     if post_args.model is None:
         raise ValueError("no model was given; pass --model with a folder or a Hub id")
-    started, started_process = time.perf_counter(), time.process_time()
+    if args.sharding == "fsdp":
+        raise ValueError("post-training does not support FSDP; launch it without --fsdp and FSDP configuration")
+    clock = Clock()
     set_seed(args.seed)
     args.training_data = post_args.identity
-    origin = post_args.origin
+    data = {"dataset": post_args.dataset, "origin": post_args.origin}
 
     model, processor = load_start(post_args.model, post_args.temperature)
     items = load_items(post_args, args, min_seconds(processor))
@@ -252,8 +250,6 @@ def train_and_save(
     trained = count_trained(model)  # before adapters are merged, which makes all parameters trainable
 
     trainer = TemporalTrainer(model, args, items[0], items[2], processing_class=processor)
-    if trainer.is_fsdp_enabled:
-        raise ValueError("post-training does not support FSDP; launch it without --fsdp and FSDP configuration")
     predictions = {"before": trainer.predict(trainer.eval_rows)}
     states, earlier_seconds = [], 0.0
     for stage in post_args.stages:
@@ -263,37 +259,64 @@ def train_and_save(
     if not trainer.is_world_process_zero():
         return
 
-    output = Path(args.output_dir or ".")
-    part_args.finished(model, output).save_pretrained(output)
-    processor.save_pretrained(output)
-    save_trained_sources(items[0].rows, output, post_args.model)
-    if is_clap(post_args.model):
-        clap_from_supclap(model).save_pretrained(output / "clap")
-        ClapProcessor.from_pretrained(post_args.model).save_pretrained(output / "clap")
-
-    data = {"dataset": post_args.dataset, "origin": origin}
+    save_model(model, processor, post_args.model, part_args, args)
     results = score_stages(predictions, trainer, items[2].rows, data)
-    seconds = time.perf_counter() - started
-    texts = len(args.languages) if args.text_scheme == "kcl" else 1
-    pairs_per_step = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-    captions = 0
-    for stage, state in zip(post_args.stages, states, strict=True):
-        items_per_pair = {"a": 2, "b": 3}[stage]
-        captions += state.global_step * pairs_per_step * items_per_pair * texts
     results.content["training"] = {
         "best_validation": {args.metric_for_best_model: states[-1].best_metric},
         "steps": sum(state.global_step for state in states),
-        "captions": captions,
-        "seconds": seconds,
-        "process_seconds": earlier_seconds + time.process_time() - started_process,
+        "captions": count_captions(post_args.stages, states, args),
+        "seconds": clock.seconds,
+        "process_seconds": earlier_seconds + clock.process_seconds,
         **trained,
         "arguments": {**vars(post_args), **vars(part_args), **temperature, **args.to_dict()},
     }
+    write_run(trainer, results, items[0].rows, post_args.model, clock)
+
+
+def save_model(
+    model: SupCLAPModel,
+    processor: SupCLAPProcessor,
+    start: str,
+    part_args: LastPartArguments,
+    args: TemporalTrainingArguments,
+) -> None:
+    """Save the trained model with merged adapters. If `start` is a `ClapModel`, also save one, in the folder `clap`."""
+    from transformers import ClapProcessor
+
+    from modeling_supclap.conversion import clap_from_supclap
+    from modeling_supclap.recipes.models import is_clap
+
+    output = Path(args.output_dir or ".")
+    part_args.finished(model, output).save_pretrained(output)
+    processor.save_pretrained(output)
+    if is_clap(start):
+        clap_from_supclap(model).save_pretrained(output / "clap")
+        ClapProcessor.from_pretrained(start).save_pretrained(output / "clap")
+
+
+def count_captions(stages: Sequence[str], states: Sequence[TrainerState], args: TemporalTrainingArguments) -> int:
+    """Count the captions that all stages have trained on."""
+    texts = len(args.languages) if args.text_scheme == "kcl" else 1
+    pairs_per_step = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+    captions = 0
+    for stage, state in zip(stages, states, strict=True):
+        items_per_pair = {"a": 2, "b": 3}[stage]
+        captions += state.global_step * pairs_per_step * items_per_pair * texts
+    return captions
+
+
+def write_run(trainer: TemporalTrainer, results: evaluation.Results, train_rows: Any, start: str, clock: Clock) -> None:
+    """Write results, report, trained sources and the model card to the output folder, and print the scores."""
+    from modeling_supclap.datasets_scripts.overlap.trained_sources import save_trained_sources
+    from modeling_supclap.evaluation.report import write_report
+
+    output = Path(trainer.args.output_dir or ".")
+    save_trained_sources(train_rows, output, start)
     results.save(output)
     write_report(results, output / "report.html")
-    write_final_card(trainer, post_args.model)
+    write_final_card(trainer, start)
     print(results.table())
-    print(f"model, results.json and report.html are in {output} ({seconds:.0f} s in total)")
+    print(f"model, results.json and report.html are in {output} ({clock.seconds:.0f} s in total)")
 
 
 if __name__ == "__main__":

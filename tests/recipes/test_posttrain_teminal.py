@@ -44,13 +44,7 @@ def in_folders(model, data, output):
 
 
 def test_fsdp_is_refused_before_training(tmp_path, esc_folder, model_folder, monkeypatch):
-    make = TemporalTrainer.create_accelerator_and_postprocess
-
-    def make_sharded(trainer):
-        make(trainer)
-        trainer.is_fsdp_enabled = True
-
-    monkeypatch.setattr(TemporalTrainer, "create_accelerator_and_postprocess", make_sharded)
+    monkeypatch.setattr(TemporalTrainingArguments, "sharding", "fsdp")
     few = ["--per_device_train_batch_size", "4", "--use_cpu", "true"]
     with pytest.raises(ValueError, match="FSDP"):
         run_recipe(posttrain_teminal, *in_folders(model_folder, esc_folder, tmp_path), *few)
