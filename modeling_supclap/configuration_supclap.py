@@ -503,6 +503,9 @@ CEDConfig.register_for_auto_class()
 
 if __name__.startswith("transformers_modules."):
     # The code of a saved folder is not registered (see `auto_classes.register`); this makes its pipeline available.
-    SupCLAPConfig.custom_pipelines = {  # type: ignore[attr-defined]
-        "zero-shot-audio-classification": {"impl": "pipeline_supclap.ClipPipeline", "pt": ["AutoModel"]}
-    }
+    # A new dictionary for each call, because transformers changes it.
+    SupCLAPConfig.custom_pipelines = property(  # type: ignore[attr-defined]
+        lambda config: {
+            "zero-shot-audio-classification": {"impl": "pipeline_supclap.ClipPipeline", "pt": ["AutoModel"]}
+        }
+    )

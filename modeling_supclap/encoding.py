@@ -183,6 +183,30 @@ def chunk_embeddings(
         yield AudioChunks(torch.empty(0, 0), np.empty(0), np.empty(0), errors[0])
 
 
+def embed_recordings(
+    model: Any,
+    processor: SupCLAPProcessor,
+    recordings: Iterable[Recording],
+    chunk_seconds: float | None = None,
+    **options: Any,
+) -> Iterator[AudioChunks]:
+    """Split recordings into chunks and embed the chunks with a model and its processor.
+
+    `chunk_seconds` is as in `encode_audio`; `options` are `batch_size`, `num_workers` and `on_bad_audio`.
+    """
+    extractor: Any = processor.feature_extractor
+    rate_hz, min_samples = int(extractor.sampling_rate), min_clip_samples(extractor)
+    return chunk_embeddings(
+        recordings,
+        partial(encode_batch, model, processor),
+        rate_hz,
+        get_chunk_samples(chunk_seconds, rate_hz, min_samples / rate_hz, max_chunk_seconds(extractor)),
+        min_samples=min_samples,
+        resampling_method=processor.resampling_method,
+        **options,
+    )
+
+
 @overload
 def encode_audio(model: Any, audio: Any, *args: Any, return_chunks: Literal[True], **kwargs: Any) -> Any: ...
 @overload
@@ -262,20 +286,16 @@ def encode_audio(  # type: ignore[misc]  # mypy compares the keywords of an over
         model.to(device)
 
     recordings, is_one = as_recordings(audio, sampling_rate)
-    extractor: Any = processor.feature_extractor
-    rate_hz, min_samples = int(extractor.sampling_rate), min_clip_samples(extractor)
     if num_workers is None:
         num_workers = min(8, os.cpu_count() or 1) if any(recording.is_file for recording in recordings) else 0
-    embedded = chunk_embeddings(
+    embedded = embed_recordings(
+        model,
+        processor,
         logging.tqdm(recordings, disable=not show_progress_bar, unit="recordings"),
-        partial(encode_batch, model, processor),
-        rate_hz,
-        get_chunk_samples(chunk_seconds, rate_hz, min_samples / rate_hz, max_chunk_seconds(extractor)),
-        min_samples=min_samples,
+        chunk_seconds,
         batch_size=batch_size,
         num_workers=num_workers,
         on_bad_audio=on_bad_audio,
-        resampling_method=processor.resampling_method,
     )
 
     no_embeds = torch.empty(0, model.config.projection_dim, device=model.device)
@@ -440,6 +460,10 @@ class EncodingMixin:
         """Compute the cosine similarities (N, M) between embeddings (N, d) and (M, d) of any norm.
 
         The result is a numpy array if both inputs are numpy arrays, else a tensor. A single embedding may be (d,).
+        Integers, such as quantised embeddings, are converted to float32.
+
+        Raises:
+            ValueError: The dimensions d of the inputs differ.
 
         Example:
             >>> EncodingMixin.similarity(np.eye(2, dtype=np.float32), np.array([[3.0, 4.0]], dtype=np.float32))
@@ -448,7 +472,10 @@ class EncodingMixin:
         """
         to_numpy = isinstance(first, np.ndarray) and isinstance(second, np.ndarray)
         left, right = torch.atleast_2d(torch.as_tensor(first)), torch.atleast_2d(torch.as_tensor(second))
+        if left.shape[-1] != right.shape[-1]:
+            raise ValueError(f"got embeddings of dimensions {left.shape[-1]} and {right.shape[-1]}; use one model")
         dtype = torch.promote_types(left.dtype, right.dtype)
+        dtype = dtype if dtype.is_floating_point else torch.float32
         left = torch.nn.functional.normalize(left.to(dtype), dim=-1)
         right = torch.nn.functional.normalize(right.to(left), dim=-1)
         similarity = left @ right.T  # (N, d), (M, d) -> (N, M)

@@ -298,7 +298,7 @@ class SupCLAPModel(EncodingMixin, StrictLoadingMixin, PreTrainedModel):
     @can_return_tuple
     def forward(
         self,
-        input_features: torch.Tensor,
+        input_features: torch.Tensor | None = None,
         audio_attention_mask: torch.Tensor | None = None,
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
@@ -320,8 +320,10 @@ class SupCLAPModel(EncodingMixin, StrictLoadingMixin, PreTrainedModel):
             **kwargs: As in `get_audio_features`.
 
         Raises:
-            ValueError: `input_ids` is None, or `return_loss` is set and m != n.
+            ValueError: `input_features` or `input_ids` is None, or `return_loss` is set and m != n.
         """
+        if input_features is None:
+            raise ValueError("input_features is missing; to embed texts only, call get_text_features")
         if input_ids is None:
             raise ValueError("input_ids is missing; to embed clips only, call get_audio_features")
 

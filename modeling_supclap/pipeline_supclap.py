@@ -1,49 +1,176 @@
-"""Zero-shot audio classification pipeline that supports batches with clips of different lengths."""
+"""Zero-shot audio classification pipeline that embeds recordings and labels as `encode_audio` and `encode_text` do."""
 
+from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
+from torch.utils.data import Dataset
 from transformers import ZeroShotAudioClassificationPipeline
 from transformers.pipelines import PIPELINE_REGISTRY
 
-from .audio_input import as_recordings
-from .processing_supclap import extract_clips
+from .audio_input import Recording, as_recordings
+from .encoding import embed_recordings, encode_text, mean_embedding
+from .processing_supclap import SupCLAPProcessor
 
 TASK = "zero-shot-audio-classification"
+DEFAULT_TEMPLATE = "This is a sound of {}."
 
 
 class ClipPipeline(ZeroShotAudioClassificationPipeline):
-    """Zero-shot audio classification pipeline for `SupCLAPModel` with any audio tower.
+    """Zero-shot audio classification pipeline for `SupCLAPModel` and `ClapModel`.
 
-    transformers pads the clips in a batch along the second axis, which is the mel axis of CED spectrograms. Therefore
-    the mel and time axes are swapped before batching, and swapped back before the model is called. For other audio
-    encoders, except CLAP, the inputs are computed as in `SupCLAPProcessor`.
+    All inputs are computed by `SupCLAPProcessor`: prefix and length of the captions, chunks of long recordings,
+    resampling. Nothing is random. Scores are the softmax of the logits of a recording over the labels.
     """
 
-    def preprocess(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute the model inputs for one recording and its candidate labels."""
-        extractor: Any = self.feature_extractor
-        names = extractor.model_input_names
-        (recording,), _ = as_recordings(args[0], extractor.sampling_rate)
-        clip = recording.read(extractor.sampling_rate)
-        inputs = super().preprocess(clip, *args[1:], **kwargs)
+    # The processor contains the other parts. It is optional (None), because a model object may have one.
+    _load_processor = None
+    _load_feature_extractor = False
+    _load_tokenizer = False
 
-        if not {"audio_attention_mask", "is_longer"} & set(names):
-            for name in names:
-                inputs.pop(name, None)
-            for name, value in extract_clips(extractor, [clip]).items():
-                inputs[name] = torch.from_numpy(value)
-        return self._swap_axes(inputs)
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        has_parts = {"feature_extractor", "tokenizer"} <= kwargs.keys()
+        parts: Any = self if has_parts else self.processor or getattr(self.model, "processor", None)
+        if parts is None:
+            raise ValueError(f"no processor can be loaded for this {type(self.model).__name__}; pass processor=")
+        if not isinstance(parts, SupCLAPProcessor):
+            parts = SupCLAPProcessor(parts.feature_extractor, parts.tokenizer)
+        self.processor: Any = parts
+        self.feature_extractor: Any = parts.feature_extractor
+        self.tokenizer: Any = parts.tokenizer
 
-    def _forward(self, *args: Any, **kwargs: Any) -> Any:
-        return super()._forward(self._swap_axes(args[0]), *args[1:], **kwargs)
+    def _sanitize_parameters(
+        self,
+        candidate_labels: Any = None,
+        hypothesis_template: str | None = None,
+        sampling_rate: Any = None,
+        language: Any = None,
+        top_k: int | None = None,
+        **unknown: Any,
+    ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        """Return the options of a call, or the defaults that `pipeline(...)` was given."""
+        for name in unknown.keys() - {"local_files_only"}:  # `pipeline` passes this option of the Hub, too
+            raise TypeError(
+                f"the pipeline has no option {name!r}; it has candidate_labels, hypothesis_template, sampling_rate, "
+                "language, top_k, batch_size and num_workers"
+            )
+        options = {
+            "candidate_labels": candidate_labels,
+            "hypothesis_template": hypothesis_template,
+            "sampling_rate": sampling_rate,
+            "language": language,
+            "top_k": top_k,
+        }
+        return {name: value for name, value in options.items() if value is not None}, {}, {}
 
-    def _swap_axes(self, inputs: Any) -> Any:
-        """Swap (B, mels, T) and (B, T, mels) for CED. Return other inputs unchanged."""
-        extractor: Any = self.feature_extractor
-        if "audio_attention_mask" in extractor.model_input_names:
-            inputs["input_features"] = inputs["input_features"].transpose(1, 2)
-        return inputs
+    def __call__(
+        self, audios: Any, *, batch_size: int | None = None, num_workers: int | None = None, **kwargs: Any
+    ) -> Any:
+        """Score labels for one or more recordings.
+
+        Args:
+            audios: One recording or a list, in any format that `encode_audio` accepts: a path, the bytes of a file, a
+                waveform, `{"raw": waveform, "sampling_rate": 44100}`, an item of a `datasets.Audio` column, and others.
+                Or a generator or `torch.utils.data.Dataset` of recordings.
+            batch_size: Number of chunks per batch.
+            num_workers: Number of threads that prefetch audio.
+            **kwargs: Options, which can also be passed to `pipeline(...)`:
+
+                - `candidate_labels`: List of labels, or a string of labels with commas between them.
+                - `hypothesis_template`: Caption of a label, with {} in place of the label. Pass "{}" if labels are
+                  captions. Default: "This is a sound of {}."
+                - `sampling_rate`: Sampling rate in hertz of waveforms that are passed without it: one value for all,
+                  or a list. Default: the model's sampling rate.
+                - `language`: ISO 639-3 code of the labels, or a list with one per label.
+                - `top_k`: Number of labels to return. Default: all.
+
+        Returns:
+            For each recording, a list of `{"score": ..., "label": ...}`, highest score first. A list of recordings
+            returns a list, a generator or dataset returns a generator.
+
+        Raises:
+            OSError: A file is missing or unreadable.
+            TypeError: An option is unknown.
+            ValueError: A label, the template or another option is invalid, or a recording is unusable.
+        """
+        options = {**self._preprocess_params, **self._sanitize_parameters(**kwargs)[0]}
+        labels = as_labels(options.get("candidate_labels"))
+        template = options.get("hypothesis_template", DEFAULT_TEMPLATE)
+        if not isinstance(template, str) or "{}" not in template:
+            raise ValueError(f"hypothesis_template is {template!r}; it must contain {{}}, the place of the label")
+        top_k = options.get("top_k", len(labels))
+        if not isinstance(top_k, int) or top_k < 1:
+            raise ValueError(f"top_k is {top_k!r}; it must be an integer, at least 1")
+
+        captions = [template.replace("{}", label) for label in labels]
+        language = options.get("language")
+        text_embeds = encode_text(self.model, captions, self.processor, language, convert_to_tensor=True)
+        rate_hz = options.get("sampling_rate", self.feature_extractor.sampling_rate)
+        classify = partial(
+            self._classify,
+            labels=labels,
+            text_embeds=text_embeds,
+            top_k=top_k,
+            batch_size=batch_size or self._batch_size or 1,
+            num_workers=num_workers or self._num_workers or 0,
+        )
+
+        if isinstance(audios, (Iterator, Dataset)):
+            return classify(_read_lazily(audios, rate_hz))
+        recordings, is_one = as_recordings(audios, rate_hz)
+        results = list(classify(recordings))
+        return results[0] if is_one else results
+
+    def _classify(
+        self,
+        recordings: Iterable[Recording],
+        labels: list[str],
+        text_embeds: torch.Tensor,
+        top_k: int,
+        batch_size: int,
+        num_workers: int,
+    ) -> Iterator[list[dict[str, Any]]]:
+        """Yield the scored labels of each recording."""
+        model = self.model
+        scale = getattr(model, "logit_scale", getattr(model, "logit_scale_a", None))
+        embedded = embed_recordings(model, self.processor, recordings, batch_size=batch_size, num_workers=num_workers)
+        for chunks in embedded:
+            # (M, d), (d,) -> (M,); a bias of the logits would not change the softmax
+            logits = scale.detach().float().exp() * (text_embeds @ mean_embedding(chunks.embeds).to(text_embeds))
+            scores = logits.softmax(dim=0).tolist()
+            ranked = sorted(zip(scores, labels, strict=True), key=lambda pair: -pair[0])
+            yield [{"score": score, "label": label} for score, label in ranked[:top_k]]
+
+
+def as_labels(labels: Any) -> list[str]:
+    """Convert labels to a list: one string contains labels with commas between them, as in transformers.
+
+    Raises:
+        ValueError: There are no labels, or a label is blank or not a string.
+
+    >>> as_labels("rain, dog"), as_labels(["rain, heavy", "dog"])
+    (['rain', 'dog'], ['rain, heavy', 'dog'])
+    """
+    if isinstance(labels, str):
+        labels = [label.strip() for label in labels.split(",") if label.strip()]
+    if labels is None or not isinstance(labels, Iterable) or isinstance(labels, (bytes, dict)):
+        raise ValueError(f"candidate_labels is {labels!r}; pass a list of labels, such as ['rain', 'dog']")
+    labels = list(labels)
+    if not labels:
+        raise ValueError("candidate_labels is empty; pass at least one label")
+    for index, label in enumerate(labels):
+        if not isinstance(label, str) or not label.strip():
+            raise ValueError(f"label {index} of candidate_labels is {label!r}; pass a string that is not blank")
+    return labels
+
+
+def _read_lazily(audios: Iterable[Any], sampling_rate: Any) -> Iterator[Recording]:
+    """Yield the recording of each item of a generator or dataset."""
+    items = audios if isinstance(audios, Iterator) else (audios[index] for index in range(len(audios)))  # type: ignore
+    for item in items:
+        yield as_recordings([item], sampling_rate)[0][0]
 
 
 # Code in a saved model folder uses `SupCLAPConfig.custom_pipelines` instead.

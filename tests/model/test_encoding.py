@@ -257,6 +257,11 @@ def test_similarity_is_the_cosine(model):
     np.testing.assert_allclose(found, expected, atol=1e-6)
     assert isinstance(model.similarity(torch.from_numpy(audio), texts), torch.Tensor)
     assert model.similarity(audio[0], texts).shape == (1, 4)
+    whole = np.eye(5, dtype=np.int8)[:3] * 7
+    np.testing.assert_allclose(model.similarity(whole, texts), model.similarity(whole.astype(float), texts), atol=1e-6)
+    assert model.similarity(whole, whole).tolist() == np.eye(3).tolist()
+    with pytest.raises(ValueError, match=r"5 and 4\b"):
+        model.similarity(audio, texts[:, :4])
 
 
 def test_the_model_moves_to_the_requested_device(model, processor):

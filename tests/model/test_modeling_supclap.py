@@ -38,6 +38,11 @@ def test_logits_are_scaled_cosines(model):
             assert outputs.logits_per_text[j, i] == outputs.logits_per_audio[i, j]
 
 
+def test_texts_alone_need_another_method(model):
+    with pytest.raises(ValueError, match="get_text_features"):
+        model(input_ids=torch.tensor([[5, 6]]))
+
+
 @torch.no_grad()
 def test_embeddings_have_unit_norm_and_are_computed_separately(model):
     outputs = model(audio_inputs(), input_ids=text_inputs())
