@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, cast
 
 from huggingface_hub.dataclasses import strict
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, __version__
 from transformers.dynamic_module_utils import get_relative_import_files
 
 from .auto_classes import register
@@ -491,6 +491,10 @@ def config_from_dict(config: dict[str, Any] | PreTrainedConfig) -> PreTrainedCon
 
     if model_type in OWN_CONFIGS:
         return OWN_CONFIGS[model_type](**fields)
+    if model_type not in CONFIG_MAPPING:  # the error of transformers lists all of its types
+        raise ValueError(
+            f"the model type {model_type!r} is unknown to transformers {__version__}; pass another encoder"
+        )
     return AutoConfig.for_model(model_type, **fields)
 
 

@@ -4,6 +4,8 @@
     supclap convert pretrain.pt --out models/ml-clap --tokenizer cointegrated/SONAR_200_text_encoder
     supclap convert microsoft/msclap/CLAP_weights_2023.pth --out models/msclap --tokenizer openai-community/gpt2
     supclap convert outputs/lora/checkpoint-400 --out models/tuned    # merges the adapters of a checkpoint
+    supclap convert laion/clap2-large-audioxl-s1B --out models/clap2 --verify
+    supclap convert outputs/tuned-clap2 --to open_clip --out outputs/for-openclip
 
 The kind of checkpoint is recognised by its tensor names. Every tensor must be converted, or be in the list of tensors
 to ignore. Otherwise nothing is written. The output folder contains `provenance.json`, with the source, SHA-256 and
@@ -14,7 +16,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from modeling_supclap import require_torchaudio
 from modeling_supclap.recipes.running import run_command
@@ -40,15 +42,41 @@ def format_parts(conversion: Conversion) -> str:
 def merge_adapters(checkpoint: Checkpoint, folder: Path) -> None:
     """Merge the adapters of a training checkpoint, and save a plain model with its processor."""
     from modeling_supclap import SupCLAPConfig, SupCLAPProcessor
+    from modeling_supclap.conversion.folders import writing_folder
     from modeling_supclap.training.lora import merge_checkpoint
 
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder} is not an empty folder; choose another --out")
     config = SupCLAPConfig.from_dict(dict(checkpoint.config))
-    model = merge_checkpoint(checkpoint.folder, config, checkpoint.tensors)
-    model.save_pretrained(folder)
-    SupCLAPProcessor.from_pretrained(checkpoint.folder).save_pretrained(folder)
+    with writing_folder(folder) as written:
+        merge_checkpoint(checkpoint.folder, config, checkpoint.tensors).save_pretrained(written)
+        SupCLAPProcessor.from_pretrained(checkpoint.folder).save_pretrained(written)
     print(f"{checkpoint.origin}: merged its adapters; the model is in {folder}")
+
+
+def print_comparison(folder: Path) -> None:
+    """Print that all fields and tensors are known, and the cosine to OpenCLIP's own embeddings if it is installed."""
+    from modeling_supclap.conversion import load_open_clip
+    from modeling_supclap.conversion.open_clip import compare_with_open_clip
+
+    print("all fields of open_clip_config.json are supported, and all tensors are used")
+    try:
+        cosines = compare_with_open_clip(folder, *load_open_clip(folder))
+    except ImportError:
+        print('to compare embeddings with OpenCLIP, install it: pip install "open_clip_torch>=4.2.1" tiktoken')
+        return
+    print("cosine to OpenCLIP: " + ", ".join(f"{part} {cosine:.6f}" for part, cosine in cosines.items()))
+
+
+def write_open_clip(source: str, folder: Path) -> None:
+    """Write a SupCLAP model with CLAP2's towers in OpenCLIP's format."""
+    from modeling_supclap.conversion import save_open_clip
+    from modeling_supclap.recipes.models import load_start
+
+    save_open_clip(*load_start(source), folder)
+    print(f"{source} is in {folder}, in OpenCLIP's format")
+
+
+# Functions that write a trained model in another format.
+TARGETS: dict[str, Any] = {"supclap": None, "open_clip": write_open_clip}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -61,10 +89,15 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--tokenizer", help="Hub id, folder or Meta's SentencePiece file; default: from the source.")
     parser.add_argument("--revision", help="Commit, branch or tag of the Hub repository.")
     parser.add_argument("--verify", action="store_true", help="Reload the written model and compare it.")
+    parser.add_argument("--to", default="supclap", choices=tuple(TARGETS), help="Format of the output folder.")
     args = parser.parse_args(arguments)
 
     require_torchaudio()
+    if args.to != "supclap":
+        return TARGETS[args.to](args.source, args.out)
+
     from modeling_supclap.conversion import convert_checkpoint, read_checkpoint, save_conversion
+    from modeling_supclap.conversion.open_clip import load_open_clip_tokenizer
     from modeling_supclap.joining import load_tokenizer
 
     checkpoint = read_checkpoint(args.source, args.revision)
@@ -80,10 +113,15 @@ def main(arguments: list[str] | None = None) -> None:
     name = args.tokenizer
     if name is None and conversion.reads_text and checkpoint.config and list(checkpoint.folder.glob("tokenizer*.json")):
         name = checkpoint.folder
-    save_conversion(conversion, args.out, None if name is None else load_tokenizer(name), args.verify)
+    tokenizer = None if name is None else load_tokenizer(name)
+    if conversion.layout.kind == "open-clip" and args.part != "audio":
+        tokenizer = load_open_clip_tokenizer(str(checkpoint.folder), checkpoint.config, args.tokenizer)
+    save_conversion(conversion, args.out, tokenizer, args.verify)
 
     print(f"{type(conversion.model).__name__} is in {args.out}{', verified' if args.verify else ''}")
-    if name is None and conversion.reads_text:
+    if conversion.layout.kind == "open-clip" and args.verify and args.part == "whole":
+        print_comparison(checkpoint.folder)
+    if tokenizer is None and conversion.reads_text:
         print(f"no tokenizer was saved; pass --tokenizer (in training: the tokenizer of {conversion.layout.tokenizer})")
 
 

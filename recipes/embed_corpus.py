@@ -123,7 +123,9 @@ def main() -> None:
     state = join_processes(args.device)
     with state.main_process_first():
         corpus = load_corpus(args)
-    model = load_embedding_model(args.model, device=args.device or state.device)
+    model = load_embedding_model(
+        args.model, device=args.device or state.device, trust_remote_code=args.trust_remote_code
+    )
     # The requested length, limited by the model's maximum.
     args.chunk_seconds = min(filter(None, (args.chunk_seconds, model.chunk_seconds)), default=None)
 

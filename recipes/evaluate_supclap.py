@@ -277,7 +277,7 @@ def main() -> None:
     names = names if len(set(names)) == len(names) else args.model
     tables: dict[str, dict[str, dict[int, evaluation.Results]]] = {dataset: {} for dataset in suite}
     for name, path in zip(names, args.model, strict=True):
-        model = evaluation.load_embedding_model(path, device=args.device)
+        model = evaluation.load_embedding_model(path, device=args.device, trust_remote_code=args.trust_remote_code)
         for dataset, each in suite.items():
             subfolder = f"{dataset}/{re.sub('[^A-Za-z0-9_.-]+', '-', name)}" if is_table else ""
             results = evaluate(each, model, *prepared[dataset], Path(args.output_dir, subfolder))

@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import ClapConfig, ClapProcessor, PreTrainedConfig
+from transformers import ClapProcessor, PreTrainedConfig
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.conversion import (
-    is_open_clip,
+    find_kind,
     load_clap,
     load_open_clip,
+    load_open_clip_processor,
     processor_from_clap,
     supclap_from_clap,
 )
@@ -32,15 +33,6 @@ def has_model(name: str) -> bool:
         return False
 
 
-def is_clap(name: str) -> bool:
-    """Return whether a Hub id or folder contains a transformers `ClapModel`."""
-    try:
-        fields, _ = PreTrainedConfig.get_config_dict(name)
-    except OSError:
-        return False  # loading it later raises the error
-    return fields.get("model_type") == ClapConfig.model_type
-
-
 def load_start(
     name: str, temperature: float | None = None, logit_bias: float | None = None
 ) -> tuple[SupCLAPModel, SupCLAPProcessor]:
@@ -49,16 +41,18 @@ def load_start(
     These are the `ClapModel` of transformers and CLAP2 in OpenCLIP's format. The `temperature`, and the `logit_bias` of
     SigLIP, replace those of the model. None: keep them.
     """
-    processor = None
-    if is_open_clip(name):
-        model, processor = load_open_clip(name)
-    elif is_clap(name):
-        clap = load_clap(name)
-        if getattr(clap.config.audio_config, "enable_fusion", False):
-            say(f"{name}: {FUSION_REMARK}")
-        model = supclap_from_clap(clap)
-    else:
-        model = SupCLAPModel.from_pretrained(name)
+    match find_kind(name):
+        case "open_clip":
+            model, _ = load_open_clip(name)
+        case "clap":
+            clap = load_clap(name)
+            if getattr(clap.config.audio_config, "enable_fusion", False):
+                say(f"{name}: {FUSION_REMARK}")
+            model = supclap_from_clap(clap)
+        case "supclap":
+            model = SupCLAPModel.from_pretrained(name)
+        case other:
+            raise ValueError(f"{name} is a {other} model, which can be evaluated and searched with, but not trained")
 
     if temperature is not None:
         model.config.temperature = temperature
@@ -66,7 +60,7 @@ def load_start(
     if logit_bias is not None:
         model.config.logit_bias = logit_bias
         model.logit_bias = nn.Parameter(torch.full_like(model.logit_scale, logit_bias))
-    return model, processor or load_processor(name)
+    return model, load_processor(name)
 
 
 def report_temperature(model: SupCLAPModel) -> dict[str, Any]:
@@ -88,8 +82,10 @@ def _is_trained(parameter: nn.Parameter) -> str:
 
 def load_processor(name: str) -> SupCLAPProcessor:
     """Load the processor of a SupCLAP model, a `ClapModel` or a model in OpenCLIP's format from a Hub id or folder."""
-    if is_open_clip(name):
-        return load_open_clip(name)[1]
-    if is_clap(name):
-        return processor_from_clap(ClapProcessor.from_pretrained(name))
-    return SupCLAPProcessor.from_pretrained(name)
+    match find_kind(name):
+        case "open_clip":
+            return load_open_clip_processor(name)
+        case "clap":
+            return processor_from_clap(ClapProcessor.from_pretrained(name))
+        case _:
+            return SupCLAPProcessor.from_pretrained(name)

@@ -343,6 +343,7 @@ class EvaluationArguments(DatasetArguments):
     )
     mteb: str | None = option("Task of mteb to evaluate instead of a dataset, such as ESC50_Zeroshot.")
     device: str | None = option("Device such as cpu or cuda; by default, a GPU if available.")
+    trust_remote_code: bool = option("Run code from the repository of a sentence-transformers model.", False)
     split: str = option("Split to evaluate, or several splits joined by +.", "test")
     folds: list[int] = option("Folds to evaluate, each on its own test split.", [])
     train_split: str | None = option("Training split of probes; recordings that both splits share are counted.")
@@ -431,6 +432,7 @@ class CorpusArguments(SplitsArguments):
     clips_per_file: int = option("Number of recordings in each Parquet file of the output.", 10_000)
     num_workers: int = option("Number of reading threads for each embedding process.", min(4, os.cpu_count() or 1))
     device: str | None = option("Device such as cpu or cuda; by default, a GPU if available.")
+    trust_remote_code: bool = option("Run code from the repository of a sentence-transformers model.", False)
 
 
 @dataclass

@@ -283,13 +283,12 @@ def save_model(
     """Save the trained model with merged adapters. If `start` is a `ClapModel`, also save one, in the folder `clap`."""
     from transformers import ClapProcessor
 
-    from modeling_supclap.conversion import clap_from_supclap
-    from modeling_supclap.recipes.models import is_clap
+    from modeling_supclap.conversion import clap_from_supclap, find_kind
 
     output = Path(args.output_dir or ".")
     part_args.finished(model, output).save_pretrained(output)
     processor.save_pretrained(output)
-    if is_clap(start):
+    if find_kind(start) == "clap":
         clap_from_supclap(model).save_pretrained(output / "clap")
         ClapProcessor.from_pretrained(start).save_pretrained(output / "clap")
 

@@ -38,6 +38,7 @@ def make_parser() -> argparse.ArgumentParser:
     index.add_argument("--batch_size", type=int, default=32, help="windows per batch (default: 32)")
     index.add_argument("--num_workers", type=int, help="threads that read files (default: one per core, at most 8)")
     index.add_argument("--device", help="cpu, cuda, ... (default: a GPU if available)")
+    index.add_argument("--trust_remote_code", action="store_true", help="run code from the model's repository")
     index.add_argument("--quiet", action="store_true", help="hide the progress bar")
 
     query = commands.add_parser("query", help="search an index by text or by example")
@@ -52,6 +53,7 @@ def make_parser() -> argparse.ArgumentParser:
     query.add_argument("--json", action="store_true", help="print one JSON object")
     query.add_argument("--model", help="the model, if it is module:function (default: the one in the index)")
     query.add_argument("--device", help="cpu, cuda, ... (default: a GPU if available)")
+    query.add_argument("--trust_remote_code", action="store_true", help="run code from the model's repository")
 
     serve = commands.add_parser("serve", help="serve a search page with audio players")
     serve.add_argument("index", help="folder of the index")
@@ -61,6 +63,7 @@ def make_parser() -> argparse.ArgumentParser:
     serve.add_argument("--share", action="store_true", help="create a public Gradio link")
     serve.add_argument("--model", help="the model, if it is module:function (default: the one in the index)")
     serve.add_argument("--device", help="cpu, cuda, ... (default: a GPU if available)")
+    serve.add_argument("--trust_remote_code", action="store_true", help="run code from the model's repository")
     return parser
 
 
@@ -72,7 +75,7 @@ def run_index(arguments: argparse.Namespace) -> None:
     state = join_processes(arguments.device)
     device = arguments.device or (str(state.device) if state.num_processes > 1 else None)
     report = build_index(
-        load_embedding_model(arguments.model, device=device),
+        load_embedding_model(arguments.model, device=device, trust_remote_code=arguments.trust_remote_code),
         arguments.folder,
         arguments.index,
         **{key: vars(arguments)[key] for key in ("window_seconds", "hop_seconds", "batch_size", "num_workers")},
@@ -88,7 +91,7 @@ def run_query(arguments: argparse.Namespace) -> None:
     from modeling_supclap.search import Searcher
     from modeling_supclap.search.query import NOTHING
 
-    searcher = Searcher(arguments.index, arguments.model, arguments.device)
+    searcher = Searcher(arguments.index, arguments.model, arguments.device, arguments.trust_remote_code)
     hits = searcher.search(
         arguments.text,
         language=arguments.language,

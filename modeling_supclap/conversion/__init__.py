@@ -6,8 +6,9 @@ unexpected or differ in shape.
 
 from .clap import clap_from_supclap, load_clap, processor_from_clap, supclap_from_clap
 from .files import Checkpoint, read_checkpoint
+from .kinds import find_kind
 from .layouts import Conversion, convert_checkpoint, recognise
-from .open_clip import is_open_clip, load_open_clip, save_open_clip
+from .open_clip import is_open_clip, load_open_clip, load_open_clip_processor, save_open_clip
 from .saving import save_conversion
 from .tensors import fill_exactly
 
@@ -17,9 +18,11 @@ __all__ = [
     "clap_from_supclap",
     "convert_checkpoint",
     "fill_exactly",
+    "find_kind",
     "is_open_clip",
     "load_clap",
     "load_open_clip",
+    "load_open_clip_processor",
     "processor_from_clap",
     "read_checkpoint",
     "recognise",

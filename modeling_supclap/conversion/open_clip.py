@@ -22,7 +22,9 @@ from ..configuration_supclap import ModernTextConfig, NaFlexConfig, SupCLAPConfi
 from ..feature_extraction_ced import CEDFeatureExtractor
 from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
-from .files import OPEN_CLIP_CONFIG, OPEN_CLIP_WEIGHTS, is_open_clip_audio, read_checkpoint
+from ..strict_loading import apply_umask
+from .files import OPEN_CLIP_CONFIG, OPEN_CLIP_WEIGHTS, find_file, is_open_clip_audio, read_checkpoint
+from .folders import writing_folder
 from .tensors import Tensors
 
 # Training clips of CLAP2 last at most 30 s, and the cost of attention grows with the square of the length.
@@ -128,10 +130,7 @@ HF_TEXT_NAMES = (
 
 def is_open_clip(name: str) -> bool:
     """Return whether a folder or Hub repository contains an audio model in OpenCLIP's format."""
-    try:
-        path = cached_file(name, OPEN_CLIP_CONFIG, _raise_exceptions_for_missing_entries=False)
-    except OSError:
-        return False
+    path = find_file(name, OPEN_CLIP_CONFIG)
     return path is not None and is_open_clip_audio(Path(path).parent)
 
 
@@ -151,9 +150,21 @@ def load_open_clip(name: str | Path, tokenizer: str | None = None) -> tuple[SupC
     checkpoint = read_checkpoint(name)
     model, extractor = supclap_from_open_clip(checkpoint.tensors, checkpoint.config, checkpoint.origin)
     model.config.name_or_path = str(name)
-    words = load_open_clip_tokenizer(checkpoint.folder, checkpoint.config, tokenizer)
+    words = load_open_clip_tokenizer(str(checkpoint.folder), checkpoint.config, tokenizer)
     prepare_open_clip_tokenizer(words, model.config.text_config)
     return model, SupCLAPProcessor(extractor, words)
+
+
+def load_open_clip_processor(name: str | Path) -> SupCLAPProcessor:
+    """Build the processor of an audio model in OpenCLIP's format, without loading its weights."""
+    path = Path(str(cached_file(name, OPEN_CLIP_CONFIG)))
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    model_cfg = _get_model_cfg(settings, str(name))
+    words = load_open_clip_tokenizer(str(name), settings)
+    text_cfg = model_cfg["text_cfg"]
+    if not text_cfg.get("hf_model_name"):
+        prepare_open_clip_tokenizer(words, _read_text(text_cfg, str(name))[0])
+    return SupCLAPProcessor(_read_audio(model_cfg["audio_cfg"], str(name))[1], words)
 
 
 def supclap_from_open_clip(
@@ -168,13 +179,7 @@ def supclap_from_open_clip(
     Raises:
         ValueError: A field of the settings is unknown or has an unsupported value, or the tensors do not fit.
     """
-    model_cfg = settings.get("model_cfg")
-    if not isinstance(model_cfg, Mapping) or not {"audio_cfg", "text_cfg", "embed_dim"} <= model_cfg.keys():
-        raise ValueError(
-            f"{origin} has no {OPEN_CLIP_CONFIG} with audio_cfg, text_cfg and embed_dim; pass the whole folder"
-        )
-    _refuse_fields(model_cfg, {}, _TOP_IGNORED, f"{origin}: model_cfg")
-
+    model_cfg = _get_model_cfg(settings, origin)
     audio_cfg, text_cfg = model_cfg["audio_cfg"], model_cfg["text_cfg"]
     audio_config, extractor = _read_audio(audio_cfg, origin)
     whole = Tensors(tensors, origin)
@@ -201,6 +206,17 @@ def supclap_from_open_clip(
         **options,
     )
     return renamed.build(SupCLAPModel, config), extractor
+
+
+def _get_model_cfg(settings: Mapping[str, Any], origin: str) -> Mapping[str, Any]:
+    """Return the `model_cfg` of OpenCLIP's settings. Raise ValueError if a part is missing or unknown."""
+    model_cfg = settings.get("model_cfg")
+    if not isinstance(model_cfg, Mapping) or not {"audio_cfg", "text_cfg", "embed_dim"} <= model_cfg.keys():
+        raise ValueError(
+            f"{origin} has no {OPEN_CLIP_CONFIG} with audio_cfg, text_cfg and embed_dim; pass the whole folder"
+        )
+    _refuse_fields(model_cfg, {}, _TOP_IGNORED, f"{origin}: model_cfg")
+    return model_cfg
 
 
 def _read_audio(audio_cfg: Mapping[str, Any], origin: str) -> tuple[NaFlexConfig, CEDFeatureExtractor]:
@@ -330,11 +346,12 @@ def _add_special_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def load_open_clip_tokenizer(
-    folder: Path, settings: Mapping[str, Any], name: str | None = None
+    folder: str, settings: Mapping[str, Any], name: str | None = None
 ) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of an OpenCLIP folder: its own, its `hf_tokenizer_name`, or GPT-2's for tiktoken's r50k_base.
+    """Load the tokenizer `name`, or that of an OpenCLIP checkpoint.
 
-    If `name`, a Hub id or folder, is given, it is loaded instead.
+    Without `name`, it is the tokenizer in the folder or Hub repository, else `hf_tokenizer_name`, else GPT-2's for
+    tiktoken's r50k_base.
 
     Raises:
         ValueError: The tokenizer is unknown, or OpenCLIP changes captions before tokenization.
@@ -342,30 +359,30 @@ def load_open_clip_tokenizer(
     text_cfg = settings["model_cfg"]["text_cfg"]
     options = text_cfg.get("tokenizer_kwargs") or {}
     neutral = {"add_bos": True, "add_eos": True, "clean": None}
-    for name, value in options.items():
-        if value not in (neutral.get(name), None, ""):
-            raise ValueError(f"{folder}: tokenizer_kwargs has {name}={value!r}, which is not supported")
+    for option, value in options.items():
+        if value not in (neutral.get(option), None, ""):
+            raise ValueError(f"{folder}: tokenizer_kwargs has {option}={value!r}, which is not supported")
 
-    if name is not None:
-        return AutoTokenizer.from_pretrained(name)
-    if (folder / "tokenizer_config.json").is_file():
-        return AutoTokenizer.from_pretrained(folder)
-    if (folder / "tokenizer.json").is_file():
-        return PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
-    name = text_cfg.get("hf_tokenizer_name") or text_cfg.get("hf_model_name")
-    if name is None and text_cfg.get("tiktoken_name") == "r50k_base":
-        name = GPT2
-    if name is None:
-        kind = text_cfg.get("tiktoken_name") or text_cfg.get("tokenizer_type")
-        raise ValueError(f"{folder} has no tokenizer.json, and its tokenizer {kind!r} is unknown; pass --tokenizer")
-    return AutoTokenizer.from_pretrained(name)
+    own = find_file(folder, "tokenizer.json")
+    has_config = find_file(folder, "tokenizer_config.json") is not None
+    if name is None and own is not None and not has_config:
+        return PreTrainedTokenizerFast(tokenizer_file=own)
+    names = [name, folder if has_config else None, text_cfg.get("hf_tokenizer_name"), text_cfg.get("hf_model_name")]
+    names.append(GPT2 if text_cfg.get("tiktoken_name") == "r50k_base" else None)
+    for candidate in names:
+        if candidate is not None:
+            return AutoTokenizer.from_pretrained(candidate)
+    kind = text_cfg.get("tiktoken_name") or text_cfg.get("tokenizer_type")
+    raise ValueError(f"{folder} has no tokenizer.json, and its tokenizer {kind!r} is unknown; pass --tokenizer")
 
 
 def save_open_clip(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str | Path) -> None:
     """Save a model in OpenCLIP's format, with its tokenizer. It is the inverse of `supclap_from_open_clip`.
 
+    The folder must be empty, or must not exist; it is written completely or not at all.
+
     Raises:
-        ValueError: The towers are not those of CLAP2.
+        ValueError: The towers are not those of CLAP2, or the folder is not empty.
     """
     config: Any = model.config
     kinds = (config.audio_config.model_type, config.text_config.model_type)
@@ -383,12 +400,37 @@ def save_open_clip(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str
     text_cfg |= {**_TEXT_FIXED, "variable_text": True, "proj_bias": has_bias}
     text_cfg |= {"tokenizer_type": "tiktoken", "tiktoken_name": "r50k_base"}
 
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    settings = {"model_cfg": {"embed_dim": config.projection_dim, "audio_cfg": audio_cfg, "text_cfg": text_cfg}}
-    (folder / OPEN_CLIP_CONFIG).write_text(json.dumps({**settings, "preprocess_cfg": {}}, indent=2), encoding="utf-8")
-    save_file(open_clip_tensors(model), folder / OPEN_CLIP_WEIGHTS[0])
-    processor.tokenizer.save_pretrained(folder)
+    model_cfg = {"embed_dim": config.projection_dim, "audio_cfg": audio_cfg, "text_cfg": text_cfg}
+    settings = json.dumps({"model_cfg": model_cfg, "preprocess_cfg": {}}, indent=2)
+    with writing_folder(folder) as written:
+        (written / OPEN_CLIP_CONFIG).write_text(settings, encoding="utf-8")
+        save_file(open_clip_tensors(model), written / OPEN_CLIP_WEIGHTS[0])
+        apply_umask(written)
+        processor.tokenizer.save_pretrained(written)
+
+
+def compare_with_open_clip(folder: str | Path, model: SupCLAPModel, processor: SupCLAPProcessor) -> dict[str, float]:
+    """Embed a tone and a text with OpenCLIP and with our model. Return the cosine of each pair.
+
+    Args:
+        folder: Folder in OpenCLIP's format, from which the model was loaded.
+
+    Raises:
+        ImportError: `open_clip_torch` is not installed, or older than 4.2.
+    """
+    import open_clip
+
+    rate_hz = processor.feature_extractor.sampling_rate
+    wave = torch.sin(2 * torch.pi * 440 * torch.arange(2 * rate_hz) / rate_hz)
+    theirs, _, preprocess = open_clip.create_model_and_transforms(f"local-dir:{folder}", require_pretrained=True)
+    clip = preprocess(max_seq_len=None)((wave.unsqueeze(0), rate_hz))
+    inputs = processor(audio=wave.numpy(), sampling_rate=rate_hz, text="a high tone", return_tensors="pt")
+    with torch.no_grad():
+        ours = model(**inputs)
+        audio = theirs.eval().encode_audio({key: value.unsqueeze(0) for key, value in clip.items()}, normalize=True)
+        text = theirs.encode_text(inputs["input_ids"], normalize=True)
+    pairs = {"audio": (audio, ours.audio_embeds), "text": (text, ours.text_embeds)}
+    return {part: float(torch.cosine_similarity(*embeds)) for part, embeds in pairs.items()}
 
 
 def open_clip_tensors(model: SupCLAPModel) -> dict[str, torch.Tensor]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
 from ..strict_loading import apply_umask
+from .folders import writing_folder
 from .layouts import Conversion
 from .provenance import write_provenance
 
@@ -37,15 +36,9 @@ def save_conversion(
     Raises:
         ValueError: The folder is not empty, the tokenizer does not match the text tower, or the saved model differs.
     """
-    folder = Path(folder)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder} is not an empty folder; give a folder that is empty or does not exist")
-    if tokenizer is not None:
-        prepare_tokenizer(conversion, tokenizer)
-
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as temporary:
-        written = Path(temporary) / "folder"
+    with writing_folder(folder) as written:
+        if tokenizer is not None:
+            prepare_tokenizer(conversion, tokenizer)
         conversion.model.save_pretrained(written)
         apply_umask(written)  # a tower may be a model of transformers
         extractor = conversion.feature_extractor
@@ -59,7 +52,6 @@ def save_conversion(
         write_provenance(written, conversion.parts)
         if verify:
             verify_saved(conversion, written)
-        os.replace(written, folder)
 
 
 def prepare_tokenizer(conversion: Conversion, tokenizer: PreTrainedTokenizerBase) -> None:

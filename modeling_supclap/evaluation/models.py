@@ -16,7 +16,6 @@ The named arguments are optional, and the methods may also accept `batch_size`. 
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import inspect
 import json
@@ -31,12 +30,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import ClapModel, ClapProcessor, PreTrainedConfig
+from transformers import ClapModel, ClapProcessor
 
 from .. import encoding
 from ..audio_input import Recording
 from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
+from .fingerprints import weights_fingerprint
 
 DEFAULT_RATE_HZ = 48000
 # Tolerance for the norm of a unit vector, because of half-precision rounding.
@@ -118,17 +118,23 @@ class EmbeddingModel:
 
 
 def load_embedding_model(
-    model: Any, processor: Any = None, device: str | torch.device | None = None, name: str | None = None
+    model: Any,
+    processor: Any = None,
+    device: str | torch.device | None = None,
+    name: str | None = None,
+    trust_remote_code: bool = False,
 ) -> EmbeddingModel:
     """Load or wrap a model as an `EmbeddingModel`.
 
     Args:
-        model: One of: folder or Hub id of a SupCLAP or CLAP checkpoint; `"module:function"`, where the function has no
-            arguments and returns a model; a `SupCLAPModel` or `ClapModel`; an object with `encode_audio` and
-            `encode_text`; an `EmbeddingModel`, which is returned unchanged.
+        model: One of: folder or Hub id of a SupCLAP or CLAP checkpoint, of CLAP2 in OpenCLIP's format, of PE-AV, or of
+            a model in the format of sentence-transformers that takes audio and text; `"module:function"`, where the
+            function has no arguments and returns a model; a `SupCLAPModel` or `ClapModel`; an object with
+            `encode_audio` and `encode_text`; an `EmbeddingModel`, which is returned unchanged.
         processor: `SupCLAPProcessor` or `ClapProcessor`. Required if `model` is a `ClapModel` object.
         device: Device for a checkpoint. Defaults to a GPU if there is one. A model object stays on its device.
         name: Model name for results and messages. Defaults to the folder, the Hub id or the class name.
+        trust_remote_code: Whether a model in the format of sentence-transformers may run code from its repository.
 
     Raises:
         ValueError: The model type is not supported, a `ClapModel` has no processor, or the device is not available.
@@ -145,7 +151,7 @@ def load_embedding_model(
         return model
     if isinstance(model, (str, Path)):
         name = name or str(model)
-        model, processor = _load(str(model), processor, device)
+        model, processor = _load(str(model), processor, device, trust_remote_code)
 
     name = name or getattr(model, "name_or_path", "") or type(model).__name__
     if isinstance(model, ClapModel):
@@ -198,16 +204,7 @@ def check_device(device: str | torch.device) -> None:
         raise ValueError(f"device {device} is not available: {str(error).splitlines()[0]}") from error
 
 
-def weights_fingerprint(model: torch.nn.Module, *parts: str) -> str:
-    """Hash a model's weights and buffers (names, shapes, dtypes, values), and additional strings `parts`."""
-    digest = hashlib.sha256("\n".join([type(model).__name__, *parts]).encode())
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-    return digest.hexdigest()
-
-
-def _load(name: str, processor: Any, device: Any) -> tuple[Any, Any]:
+def _load(name: str, processor: Any, device: Any, trust_remote_code: bool) -> tuple[Any, Any]:
     """Load a model from a folder, the Hub or a `"module:function"` string. Return (model, processor or None)."""
     if not os.path.exists(name) and re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name):
         module_name, function_name = name.split(":")
@@ -220,31 +217,24 @@ def _load(name: str, processor: Any, device: Any) -> tuple[Any, Any]:
 
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_device(device)
-    from ..conversion import is_open_clip, load_clap, load_open_clip
+    from ..conversion import find_kind, load_clap, load_open_clip
 
-    if is_open_clip(name):
-        model, default = load_open_clip(name)
-        return model.to(device), processor or default
+    match find_kind(name):
+        case "open_clip":
+            model, default = load_open_clip(name)
+            return model.to(device), processor or default
+        case "clap":
+            return load_clap(name).to(device), processor or ClapProcessor.from_pretrained(name)
+        case "sentence_transformers":
+            from .embedders import SentenceEmbedder
 
-    if os.path.isdir(name) and not os.path.isfile(os.path.join(name, "config.json")):
-        files = sorted(os.listdir(name))
-        raise ValueError(
-            f"the folder {name} has no config.json, it contains {', '.join(files[:8]) or 'nothing'}; pass a folder "
-            "written by save_pretrained"
-        )
-    try:
-        fields, _ = PreTrainedConfig.get_config_dict(name)
-    except OSError as error:
-        raise FileNotFoundError(f"{name} is neither a local folder nor a model on the Hub: {error}") from error
+            return SentenceEmbedder(name, device, trust_remote_code), None
+        case "pe_audio":
+            from .embedders import PeAudioEmbedder
 
-    kind = fields.get("model_type")
-    if kind == "clap":
-        return load_clap(name).to(device), processor or ClapProcessor.from_pretrained(name)
-    if kind == "supclap":
-        return SupCLAPModel.from_pretrained(name).eval().to(device), processor
-    raise ValueError(
-        f"{name} is a {kind!r} model; pass a SupCLAP or CLAP checkpoint, or module:function for any other model"
-    )
+            return PeAudioEmbedder(name, device), None
+        case _:
+            return SupCLAPModel.from_pretrained(name).eval().to(device), processor
 
 
 def _wrap_pretrained(model: Any, processor: SupCLAPProcessor, name: str, kind: str) -> EmbeddingModel:

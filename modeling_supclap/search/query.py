@@ -70,6 +70,7 @@ class Searcher:
     Args:
         model: The model, or its folder, Hub id or `module:function`. None: load the model named in the index.
         device: Device to load the model on. None: use a GPU if there is one.
+        trust_remote_code: Whether a model in the format of sentence-transformers may run code from its repository.
 
     Raises:
         FileNotFoundError: The index does not exist.
@@ -77,14 +78,20 @@ class Searcher:
             model. The function is not called, because it could run any code.
     """
 
-    def __init__(self, index: str | Path, model: EmbeddingModel | str | None = None, device: str | None = None) -> None:
+    def __init__(
+        self,
+        index: str | Path,
+        model: EmbeddingModel | str | None = None,
+        device: str | None = None,
+        trust_remote_code: bool = False,
+    ) -> None:
         self.index = SoundIndex(index)
         self._background: tuple[Any, float] | None = None  # version of the index and file, and its background score
         about = self.index.about
         name = about["model"]
         if model is None and ":" in name and not Path(name).exists():
             raise ValueError(f"the model of {index} is the function {name}; if you trust it, pass it as --model")
-        self.model = load_embedding_model(model or name, device=device)
+        self.model = load_embedding_model(model or name, device=device, trust_remote_code=trust_remote_code)
         if about["fingerprint"] and self.model.fingerprint not in (None, "", about["fingerprint"]):
             raise ValueError(f"{index} was built with {name}; {self.model.name} has another fingerprint; rebuild it")
 

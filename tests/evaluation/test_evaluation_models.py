@@ -9,7 +9,8 @@ import torch
 from fake_models import ToneModel
 
 from modeling_supclap.conversion import processor_from_clap, supclap_from_clap
-from modeling_supclap.evaluation.models import load_embedding_model, unit_norm, weights_fingerprint
+from modeling_supclap.evaluation.fingerprints import weights_fingerprint
+from modeling_supclap.evaluation.models import load_embedding_model, unit_norm
 
 CLIPS = [builders.noise(length, seed) for seed, length in enumerate((16000, 12000, 9000))]
 

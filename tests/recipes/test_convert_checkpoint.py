@@ -6,11 +6,12 @@ import re
 from pathlib import Path
 
 import builders
+import open_clip_folders as folders
 import published_layouts as published
 import pytest
 import torch
 from processes import run_processes
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from modeling_supclap import CEDConfig, CEDFeatureExtractor, CEDModel, SonarTextModel, SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.conversion import layouts
@@ -159,3 +160,21 @@ def test_it_runs_from_the_command_line(tmp_path):
     assert "x.pt: recognised as CED, 29 tensors" in run_processes("recipes/convert_checkpoint.py", *words, count=1)
     with pytest.raises(ValueError, match=r"\bout\b"):
         main(words)
+
+
+def test_clap2_goes_to_our_format_and_back(tmp_path, capsys):
+    folders.write_folder(tmp_path / "source", "B")
+    convert(tmp_path / "source", tmp_path / "ours", "--verify")
+    printed = capsys.readouterr().out
+    assert "recognised as CLAP2, OpenCLIP, 83 tensors" in printed
+    assert "all fields of open_clip_config.json are supported" in printed
+    assert "no tokenizer" not in printed
+    assert SupCLAPProcessor.from_pretrained(tmp_path / "ours").tokenizer("w7")["input_ids"] == [59, 7, 57]
+
+    convert(tmp_path / "ours", tmp_path / "back", "--to", "open_clip")
+    before, after = (load_file(tmp_path / name / "open_clip_model.safetensors") for name in ("source", "back"))
+    assert before.keys() == after.keys()
+    for name, value in before.items():
+        torch.testing.assert_close(after[name].reshape(-1), value.reshape(-1), rtol=1e-6, atol=0)
+    with pytest.raises(ValueError, match="not an empty folder"):
+        convert(tmp_path / "ours", tmp_path / "back", "--to", "open_clip")

@@ -1,0 +1,49 @@
+"""Recognise the kind of a saved model, by the files of its folder or Hub repository."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from .files import find_file
+from .open_clip import is_open_clip
+
+ACCEPTED = (
+    "a SupCLAP model, a ClapModel, an audio model in OpenCLIP's format, or, to embed only, a model in the format of "
+    "sentence-transformers, PE-AV (pe_audio), or module:function"
+)
+
+
+def find_kind(name: str) -> str:
+    """Return the kind of a saved model: "supclap", "clap", "open_clip", "sentence_transformers" or "pe_audio".
+
+    Args:
+        name: Folder or Hub id.
+
+    Raises:
+        FileNotFoundError: The folder or repository does not exist.
+        ValueError: The model is of another kind.
+    """
+    if is_open_clip(name):
+        return "open_clip"
+    is_sentence_model = find_file(name, "modules.json") is not None
+    fields: dict[str, Any] = {}
+    if not os.path.isdir(name) or os.path.isfile(os.path.join(name, "config.json")):
+        try:
+            fields, _ = PreTrainedConfig.get_config_dict(name)
+        except OSError as error:
+            if not is_sentence_model:
+                raise FileNotFoundError(f"{name} is neither a local folder nor a model on the Hub: {error}") from error
+    model_type = fields.get("model_type")
+    if model_type in ("supclap", "clap", "pe_audio"):
+        return str(model_type)
+    if is_sentence_model:
+        return "sentence_transformers"
+
+    if model_type is None:
+        files = f", it contains {', '.join(sorted(os.listdir(name))[:8]) or 'nothing'}" if os.path.isdir(name) else ""
+        raise ValueError(f"{name} has no config.json{files}; pass {ACCEPTED}")
+    remote = " It has code of its own (auto_map), which this package does not run." if "auto_map" in fields else ""
+    raise ValueError(f"{name} is a {model_type!r} model; pass {ACCEPTED}.{remote}")
