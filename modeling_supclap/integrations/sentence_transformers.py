@@ -13,10 +13,14 @@ Requires the extra: pip install "supclap[sentence-transformers]".
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+
+from modeling_supclap.datasets_scripts.builders.recordings import SUFFIXES
 
 from ..audio_input import as_recordings
 from ..modeling_supclap import SupCLAPModel
@@ -31,6 +35,7 @@ except ImportError as error:
     ) from error
 
 
+_ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
 _MODEL_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "input_features", "audio_attention_mask", "is_longer")
 
 
@@ -38,7 +43,8 @@ class SupCLAPModule(InputModule):
     """`SentenceTransformer` module that contains a complete SupCLAP model, with both towers.
 
     A text is a string, or a dict `{"text": "un chien aboie", "language": "fra"}` to mix languages. A recording is any
-    input that `model.encode_audio` accepts. A waveform without a sampling rate must have the model's sampling rate. A
+    input that `model.encode_audio` accepts. A string is the path of a recording if it ends with the suffix of an audio
+    file, or is an absolute path or an address, such as `https://...`; a missing file is an error. A waveform without a sampling rate must have the model's sampling rate. A
     call to `encode` accepts either texts or recordings, not both. With CLAP's audio tower, only the first 10 s of a
     recording are embedded; `model.encode_audio` embeds the whole recording.
 
@@ -151,11 +157,13 @@ class SupCLAPModule(InputModule):
 
 
 def _as_text(one: Any) -> str | None:
-    """Return the text of an input, or None if the input is a recording or the path of an audio file."""
+    """Return the text of an input, or None if the input is a recording, a path or an address.
+
+    A string is a path if it ends with the suffix of an audio file, is absolute, or contains a separator and exists.
+    """
     if isinstance(one, Mapping):
         return one.get("text")
-    if not isinstance(one, str):
+    if not isinstance(one, str) or _ADDRESS.fullmatch(one) or one.lower().endswith(SUFFIXES):
         return None
-    from sentence_transformers.base.modality import is_audio_url_or_path
-
-    return None if is_audio_url_or_path(one) else one
+    is_path = os.path.isabs(one) or (os.path.basename(one) != one and os.path.isfile(one))
+    return None if is_path else one

@@ -1,5 +1,6 @@
 """The model in sentence-transformers: equal embeddings for all input types and ways of loading."""
 
+import re
 import sys
 
 import builders
@@ -12,6 +13,7 @@ pytest.importorskip("sentence_transformers", reason="the extra sentence-transfor
 from sentence_transformers import SentenceTransformer
 
 from modeling_supclap import SupCLAPModel
+from modeling_supclap.datasets_scripts.builders.recordings import SUFFIXES
 from modeling_supclap.integrations.sentence_transformers import SupCLAPModule
 
 TEXTS = [builders.CAPTIONS[language] for language in ("eng", "fra", "deu")]
@@ -90,6 +92,33 @@ def test_forms_of_a_recording(encoder, module, tmp_path, request, form):
         "decoder": lambda: request.getfixturevalue("torchcodec").decoders.AudioDecoder(tmp_path / "clip.wav"),
     }[form]()
     np.testing.assert_allclose(encoder.encode([given])[0], clip_by_model(module, clip, 16000), atol=1e-5)
+
+
+@pytest.mark.parametrize("suffix", [*SUFFIXES, ".WAV", ""])
+def test_a_string_with_an_audio_suffix_is_a_recording(encoder, module, tmp_path, suffix):
+    path = tmp_path / f"clip{suffix}"
+    soundfile.write(path, CLIPS[0], 16000, format="WAV", subtype="FLOAT")
+    expected = clip_by_model(module, CLIPS[0], 16000)
+    for given in (str(path), f"file://{path}"):
+        np.testing.assert_allclose(encoder.encode([given])[0], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["missing.wav", "sounds/missing.m4a", "{folder}/missing", "file://{folder}/no.opus"])
+def test_a_missing_file_is_an_error(encoder, tmp_path, name):
+    name = name.format(folder=tmp_path)
+    with pytest.raises(FileNotFoundError, match=re.escape(name.removeprefix("file://"))):
+        encoder.encode([name])
+
+
+def test_a_text_is_not_a_path(encoder, module, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rain").write_text("not a recording")
+    texts = ["rain", "cats and/or dogs", "the order: dog, then rain", "http is a protocol", "a file.wav is played"]
+    np.testing.assert_allclose(encoder.encode(texts), texts_by_model(module, texts, None), atol=1e-6)
+    one = encoder.encode([{"text": "rain.wav"}])
+    np.testing.assert_allclose(one, texts_by_model(module, ["rain.wav"], None), atol=1e-6)
+    with pytest.raises(ValueError, match="texts and recordings"):
+        encoder.encode(["rain", "dog.wav"])
 
 
 def test_the_rate_of_bare_waveforms(encoder, module):
