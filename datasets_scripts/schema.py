@@ -107,6 +107,47 @@ def without_audio(rows: Any) -> Any:
     return rows.remove_columns(columns) if columns else rows
 
 
+def check_rows(rows: Any) -> None:
+    """Raise ValueError if rows lack a field, or have a string where a list of strings belongs.
+
+    A `datasets.Dataset` is checked by the types of its columns, a list row by row, and any other map-style dataset by
+    its first row.
+    """
+    kind = type(rows).__name__
+    if hasattr(rows, "iterrows"):
+        raise ValueError(f"rows are a {kind}; pass datasets.Dataset.from_pandas(rows), or rows.to_dict('records')")
+    if isinstance(rows, Mapping):
+        raise ValueError(f"rows are a {kind} with the keys {list(rows)[:8]}; pass a list of rows or a datasets.Dataset")
+    if isinstance(rows, Dataset):
+        _check_row("the dataset", rows.features)
+    elif isinstance(rows, list | tuple):
+        for index, row in enumerate(rows):
+            _check_row(f"row {index}", row)
+    elif hasattr(rows, "__len__") and len(rows):
+        _check_row("row 0", rows[0])
+
+
+def _check_row(name: str, row: Any) -> None:
+    """Check the fields of a row, or the columns of a dataset as `{column: type}`."""
+    if not isinstance(row, Mapping):
+        raise ValueError(f"{name} is {str(row)[:80]!r}; a row is a dict with the keys {list(Row.__annotations__)}")
+    if "clip_id" not in row or not {"captions", "labels"} & row.keys():
+        raise ValueError(
+            f"{name} has the fields {list(row)}; a row needs clip_id, audio_path, and captions {{'eng': ['rain']}} or "
+            "labels ['rain']. A datasets.Dataset without clip_id is converted"
+        )
+    if isinstance(row["clip_id"], str):
+        name = f"clip {row['clip_id']!r}"
+    captions = row.get("captions")
+    if not isinstance(captions, Mapping):
+        if captions is not None:
+            raise ValueError(f"{name} has the captions {captions!r}; pass a dict such as {{'eng': ['a caption']}}")
+        captions = {}
+    for field, value in [*captions.items(), ("labels", row.get("labels"))]:
+        if isinstance(value, str | Value) and value != Value("null"):
+            raise ValueError(f"{name} has {value!r} as {field}; pass a list of strings, such as ['a dog barks']")
+
+
 def stable_id(text: str) -> int:
     """Hash a string to a 63-bit integer; the result is the same in all processes and runs.
 
@@ -268,6 +309,8 @@ def _problems(row: Mapping[str, Any], languages: Sequence[str]) -> Iterator[str]
         for index, text in enumerate(texts):
             if not text.strip():
                 yield f"caption {index} of {language!r} is blank; write or remove it"
+    if isinstance(row["labels"], str):
+        yield f"the labels are the string {row['labels']!r}; expected a list of strings"
     if not any(row["captions"].values()):
         yield "no caption in any language; add at least one"
 

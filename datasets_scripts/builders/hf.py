@@ -19,7 +19,7 @@ import pyarrow
 import pyarrow.compute as pc
 
 from ..remote_files import local_folder
-from ..schema import FILE_SOURCE, SPLIT_NAMES, features
+from ..schema import FILE_SOURCE, SPLIT_NAMES, check_rows, features
 from .captions import check_merged_languages, merge_captions, read_caption_columns
 
 logger = logging.getLogger(__name__)
@@ -285,14 +285,17 @@ def as_rows(rows: datasets.Dataset, **columns: Any) -> datasets.Dataset:
 
 
 def ensure_rows(rows: Any, caption_language: str) -> Any:
-    """Convert a `datasets.Dataset` that is not in the format of `schema.Row`; return any other rows unchanged.
+    """Convert a `datasets.Dataset` without `clip_id` to the format of `schema.Row`; check and return any other rows.
 
-    A format of the dataset, such as "numpy", is removed, because rows contain plain Python values.
+    A format of the dataset, such as "numpy", is removed, because rows contain plain Python values. ValueError is raised
+    as in `schema.check_rows`.
     """
-    if not isinstance(rows, datasets.Dataset):
-        return rows
-    rows = rows.with_format(None)
-    return rows if "clip_id" in rows.column_names else as_rows(rows, caption_language=caption_language)
+    if isinstance(rows, datasets.Dataset):
+        rows = rows.with_format(None)
+        if "clip_id" not in rows.column_names:
+            return as_rows(rows, caption_language=caption_language)
+    check_rows(rows)
+    return rows
 
 
 def get_origin(data_dir: str) -> str:

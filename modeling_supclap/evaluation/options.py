@@ -100,6 +100,10 @@ class EvaluationOptions:
     data: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for name in ("tasks", "languages", "zero_shot_languages", "zste_languages", "classes"):
+            value = getattr(self, name)
+            if isinstance(value, str):
+                raise ValueError(f"{name} is the string {value!r}; pass a list, such as {[value]}")
         if not self.tasks or set(self.tasks) - set(TASK_NAMES):
             raise ValueError(f"tasks is {list(self.tasks)}; choose from {', '.join(TASK_NAMES)}")
         for name, allowed in (("positives", ("clip", "captions")), ("caption_handling", CAPTION_HANDLINGS)):
@@ -108,5 +112,5 @@ class EvaluationOptions:
 
         for name in ("languages", "zero_shot_languages", "zste_languages"):
             codes = list(getattr(self, name))
-            if isinstance(getattr(self, name), str) or not codes or len(set(codes)) < len(codes):
-                raise ValueError(f"{name} is {getattr(self, name)!r}; pass a list of distinct codes, such as ['eng']")
+            if not codes or len(set(codes)) < len(codes):
+                raise ValueError(f"{name} is {codes}; pass a list of distinct codes, such as ['eng']")

@@ -24,15 +24,18 @@ def class_texts(
 
     Args:
         classes: Class names. Underscores are replaced by spaces.
-        templates: English templates, such as `"This is a sound of {}"`. Other languages use the sentences in
-            `datasets_scripts/phrases/templates.json`.
+        templates: English templates, such as `"This is a sound of {}"`; each `{}` is replaced by the class name. Other
+            languages use the sentences in `datasets_scripts/phrases/templates.json`.
         language: ISO 639-3 code.
         phrases: Class phrases for languages other than English, as `phrases[label][language]`.
 
     Raises:
-        ValueError: `templates` is empty, a template contains no `{}`, two class names are equal, or a class has no
-            phrase in `language`.
+        ValueError: `templates` is empty, a template contains no `{}`, two class names are equal, a class has no phrase
+            in `language`, or `classes` is a string.
     """
+    if isinstance(classes, str):
+        raise ValueError(f"classes is the string {classes!r}; pass a list of class names")
+    templates = [templates] if isinstance(templates, str) else templates
     if not templates or not all("{}" in template for template in templates):
         raise ValueError(f"every template needs a {{}} for the label, got {list(templates)}")
 
@@ -43,7 +46,7 @@ def class_texts(
         if name in texts:
             raise ValueError(f"the classes contain {name!r} twice; list each class once")
         if language == "eng":
-            texts[name] = [template.format(name) for template in templates]
+            texts[name] = [template.replace("{}", name) for template in templates]
         elif language in translations:
             texts[name] = render_captions({**translations}, [language])[language]
         else:

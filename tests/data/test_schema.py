@@ -5,11 +5,13 @@ from collections import Counter
 
 import datasets
 import numpy as np
+import pandas
 import pytest
 
 from modeling_supclap.datasets_scripts.schema import (
     Row,
     caption_counts,
+    check_rows,
     features,
     lacking_languages,
     require_captions,
@@ -63,6 +65,7 @@ def event(onset_seconds, offset_seconds):
         ({"captions": {}}, "caption"),
         ({"captions": {"eng": ["A dog"], "klingon": ["targh"]}}, "'klingon'"),
         ({"captions": {"eng": "A dog"}}, "'eng'.*'A dog'"),
+        ({"labels": "dog"}, "labels.*'dog'"),
         (event(2.0, 1.0), "'dog'.*1.0.*2.0"),
         (event(-0.1, 1.0), "'dog'.*-0.1"),
         (event(float("nan"), 1.0), "'dog'.*nan"),
@@ -88,6 +91,58 @@ def test_missing_fields_are_named():
 def test_the_error_of_a_missing_language_lists_the_existing_ones():
     with pytest.raises(ValueError, match=r"no train clip has a caption in \['deu'\].*\['eng'\].*--caption_language"):
         require_captions([ROW], ["deu", "eng"], split="train")
+
+
+class MapStyle:
+    """Map-style dataset that is not a list, as those of torch."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return self.rows[index]
+
+
+@pytest.mark.parametrize("form", [list, datasets.Dataset.from_list, MapStyle])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"captions": {"eng": "A dog"}}, "eng.*list"),
+        ({"captions": {"eng": ["A dog"], "fra": "Un chien"}}, "fra.*list"),
+        ({"labels": "dog"}, "labels.*list"),
+        ({"captions": "A dog"}, r"captions.*\{'eng'"),
+    ],
+)
+def test_a_string_is_not_a_list_in_any_form_of_rows(form, change, message):
+    check_rows(form([ROW, ROW]))
+    check_rows(form([{**ROW, "labels": None, "captions": {"eng": ["A dog"], "fra": None}}]))
+    with pytest.raises(ValueError, match=message):
+        check_rows(form([{**ROW, **change}]))
+
+
+def test_the_row_with_a_string_is_named():
+    with pytest.raises(ValueError, match=r"clip 'second' has 'dog' as labels"):
+        check_rows([ROW, {**ROW, "clip_id": "second", "labels": "dog"}])
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (pandas.DataFrame([ROW]), "DataFrame.*from_pandas"),
+        ({"clip_id": ["a"], "labels": [["dog"]]}, "dict.*'clip_id', 'labels'"),
+        ("test", "row 0 is 't'"),
+        (["a.wav"], "row 0 is 'a.wav'.*'clip_id'"),
+        ([{"audio": "a.wav", "text": "A dog"}], r"row 0.*\['audio', 'text'\].*clip_id"),
+        ([ROW, {key: value for key, value in ROW.items() if key != "clip_id"}], "row 1.*clip_id"),
+        (datasets.Dataset.from_list([{"clip_id": "a", "audio": "a.wav", "caption": "A dog"}]), r"dataset.*\['clip_id'"),
+    ],
+)
+def test_anything_but_rows_is_refused(rows, message):
+    with pytest.raises(ValueError, match=message):
+        check_rows(rows)
 
 
 def rows_of_captions(seed=0, count=60):

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import builders
 import numpy as np
+import pandas
 import pytest
+from datasets import Dataset
 from fake_models import ToneModel, caption_tones
 from processes import run_python
 from recordings import tone_rows
@@ -122,6 +124,18 @@ def test_embeddings_that_are_not_numbers_are_an_error(rows):
 
     with pytest.raises(ValueError, match=r"Broken.*text"):
         evaluate(Broken(caption_tones(rows)), rows, cache=EmbeddingCache(None))
+
+
+def test_letters_are_not_queries_or_classes(rows):
+    for changed in ({**rows[0], "labels": "tone_0"}, {**rows[0], "captions": {"eng": "a tone"}}):
+        for form in (list, Dataset.from_list):
+            with pytest.raises(ValueError, match="list of strings"):
+                evaluate(ToneModel(), form([changed]), tasks=["zero_shot"], cache=EmbeddingCache(None))
+    with pytest.raises(ValueError, match="DataFrame"):
+        evaluate(ToneModel(), pandas.DataFrame(rows), cache=EmbeddingCache(None))
+    for name in ("tasks", "languages", "classes"):
+        with pytest.raises(ValueError, match=rf"{name} is the string 'eng'"):
+            EvaluationOptions(**{name: "eng"})
 
 
 def test_an_empty_split_is_an_error():

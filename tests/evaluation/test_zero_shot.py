@@ -76,6 +76,10 @@ def test_a_constant_model_is_always_wrong(tmp_path):
 
 def test_class_texts():
     assert class_texts(["dog", "sea_waves"], ["a {}", "{}!"]) == [["a dog", "dog!"], ["a sea waves", "sea waves!"]]
+    assert class_texts(["dog"], ["{} in the {place}", "{0} {}: 100 %s", "}{}{"]) == [
+        ["dog in the {place}", "{0} dog: 100 %s", "}dog{"]
+    ]
+    assert class_texts(["dog", "{}"], "a {}") == [["a dog"], ["a {}"]]
     phrases = {"dog": {"fra": "un chien qui aboie"}}
     (texts,) = class_texts(["dog"], ["{}"], "fra", phrases)
     assert texts[0] == "Un chien qui aboie"
@@ -88,6 +92,7 @@ def test_class_texts():
         (["x"], [], "eng", r"\{\}"),
         (["x"], ["a sound"], "eng", r"\{\}"),
         (["x", "x"], ["{}"], "eng", "'x'"),
+        ("dog", ["{}"], "eng", "'dog'"),
         (["a b", "a_b"], ["{}"], "eng", "'a b'"),
         (["x", "y"], ["{}"], "fra", r"\['x', 'y'\].*'fra'"),
     ],

@@ -4,6 +4,7 @@ import re
 
 import builders
 import pytest
+from datasets import Dataset
 from test_trainer import QUICK, arguments, build, processor
 
 from modeling_supclap.datasets_scripts import bad_audio
@@ -34,6 +35,13 @@ def test_rows_are_read_once_however_often_they_are_passed_on(tmp_path, rows, mon
 def test_too_few_clips_are_refused(tmp_path, rows, count, options, message):
     with pytest.raises(ValueError, match=message):
         build(tmp_path, rows[:count], **options)
+
+
+@pytest.mark.parametrize("form", [list, Dataset.from_list])
+def test_a_caption_is_not_read_letter_by_letter(tmp_path, rows, form):
+    strings = form([{**row, "captions": {"eng": "A tone"}} for row in rows])
+    with pytest.raises(ValueError, match=r"eng.*list of strings"):
+        make_usable({"train": strings}, arguments(tmp_path), processor())
 
 
 def test_shared_captions_that_become_negatives_are_counted(tmp_path, rows, caplog):
