@@ -278,10 +278,11 @@ def encode_audio(  # type: ignore[misc]  # mypy compares the keywords of an over
 
     Raises:
         OSError: A file is missing or unreadable.
+        TypeError: `processor` is not a processor, such as a sampling rate that was passed by position.
         ValueError: A recording is unusable (the message contains its name), a sampling rate is missing, or
             `chunk_seconds` is outside the model's limits.
     """
-    processor = processor or model.processor
+    processor = _get_processor(model, processor)
     if device is not None:
         model.to(device)
 
@@ -361,10 +362,11 @@ def encode_text(  # type: ignore[misc]
         Embeddings with unit norm, float32 (N, d) in input order, or (d,) for a single text.
 
     Raises:
+        TypeError: `processor` is not a processor, such as a language that was passed by position.
         ValueError: A text is blank or not a string (the message contains it), or the tokenizer does not support a
             language.
     """
-    processor = processor or model.processor
+    processor = _get_processor(model, processor)
     if device is not None:
         model.to(device)
 
@@ -398,6 +400,15 @@ def encode_text(  # type: ignore[misc]
     ordered = joined[torch.tensor([positions[pair] for pair in pairs], dtype=torch.long, device=joined.device)]
     ordered = ordered[0] if isinstance(texts, str) else ordered
     return ordered.cpu().numpy() if convert_to_numpy and not convert_to_tensor else ordered
+
+
+def _get_processor(model: Any, processor: Any) -> SupCLAPProcessor:
+    """Return the processor, or that of the model if it is None."""
+    if processor is None:
+        return model.processor
+    if not callable(processor):
+        raise TypeError(f"processor is {processor!r}; pass language and sampling_rate by name")
+    return processor
 
 
 class EncodingMixin:

@@ -44,9 +44,10 @@ class SupCLAPModule(InputModule):
 
     A text is a string, or a dict `{"text": "un chien aboie", "language": "fra"}` to mix languages. A recording is any
     input that `model.encode_audio` accepts. A string is the path of a recording if it ends with the suffix of an audio
-    file, or is an absolute path or an address, such as `https://...`; a missing file is an error. A waveform without a sampling rate must have the model's sampling rate. A
-    call to `encode` accepts either texts or recordings, not both. With CLAP's audio tower, only the first 10 s of a
-    recording are embedded; `model.encode_audio` embeds the whole recording.
+    file, or is an absolute path or an address, such as `https://...`; a missing file is an error. A waveform without a
+    sampling rate must have the model's sampling rate. A call to `encode` accepts either texts or recordings, not both.
+    With CLAP's audio tower, only the first 10 s of a recording are embedded; `model.encode_audio` embeds the whole
+    recording.
 
     Args:
         language: Default language of the texts, ISO 639-3 code. None: use the tokenizer's setting.

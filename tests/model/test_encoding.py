@@ -264,6 +264,13 @@ def test_similarity_is_the_cosine(model):
         model.similarity(audio, texts[:, :4])
 
 
+def test_an_option_in_the_place_of_the_processor_is_named(model):
+    with pytest.raises(TypeError, match=r"processor is 'deu'.*language"):
+        model.encode_text(["ein Hund"], "deu")
+    with pytest.raises(TypeError, match=r"processor is 16000.*sampling_rate"):
+        model.encode_audio(CLIPS[0], 16000)
+
+
 def test_the_model_moves_to_the_requested_device(model, processor):
     model.encode_text("rain", processor, device="cpu")
     with pytest.raises((NotImplementedError, RuntimeError)):

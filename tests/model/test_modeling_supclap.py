@@ -101,6 +101,8 @@ def test_loss_needs_pairs(model):
         model(audio_inputs(2), input_ids=text_inputs(3), return_loss=True)
     with pytest.raises(ValueError, match="get_audio_features"):
         model(audio_inputs(2))
+    with pytest.raises(ValueError, match="get_text_features"):
+        model(input_ids=text_inputs(2))
     assert model.accepts_loss_kwargs is False
 
 
