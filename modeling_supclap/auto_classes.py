@@ -1,6 +1,20 @@
-"""Register the classes of this package with the transformers auto classes."""
+"""Register the classes of this package with the transformers auto classes, and check the version of transformers.
+
+The entry points of a saved folder import this module before any name that older versions lack.
+"""
 
 from typing import Any
+
+import transformers
+
+MIN_TRANSFORMERS = "5.17"
+"""Oldest version of transformers that the code of a saved model supports."""
+
+if tuple(map(int, transformers.__version__.split(".")[:2])) < tuple(map(int, MIN_TRANSFORMERS.split("."))):
+    raise ImportError(
+        f"this model needs transformers {MIN_TRANSFORMERS} or later, and {transformers.__version__} is installed: "
+        f'pip install "transformers>={MIN_TRANSFORMERS}"'
+    )
 
 
 def register(auto_class: Any, key: type | str, our_class: type) -> None:

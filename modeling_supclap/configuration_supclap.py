@@ -5,11 +5,12 @@ import shutil
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, cast
 
+from .auto_classes import register  # first: it checks the version of transformers
+
+# isort: split
 from huggingface_hub.dataclasses import strict
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, __version__
 from transformers.dynamic_module_utils import get_relative_import_files
-
-from .auto_classes import register
 
 # (embed_dim, num_heads) of the published checkpoints, table 1 of CED (Dinkel et al., 2023, arXiv 2308.11957).
 CED_SIZES = {"tiny": (192, 3), "mini": (256, 4), "small": (384, 6), "base": (768, 12)}

@@ -14,6 +14,7 @@ from packaging.specifiers import SpecifierSet
 from torch.nn import functional
 
 import modeling_supclap
+from modeling_supclap.auto_classes import MIN_TRANSFORMERS
 from modeling_supclap.configuration_supclap import AUDIO_TOWERS, OWN_TOWERS, SupCLAPConfig
 from modeling_supclap.datasets_scripts import builder_names, find_builder
 from modeling_supclap.evaluation.options import TASK_NAMES
@@ -145,6 +146,14 @@ def test_no_release_with_a_published_vulnerability_is_allowed(name, vulnerable):
     required = map(Requirement, project["build-system"]["requires"] + project["project"]["dependencies"])
     (found,) = [requirement for requirement in required if requirement.name == name]
     assert not found.specifier.contains(vulnerable)
+
+
+def test_the_code_of_a_saved_model_needs_the_transformers_of_the_package():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert f"transformers>={MIN_TRANSFORMERS},<6" in project["dependencies"]
+    assert f"transformers=={MIN_TRANSFORMERS}.0" in MAKEFILE
+    for page in ("docs/index.md", "docs/guides/tune.md"):
+        assert f"transformers {MIN_TRANSFORMERS} or later" in (ROOT / page).read_text(encoding="utf-8")
 
 
 def test_the_oldest_python_that_is_promised_is_one_that_the_tested_packages_allow():

@@ -17,6 +17,7 @@ from modeling_supclap.datasets_scripts.atomic_files import write_text
 from modeling_supclap.datasets_scripts.builders.captions import label_phrases
 from modeling_supclap.datasets_scripts.public_names import inline_markdown
 
+from ..auto_classes import MIN_TRANSFORMERS
 from ..conversion.provenance import SONAR_LICENSE, Origin, license_of, origins, write_provenance
 from ..languages import LANGUAGES, get_iso_639_1
 from ..modeling_supclap import SupCLAPModel
@@ -72,6 +73,7 @@ def model_card(facts: CardFacts) -> ModelCard:
         results=format_card_scores(scores) if scores else "",
         versions=versions_of(facts.results),
         commit=code_commit(),
+        min_transformers=MIN_TRANSFORMERS,
         cited=[bibliography[key] for key in citations(facts.arguments, parts)],
     )
 
@@ -191,7 +193,7 @@ def _metadata(facts: CardFacts, parts: Sequence[Origin], license: str, scores: S
         library_name="transformers",
         pipeline_tag="zero-shot-audio-classification",
         tags=sorted({"supclap", "audio", "audio-text-retrieval", "contrastive-learning", *facts.tags}),
-        datasets=list(facts.dataset) or None,
+        datasets=[name for name in facts.dataset if "/" in name] or None,  # Hub ids, which the Hub links
         base_model=list(filter(None, (part.hub_id for part in parts))) or None,
         model_name=facts.name,
         eval_results=list(map(CardScore.as_eval_result, scores)) or None,

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import builders
 import pytest
 import soundfile
 import torch
+import transformers
 from fake_hub import FakeHub, fake_hub
 from processes import run_python
 from safetensors.torch import save_file
@@ -20,6 +22,7 @@ from transformers import (
     AutoProcessor,
     AutoTokenizer,
 )
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 import modeling_supclap
 from modeling_supclap import CEDConfig, CEDFeatureExtractor, CEDModel, SupCLAPConfig, SupCLAPModel, SupCLAPProcessor
@@ -242,6 +245,41 @@ def test_a_model_in_a_subfolder_finds_its_processor(tmp_path, kind):
     stored = pickle.dumps(kind.from_pretrained(tmp_path / "runs", subfolder="best", token="hf_own"))
     assert b"hf_own" not in stored
     assert (pickle.loads(stored).encode_text(TEXTS) == expected).all()
+
+
+OLD_TRANSFORMERS = """
+import sys
+import types
+
+old = sys.modules["transformers"] = types.ModuleType("transformers")  # has none of the names that the code imports
+old.__version__ = "4.57.6"
+for module in ("configuration_supclap", "auto_classes"):
+    try:
+        __import__(f"saved.{module}")
+    except ImportError as error:
+        print(error)
+"""
+
+
+@pytest.mark.process
+def test_an_older_transformers_is_named(tmp_path):
+    builders.save_pair("supclap", tmp_path / "saved")
+    printed = run_python("-c", OLD_TRANSFORMERS, cwd=tmp_path).splitlines()
+    assert len(printed) == 2
+    assert all(re.search(r"needs transformers 5\.\d+.*4\.57\.6 is installed.*pip install", line) for line in printed)
+
+
+def test_each_entry_point_checks_the_version(tmp_path, monkeypatch):
+    builders.save_pair("supclap", tmp_path)
+    monkeypatch.setattr(transformers, "__version__", "5.16.2")
+    for entry in (
+        "configuration_supclap.SupCLAPConfig",
+        "processing_supclap.SupCLAPProcessor",
+        "feature_extraction_ced.CEDFeatureExtractor",
+        "modeling_supclap.SupCLAPModel",
+    ):
+        with pytest.raises(ImportError, match=r"5\.16\.2 is installed"):
+            get_class_from_dynamic_module(entry, str(tmp_path))
 
 
 # ---- exports of the package ----

@@ -31,7 +31,7 @@ def facts(model, **kwargs):
     run = {
         "languages": ["eng", "fra", "qaa"],
         "arguments": {"loss": "infonce", "svr": "bi-static", "seed": 3, "per_device_train_batch_size": 24},
-        "dataset": ["esc50"],
+        "dataset": ["esc50", "user/sounds"],
         "clips": 1600,
         "licenses": {"CC BY": 1500, "not stated": 100},
         "results": [RESULTS],
@@ -71,7 +71,7 @@ def test_metadata(tmp_path, monkeypatch, text, license, base):
     assert data.base_model == ["mispeech/ced-tiny", base]
     assert data.language == ["en", "fr", "qaa"]
     assert (data.library_name, data.pipeline_tag) == ("transformers", "zero-shot-audio-classification")
-    assert data.datasets == ["esc50"]
+    assert data.datasets == ["user/sounds"]  # not a name that is no dataset of the Hub
     assert {"supclap", "esc"} <= set(data.tags)
     assert {(result.metric_name, result.metric_value) for result in data.eval_results} == {
         ("text to audio R@1", 0.5), ("audio to text R@1", 0.4),
@@ -98,7 +98,7 @@ def test_ced_and_labse_allow_commercial_use(tmp_path, monkeypatch):
 def test_the_text_describes_the_run(model):
     text = model_card(facts(model)).text
     for told in (
-        "esc50, 1,600 clips",
+        "esc50, user/sounds, 1,600 clips",
         "| CC BY | 1,500 |",
         "| not stated | 100 |",
         "(bi-static)",
@@ -240,7 +240,7 @@ def test_the_trainer_writes_it(trainer, tmp_path):
     folder = tmp_path / "run"
     assert sorted(path.name for path in folder.iterdir()) == ["README.md", "provenance.json"]
     card = ModelCard.load(folder / "README.md")
-    assert (card.data.license, card.data.language, card.data.datasets) == ("mit", ["en", "fr"], ["tones"])
+    assert (card.data.license, card.data.language, card.data.datasets) == ("mit", ["en", "fr"], None)
     assert "# my model" in card.text
     assert 'language="eng"' in card.text
     assert "tones, 8 clips" in card.text
@@ -286,7 +286,7 @@ def test_pushed_with_the_model(tmp_path):
         run_python("-c", PUSHER, cwd=tmp_path, HF_HOME=str(tmp_path / "cache"), **hub)
         trained, plain = (dict(FakeHub.files[f"someone/{name}"]) for name in ("trained", "plain"))
     card = ModelCard(trained["README.md"].decode())
-    assert (card.data.license, card.data.language, card.data.datasets) == ("cc-by-nc-4.0", ["en"], ["tones"])
+    assert (card.data.license, card.data.language, card.data.datasets) == ("cc-by-nc-4.0", ["en"], None)
     assert 'name = "someone/trained"  # this repository' in card.text
     assert "tones, 8 clips" in card.text
     assert {"model.safetensors", "modeling_supclap.py", "tokenizer.json", "provenance.json"} <= trained.keys()
