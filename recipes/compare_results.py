@@ -49,6 +49,8 @@ def group_runs(folders: Sequence[str]) -> dict[str, dict[str, dict[int, Results]
     tables: dict[str, dict[str, dict[int, Results]]] = {}
     names: dict[str, str] = {}
     for folder in folders:
+        if not Path(folder).is_dir():
+            raise FileNotFoundError(f"there is no folder {folder}; pass the folders of results")
         if not Path(folder, "results.json").is_file():
             say(f"{folder} contains no results.json and is skipped")
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -114,3 +115,12 @@ class EvaluationOptions:
             codes = list(getattr(self, name))
             if not codes or len(set(codes)) < len(codes):
                 raise ValueError(f"{name} is {codes}; pass a list of distinct codes, such as ['eng']")
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size is {self.batch_size}; it must be at least 1")
+        unused = [code for code in self.languages if code != "eng"]
+        if unused and "retrieval" not in self.tasks:
+            warnings.warn(
+                f"languages has {', '.join(unused)}, which only retrieval uses; other tasks have zero_shot_languages "
+                "and zste_languages",
+                stacklevel=3,
+            )

@@ -53,6 +53,8 @@ def test_results_of_different_protocols_are_refused(tmp_path):
         compare(tmp_path, *folders, "--allow_different", "true")
     with pytest.raises(ValueError, match=r"\[\]"):
         compare(tmp_path)
+    with pytest.raises(FileNotFoundError, match="clpi"):
+        compare(tmp_path, folders[0], tmp_path / "clpi")
 
 
 def test_runs_that_differ_in_their_seed_are_one_model(tmp_path):

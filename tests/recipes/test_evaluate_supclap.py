@@ -215,6 +215,7 @@ def test_recordings_that_the_folder_lacks_are_in_the_results(folder, tmp_path):
         (["--model", "m", "--zste_taks", "3A"], "'zste_taks'.*zste_tasks"),
         (["--model", "m", "--phrases", "esc10"], "'esc10'"),
         (["--model", "m", "--device", "gpu"], "gpu"),
+        (["--model", "m", "--batch_size", "0"], "batch_size is 0"),
         (["--model", "m", "--folds", "1"], "folds.*train_split"),
         ([], "--model"),
     ],
