@@ -6,6 +6,7 @@ that are converted to lists of floats at once; nothing here uses the vectorised 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 
@@ -231,8 +232,10 @@ def pulls_and_pushes(
     return forces
 
 
-def drift_statistics(audio: Tensor, text: Tensor, tau: float, radii: Sequence[float]) -> dict[str, float]:
-    """[SupCLAP 2.1, eq. 7, 8, 17, 18], negative by negative."""
+def drift_statistics(
+    audio: Tensor, text: Tensor, tau: float, radii: Sequence[float], learning_rate: float = 1.0
+) -> dict[str, float]:
+    """[SupCLAP 2.1, eq. 7, 8, 12, 17, 18], negative by negative."""
     a, t = audio.tolist(), text.tolist()
     n = len(a)
     plain = pulls_and_pushes(t, a, tau)
@@ -240,6 +243,7 @@ def drift_statistics(audio: Tensor, text: Tensor, tau: float, radii: Sequence[fl
     rows: dict[str, list[float]] = {
         name: [] for name in ("drift", "drift_svr", "literal", "literal_svr", "parallel", "perpendicular", "factor")
     }
+    rows |= {"progress": [], "penalty": []}
     for i in range(n):
         u = pull_direction(t[i], a[i])
         factor = 1 - radii[i] / length(subtract(a[i], t[i]))
@@ -253,6 +257,11 @@ def drift_statistics(audio: Tensor, text: Tensor, tau: float, radii: Sequence[fl
         rows["drift_svr"].append(cosine(tangent(with_svr, t[i]), tangent(u, t[i])))
         rows["literal"].append(cosine(update, u))
         rows["literal_svr"].append(cosine(with_svr, u))
+        along = projected(scaled(-1, update), u)
+        across = subtract(scaled(-1, update), along)
+        slope = subtract(scaled(2, subtract(t[i], a[i])), scaled(learning_rate, along))
+        rows["progress"].append(-learning_rate * dot(slope, along))
+        rows["penalty"].append(learning_rate**2 * dot(across, across))
         rows["parallel"].append(length(projected(push, u)))
         rows["perpendicular"].append(length(subtract(push, projected(push, u))))
         rows["factor"].append(factor)
@@ -263,6 +272,8 @@ def drift_statistics(audio: Tensor, text: Tensor, tau: float, radii: Sequence[fl
         "drift_cosine_svr_literal": mean(rows["literal_svr"]),
         "push_parallel_norm": mean(rows["parallel"]),
         "push_perpendicular_norm": mean(rows["perpendicular"]),
+        "ideal_progress": mean(rows["progress"]),
+        "noise_penalty": mean(rows["penalty"]),
         "distance": mean([length(subtract(a[i], t[i])) for i in range(n)]),
         "positive_similarity": mean([dot(a[i], t[i]) for i in range(n)]),
         "radius_mean": mean(radii),
@@ -270,6 +281,24 @@ def drift_statistics(audio: Tensor, text: Tensor, tau: float, radii: Sequence[fl
         "svr_factor_mean": mean(rows["factor"]),
         "svr_factor_std": spread(rows["factor"]),
     }
+
+
+def perpendicular_components(audio: Tensor, text: Tensor, tau: float, batch_size: int) -> tuple[float, float]:
+    """[SupCLAP 2.1.1]: norm of the mean of the perpendicular push over all batches, and deviation from this mean."""
+    a, t = audio.tolist(), text.tolist()
+    norms, deviations = [], []
+    for i, anchor in enumerate(t):
+        u = pull_direction(anchor, a[i])
+        pushes = []
+        for negatives in itertools.combinations([j for j in range(len(a)) if j != i], batch_size - 1):
+            exponentials = {j: math.exp(dot(anchor, a[j]) / tau) for j in (i, *negatives)}
+            everything = math.fsum(exponentials.values())
+            push = total([scaled(exponentials[j] / everything / tau, a[j]) for j in negatives])
+            pushes.append(subtract(push, projected(push, u)))
+        centre = scaled(1 / len(pushes), total(pushes))
+        norms.append(length(centre))
+        deviations.append(math.sqrt(mean([length(subtract(push, centre)) ** 2 for push in pushes])))
+    return mean(norms), mean(deviations)
 
 
 def spread(values: Sequence[float]) -> float:

@@ -8,6 +8,8 @@ from .multilingual import (
     data_distribution_error,
     kcl_loss,
     language_distribution_error,
+    momentum_error_bound,
+    weight_error_bound,
     weight_error_term,
 )
 from .similarity import similarity_matrix
@@ -34,6 +36,7 @@ __all__ = [
     "info_nce_with_support_vectors",
     "kcl_loss",
     "language_distribution_error",
+    "momentum_error_bound",
     "radius_constraint",
     "reweighted_info_nce",
     "sigmoid_loss",
@@ -43,5 +46,6 @@ __all__ = [
     "teminal_a_weights",
     "teminal_b_weights",
     "temporal_nce",
+    "weight_error_bound",
     "weight_error_term",
 ]

@@ -5,6 +5,8 @@ For one random language per clip (ML-CLAP), use `info_nce` with captions in rand
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -171,6 +173,74 @@ def weight_error_term(
     ideal = logits.detach().softmax(0)
     actual = logits.detach().masked_fill(~trained, -torch.inf).softmax(0)
     return ((actual - ideal) * logits.log_softmax(0)).sum()
+
+
+def weight_error_bound(
+    distribution_errors: Sequence[float],
+    gradient_norms: Sequence[Sequence[float]],
+    lipschitz: float,
+    learning_rate: float,
+    start: float = 0.0,
+) -> list[float]:
+    """Compute the bound of the weight error after each epoch of SGD (ATRI eq. 6-8, 24, 25).
+
+    The weight error is the distance ||w - w'|| between the weights of two runs: one trains on all languages, with the
+    distribution p over the pairs, and the other on some of them, with p'_e in epoch e. In an epoch of T steps,
+
+        bound_e = a^T bound_(e-1) + learning_rate D_e sum_(j=0)^(T-1) a^j g_(T-1-j),  a = 1 + learning_rate L.
+
+    The sum starts at j = 0, as in eq. 25; eq. 6 prints j = 1.
+
+    Args:
+        distribution_errors: D_e, sum |p - p'_e| in each epoch (`data_distribution_error`).
+        gradient_norms: For each epoch, the largest gradient norm over the pairs, g_max in eq. 7, before each of its T
+            steps, at the weights of the run on all languages.
+        lipschitz: L, the Lipschitz constants of the gradients of the pairs, averaged over p'_e.
+        learning_rate: Learning rate of SGD.
+        start: Weight error before the first epoch.
+
+    Returns:
+        The bound after each epoch.
+
+    >>> weight_error_bound([0.5, 0.0], [[1.0, 1.0], [1.0, 1.0]], lipschitz=1.0, learning_rate=1.0)  # a = 2
+    [1.5, 6.0]
+    """
+    growth = 1 + learning_rate * lipschitz
+    bounds = []
+    bound = start
+    for error, norms in zip(distribution_errors, gradient_norms, strict=True):
+        for norm in norms:
+            bound = growth * bound + learning_rate * error * norm
+        bounds.append(bound)
+    return bounds
+
+
+def momentum_error_bound(
+    momentum_error: float,
+    weight_error: float,
+    distribution_error: float,
+    gradient_norm: float,
+    lipschitz: float,
+    beta1: float = 0.9,
+) -> float:
+    """Compute the bound of the error of Adam's first moment after a step (ATRI eq. 26, 27 and 32, ACL appendix F.1).
+
+    ||m_t - m'_t|| <= beta1 ||m_(t-1) - m'_(t-1)|| + (1 - beta1) (L ||w_(t-1) - w'_(t-1)|| + g D). The two runs are
+    those of `weight_error_bound`. The last line of eq. 32 prints ||w - w'|| in place of the first term, beta1
+    ||m - m'||, which its earlier lines contain.
+
+    Args:
+        momentum_error: ||m - m'|| before the step.
+        weight_error: ||w - w'|| before the step.
+        distribution_error: D, sum |p - p'_e|.
+        gradient_norm: g, the largest gradient norm over the pairs, at the weights w before the step.
+        lipschitz: L, the Lipschitz constants of the gradients of the pairs, averaged over p'_e.
+        beta1: Decay of the first moment.
+
+    >>> round(momentum_error_bound(1.0, 2.0, 0.5, 3.0, lipschitz=0.5, beta1=0.75), 6)  # 0.75 + 0.25 (1 + 1.5)
+    1.375
+    """
+    return beta1 * momentum_error + (1 - beta1) * (lipschitz * weight_error + gradient_norm * distribution_error)
 
 
 def _positive_logits(

@@ -298,11 +298,12 @@ class DriftCallback(TrainerCallback):
     `languages_per_clip`. If each sample has R recordings, with audio embeddings `(N, R, d)` and text embeddings
     `(N, R K, d)`, the statistics treat the R N pairs as one batch. They ignore group ids and TeminAL's candidate
     weights. Only the first 4,096 samples of a batch are used. Radii are logged if the `regularizer` of the objective
-    is a `SupportVectorRegularizer`.
+    is a `SupportVectorRegularizer`. `ideal_progress` and `noise_penalty` are those of a step of `learning_rate` on the
+    text embeddings.
     """
 
-    def __init__(self, objective: nn.Module, averages: Averages) -> None:
-        self.objective, self.averages = objective, averages
+    def __init__(self, objective: nn.Module, averages: Averages, learning_rate: float = 1.0) -> None:
+        self.objective, self.averages, self.learning_rate = objective, averages, learning_rate
         self._batch: dict[str, Tensor] = {}
         self._cosines = torch.empty(0)
         objective.register_forward_hook(self._keep_batch, with_kwargs=True)
@@ -351,6 +352,7 @@ class DriftCallback(TrainerCallback):
             for direction, radius in regularizer.batch_radii.items():
                 radii[direction] = radius.flatten()[: len(text)]  # of the first language
 
+        options["learning_rate"] = self.learning_rate
         numbers = drift_statistics(audio, text, scale, radii.get("t2a"), **options)
         exchanged = drift_statistics(text, audio, scale, radii["a2t"]) if "a2t" in radii else {}
         for name in ("radius_mean", "radius_std", "svr_factor_mean", "svr_factor_std"):

@@ -60,6 +60,35 @@ def contrastive_forces(logits: Tensor, targets: Tensor, logit_scale: float | Ten
         return pull, logit_scale * (negatives @ targets)
 
 
+def distance_change(gradient: Tensor, anchors: Tensor, targets: Tensor, learning_rate: float) -> tuple[Tensor, Tensor]:
+    """Compute the two terms by which a step of gradient descent changes the distance of each pair (SupCLAP eq. 12).
+
+    An anchor t moves to t - learning_rate F. Its gradient F has a component F_parallel in the direction of its target
+    a, and a component F_perpendicular. The squared distance ||a - t||^2 then changes by the sum of two terms:
+
+    - progress: -learning_rate (2t - 2a - learning_rate F_parallel) . F_parallel, negative if the pair moves together.
+    - penalty: learning_rate^2 ||F_perpendicular||^2, never negative.
+
+    Args:
+        gradient: F, (N, d).
+        anchors, targets: (N, d), unit norm.
+        learning_rate: Step size.
+
+    Returns:
+        Progress and penalty, each (N,).
+
+    >>> text, audio = torch.tensor([[1.0, 0.0]]), torch.tensor([[-1.0, 0.0]])
+    >>> progress, penalty = distance_change(torch.tensor([[1.0, 2.0]]), text, audio, learning_rate=0.5)
+    >>> (text - 0.5 * torch.tensor([[1.0, 2.0]]) - audio).square().sum().item() - 4.0  # from a distance of 2
+    -0.75
+    >>> progress.item(), penalty.item()
+    (-1.75, 1.0)
+    """
+    parallel, perpendicular = decompose(gradient, pull_direction(anchors, targets))
+    slope = 2 * (anchors - targets) - learning_rate * parallel
+    return -learning_rate * (slope * parallel).sum(dim=-1), learning_rate**2 * perpendicular.square().sum(dim=-1)
+
+
 def drift_cosine(updates: Tensor, anchors: Tensor, targets: Tensor, literal: bool = False) -> Tensor:
     """Compute the mean cosine similarity between each anchor's update and the pull of its target (SupCLAP fig. 1).
 
@@ -103,6 +132,7 @@ def drift_statistics(
     similarity: Similarity = "cosine",
     decoupled: bool = False,
     logit_bias: float | Tensor | None = None,
+    learning_rate: float = 1.0,
 ) -> dict[str, Tensor]:
     """Compute drift statistics of a batch, `{name: 0-d tensor}`, averaged over its texts.
 
@@ -112,6 +142,8 @@ def drift_statistics(
       loss if a bias is passed. `drift_cosine_literal`: the same with `literal=True`.
     - `push_parallel_norm`, `push_perpendicular_norm`: Norms of the InfoNCE push, summed over the negatives, parallel
       and perpendicular to u.
+    - `ideal_progress`, `noise_penalty`: Mean change of the squared distance of a pair by one step of `learning_rate` on
+      its text, along u and perpendicular to it (`distance_change`). Below 0 the pair moves together.
     - `distance`: ||a - t||, 0 to 2. `positive_similarity`: Cosine similarity of the positive pairs.
 
     If a radius is passed, the dict also contains:
@@ -127,6 +159,7 @@ def drift_statistics(
         logit_scale: 1 / temperature, > 0.
         radius: Text-to-audio radius: a number, a 0-d tensor or (N,). None: no SVR.
         logit_bias: SigLIP bias. None: the loss is InfoNCE.
+        learning_rate: Step size of `ideal_progress` and `noise_penalty`.
 
     `alpha`, `similarity` and `decoupled` are the same as in `SupportVectorRegularizer`.
 
@@ -169,6 +202,8 @@ def drift_statistics(
     for name, movement in updates.items():
         statistics[name] = drift_cosine(movement, text_embeds, audio_embeds)
         statistics[f"{name}_literal"] = drift_cosine(movement, text_embeds, audio_embeds, literal=True)
+    progress, penalty = distance_change(-updates["drift_cosine"], text_embeds, audio_embeds, learning_rate)
+    statistics |= {"ideal_progress": progress.mean(), "noise_penalty": penalty.mean()}
     if radius is None:
         return statistics
 
@@ -180,6 +215,62 @@ def drift_statistics(
         "svr_factor_mean": factor.mean(),
         "svr_factor_std": factor.std(correction=0),
     }
+
+
+@torch.no_grad()
+def perpendicular_components(
+    audio_embeds: Tensor,
+    text_embeds: Tensor,
+    logit_scale: float | Tensor,
+    batch_size: int,
+    group_ids: Tensor | None = None,
+    num_batches: int = 32,
+    pool_size: int = 720,
+) -> dict[str, Tensor]:
+    """Separate the perpendicular push into its global and its local component (SupCLAP 2.1.1, fig. 2, C.2).
+
+    For each text, batches of random negatives are drawn from a pool, with a fixed seed. The push of each batch has a
+    component perpendicular to the direction from the text to its audio. The global component is its mean over the
+    batches, which pushes the text aside in all of them. The local component is the deviation of a batch from this mean.
+    The mean squared norm of the component is the sum of the squares of both.
+
+    Args:
+        audio_embeds: (N, d), unit norm.
+        text_embeds: (N, d), unit norm; text i belongs to audio i.
+        logit_scale: 1 / temperature.
+        batch_size: Number of clips in a batch, including the positive.
+        group_ids: (N,) integers; clips with the same id as a text are not its negatives.
+        num_batches: Number B of batches for each text. The square of the global norm is overestimated by 1 / B of the
+            square of the local one.
+        pool_size: Number of pairs in the pool, counted from the first pair.
+
+    Returns:
+        `{"perpendicular_global": norm of the mean, "perpendicular_local": root mean square deviation}`, 0-d tensors,
+        averaged over the texts. Empty if the pool has too few negatives for a batch.
+    """
+    audio_embeds, text_embeds = at_least_float32(audio_embeds[:pool_size], text_embeds[:pool_size])
+    groups = None if group_ids is None else group_ids[:pool_size]
+    positives = positive_mask(len(audio_embeds), groups, audio_embeds.device)
+    if int((~positives).sum(dim=-1).min()) < batch_size - 1:
+        return {}
+
+    logits = logit_scale * text_embeds @ audio_embeds.T  # (N, N)
+    own = torch.eye(len(logits), dtype=torch.bool, device=logits.device)
+    direction = pull_direction(text_embeds, audio_embeds)
+    generator = torch.Generator().manual_seed(0)
+    total, square = torch.zeros_like(text_embeds), torch.zeros_like(text_embeds[:, 0])
+    for _ in range(num_batches):
+        keys = torch.rand(logits.shape, generator=generator).to(logits.device).masked_fill(positives, torch.inf)
+        drawn = keys.topk(batch_size - 1, dim=-1, largest=False).indices
+        is_in_batch = own.scatter(1, drawn, True)
+        _, push = contrastive_forces(logits.masked_fill(~is_in_batch, -torch.inf), audio_embeds, logit_scale)
+        _, perpendicular = decompose(push, direction)
+        total += perpendicular
+        square += perpendicular.square().sum(dim=-1)
+
+    mean = total / num_batches
+    variance = (square / num_batches - mean.square().sum(dim=-1)).clamp_min(0)
+    return {"perpendicular_global": mean.norm(dim=-1).mean(), "perpendicular_local": variance.sqrt().mean()}
 
 
 @torch.no_grad()
@@ -229,6 +320,9 @@ def radius_by_hard_negatives(
         order = torch.randperm(min_negatives - count, generator=torch.Generator().manual_seed(0))
         ranks = count + order[:num_random].sort().values  # sorted: the hardest first
         negatives = torch.cat([ranked[:, :count], ranked[:, ranks.to(ranked.device)]], dim=-1)
+        if radius.order == "batch":
+            mixed = torch.randperm(radius.num_negatives, generator=torch.Generator().manual_seed(1))
+            negatives = negatives[:, mixed.to(negatives.device)]
         inputs = torch.cat([positive, negatives], dim=-1)  # (N, num_similarities)
         radii[f"radius_hard_{count}"] = radius.layers(inputs.to(next(radius.layers.parameters()).dtype)).mean()
     return radii

@@ -54,7 +54,7 @@ from .checkpoints import CheckpointFolder, last_checkpoint, refuse_another_run, 
 from .checks import refuse_unsupported
 from .collator import EvaluationCollator, IndexedRows, TrainingCollator
 from .contrastive_module import ContrastiveModule
-from .drift import radius_by_hard_negatives
+from .drift import perpendicular_components, radius_by_hard_negatives
 from .objectives import SupportVectorRegularizer, build_objective, load_objective, start_radii
 from .rows import as_plain_rows, make_usable, plain_rows, read_in_epochs
 from .training_args import SupCLAPTrainingArguments
@@ -183,7 +183,7 @@ class SupCLAPTrainer(Trainer):
         if args.ema_decay is not None:
             built.append(self._ema)
         if args.track_drift:
-            built.append(DriftCallback(self.module.objective, self._logs))
+            built.append(DriftCallback(self.module.objective, self._logs, args.learning_rate))
         if args.track_language_errors and self.train_rows is not None:
             light = without_audio(self.train_rows)
             built.append(LanguageErrorsCallback(self.module, collator, light, self._logs))
@@ -203,22 +203,26 @@ class SupCLAPTrainer(Trainer):
         self.add_callback(SupCLAPProgressCallback() if has_bar else LineCallback())
 
     def _metrics_of(self, rows: IndexedRows) -> Callable[[Any], dict[str, float]]:
-        """Build `compute_metrics` for a split: retrieval metrics, and `radius_by_hard_negatives` for DynamicSVR."""
+        """Build `compute_metrics` for a split: retrieval metrics, and those of `drift` on all of its pairs."""
         retrieval = retrieval_metrics(rows, self.args.eval_languages, self.args.positives)
         regularizer = getattr(self.module.objective, "regularizer", None)
         radius = regularizer.radius_of("t2a") if isinstance(regularizer, SupportVectorRegularizer) else None
-        if not self.args.track_drift or self.args.sharding is not None or not isinstance(radius, DynamicRadius):
+        if not self.args.track_drift or self.args.sharding is not None:
             return retrieval
 
-        def with_radii(prediction: Any) -> dict[str, float]:
+        def with_drift(prediction: Any) -> dict[str, float]:
             device = self.clap.logit_scale.device
             audio_embeds, text_embeds = (torch.from_numpy(embeds).to(device) for embeds in in_row_order(prediction))
             groups = [group_id(row, self.args.positives) for row in without_audio(rows.rows)]
             scale, group_ids = self.clap.logit_scale.exp(), torch.tensor(groups, device=device)
-            by_count = radius_by_hard_negatives(radius, audio_embeds, text_embeds[:, 0], scale, group_ids)
-            return retrieval(prediction) | {name: value.item() for name, value in by_count.items()}
+            pairs = audio_embeds, text_embeds[:, 0], scale
+            batch = self.args.train_batch_size * self.args.world_size
+            numbers = perpendicular_components(*pairs, batch, group_ids)
+            if isinstance(radius, DynamicRadius):
+                numbers |= radius_by_hard_negatives(radius, *pairs, group_ids)
+            return retrieval(prediction) | {name: value.item() for name, value in numbers.items()}
 
-        return with_radii
+        return with_drift
 
     # ---- training ----
 

@@ -16,6 +16,8 @@ from modeling_supclap.losses import (
     info_nce,
     kcl_loss,
     language_distribution_error,
+    momentum_error_bound,
+    weight_error_bound,
     weight_error_term,
 )
 
@@ -136,6 +138,72 @@ def test_the_weight_error_of_a_step_equals_the_loops_and_keeps_to_its_bound(name
     assert gradient.norm().item() == pytest.approx(expected, rel=1e-9, abs=1e-12)
     assert expected <= bound + 1e-12
     assert (expected > 1e-3) == (name != "kcl")
+
+
+def train_on(
+    matrices: Tensor, offsets: Tensor, shares: Tensor, start: Tensor, rate: float, steps: int
+) -> tuple[list[Tensor], list[Tensor], list[float]]:
+    """Train with SGD on the losses w . A w / 2 - b . w of the pairs, mixed by their shares.
+
+    Return the weights and Adam's first moments before and after each step, and the largest gradient norms.
+    """
+    weights, moments, norms = [start], [torch.zeros_like(start)], []
+    for _ in range(steps):
+        gradients = matrices @ weights[-1] - offsets  # (pairs, d)
+        norms.append(gradients.norm(dim=1).max().item())
+        mixed = shares @ gradients
+        weights.append(weights[-1] - rate * mixed)
+        moments.append(0.9 * moments[-1] + 0.1 * mixed)
+    return weights, moments, norms
+
+
+def test_errors_of_weights_and_moments_keep_to_their_bounds_over_epochs() -> None:
+    """[ATRI eq. 6-8, 25 and 32], with losses whose gradients have known Lipschitz constants."""
+    generator = torch.Generator().manual_seed(0)
+    roots = torch.randn(6, 4, 4, generator=generator, dtype=torch.float64) / 4
+    matrices, offsets = roots @ roots.mT, torch.randn(6, 4, generator=generator, dtype=torch.float64)
+    constants = torch.linalg.matrix_norm(matrices, ord=2)  # of each pair
+    start, rate, steps = torch.ones(4, dtype=torch.float64), 0.1, 5
+    everything = torch.full((6,), 1 / 6, dtype=torch.float64)
+    trained = torch.tensor([[1, 1, 0, 0, 1, 1], [0, 1, 1, 0, 1, 0], [1, 1, 1, 1, 1, 1]], dtype=torch.float64)
+    trained = trained / trained.sum(dim=1, keepdim=True)  # p'_e of three epochs
+
+    ideal, ideal_moments, norms = train_on(matrices, offsets, everything, start, rate, 3 * steps)
+    actual, actual_moments = [start], [torch.zeros(4, dtype=torch.float64)]
+    for shares in trained:
+        weights, _, _ = train_on(matrices, offsets, shares, actual[-1], rate, steps)
+        for before in weights[:-1]:
+            actual_moments.append(0.9 * actual_moments[-1] + 0.1 * shares @ (matrices @ before - offsets))
+        actual += weights[1:]
+
+    errors = (trained - everything).abs().sum(dim=1)
+    averages = trained @ constants
+    largest = averages.max().item()
+    by_epoch = [norms[first : first + steps] for first in range(0, 3 * steps, steps)]
+    bounds = weight_error_bound(errors.tolist(), by_epoch, largest, rate)
+    for epoch, bound in enumerate(bounds, start=1):
+        error = (ideal[epoch * steps] - actual[epoch * steps]).norm().item()
+        assert 0.02 < error < bound
+
+        # [eq. 25], from the bound of the previous epoch
+        a = 1 + rate * largest
+        series = sum(a**j * by_epoch[epoch - 1][steps - 1 - j] for j in range(steps))
+        before = bounds[epoch - 2] if epoch > 1 else 0.0
+        assert bound == pytest.approx(a**steps * before + rate * errors[epoch - 1].item() * series)
+
+    for step in range(3 * steps):
+        epoch = step // steps
+        apart = (ideal[step] - actual[step]).norm().item()
+        moment = (ideal_moments[step] - actual_moments[step]).norm().item()
+        bound = momentum_error_bound(moment, apart, errors[epoch].item(), norms[step], averages[epoch].item())
+        assert (ideal_moments[step + 1] - actual_moments[step + 1]).norm().item() <= bound
+
+
+def test_a_bound_is_reached_by_constant_gradients_that_point_in_one_line() -> None:
+    bound = weight_error_bound([1.0, 0.5], [[3.0] * 4, [3.0] * 2], lipschitz=0.0, learning_rate=0.1, start=0.25)
+    assert bound == pytest.approx([0.25 + 4 * 0.3, 0.25 + 4 * 0.3 + 2 * 0.15])
+    # Two pairs with gradients 3 and -3: p is 1/2 each, p'_e is 1 and 0, and one step moves them apart by 0.1 * 3.
+    assert momentum_error_bound(0.0, 0.0, 1.0, 3.0, 0.0) == pytest.approx(0.1 * 3)
 
 
 @pytest.mark.parametrize("name", ["random", "cacl", "kcl"])

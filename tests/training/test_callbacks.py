@@ -426,6 +426,17 @@ def test_tracking_does_not_change_the_training(tmp_path, rows, options):
     assert not TRACKED & set().union(*entries(plain))
 
 
+def test_terms_of_the_learning_rate_and_components_of_an_evaluation_are_logged(tmp_path, rows):
+    small, large = (train(tmp_path / str(rate), rows, learning_rate=rate, max_steps=1) for rate in (1e-4, 2e-4))
+    penalties = [entries(trainer)[0]["noise_penalty"] for trainer in (small, large)]  # before the first step
+    assert penalties[1] == pytest.approx(4 * penalties[0], rel=1e-4)
+    metrics = small.evaluate(rows)
+    assert metrics["eval_perpendicular_global"] > 0
+    assert metrics["eval_perpendicular_local"] > 0
+    small.args.track_drift = False
+    assert "eval_perpendicular_global" not in small.evaluate(rows)
+
+
 @pytest.mark.parametrize(
     ("options", "steps"), [({"logging_steps": 2}, [2, 4, 6]), ({"logging_strategy": "epoch"}, [3, 6])]
 )

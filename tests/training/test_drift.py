@@ -12,10 +12,10 @@ from torch import Tensor
 from modeling_supclap.losses import DynamicRadius, similarity_matrix, support_vector_loss
 from modeling_supclap.training.drift import (
     contrastive_forces,
-    decompose,
+    distance_change,
     drift_cosine,
     drift_statistics,
-    pull_direction,
+    perpendicular_components,
     radius_by_hard_negatives,
     similarity_histogram,
 )
@@ -38,8 +38,9 @@ def text_gradient(audio: Tensor, text: Tensor, radius: float | Tensor, scale: fl
 
 def test_statistics_equal_the_loops() -> None:
     audio, text = related_pair()
-    expected = reference.drift_statistics(audio, text, 1 / SCALE, RADII)
-    statistics = drift_statistics(audio, text, SCALE, torch.tensor(RADII, dtype=torch.float64), similarity="dot")
+    expected = reference.drift_statistics(audio, text, 1 / SCALE, RADII, learning_rate=0.25)
+    radii = torch.tensor(RADII, dtype=torch.float64)
+    statistics = drift_statistics(audio, text, SCALE, radii, similarity="dot", learning_rate=0.25)
     assert {name: value.item() for name, value in statistics.items()} == pytest.approx(expected, abs=1e-11)
 
 
@@ -48,7 +49,7 @@ def test_without_a_radius_the_svr_numbers_are_left_out() -> None:
     plain, regularised = drift_statistics(audio, text, SCALE), drift_statistics(audio, text, SCALE, 0.1)
     assert set(plain) == {
         "drift_cosine", "drift_cosine_literal", "push_parallel_norm", "push_perpendicular_norm", "distance",
-        "positive_similarity",
+        "positive_similarity", "ideal_progress", "noise_penalty",
     }  # fmt: skip
     for name, value in plain.items():
         assert value.ndim == 0
@@ -106,11 +107,9 @@ def test_one_step_identity(rate: float) -> None:
     """[SupCLAP eq. 12]: the change of the squared distance; a push across the pull always increases it."""
     audio, text = related_pair()
     force = text_gradient(audio, text, 0.0)
-    along, across = decompose(force, pull_direction(text, audio))
     moved = text - rate * force
     change = (moved - audio).square().sum(1) - (text - audio).square().sum(1)
-    progress = -rate * ((2 * text - 2 * audio - rate * along) * along).sum(1)
-    penalty = rate**2 * across.square().sum(1)
+    progress, penalty = distance_change(force, text, audio, rate)
     torch.testing.assert_close(change, progress + penalty, rtol=0, atol=1e-12 * max(1, (SCALE * rate) ** 2))
     assert (penalty > 0).all()
 
@@ -177,6 +176,40 @@ def test_errors_name_the_expected_values() -> None:
         drift_statistics(audio[:1], text[:1], SCALE)
     with pytest.raises(ValueError, match=r"radius.*\(3,\)"):
         drift_statistics(audio, text, SCALE, torch.ones(3))
+
+
+def test_the_perpendicular_push_is_separated_as_in_the_loops() -> None:
+    """The draws approach the mean and the deviation over all batches of three of five clips."""
+    audio, text = related_pair(n=5)
+    numbers = perpendicular_components(audio, text, 2.0, batch_size=3, num_batches=3000)
+    expected = reference.perpendicular_components(audio, text, 1 / 2.0, batch_size=3)
+    assert [value.item() for value in numbers.values()] == pytest.approx(expected, rel=0.02)
+    assert list(numbers) == ["perpendicular_global", "perpendicular_local"]
+    whole = perpendicular_components(audio, text, 2.0, batch_size=5)  # a batch of all clips does not vary
+    assert whole["perpendicular_local"].item() == pytest.approx(0, abs=1e-7)
+    every = drift_statistics(audio, text, 2.0)["push_perpendicular_norm"].item()
+    assert whole["perpendicular_global"].item() == pytest.approx(every)
+    assert perpendicular_components(audio, text, 2.0, batch_size=6) == {}
+
+
+def test_clips_of_a_group_are_not_drawn_as_negatives() -> None:
+    audio, text = related_pair(n=5)
+    groups = torch.tensor([0, 1, 2, 3, 3])
+    numbers = perpendicular_components(audio, text, 2.0, 4, groups, num_batches=200)
+    again = perpendicular_components(audio, text, 2.0, 4, torch.arange(5), num_batches=200)
+    assert numbers != again
+    assert perpendicular_components(audio, text, 2.0, 5, groups) == {}
+
+
+def test_hard_negatives_of_a_predictor_in_batch_order_are_mixed() -> None:
+    audio, text = related_pair(n=9)
+    sorted_radius, radius = DynamicRadius(4).double(), DynamicRadius(4, order="batch").double()
+    torch.nn.init.normal_(list(radius.parameters())[-2], generator=torch.Generator().manual_seed(0))
+    sorted_radius.load_state_dict(radius.state_dict())
+    orders = {}
+    for order, radius in (("sorted", sorted_radius), ("batch", radius)):
+        orders[order] = radius_by_hard_negatives(radius, audio, text, SCALE, counts=(3,))["radius_hard_3"].item()
+    assert orders["sorted"] != orders["batch"]
 
 
 def test_a_radius_of_hard_negatives_equals_that_of_a_large_batch() -> None:
