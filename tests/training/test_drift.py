@@ -207,8 +207,8 @@ def test_hard_negatives_of_a_predictor_in_batch_order_are_mixed() -> None:
     torch.nn.init.normal_(list(radius.parameters())[-2], generator=torch.Generator().manual_seed(0))
     sorted_radius.load_state_dict(radius.state_dict())
     orders = {}
-    for order, radius in (("sorted", sorted_radius), ("batch", radius)):
-        orders[order] = radius_by_hard_negatives(radius, audio, text, SCALE, counts=(3,))["radius_hard_3"].item()
+    for order, each in (("sorted", sorted_radius), ("batch", radius)):
+        orders[order] = radius_by_hard_negatives(each, audio, text, SCALE, counts=(3,))["radius_hard_3"].item()
     assert orders["sorted"] != orders["batch"]
 
 
