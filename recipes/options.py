@@ -496,7 +496,6 @@ class TranslatorArguments:
     dtype: str = option("Data type of the weights, such as bfloat16; auto keeps the stored type.", "auto")
     endpoint: str | None = option("Address of an OpenAI-compatible endpoint, such as https://api.deepseek.com/v1.")
     api_key_env: str | None = option("Name of the environment variable with the endpoint's key.")
-    requests_per_minute: float | None = option("Maximum number of requests per minute; by default, unlimited.")
     workers: int = option("Number of concurrent requests.", 4)
     retries: int = option("Number of retries of a request if the endpoint is busy.", 6)
     request_options: Settings = option('Further fields of a request, as JSON. By default, {"temperature": 0}.')

@@ -95,7 +95,7 @@ def build_translator(args: TranslatorArguments) -> Translator:
         raise ValueError(f"api_key_env is {args.api_key_env}; this environment variable is not set or empty")
     options = None if args.request_options is None else as_mapping(args.request_options)
     return ChatTranslator(
-        args.model, args.endpoint, api_key, options, args.requests_per_minute, args.workers, args.retries
+        args.model, args.endpoint, api_key, options, args.workers, args.retries
     )
 
 

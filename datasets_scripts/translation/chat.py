@@ -1,11 +1,9 @@
-"""Machine translation with an OpenAI-compatible endpoint, several texts per request and a rate limit."""
+"""Machine translation with an OpenAI-compatible endpoint, several texts per request."""
 
 from __future__ import annotations
 
 import json
 import logging
-import threading
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
@@ -31,19 +29,18 @@ class ChatTranslator:
     same numbers, the request is repeated once. If the second answer is also invalid, the batch is split into halves. A
     single text with two invalid answers is skipped.
 
-    Requests to a busy or failing server are retried with increasing delays, or after the delay that the server requests
-    (up to two minutes). Redirects are not followed, so that the API key is only sent to the endpoint's host.
+    The client retries requests to a busy or failing server with increasing delays, or after the delay that the server
+    requests (up to two minutes). Redirects are not followed, so that the API key is only sent to the endpoint's host.
 
     Args:
         endpoint: URL, such as `https://api.deepseek.com/v1` or `http://localhost:8000`.
         api_key: Bearer token. None: no token is sent, even if the environment contains one.
         options: Additional request fields. None: `{"temperature": 0}`.
-        requests_per_minute: Maximum number of requests per minute, evenly spaced. None: no limit.
         workers: Number of parallel requests.
 
     Raises:
         ImportError: The `openai` client is not installed.
-        ValueError: `endpoint` is not an http(s) URL, or `requests_per_minute` is not positive.
+        ValueError: `endpoint` is not an http(s) URL.
     """
 
     def __init__(
@@ -52,7 +49,6 @@ class ChatTranslator:
         endpoint: str,
         api_key: str | None = None,
         options: Mapping[str, Any] | None = None,
-        requests_per_minute: float | None = None,
         workers: int = 4,
         retries: int = 6,
     ) -> None:
@@ -64,7 +60,6 @@ class ChatTranslator:
         self.name = name
         self.options = {"temperature": 0} if options is None else dict(options)
         self.workers = workers
-        self.limiter = RateLimiter(requests_per_minute)
         parts = urlsplit(endpoint)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError("the endpoint is not an http(s) URL; give one such as https://api.deepseek.com/v1")
@@ -74,10 +69,9 @@ class ChatTranslator:
         withheld = () if api_key or parts.username else ("Authorization",)
 
         def before_sending(request: Any) -> None:
-            """Remove headers that the client read from the environment, and wait for the rate limit."""
+            """Remove headers that the client read from the environment."""
             for header in ("OpenAI-Organization", "OpenAI-Project", *withheld):
                 request.headers.pop(header, None)
-            self.limiter.wait()
 
         self._client = openai.OpenAI(
             base_url=urlunsplit(parts._replace(path=path, query="")),
@@ -134,26 +128,6 @@ class ChatTranslator:
             kind = PermissionError if error.status_code in (401, 403) else ConnectionError
             raise kind(f"{self.host} did not accept the request; its answer: {detail}") from error
         return answer.content
-
-
-class RateLimiter:
-    """Thread-safe rate limiter that spaces requests evenly. If `per_minute` is None, requests are not limited."""
-
-    def __init__(self, per_minute: float | None) -> None:
-        if per_minute is not None and per_minute <= 0:
-            raise ValueError(f"requests_per_minute is {per_minute}; it must be positive, or None for no limit")
-        self.interval_seconds = 60 / per_minute if per_minute else 0.0
-        self._free_at = time.monotonic()
-        self._lock = threading.Lock()
-
-    def wait(self) -> None:
-        """Block until the next request may be sent."""
-        with self._lock:
-            now = time.monotonic()
-            turn = max(now, self._free_at)
-            self._free_at = turn + self.interval_seconds
-        if turn > now:
-            time.sleep(turn - now)
 
 
 class UnusableAnswer(Exception):

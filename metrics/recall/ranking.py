@@ -19,12 +19,12 @@ MAP_CUTOFF = 10
 
 # Queries and candidates per tile of the similarity matrix.
 TILE_QUERIES, TILE_CANDIDATES = 1024, 1024
-# Up to this number of candidates, all scores of a block of queries are stored, so that no score is computed twice.
-_STORED_CANDIDATES = 8 * TILE_CANDIDATES
 # Queries per tile if the similarity matrix is given. Such a tile fits into the level-2 cache of a core.
 _MATRIX_QUERIES = 256
 # In half precision, the norm of a unit vector differs from 1 by less than this.
 _NORM_TOLERANCE = 1e-2
+# Cosines computed in float32 tie if they differ by less: some ten times the rounding error.
+_TIE = 1e-6
 
 Tiles = Iterator[tuple[int, NDArray[Any]]]
 
@@ -172,7 +172,7 @@ def _count_outranking(
     """
     # Check for the method, not the class, because `evaluate` loads a second copy of this module.
     source: Any = similarity
-    is_lazy = hasattr(source, "scored")
+    is_lazy = hasattr(source, "at")
     if not is_lazy:
         source = as_matrix(source, "similarity")
     num_queries, _ = source.shape
@@ -183,29 +183,32 @@ def _count_outranking(
     chunk = source.chunk if is_lazy else _MATRIX_QUERIES
     for start in range(0, num_queries, chunk):
         rows = slice(start, min(start + chunk, num_queries))
-        # The relevant columns of these queries, (n, M), padded with -1.
+        # The relevant columns of these queries, (n, M), padded with -1, and their scores, (n, M).
         is_filled = np.arange(max(counts.shape[1], sizes[rows].max())) < sizes[rows, None]
         columns = np.full(is_filled.shape, -1, np.int64)
         columns[is_filled] = answers[ends[start] - sizes[start] : ends[rows.stop - 1]]
-
-        # Their scores, (n, M), and tiles of the scores of all candidates, (n, 1024).
         if is_lazy:
-            scores, tiles = source.scored(rows, columns)
+            scores, tiles = source.at(rows, columns), source.tiles(rows)
         else:
             scores = np.take_along_axis(source[rows], np.maximum(columns, 0), axis=1)
             tiles = _finite_tiles(source, rows)
-        scores = np.where(columns >= 0, scores, -np.inf)
-        best = -np.sort(-scores, axis=1)[:, : counts.shape[1]]
+        best = -np.sort(-np.where(is_filled, scores, -np.inf), axis=1)[:, : counts.shape[1]]
+        thresholds = best - source.tie_tolerance if is_lazy else best
 
-        # The tiles also contain the relevant candidates. To exclude them, start at minus their own count.
-        block_counts = np.stack([-(scores >= column[:, None]).sum(axis=1) for column in best.T], axis=1)
+        # The relevant candidates are in the tiles, too, but are not counted.
+        owners, own_columns = is_filled.nonzero()[0], columns[is_filled]
+        order = own_columns.argsort(kind="stable")
+        owners, own_columns = owners[order], own_columns[order]
 
-        for _, tile in tiles:
+        block_counts = np.zeros(best.shape, np.int64)
+        for first, tile in tiles:
+            own = slice(*np.searchsorted(own_columns, (first, first + tile.shape[1])))
             for i in range(best.shape[1]):
                 # Ranks beyond the cutoff, and all later ones, need no exact count.
                 if i and not (block_counts[:, i] + i < depth).any():
                     break
-                is_ahead = tile >= best[:, i : i + 1]
+                is_ahead = tile >= thresholds[:, i : i + 1]
+                is_ahead[owners[own], own_columns[own] - first] = False
                 # Bytes are summed to int16, because count_nonzero is twice as slow along an axis.
                 block_counts[:, i] += is_ahead.view(np.int8).sum(axis=1, dtype=np.int16)
         counts[rows] = np.where(np.isneginf(best), -1, block_counts)
@@ -281,13 +284,14 @@ def _finite_tiles(scores: NDArray[Any], rows: slice) -> Tiles:
 class LazySimilarity:
     """Similarity matrix `queries @ candidates.T`, computed in tiles on demand to save memory.
 
-    Scores have the dtype of the embeddings, at least float32. For unit vectors, their error is about 2e-8 on average
-    and below 2e-7. Equal embeddings have bitwise equal scores, unlike in a plain matrix product, where rounding depends
-    on their position.
+    Rankings use float32 products, in which equal embeddings may differ in the last bit, depending on their position.
+    Therefore, a candidate ties with a relevant one if its score is at most 1e-6 lower (for `dot`: 1e-6 times the
+    largest norms of both sides). `lazy[rows]` returns scores computed in float64 and rounded to float32, where equal
+    embeddings have equal scores.
 
     Args:
         queries, candidates: (Q, d) and (C, d) embeddings, unit norm.
-        chunk: Number of queries per tile. Each query needs memory for about 10,000 scores.
+        chunk: Number of queries per tile. Each query needs memory for about 2,000 scores.
         similarity: "dot" uses the embeddings unchanged. "cosine" normalises all queries if the norm of any query is not
             within 0.01 of 1, and the candidates likewise; each case causes a UserWarning.
 
@@ -296,8 +300,8 @@ class LazySimilarity:
             "cosine". An array is empty or not (rows, d), or the dimensions d differ.
 
     >>> lazy = LazySimilarity([[1.0, 0.0], [0.5, 0.25]], [[1.0, 0.0], [0.0, 1.0]], similarity="dot")
-    >>> [(first, tile.tolist()) for first, tile in lazy.tiles(slice(0, 2))]
-    [(0, [[1.0, 0.0], [0.5, 0.25]])]
+    >>> lazy[:].tolist()
+    [[1.0, 0.0], [0.5, 0.25]]
     """
 
     def __init__(
@@ -318,14 +322,15 @@ class LazySimilarity:
 
         self.shape = (len(self.queries), len(self.candidates))
         self.chunk, self.similarity = chunk, similarity
-        self._dtype = np.result_type(self.queries, self.candidates, np.float32)
 
-        # If the squared norms fit into the score dtype, every dot product does too (Cauchy-Schwarz).
-        largest, scales = np.finfo(self._dtype).max, []
+        # If the squared norms fit into float32, every dot product does too (Cauchy-Schwarz).
+        self.tie_tolerance, scales = np.float32(_TIE), []
         for name, embeds in (("queries", self.queries), ("candidates", self.candidates)):
-            norms = get_norms(embeds, name, similarity == "cosine", largest)
+            norms = get_norms(embeds, name, similarity == "cosine", np.finfo(np.float32).max)
             is_scaled = similarity == "cosine" and np.abs(norms - 1).max() > _NORM_TOLERANCE
             scales.append(1 / norms if is_scaled else None)  # (rows, 1)
+            if similarity == "dot":
+                self.tie_tolerance *= np.float32(norms.max())
         self._query_scales, self._candidate_scales = scales
 
     @property
@@ -333,63 +338,38 @@ class LazySimilarity:
         """Similarity with queries and candidates exchanged."""
         return LazySimilarity(self.candidates, self.queries, self.chunk, self.similarity)
 
-    def __getitem__(self, rows: slice) -> NDArray[Any]:
+    def __getitem__(self, rows: slice) -> NDArray[np.float32]:
         """Return the score matrix of a slice of queries; `lazy[:]` returns all scores."""
         if rows.step not in (None, 1):
             raise ValueError(f"rows is {rows}; give a slice without a step")
         rows = slice(*rows.indices(self.shape[0])[:2])
-        matrix = np.empty((max(rows.stop - rows.start, 0), self.shape[1]), self._dtype)
+        matrix = np.empty((max(rows.stop - rows.start, 0), self.shape[1]), np.float32)
         for start in range(0, len(matrix), self.chunk):
             block = slice(rows.start + start, min(rows.start + start + self.chunk, rows.stop))
-            for first, tile in self.tiles(block):
+            for first, tile in self.tiles(block, np.float64):
                 matrix[start : start + self.chunk, first : first + tile.shape[1]] = tile
         return matrix
 
-    def tiles(self, rows: slice) -> Tiles:
+    def tiles(self, rows: slice, dtype: type[np.floating[Any]] = np.float32) -> Tiles:
         """Yield score tiles of 1024 candidates for the queries in `rows`, as (index of the first column, tile)."""
-        queries = self._get_units(self.queries, self._query_scales, rows)
+        queries = _scaled(self.queries, self._query_scales, rows, dtype)
         for start in range(0, self.shape[1], TILE_CANDIDATES):
             columns = slice(start, start + TILE_CANDIDATES)
-            candidates = self._get_units(self.candidates, self._candidate_scales, columns)
-            yield start, (queries @ candidates.T).astype(self._dtype, copy=False)
+            yield start, queries @ _scaled(self.candidates, self._candidate_scales, columns, dtype).T
 
-    def scored(self, rows: slice, columns: NDArray[np.int64]) -> tuple[NDArray[Any], Tiles]:
-        """Return the scores of n queries at `columns` (n, M), and an iterator over all score tiles of these queries.
-
-        Where a column is -1, the score is undefined.
-        """
-        if self.shape[1] <= _STORED_CANDIDATES:
-            tiles = list(self.tiles(rows))
-            block = np.concatenate([tile for _, tile in tiles], axis=1)
-            return np.take_along_axis(block, np.maximum(columns, 0), axis=1), iter(tiles)
-
-        # Bitwise equal to the tiles, because sums of products of rounded rows are exact.
-        queries = self._get_units(self.queries, self._query_scales, rows)
-        scores = np.empty(columns.shape, self._dtype)
+    def at(self, rows: slice, columns: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return the scores of n queries at `columns` (n, M). A column of -1 is the last one."""
+        queries = _scaled(self.queries, self._query_scales, rows, np.float64)
+        scores = np.empty(columns.shape, np.float32)
         for i in range(columns.shape[1]):
-            candidates = self._get_units(self.candidates, self._candidate_scales, columns[:, i])
+            candidates = _scaled(self.candidates, self._candidate_scales, columns[:, i], np.float64)
             scores[:, i] = np.einsum("qd,qd->q", queries, candidates)
-        return scores, self.tiles(rows)
+        return scores
 
-    def _get_units(self, embeds: NDArray[Any], scales: NDArray[Any] | None, rows: Any) -> NDArray[np.float64]:
-        """Scale and round the selected rows, so that dot products of rounded rows are exact.
 
-        The step of a row is a power of two. Each value becomes an integer of b bits times the step. A sum of d products
-        is then an integer below 2^(2b) d, times the product of the two steps. If 2b + log2(d) <= 53, float64 represents
-        it exactly in any order of summation. The rounding error of a value is at most 2^-b times the largest value in
-        the row (b = 22 at d = 512).
-        """
-        block = embeds[rows].astype(np.float64)
-        if scales is not None:
-            block *= scales[rows]
-
-        bits = (53 - (block.shape[1] - 1).bit_length()) // 2
-        exponents = np.frexp(np.abs(block).max(axis=1, keepdims=True))[1]
-        steps = np.ldexp(1.0, exponents - bits)
-        block /= steps
-        np.rint(block, out=block)
-        block *= steps
-        return block
+def _scaled(embeds: NDArray[Any], scales: NDArray[Any] | None, rows: Any, dtype: type[np.floating[Any]]) -> NDArray[Any]:
+    block = embeds[rows].astype(dtype, copy=False)
+    return block if scales is None else (block * scales[rows]).astype(dtype, copy=False)
 
 
 def get_norms(

@@ -29,11 +29,12 @@ def find_mutants() -> dict[str, list[str]]:
     groups: dict[str, list[str]] = defaultdict(list)
     for folder in CONFIG["source_paths"]:
         for path in sorted(Path(folder).rglob("*.py")):
-            group = next((pattern for pattern in CONFIG["only_mutate"] if fnmatch(str(path), pattern)), None)
-            if group is None:
+            if any(fnmatch(str(path), pattern) for pattern in CONFIG["do_not_mutate"]):
                 continue
-            mutated = mutate_file_contents(str(path), path.read_text(encoding="utf-8"))
-            groups[group] += [get_mutant_name(path, name) for name in mutated.mutant_names]
+            for group in CONFIG["only_mutate"]:
+                if fnmatch(str(path), group):
+                    mutated = mutate_file_contents(str(path), path.read_text(encoding="utf-8"))
+                    groups[group] += [get_mutant_name(path, name) for name in mutated.mutant_names]
     return groups
 
 

@@ -1,7 +1,6 @@
 """Translation with an endpoint: requests, retries, and invalid answers."""
 
 import re
-import threading
 import time
 
 import pytest
@@ -9,7 +8,6 @@ from fake_endpoint import completion, fake_endpoint
 
 from modeling_supclap.datasets_scripts.translation.chat import (
     ChatTranslator,
-    RateLimiter,
     UnusableAnswer,
     read_answer,
 )
@@ -159,34 +157,6 @@ def test_the_order_of_the_answer_does_not_matter():
     assert read_answer(completion(numbers), 12) == [f"t{number}" for number in range(1, 13)]
     with pytest.raises(UnusableAnswer, match=r"\b11\b"):
         read_answer(completion(numbers), 11)
-
-
-def test_requests_and_retries_are_evenly_spaced():
-    with fake_endpoint((500, {}, b"")) as server:
-        translator = chat(server, requests_per_minute=300)
-        assert translator.limiter.interval_seconds == pytest.approx(0.2)
-        started = time.monotonic()
-        for _ in range(3):
-            translator.translate(["Rain"], "eng", "fra")
-    assert len(server.requests) == 4  # one was repeated
-    assert time.monotonic() - started >= 3 * 0.2
-
-
-def test_threads_share_the_limit(slept, monkeypatch):
-    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
-    limiter = RateLimiter(60)
-    threads = [threading.Thread(target=limiter.wait) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(slept) == pytest.approx([1, 2, 3, 4, 5, 6, 7])
-
-
-@pytest.mark.parametrize("per_minute", [0, -1])
-def test_a_limit_that_lets_nothing_through_is_refused(per_minute):
-    with pytest.raises(ValueError, match="requests_per_minute"):
-        RateLimiter(per_minute)
 
 
 @pytest.mark.parametrize(

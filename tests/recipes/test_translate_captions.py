@@ -226,7 +226,7 @@ def test_the_key_is_read_from_the_environment_and_not_saved(tmp_path, monkeypatc
         what = ["--captions", write_captions(tmp_path / "captions.csv"), "--languages", "fra", "--back_sample", 0]
         where = ["--endpoint", f"{server.url}/v1?key=sesame", "--api_key_env", "SOME_KEY"]
         where += ["--output", tmp_path / "o.parquet"]
-        run_recipe(translate_captions, *what, *where, "--model", "m", "--requests_per_minute", 6000)
+        run_recipe(translate_captions, *what, *where, "--model", "m")
     assert server.seen[0]["Authorization"] == "Bearer sesame"
     assert not any(b"sesame" in path.read_bytes() for path in tmp_path.iterdir())
     monkeypatch.delenv("SOME_KEY")
@@ -236,12 +236,11 @@ def test_the_key_is_read_from_the_environment_and_not_saved(tmp_path, monkeypatc
 
 def test_arguments_reach_the_translators():
     arguments = translate_captions.TranslatorArguments(
-        model="m", endpoint="http://h", requests_per_minute=30, workers=2, retries=1, request_options='{"top_p": 0.5}'
+        model="m", endpoint="http://h", workers=2, retries=1, request_options='{"top_p": 0.5}'
     )
     chat = translate_captions.build_translator(arguments)
     assert isinstance(chat, ChatTranslator)
-    assert (chat.name, chat.options, chat.workers) == ("m", {"top_p": 0.5}, 2)
-    assert chat.limiter.interval_seconds == 2
+    assert (chat.name, chat.options, chat.workers, chat._client.max_retries) == ("m", {"top_p": 0.5}, 2, 1)
     local = translate_captions.build_translator(
         translate_captions.TranslatorArguments(num_beams=3, device="cpu", dtype="float16")
     )
