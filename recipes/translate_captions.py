@@ -94,9 +94,7 @@ def build_translator(args: TranslatorArguments) -> Translator:
     if args.api_key_env is not None and not api_key:
         raise ValueError(f"api_key_env is {args.api_key_env}; this environment variable is not set or empty")
     options = None if args.request_options is None else as_mapping(args.request_options)
-    return ChatTranslator(
-        args.model, args.endpoint, api_key, options, args.workers, args.retries
-    )
+    return ChatTranslator(args.model, args.endpoint, api_key, options, args.workers, args.retries)
 
 
 def check_arguments(args: TranslatorArguments, caption_args: CaptionArguments, check: QualityArguments) -> None:

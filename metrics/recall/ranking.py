@@ -350,7 +350,7 @@ class LazySimilarity:
                 matrix[start : start + self.chunk, first : first + tile.shape[1]] = tile
         return matrix
 
-    def tiles(self, rows: slice, dtype: type[np.floating[Any]] = np.float32) -> Tiles:
+    def tiles(self, rows: slice, dtype: Any = np.float32) -> Tiles:
         """Yield score tiles of 1024 candidates for the queries in `rows`, as (index of the first column, tile)."""
         queries = _scaled(self.queries, self._query_scales, rows, dtype)
         for start in range(0, self.shape[1], TILE_CANDIDATES):
@@ -367,7 +367,7 @@ class LazySimilarity:
         return scores
 
 
-def _scaled(embeds: NDArray[Any], scales: NDArray[Any] | None, rows: Any, dtype: type[np.floating[Any]]) -> NDArray[Any]:
+def _scaled(embeds: NDArray[Any], scales: NDArray[Any] | None, rows: Any, dtype: Any) -> NDArray[Any]:
     block = embeds[rows].astype(dtype, copy=False)
     return block if scales is None else (block * scales[rows]).astype(dtype, copy=False)
 
