@@ -127,6 +127,9 @@ def _draw_projection(axes: Any, results: Results, languages: Sequence[str], clas
 def _tsne(embeds: np.ndarray) -> np.ndarray:
     from sklearn.manifold import TSNE
 
+    # scikit-learn divides by the spread of the points, and crashes if they are all equal.
+    if np.ptp(embeds, axis=0).max() < 1e-6:
+        return np.zeros((len(embeds), 2))
     perplexity = min(30.0, (len(embeds) - 1) / 3)
     # With the default of 1,000 steps the divergence is only 2 % lower.
     return TSNE(perplexity=perplexity, init="pca", random_state=0, metric="cosine", max_iter=500).fit_transform(embeds)

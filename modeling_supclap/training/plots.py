@@ -56,8 +56,9 @@ def plot_training_curves(log_history: Sequence[Mapping[str, Any]], path: str | P
 def plot_drift(log_history: Sequence[Mapping[str, Any]], path: str | Path) -> None:
     """Plot the values logged by `callbacks.DriftCallback`, as in figures 1, 3 and 4 of the SupCLAP paper.
 
-    The first panel shows the drift cosine over the steps (1 means no drift). The second panel shows the mean radius, if
-    it was logged. The last panel shows histograms of the cosine similarity of positive pairs at the start, middle and
+    The first panel shows the drift cosine over the steps (1 means no drift). The second panel shows the same cosine
+    without projection, as in the paper's figure 1. The third panel shows the mean radius, if it was logged. The last
+    panel shows histograms of the cosine similarity of positive pairs at the start, middle and
     end of the run. Each histogram contains a tenth of the logged batches. The arguments are as in
     `plot_training_curves`.
 
@@ -67,10 +68,14 @@ def plot_drift(log_history: Sequence[Mapping[str, Any]], path: str | Path) -> No
     tracked = [entry for entry in log_history if "drift_cosine" in entry]
     if not tracked:
         raise ValueError(f"the {len(log_history)} entries of the log contain no drift_cosine; train with track_drift")
-    panels: dict[str, dict[str, Curve]] = {"drift (cosine of update and pull)": {}}
-    for key, label in _DRIFT_CURVES.items():
-        if key in tracked[0]:
-            panels["drift (cosine of update and pull)"][label] = key, [tracked]
+    panels: dict[str, dict[str, Curve]] = {}
+    for title, suffix in (
+        ("drift (cosine of update and pull)", ""),
+        ("drift, not projected (SupCLAP fig. 1)", "_literal"),
+    ):
+        for name, label in _DRIFT_CURVES.items():
+            if f"{name}{suffix}" in tracked[0]:
+                panels.setdefault(title, {})[label] = f"{name}{suffix}", [tracked]
     for direction in ("t2a", "a2t"):
         if f"radius_mean_{direction}" in tracked[0]:
             panels.setdefault("semantic radius", {})[direction] = f"radius_mean_{direction}", [tracked]

@@ -40,6 +40,16 @@ def test_the_axis_is_that_of_the_cosines(results):
     assert "<svg" in dict(report_figures.figures(Results(results.content, {**results.arrays, **alike})))["similarity"]
 
 
+@pytest.mark.parametrize("noise", [0.0, 1e-8, 1e-5])
+def test_a_collapsed_model_has_a_report(results, noise):
+    """t-SNE of equal points would end the process with a signal."""
+    generator = np.random.default_rng(0)
+    for name, values in results.arrays.items():
+        if name.startswith(("embeddings/audio", "embeddings/text/")) and values.ndim == 2:
+            results.arrays[name] = (0.25 + noise * generator.standard_normal(values.shape)).astype(np.float32)
+    assert "<svg" in dict(report_figures.figures(results))["projection"]
+
+
 def test_a_line_connects_a_caption_and_its_clip(results, monkeypatch):
     positions = np.arange(6 * NUM_CLIPS, dtype=float).reshape(-1, 2)
     monkeypatch.setattr(report_figures, "_tsne", lambda embeds: positions)

@@ -75,6 +75,16 @@ def test_drift_is_drawn_as_the_paper_s_figures(tmp_path, drawn):
     assert not list(tmp_path.glob("*.tmp"))
 
 
+def test_the_cosine_of_the_paper_has_a_panel_of_its_own(tmp_path, drawn):
+    history = [
+        {**entry, "drift_cosine_literal": 0.3} if "drift_cosine" in entry else entry for entry in drift_history()
+    ]
+    plot_drift(history, tmp_path / "drift.png")
+    assert len(drawn[0].axes) == 4
+    (line,) = drawn[0].axes[1].lines
+    assert (line.get_label(), set(line.get_ydata())) == ("InfoNCE, text to audio", {0.3})
+
+
 def test_without_a_radius_its_panel_is_left_out(tmp_path, drawn):
     plot_drift(drift_history(radius=False), tmp_path / "drift.png")
     assert [axes.get_xlabel() for axes in drawn[0].axes] == ["step", "cosine"]
