@@ -22,6 +22,7 @@ _BUILDERS = {
     "esc50": (".builders.esc50", "ESC50"),
     "fsd50k": (".builders.fsd50k", "FSD50K"),
     "hf": (".builders.hf", "HubDataset"),
+    "macs": (".builders.macs", "MACS"),
     "prepared": (".prepared", "Prepared"),
     "scenes": (".builders.scenes", "Scenes"),
     "synthetic": (".builders.synthetic", "SyntheticEvents"),
@@ -42,8 +43,8 @@ def load_splits(
 
     Args:
         name: "audio_folder" (any folder of recordings with captions), "audiocaps", "audioset", "clotho", "esc50",
-            "fsd50k", "hf", "prepared" (output of `prepare.py`), "scenes", "synthetic", "urbansound8k", "vggsound",
-            "wavcaps" or "webdataset" (only with `streaming`).
+            "fsd50k", "hf", "macs", "prepared" (output of `prepare.py`), "scenes", "synthetic", "urbansound8k",
+            "vggsound", "wavcaps" or "webdataset" (only with `streaming`).
         cache_dir: Cache folder for the rows. None: the default of `datasets`.
         translations: One or several Parquet files with translated captions to join, or a dict with the arguments of
             `join_translations`, such as `{"path": "fra.parquet", "strict": False}`.

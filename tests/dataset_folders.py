@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import builders
+import yaml
 from recordings import ESC50Clip, write_esc50
 
 
@@ -97,6 +98,34 @@ def clotho(folder: Path) -> Made:
         audio += touch(folder / part, CLOTHO_NAMES)
     counts = dict.fromkeys(("train", "validation", "test"), len(CLOTHO_NAMES))
     return Made({"data_dir": str(folder)}, counts, audio, folder / "clotho_captions_development.csv", "")
+
+
+MACS_SCENES = ("airport", "public_square")
+
+
+def macs(folder: Path) -> Made:
+    """MACS: two scenes of three places each, with two clips of each place. The first clip has one caption."""
+    files: list[dict[str, Any]] = []
+    for place in range(3):
+        for scene in MACS_SCENES:
+            for piece in range(2):
+                name = f"{scene}-lisbon-{place}-{2 * place + piece}-a.wav"
+                sentences = [
+                    f"People talk at the {scene} {place} « {piece}.{turn} »" for turn in range(3 if files else 1)
+                ]
+                annotations = [{"annotator_id": 7, "sentence": text, "tags": ["footsteps"]} for text in sentences]
+                files.append({"filename": name, "annotations": annotations})
+    table = folder / "MACS.yaml"
+    table.parent.mkdir(parents=True, exist_ok=True)
+    table.write_text(yaml.safe_dump({"files": files}, allow_unicode=True, width=1000), encoding="utf-8")
+    audio = touch(folder / "TAU-urban-acoustic-scenes-2019-development" / "audio", [file["filename"] for file in files])
+    return Made(
+        {"data_dir": str(folder), "num_test": 2, "num_validation": 1},
+        {"train": 6, "validation": 2, "test": 4},
+        audio,
+        table,
+        "People talk at the airport 0 « 0.0 »",
+    )
 
 
 def wavcaps(folder: Path, blacklisted: bool = True) -> Made:
@@ -238,6 +267,7 @@ FOLDERS: dict[str, Callable[[Path], Made]] = {
         clotho,
         esc50,
         fsd50k,
+        macs,
         urbansound8k,
         vggsound,
         wavcaps,

@@ -5,6 +5,7 @@ import logging
 
 import dataset_folders
 import pytest
+import yaml
 from dataset_folders import FOLDERS, MAKERS
 
 from modeling_supclap.datasets_scripts import builder_names, find_builder, load_builder, load_splits
@@ -196,6 +197,9 @@ def test_a_clip_that_comes_twice_is_one_row(name, make, load):
     if made.table.suffix == ".json":
         table = json.loads(made.table.read_text("utf-8"))
         made.table.write_text(json.dumps({**table, "data": table["data"] + table["data"][-1:]}), "utf-8")
+    elif made.table.suffix == ".yaml":
+        files = yaml.safe_load(made.table.read_text("utf-8"))["files"]
+        made.table.write_text(yaml.safe_dump({"files": files + files[-1:]}), "utf-8")
     else:
         lines = made.table.read_bytes().splitlines(keepends=True)
         made.table.write_bytes(b"".join(lines + lines[-1:]))
