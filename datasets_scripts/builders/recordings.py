@@ -2,7 +2,6 @@
 
 import hashlib
 import html
-import logging
 import os
 import re
 import unicodedata
@@ -13,14 +12,7 @@ from pathlib import Path
 
 import soundfile
 
-logger = logging.getLogger(__name__)
-
-SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".aif", ".aiff", ".m4a", ".aac")
-"""Supported formats in order of preference. libsndfile reads all formats except the last two, which require FFmpeg."""
-
-_HIDDEN = (".", "__MACOSX")
-
-_OTHER_SUFFIXES = (".mp4", ".webm", ".mkv", ".wma")  # suffixes in metadata of files that were converted later
+from ..audio_files import SUFFIXES, is_audio_name, walk
 
 _STARTS = ("{start}", "{start:.1f}", "{start:.3f}", "{start:06d}", "{start_ms}")
 _ENDS = ("{end}", "{end:.1f}", "{end:.3f}", "{end:06d}", "{end_ms}")
@@ -37,36 +29,6 @@ Segment = tuple[str, int]
 """Clip from a video: YouTube id and start in seconds."""
 
 
-def walk(folder: str | Path) -> list[str]:
-    """List all files in a folder and its sub-folders, as sorted relative paths with slashes.
-
-    Symbolic links to folders are followed, but each folder is listed only once. Hidden files, pipes, devices and
-    unreadable entries are skipped. File names that are not UTF-8 are skipped with a warning.
-    """
-    files: list[str] = []
-    undecodable: list[str] = []
-    seen: set[str] = set()
-    for path, folders, names in os.walk(folder, followlinks=True):
-        real = os.path.realpath(path)
-        if real in seen:
-            folders.clear()
-            continue
-        seen.add(real)
-        folders[:] = sorted(name for name in folders if not name.startswith(_HIDDEN))
-
-        start = os.path.relpath(path, folder).replace(os.sep, "/")
-        for name in names:
-            if not name.startswith(_HIDDEN) and os.path.isfile(os.path.join(path, name)):
-                relative = name if start == os.curdir else f"{start}/{name}"
-                # A name that is not UTF-8 contains surrogates.
-                (undecodable if re.search("[\ud800-\udfff]", relative) else files).append(relative)
-
-    if undecodable:
-        count = len(undecodable)
-        logger.warning("%s: skipped %d names that are not UTF-8, such as %r", folder, count, min(undecodable))
-    return sorted(files)
-
-
 def stem_of(name: str) -> str:
     """Return a file name without folders and without its audio or video suffix.
 
@@ -78,7 +40,7 @@ def stem_of(name: str) -> str:
 
 def _without_suffix(name: str) -> str:
     stem, suffix = os.path.splitext(name)
-    return stem if suffix.lower() in SUFFIXES + _OTHER_SUFFIXES else name
+    return stem if suffix.lower() in SUFFIXES else name
 
 
 class Recordings:
@@ -94,18 +56,20 @@ class Recordings:
             raise FileNotFoundError(f"{self.folder} is not a folder; expected the folder with the audio")
 
         files = walk(self.folder) if files is None else files
-        self.files = tuple(file for file in files if file.lower().endswith(SUFFIXES))
+        self.files = tuple(file for file in files if is_audio_name(file))
         self._names = frozenset(self.files)
 
     def at(self, name: str) -> Path | None:
         """Find a recording by its absolute path or its path relative to the folder; return None if it is missing.
 
-        A relative path also matches a file with another audio suffix or Unicode normal form (macOS changes names).
+        The file may have any suffix. A relative path also matches a file with another audio suffix or Unicode normal
+        form (macOS changes names).
         """
-        if os.path.isabs(name):
-            return Path(name) if os.path.isfile(name) else None
-        file = name if name in self._names else self._by_path.get(_format_free(name))
-        return None if file is None else self.folder / file
+        file = name if name in self._names else None
+        if file is None and not os.path.isabs(name):
+            file = self._by_path.get(_format_free(name))
+        path = self.folder / (file or name)  # `name` itself if it is absolute
+        return path if file is not None or path.is_file() else None
 
     def named(self, stems: Iterable[str]) -> Path | None:
         """Find a recording, in any sub-folder and format, by its possible names without suffix, the preferred first."""

@@ -12,7 +12,7 @@ from torch.nn import functional
 from torchaudio.functional import add_noise
 
 from modeling_supclap.datasets_scripts.audio import BadAudioError, read_row
-from modeling_supclap.datasets_scripts.builders.recordings import Recordings
+from modeling_supclap.datasets_scripts.audio_files import list_recordings
 from modeling_supclap.datasets_scripts.schema import stable_id
 
 from ..processing_supclap import SupCLAPProcessor
@@ -101,8 +101,7 @@ class WaveformAugmentation:
         self.prob, self.snr_db = args.background_prob, (min(args.background_snr_db), max(args.background_snr_db))
         self.backgrounds: list[str] = []
         if args.background_dir is not None:
-            recordings = Recordings(args.background_dir)
-            self.backgrounds = [str(recordings.folder / file) for file in recordings.files]
+            self.backgrounds = list_recordings(args.background_dir)
             if not self.backgrounds:
                 raise FileNotFoundError(f"background_dir {args.background_dir} has no recordings; pass another folder")
 

@@ -18,7 +18,7 @@ from datasets import Dataset
 from memory import traced_peak
 from recordings import tone_rows
 
-from modeling_supclap.datasets_scripts import audio, bad_audio
+from modeling_supclap.datasets_scripts import audio, bad_audio, decoders
 from modeling_supclap.datasets_scripts.audio import BadAudioError, MissingDecoderError
 from modeling_supclap.datasets_scripts.bad_audio import (
     filter_bad_audio,
@@ -212,7 +212,7 @@ def test_a_long_recording_is_checked_in_parts(tmp_path):
 
 @pytest.mark.parametrize(("storage", "copies"), [("reference", 0), ("int16", 2), ("original", 1)])
 def test_packing_a_long_recording_needs_little_more_than_its_stored_size(tmp_path, monkeypatch, storage, copies):
-    monkeypatch.setattr(audio, "_BLOCK_FRAMES", 2**19)
+    monkeypatch.setattr(decoders, "_BLOCK_FRAMES", 2**19)
     path, stored_bytes = tmp_path / "long.wav", {"int16": 19.2e6, "original": 52.9e6, "reference": 0}[storage]
     with soundfile.SoundFile(path, "w", 44_100, 1) as file:
         minute = (0.1 * np.random.default_rng(0).standard_normal(60 * 44_100)).astype(np.float32)

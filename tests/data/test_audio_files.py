@@ -1,0 +1,20 @@
+"""Audio files of a folder."""
+
+import pytest
+
+from modeling_supclap.datasets_scripts.audio_files import SUFFIXES, list_recordings
+
+
+def test_audio_and_videos_are_listed(tmp_path):
+    names = ["a.wav", "B.FLAC", "c.webm", "deep/d.mp4", "._a.wav", "notes.txt", "deep/x.wav.txt", "__MACOSX/a.wav"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert list_recordings(tmp_path) == [str(tmp_path / name) for name in ("B.FLAC", "a.wav", "c.webm", "deep/d.mp4")]
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        list_recordings(tmp_path / "nowhere")
+
+
+def test_each_suffix_is_in_the_list_once():
+    assert len(set(SUFFIXES)) == len(SUFFIXES)
+    assert all(suffix == suffix.lower() for suffix in SUFFIXES)
