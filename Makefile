@@ -33,7 +33,7 @@ DATA_DIR = $(if $(DATA),--data_dir $(DATA))
 reproduce: setup
 	HF_HUB_OFFLINE=1 $(BIN)/python -m modeling_supclap.recipes.reproduce $(TABLES) $(DATA_DIR) $(ARGS)
 
-# Write the tables of docs/results.md, docs/paper_settings.md and the README from the committed files of recipes.
+# Write the tables of docs/results.md and docs/paper_settings.md from the committed files of recipes.
 results-page: setup
 	$(BIN)/python -m modeling_supclap.recipes.studies.pages
 

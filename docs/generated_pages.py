@@ -20,6 +20,8 @@ def on_files(files: Any, config: Any) -> Any:
     for page, source in COPIES.items():
         text = (ROOT / source).read_text(encoding="utf-8")
         text = text.replace("](../../docs/", "](../").replace("](docs/", "](")
+        if not page.startswith("metrics/"):  # guides answer questions; changes and house rules do not
+            text = f"---\nsearch:\n  exclude: true\n---\n\n{text}"
         files.append(File.generated(config, page, content=text))
 
     for notebook in sorted((ROOT / "examples").glob("*.ipynb")):
@@ -32,7 +34,12 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Link the functions and metrics in the paper index to their pages, with the last part of the name as text."""
+    """Link the functions and metrics in the paper index to their pages, with the last part of the name as text.
+
+    API pages rank below the guides in the search of the site.
+    """
+    if page.file.src_uri.startswith("api/"):
+        page.meta.setdefault("search", {})["boost"] = 0.5
     if page.file.src_uri != "paper_index.md":
         return markdown
 

@@ -9,17 +9,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import ClapProcessor, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
-from modeling_supclap.conversion import (
-    find_kind,
-    load_clap,
-    load_open_clip,
-    load_open_clip_processor,
-    processor_from_clap,
-    supclap_from_clap,
-)
+from modeling_supclap.conversion import load_model, load_processor
 from modeling_supclap.conversion.layouts import FUSION_REMARK
 from modeling_supclap.recipes.running import say
 
@@ -41,19 +34,9 @@ def load_start(
     These are the `ClapModel` of transformers and CLAP2 in OpenCLIP's format. The `temperature`, and the `logit_bias` of
     SigLIP, replace those of the model. None: keep them.
     """
-    match find_kind(name):
-        case "open_clip":
-            model, _ = load_open_clip(name)
-        case "clap":
-            clap = load_clap(name)
-            if getattr(clap.config.audio_config, "enable_fusion", False):
-                say(f"{name}: {FUSION_REMARK}")
-            model = supclap_from_clap(clap)
-        case "supclap":
-            model = SupCLAPModel.from_pretrained(name)
-        case other:
-            raise ValueError(f"{name} is a {other} model, which can be evaluated and searched with, but not trained")
-
+    model = load_model(name)
+    if getattr(model.config.audio_config, "enable_fusion", False):
+        say(f"{name}: {FUSION_REMARK}")
     if temperature is not None:
         model.config.temperature = temperature
         nn.init.constant_(model.logit_scale, -math.log(temperature))
@@ -78,14 +61,3 @@ def report_temperature(model: SupCLAPModel) -> dict[str, Any]:
 
 def _is_trained(parameter: nn.Parameter) -> str:
     return "trained" if parameter.requires_grad else "fixed"
-
-
-def load_processor(name: str) -> SupCLAPProcessor:
-    """Load the processor of a SupCLAP model, a `ClapModel` or a model in OpenCLIP's format from a Hub id or folder."""
-    match find_kind(name):
-        case "open_clip":
-            return load_open_clip_processor(name)
-        case "clap":
-            return processor_from_clap(ClapProcessor.from_pretrained(name))
-        case _:
-            return SupCLAPProcessor.from_pretrained(name)

@@ -183,7 +183,7 @@ def evaluate_test_split(trainer: SupCLAPTrainer, rows: Any, templates: list[str]
 def make_processor(rows: Any, model_args: ModelArguments, args: SupCLAPTrainingArguments) -> SupCLAPProcessor:
     """Build or load the processor. For encoders from scratch, the tokenizer is trained on the captions of `rows`."""
     from modeling_supclap import SupCLAPProcessor
-    from modeling_supclap.recipes.models import load_processor
+    from modeling_supclap.conversion import load_processor
 
     if model_args.model is not None:
         return load_processor(model_args.model)

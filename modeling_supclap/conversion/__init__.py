@@ -6,7 +6,7 @@ unexpected or differ in shape.
 
 from .clap import clap_from_supclap, load_clap, processor_from_clap, supclap_from_clap
 from .files import Checkpoint, read_checkpoint
-from .kinds import find_kind
+from .kinds import find_kind, load_model, load_processor
 from .layouts import Conversion, convert_checkpoint, recognise
 from .open_clip import is_open_clip, load_open_clip, load_open_clip_processor, save_open_clip
 from .saving import save_conversion
@@ -21,8 +21,10 @@ __all__ = [
     "find_kind",
     "is_open_clip",
     "load_clap",
+    "load_model",
     "load_open_clip",
     "load_open_clip_processor",
+    "load_processor",
     "processor_from_clap",
     "read_checkpoint",
     "recognise",

@@ -3,11 +3,13 @@
 import json
 
 import builders
+import numpy as np
 import open_clip_folders as folders
 import pytest
+import torch
 
 from modeling_supclap import SupCLAPModel
-from modeling_supclap.conversion.kinds import find_kind
+from modeling_supclap.conversion.kinds import find_kind, load_model, load_processor
 from modeling_supclap.evaluation.models import load_embedding_model
 from modeling_supclap.recipes.models import load_start
 
@@ -61,3 +63,17 @@ def test_a_model_that_only_embeds_cannot_start_a_training(tmp_path):
     folder = write(tmp_path / "pe", "config.json", {"model_type": "pe_audio"})
     with pytest.raises(ValueError, match=r"pe_audio.*not trained"):
         load_start(folder)
+
+
+def test_one_function_loads_each_kind_with_its_processor(tmp_path):
+    folders.write_folder(tmp_path / "clap2", "A")
+    builders.save_clap(tmp_path / "clap")
+    builders.save_supclap(tmp_path / "ours")
+    for name in ("clap2", "clap", "ours"):
+        model, folder = load_model(str(tmp_path / name)), str(tmp_path / name)
+        (text,) = model.encode_text(["w7"])
+        words = load_processor(folder)(text="w7", return_tensors="pt")
+        with torch.no_grad():
+            expected = model.get_text_features(**words).pooler_output[0]
+        np.testing.assert_allclose(text, expected, atol=1e-5)
+        np.testing.assert_allclose(text, load_embedding_model(folder).encode_text(["w7"], "eng")[0], atol=1e-5)

@@ -47,4 +47,6 @@ def at_a_readers(things_of_a_reader, tmp_path, monkeypatch):
     """Temporary working folder with these files."""
     shutil.copytree(things_of_a_reader, tmp_path, dirs_exist_ok=True)
     (tmp_path / "metrics").symlink_to(METRICS)
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples" / "sounds").symlink_to(METRICS.parent / "examples" / "sounds")
     monkeypatch.chdir(tmp_path)

@@ -28,7 +28,6 @@ def reduce_clips(size: re.Match[str]) -> str:
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(notebook, tmp_path, monkeypatch):
     matplotlib.use("Agg")
-    (tmp_path / "examples").mkdir()
     monkeypatch.chdir(tmp_path / "examples")
     names: dict = {"__name__": "__main__"}
     for cell in cells(notebook, "code"):
