@@ -31,7 +31,7 @@ def load_trained_sources(folder: str | Path | None) -> np.ndarray:
 
 
 def exclude_trained_sources(rows: Any, model: str) -> tuple[Any, int]:
-    """Remove the rows from whose sources a model has trained. Return the other rows, and the number of removed ones.
+    """Remove the rows with sources that a model has trained on. Return the other rows, and the number of removed ones.
 
     Raises ValueError if no rows are left.
     """

@@ -188,8 +188,8 @@ def test_errors_of_weights_and_moments_keep_to_their_bounds_over_epochs() -> Non
         # [eq. 25], from the bound of the previous epoch
         a = 1 + rate * largest
         series = sum(a**j * by_epoch[epoch - 1][steps - 1 - j] for j in range(steps))
-        before = bounds[epoch - 2] if epoch > 1 else 0.0
-        assert bound == pytest.approx(a**steps * before + rate * errors[epoch - 1].item() * series)
+        earlier = bounds[epoch - 2] if epoch > 1 else 0.0
+        assert bound == pytest.approx(a**steps * earlier + rate * errors[epoch - 1].item() * series)
 
     for step in range(3 * steps):
         epoch = step // steps
