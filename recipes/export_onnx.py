@@ -9,6 +9,7 @@ measured differences) and a README with example code. Requires the extra: pip in
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +28,7 @@ def write_usage(folder: Path, model: SupCLAPModel, processor: SupCLAPProcessor, 
     template = jinja2.Template(Path(__file__).with_name("onnx_readme.j2").read_text(encoding="utf-8"))
     usage = template.render(
         max_tokens=processor.max_tokens,
+        inputs=json.loads((folder / "onnx.json").read_text(encoding="utf-8"))["audio.onnx"]["inputs"],
         difference=max(check.difference for check in checks),
         batches=len(checks),
         rate_hz=processor.feature_extractor.sampling_rate,
@@ -39,7 +41,7 @@ def write_usage(folder: Path, model: SupCLAPModel, processor: SupCLAPProcessor, 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parse the command line, and export the model to ONNX."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", help="Hub id or folder of a SupCLAP model with a CED audio tower.")
+    parser.add_argument("model", help="Hub id or folder of a SupCLAP model.")
     parser.add_argument("--out", type=Path, required=True, help="Output folder, which must not contain a model.")
     args = parser.parse_args(arguments)
 

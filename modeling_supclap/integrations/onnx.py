@@ -15,7 +15,7 @@ import logging
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,31 +25,34 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..modeling_ced import CEDModel
+from ..encoding import max_window_seconds, min_clip_samples
 from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
 
 TOLERANCE = 1e-4
 # Save larger weights in a separate file such as audio.onnx.data, because protobuf files are limited to 2 GB.
 _LARGEST_FILE_BYTES = 1_500_000_000
-# Input names and model method of each graph.
-_GRAPHS = {
-    "audio": (("input_features", "audio_attention_mask"), "get_audio_features"),
-    "text": (("input_ids", "attention_mask"), "get_text_features"),
-}
+# Model method of each graph.
+_METHODS = {"audio": "get_audio_features", "text": "get_text_features"}
 
 
 class Graph(nn.Module):
-    """Module to export: the audio or text tower with its pooling, its projection and the normalisation."""
+    """Module to export: the audio or text tower with its pooling, its projection and the normalisation.
 
-    def __init__(self, model: SupCLAPModel, name: str) -> None:
+    Args:
+        name: "audio" or "text".
+        inputs: Names of the inputs, in the order in which `forward` receives them.
+    """
+
+    def __init__(self, model: SupCLAPModel, name: str, inputs: Iterable[str]) -> None:
         super().__init__()
         self.model = model
-        self.embed = getattr(model, _GRAPHS[name][1])
+        self.names = tuple(inputs)
+        self.embed = getattr(model, _METHODS[name])
 
-    def forward(self, values: Tensor, mask: Tensor) -> Tensor:
-        """Compute embeddings (B, projection_dim) of audio features (B, mels, T) or token ids (B, N)."""
-        return self.embed(values, mask, return_dict=True).pooler_output
+    def forward(self, *values: Tensor) -> Tensor:
+        """Compute embeddings (B, projection_dim) of audio features or token ids."""
+        return self.embed(**dict(zip(self.names, values, strict=True)), return_dict=True).pooler_output
 
 
 @dataclass
@@ -58,31 +61,32 @@ class Parity:
 
     graph: str  # "audio" or "text"
     batch: int  # number of recordings or texts
-    length: int  # number of frames or tokens
+    length: int  # number of frames, samples or tokens
     difference: float
 
 
 def export_onnx(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str | Path) -> list[Parity]:
     """Export both towers to ONNX and compare the graphs with the model. If a check fails, nothing is written.
 
+    The inputs are those of the processor. Audio encoders of transformers that accept any length, such as wav2vec 2.0,
+    have no `audio_attention_mask`, so the clips of a batch must have the same length.
+
     Args:
-        model: Model with CED as audio tower, in any dtype. The graphs are in float32.
+        model: Model in any dtype, with towers that `torch.onnx` can export. The graphs are in float32.
         folder: Output folder for `audio.onnx`, `text.onnx`, the processor's files and `onnx.json`. Weights above 1.5 GB
-            are stored in a separate file, such as `audio.onnx.data`. `onnx.json` contains the input and output names,
-            the logit scale and bias, and the result of `check_parity`.
+            are stored in a separate file, such as `audio.onnx.data`. `onnx.json` contains the names of the inputs and
+            outputs with their axes, the prefix of captions and whether they are plain, the logit scale and bias, and
+            the result of `check_parity`.
 
     Raises:
         ImportError: onnx, onnxscript or onnxruntime is missing.
-        ValueError: The audio tower is not CED, or a graph differs from the model by more than 1e-4.
+        ValueError: A tower cannot be exported, or a graph differs from the model by more than 1e-4.
     """
     try:
         for name in ("onnx", "onnxscript", "onnxruntime"):
             importlib.import_module(name)
     except ImportError as error:
         raise ImportError(f'{error}\nInstall the extra: pip install "supclap[onnx]"') from error
-    if not isinstance(model.audio_model, CEDModel):
-        kind = type(model.audio_model).__name__
-        raise ValueError(f"the audio tower is a {kind}; only CED can be exported")
     exact = deepcopy(model).float().cpu().eval()
     exact.set_attn_implementation("eager")
 
@@ -90,11 +94,8 @@ def export_onnx(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str | 
     target.parent.mkdir(parents=True, exist_ok=True)
     # Use a temporary folder in the same parent folder, so that finished files can be moved by renaming.
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
-        # Trace with a batch of two inputs of different length; one recording is longer than a chunk.
-        _export(Graph(exact, "audio"), _audio_inputs(processor, [1.0, 12.0]), Path(scratch) / "audio.onnx")
-        texts = ["a dog barks while the rain falls", "rain"]
-        _export(Graph(exact, "text"), _text_inputs(processor, texts), Path(scratch) / "text.onnx")
-
+        for name, batches in _batches(exact, processor).items():
+            _export(exact, name, batches, Path(scratch) / f"{name}.onnx")
         parity = check_parity(exact, processor, scratch)
         processor.save_pretrained(scratch)
         _describe(exact, processor, parity, Path(scratch) / "onnx.json")
@@ -108,9 +109,9 @@ def export_onnx(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str | 
 def check_parity(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str | Path) -> list[Parity]:
     """Compare exported graphs with the model, on batches of several sizes and lengths.
 
-    The recordings are noise, from the minimum length (0.15 s) to three chunks (30.4 s for CED). Some batches contain
-    one recording, others several of different length. The shortest text is one word, and the longest exceeds the
-    tokenizer's limit.
+    The recordings are noise, from the minimum length (CED: 0.15 s) to three windows of the model (CED: 30.4 s). Some
+    batches contain one recording, others several of different length. The shortest text is one word, and the longest
+    exceeds the tokenizer's limit.
 
     Raises:
         ValueError: An embedding differs by more than `TOLERANCE`. The message contains the shape of the worst batch.
@@ -118,17 +119,18 @@ def check_parity(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str |
     import onnxruntime
 
     parity = []
-    for name, batches in (("audio", _recordings(model, processor)), ("text", _texts(processor))):
+    for name, batches in _batches(model, processor).items():
         session = onnxruntime.InferenceSession(Path(folder) / f"{name}.onnx", providers=["CPUExecutionProvider"])
-        graph = Graph(model, name)
+        graph = Graph(model, name, batches[0])
+        axes = next(iter(_find_varying_axes(batches).values()))
         for inputs in batches:
             with torch.no_grad():
                 expected = graph(*inputs.values()).numpy()
 
-            feed = {key: value.numpy() for key, value in inputs.items()}
-            (embeds,) = session.run(None, feed)
-            rows, length = inputs[_GRAPHS[name][0][1]].shape
-            parity.append(Parity(name, rows, length, float(np.abs(embeds - expected).max())))
+            (embeds,) = session.run(None, {key: value.numpy() for key, value in inputs.items()})
+            sizes = next(iter(inputs.values())).shape
+            length = sizes[axes[-1]] if axes[-1] else max(sizes[1:])
+            parity.append(Parity(name, sizes[0], length, float(np.abs(embeds - expected).max())))
 
     worst = max(parity, key=lambda each: np.nan_to_num(each.difference, nan=np.inf))
     if not worst.difference <= TOLERANCE:
@@ -137,37 +139,47 @@ def check_parity(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str |
     return parity
 
 
-def _recordings(model: SupCLAPModel, processor: SupCLAPProcessor) -> Iterator[dict[str, Tensor]]:
-    config: Any = model.config.audio_config
-    rate_hz = processor.feature_extractor.sampling_rate
-    chunk = config.target_length * config.hop_size / rate_hz
-    least = processor.feature_extractor.min_samples / rate_hz
-    for seconds in ([least], [5.0], [chunk - 0.01], [chunk + 0.01], [least, 1.0, 5.0], [3 * chunk, chunk, 1.0, 15.0]):
-        yield _audio_inputs(processor, seconds)
+def _batches(model: SupCLAPModel, processor: SupCLAPProcessor) -> dict[str, list[dict[str, Tensor]]]:
+    """Return the inputs to trace (the first batch) and to compare, as `{graph: batches}`."""
+    extractor: Any = processor.feature_extractor
+    least = min_clip_samples(extractor) / extractor.sampling_rate
+    window = max_window_seconds(model.config, extractor) or 10.0
+    lengths = [[1.0, 1.2 * window], [least], [window / 2], [0.999 * window], [1.001 * window]]
+    lengths += [[least, 1.0, window / 2], [3 * window, window, 1.0, 1.5 * window]]
+    audio = [_audio_inputs(processor, seconds) for seconds in lengths]
+    masks = [(batch["input_features"], batch.get("audio_attention_mask")) for batch in audio]
+    if model._run_encoder is not None and all(mask is not None and len(mask[0]) == len(x[0]) for x, mask in masks):
+        # `run_encoder` encodes clips of equal length together, without a mask.
+        audio = []
+        for seconds in lengths:
+            features = _audio_inputs(processor, seconds[:1] * len(seconds))["input_features"]
+            audio.append({"input_features": features})
 
-
-def _texts(processor: SupCLAPProcessor) -> Iterator[dict[str, Tensor]]:
-    for counts in ([1], [9], [1, 4, 30], [700, 2], [12] * 5):
-        yield _text_inputs(processor, [" ".join(["rain"] * count) for count in counts])
+    words = ([5, 1], [1], [9], [1, 4, 30], [700, 2], [12] * 5)
+    texts = [_text_inputs(processor, [" ".join(["rain"] * count) for count in counts]) for counts in words]
+    return {"audio": audio, "text": texts}
 
 
 def _audio_inputs(processor: SupCLAPProcessor, seconds: Sequence[float]) -> dict[str, Tensor]:
-    rate_hz = processor.feature_extractor.sampling_rate
+    """Return the audio inputs of noise. A CLAP that is not fused does not read `is_longer`."""
+    extractor: Any = processor.feature_extractor
     rng = np.random.default_rng(0)
-    clips = [0.1 * rng.standard_normal(round(length * rate_hz)).astype(np.float32) for length in seconds]
-    return dict(processor(audio=clips, sampling_rate=rate_hz, return_tensors="pt"))
+    clips = [0.1 * rng.standard_normal(round(length * extractor.sampling_rate)) for length in seconds]
+    inputs = dict(processor(audio=clips, sampling_rate=extractor.sampling_rate, return_tensors="pt"))
+    if inputs["input_features"].shape[1] == 1:
+        inputs.pop("is_longer", None)
+    return inputs
 
 
 def _text_inputs(processor: SupCLAPProcessor, texts: list[str]) -> dict[str, Tensor]:
     batch = processor(text=texts, return_tensors="pt")
-    return {name: batch[name] for name in _GRAPHS["text"][0]}
+    return {name: batch[name] for name in ("input_ids", "attention_mask")}
 
 
-def _export(graph: Graph, inputs: Mapping[str, Tensor], path: Path) -> None:
-    """Export one graph. The batch size and the number of frames or tokens are dynamic."""
-    free = torch.export.Dim.DYNAMIC
-    shapes = tuple({0: free, tensor.ndim - 1: free} for tensor in inputs.values())
-    tower = graph.model.audio_model if path.stem == "audio" else graph.model.text_model
+def _export(model: SupCLAPModel, name: str, batches: Sequence[Mapping[str, Tensor]], path: Path) -> None:
+    """Export one graph. The axes in which the batches differ are dynamic."""
+    inputs, tower = batches[0], model.audio_model if name == "audio" else model.text_model
+    shapes = [dict.fromkeys(axes, torch.export.Dim.DYNAMIC) for axes in _find_varying_axes(batches).values()]
 
     # Hide the exporter's warnings about packages that are not needed, such as torchvision.
     level = logging.root.manager.disable
@@ -175,26 +187,70 @@ def _export(graph: Graph, inputs: Mapping[str, Tensor], path: Path) -> None:
     try:
         with torch.no_grad(), warnings.catch_warnings(action="ignore"):
             program = torch.onnx.export(
-                graph.eval(),
+                Graph(model, name, inputs).eval(),
                 tuple(inputs.values()),
                 input_names=list(inputs),
-                output_names=[f"{path.stem}_embeds"],
-                dynamic_shapes=shapes,
+                output_names=[f"{name}_embeds"],
+                dynamic_shapes=(tuple(shapes),),
                 dynamo=True,
                 verbose=False,
             )
             assert program is not None
             program.save(path, external_data=tower.get_memory_footprint() > _LARGEST_FILE_BYTES)
+    except torch.onnx.OnnxExporterError as error:
+        cause = str(error.__cause__ or error).strip().splitlines()[0]
+        raise ValueError(f"torch.onnx cannot export the {name} tower, a {type(tower).__name__}: {cause}") from error
     finally:
         logging.disable(level)
+    _name_axes(path, name)
+
+
+def _find_varying_axes(batches: Sequence[Mapping[str, Tensor]]) -> dict[str, list[int]]:
+    """Return the axes of each input in which the batches differ, the batch axis first."""
+    varying = {}
+    for name, values in batches[0].items():
+        sizes = [batch[name].shape for batch in batches]
+        varying[name] = [axis for axis in range(values.ndim) if len({size[axis] for size in sizes}) > 1]
+    return varying
+
+
+def _name_axes(path: Path, name: str) -> None:
+    """Name the dynamic axes, and remove the shapes of intermediate values.
+
+    onnxruntime's `quantize_dynamic` compares these shapes with its own and fails at differences.
+    """
+    import onnx
+
+    model = onnx.load(path, load_external_data=False)
+    del model.graph.value_info[:]
+    is_waveform = len(model.graph.input[0].type.tensor_type.shape.dim) == 2
+    length = "tokens" if name == "text" else "samples" if is_waveform else "frames"
+    for value in (*model.graph.input, *model.graph.output):
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            if axis == 0:
+                dim.dim_param = "batch"
+            elif dim.dim_param:
+                dim.dim_param = length
+    onnx.save(model, path)
 
 
 def _describe(model: SupCLAPModel, processor: SupCLAPProcessor, parity: Sequence[Parity], path: Path) -> None:
-    graphs = {f"{name}.onnx": {"inputs": inputs, "output": f"{name}_embeds"} for name, (inputs, _) in _GRAPHS.items()}
+    import onnx
+
+    graphs = {}
+    for name in _METHODS:
+        graph = onnx.load(path.with_name(f"{name}.onnx"), load_external_data=False).graph
+        inputs = {}
+        for value in graph.input:
+            inputs[value.name] = [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        graphs[f"{name}.onnx"] = {"inputs": inputs, "output": f"{name}_embeds"}
     facts = {
         **graphs,
         "projection_dim": model.config.projection_dim,
         "sampling_rate_hz": processor.feature_extractor.sampling_rate,
+        "caption_prefix": processor.caption_prefix,
+        "plain_captions": processor.plain_captions,
+        "max_tokens": processor.max_tokens,
         "logit_scale": model.logit_scale.exp().item(),
         "logit_bias": None if model.logit_bias is None else model.logit_bias.item(),
         "parity": list(map(asdict, parity)),

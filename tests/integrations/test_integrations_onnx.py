@@ -9,9 +9,9 @@ import builders
 import numpy as np
 import pytest
 import torch
+from audio_encoders import make_encoder
 
-from modeling_supclap import SupCLAPProcessor
-from modeling_supclap.conversion import supclap_from_clap
+from modeling_supclap import SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.integrations import onnx as onnx_export
 from modeling_supclap.integrations.onnx import check_parity, export_onnx
 from modeling_supclap.recipes import export_onnx as recipe
@@ -105,6 +105,10 @@ def test_the_folder(exported):
     assert facts["logit_scale"] == pytest.approx(model.logit_scale.exp().item())
     assert facts["logit_bias"] == (None if model.logit_bias is None else -10.0)
     assert {entry["graph"] for entry in facts["parity"]} == {"audio", "text"}
+    lengths = [entry["length"] for entry in facts["parity"] if entry["graph"] == "audio"]
+    assert (min(lengths), max(lengths)) == (16, 3037)
+    inputs = {"input_features": ["batch", 64, "frames"], "audio_attention_mask": ["batch", "frames"]}
+    assert facts["audio.onnx"]["inputs"] == inputs
     assert 0 < max(entry["difference"] for entry in facts["parity"]) <= 1e-4
     loaded = SupCLAPProcessor.from_pretrained(folder)
     assert loaded(text="dog")["input_ids"] == processor(text="dog")["input_ids"]
@@ -125,9 +129,8 @@ def test_a_traced_model_drops_chunks_that_are_not_full():
     example = (torch.zeros(2, 64, 1200), torch.ones(2, 1200, dtype=torch.long))
     free = torch.export.Dim.DYNAMIC
     shapes = ({0: free, 2: free}, {0: free, 1: free})
-    traced = torch.export.export(
-        onnx_export.Graph(model, "audio"), example, dynamic_shapes=shapes, strict=False
-    ).module()
+    graph = onnx_export.Graph(model, "audio", ["input_features", "audio_attention_mask"])
+    traced = torch.export.export(graph, example, dynamic_shapes=(shapes,), strict=False).module()
 
     for frames in (1013, 2023, 2024, 2500):
         features = torch.randn(3, 64, frames) * 20 - 40
@@ -152,7 +155,7 @@ def test_the_code_of_the_readme_runs(by_recipe, monkeypatch, capsys):
 
 def test_nothing_is_written_when_the_check_fails(tmp_path, monkeypatch):
     model, processor = tiny("bert")
-    monkeypatch.setattr(onnx_export, "_export", lambda graph, inputs, path: path.write_text("no graph"))
+    monkeypatch.setattr(onnx_export, "_export", lambda model, name, batches, path: path.write_text("no graph"))
 
     def fail(*args, **kwargs):
         raise ValueError("audio.onnx differs")
@@ -174,10 +177,72 @@ def test_the_card_of_a_model_is_not_written_over(tmp_path):
     assert not (tmp_path / "audio.onnx").exists()
 
 
-def test_another_audio_tower_is_refused(tmp_path):
-    model = supclap_from_clap(builders.clap_model())
-    with pytest.raises(ValueError, match="ClapAudioModel"):
-        export_onnx(model, builders.bert_processor(), tmp_path / "out")
+@pytest.fixture(scope="module")
+def clap(tmp_path_factory):
+    """Exported CLAP, with a prefix for captions."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model, processor = builders.pair("converted")
+    processor.caption_prefix = "the sound of "
+    folder = tmp_path_factory.mktemp("clap")
+    export_onnx(model, processor, folder)
+    return model, processor, folder, onnxruntime.InferenceSession
+
+
+def test_a_clap_is_exported(clap):
+    model, processor, folder, load = clap
+    facts = json.loads((folder / "onnx.json").read_text())
+    assert (facts["caption_prefix"], facts["plain_captions"]) == ("the sound of ", False)
+    assert facts["text.onnx"]["inputs"] == {"input_ids": ["batch", "tokens"], "attention_mask": ["batch", "tokens"]}
+    assert facts["audio.onnx"]["inputs"]["input_features"] == ["batch", 1, 101, 32]
+
+    rate_hz = processor.feature_extractor.sampling_rate
+    clips = [builders.noise(round(seconds * rate_hz), seed=index) for index, seconds in enumerate((0.3, 7, 0.9))]
+    features = processor(audio=clips, sampling_rate=rate_hz)["input_features"]
+    (embeds,) = load(folder / "audio.onnx").run(None, {"input_features": features})
+    expected = model.encode_audio(clips, processor, sampling_rate=rate_hz, chunk_seconds=1)
+    np.testing.assert_allclose(embeds[::2], expected[::2], atol=1e-5)
+
+
+def test_the_graphs_can_be_quantized(clap):
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    _, processor, folder, load = clap
+    texts = processor(text=["a dog barks", "rain"], return_tensors="np")
+    inputs = {
+        "audio": {"input_features": np.random.default_rng(0).standard_normal((3, 1, 101, 32)).astype(np.float32)},
+        "text": {name: texts[name] for name in ("input_ids", "attention_mask")},
+    }
+    for name, values in inputs.items():
+        quantize_dynamic(folder / f"{name}.onnx", folder / f"{name}.int8.onnx", weight_type=QuantType.QInt8)
+        exact, rounded = (load(folder / f"{name}{kind}.onnx").run(None, values)[0] for kind in ("", ".int8"))
+        cosines = (exact * rounded).sum(axis=1)
+        assert (cosines > 0.9).all()
+        assert not np.array_equal(exact, rounded)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ast", "whisper", "wav2vec2", "hubert", "data2vec", "wav2vec2-bert", "cnn14"])
+def test_other_audio_towers_are_exported(kind, tmp_path):
+    if kind == "cnn14":
+        model, processor = builders.pair(kind)
+    else:
+        encoder, extractor = make_encoder(kind)
+        model = SupCLAPModel(builders.supclap_config(audio=encoder.config)).eval()
+        processor = SupCLAPProcessor(extractor, builders.bert_tokenizer())
+    checks = export_onnx(model, processor, tmp_path)
+    assert len({check.batch for check in checks if check.graph == "audio"}) >= 3
+
+
+def test_a_tower_that_cannot_be_exported_is_named(tmp_path, monkeypatch):
+    model, processor = tiny("bert")
+
+    def forward(self, *args, **kwargs):
+        return model.text_projection(torch.ones(int(args[0].sum()), 32)).tolist()
+
+    monkeypatch.setattr(onnx_export.Graph, "forward", forward)
+    with pytest.raises(ValueError, match=r"audio tower, a CEDModel"):
+        export_onnx(model, processor, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_extra_is_named_where_it_is_missing(tmp_path, monkeypatch):
