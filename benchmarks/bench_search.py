@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 from rows import Row, run_script
 
+from modeling_supclap.encoding import AudioChunks
 from modeling_supclap.search.index import IndexedFile, SoundIndex, Stamp
 
 WINDOWS_PER_FILE = 1440  # an hour, every 2.5 s
@@ -43,7 +44,7 @@ def draw_files(number: int, centres: np.ndarray) -> Iterator[IndexedFile]:
         starts = 2.5 * np.arange(count)
         name = f"{file:05d}.wav"
         embeds = _unit(centres[indices] + noise * NOISE / math.sqrt(centres.shape[1]))
-        yield IndexedFile(name, Stamp(1, 1, 1), name, 2.5 * count + 2.5, starts, starts + 5, embeds)
+        yield IndexedFile(name, Stamp(1, 1, 1), name, AudioChunks(embeds, starts, starts + 5))
 
 
 def build(folder: str, number: int, centres: np.ndarray) -> dict[str, float]:

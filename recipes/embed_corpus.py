@@ -79,8 +79,7 @@ class Corpus:
 def load_corpus(args: CorpusArguments) -> Corpus:
     """Load the dataset, or list the recordings in the folder."""
     from modeling_supclap.datasets_scripts.audio import Address
-    from modeling_supclap.datasets_scripts.builders.recordings import SUFFIXES, Recordings
-    from modeling_supclap.datasets_scripts.remote_files import use_files
+    from modeling_supclap.evaluation.windows import list_recordings
 
     if (args.dataset is None) == (args.folder is None):
         raise ValueError(f"got dataset={args.dataset!r} and folder={args.folder!r}; set exactly one of them")
@@ -89,21 +88,10 @@ def load_corpus(args: CorpusArguments) -> Corpus:
         root = None if data_dir is None or not Path(data_dir).is_dir() else str(Path(data_dir).absolute())
         return Corpus(args.load_splits(), root)
 
-    if "://" in str(args.folder):
-
-        def list_files(system: Any, path: str) -> list[str]:
-            return [system.unstrip_protocol(name) for name in (path, *sorted(system.find(path)))]
-
-        root, *files = use_files(str(args.folder), list_files)
-        root = root.rstrip("/")
-        files = [file for file in files if file.lower().endswith(SUFFIXES)]
-        rows = [{"clip_id": file.removeprefix(f"{root}/"), "audio_path": Address(file)} for file in files]
-    else:
-        recordings = Recordings(str(args.folder))
-        root = str(recordings.folder)
-        rows = [{"clip_id": name, "audio_path": str(recordings.folder / name)} for name in recordings.files]
-    if not rows:
-        raise FileNotFoundError(f"{args.folder} contains no recordings; supported suffixes are {', '.join(SUFFIXES)}")
+    root, paths = list_recordings(str(args.folder))
+    rows = []
+    for name, path in paths.items():
+        rows.append({"clip_id": name, "audio_path": path if isinstance(path, Address) else str(path)})
     return Corpus({"all": rows}, root)
 
 
@@ -204,16 +192,16 @@ def write_files(model: EmbeddingModel, corpus: Corpus, args: CorpusArguments, st
 
 def write_file(path: Path, corpus: Corpus, clips: Sequence[Clip], embedded: Sequence[AudioChunks], width: int) -> None:
     """Write one Parquet file atomically. Its metadata lists the unusable recordings."""
-    import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     from modeling_supclap.datasets_scripts.audio import MissingDecoderError
     from modeling_supclap.datasets_scripts.public_names import public_name
+    from modeling_supclap.evaluation.windows import window_table
 
-    embeds, bad = [np.empty((0, width), np.float32)], []
-    columns: dict[str, list[Any]] = {"clip_id": [], "split": [], "start_seconds": [], "end_seconds": []}
+    tables, bad = [], []
     for clip, chunks in zip(clips, embedded, strict=True):
+        tables.append(window_table(chunks, width, "embedding", clip_id=clip.clip_id, split=clip.split))
         if isinstance(chunks.error, MissingDecoderError):
             raise chunks.error  # a missing package, not a bad recording
         if chunks.error is not None:
@@ -221,15 +209,8 @@ def write_file(path: Path, corpus: Corpus, clips: Sequence[Clip], embedded: Sequ
             shown = public_name(corpus.relative(audio_path))
             reason = corpus.relative(str(chunks.error).replace(audio_path, shown) if audio_path else str(chunks.error))
             bad.append({"clip_id": clip.clip_id, "audio_path": shown, "reason": reason})
-            continue
-        embeds.append(np.asarray(chunks.embeds))
-        for onset, offset in zip(chunks.onset_seconds, chunks.offset_seconds, strict=True):
-            for name, value in zip(columns, (clip.clip_id, clip.split, onset, offset), strict=True):
-                columns[name].append(value)
 
-    embedding = pa.FixedSizeListArray.from_arrays(pa.array(np.concatenate(embeds).ravel()), width)
-    table = pa.table({**columns, "embedding": embedding})
-    table = table.replace_schema_metadata({"bad_audio": json.dumps(bad)})
+    table = pa.concat_tables(tables).combine_chunks().replace_schema_metadata({"bad_audio": json.dumps(bad)})
     with atomic_write(path) as unfinished, pq.ParquetWriter(unfinished, table.schema) as parquet:
         if len(table):  # `datasets` fails on a row group without rows
             parquet.write_table(table)

@@ -326,7 +326,7 @@ class LazySimilarity:
         # If the squared norms fit into float32, every dot product does too (Cauchy-Schwarz).
         self.tie_tolerance, scales = np.float32(_TIE), []
         for name, embeds in (("queries", self.queries), ("candidates", self.candidates)):
-            norms = get_norms(embeds, name, similarity == "cosine", np.finfo(np.float32).max)
+            norms = get_norms(embeds, name, similarity == "cosine", float(np.finfo(np.float32).max))
             is_scaled = similarity == "cosine" and np.abs(norms - 1).max() > _NORM_TOLERANCE
             scales.append(1 / norms if is_scaled else None)  # (rows, 1)
             if similarity == "dot":

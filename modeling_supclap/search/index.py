@@ -12,7 +12,7 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -22,15 +22,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from modeling_supclap.datasets_scripts.atomic_files import file_sha256, folder_lock
 from modeling_supclap.datasets_scripts.audio import MissingDecoderError
-from modeling_supclap.datasets_scripts.builders.recordings import SUFFIXES, Recordings
 from modeling_supclap.datasets_scripts.progress import progress
 from modeling_supclap.datasets_scripts.remote_files import local_folder
 
 from ..audio_input import Recording
+from ..encoding import AudioChunks
 from ..evaluation import EmbeddingModel
+from ..evaluation.windows import list_recordings, window_table
 
 # Minimum number of windows for approximate search. With fewer windows, search is exact, in memory, and faster.
 APPROXIMATE_FROM_ROWS = 200_000
@@ -38,6 +40,7 @@ APPROXIMATE_FROM_ROWS = 200_000
 _NEW_SHARE = 0.1
 _CACHE_BYTES = 2**29  # memory cache for the approximate index
 _FILES_AT_ONCE = 64  # recordings per write
+_COLUMNS = ["file", "start_seconds", "end_seconds"]  # of the window table, besides the vectors
 _ABOUT = ("model", "fingerprint", "window_seconds", "hop_seconds", "folder")  # required metadata of an index
 
 FILES_SCHEMA = pa.schema(
@@ -121,7 +124,7 @@ class SoundIndex:
         if dim is None and "://" not in self.folder and not Path(folder).is_dir():
             raise FileNotFoundError(missing)  # LanceDB would create the folder
 
-        self._loaded: tuple[int, dict[str, np.ndarray]] | None = None  # version of the window table, and its columns
+        self._loaded: tuple[int, pa.Table, np.ndarray] | None = None  # version, windows, and their vectors
         try:
             import lancedb
         except ImportError as error:
@@ -169,10 +172,14 @@ class SoundIndex:
         """Replace the entries of files. Write the file table last, so that the next run repeats an interrupted call."""
         self._delete([entry.file for entry in entries], (self.files, self.windows))
 
-        tables = [entry.as_windows(self.windows.schema) for entry in entries if len(entry.embeds)]
-        if tables:
-            self.windows.add(pa.concat_tables(tables))
-        self.files.add(pa.Table.from_pylist([entry.as_row() for entry in entries], schema=FILES_SCHEMA))
+        rows, tables = [], []
+        for entry in entries:
+            rows.append(entry.as_row())
+            tables.append(window_table(entry.windows, self.dim, "vector", file=entry.file))
+        windows = pa.concat_tables(tables)
+        if len(windows):
+            self.windows.add(windows.cast(self.windows.schema))
+        self.files.add(pa.Table.from_pylist(rows, schema=FILES_SCHEMA))
 
     def remove(self, files: Sequence[str]) -> None:
         """Remove files and windows. Change the file table last, so that the next run repeats an interrupted call."""
@@ -227,8 +234,9 @@ class SoundIndex:
         """Compute the recall@10 of the approximate index compared with exact search, for query embeddings (d,)."""
         num_matches = 0
         for vector in vectors:
-            exact = {(row["file"], row["start_seconds"]) for row in self.nearest(vector, 10, exact=True)}
-            num_matches += len(exact & {(row["file"], row["start_seconds"]) for row in self.nearest(vector, 10)})
+            exact = self.nearest(vector, 10, exact=True)
+            for row in self.nearest(vector, 10):
+                num_matches += _place(row) in map(_place, exact)
         return num_matches / (10 * len(vectors))
 
     def nearest(self, vector: Any, limit: int, within: str | None = None, exact: bool = False) -> list[dict[str, Any]]:
@@ -254,25 +262,25 @@ class SoundIndex:
         version = self.windows.version
         if self._loaded is None or self._loaded[0] != version:  # another process may have changed the table
             table = self._read(self.windows.to_arrow)
-            columns = {name: table[name].to_numpy() for name in ("file", "start_seconds", "end_seconds")}
-            columns["vector"] = table["vector"].combine_chunks().flatten().to_numpy().reshape(len(table), self.dim)
-            self._loaded = version, columns
-        columns = self._loaded[1]
-        files, vectors = columns["file"], columns["vector"]
-        indices = np.arange(len(files)) if within is None else np.flatnonzero(files == within)
-        scores = (vectors if within is None else vectors[indices]) @ vector
+            vectors = table["vector"].combine_chunks().flatten().to_numpy().reshape(len(table), self.dim)
+            self._loaded = version, table.select(_COLUMNS), vectors
+        _, table, vectors = self._loaded
+        if within is None:
+            indices, scores = np.arange(len(table)), vectors @ vector
+        else:
+            indices = np.flatnonzero(pc.equal(table["file"], within))
+            scores = vectors[indices] @ vector
         if limit < len(indices):  # keep all windows that tie with the last one
             best = np.flatnonzero(scores >= np.partition(scores, -limit)[-limit])
             indices, scores = indices[best], scores[best]
 
-        hits = {name: columns[name][indices] for name in ("file", "start_seconds", "end_seconds")}
-        return pa.table({**hits, "score": scores}).to_pylist()
+        return table.take(indices).append_column("score", pa.array(scores)).to_pylist()
 
     def _nearest_in_store(
         self, vector: np.ndarray, limit: int, within: str | None, exact: bool
     ) -> list[dict[str, Any]]:
         query = self.windows.search(vector, vector_column_name="vector")
-        query = query.distance_type("dot").select(["file", "start_seconds", "end_seconds", "_distance"]).limit(limit)
+        query = query.distance_type("dot").select([*_COLUMNS, "_distance"]).limit(limit)
         if within is not None:
             query = query.where(f"file = {quoted(within)}", prefilter=True)
         if exact:
@@ -296,32 +304,27 @@ class SoundIndex:
 
 
 class IndexedFile(NamedTuple):
-    """Window embeddings of one file, or the error if the file is unreadable.
+    """Windows of one file, or the error if the file is unreadable.
 
-    The digest is "" if it is unknown, and `problem` is "" if the file is readable. `stamp` is taken before the file is
-    read, so that a change during reading is found by the next run.
+    The digest is "" if it is unknown. `stamp` is taken before the file is read, so that a change during reading is
+    found by the next run.
     """
 
     file: str  # path relative to the indexed folder, with forward slashes
     stamp: Stamp
     digest: str  # SHA-256 of the content
-    duration_seconds: float
-    starts_seconds: np.ndarray  # start of each window, (windows,)
-    ends_seconds: np.ndarray
-    embeds: np.ndarray  # unit norm, (windows, d)
-    problem: str = ""
+    windows: AudioChunks
 
     def as_row(self) -> dict[str, Any]:
         """Return the row of this file in the file table."""
-        fields = {**self._asdict(), **self.stamp._asdict()}
-        return {name: fields[name] for name in FILES_SCHEMA.names}
-
-    def as_windows(self, schema: pa.Schema) -> pa.Table:
-        """Convert to rows of the window table, one per window."""
-        dim = schema.field("vector").type.list_size
-        vectors = pa.FixedSizeListArray.from_arrays(pa.array(self.embeds.astype(np.float32).ravel()), dim)
-        names = pa.array([self.file] * len(self.embeds))
-        return pa.table([names, pa.array(self.starts_seconds), pa.array(self.ends_seconds), vectors], schema=schema)
+        error = self.windows.error
+        return {
+            "file": self.file,
+            **self.stamp._asdict(),
+            "digest": self.digest,
+            "duration_seconds": self.windows.offset_seconds.max(initial=0.0),
+            "problem": "" if error is None else str(error) or repr(error),
+        }
 
 
 def build_index(
@@ -370,21 +373,9 @@ def build_index(
         barrier()
     is_locked = rank == 0 and "://" not in str(index)
     with folder_lock(index) if is_locked else nullcontext():
-        files = list_recordings(root)
-        about = {
-            "model": model.name,
-            "fingerprint": model.fingerprint or "",
-            "window_seconds": str(float(window_seconds)),
-            "hop_seconds": str(float(hop_seconds)),
-        }
+        _, files = list_recordings(root)
         if rank == 0:
-            dim = model.encode_text(["sound"], "eng").shape[1]
-            stored = SoundIndex(index, dim, {**about, "folder": str(root.resolve())}).about
-            if stored["fingerprint"] == about["fingerprint"] != "":
-                about["model"] = stored["model"]  # the same model under another name
-            for key, value in about.items():
-                if stored[key] != value:
-                    raise ValueError(f"{index} has {key} {stored[key]!r}, not {value!r}; use another, or delete it")
+            _create_or_check(model, index, str(root.resolve()), window_seconds, hop_seconds)
         barrier()
 
         store = SoundIndex(index)
@@ -402,46 +393,81 @@ def build_index(
             report.removed = len(deleted)
         barrier()
 
-        todo, moved = [], []
-        for name in sorted(files)[rank::processes]:
-            row, stamp = known.get(name), _stamp(files[name])
-            if row is not None and stamp == (row["size"], row["modified_ns"], row["changed_ns"]) != _UNKNOWN:
-                continue
-            if row is not None and row["digest"] and _digest(files[name]) == row["digest"]:
-                moved.append({**row, **stamp._asdict()})
-            else:
-                todo.append(name)
-        if moved:  # new times, but unchanged content
-            table = pa.Table.from_pylist(moved, schema=FILES_SCHEMA)
-            store.files.merge_insert("file").when_matched_update_all().execute(table)
-
+        own = sorted(files)[rank::processes]
+        todo = _find_changed(store, known, {name: files[name] for name in own})
         workers = min(8, os.cpu_count() or 1) if num_workers is None else max(1, num_workers)
-        entries = iter(_embed_files(model, files, todo, window_seconds, hop_seconds, batch_size, workers))
-        entries = iter(progress(entries, "indexing", len(todo), "files", not show_progress_bar or rank > 0))
-        while entries_done := list(itertools.islice(entries, _FILES_AT_ONCE)):
+        entries = _embed_files(model, files, todo, window_seconds, hop_seconds, batch_size, workers)
+        bar = progress(entries, "indexing", len(todo), "files", not show_progress_bar or rank > 0)
+        for entries_done in _batched(bar, _FILES_AT_ONCE):
             store.replace(entries_done)
         barrier()
 
         if rank == 0:
             report.recall = store.optimize()
-            report.windows = store.windows.count_rows()
-            rows = store.known_files()
-            report.unreadable = {name: row["problem"] for name, row in rows.items() if row["problem"]}
-            readable = rows.keys() - report.unreadable.keys()
-            report.added = len(readable - known.keys())
-            same = (known[name]["digest"] == rows[name]["digest"] for name in readable & known.keys())
-            report.unchanged = sum(same)
-            report.changed = len(readable) - report.added - report.unchanged
+            _count_changes(report, store, known)
         report.seconds = time.perf_counter() - started
         return report
 
 
-def list_recordings(folder: str | Path) -> dict[str, Path]:
-    """List the recordings in a folder and its subfolders, as `{relative path: full path}`."""
-    paths = {name: Path(folder, name) for name in Recordings(folder).files}
-    if not paths:
-        raise FileNotFoundError(f"{folder} contains no recordings; supported suffixes are {', '.join(SUFFIXES)}")
-    return paths
+def _create_or_check(
+    model: EmbeddingModel, index: str | Path, root: str, window_seconds: float, hop_seconds: float
+) -> None:
+    """Create the index, or raise ValueError if it was built with another model, window or hop."""
+    about = {
+        "model": model.name,
+        "fingerprint": model.fingerprint or "",
+        "window_seconds": str(float(window_seconds)),
+        "hop_seconds": str(float(hop_seconds)),
+    }
+    dim = model.encode_text(["sound"], "eng").shape[1]
+    stored = SoundIndex(index, dim, {**about, "folder": root}).about
+    if stored["fingerprint"] == about["fingerprint"] != "":
+        about["model"] = stored["model"]  # the same model under another name
+    for key, value in about.items():
+        if stored[key] != value:
+            raise ValueError(f"{index} has {key} {stored[key]!r}, not {value!r}; use another, or delete it")
+
+
+def _find_changed(store: SoundIndex, known: Mapping[str, dict[str, Any]], files: Mapping[str, Path]) -> list[str]:
+    """Return the names of new and changed files. Store the times of files that have only new times."""
+    changed, moved = [], []
+    for name, path in files.items():
+        row, stamp = known.get(name), _stamp(path)
+        if row is not None and stamp == (row["size"], row["modified_ns"], row["changed_ns"]) != _UNKNOWN:
+            continue
+        if row is not None and row["digest"] and _digest(path) == row["digest"]:
+            moved.append({**row, **stamp._asdict()})
+        else:
+            changed.append(name)
+    if moved:
+        table = pa.Table.from_pylist(moved, schema=FILES_SCHEMA)
+        store.files.merge_insert("file").when_matched_update_all().execute(table)
+    return changed
+
+
+def _count_changes(report: IndexReport, store: SoundIndex, known: Mapping[str, dict[str, Any]]) -> None:
+    """Set the numbers of windows, and of files that are added, changed, unchanged and unreadable."""
+    report.windows = store.windows.count_rows()
+    for name, row in store.known_files().items():
+        if row["problem"]:
+            report.unreadable[name] = row["problem"]
+        elif name not in known:
+            report.added += 1
+        elif known[name]["digest"] == row["digest"]:
+            report.unchanged += 1
+        else:
+            report.changed += 1
+
+
+def _batched(entries: Iterable[IndexedFile], count: int) -> Iterator[list[IndexedFile]]:
+    """Yield lists of `count` entries; the last one may have fewer."""
+    iterator = iter(entries)
+    while batch := list(itertools.islice(iterator, count)):
+        yield batch
+
+
+def _place(row: Mapping[str, Any]) -> tuple[str, float]:
+    return row["file"], row["start_seconds"]
 
 
 def quoted(text: str) -> str:
@@ -467,15 +493,13 @@ def _embed_files(
             yield Recording(str(files[name]), None, name)
 
     embedded = model.chunk_embeddings(recordings(), window_seconds, hop_seconds, batch_size, num_workers, "skip")
-    for name, chunks in zip(names, embedded, strict=True):
+    for name, windows in zip(names, embedded, strict=True):
         stamp, digest = before.popleft()
         # If the file changed during reading, or FFmpeg is missing, do not store its stamp and digest, so that the next
         # run reads it again.
-        if _stamp(files[name]) != stamp or isinstance(chunks.error, (OSError, MissingDecoderError)):
+        if _stamp(files[name]) != stamp or isinstance(windows.error, (OSError, MissingDecoderError)):
             stamp, digest = _UNKNOWN, ""
-        starts, ends = chunks.onset_seconds, chunks.offset_seconds
-        problem = "" if chunks.error is None else str(chunks.error) or repr(chunks.error)
-        yield IndexedFile(name, stamp, digest, ends.max(initial=0.0), starts, ends, np.asarray(chunks.embeds), problem)
+        yield IndexedFile(name, stamp, digest, windows)
 
 
 def _stamp(path: Path) -> Stamp:

@@ -17,11 +17,12 @@ from modeling_supclap import encoding
 from modeling_supclap.audio_input import Recording
 from modeling_supclap.datasets_scripts.atomic_files import InUseError, folder_lock
 from modeling_supclap.datasets_scripts.audio import MissingDecoderError
+from modeling_supclap.encoding import AudioChunks
 from modeling_supclap.evaluation import load_embedding_model
+from modeling_supclap.evaluation.windows import list_recordings, window_table
 from modeling_supclap.search import Searcher, SoundIndex, build_index
 from modeling_supclap.search import index as index_module
 from modeling_supclap.search.app import find_recordings
-from modeling_supclap.search.index import list_recordings
 
 pytestmark = pytest.mark.skipif(find_spec("lancedb") is None, reason="the extra search is not installed")
 
@@ -116,10 +117,10 @@ def test_a_partly_readable_file_is_not_indexed(fake_model, folder, monkeypatch, 
     monkeypatch.setattr(encoding, "LONGEST_SECONDS", 22.5)  # eight windows
     read, first = Recording.read, bad_part * 8 * 2.5 * RATE
 
-    def fail_once(self, rate_hz, start=0, stop=None):
+    def fail_once(self, rate_hz, start=0, *rest, **options):
         if "long" in self.name and start == first:
             raise OSError("the disk is gone")
-        return read(self, rate_hz, start, stop)
+        return read(self, rate_hz, start, *rest, **options)
 
     monkeypatch.setattr(Recording, "read", fail_once)
     report = build(fake_model, folder)
@@ -131,12 +132,12 @@ def test_a_partly_readable_file_is_not_indexed(fake_model, folder, monkeypatch, 
 def test_a_recording_that_changes_while_it_is_indexed_is_embedded_again(fake_model, folder, monkeypatch, is_restored):
     read, content = Recording.read, (folder / "short.ogg").read_bytes()
 
-    def read_amid_changes(self, *span):
+    def read_amid_changes(self, *span, **options):
         if self.name != "short.ogg":
-            return read(self, *span)
+            return read(self, *span, **options)
         if is_restored:
             soundfile.write(folder / "short.ogg", tone(PITCHES["high"], 2.0), RATE)
-        waveform = read(self, *span)
+        waveform = read(self, *span, **options)
         if is_restored:
             (folder / "short.ogg").write_bytes(content)
         else:
@@ -154,9 +155,9 @@ def test_a_recording_that_changes_while_it_is_indexed_is_embedded_again(fake_mod
 
 def test_a_recording_that_vanishes_and_a_link_to_itself_are_skipped(fake_model, folder, monkeypatch):
     (folder / "loop.wav").symlink_to(folder / "loop.wav")
-    there = list_recordings(folder)
+    root, there = list_recordings(folder)
     with monkeypatch.context() as patched:
-        patched.setattr(index_module, "list_recordings", lambda _: {**there, "gone.wav": folder / "gone.wav"})
+        patched.setattr(index_module, "list_recordings", lambda _: (root, {**there, "gone.wav": folder / "gone.wav"}))
         report = build(fake_model, folder)
     assert list(report.unreadable) == ["gone.wav"]
     assert report.windows == 23 + 4 + 1
@@ -166,7 +167,7 @@ def test_a_recording_that_vanishes_and_a_link_to_itself_are_skipped(fake_model, 
 
 
 def test_files_with_read_errors_are_tried_again(fake_model, folder, monkeypatch):
-    def fail(self, *_):
+    def fail(self, *_, **options):
         raise OSError("the disk is gone")
 
     with monkeypatch.context() as patched:
@@ -176,7 +177,7 @@ def test_files_with_read_errors_are_tried_again(fake_model, folder, monkeypatch)
 
 
 def test_files_that_need_a_missing_decoder_are_read_after_its_installation(fake_model, folder, monkeypatch):
-    def fail(self, *_):
+    def fail(self, *_, **options):
         raise MissingDecoderError("install FFmpeg")
 
     with monkeypatch.context() as patched:
@@ -286,7 +287,7 @@ def test_the_store_takes_little_more_than_its_windows(tmp_path, monkeypatch, thr
     for part in range(8):
         starts, embeds = np.arange(500.0), rows[part * 500 : (part + 1) * 500]
         stamp = index_module.Stamp(1, 1, 1)
-        store.replace([index_module.IndexedFile(f"{part}.wav", stamp, "", 500.0, starts, starts + 5, embeds)])
+        store.replace([index_module.IndexedFile(f"{part}.wav", stamp, "", AudioChunks(embeds, starts, starts + 5))])
     store.optimize()
     size = sum(path.stat().st_size for path in (tmp_path / "index").rglob("*") if path.is_file())
     assert size <= 2.1 * rows.nbytes
@@ -304,7 +305,8 @@ def test_an_interrupted_run_continues(fake_model, folder, monkeypatch):
             calls.append(entries)
             self.remove([entry.file for entry in entries])
             for entry in entries:
-                self.windows.add(entry.as_windows(self.windows.schema))
+                table = window_table(entry.windows, self.dim, "vector", file=entry.file)
+                self.windows.add(table.cast(self.windows.schema))
                 if len(calls) == limit:
                     raise KeyboardInterrupt  # after the windows are written, before the file is recorded
                 self.files.add([entry.as_row()])
@@ -370,7 +372,7 @@ def test_beyond_a_size_the_index_is_approximate_and_its_recall_is_measured(tmp_p
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     store = SoundIndex(tmp_path / "index", dim)
     starts = np.arange(4000.0)
-    entry = index_module.IndexedFile("a.wav", index_module.Stamp(1, 1, 1), "", 4000.0, starts, starts + 5, rows)
+    entry = index_module.IndexedFile("a.wav", index_module.Stamp(1, 1, 1), "", AudioChunks(rows, starts, starts + 5))
     store.replace([entry])
     recall = store.optimize()
     assert store.is_approximate
@@ -385,7 +387,7 @@ def test_beyond_a_size_the_index_is_approximate_and_its_recall_is_measured(tmp_p
     rebuilds = []
     monkeypatch.setattr(type(store.windows), "create_index", lambda *args, **options: rebuilds.append(options))
     assert store.optimize() is None  # nothing is new
-    few = entry._replace(file="b.wav", starts_seconds=starts[:50], ends_seconds=starts[:50] + 5, embeds=-rows[:50])
+    few = entry._replace(file="b.wav", windows=AudioChunks(-rows[:50], starts[:50], starts[:50] + 5))
     store.replace([few])
     assert store.optimize() >= 0.9
     assert not rebuilds  # few new windows go into the existing partitions

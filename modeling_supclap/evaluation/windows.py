@@ -1,0 +1,58 @@
+"""From a folder of recordings to a table of windows, for the search index and `supclap embed`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from modeling_supclap.datasets_scripts.audio import Address
+from modeling_supclap.datasets_scripts.builders.recordings import SUFFIXES, Recordings
+from modeling_supclap.datasets_scripts.remote_files import use_files
+
+from ..encoding import AudioChunks
+
+
+def list_recordings(folder: str | Path) -> tuple[str, dict[str, Any]]:
+    """List the recordings in a folder and its subfolders. The folder may be an fsspec address, such as "s3://...".
+
+    Returns:
+        Tuple of the absolute folder or address, and `{relative path: Path or Address}`, sorted by relative path.
+
+    Raises:
+        FileNotFoundError: The folder does not exist or contains no recordings.
+    """
+    paths: dict[str, Any] = {}
+    if "://" in str(folder):
+        root, *files = use_files(str(folder), _list_files)
+        root = root.rstrip("/")
+        for file in files:
+            if file.lower().endswith(SUFFIXES):
+                paths[file.removeprefix(f"{root}/")] = Address(file)
+    else:
+        recordings = Recordings(folder)
+        root = str(recordings.folder)
+        for name in recordings.files:
+            paths[name] = recordings.folder / name
+    if not paths:
+        raise FileNotFoundError(f"{folder} contains no recordings; supported suffixes are {', '.join(SUFFIXES)}")
+    return root, paths
+
+
+def _list_files(system: Any, path: str) -> list[str]:
+    return [system.unstrip_protocol(name) for name in (path, *sorted(system.find(path)))]
+
+
+def window_table(chunks: AudioChunks, width: int, vector_name: str, **fields: str) -> pa.Table:
+    """Return one row per window of a recording: `fields`, `start_seconds`, `end_seconds` and the embedding (width,).
+
+    The embeddings are float32, in the column `vector_name`. A recording with an error has no windows.
+    """
+    vectors = np.asarray(chunks.embeds, np.float32).ravel()
+    columns = {name: pa.array([value] * len(chunks.onset_seconds), pa.string()) for name, value in fields.items()}
+    columns["start_seconds"] = pa.array(chunks.onset_seconds, pa.float64())
+    columns["end_seconds"] = pa.array(chunks.offset_seconds, pa.float64())
+    columns[vector_name] = pa.FixedSizeListArray.from_arrays(pa.array(vectors), width)
+    return pa.table(columns)
