@@ -14,26 +14,31 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .similarity import check_negatives, positive_mask, positive_mean, similarity_matrix
+from .similarity import at_least_float32, check_negatives, positive_mask, positive_mean, similarity_matrix
 from .tiles import tiled_sigmoid_contrast, tiled_symmetric_contrast
 
 
-def softmax_contrast(logits: Tensor, group_ids: Tensor | None = None, decoupled: bool = False) -> Tensor:
+def softmax_contrast(
+    logits: Tensor, group_ids: Tensor | None = None, decoupled: bool = False, negatives: Tensor | None = None
+) -> Tensor:
     """Compute InfoNCE in one direction: -log softmax at the positives, averaged over positives and rows.
 
     Args:
         logits: (..., N, N) scaled similarities, with positives on the diagonal.
         group_ids: (N,) integers; clips with the same id are positives of each other.
         decoupled: Whether to exclude the positives from the denominator.
+        negatives: (N, M) scaled similarities of further negatives of each row, from `negative_logits`.
 
     >>> round(softmax_contrast(torch.eye(2)).item(), 4)  # log(1 + exp(-1))
     0.3133
     """
+    size = logits.shape[-1]
+    candidates = logits if negatives is None else torch.cat([logits, negatives], dim=-1)  # (..., N, N + M)
     if not decoupled:
-        return -positive_mean(logits.log_softmax(-1), group_ids).mean()
+        return -positive_mean(candidates.log_softmax(-1)[..., :size], group_ids).mean()
     check_negatives(group_ids)
-    positives = positive_mask(logits.shape[-1], group_ids, logits.device)
-    denominators = logits.masked_fill(positives, -torch.inf).logsumexp(-1)
+    positives = F.pad(positive_mask(size, group_ids, logits.device), (0, candidates.shape[-1] - size))
+    denominators = candidates.masked_fill(positives, -torch.inf).logsumexp(-1)
     return (denominators - positive_mean(logits, group_ids)).mean()
 
 
@@ -49,12 +54,32 @@ def sigmoid_contrast(logits: Tensor, group_ids: Tensor | None = None) -> Tensor:
     return -F.logsigmoid(torch.where(positives, logits, -logits)).sum(-1).mean()
 
 
+def negative_logits(
+    audio_embeds: Tensor, negatives: Tensor, logit_scale: float | Tensor, mask: Tensor | None = None
+) -> Tensor:
+    """Compute the scaled similarities of clips (N, d) and their own wrong texts (N, M, d). Return (N, M).
+
+    The similarity is minus infinity where `mask` (N, M) is False.
+    """
+    if negatives.ndim != 3 or audio_embeds.shape != (negatives.shape[0], negatives.shape[2]):
+        raise ValueError(
+            f"got negatives of shape {tuple(negatives.shape)} for clips of shape {tuple(audio_embeds.shape)}; "
+            "expected (N, M, d) for clips (N, d)"
+        )
+    audio, texts = at_least_float32(audio_embeds, negatives)
+    with torch.autocast(audio.device.type, enabled=False):
+        logits = logit_scale * (texts @ audio.unsqueeze(-1)).squeeze(-1)  # (N, M, d), (N, d, 1) -> (N, M)
+    return logits if mask is None else logits.masked_fill(~mask, -torch.inf)
+
+
 def info_nce(
     audio_embeds: Tensor,
     text_embeds: Tensor,
     logit_scale: float | Tensor,
     group_ids: Tensor | None = None,
     chunk_size: int | None = None,
+    negatives: Tensor | None = None,
+    negative_mask: Tensor | None = None,
 ) -> Tensor:
     """Compute InfoNCE, the sum of the audio-to-text and text-to-audio losses (SupCLAP eq. 5).
 
@@ -72,6 +97,9 @@ def info_nce(
             each other. None: each clip is its own group.
         chunk_size: Number of similarity matrix rows to compute at a time. Memory is then linear in N (see `tiles.py`).
             None: all rows at once.
+        negatives: (N, M, d), unit norm; M wrong texts of each clip. They are further columns of the audio-to-text
+            softmax of their own clip, and of no other clip, because they may be right there.
+        negative_mask: (N, M) booleans, False where a clip has fewer than M negatives. None: all are used.
 
     Returns:
         0-d tensor.
@@ -83,10 +111,13 @@ def info_nce(
     >>> round(info_nce(pairs, pairs, logit_scale=1.0).item(), 4)  # 2 log(1 + exp(-1))
     0.6265
     """
+    wrong = None
+    if negatives is not None:
+        wrong = negative_logits(audio_embeds, negatives, logit_scale, negative_mask)
     if chunk_size is not None:
-        return tiled_symmetric_contrast(audio_embeds, text_embeds, logit_scale, group_ids, chunk_size)
+        return tiled_symmetric_contrast(audio_embeds, text_embeds, logit_scale, group_ids, chunk_size, wrong)
     logits = logit_scale * similarity_matrix(audio_embeds, text_embeds)
-    return softmax_contrast(logits, group_ids) + softmax_contrast(logits.mT, group_ids)
+    return softmax_contrast(logits, group_ids, negatives=wrong) + softmax_contrast(logits.mT, group_ids)
 
 
 def sigmoid_loss(
@@ -96,6 +127,8 @@ def sigmoid_loss(
     logit_bias: float | Tensor,
     group_ids: Tensor | None = None,
     chunk_size: int | None = None,
+    negatives: Tensor | None = None,
+    negative_mask: Tensor | None = None,
 ) -> Tensor:
     """Compute the SigLIP loss: binary classification of every audio-text pair (Zhai et al. 2023; SupCLAP 4.2).
 
@@ -109,7 +142,7 @@ def sigmoid_loss(
         audio_embeds, text_embeds: (N, d), unit norm; text i belongs to audio i.
         logit_scale: 1 / temperature, > 0; a number or a 0-d tensor. SigLIP initializes it to 10.
         logit_bias: Bias added to every logit; a number or a 0-d tensor. SigLIP initializes it to -10.
-        group_ids, chunk_size: See `info_nce`.
+        group_ids, chunk_size, negatives, negative_mask: See `info_nce`. Each negative is one more pair with z = -1.
 
     Returns:
         0-d tensor.
@@ -122,8 +155,14 @@ def sigmoid_loss(
     0.6265
     """
     if chunk_size is not None:
-        return tiled_sigmoid_contrast(audio_embeds, text_embeds, logit_scale, logit_bias, group_ids, chunk_size)
-    return sigmoid_contrast(logit_scale * similarity_matrix(audio_embeds, text_embeds) + logit_bias, group_ids)
+        loss = tiled_sigmoid_contrast(audio_embeds, text_embeds, logit_scale, logit_bias, group_ids, chunk_size)
+    else:
+        logits = logit_scale * similarity_matrix(audio_embeds, text_embeds) + logit_bias
+        loss = sigmoid_contrast(logits, group_ids)
+    if negatives is None:
+        return loss
+    wrong = negative_logits(audio_embeds, negatives, logit_scale, negative_mask) + logit_bias  # (N, M)
+    return loss - F.logsigmoid(-wrong).sum(dim=-1).mean()
 
 
 def reweighted_info_nce(

@@ -29,8 +29,12 @@ def tiled_symmetric_contrast(
     logit_scale: float | Tensor,
     group_ids: Tensor | None,
     chunk_size: int,
+    negatives: Tensor | None = None,
 ) -> Tensor:
-    """Compute `info_nce` of (..., N, d) embeddings, `chunk_size` rows of the similarity matrix at a time."""
+    """Compute `info_nce` of (..., N, d) embeddings, `chunk_size` rows of the similarity matrix at a time.
+
+    `negatives` (N, M) are the logits of further texts of each clip. They require embeddings (N, d).
+    """
 
     def loss(audio: Tensor, text: Tensor) -> Tensor:
         audio_positives = logit_scale * _positive_similarity(audio, text, group_ids)
@@ -38,8 +42,9 @@ def tiled_symmetric_contrast(
 
         def row_and_column_sums(rows: slice) -> tuple[Tensor, Tensor]:
             logits = logit_scale * audio[rows] @ text.mT  # (n, N)
+            texts = logits if negatives is None else torch.cat([logits, negatives[rows]], dim=-1)
             # Subtract the positives first, so that small losses are not lost to rounding.
-            return (logits - audio_positives[rows, None]).logsumexp(-1), (logits - text_positives).logsumexp(-2)
+            return (texts - audio_positives[rows, None]).logsumexp(-1), (logits - text_positives).logsumexp(-2)
 
         per_clip, per_tile = zip(*checkpoint_tiles(row_and_column_sums, len(audio), chunk_size), strict=True)
         return torch.cat(per_clip).mean() + torch.stack(per_tile).logsumexp(0).mean()

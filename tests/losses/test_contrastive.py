@@ -57,6 +57,58 @@ def test_golden_numbers() -> None:
     assert info_nce(audio, text, SCALE, torch.tensor([0, 0, 1, 2])).item() / 2 == pytest.approx(2.8752162, abs=1e-6)
 
 
+WRONG = F.normalize(torch.randn(5, 3, 7, generator=torch.Generator().manual_seed(1), dtype=torch.float64), dim=-1)
+MASK = torch.tensor([[1, 1, 1], [1, 0, 1], [0, 0, 0], [1, 0, 0], [0, 1, 1]]).bool()
+
+
+@pytest.mark.parametrize("groups", [None, GROUPS])
+@pytest.mark.parametrize("mask", [None, MASK])
+@pytest.mark.parametrize("chunk_size", [None, 1, 2, 9])
+def test_negatives_equal_the_loops(groups: list[int] | None, mask: Tensor | None, chunk_size: int | None) -> None:
+    audio, text = related_pair(5, 7)
+    ids = None if groups is None else torch.tensor(groups)
+    options = {"group_ids": ids, "chunk_size": chunk_size, "negatives": WRONG, "negative_mask": mask}
+    rows, pairs = [], 0.0
+    for i, clip in enumerate(audio.tolist()):
+        wrong = [
+            reference.dot(clip, vector) for m, vector in enumerate(WRONG[i].tolist()) if mask is None or mask[i, m]
+        ]
+        right = [reference.dot(clip, vector) for vector in text.tolist()]
+        scores = [SCALE * value for value in right + wrong]
+        rows.append(reference.log_ratio(scores, reference.positives_of(i, 5, groups)))
+        pairs += sum(reference.binary_cross_entropy(10 * value - 9, False) for value in wrong) / 5
+    to_audio = reference.one_direction(text, audio, SCALE, groups)
+    assert info_nce(audio, text, SCALE, **options).item() == pytest.approx(reference.mean(rows) + to_audio, abs=1e-12)
+    expected = reference.sigmoid_loss(audio, text, 10.0, -9.0, groups) + pairs
+    assert sigmoid_loss(audio, text, 10.0, -9.0, **options).item() == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("chunk_size", [None, 2])
+def test_gradients_with_negatives(chunk_size: int | None) -> None:
+    audio, text = (embeds.requires_grad_() for embeds in related_pair(5, 7))
+    wrong, scale = WRONG.clone().requires_grad_(), torch.tensor(9.0, dtype=torch.float64, requires_grad=True)
+
+    def softmax(audio: Tensor, text: Tensor, wrong: Tensor, scale: Tensor) -> Tensor:
+        return info_nce(audio, text, scale, None, chunk_size, wrong, MASK)
+
+    def sigmoid(audio: Tensor, text: Tensor, wrong: Tensor, scale: Tensor) -> Tensor:
+        return sigmoid_loss(audio, text, scale, -8.0, None, chunk_size, wrong, MASK)
+
+    inputs = (audio, text, wrong, scale)
+    for loss in (softmax, sigmoid):
+        torch.autograd.gradcheck(loss, inputs)
+        (gradient,) = torch.autograd.grad(loss(*inputs), wrong)
+        assert torch.equal(gradient.abs().sum(-1) > 0, MASK)  # exactly the negatives that exist
+
+
+def test_negatives_of_another_shape_are_refused() -> None:
+    audio, text = related_pair(5, 7)
+    with pytest.raises(ValueError, match=r"\(4, 3, 7\).*\(5, 7\)"):
+        info_nce(audio, text, SCALE, negatives=WRONG[:4])
+    with pytest.raises(ValueError, match=r"\(5, 7\)"):
+        sigmoid_loss(audio, text, SCALE, -8.0, negatives=WRONG[:, 0])
+
+
 @pytest.mark.parametrize("loss", [LOSSES[name] for name in ("info_nce", "sigmoid")])
 def test_gradcheck(loss: Loss) -> None:  # "reweighted" detaches a part of its gradient, which is tested below
     audio, text = (embeds.requires_grad_() for embeds in related_pair(4, 3))
