@@ -15,6 +15,7 @@ license of each encoder.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,9 @@ from modeling_supclap import require_torchaudio
 from modeling_supclap.recipes.running import run_command
 
 if TYPE_CHECKING:
-    from modeling_supclap.conversion import Checkpoint, Conversion
+    import torch
+
+    from modeling_supclap.conversion import Conversion
 
 KINDS = ("ced", "dasheng", "glap", "laion", "ml-clap", "msclap", "open-clip", "sonar")
 """Supported kinds of checkpoints. They are listed here because importing the layouts would delay `--help`."""
@@ -39,17 +42,16 @@ def format_parts(conversion: Conversion) -> str:
     return "\n".join([*lines, conversion.remark]).rstrip()
 
 
-def merge_adapters(checkpoint: Checkpoint, folder: Path) -> None:
-    """Merge the adapters of a training checkpoint, and save a plain model with its processor."""
+def merge_adapters(checkpoint: Path, weights: Mapping[str, torch.Tensor], folder: Path) -> None:
+    """Merge the adapters of a training checkpoint, a local folder, and save a plain model with its processor."""
     from modeling_supclap import SupCLAPConfig, SupCLAPProcessor
     from modeling_supclap.conversion.folders import writing_folder
     from modeling_supclap.training.lora import merge_checkpoint
 
-    config = SupCLAPConfig.from_dict(dict(checkpoint.config))
     with writing_folder(folder) as written:
-        merge_checkpoint(checkpoint.folder, config, checkpoint.tensors).save_pretrained(written)
-        SupCLAPProcessor.from_pretrained(checkpoint.folder).save_pretrained(written)
-    print(f"{checkpoint.origin}: merged its adapters; the model is in {folder}")
+        merge_checkpoint(checkpoint, SupCLAPConfig.from_pretrained(checkpoint), weights).save_pretrained(written)
+        SupCLAPProcessor.from_pretrained(checkpoint).save_pretrained(written)
+    print(f"{checkpoint}: merged its adapters; the model is in {folder}")
 
 
 def print_comparison(folder: Path) -> None:
@@ -102,7 +104,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     checkpoint = read_checkpoint(args.source, args.revision)
     if any(".base_layer." in name for name in checkpoint.tensors):
-        merge_adapters(checkpoint, args.out)
+        merge_adapters(Path(args.source), checkpoint.tensors, args.out)
         return
     conversion = convert_checkpoint(checkpoint, args.kind, args.part)
     print(f"{checkpoint.origin}: recognised as {conversion.layout.name}, {len(checkpoint.tensors):,} tensors")

@@ -232,7 +232,7 @@ class TrainedPartArguments:
     audio_layers: str | None = option("Overrides train_last_layers for the audio encoder.")
     text_layers: str | None = option("Overrides train_last_layers for the text encoder.")
     lora_rank: int | None = option("Rank of LoRA adapters, to train instead of the weights of the last blocks.")
-    lora_alpha: float | None = option("Scale of the adapters; their output is multiplied by alpha / rank. Default: 16.")
+    lora_alpha: int | None = option("Scale of the adapters; their output is multiplied by alpha / rank. Default: 16.")
     save_adapter: bool = option("Also save the adapters alone, in the folder `adapter`, for peft.", False)
     train_temperature: bool = option("Train the temperature.", True)
     train_bias: bool | None = option("Train SigLIP's bias. Default: as train_temperature.")

@@ -30,7 +30,7 @@ class SpecAugment:
     The masks depend only on the seed, the step and the process, so a resumed run draws the same masks.
 
     Raises:
-        ValueError: The feature extractor returns waveforms, not spectrograms.
+        ValueError: The feature extractor returns waveforms, not spectrograms, or a span is longer than any clip.
     """
 
     def __init__(self, processor: SupCLAPProcessor, args: SupCLAPTrainingArguments) -> None:
@@ -45,6 +45,15 @@ class SpecAugment:
         self.time_is_last = columns > rows
         self._time = args.mask_time_prob, args.mask_time_length, args.mask_time_min_masks
         self._bands = args.mask_feature_prob, args.mask_feature_length, args.mask_feature_min_masks
+        bands, frames = sorted((rows, columns))
+        most = {"time": frames * max(1.0, args.max_audio_seconds / 10), "feature": bands}
+        for axis, (prob, length, _) in {"time": self._time, "feature": self._bands}.items():
+            if prob > 0 and length > most[axis]:
+                unit = "frames of the longest clip" if axis == "time" else "mel bands"
+                raise ValueError(
+                    f"mask_{axis}_length is {length}, so nothing would be masked; it must be at most {most[axis]:.0f}, "
+                    f"the number of {unit}"
+                )
         self._args, self._generator, self._step = args, torch.Generator(args.device), -1
 
     def __call__(self, features: Tensor, mask: Tensor | None, step: int) -> Tensor:

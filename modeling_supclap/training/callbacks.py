@@ -38,7 +38,7 @@ class SupCLAPProgressCallback(ProgressCallback):
     """Progress bar with loss and clips per second, and one printed line per evaluation."""
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        if self.training_bar is not None and logs and "loss" in logs:
+        if self.training_bar is not None and logs and "clips_per_second" in logs:
             self.training_bar.set_postfix_str(_format_log(logs), refresh=False)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
@@ -52,7 +52,7 @@ class LineCallback(TrainerCallback):
     """Callback that prints one line per log and per evaluation. It is used if there is no progress bar."""
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        if state.is_world_process_zero and logs and "loss" in logs:
+        if state.is_world_process_zero and logs and "clips_per_second" in logs:
             print(f"step {state.global_step} of {state.max_steps}: {_format_log(logs)}", flush=True)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
@@ -82,16 +82,17 @@ class Averages:
     """Means of named scalars between two logs. Values stay on their device, so that `add` does not wait for the GPU."""
 
     def __init__(self) -> None:
-        self._values: dict[str, list[Any]] = {}
+        self._sums: dict[str, tuple[Any, int]] = {}  # sum and number of the values
 
     def add(self, values: Mapping[str, Any]) -> None:
         for name, value in values.items():
-            self._values.setdefault(name, []).append(value)
+            total, count = self._sums.get(name, (0, 0))
+            self._sums[name] = total + value, count + 1
 
     def drain(self) -> dict[str, float]:
         """Return `{name: mean}`, and delete the collected values."""
-        values, self._values = self._values, {}
-        return {name: float(sum(scalars) / len(scalars)) for name, scalars in values.items()}
+        sums, self._sums = self._sums, {}
+        return {name: float(total / count) for name, (total, count) in sums.items()}
 
 
 class EpochCallback(TrainerCallback):

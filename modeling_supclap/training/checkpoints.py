@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import TrainingArguments
 from transformers.trainer_utils import sort_checkpoints
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+from transformers.utils import ENV_VARS_TRUE_VALUES, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from modeling_supclap.datasets_scripts.atomic_files import atomic_write, file_sha256, write_json
 from modeling_supclap.datasets_scripts.public_names import redact
@@ -93,6 +93,14 @@ def checkpoint_flaws(checkpoint: str | Path) -> list[str]:
         elif file_sha256(path) != digest:
             flaws.append(f"{name} damaged")
     return flaws
+
+
+def uploads_checkpoints() -> bool:
+    """Return whether the environment makes a tracker upload checkpoints, without the files beside them."""
+    if os.environ.get("WANDB_LOG_MODEL", "").lower() == "checkpoint":
+        return True
+    names = ("HF_MLFLOW_LOG_ARTIFACTS", "CLEARML_LOG_MODEL")
+    return any(os.environ.get(name, "").upper() in ENV_VARS_TRUE_VALUES for name in names)
 
 
 def write_frozen(

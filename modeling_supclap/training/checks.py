@@ -37,6 +37,10 @@ def refuse_unsupported(
         kind = type(processor.feature_extractor).__name__
         raise ValueError(f"features_on_device supports the feature extractors of CED and CLAP, got {kind}")
 
+    config: Any = args.accelerator_config
+    if config.dispatch_batches:
+        raise ValueError("dispatch_batches is true, but the clips of two batches differ in length; leave it out")
+
     if args.sharding == "fsdp" and args.track_language_errors:
         raise ValueError("track_language_errors does not support FSDP; set it to false")
     if args.sharding is not None and args.ema_decay is not None:

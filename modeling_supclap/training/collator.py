@@ -190,7 +190,10 @@ class ContrastiveCollator:
     ) -> dict[str, Any]:
         """Build the model inputs for B rows, with group ids and clip indices."""
         clips = []
-        for row, position in zip(rows, crop_positions, strict=True):
+        for row, position, of_row in zip(rows, crop_positions, captions, strict=True):
+            for language, text in of_row:
+                if not isinstance(text, str) or not text.strip():
+                    raise ValueError(f"clip {row['clip_id']!r} has the {language} caption {text!r}; write or remove it")
             clips.append(self._augment(self._read(row, position), row))
         return {
             **self._inputs(clips, captions),

@@ -2,14 +2,16 @@
 
 Rows of similar length are embedded together, and each chunk is padded only to its longest row. If the activations of a
 batch exceed a limit, some chunks do not keep them. The backward pass then recomputes the activations of these chunks
-with the same dropout, by non-reentrant PyTorch checkpointing.
+with the same random numbers of torch, numpy and Python, by non-reentrant PyTorch checkpointing.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
@@ -49,7 +51,7 @@ def embed_in_chunks(
 
     Args:
         embed: Function from rows of the batch to their embeddings `(n, d)`. The embedding of a row must not depend on
-            other rows. The function may use random numbers on the CPU and on the device of the inputs.
+            other rows. The function may use random numbers of torch, numpy and Python.
         inputs: Tensors with N rows, `{input name: tensor}`.
         chunk_size: Maximum rows per chunk. None: as many rows as fit into `kept_cells` cells.
         mask: Name of the input that is 1 for real tokens or frames and 0 for padding, `(N, L)`. The last axis of each
@@ -92,7 +94,17 @@ def embed_in_chunks(
         "cache_enabled": torch.is_autocast_cache_enabled() and len(chunks) == 1,
     }
 
-    def embed_chunk(rows: Tensor | None, width: int) -> Tensor:
+    def embed_chunk(rows: Tensor | None, width: int, states: list[Any] | None = None) -> Tensor:
+        if states:  # the backward pass: repeat the random numbers of numpy and Python, as torch does with its own
+            current = _random_states()
+            _set_random_states(states[0])
+            try:
+                return embed_chunk(rows, width)
+            finally:
+                _set_random_states(current)
+        if states is not None:
+            states.append(_random_states())
+
         chunk = {}  # sliced here and again in the backward pass, so that no second copy of the batch stays in memory
         for name, values in inputs.items():
             columns = values if mask is None else values[..., :width]
@@ -114,9 +126,19 @@ def embed_in_chunks(
         if is_kept or not torch.is_grad_enabled():
             parts.append(embed_chunk(rows, width))
         else:
-            parts.append(refuse_second_derivatives(checkpoint(embed_chunk, rows, width, use_reentrant=False)))
+            recomputed = checkpoint(embed_chunk, rows, width, [], use_reentrant=False)
+            parts.append(refuse_second_derivatives(recomputed))
         cells -= len(indices) * width
     return torch.cat(parts)[torch.cat(order).argsort()]
+
+
+def _random_states() -> tuple[Any, Any]:
+    return random.getstate(), np.random.get_state()
+
+
+def _set_random_states(states: tuple[Any, Any]) -> None:
+    random.setstate(states[0])
+    np.random.set_state(states[1])
 
 
 def _cut(

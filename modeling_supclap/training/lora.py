@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import init_empty_weights
 from peft import LoraConfig, PeftConfig, get_peft_model, get_peft_model_state_dict
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import ModulesToSaveWrapper
@@ -106,7 +107,7 @@ def train_last_layers(model: SupCLAPModel, audio_layers: int = 1, text_layers: i
 
 
 def add_lora(
-    model: SupCLAPModel, rank: int = 8, alpha: float = 16, audio_layers: int = 1, text_layers: int = 1
+    model: SupCLAPModel, rank: int = 8, alpha: int = 16, audio_layers: int = 1, text_layers: int = 1
 ) -> SupCLAPModel:
     """Freeze a model and add trainable LoRA adapters to its last blocks (Hu et al., 2021, arXiv 2106.09685).
 
@@ -194,27 +195,35 @@ def merged_copy(
     config = copy.deepcopy(config)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
+    weights = {name: weight.detach() for name, weight in weights.items()}
+    of_base = {name.replace(".base_layer.", ".").replace(".original_module.", "."): w for name, w in weights.items()}
+    with init_empty_weights():
+        plain = SupCLAPModel(config)
+    plain.load_state_dict(of_base, strict=False, assign=True)  # first, because adapters may read these weights
+
     wrapped: Any = None
     for name, adapter in adapters.items():
         adapter = copy.deepcopy(adapter)
         if hasattr(adapter, "init_lora_weights"):
             adapter.init_lora_weights = False  # some ways to initialise read and change the weights
         if wrapped is None:
-            wrapped = get_peft_model(SupCLAPModel(config), adapter, name)
+            wrapped = get_peft_model(plain, adapter, name)
         else:
             wrapped.add_adapter(name, adapter)
     wrapped.base_model.set_adapter(active)
-    plain: SupCLAPModel = wrapped.get_base_model()
-    report = plain.load_state_dict(dict(weights), strict=False, assign=True)
+    report = plain.load_state_dict(weights, strict=False, assign=True)
     if report.missing_keys:
         missing = report.missing_keys
         raise ValueError(f"{len(missing)} weights of the model with adapters are missing, such as {missing[0]}")
     return merge_lora(plain)
 
 
-def whole_weights(model: SupCLAPModel) -> dict[str, torch.Tensor]:
-    """Return the state of a model. Layers quantised by bitsandbytes, torchao or HQQ are converted to float32."""
-    weights = model.state_dict()
+def whole_weights(model: SupCLAPModel, state: Mapping[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
+    """Return the state of a model. Layers quantised by bitsandbytes, torchao or HQQ are converted to float32.
+
+    `state` contains the gathered weights of a sharded model. None: `model.state_dict()`.
+    """
+    weights = model.state_dict() if state is None else {**dict(model.named_buffers()), **state}
     if getattr(model, "is_quantized", False):
         for name, module in model.named_modules():
             if isinstance(module, nn.Linear):
@@ -261,18 +270,18 @@ def save_adapter(model: SupCLAPModel, folder: str | Path) -> None:
     save_file(prefixed, folder / "adapter_model.safetensors", {"format": "pt"})
     apply_umask(folder)
 
-    _public_config(model, name, inference_mode=True).save_pretrained(folder)
+    _public_config(model, name, inference_mode=True).save_pretrained(str(folder))
 
 
 def save_configs(model: SupCLAPModel, checkpoint: str | Path) -> None:
     """Write the configuration of each adapter into a checkpoint, for `merge_checkpoint`."""
     for name in model.peft_config:
-        _public_config(model, name).save_pretrained(Path(checkpoint, ADAPTERS, name))
+        _public_config(model, name).save_pretrained(str(Path(checkpoint, ADAPTERS, name)))
 
 
-def _public_config(model: SupCLAPModel, name: str, **changed: Any) -> PeftConfig:
+def _public_config(model: SupCLAPModel, name: str, **changed: Any) -> Any:
     """Return a copy of an adapter's configuration, without local folders in the name of the base model."""
-    config = copy.deepcopy(model.peft_config[name])
+    config: Any = copy.deepcopy(model.peft_config[name])
     base = config.base_model_name_or_path or model.name_or_path or ""
     for key, value in {**changed, "base_model_name_or_path": public_name(base)}.items():
         setattr(config, key, value)

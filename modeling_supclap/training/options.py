@@ -42,6 +42,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "background_snr_db": (-100, 100),
     "ema_decay": (0, math.nextafter(1, 0)),  # 1 would keep the weights of the first step
     **dict.fromkeys(("loss_chunk_size", "cached_chunk_size", "kept_tokens"), (1, math.inf)),
+    "early_stopping_patience": (1, math.inf),
     **dict.fromkeys(("crossfade_seconds", "gap_seconds"), (0, math.inf)),
 }
 """Smallest and largest valid value of each option. None is always valid, for options that may be off."""
@@ -157,6 +158,11 @@ class ContrastiveOptions:
             sharded weights are never cached.
         attn_implementation: Attention of both towers: `sdpa`, `eager`, or `flash_attention_2`, which requires the
             package flash-attn and training in bf16 or fp16. Defaults to that of the loaded model, usually `sdpa`.
+        early_stopping_patience: Number of evaluations without a better `metric_for_best_model` after which the run
+            stops. Off by default.
+        learning_rates: Learning rates of parts of the model, `{part: rate}`, as JSON on the command line. A part is the
+            beginning of names of parameters, such as `text_model`, `audio_projection` or `audio_model.blocks.11`. Other
+            parameters have `learning_rate`. The schedule applies to all.
         per_device_train_batch_size: Number of clips per device in a training step.
         per_device_eval_batch_size: Number of clips per device in an evaluation step.
         num_train_epochs: Number of epochs.
@@ -218,6 +224,8 @@ class ContrastiveOptions:
     kept_tokens: int | None = None
     cache_frozen: str = "auto"
     attn_implementation: str | None = None
+    early_stopping_patience: int | None = None
+    learning_rates: dict[str, Any] | str | None = None
 
     per_device_train_batch_size: int = 24
     per_device_eval_batch_size: int = 32

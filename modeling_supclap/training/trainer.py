@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import math
 import os
@@ -20,7 +19,7 @@ import torch
 from accelerate.utils import DynamoBackend, send_to_device
 from torch import nn
 from torch.utils.data import DataLoader
-from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
+from transformers import EarlyStoppingCallback, PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_jit_checkpoint import JITCheckpointCallback
@@ -50,12 +49,20 @@ from .callbacks import (
     SupCLAPProgressCallback,
     ThroughputCallback,
 )
-from .checkpoints import CheckpointFolder, last_checkpoint, refuse_another_run, write_frozen, write_run_file
+from .checkpoints import (
+    CheckpointFolder,
+    last_checkpoint,
+    refuse_another_run,
+    uploads_checkpoints,
+    write_frozen,
+    write_run_file,
+)
 from .checks import refuse_unsupported
 from .collator import EvaluationCollator, IndexedRows, TrainingCollator
 from .contrastive_module import ContrastiveModule
 from .drift import perpendicular_components, radius_by_hard_negatives
 from .objectives import SupportVectorRegularizer, build_objective, load_objective, start_radii
+from .parameter_groups import as_rates, decays, split_by_rate
 from .rows import as_plain_rows, make_usable, plain_rows, read_in_epochs
 from .training_args import SupCLAPTrainingArguments
 
@@ -103,8 +110,14 @@ class SupCLAPTrainer(Trainer):
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[Any, Any] = (None, None),
     ) -> None:
+        if hasattr(model, "get_base_model"):  # of `peft.get_peft_model`
+            from .lora import unwrap_adapters
+
+            model = unwrap_adapters(model)
         refuse_unsupported(model, args, processing_class, objective, train_dataset, eval_dataset)
         assert processing_class is not None
+        if optimizers[0] is not None and args.learning_rates:
+            raise ValueError("got learning_rates and an optimizer; set the rates of its groups instead")
         if (args.gradient_accumulation_steps > 1 or args.auto_find_batch_size) and args.process_index == 0:
             warnings.warn(
                 "gradient_accumulation_steps and auto_find_batch_size leave fewer negatives, because clips are "
@@ -182,6 +195,8 @@ class SupCLAPTrainer(Trainer):
         built: list[TrainerCallback] = [EpochCallback(collator, *epochs), BestCheckpointCallback(), *own]
         if args.ema_decay is not None:
             built.append(self._ema)
+        if args.early_stopping_patience is not None:
+            built.append(EarlyStoppingCallback(args.early_stopping_patience))
         if args.track_drift:
             built.append(DriftCallback(self.module.objective, self._logs, args.learning_rate))
         if args.track_language_errors and self.train_rows is not None:
@@ -270,6 +285,25 @@ class SupCLAPTrainer(Trainer):
         base.worker_init_fn = partial(exit_with_parent, then=base.worker_init_fn)
         return loader
 
+    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
+        """Prepare as in the Trainer. Callbacks get the model without its objective, so that trackers can save it."""
+        prepared = super()._prepare_for_training(*args, **kwargs)
+        self.callback_handler.model = self.clap
+        return prepared
+
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        """Return the names of the parameters with weight decay (see `parameter_groups.decays`)."""
+        parameters = dict(model.named_parameters())
+        return [name for name in super().get_decay_parameter_names(model) if decays(name, parameters[name])]
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
+        """Create the optimizer as in the Trainer. `args.learning_rates` then replaces the rates of some parameters."""
+        optimizer = super().create_optimizer(*args, **kwargs)
+        if rates := as_rates(self.args.learning_rates):
+            model: Any = self.model
+            split_by_rate(optimizer, model.named_parameters(), rates)
+        return optimizer
+
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
@@ -333,7 +367,7 @@ class SupCLAPTrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log as in the Trainer, and add the objective's values and the throughput."""
         self._require_finite_losses()
-        if "loss" in logs:
+        if {"loss", "learning_rate"} <= logs.keys():  # from the Trainer, not from `compute_loss` of a subclass
             logs = {**logs, **self._logs.drain()}
             logs["clips_per_second"] = 1 / logs.pop("seconds_per_clip")
             logs["process_seconds"] = self.throughput.process_seconds
@@ -486,9 +520,9 @@ class SupCLAPTrainer(Trainer):
         """Save the weights of the model and of the objective.
 
         A checkpoint contains only the trained weights, and `write_frozen` writes the frozen ones to the output folder.
-        If the checkpoint is pushed to the Hub, or if the model is sharded, it contains all weights.
+        If the checkpoint is uploaded, or if the model is sharded, it contains all weights.
         """
-        is_whole = is_gathered or self.args.save_only_model or self.args.push_to_hub
+        is_whole = is_gathered or self.args.save_only_model or self.args.push_to_hub or uploads_checkpoints()
         frozen: set[str] = set()
         for name, weight in self.module.state_dict(keep_vars=True).items():
             if not is_whole and isinstance(weight, nn.Parameter) and not weight.requires_grad:
@@ -499,17 +533,21 @@ class SupCLAPTrainer(Trainer):
             self._frozen = write_frozen(Path(folder), output, weights, frozen, self._frozen) if frozen else {}
             self.clap.config.save_pretrained(folder)
             apply_umask(folder)
+            if getattr(self.clap, "peft_config", None):
+                from .lora import save_configs
+
+                save_configs(self.clap, folder)
 
     def _save_for_inference(self, folder: Path, weights: dict[str, torch.Tensor]) -> None:
         """Save the model without its objective, and its processor. Adapters are merged in the saved model."""
-        if getattr(self.clap, "peft_config", None):  # a PEFT adapter folder does not include the temperature
-            from .lora import merge_lora  # imported here, because only runs with LoRA need peft
+        inference = {name.removeprefix("model."): w for name, w in weights.items() if name.startswith("model.")}
+        adapters = getattr(self.clap, "peft_config", None)
+        if adapters:
+            from .lora import active_adapters, merged_copy, whole_weights  # here, because only adapters need peft
 
-            # The copy shares all weights with the model; merging replaces weights, and changes none in place.
-            memo = {id(weight): nn.Parameter(weight.detach()) for weight in self.clap.parameters()}
-            merge_lora(copy.deepcopy(self.clap, memo)).save_pretrained(folder)
+            whole = whole_weights(self.clap, inference)
+            merged_copy(self.clap.config, adapters, whole, active_adapters(self.clap)).save_pretrained(folder)
         else:
-            inference = {name.removeprefix("model."): w for name, w in weights.items() if name.startswith("model.")}
             self.clap.save_pretrained(folder, state_dict=inference)
         self.processor.save_pretrained(folder)
 

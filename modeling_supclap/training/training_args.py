@@ -21,6 +21,7 @@ from modeling_supclap.metrics.names import METRICS
 
 from ..languages import require_language_code
 from . import options
+from .parameter_groups import as_rates
 
 _UNSUPPORTED = {
     "neftune_noise_alpha": (None, "noise is not added to the embeddings of captions"),
@@ -71,6 +72,10 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
             suffixes = tuple(f"_{name}" for name in lower_is_better)
             self.greater_is_better = not f"_{self.metric_for_best_model}".endswith(suffixes)
         super().__post_init__()
+        if self.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy"):  # they follow this metric, not the loss
+            direction = {"mode": "max" if self.greater_is_better else "min"}
+            given: Any = self.lr_scheduler_kwargs or {}
+            self.lr_scheduler_kwargs = {**direction, **given}
         self.dataloader_persistent_workers &= self.dataloader_num_workers > 0
         accelerator_config: Any = self.accelerator_config
         accelerator_config.non_blocking = self.dataloader_pin_memory
@@ -114,6 +119,9 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
             raise ValueError("got track_language_errors with every_caption; leave out one of them")
 
         options.require_valid_ranges(self)
+        as_rates(self.learning_rates)
+        if self.early_stopping_patience is not None and not self.load_best_model_at_end:
+            raise ValueError("early_stopping_patience requires load_best_model_at_end; set it to true")
         if self.per_device_train_batch_size * self.world_size < 2:
             size = self.per_device_train_batch_size
             raise ValueError(f"per_device_train_batch_size is {size}; it must be 2 or more, to have negatives")

@@ -29,7 +29,7 @@ def options(**kwargs):
     masks = {"mask_time_prob": 0.2, "mask_time_length": 5, "mask_time_min_masks": 1}
     bands = {"mask_feature_prob": 0.3, "mask_feature_length": 3, "mask_feature_min_masks": 0}
     waves = {"random_gain_db": 0.0, "background_dir": None, "background_snr_db": [3.0, 30.0], "background_prob": 0.5}
-    run = {"seed": 3, "process_index": 0, "device": torch.device("cpu")}
+    run = {"max_audio_seconds": 30.0, "seed": 3, "process_index": 0, "device": torch.device("cpu")}
     return SimpleNamespace(**{**masks, **bands, **waves, **run, **kwargs})
 
 
@@ -51,6 +51,19 @@ def loop_spans(generator, lengths, size, prob, length, min_masks):
         for start in starts[:count]:
             masks[row, start : start + length] = True
     return masks
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"mask_time_length": 100_000}, "mask_time_length is 100000.*300[0-9]"),
+        ({"mask_feature_prob": 0.1, "mask_feature_length": 65}, "mask_feature_length is 65.*64"),
+    ],
+)
+def test_spans_that_fit_into_no_clip_are_refused(given, message):
+    with pytest.raises(ValueError, match=message):
+        SpecAugment(builders.bert_processor(), options(**given))
+    SpecAugment(builders.bert_processor(), options(mask_feature_prob=0.0, mask_time_length=500, mask_feature_length=65))
 
 
 def test_masks_are_those_of_plain_loops_and_masked_values_the_mean_of_the_clip():

@@ -2,6 +2,7 @@
 
 import json
 import math
+import pickle
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,6 +43,14 @@ def test_averages_are_means_since_the_last_log():
     averages.add({"loss": torch.tensor(4.0)})
     assert averages.drain() == {"loss": 2.5, "radius": 0.5}
     assert averages.drain() == {}
+
+
+def test_averages_without_a_log_take_no_memory():
+    averages = Averages()
+    for step in range(200):
+        averages.add({"loss": torch.tensor(float(step)), "radius": step})
+    assert len(pickle.dumps(averages)) < 1000
+    assert averages.drain() == {"loss": 99.5, "radius": 99.5}
 
 
 @pytest.mark.parametrize(("position", "epoch"), [(None, 0), (0.0, 0), (2.0, 2), (2.6, 2)])
@@ -119,10 +128,11 @@ class Weights(TrainerCallback):
     """Callback that stores the trained weights after each step."""
 
     def __init__(self):
-        self.steps = []
+        self.steps, self.module = [], None
 
-    def on_step_end(self, args, state, control, model=None, **kwargs):
-        self.steps.append({name: value.detach().double() for name, value in model.named_parameters()})
+    def on_step_end(self, args, state, control, **kwargs):
+        weights = self.module.named_parameters()
+        self.steps.append({name: value.detach().double() for name, value in weights})
 
 
 AVERAGED = {"ema_decay": 0.8, "eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
@@ -149,6 +159,7 @@ def test_evaluations_checkpoints_and_the_saved_model_have_the_average_of_a_loop(
     if best:  # the mean of the weights grows, so that its least value is the first
         settings |= {"metric_for_best_model": "weights", "greater_is_better": False}
     trainer = build(tmp_path, rows, callbacks=[watcher], **settings)
+    watcher.module = trainer.module
     watch_weights(trainer)
     trainer.train()
     averages = averages_by_loop(watcher.steps)
@@ -178,6 +189,7 @@ def test_averaging_does_not_change_the_training_and_resumes_bit_for_bit(tmp_path
         watcher, model = Weights(), model or with_dropout()
         model.text_model.requires_grad_(not is_frozen)
         trainer = build(tmp_path / folder, rows, model, [watcher], **settings)
+        watcher.module = trainer.module
         watch_weights(trainer)
         trainer.train(resumed)
         return watcher.steps, trainer

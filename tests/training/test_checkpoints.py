@@ -111,7 +111,7 @@ class BreakWeights(TrainerCallback):
     def on_step_end(self, args, state, control, model=None, **kwargs):
         if state.global_step == 4:
             with torch.no_grad():
-                model.model.text_projection.linear2.weight[0, 0] = torch.nan
+                model.text_projection.linear2.weight[0, 0] = torch.nan
 
 
 def test_weights_that_are_not_finite_are_never_saved(tmp_path, rows):
@@ -202,7 +202,7 @@ class ChangeFrozen(TrainerCallback):
 
     def on_step_end(self, args, state, control, model=None, **kwargs):
         if state.global_step == 3:
-            model.model.text_model.embeddings.word_embeddings.weight.data[0, 0] = 5.0
+            model.text_model.embeddings.word_embeddings.weight.data[0, 0] = 5.0
 
 
 def test_frozen_weights_that_change_are_saved_again(tmp_path, rows):

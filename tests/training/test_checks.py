@@ -45,6 +45,11 @@ def test_invalid_combinations_are_rejected_before_the_recordings_are_read(tmp_pa
     assert not Path(tmp_path, "run").exists()
 
 
+def test_batches_of_one_process_for_all_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="dispatch_batches"):
+        train_on(MISSING, accelerator_config={"dispatch_batches": True})(tmp_path)
+
+
 def test_fsdp_refuses_language_errors(tmp_path, rows, monkeypatch):
     monkeypatch.setattr(SupCLAPTrainingArguments, "sharding", "fsdp")
     with pytest.raises(ValueError, match="track_language_errors"):

@@ -260,6 +260,14 @@ def test_short_clips_are_padded_if_requested(processor, rows, tmp_path):
     assert len(filter_bad_audio([short, rows[1]], args, min_seconds(processor))) == 2
 
 
+@pytest.mark.parametrize("text", [" ", "", float("nan")])
+@pytest.mark.parametrize("kind", [TrainingCollator, EvaluationCollator])
+def test_a_blank_caption_is_named_by_its_clip(processor, rows, text, kind):
+    bad = {**rows[1], "captions": {"eng": [text]}, "clip_index": 1}
+    with pytest.raises(ValueError, match=rf"{rows[1]['clip_id']}.*eng.*{text!r}"):
+        kind(processor, ["eng"])([{**rows[0], "clip_index": 0}, bad])
+
+
 def test_evaluation_keeps_all_captions_in_order(processor, rows):
     short = {**rows[1], "captions": {"eng": ["a dog"], "fra": []}}
     batch = EvaluationCollator(processor, ["fra", "eng"])([rows[0], short])

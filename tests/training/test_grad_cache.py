@@ -1,6 +1,7 @@
 """Gradient caching: the gradients of a large batch with the memory of a small one, in all training modes."""
 
 import copy
+import random
 import weakref
 
 import builders
@@ -257,6 +258,32 @@ def test_dropout_is_replayed(checkpointing):
     assert torch.equal(torch.get_rng_state(), state)
     _, others = step(module, inputs, seed=1)
     assert difference(others, wanted) > 1e-3
+
+
+@pytest.mark.parametrize("source", [np.random.random, random.random, lambda: torch.rand(()).item()])
+def test_random_numbers_of_any_library_are_replayed(source):
+    tower = nn.Linear(3, 2, bias=False).double()
+    inputs = {"x": torch.randn(7, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))}
+    drawn, gradients, states = [], [], []
+    for kept in (10**6, 0):  # one run keeps all activations, the other recomputes them
+        np.random.seed(3)
+        random.seed(3)
+        torch.manual_seed(3)
+        tower.zero_grad()
+        calls = []
+
+        def embed(rows, calls=calls):
+            calls.append(source())
+            return calls[-1] * tower(rows["x"])
+
+        embed_in_chunks(embed, inputs, 2, kept_cells=kept).square().sum().backward()
+        drawn.append(calls)
+        gradients.append(tower.weight.grad.clone())
+        states.append(source())
+    assert drawn[0] == drawn[1][:4]
+    assert drawn[1][4:] == drawn[0][2::-1]  # the recomputed chunks, last first
+    assert torch.equal(*gradients)
+    assert states[0] == states[1]  # the backward pass does not change the state
 
 
 def test_under_autocast_chunks_add_up_in_single_precision():

@@ -20,9 +20,10 @@ from safetensors.torch import load_file
 from test_trainer import QUICK, arguments, build
 from transformers import BertConfig, ClapAudioConfig, ClapTextConfig, DistilBertConfig, XLMRobertaConfig
 
-from modeling_supclap import CNN14Config, SupCLAPConfig, SupCLAPModel
+from modeling_supclap import CNN14Config, SupCLAPConfig, SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.conversion import supclap_from_clap
 from modeling_supclap.losses import StaticRadius
+from modeling_supclap.recipes import convert_checkpoint
 from modeling_supclap.training import lora
 from modeling_supclap.training.contrastive_module import ContrastiveModule
 from modeling_supclap.training.lora import (
@@ -437,6 +438,31 @@ def test_prompts_are_refused_and_plain_models_are_unchanged(model):
     prompts = SimpleNamespace(get_base_model=None, peft_config={"mine": PromptTuningConfig()})
     with pytest.raises(ValueError, match="mine"):
         unwrap_adapters(prompts)
+
+
+@pytest.mark.parametrize("wraps", [False, True])
+def test_the_trainer_saves_a_merged_model_and_checkpoints_can_be_merged(tmp_path, rows, wraps):
+    model = bert()
+    if wraps:
+        model = get_peft_model(model, LoraConfig(r=2, lora_alpha=6, target_modules=TARGETS))
+    else:
+        add_lora(model, rank=2, alpha=6)
+    run = build(tmp_path / "run", rows, model, max_steps=4, **{**QUICK, "save_strategy": "steps", "save_steps": 4})
+    assert type(run.clap) is SupCLAPModel
+    run.train()
+    run.save_model()
+    disturbed = embeds(run.clap)
+    with pytest.raises(ValueError, match=r"adapters.*supclap convert"):
+        SupCLAPModel.from_pretrained(tmp_path / "run" / "checkpoint-4")
+    convert_checkpoint.main([str(tmp_path / "run" / "checkpoint-4"), "--out", str(tmp_path / "merged")])
+    SupCLAPProcessor.from_pretrained(tmp_path / "merged")
+    for folder in ("run", "merged"):
+        loaded = SupCLAPModel.from_pretrained(tmp_path / folder)
+        assert torch.equal(loaded.logit_scale, run.clap.logit_scale)
+        for left, right in zip(embeds(loaded), disturbed, strict=True):
+            torch.testing.assert_close(left, right, atol=3e-6, rtol=3e-6)
+    with pytest.raises(ValueError, match="merged"):
+        convert_checkpoint.main([str(tmp_path / "run" / "checkpoint-4"), "--out", str(tmp_path / "merged")])
 
 
 def test_adding_adapters_twice_or_merging_none_is_an_error(model):

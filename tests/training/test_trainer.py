@@ -17,7 +17,7 @@ from datasets import Audio, Dataset
 from processes import assert_same_training, run_processes
 from recordings import tone_rows
 from safetensors.torch import load_file
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.evaluation import EmbeddingCache, evaluate, load_embedding_model
@@ -70,6 +70,74 @@ def test_every_parameter_changes(tmp_path, rows):
     trainer.train()
     still = [name for name, value in trainer.model.named_parameters() if torch.equal(value, before[name])]
     assert still == []
+
+
+class OwnLog(SupCLAPTrainer):
+    """Trainer that logs its own loss in each step."""
+
+    def compute_loss(self, *args, **kwargs):
+        loss = super().compute_loss(*args, **kwargs)
+        self.log({"loss": 617.0})
+        return loss
+
+
+def test_a_loss_that_a_subclass_logs_is_kept_beside_ours(tmp_path, rows):
+    trainer = OwnLog(builders.supclap_model(), arguments(tmp_path, max_steps=2, **QUICK), rows, None, processor())
+    trainer.train()
+    own = [entry for entry in trainer.state.log_history if entry.get("loss") == 617.0]
+    ours = [entry for entry in trainer.state.log_history if "learning_rate" in entry]
+    assert (len(own), len(ours)) == (2, 2)
+    assert all("loss_infonce" in entry and "clips_per_second" in entry for entry in ours)
+    assert not any("loss_infonce" in entry for entry in own)
+
+
+def test_a_run_stops_early(tmp_path, rows):
+    options = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
+    trainer = build(tmp_path, rows, early_stopping_patience=2, learning_rate=0.0, num_train_epochs=9, **options)
+    trainer.train()
+    assert trainer.state.global_step == 6  # the second and third evaluation are not better than the first
+    assert trainer.state.best_global_step == 2
+
+
+class Spy(TrainerCallback):
+    """Records the model that a tracker gets at the end."""
+
+    def on_train_end(self, args, state, control, model=None, **kwargs):
+        self.model = model
+
+
+def test_trackers_get_a_model_that_they_can_save(tmp_path, rows):
+    spy = Spy()
+    trainer = build(tmp_path, rows, callbacks=[spy], max_steps=1, **QUICK)
+    trainer.train()
+    assert spy.model is trainer.clap
+    assert spy.model.config.to_dict()["projection_dim"] == trainer.clap.config.projection_dim
+    tracker = Trainer(args=trainer.args, model=spy.model, processing_class=processor(), eval_dataset=["none"])
+    tracker.save_model(str(tmp_path / "artifact"))
+    loaded = SupCLAPModel.from_pretrained(tmp_path / "artifact")
+    assert torch.equal(loaded.logit_scale, trainer.clap.logit_scale)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_whole"),
+    [
+        ("WANDB_LOG_MODEL", "checkpoint", True),
+        ("WANDB_LOG_MODEL", "end", False),
+        ("HF_MLFLOW_LOG_ARTIFACTS", "1", True),
+    ],
+)
+def test_checkpoints_that_a_tracker_uploads_are_whole(tmp_path, rows, monkeypatch, name, value, is_whole):
+    monkeypatch.setenv(name, value)
+    model = builders.supclap_model()
+    model.text_model.requires_grad_(False)
+    options = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "no", "load_best_model_at_end": False}
+    build(tmp_path, rows, model, max_steps=1, **options).train()
+    (tmp_path / "checkpoint-1").rename(tmp_path.parent / f"{tmp_path.name}-alone")
+    if is_whole:
+        SupCLAPModel.from_pretrained(tmp_path.parent / f"{tmp_path.name}-alone")
+    else:
+        with pytest.raises(FileNotFoundError, match="_frozen"):
+            SupCLAPModel.from_pretrained(tmp_path.parent / f"{tmp_path.name}-alone")
 
 
 @pytest.mark.parametrize(("option", "attention"), [(None, "sdpa"), ("eager", "eager")])
@@ -386,7 +454,7 @@ class BreakWeights(TrainerCallback):
     def on_step_end(self, args, state, control, model=None, **kwargs):
         if state.global_step == 2:
             with torch.no_grad():
-                model.model.audio_projection.linear2.weight[0, 0] = torch.nan
+                model.audio_projection.linear2.weight[0, 0] = torch.nan
 
 
 @pytest.mark.parametrize("options", [{"logging_steps": 4}, {"logging_steps": 50, "eval_strategy": "epoch"}])

@@ -47,9 +47,22 @@ def test_the_best_checkpoint_is_the_better_one(tmp_path, metric, higher):
     assert SupCLAPTrainingArguments(output_dir=str(tmp_path), **given).greater_is_better is not higher
 
 
+@pytest.mark.parametrize("schedule", ["reduce_lr_on_plateau", "greedy"])
+@pytest.mark.parametrize(("metric", "mode"), [("mean_recall", "max"), ("MRV", "min")])
+def test_schedules_that_follow_the_metric_know_its_direction(tmp_path, schedule, metric, mode):
+    options = {"lr_scheduler_type": schedule, "metric_for_best_model": metric, "output_dir": str(tmp_path)}
+    assert SupCLAPTrainingArguments(**options).lr_scheduler_kwargs["mode"] == mode
+    given = SupCLAPTrainingArguments(**options, lr_scheduler_kwargs={"mode": "min", "patience": 3})
+    assert given.lr_scheduler_kwargs == {"mode": "min", "patience": 3}
+    assert not SupCLAPTrainingArguments(output_dir=str(tmp_path)).lr_scheduler_kwargs
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"early_stopping_patience": 0}, "early_stopping_patience.*0"),
+        ({"early_stopping_patience": 2, "load_best_model_at_end": False}, "early_stopping_patience"),
+        ({"learning_rates": "fast"}, "learning_rates.*fast"),
         ({"svr": "bi"}, "svr.*'bi'"),
         ({"loss": "nce"}, "loss.*'nce'"),
         ({"positives": "label"}, "positives.*'label'"),
