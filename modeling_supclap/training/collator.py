@@ -12,7 +12,6 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from modeling_supclap.datasets_scripts.audio import read_row, to_int16
-from modeling_supclap.datasets_scripts.mixture import counts_in_epoch
 from modeling_supclap.datasets_scripts.schema import (
     EXPECTED_COUNT,
     SAMPLING,
@@ -65,8 +64,13 @@ class IndexedRows(Dataset[Row]):
             clips = np.arange(len(rows))
             if self._captions is not None:
                 clips = np.array([index for index, _ in self._captions])
-            counts = counts_in_epoch(rows, np.bincount(clips)) if SAMPLING in columns else rows[EXPECTED_COUNT][:]
-            self.expected = np.asarray(counts)[clips]
+            if SAMPLING in columns:
+                from modeling_supclap.datasets_scripts.mixture import counts_in_epoch  # here: few runs need it
+
+                counts = counts_in_epoch(rows, np.bincount(clips))
+            else:
+                counts = np.asarray(rows[EXPECTED_COUNT][:])
+            self.expected = counts[clips]
         # Epoch, item of each copy, and first copy of each item.
         self._drawn: tuple[int, np.ndarray, np.ndarray] | None = None
 
