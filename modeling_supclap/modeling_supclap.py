@@ -2,6 +2,7 @@
 
 import importlib
 import math
+import os
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -101,7 +102,8 @@ class SupCLAPModel(EncodingMixin, StrictLoadingMixin, PreTrainedModel):
     config: SupCLAPConfig
     # Training checkpoints contain the model as "model.*" and the parameters of the loss as "objective.*".
     base_model_prefix = "model"
-    _keys_to_ignore_on_load_unexpected = [r"^objective\."]  # noqa: RUF012, as in transformers
+    # CLAP's scales are saved for `ClapModel` (see `save_pretrained`).
+    _keys_to_ignore_on_load_unexpected = [r"^objective\.", r"^logit_scale_[at]$"]  # noqa: RUF012, as in transformers
     main_input_name = "input_features"
     input_modalities = ["audio", "text"]  # noqa: RUF012
     supports_gradient_checkpointing = True
@@ -179,6 +181,27 @@ class SupCLAPModel(EncodingMixin, StrictLoadingMixin, PreTrainedModel):
         """
         # By name, because transformers requires each package that the code of a saved folder imports.
         return importlib.import_module("modeling_supclap.joining").join_models(cls, audio, text, **kwargs)
+
+    def save_pretrained(  # type: ignore[override]
+        self,
+        save_directory: str | os.PathLike[str],
+        is_main_process: bool = True,
+        state_dict: dict[str, torch.Tensor] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Save a model as in transformers.
+
+        If transformers' `ClapModel` can load the towers, the weights also contain its two logit scales. Otherwise it
+        would load the folder with an untrained temperature.
+        """
+        config: Any = self.config
+        towers = (config.audio_config.model_type, config.text_config.model_type)
+        if towers == ("clap_audio_model", "clap_text_model") and not self._hf_peft_config_loaded:
+            state_dict = dict(self.state_dict() if state_dict is None else state_dict)
+            if "logit_scale" in state_dict:
+                for name in ("logit_scale_a", "logit_scale_t"):
+                    state_dict[name] = state_dict["logit_scale"].detach().reshape(()).clone()
+        super().save_pretrained(save_directory, is_main_process, state_dict, **kwargs)
 
     def train(self, mode: bool = True) -> Self:
         """Set the training mode. Batch norms stay in evaluation mode, so that embeddings do not depend on the batch."""

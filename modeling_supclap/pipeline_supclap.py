@@ -25,7 +25,7 @@ class ClipPipeline(ZeroShotAudioClassificationPipeline):
     """
 
     # The processor contains the other parts. It is optional (None), because a model object may have one.
-    _load_processor = None
+    _load_processor = None  # type: ignore[assignment]
     _load_feature_extractor = False
     _load_tokenizer = False
 
@@ -65,7 +65,7 @@ class ClipPipeline(ZeroShotAudioClassificationPipeline):
         }
         return {name: value for name, value in options.items() if value is not None}, {}, {}
 
-    def __call__(
+    def __call__(  # type: ignore[override]
         self, audios: Any, *, batch_size: int | None = None, num_workers: int | None = None, **kwargs: Any
     ) -> Any:
         """Score labels for one or more recordings.
@@ -134,7 +134,7 @@ class ClipPipeline(ZeroShotAudioClassificationPipeline):
     ) -> Iterator[list[dict[str, Any]]]:
         """Yield the scored labels of each recording."""
         model = self.model
-        scale = getattr(model, "logit_scale", getattr(model, "logit_scale_a", None))
+        scale: Any = model.logit_scale_a if hasattr(model, "logit_scale_a") else model.logit_scale
         embedded = embed_recordings(model, self.processor, recordings, batch_size=batch_size, num_workers=num_workers)
         for chunks in embedded:
             # (M, d), (d,) -> (M,); a bias of the logits would not change the softmax
@@ -166,9 +166,9 @@ def as_labels(labels: Any) -> list[str]:
     return labels
 
 
-def _read_lazily(audios: Iterable[Any], sampling_rate: Any) -> Iterator[Recording]:
+def _read_lazily(audios: Any, sampling_rate: Any) -> Iterator[Recording]:
     """Yield the recording of each item of a generator or dataset."""
-    items = audios if isinstance(audios, Iterator) else (audios[index] for index in range(len(audios)))  # type: ignore
+    items = audios if isinstance(audios, Iterator) else (audios[index] for index in range(len(audios)))
     for item in items:
         yield as_recordings([item], sampling_rate)[0][0]
 

@@ -19,6 +19,7 @@ from transformers import (
     SequenceFeatureExtractor,
 )
 from transformers.processing_utils import ProcessingKwargs
+from transformers.utils import logging
 
 from .audio_input import as_waveforms, one_for_each
 from .auto_classes import register
@@ -27,6 +28,8 @@ from .feature_extraction_clap import extract_clap, extract_clap_on_device
 from .languages import LANGUAGES, get_flores_code, require_language_code
 from .strict_loading import missing_protobuf
 from .waveform import RESAMPLING_METHODS
+
+logger = logging.get_logger(__name__)
 
 # Limits for tokenizers without one: SONAR was trained on 514 tokens, BERT-like encoders on 512.
 SONAR_MAX_TOKENS = 514
@@ -182,6 +185,10 @@ class SupCLAPProcessor(ProcessorMixin):
     def _extract(self, audio: Any, sampling_rate: float | None) -> dict[str, Any]:
         """Compute the audio inputs of the model, independently for each clip."""
         extractor: Any = self.feature_extractor
+        if sampling_rate is None and isinstance(extractor, ClapFeatureExtractor):
+            # As in transformers; sentence-transformers passes no rate.
+            logger.warning("audio without sampling_rate is read as %d Hz; pass sampling_rate", extractor.sampling_rate)
+            sampling_rate = extractor.sampling_rate
         waveforms = self.as_waveforms(audio, sampling_rate)
         if "audio_attention_mask" in extractor.model_input_names:
             return extractor(waveforms, sampling_rate=extractor.sampling_rate)

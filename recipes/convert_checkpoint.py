@@ -6,6 +6,7 @@
     supclap convert outputs/lora/checkpoint-400 --out models/tuned    # merges the adapters of a checkpoint
     supclap convert laion/clap2-large-audioxl-s1B --out models/clap2 --verify
     supclap convert outputs/tuned-clap2 --to open_clip --out outputs/for-openclip
+    supclap convert outputs/tuned-clap --to clap --out outputs/for-transformers    # a ClapModel, without remote code
 
 The kind of checkpoint is recognised by its tensor names. Every tensor must be converted, or be in the list of tensors
 to ignore. Otherwise nothing is written. The output folder contains `provenance.json`, with the source, SHA-256 and
@@ -77,8 +78,17 @@ def write_open_clip(source: str, folder: Path) -> None:
     print(f"{source} is in {folder}, in OpenCLIP's format")
 
 
+def write_clap(source: str, folder: Path) -> None:
+    """Write a SupCLAP model with CLAP's towers as a `ClapModel` of transformers, with the files on its origin."""
+    from modeling_supclap.conversion import save_clap
+    from modeling_supclap.recipes.models import load_start
+
+    save_clap(*load_start(source), folder)
+    print(f"{source} is in {folder}, as a ClapModel")
+
+
 # Functions that write a trained model in another format.
-TARGETS: dict[str, Any] = {"supclap": None, "open_clip": write_open_clip}
+TARGETS: dict[str, Any] = {"supclap": None, "clap": write_clap, "open_clip": write_open_clip}
 
 
 def main(arguments: list[str] | None = None) -> None:

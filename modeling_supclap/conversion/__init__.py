@@ -4,7 +4,7 @@ Every conversion renames the tensors to our names and then calls `fill_exactly`,
 unexpected or differ in shape.
 """
 
-from .clap import clap_from_supclap, load_clap, processor_from_clap, supclap_from_clap
+from .clap import clap_from_supclap, load_clap, processor_from_clap, save_clap, supclap_from_clap
 from .files import Checkpoint, read_checkpoint
 from .kinds import find_kind, load_model, load_processor
 from .layouts import Conversion, convert_checkpoint, recognise
@@ -28,6 +28,7 @@ __all__ = [
     "processor_from_clap",
     "read_checkpoint",
     "recognise",
+    "save_clap",
     "save_conversion",
     "save_open_clip",
     "supclap_from_clap",

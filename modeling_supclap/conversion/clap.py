@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import ClapConfig, ClapModel, ClapProcessor, PreTrainedConfig
+from transformers import ClapConfig, ClapFeatureExtractor, ClapModel, ClapProcessor, PreTrainedConfig
+
+from modeling_supclap.datasets_scripts.overlap.trained_sources import FILE_NAME as TRAINED_SOURCES
 
 from ..configuration_supclap import SupCLAPConfig
 from ..modeling_supclap import SupCLAPModel
-from ..processing_supclap import SupCLAPProcessor
-from ..strict_loading import naming_damaged_files
+from ..processing_supclap import SupCLAPProcessor, forget_last_call
+from ..strict_loading import apply_umask, naming_damaged_files
+from .folders import writing_folder
+from .provenance import PROVENANCE_FILE
 from .tensors import fill_exactly, refuse_faults
 
 
@@ -108,11 +114,40 @@ def clap_from_supclap(model: SupCLAPModel) -> ClapModel:
     return clap.eval()
 
 
+def save_clap(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str | Path) -> None:
+    """Save a model as a `ClapModel` with its `ClapProcessor`, a folder that needs no code of this package.
+
+    If the model was loaded from a folder, the files on its origin and its training recordings are copied.
+
+    Args:
+        folder: Output folder; it must be empty, or must not exist. It is written completely or not at all.
+
+    Raises:
+        ValueError: `ClapModel` does not support the model, `ClapProcessor` does not support the captions of the
+            processor, or the folder is not empty.
+    """
+    clap = clap_from_supclap(model)
+    if processor.plain_captions or processor.caption_prefix:
+        fields = f"plain_captions={processor.plain_captions}, caption_prefix={processor.caption_prefix!r}"
+        raise ValueError(f"the captions of the model have {fields}, which a ClapProcessor does not apply")
+
+    extractor: Any = processor.feature_extractor
+    if type(extractor) is not ClapFeatureExtractor:
+        raise ValueError(f"the model has a {type(extractor).__name__}; a ClapProcessor needs a ClapFeatureExtractor")
+    forget_last_call(processor.tokenizer)
+    with writing_folder(folder) as written:
+        clap.save_pretrained(written)
+        apply_umask(written)
+        ClapProcessor(extractor, processor.tokenizer).save_pretrained(written)
+        for name in (PROVENANCE_FILE, TRAINED_SOURCES):
+            if (source := Path(model.name_or_path or os.devnull, name)).is_file():
+                shutil.copyfile(source, written / name)
+
+
 def processor_from_clap(processor: ClapProcessor) -> SupCLAPProcessor:
     """Build a deterministic `SupCLAPProcessor` from CLAP's feature extractor and tokenizer.
 
-    CLAP's feature extractor crops clips longer than 10 s at random positions. Therefore our processor passes only the
-    first 10 s of a clip to it. All clips are marked as short, so the fusion layers of fused checkpoints are not used.
-    The sampling rate must be 48 kHz.
+    CLAP's feature extractor crops clips longer than 10 s at random positions; our processor takes their first 10 s. All
+    clips are marked as short, so the fusion layers of fused checkpoints are not used. Audio is resampled to 48 kHz.
     """
     return SupCLAPProcessor(processor.feature_extractor, processor.tokenizer)

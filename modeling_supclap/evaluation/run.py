@@ -99,7 +99,6 @@ def score_split(split: EmbeddedSplit, options: EvaluationOptions) -> Results:
         "languages": list(options.languages),
         "audio": {
             "sampling_rate_hz": split.model.sampling_rate_hz,
-            "resampling_method": split.model.resampling_method,
             "max_audio_seconds": split.policy.max_audio_seconds,
             "chunk_seconds": split.policy.chunk_seconds,
             "pooling": split.policy.pooling,
@@ -147,6 +146,7 @@ def make_results(
             "fingerprint": model.fingerprint,
             "parameters": parameters,
             "embedding_dim": embedding_dim,
+            "resampling_method": model.resampling_method,
         },
         "protocol": dict(protocol),
         "scores": dict(scores),

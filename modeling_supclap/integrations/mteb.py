@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..audio_input import as_recordings
+from ..audio_input import Recording, as_recordings
 from ..encoding import mean_embedding
 from ..evaluation import EmbeddingModel, Results, load_embedding_model, make_results
 from ..evaluation.results import score
@@ -31,7 +31,6 @@ try:
     import mteb
     from mteb.models import ModelMeta
     from mteb.models.abs_encoder import AbsEncoder
-    from mteb.models.modality_collators import AudioCollator
     from mteb.models.model_meta import ScoringFunction
 except ImportError as error:
     raise ImportError(f'mteb 2 cannot be imported: {error}\nInstall the extra: pip install "supclap[mteb]"') from error
@@ -118,16 +117,14 @@ class SupCLAPEncoder(AbsEncoder):
 
         model = self.embedding_model
         if "audio" in columns:
-            # Some benchmark clips are too short to encode; pad them with silence.
-            min_samples = round(model.min_seconds * model.sampling_rate_hz) or None
-            inputs.collate_fn = AudioCollator(target_sampling_rate=model.sampling_rate_hz, min_samples=min_samples)
+            inputs.collate_fn = _collate
 
         texts: list[str] = []
         audio: list[np.ndarray] = []
         for batch in inputs:
             texts += batch["text"] if "text" in columns else []
             if "audio" in columns:  # encode each batch immediately, because the audio of a task may not fit in memory
-                recordings = as_recordings(batch["audio"])[0]
+                recordings = [self._pad(recording) for recording in as_recordings(batch["audio"])[0]]
                 for chunks in model.chunk_embeddings(recordings, batch_size=batch_size):
                     audio.append(mean_embedding(torch.as_tensor(chunks.embeds)).numpy())
 
@@ -137,6 +134,13 @@ class SupCLAPEncoder(AbsEncoder):
 
         total = np.sum(parts, axis=0)
         return total if len(parts) == 1 else total / np.linalg.norm(total, axis=-1, keepdims=True).clip(1e-12)
+
+    def _pad(self, recording: Recording) -> Recording:
+        """Read a recording, and pad it with silence if it is too short to encode, as some clips of benchmarks are."""
+        model = self.embedding_model
+        rate_hz, least = model.sampling_rate_hz, round(model.min_seconds * model.sampling_rate_hz)
+        waveform = recording.read(rate_hz, resampling_method=model.resampling_method)
+        return Recording(np.pad(waveform, (0, max(least - len(waveform), 0))), rate_hz, recording.name)
 
     def _language(self, task_metadata: Any, hf_subset: str) -> str | None:
         """Return the language code for the texts of a task: the language of the task, if it has only one.
@@ -152,6 +156,11 @@ class SupCLAPEncoder(AbsEncoder):
         tokenizer = self.processor.tokenizer
         is_known = code is not None and tokenizer.convert_tokens_to_ids(code) != tokenizer.unk_token_id
         return code if is_known else self.language
+
+
+def _collate(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Batch rows by column, with audio at its own sampling rate."""
+    return {column: [row[column] for row in rows] for column in rows[0]}
 
 
 def load_task(name: str) -> Any:

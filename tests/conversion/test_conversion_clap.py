@@ -6,9 +6,10 @@ import pytest
 import soundfile
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import ClapModel
 
-from modeling_supclap import SupCLAPModel
-from modeling_supclap.conversion import clap_from_supclap, load_clap, processor_from_clap, supclap_from_clap
+from modeling_supclap import MSCLAPFeatureExtractor, SupCLAPModel, SupCLAPProcessor
+from modeling_supclap.conversion import clap_from_supclap, load_clap, processor_from_clap, save_clap, supclap_from_clap
 from modeling_supclap.training.collator import EvaluationCollator, TrainingCollator
 from modeling_supclap.training.lora import add_lora, merge_lora, train_last_layers
 from modeling_supclap.training.trainer import SupCLAPTrainer
@@ -204,8 +205,40 @@ def test_another_rate_is_resampled(processor):
     resampled = resample(clip, 44_100, 16_000)
     found = processor(audio=clip, sampling_rate=44_100)["input_features"]
     np.testing.assert_array_equal(found, processor(audio=resampled, sampling_rate=16_000)["input_features"])
-    with pytest.raises(ValueError, match="sampling_rate"):
-        processor(audio=clip)
+    assumed = processor(audio=resampled)["input_features"]  # as in transformers, with a warning
+    np.testing.assert_array_equal(assumed, found)
+
+
+def test_a_saved_clap_has_both_scales_also_in_other_weights(tmp_path, clap):
+    """`SupCLAPModel` ignores them, and saves them anew from its own scale."""
+    model = supclap_from_clap(clap)
+    for scale, options in (
+        (4.0, {}),
+        (3.0, {"state_dict": dict(model.state_dict())}),
+        (2.0, {"max_shard_size": "20KB"}),
+    ):
+        torch.nn.init.constant_(model.logit_scale, scale)
+        model.save_pretrained(tmp_path / str(scale), **options)
+        loaded = ClapModel.from_pretrained(tmp_path / str(scale))
+        assert loaded.logit_scale_a.item() == loaded.logit_scale_t.item() == scale
+        ours, report = SupCLAPModel.from_pretrained(tmp_path / str(scale), output_loading_info=True)
+        assert ours.logit_scale.item() == scale
+        assert not any(report.values()), report
+    builders.supclap_model().save_pretrained(tmp_path / "ced")
+    assert "logit_scale_a" not in load_file(tmp_path / "ced" / "model.safetensors")
+
+
+def test_what_a_clap_cannot_do_is_not_saved_as_one(tmp_path, clap, processor):
+    model, tokenizer = supclap_from_clap(clap), processor.tokenizer
+    prefixed = SupCLAPProcessor(processor.feature_extractor, tokenizer, caption_prefix="query: ")
+    plain = SupCLAPProcessor(processor.feature_extractor, tokenizer, plain_captions=True)
+    other = SupCLAPProcessor(MSCLAPFeatureExtractor(), tokenizer)
+    for wrong, message in ((prefixed, "'query: '"), (plain, "plain_captions=True"), (other, "MSCLAPFeatureExtractor")):
+        with pytest.raises(ValueError, match=message):
+            save_clap(model, wrong, tmp_path / "clap")
+    with pytest.raises(ValueError, match="ced"):
+        save_clap(*builders.pair(), tmp_path / "clap")
+    assert not (tmp_path / "clap").exists()
 
 
 @pytest.fixture(scope="module")

@@ -64,7 +64,7 @@ def test_the_protocol_describes_the_evaluation(rows):
     assert protocol["captions"] == {"eng": 16}
     assert protocol["folds"] == [0, 1]
     assert protocol["audio"]["policy"] == "the first 0.4 s of each recording, embedded at once"
-    assert protocol["audio"]["resampling_method"] == "kaiser_best"
+    assert results.content["model"]["resampling_method"] == "kaiser_best"
     assert protocol["intervals"]["num_resamples"] == 50
     assert protocol["seed"] == 3
     assert protocol["zero_shot"]["templates"] == {"supclap": ["This is a sound of {}"]}

@@ -12,6 +12,7 @@ import pytest
 import torch
 from processes import run_processes
 from safetensors.torch import load_file, save_file
+from transformers import ClapModel
 
 from modeling_supclap import CEDConfig, CEDFeatureExtractor, CEDModel, SonarTextModel, SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.conversion import layouts
@@ -178,3 +179,19 @@ def test_clap2_goes_to_our_format_and_back(tmp_path, capsys):
         torch.testing.assert_close(after[name].reshape(-1), value.reshape(-1), rtol=1e-6, atol=0)
     with pytest.raises(ValueError, match="not an empty folder"):
         convert(tmp_path / "ours", tmp_path / "back", "--to", "open_clip")
+
+
+def test_a_tuned_clap_becomes_a_clap_model(tmp_path, capsys):
+    """With the files on its origin and on its training recordings."""
+    model, _ = builders.save_pair("converted", tmp_path / "tuned")
+    for name in ("provenance.json", "trained_sources.npy"):
+        (tmp_path / "tuned" / name).write_text("[]")
+    convert(tmp_path / "tuned", tmp_path / "clap", "--to", "clap")
+    assert "ClapModel" in capsys.readouterr().out
+    clap, files = ClapModel.from_pretrained(tmp_path / "clap"), {path.name for path in (tmp_path / "clap").iterdir()}
+    assert clap.logit_scale_a.item() == pytest.approx(model.logit_scale.item())
+    tokenizer = {"tokenizer.json", "tokenizer_config.json"}
+    parts = {"config.json", "model.safetensors", "processor_config.json"}
+    assert files == {*parts, *tokenizer, "provenance.json", "trained_sources.npy"}
+    with pytest.raises(ValueError, match="not an empty folder"):
+        convert(tmp_path / "tuned", tmp_path / "clap", "--to", "clap")
