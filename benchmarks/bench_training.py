@@ -152,7 +152,9 @@ def measure(clips: int = 128, epochs: int = 4, batch: int = 16, rounds: int = 5)
             "per_device_train_batch_size": batch, "learning_rate": 1e-4, "dataloader_num_workers": 1, "svr": "none",
             "report_to": "none", "eval_strategy": "no", "load_best_model_at_end": "false", "save_strategy": "no",
         }  # fmt: skip
-        words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
+        words: list[str] = []
+        for key, value in options.items():
+            words += [f"--{key}", str(value)]
 
         def train_ours() -> None:
             run_program(str(RECIPE), *words, "--output_dir", tempfile.mkdtemp(dir=folder))

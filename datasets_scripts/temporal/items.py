@@ -292,12 +292,14 @@ def one_per_class(rows: Iterable[Row], seed: int = 0) -> list[int]:
     >>> [rows[index]["labels"] for index in one_per_class(rows)]
     [['rain'], ['dog']]
     """
-    chosen: list[Recording] = []
+    indices: list[int] = []
+    sources: set[str] = set()
     for label, recordings in recordings_by_label(rows).items():
-        sources = {recording.source for recording in chosen}
         others = [recording for recording in recordings if recording.source not in sources]
-        chosen.append(drawn(others or recordings, seed, "one per class", label))
-    return sorted(recording.row_index for recording in chosen)
+        chosen = drawn(others or recordings, seed, "one per class", label)
+        indices.append(chosen.row_index)
+        sources.add(chosen.source)
+    return sorted(indices)
 
 
 def split_by_source(rows: Iterable[Row], train_fraction: float = 0.7, seed: int = 0) -> tuple[list[int], list[int]]:
@@ -322,8 +324,11 @@ def split_by_source(rows: Iterable[Row], train_fraction: float = 0.7, seed: int 
     seen: set[str] = set()
     train_sources: set[str] = set()
     for label, recordings in recordings_by_label(rows).items():
-        source_of_row |= {recording.row_index: recording.source for recording in recordings}
-        sources = {recording.source for recording in recordings} - seen
+        sources: set[str] = set()
+        for recording in recordings:
+            source_of_row[recording.row_index] = recording.source
+            sources.add(recording.source)
+        sources -= seen
         seen |= sources
         count = max(1, min(round(train_fraction * len(sources)), len(sources) - 1))
         train_sources.update(shuffled(sources, seed, "split", label)[:count])

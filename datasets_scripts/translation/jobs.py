@@ -203,4 +203,7 @@ def sample(items: Sequence[Item], count: int | None) -> list[Item]:
     by_language: dict[str, list[Item]] = {}
     for item in sorted(items, key=lambda item: source_hash(str(item.key))):
         by_language.setdefault(item.language, []).append(item)
-    return [item for members in by_language.values() for item in members[:count]]
+    sampled: list[Item] = []
+    for members in by_language.values():
+        sampled += members[:count]
+    return sampled

@@ -161,23 +161,25 @@ class _Join:
     def splits(self, splits: Mapping[str, Dataset]) -> dict[str, Dataset]:
         """Add the translations to all splits of a map-style dataset."""
         errors, gaps = Problems(list), Problems(list)
-        rows_of = {}
+        known: set[str] = set()
+        captions_of: dict[str, list[dict[str, list[str]]]] = {}
         for name, split in splits.items():
             _require_language(split.features["captions"], self.source_language)
-            rows_of[name] = _read_rows(split)
+            captions_of[name] = []
+            for clip_id, texts in _read_rows(split):
+                known.add(clip_id)
+                captions_of[name].append(self.captions(clip_id, texts, errors, gaps))
 
-        known = {clip_id for rows in rows_of.values() for clip_id, _ in rows}
         unknown = sorted(self.lines.keys() - known)
         normal = {normalize("NFC", clip_id) for clip_id in known} if unknown else set()
         for clip_id in unknown:
             alike = " (exists in another Unicode normal form)" if normalize("NFC", clip_id) in normal else ""
             gaps["clips of the file are not in the dataset"].append(f"{clip_id!r}{alike}")
 
+        _report(errors, gaps, self.strict)
         joined = {}
         for name, split in splits.items():
-            captions = [self.captions(clip_id, texts, errors, gaps) for clip_id, texts in rows_of[name]]
-            joined[name] = self._with_captions(split, captions)
-        _report(errors, gaps, self.strict)
+            joined[name] = self._with_captions(split, captions_of[name])
         return joined
 
     def row(self, row: dict[str, Any]) -> dict[str, Any]:

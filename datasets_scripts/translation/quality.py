@@ -60,8 +60,8 @@ def report_translations(
     keys = sorted(back_translations)
     cosines = np.zeros(0)
     if keys and encoder is not None:
-        before = encoder([sources[key] for key in keys])
-        after = encoder([back_translations[key] for key in keys])
+        before = encoder(list(map(sources.__getitem__, keys)))
+        after = encoder(list(map(back_translations.__getitem__, keys)))
         cosines = (before.astype(np.float64) * after).sum(1)
 
     worst = []
@@ -71,11 +71,15 @@ def report_translations(
         texts = {"source": sources[key], "translation": translations[key], "back_translation": back_translations[key]}
         worst.append(entry | texts)
 
+    identical, length_ratios = 0, []
+    for key, text in translations.items():
+        identical += text == sources[key]
+        length_ratios.append(len(text) / len(sources[key]))
     return {
         "captions": len(sources),
         "missing": len(sources) - len(translations),
-        "identical": sum(text == sources[key] for key, text in translations.items()),
-        "length_ratio": _mean([len(text) / len(sources[key]) for key, text in translations.items()]),
+        "identical": identical,
+        "length_ratio": _mean(length_ratios),
         "back_translated": len(cosines),
         "cosine": _mean(cosines),
         "below_threshold": _mean(cosines < threshold),

@@ -301,10 +301,13 @@ def _parallel_questions(
             raise ValueError(f"task {task} has question {question!r} twice in {languages[index]!r}")
         index_of[question] = index
 
-    counts = {language: len(index_of) for language, index_of in by_language.items()}
+    counts = dict(zip(by_language, map(len, by_language.values()), strict=True))
     if questions is None and len(set(counts.values())) > 1:
         raise ValueError(f"task {task} has {counts} questions; give `questions`, because their numbers differ")
 
-    first, *others = by_language.values()
-    shared = [question for question in first if all(question in index_of for index_of in others)]
-    return np.array([[index_of[question] for index_of in (first, *others)] for question in shared], np.int64)
+    rows = []
+    for question in next(iter(by_language.values())):
+        places = [index_of.get(question) for index_of in by_language.values()]
+        if None not in places:
+            rows.append(places)
+    return np.array(rows, np.int64)

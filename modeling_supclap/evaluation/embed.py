@@ -146,8 +146,11 @@ class EmbeddedSplit:
     train: EmbeddedSplit | None = None
 
     def __post_init__(self) -> None:
-        self.ids = np.array([row["clip_id"] for row in self.rows])
-        self.sources = np.array([str(row.get("source") or row["clip_id"]) for row in self.rows])
+        ids, sources = [], []
+        for row in self.rows:
+            ids.append(row["clip_id"])
+            sources.append(str(row.get("source") or row["clip_id"]))
+        self.ids, self.sources = np.array(ids), np.array(sources)
 
     def by_dataset(self) -> dict[str, EmbeddedSplit]:
         """Return `{dataset name: split}` if the rows are from several datasets (`mixture.mix`), else an empty dict."""
@@ -162,7 +165,10 @@ class EmbeddedSplit:
 
     def languages(self, among: Sequence[str]) -> list[str]:
         """Return the languages in `among` in which at least one row has a caption."""
-        return [language for language in among if any(row["captions"].get(language) for row in self.rows)]
+        present: set[str] = set()
+        for row in self.rows:
+            present.update(filter(row["captions"].get, among))
+        return list(filter(present.__contains__, among))
 
     def texts(self, texts: Sequence[str], language: str) -> np.ndarray:
         """Embed M texts in one language as unit vectors (M, d). Each distinct text is embedded once."""

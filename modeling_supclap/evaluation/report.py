@@ -182,10 +182,14 @@ def _tables(results: Results) -> dict[str, Table]:
     papers = _papers(results.protocol)
     tables: dict[str, Table] = {}
     for name, rows in row_scores.items():
-        present = {column for scores in rows.values() for column in scores}
+        present: set[Column] = set()
+        languages: list[str | None] = []
+        for row, scores in rows.items():
+            present |= scores.keys()
+            if (language := row.split(",")[0]) not in languages:
+                languages.append(language)
         directions = DIRECTIONS if name == "retrieval" else ("",)
-        columns = [column for column in itertools.product(directions, SECTIONS[name].metrics) if column in present]
-        languages: list[str | None] = list(dict.fromkeys(row.split(",")[0] for row in rows))
+        columns = list(filter(present.__contains__, itertools.product(directions, SECTIONS[name].metrics)))
         best_of = [] if name == "distances" else languages[:1]
         average = averages.get(name, [])
         tables[name] = _table(columns, rows, papers, languages + average, best_of + average)
@@ -193,8 +197,9 @@ def _tables(results: Results) -> dict[str, Table]:
     agreement = results.scores.get("zste", {}).get("all")
     if agreement:
         form = get_metric("MRV").format
-        tasks = [task for _, task in tables["zste"].columns]
-        cells = [form(agreement[task]["MRV"]["value"]) if task in agreement else None for task in tasks]
+        cells = []
+        for _, task in tables["zste"].columns:
+            cells.append(form(agreement[task]["MRV"]["value"]) if task in agreement else None)
         tables["zste"].lines.append(Line("ours", "MRV over the languages", cells))
     return tables
 
@@ -223,10 +228,11 @@ def _table(
 
     For each language in `best_of`, a row with the best published scores is added.
     """
-    lines = [Line("ours", name, list(map(scores.get, columns))) for name, scores in rows.items()]
     # The chance level depends on the number of candidates, which can differ by row; show the level of the last row.
+    lines = []
     last: dict[Column, Score] = {}
-    for scores in rows.values():
+    for name, scores in rows.items():
+        lines.append(Line("ours", name, list(map(scores.get, columns))))
         last |= scores
     for name, level in (("chance", "chance"), ("an order-blind model", "order_blind")):
         values = [getattr(last[column], level) for column in columns]
@@ -301,8 +307,9 @@ def _cases(results: Results) -> dict[str, list[dict[str, Any]]]:
         firsts: dict[str, dict[str, Any]] = {}  # show a caption that several clips share only once
         for query in order.tolist():
             firsts.setdefault(texts[query], {"text": texts[query], "ranks": (ranks[query] + 1).tolist()})
-        cases[title] = list(firsts.values())[:4]
-    return {title: examples for title, examples in cases.items() if examples}
+        if firsts:
+            cases[title] = list(firsts.values())[:4]
+    return cases
 
 
 def _samples(results: Results, rows: Any) -> dict[str, list[dict[str, Any]]]:

@@ -158,11 +158,13 @@ def evaluate_retrieval(
         agreement, query_arrays = _compare_languages(split, languages, groups, units, intervals, is_light)
         all_scores |= {"multilingual": agreement} if agreement else {}
         arrays |= query_arrays
-        scores["mean"] = {direction: {} for direction in DIRECTIONS}
         for direction, name in itertools.product(DIRECTIONS, RETRIEVAL_METRICS):
-            fields = [scores[language][direction][name] for language in languages]
-            value, chance = np.mean([(field["value"], field["chance"]) for field in fields], axis=0)
-            scores["mean"][direction][name] = score(value, None, chance)
+            fields = []
+            for language in languages:
+                field = scores[language][direction][name]
+                fields.append((field["value"], field["chance"]))
+            value, chance = np.mean(fields, axis=0)
+            scores.setdefault("mean", {}).setdefault(direction, {})[name] = score(value, None, chance)
     return all_scores, arrays, {"captions": counts}
 
 

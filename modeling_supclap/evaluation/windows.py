@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from modeling_supclap.datasets_scripts.audio import Address
-from modeling_supclap.datasets_scripts.builders.recordings import SUFFIXES, Recordings
+from modeling_supclap.datasets_scripts.audio_files import SUFFIXES
+from modeling_supclap.datasets_scripts.builders.recordings import Recordings
 from modeling_supclap.datasets_scripts.remote_files import use_files
 
 from ..encoding import AudioChunks

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def model_card(facts: CardFacts) -> ModelCard:
     """Generate a model card with Hub metadata, text, and a checksum in the last line."""
     parts = origins(facts.model, facts.base_model)
     license = facts.license or license_of(parts)
-    scores = [score for results in facts.results for score in get_card_scores(results)]
+    scores = list(chain.from_iterable(map(get_card_scores, facts.results)))
 
     # Users can pass two-letter language codes to `Trainer.create_model_card`.
     first = facts.languages[0] if facts.languages else "eng"
@@ -180,7 +181,7 @@ def citations(arguments: Mapping[str, Any], parts: Sequence[Origin]) -> list[str
         "duquenne2023sonar": "m2m_100" in kinds,
         "feng2020labse": any("labse" in part.source.lower() for part in parts),
     }
-    return [key for key, is_used in used.items() if is_used]
+    return list(filter(used.get, used))
 
 
 def _metadata(facts: CardFacts, parts: Sequence[Origin], license: str, scores: Sequence[CardScore]) -> ModelCardData:

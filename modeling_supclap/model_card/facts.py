@@ -85,8 +85,12 @@ def facts_of_run(trainer: Any) -> CardFacts:
 def read_results(folder: Path) -> list[dict[str, Any]]:
     """Read `results.json` from a folder, then from its direct subfolders. Skip files with a different schema."""
     paths = [*folder.glob("results.json"), *sorted(folder.glob("*/results.json"))]
-    contents = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-    return [content for content in contents if isinstance(content, dict) and content.get("schema") == SCHEMA]
+    results = []
+    for path in paths:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(content, dict) and content.get("schema") == SCHEMA:
+            results.append(content)
+    return results
 
 
 def count_licenses(rows: Any) -> dict[str, int]:

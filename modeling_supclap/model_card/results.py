@@ -116,11 +116,10 @@ def format_card_scores(scores: Sequence[CardScore]) -> str:
             rows.setdefault(place, dict(metrics))[each.metric] = text
 
         lines = [f"| data | task | language | {' | '.join(metrics)} |", "|---" * (3 + len(metrics)) + "|"]
-        lines += [f"| {' | '.join([*place, *cells.values()])} |" for place, cells in rows.items()]
+        for place, cells in rows.items():
+            lines.append(f"| {' | '.join([*place, *cells.values()])} |")
         tables.append("\n".join(lines))
 
-    confidences = sorted({each.confidence for each in scores if each.confidence})
-    intervals = (
-        f", with intervals of {' and '.join(f'{100 * level:g}' for level in confidences)} %" if confidences else ""
-    )
+    levels = sorted({f"{100 * each.confidence:g}" for each in scores if each.confidence})
+    intervals = f", with intervals of {' and '.join(levels)} %" if levels else ""
     return "\n\n".join([f"In percent{intervals}.", *tables])

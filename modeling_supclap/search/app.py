@@ -153,8 +153,12 @@ def render_hits(searcher: Searcher, hits: Sequence[Hit], vector: np.ndarray) -> 
         return "<p>No indexed recording to search.</p>"
 
     # All plots share one color scale, because the scores within a short recording are almost equal.
-    scored = {hit.file: searcher.strip(vector, hit.file) for hit in hits}
-    hits = [hit for hit in hits if len(scored[hit.file][0])]  # without files removed since the search
+    scored = {}
+    for file in {hit.file for hit in hits}:
+        starts, scores = searcher.strip(vector, file)
+        if len(starts):  # otherwise the file was removed after the search
+            scored[file] = starts, scores
+    hits = [hit for hit in hits if hit.file in scored]
     if not hits:
         return "<p>The recordings were removed; search again.</p>"
     all_scores = np.concatenate([scores for _, scores in scored.values()])

@@ -154,9 +154,12 @@ class SoundIndex:
     def about(self) -> dict[str, str]:
         """Metadata of the index. Raises ValueError if a key is missing, as in a database of another program."""
         metadata = self.windows.schema.metadata or {}
-        about = {key.decode(): value.decode() for key, value in metadata.items()}
-        if missing := ", ".join(key for key in _ABOUT if key not in about):
-            raise ValueError(f"{self.folder} has no metadata {missing}; use an index made by `supclap search index`")
+        about = {}
+        for key, value in metadata.items():
+            about[key.decode()] = value.decode()
+        for key in _ABOUT:
+            if key not in about:
+                raise ValueError(f"{self.folder} has no metadata {key}; use an index made by `supclap search index`")
         return about
 
     def known_files(self) -> dict[str, dict[str, Any]]:

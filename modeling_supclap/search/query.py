@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -161,9 +162,9 @@ class Searcher:
         """
         version = self.index.windows.version, within
         if self._background is None or self._background[0] != version:
-            best = []
+            best: list[float] = []
             for vector in self._background_vectors:
-                best += [row["score"] for row in self.index.nearest(vector, 1, within)]
+                best.extend(map(itemgetter("score"), self.index.nearest(vector, 1, within)))
             self._background = version, float(np.quantile(best, 0.95)) if best else 1.0
         return self._background[1]
 
@@ -184,8 +185,8 @@ class Searcher:
             Tuple of the start times in seconds (windows,), ascending, and the scores (windows,).
         """
         rows = self.index.nearest(vector, self.index.windows.count_rows(), within=file, exact=True)
-        rows.sort(key=lambda row: row["start_seconds"])
-        return np.array([row["start_seconds"] for row in rows]), np.array([row["score"] for row in rows])
+        rows.sort(key=itemgetter("start_seconds"))
+        return np.array(list(map(itemgetter("start_seconds"), rows))), np.array(list(map(itemgetter("score"), rows)))
 
 
 def without_overlaps(hits: Sequence[Hit]) -> list[Hit]:
@@ -197,7 +198,11 @@ def without_overlaps(hits: Sequence[Hit]) -> list[Hit]:
     """
     selected: list[Hit] = []
     for hit in hits:
-        others = (other for other in selected if other.file == hit.file)
-        if all(hit.start_seconds >= other.end_seconds or hit.end_seconds <= other.start_seconds for other in others):
+        if not any(_overlap(hit, other) for other in selected):
             selected.append(hit)
     return selected
+
+
+def _overlap(hit: Hit, other: Hit) -> bool:
+    is_apart = hit.start_seconds >= other.end_seconds or hit.end_seconds <= other.start_seconds
+    return hit.file == other.file and not is_apart
