@@ -151,7 +151,7 @@ def write_run_file(
     for path in sorted(Path(folder).rglob("*")):
         if path.is_file():
             files[path.relative_to(folder).as_posix()] = file_sha256(path)
-    content = {"settings": _settings(args, batches), "trainable": _trainable(module), "sha256": files}
+    content = {"settings": _settings(args, module, batches), "trainable": _trainable(module), "sha256": files}
     write_json(Path(folder) / RUN_FILE, content)
 
 
@@ -168,10 +168,11 @@ def refuse_another_run(
     if flaws:
         raise ValueError(f"{folder} is incomplete ({', '.join(flaws)}); resume from another checkpoint, {advice}")
 
-    run, settings = json.loads((folder / RUN_FILE).read_text(encoding="utf-8")), _settings(args, batches)
+    run, settings = json.loads((folder / RUN_FILE).read_text(encoding="utf-8")), _settings(args, module, batches)
     # Arguments that did not exist when the run started had their defaults.
     defaults = {field.name: get_default(field) for field in fields(args) if field.name in settings}
-    saved = {**defaults, **run["settings"]}
+    of_model = {name: value for name, value in settings.items() if name.startswith("initial ")}
+    saved = {**of_model, **defaults, **run["settings"]}
     if saved["training_data"] is None or settings["training_data"] is None:  # saved or started without this setting
         saved["training_data"] = settings["training_data"]
     differences = _differences(saved, settings)
@@ -184,10 +185,12 @@ def refuse_another_run(
         raise ValueError(f"{folder} was saved with other settings: {changes}; resume with its settings, {advice}")
 
 
-def _settings(args: TrainingArguments, batches: EpochBatches | None) -> dict[str, Any]:
+def _settings(args: TrainingArguments, module: nn.Module, batches: EpochBatches | None) -> dict[str, Any]:
     """Return the settings that a resumed run must not change."""
     names = set(type(args).__dataclass_fields__) - set(TrainingArguments.__dataclass_fields__) - _MAY_CHANGE
     settings = {name: redact(getattr(args, name)) for name in sorted(names | {"seed"})}  # folders without their paths
+    config: Any = getattr(module, "model", module).config
+    settings |= {"initial temperature": config.temperature, "initial logit_bias": config.logit_bias}
     if batches is not None:
         settings["stream"] = {
             "rows of a process": batches.num_rows,

@@ -384,6 +384,21 @@ def test_a_run_from_before_a_setting_was_there_had_its_default(run, rows, tmp_pa
     assert same.state.global_step == 6
 
 
+def test_another_initial_temperature_is_named(run, rows, tmp_path):
+    """The weights of the checkpoint would replace it, and the saved configuration would still contain it."""
+    other = build(tmp_path, rows, model=with_dropout(), max_steps=6, svr="uni-static", **STEPS)
+    other.clap.config.temperature, other.clap.config.logit_bias = 0.5, -9.0
+    with pytest.raises(ValueError, match=r"initial temperature was 0\.07 and is 0\.5") as refused:
+        other.train(resume_from_checkpoint=True)
+    assert "initial logit_bias was None and is -9.0" in str(refused.value)
+
+    path = tmp_path / "checkpoint-4" / RUN_FILE
+    written = json.loads(path.read_text())
+    del written["settings"]["initial temperature"], written["settings"]["initial logit_bias"]  # of an earlier version
+    path.write_text(json.dumps(written))
+    other.train(resume_from_checkpoint=True)
+
+
 def test_changes_of_nested_settings_and_of_removed_ones_are_named(run, rows, tmp_path):
     path = tmp_path / "checkpoint-4" / RUN_FILE
     written = json.loads(path.read_text())
