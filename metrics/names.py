@@ -59,7 +59,8 @@ METRICS = {
     "Gap": MetricName("gap to English", higher_is_better=False, percent=False, digits=3),
     "Dis": MetricName("distance to English", higher_is_better=False, percent=False, digits=3),
     "back_translation": MetricName("similarity after translating back"),
-    "train_runtime": MetricName("seconds of training", higher_is_better=False, percent=False, digits=0),
+    "train_runtime": MetricName("seconds of training and evaluations", False, percent=False, digits=0),
+    "epoch_runtime": MetricName("seconds per epoch, with its evaluation", False, percent=False, digits=0),
     "peak_memory_mib": MetricName("peak GPU memory in MiB", higher_is_better=False, percent=False, digits=0),
     "trained_parameters": MetricName("parameters that train", higher_is_better=False, percent=False, digits=0),
 }

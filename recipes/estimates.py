@@ -19,10 +19,23 @@ TRAIN_CLIPS = {"audiocaps": 49274, "clotho": 3839, "wavcaps": 398050}
 """Number of clips in the published training splits: AudioCaps as in SupCLAP section 4.1.1, Clotho's development split,
 WavCaps without the 5,000 clips held out in SupCLAP section E.2."""
 
+TEST_CLIPS = {"audiocaps": 957, "clotho": 1045, "wavcaps": 5000, "vggsound": 15446}
+"""Number of clips in the published test splits. AudioCaps as often distributed; the authors' list has 975."""
+
+ALL_CLIPS = {"esc50": 2000, "urbansound8k": 8732}
+"""Number of clips in datasets with folds."""
+
 CAPTIONS_PER_CLIP = {"clotho": 5}  # of training clips; in all other datasets, 1
 TOKENS_PER_CAPTION = 20
 FLOPS_PER_SECOND = {"cuda": 1e14, "cpu": 2e10}
 """Sustained training speed in FLOP/s: about a third of the TF32 peak of an H100 GPU, or one server CPU core."""
+
+
+def count_published(dataset: str, split: str) -> tuple[str, int]:
+    """Return the name of a part of a dataset, "the dataset" or the split, and its published number of clips, or 0."""
+    if dataset in ALL_CLIPS:
+        return "the dataset", ALL_CLIPS[dataset]
+    return split, (TRAIN_CLIPS if split == "train" else TEST_CLIPS).get(dataset, 0)
 
 
 class Estimate(NamedTuple):

@@ -446,6 +446,7 @@ class SweepArguments:
     output_dir: str = option("Folder of the runs and the table.", "outputs/sweep")
     scale: ClassVar[str] = ""
     skip_missing: ClassVar[bool] = False
+    allow_missing: ClassVar[bool] = False
 
 
 @dataclass
@@ -463,6 +464,7 @@ class ReproductionArguments:
     settings: Settings = option("Settings for every training, as JSON.")
     controls: str | None = option("YAML file with additional rows: copies of rows of the table with other settings.")
     skip_missing: bool = option("Skip rows with missing data or encoders, instead of raising an error.", False)
+    allow_missing: bool = option("Run even if more than a fifth of the published recordings are missing.", False)
 
     def __post_init__(self) -> None:
         if self.scale not in SCALES:

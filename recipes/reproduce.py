@@ -25,8 +25,8 @@ from __future__ import annotations
 
 from modeling_supclap.recipes.arguments import parse_names
 from modeling_supclap.recipes.options import ReproductionArguments
+from modeling_supclap.recipes.run_checks import find_data
 from modeling_supclap.recipes.running import run_command
-from modeling_supclap.recipes.runs import find_data
 from modeling_supclap.recipes.studies.plan import plan
 from modeling_supclap.recipes.studies.select import find_jobs, find_tables, list_tables
 

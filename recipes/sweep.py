@@ -21,8 +21,9 @@ import yaml
 
 from modeling_supclap.recipes.arguments import parse_names, read_settings
 from modeling_supclap.recipes.options import SweepArguments
+from modeling_supclap.recipes.run_checks import check_inputs
 from modeling_supclap.recipes.running import run_command
-from modeling_supclap.recipes.runs import Row, build_step, check_inputs, run_rows
+from modeling_supclap.recipes.runs import Row, build_step, run_rows
 from modeling_supclap.recipes.train_supclap import DEFAULT_CONFIG
 
 

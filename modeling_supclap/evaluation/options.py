@@ -19,10 +19,11 @@ CAPTION_HANDLINGS = ("all", "parallel", "each")
 TEMPLATE_SETS: dict[str, list[str]] = {
     "supclap": ["This is a sound of {}"],
     "teminal": ["The sound of {}"],
+    "teminal_classes": ["The sound of a {}"],
     "label": ["{}"],
     "ensemble": ["This is a sound of {}", "The sound of {}", "A recording of {}", "I can hear {}", "{}"],
 }
-"""Class prompt templates by name: two from the papers, the label alone, and an ensemble (averaged embeddings)."""
+"""Class prompt templates by name: SupCLAP 4.2.2, TeminAL B.4 and table 4, the label, and an ensemble (averaged)."""
 
 Phrases = Mapping[str, Mapping[str, str]]
 

@@ -71,23 +71,34 @@ def projection_figure(results: Results, languages: Sequence[str], classes: Seque
     return _svg(figure, f"Projection of the embeddings of clips and captions in {', '.join(languages)}{colors}")
 
 
-def save_projections(several: Mapping[str, Results], path: str | Path) -> None:
-    """Draw t-SNE projections of several models side by side (ATRI figures 3, 4). The suffix sets the image format."""
+def save_projections(several: Mapping[str, Results], path: str | Path, num_clips: int = MAX_PROJECTED_CLIPS) -> None:
+    """Draw t-SNE projections of several models side by side (ATRI figures 3, 4). The suffix sets the image format.
+
+    `num_clips` clips with their captions are drawn at random from those with stored embeddings, equal for all models.
+    """
     from matplotlib.figure import Figure
 
+    stored = next(iter(several.values())).arrays["embeddings/audio_clip"]
+    chosen = np.sort(np.random.default_rng(0).permutation(len(stored))[:num_clips])
     figure = Figure(figsize=(4.6 * len(several), 4.6), layout="constrained")
     for number, (name, results) in enumerate(several.items(), start=1):
         axes = figure.add_subplot(1, len(several), number, title=name)
-        _draw_projection(axes, results, results.protocol["languages"])
+        _draw_projection(axes, results, results.protocol["languages"], chosen=chosen)
     figure.axes[-1].legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     with atomic_write(path) as unfinished:
         figure.savefig(unfinished, format=Path(path).suffix.removeprefix(".") or "png", dpi=120)
 
 
-def _draw_projection(axes: Any, results: Results, languages: Sequence[str], classes: Sequence[str] = ()) -> None:
+def _draw_projection(
+    axes: Any,
+    results: Results,
+    languages: Sequence[str],
+    classes: Sequence[str] = (),
+    chosen: Any = slice(MAX_PROJECTED_CLIPS),
+) -> None:
     arrays = results.arrays
-    shown_clips = arrays["embeddings/audio_clip"][:MAX_PROJECTED_CLIPS]
-    groups = {"audio": (arrays["embeddings/audio"][: len(shown_clips)], shown_clips)}
+    shown_clips = arrays["embeddings/audio_clip"][chosen]
+    groups = {"audio": (arrays["embeddings/audio"][chosen], shown_clips)}
     for language in languages:
         clips = arrays[f"embeddings/text_clip/{language}"]
         is_shown = np.isin(clips, shown_clips)

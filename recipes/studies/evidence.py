@@ -22,8 +22,9 @@ from modeling_supclap.metrics.names import MetricName
 from modeling_supclap.recipes.arguments import CONFIGS, read_settings
 from modeling_supclap.recipes.options import ReproductionArguments, as_mapping
 from modeling_supclap.recipes.result_tables import find_metric, format_heading, markdown_lines
+from modeling_supclap.recipes.run_checks import check_inputs
 from modeling_supclap.recipes.running import is_first_process, say
-from modeling_supclap.recipes.runs import Row, Step, build_step, check_inputs, reads_folder, run_step
+from modeling_supclap.recipes.runs import Row, Step, build_step, reads_folder, run_step
 from modeling_supclap.recipes.studies.render import note_few_seeds
 from modeling_supclap.recipes.studies.table import get_stem
 from modeling_supclap.recipes.studies.values import get_cost, get_value, load_run

@@ -3,7 +3,7 @@
 Each file in `results/*/` is a table or a study, written by `supclap reproduce`. If docs/images has a figure
 with the same file name, it is included. Verdicts on the claims of `claims.yaml` come first. A comment line in
 docs/results.md marks the generated part.
-docs/paper_settings.md compares the papers' settings with those of the full-scale configurations.
+docs/paper_settings.md compares the papers' settings with those of full-scale rows.
 """
 
 from __future__ import annotations
@@ -13,15 +13,25 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
+from transformers import BertConfig
 
+from modeling_supclap import SupCLAPConfig, SupCLAPModel
+from modeling_supclap.configuration_supclap import CNN14Config
 from modeling_supclap.datasets_scripts.atomic_files import write_text
+from modeling_supclap.evaluation.results import NUM_CLASSES
 from modeling_supclap.metrics.comparison import Cell, difference
-from modeling_supclap.recipes.arguments import CONFIGS, parse_arguments
+from modeling_supclap.recipes.arguments import parse_arguments
+from modeling_supclap.recipes.estimates import ALL_CLIPS, TRAIN_CLIPS, estimate
+from modeling_supclap.recipes.options import ReproductionArguments, as_mapping
+from modeling_supclap.recipes.posttrain_teminal import count_trained
 from modeling_supclap.recipes.result_tables import find_metric, markdown_lines
-from modeling_supclap.recipes.runs import RECIPES
+from modeling_supclap.recipes.runs import RECIPES, Row
 from modeling_supclap.recipes.studies.evidence import format_interval, render_study
+from modeling_supclap.recipes.studies.plan import plan
 from modeling_supclap.recipes.studies.render import markdown_table
+from modeling_supclap.recipes.studies.select import list_tables
 
 RESULTS = Path(__file__).parent / "results"
 SETTINGS = Path(__file__).parent / "paper_settings.yaml"
@@ -30,17 +40,6 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS_PAGE = ROOT / "docs" / "results.md"
 SETTINGS_PAGE = ROOT / "docs" / "paper_settings.md"
 MARK = "<!-- Generated from here by `make results-page` from the files of recipes/studies/results. -->"
-
-INTRODUCTION = """---
-search:
-  boost: 0.2
----
-
-# Settings of the papers
-
-The settings printed in the papers, and those of the full-scale files in `recipes/configs`. S is SupCLAP, A is ATRI, T
-is TeminAL. This page is written by `make results-page`.
-"""
 
 
 def render_results(page: str) -> str:
@@ -133,20 +132,65 @@ def render_verdicts() -> list[str]:
 
 
 def render_settings() -> str:
-    parts = [INTRODUCTION]
-    for config, entries in yaml.safe_load(SETTINGS.read_text(encoding="utf-8")).items():
-        values: dict[str, Any] = {}  # as the recipe reads them, with its defaults
-        recipe = "posttrain" if config.startswith("teminal") else "train"
-        for group in parse_arguments(RECIPES[recipe][1], [str(CONFIGS / config)]):
-            values |= vars(group)
+    """Return docs/paper_settings.md: the settings of full-scale rows beside those of the papers."""
+    page, tables = yaml.safe_load(SETTINGS.read_text(encoding="utf-8")), list_tables()
+    parts = [page["introduction"]]
+    for part in page["parts"]:
+        name = part["table"]
+        args = ReproductionArguments(scale="full", data_dir=".")
+        rows = {(row.name, row.dataset): row for row in plan(name, tables[name], args)}
+        values = resolve_settings(rows[part["row"], part["dataset"]], part.get("step", 0))
+        lines = [["setting", "paper", "section", "value", "", "why"]]
+        for entry in part["settings"]:
+            value, paper = values[entry["key"]], entry.get("paper")
+            relation = "not stated" if paper is None else "as printed" if value == paper else "ours"
+            printed = "" if paper is None else _format_setting(paper)
+            cells = [f"`{entry['key']}`", printed, entry.get("section", ""), _format_setting(value), relation]
+            lines.append([*cells, entry.get("why", "")])
+        where = f"`{name}`, row `{part['row']}`, {part['dataset']}"
+        parts += [f"## {part['title']}", "", f"{where}:", "", *markdown_lines(lines), ""]
+    return "\n".join([*parts, page["choices"]])
 
-        lines = [["setting", "paper", "section", "ours", "same?"]]
-        for entry in entries:
-            ours = entry["ours"] if "ours" in entry else values[entry["key"]]
-            cells = [entry["key"], entry["paper"], entry["section"], ours, "yes" if ours == entry["paper"] else "no"]
-            lines.append([str(cell) for cell in cells])
-        parts += [f"## {config}", "", *markdown_lines(lines), ""]
-    return "\n".join(parts)
+
+def resolve_settings(row: Row, number: int) -> dict[str, Any]:
+    """Return the settings of a step of a row as its recipe resolves them, and counts that follow from them."""
+    step = row.runs[0][number]
+    parsed = parse_arguments(RECIPES[step.recipe][1], [], settings=step.settings)
+    values: dict[str, Any] = {"seeds": len(row.runs)}
+    for group in parsed:
+        values |= vars(group)
+    for key, value in as_mapping(values["dataset_config"]).items():
+        values[f"dataset_config.{key}"] = value
+    if step.recipe == "posttrain" and values["temperature"] is None:
+        values["temperature"] = "of the start model"
+    if step.recipe == "train":
+        cost = estimate(parsed)
+        values |= {"train_clips": TRAIN_CLIPS[values["dataset"]], "steps": None if cost is None else cost.steps}
+    if step.recipe == "posttrain":
+        pairs = NUM_CLASSES["esc50"] * (NUM_CLASSES["esc50"] - 1)
+        share = values["train_fraction"] * (1 - values.get("dataset_config.test_fraction", 0.0))
+        values |= {"pairs_of_stage_a": pairs, "items_of_stage_b": 3 * pairs}
+        values |= {"train_recordings": round(share * ALL_CLIPS["esc50"])}
+        values |= {"items_of_a_batch": 3 * values["per_device_train_batch_size"], **count_msclap(parsed[1])}
+    return values
+
+
+def count_msclap(part_args: Any) -> dict[str, float]:
+    """Count the parameters of MS-CLAP 2022 that a post-training trains, without its weights."""
+    with torch.device("meta"):
+        config = SupCLAPConfig(
+            audio_config=CNN14Config(), text_config=BertConfig(), projection_dim=1024, projection_type="residual"
+        )
+        model = SupCLAPModel(config)
+    part_args.choose_parameters(model)
+    return count_trained(model)
+
+
+def _format_setting(value: Any) -> str:
+    value = getattr(value, "value", value)  # of an enum
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, value)) or "none"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
 def main() -> None:

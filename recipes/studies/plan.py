@@ -34,14 +34,15 @@ def plan(name: str, table: Mapping[str, Any], args: options.ReproductionArgument
 
     rows = []
     for (dataset, scale), group in itertools.product(datasets.items(), table["groups"]):
-        baseline = next(iter(group))
-        for label, entry in list_rows(group, args).items():
-            if args.rows and entry["row"] not in args.rows:
+        of_group = list_rows(group, args)
+        baseline = next(iter(of_group), None)
+        for label, entry in of_group.items():
+            if args.rows and not {label, entry["row"]} & set(args.rows):
                 continue
             runs = []
             for seed in args.seeds:
                 runs.append(_steps(name.partition("/")[0], label, entry, scale, seed, args))
-            model = entry["model"] + scale.get("model_suffix", "")
+            model = entry["model"] + ("" if "weights" in entry else scale.get("model_suffix", ""))
             rows.append(Row(label, model, None if label == baseline else baseline, dataset, runs))
     names = Counter((row.dataset, row.model) for row in rows)
     if repeated := [model for (_, model), count in names.items() if count > 1]:
@@ -50,8 +51,8 @@ def plan(name: str, table: Mapping[str, Any], args: options.ReproductionArgument
 
 
 def list_rows(group: Mapping[str, Any], args: options.ReproductionArguments) -> dict[str, dict[str, Any]]:
-    """List the rows of a group of a table definition, `{name: entry}`. Rows of the `--controls` file follow the row
-    that they copy. The key "row" of an entry is the name of its configuration file without ".yaml".
+    """List the rows of a group of a table definition at a scale, `{name: entry}`. Rows of the `--controls` file follow
+    the row that they copy. The key "row" of an entry is the name of its configuration file without ".yaml".
     """
     controls = {} if args.controls is None else read_settings(args.controls)
     for name, control in controls.items():
@@ -62,7 +63,9 @@ def list_rows(group: Mapping[str, Any], args: options.ReproductionArguments) -> 
     rows: dict[str, dict[str, Any]] = {}
     for row, entry in group.items():
         entry = entry if isinstance(entry, dict) else {"model": entry}
-        rows[row] = {**entry, **entry.get(args.scale, {}), "row": row}
+        if args.scale != entry.get("only", args.scale):
+            continue
+        rows[row] = {"row": row, **entry, **entry.get(args.scale, {})}
         for name, control in controls.items():
             if control["row"] == row:
                 settings = {**rows[row].get("settings", {}), **control.get("settings", {})}
@@ -78,7 +81,15 @@ def _steps(
     seed: int,
     args: options.ReproductionArguments,
 ) -> list[Step]:
-    """List the steps for one row and seed: train the initial model, run the row, and evaluate it on further data."""
+    """List the steps for one row and seed: train the initial model, run the row, and evaluate it on further data.
+
+    A row with `weights` is only evaluated, by default in the retrieval of the dataset of the base file.
+    """
+    if "weights" in entry:
+        dataset = read_settings(CONFIGS / paper / scale["base"])["dataset"]
+        evaluation = dict(scale.get("evaluate") or {"dataset": dataset, "tasks": ["retrieval"]})
+        evaluation["model"] = entry["weights"]
+        return [build_step(label, "evaluate", {**evaluation, "seed": seed}, args)]
     settings = read_settings(CONFIGS / paper / f"{entry['row']}.yaml", CONFIGS / paper / scale["base"])
     settings |= {**scale.get("settings", {}), **entry.get("settings", {}), **options.as_mapping(args.settings)}
     recipe = entry.get("recipe", "train")

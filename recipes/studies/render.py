@@ -78,6 +78,14 @@ def caption(content: Mapping[str, Any]) -> str:
     else:
         text += ", its 95 % interval over seeds and recordings, and the number of seeds with a difference above 0."
         text += note_few_seeds(fewest)
+    overlaps: dict[str, None] = {}
+    for row in rows:
+        overlap = row.get("overlap", {})
+        for kind, what in (("trained", "are scored"), ("excluded", "are left out")):
+            if overlap.get(kind):
+                trained = f"{overlap[kind]:,} of {overlap['clips']:,} clips of {row['dataset']}"
+                overlaps[f" **Trained on**: {trained} are in the training data of {row['model']} and {what}."] = None
+    text += "".join(overlaps)
     if any(row.get("cost") for row in rows):
         text += " Captions: number of captions that the text encoder embeds in training. Seconds: processor time."
     return text

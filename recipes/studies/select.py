@@ -10,8 +10,9 @@ import yaml
 
 from modeling_supclap.recipes.arguments import CONFIGS, YAML_LOADER, read_settings
 from modeling_supclap.recipes.options import ReproductionArguments
+from modeling_supclap.recipes.run_checks import check_inputs
 from modeling_supclap.recipes.running import is_first_process, say
-from modeling_supclap.recipes.runs import check_inputs, run_rows
+from modeling_supclap.recipes.runs import run_rows
 from modeling_supclap.recipes.studies.evidence import check_study, run_study
 from modeling_supclap.recipes.studies.plan import list_rows, plan
 from modeling_supclap.recipes.studies.table import write_table

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from modeling_supclap.datasets_scripts.atomic_files import write_json, write_text
+from modeling_supclap.languages import LANGUAGES
 from modeling_supclap.recipes import options
 from modeling_supclap.recipes.running import say
 from modeling_supclap.recipes.runs import Row
@@ -34,11 +35,15 @@ def write_table(name: str, table: Mapping[str, Any], rows: Sequence[Row], args: 
     text = markdown_table(content)
     write_text(stem.with_suffix(".md"), text)
 
-    figure = stem.with_suffix(".png") if {"curves", "spaces"} & table.keys() else None
-    if figure is not None and "curves" in table:
-        plot_runs(arrange_curves(table["curves"], rows), figure)
+    curves = table.get(f"{args.scale}_curves", table.get("curves"))
+    figure = None
+    if curves or "spaces" in table:
+        figure = stem.with_suffix(".png")
+    if figure is not None and curves:
+        plot_runs(arrange_curves(curves, rows), figure)
     elif figure is not None:  # of the first seed
-        save_projections({row.model: Results.load(row.runs[0][-1].folder) for row in rows}, figure)
+        first = {row.model: Results.load(row.runs[0][-1].folder) for row in rows}
+        save_projections(first, figure, table["spaces"])
     write_text(stem.with_suffix(".html"), html_table(content, None if figure is None else figure.name))
     say(f"\n{text}\n{stem.with_suffix('.md')}, also as .html, .json and, if there is a figure, .png")
 
@@ -59,7 +64,7 @@ def gather(
 
     Returns a dict with "table", "title", "claim", "scale", "settings", "versions", "rows" and, for a table with example
     captions, "cases" (see `tabulate_cases`). A row is a dict with "row", "model", "dataset", "baseline", "seeds",
-    "cost" (see `get_cost`) and "scores". "scores" is `{column: score}`, where a score is a dict with:
+    "cost" (see `get_cost`), "overlap" (see `count_overlap`) and "scores", `{column: score}`. A score is a dict with:
 
     - "values", "mean" and "std": One value per seed, their mean and sample standard deviation (None for one seed).
     - "chance" and "order_blind": The scores at chance and of a model that ignores order, if known.
@@ -82,7 +87,7 @@ def gather(
         first[row.model] = next(iter(runs.values()))[0]
         levels = {score.place: score for score in flat_scores(first[row.model].scores)}
         scores = {}
-        for column in table.get(f"{args.scale}_columns", table["columns"]):
+        for column in list_columns(table, args.scale):
             place = column.split()
             score = summarize_runs(runs, baseline, place)
             if len(score["values"]) < len(runs):
@@ -93,25 +98,48 @@ def gather(
                 value = getattr(levels.get(tuple(place)), level, None)
                 if value is not None:
                     score[level] = value
-            scores[column] = {**score, "paper": get_printed(name, table, row, place, args.scale)}
+            printed = find_printed(name, table, row, place, args.scale)
+            scores[column] = {**score, "paper": None if printed is None else printed["value"]}
 
         about: dict[str, Any] = {"row": row.name, "model": row.model, "dataset": row.dataset, "seeds": list(runs)}
         about["baseline"] = row.baseline if baseline else None
+        about["overlap"] = count_overlap(first[row.model])
         lines.append({**about, "cost": get_cost(list(runs.values())), "scores": scores})
 
     content: dict[str, Any] = {"table": name, "scale": args.scale, "settings": options.as_mapping(args.settings)}
     content |= {key: table.get(key, "") for key in ("title", "claim")}
     if table.get("cases"):
-        content["cases"] = tabulate_cases(first)
+        content["cases"] = tabulate_cases(first, table["cases"] if args.scale == "full" else ())
     return {**content, "versions": evaluation.package_versions(), "rows": lines}
 
 
-def tabulate_cases(by_model: Mapping[str, Results]) -> list[list[str]]:
-    """Tabulate the retrieval results of four captions in each language, as in ATRI tables 9 and 10.
+def count_overlap(results: Results) -> dict[str, int]:
+    """Count the evaluated clips, and those on which the model has trained: "trained" are scored, "excluded" are not."""
+    content, protocol = results.content, results.protocol
+    counts = {"clips": protocol.get("clips", 0), "trained": content.get("run", {}).get("trained_clips", 0)}
+    return {**counts, "excluded": protocol.get("excluded_trained", 0)}
 
-    The four captions are the two with the best and the two with the worst mean rank over models and languages. A cell
-    contains the rank of the caption's clip, and the label of the top-ranked clip (its id if it has no label). The first
-    line is the heading.
+
+def list_columns(table: Mapping[str, Any], scale: str) -> list[str]:
+    """Return the columns of a table at a scale. LANG in a column stands for each language, and their mean.
+
+    >>> list_columns({"columns": ["multilingual LANG Gap"]}, "full")[-2:]
+    ['multilingual zho Gap', 'multilingual mean Gap']
+    """
+    columns = []
+    for column in table.get(f"{scale}_columns", table["columns"]):
+        languages = (*LANGUAGES, "mean") if " LANG " in column else ("",)
+        columns += [column.replace("LANG", language) for language in languages]
+    return columns
+
+
+def tabulate_cases(by_model: Mapping[str, Results], clips: Sequence[str] = ()) -> list[list[str]]:
+    """Tabulate the retrieval results of single captions in each language, as in ATRI tables 9 and 10, figures 5 and 6.
+
+    The captions are those of the clips whose ids contain a name of `clips`, and then the two with the best and the two
+    with the worst mean rank over models and languages. The line "caption" of a case contains its translations. A cell
+    of a model contains the rank of the caption's clip, and the label of the top-ranked clip, or its id. The first line
+    is the heading.
     """
     first = next(iter(by_model.values()))
     ranks = np.mean([results.arrays["multilingual/ranks"] for results in by_model.values()], axis=(0, 2))
@@ -120,22 +148,30 @@ def tabulate_cases(by_model: Mapping[str, Results]) -> list[list[str]]:
     ordered = distinct[np.argsort(ranks[distinct], kind="stable")]
 
     languages = first.protocol["languages"]
+    query_ids = first.arrays["multilingual/query_id"]
+    named = [query for query, name in enumerate(query_ids.tolist()) if any(clip in name for clip in clips)]
     lines = [["caption", "model", *languages]]
-    for query in [*ordered[:2], *ordered[2:][-2:]]:
+    for query in dict.fromkeys([*named, *ordered[:2].tolist(), *ordered[2:][-2:].tolist()]):
+        number = {}  # of the query in each language
+        for language in languages:
+            number[language] = int((first.arrays[f"retrieval/{language}/t2a/query_id"] == query_ids[query]).argmax())
+        of_languages = [str(first.arrays[f"captions/{code}/text"][number[code]]) for code in languages]
+        lines.append([str(texts[query]), "caption", *of_languages])
         for model, results in by_model.items():
             arrays = results.arrays
             line = [str(texts[query]), model]
             for language, rank in zip(languages, arrays["multilingual/ranks"][query], strict=True):
-                is_query = arrays[f"retrieval/{language}/t2a/query_id"] == arrays["multilingual/query_id"][query]
-                clip = arrays[f"retrieval/{language}/t2a/top"][is_query.argmax(), 0]
+                clip = arrays[f"retrieval/{language}/t2a/top"][number[language], 0]
                 line.append(f"{rank + 1}: {arrays['clips/label'][clip] or arrays['clips/id'][clip]}")
             lines.append(line)
     return lines
 
 
-def get_printed(name: str, table: Mapping[str, Any], row: Row, place: Sequence[str], scale: str) -> float | None:
-    """Return the value of a score in the paper, or None if the paper does not report it. At scale mini, use the value
-    for the first dataset of the paper's table.
+def find_printed(
+    name: str, table: Mapping[str, Any], row: Row, place: Sequence[str], scale: str
+) -> dict[str, Any] | None:
+    """Return the entry of `paper_results` for a score, or None if the paper does not report it. At scale mini, use the
+    value for the first dataset of the paper's table.
     """
     from modeling_supclap import evaluation
 
@@ -144,13 +180,14 @@ def get_printed(name: str, table: Mapping[str, Any], row: Row, place: Sequence[s
         dataset, full = next(iter(table["full"].items()))
         model += full.get("model_suffix", "") if isinstance(full, dict) else ""
     languages = (place[1], {"mean": "avg", "all": "avg"}.get(place[1]), None)
-    wanted = {"dataset": dataset.split(" to ")[-1], "model": model, "metric": place[-1]}
+    metric = "train_runtime" if place[-1] == "epoch_runtime" else place[-1]  # the papers' time may be of either
+    wanted = {"dataset": dataset.split(" to ")[-1], "model": model, "metric": metric}
 
     paper, _, number = name.partition("/table")
     for entry in evaluation.paper_results(table=table.get("printed", number)):
         is_place = entry["language"] in languages and (len(place) < 4 or entry["direction"] in (*place, None))
         if entry["paper"].lower() == paper and is_place and wanted.items() <= entry.items():
-            return entry["value"]
+            return entry
     return None
 
 

@@ -54,7 +54,8 @@ def get_value(results: Results, log: Sequence[Mapping[str, Any]], place: Sequenc
     `place` is the column name, split into words. The columns are:
 
     - `retrieval eng t2a R@1`, for example: A score in the results. The language "mean" averages over languages.
-    - `training KEY`: An entry of the "training" section of the results.
+    - `training KEY`: An entry of the "training" section of the results. `training epoch_runtime` is the mean time of an
+      epoch, with its evaluation.
     - `similarity positive` or `similarity negative`: Mean cosine of matching or non-matching test pairs.
     - `similarity separation`: Difference of these two means, divided by the standard deviation of non-matching pairs.
     - `captions relative_distance`: Result of `get_relative_distance`.
@@ -64,7 +65,10 @@ def get_value(results: Results, log: Sequence[Mapping[str, Any]], place: Sequenc
 
     if place[0] == "training":
         training = results.content["training"]
-        return {**training.get("last_logs", {}), **training}.get(place[1])
+        logged = {**training.get("last_logs", {}), **training}
+        if place[1] == "epoch_runtime" and "train_runtime" in logged:
+            return logged["train_runtime"] / logged["epoch"]
+        return logged.get(place[1])
     if place[0] == "similarity":
         positive, negative = results.arrays["similarity/eng/positive"], results.arrays["similarity/eng/negative"]
         separation = (positive.mean() - negative.mean()) / negative.std()

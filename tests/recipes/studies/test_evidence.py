@@ -16,7 +16,8 @@ from modeling_supclap.evaluation.results import SCHEMA, Results, score
 from modeling_supclap.recipes import reproduce
 from modeling_supclap.recipes.arguments import parse_arguments
 from modeling_supclap.recipes.options import ReproductionArguments
-from modeling_supclap.recipes.runs import RECIPES, find_data
+from modeling_supclap.recipes.run_checks import find_data
+from modeling_supclap.recipes.runs import RECIPES
 from modeling_supclap.recipes.studies import evidence, select
 
 COLUMNS = ["retrieval eng t2a R@1", "retrieval eng a2t R@1"]
@@ -258,10 +259,10 @@ def test_a_folder_of_esc10_is_complete_if_the_recordings_in_its_table_exist(tmp_
     assert "found: esc50: 8 train, 4 validation, 4 test recordings, about 0.0022 hours" in printed  # 16 of 0.5 s
     assert "missing" not in printed
 
-    for path in sorted(folder.glob("audio/*.wav"))[:2]:
+    for path in sorted(folder.glob("audio/*.wav"))[:4]:
         path.unlink()
     find_data.cache_clear()
-    with pytest.raises(FileNotFoundError, match="2 of the 16 recordings"):
+    with pytest.raises(FileNotFoundError, match="4 of the 16 recordings"):
         evidence.check_study(name, study, args)
 
 

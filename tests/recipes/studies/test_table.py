@@ -25,6 +25,8 @@ def test_cases_are_the_best_and_the_worst_captions_of_all_models():
         "retrieval/eng/t2a/top": np.array([[0], [1], [2], [3], [0]]),
         "retrieval/fra/t2a/query_id": ids[::-1],
         "retrieval/fra/t2a/top": np.array([[4], [3], [2], [1], [0]]),
+        "captions/eng/text": np.array(["good", "bad", "good", "fair", "poor"]),
+        "captions/fra/text": np.array(["pauvre", "moyen", "bon", "mauvais", "bon"]),
     }
     several = {}
     for model, more in (("one", 0), ("other", 2)):
@@ -33,10 +35,14 @@ def test_cases_are_the_best_and_the_worst_captions_of_all_models():
 
     heading, *lines = tabulate_cases(several)
     assert heading == ["caption", "model", "eng", "fra"]
-    assert lines[0] == ["good", "one", "1: bark", "1: bark"]
-    assert lines[3] == ["fair", "other", "2: rain", "4: rain"]
-    assert lines[6] == ["bad", "one", "10: clip1", "9: clip1"]
-    assert [line[0] for line in lines[::2]] == ["good", "fair", "poor", "bad"]
+    assert lines[0] == ["good", "caption", "good", "bon"]
+    assert lines[1] == ["good", "one", "1: bark", "1: bark"]
+    assert lines[5] == ["fair", "other", "2: rain", "4: rain"]
+    assert lines[10] == ["bad", "one", "10: clip1", "9: clip1"]
+    assert [line[0] for line in lines[::3]] == ["good", "fair", "poor", "bad"]
+    _, *named = tabulate_cases(several, ["clip4"])
+    assert [line[0] for line in named[::3]] == ["poor", "good", "fair", "bad"]
+    assert named[0] == ["poor", "caption", "poor", "pauvre"]
 
     content = {"table": "atri/cases", "scale": "mini", "title": "", "claim": "", "rows": [], "cases": [heading, *lines]}
     assert "| bad | one | 10: clip1 | 9: clip1 |" in markdown_table(content)
