@@ -7,7 +7,9 @@
 `mini` takes minutes on two cores: tiny encoders, generated sounds and, with `--data_dir`, the recordings of ESC-10. It
 shows the direction of a claim, not its size. `full` uses the papers' data and encoders; `--data_dir` then contains one
 folder per dataset. `--dry_run true` only checks all settings, estimates steps, time and memory, and lists missing data
-and encoders. Otherwise, missing inputs raise an error before the first run; `--skip_missing true` skips their rows.
+and encoders, with the checks of the recipes: splits, folds, the published number of recordings, and clips on which an
+evaluated model has trained. Otherwise, these raise an error before the first run; `--skip_missing true` skips their
+rows. Up to a fifth of the published recordings may be missing, and more with `--allow_missing true`.
 
 `configs/<paper>/tables.yaml` defines the tables, and `configs/<paper>/<table>_<row>.yaml` the training of each row.
 The folder name of a run depends on its settings. Tables share runs, and finished runs are not repeated. Each table is

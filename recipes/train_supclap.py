@@ -30,6 +30,7 @@ from modeling_supclap.recipes.arguments import parse_arguments
 from modeling_supclap.recipes.options import DataArguments, ModelArguments, TrainedPartArguments, as_mapping
 from modeling_supclap.recipes.running import Clock, only_run, run_command, say, train, write_final_card
 from modeling_supclap.recipes.training_data import TrainingData, load_data
+from modeling_supclap.recipes.training_data import check_splits as check_splits
 from modeling_supclap.training.options import ContrastiveOptions
 
 if TYPE_CHECKING:

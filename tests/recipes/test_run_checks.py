@@ -1,0 +1,96 @@
+"""Checks before the first step: published numbers, splits, options and overlaps."""
+
+import json
+from pathlib import Path
+
+import dataset_folders
+import pytest
+from recordings import esc50_folder
+
+from modeling_supclap.recipes import estimates
+from modeling_supclap.recipes.options import ReproductionArguments
+from modeling_supclap.recipes.run_checks import check_inputs, find_data
+from modeling_supclap.recipes.runs import Row, Step
+
+
+def test_a_part_of_a_dataset_is_not_the_published_one(tmp_path):
+    config = json.dumps({"data_dir": str(esc50_folder(tmp_path, count=5, num_folds=5))})
+    _, _, lack = find_data("esc50", "train", config, describe=False)
+    assert "the dataset has 20 recordings of 2,000" in lack[0]
+    assert find_data("esc50", "train", config, describe=False, allow_missing=True)[2] == []
+    assert find_data("esc50", "train", config, describe=False, is_published=False)[2] == []
+
+
+@pytest.mark.parametrize(("lost", "is_accepted"), [(3, True), (5, False)])
+def test_a_fifth_of_the_recordings_may_be_missing(tmp_path, monkeypatch, lost, is_accepted):
+    made = dataset_folders.audiocaps(tmp_path, train=20, held_out=2)
+    for path in made.audio[:lost]:
+        path.unlink()
+    monkeypatch.setitem(estimates.TRAIN_CLIPS, "audiocaps", 20)
+    count, _, lack = find_data("audiocaps", "train", json.dumps(made.config), describe=False)
+    assert count == 20 - lost
+    assert (lack == []) == is_accepted
+    assert find_data("audiocaps", "train", json.dumps(made.config), describe=False, allow_missing=True)[2] == []
+
+
+def evaluated(tmp_path, **evaluation):
+    """Return a row that trains on AudioCaps and evaluates its training split."""
+    made = dataset_folders.audiocaps(tmp_path / "audiocaps", train=6, held_out=3)
+    train = {
+        "dataset": "audiocaps",
+        "data_dir": made.config["data_dir"],
+        "use_cpu": True,
+        "languages": ["eng"],
+        "seed": 0,
+    }
+    folder = tmp_path / "runs" / "row-train-audiocaps-0-seed0"
+    again = {"dataset": "audiocaps", "data_dir": made.config["data_dir"], "model": str(folder), "split": "train+test"}
+    last = tmp_path / "runs" / "row-evaluate-audiocaps-0-seed0"
+    steps = [Step("train", train, folder), Step("evaluate", {**again, **evaluation}, last)]
+    return Row("row", "Row", None, "audiocaps", [steps])
+
+
+def test_an_overlap_with_the_training_data_is_refused_or_reported(tmp_path, capsys):
+    args = ReproductionArguments(output_dir=str(tmp_path), dry_run=True)
+    for number, (evaluation, text) in enumerate(
+        [
+            (
+                {},
+                "missing: data of audiocaps for evaluate: 6 of 9 clips of audiocaps are in the training data of row",
+            ),
+            (
+                {"allow_trained": True},
+                "found: 6 of 9 clips of audiocaps are in the training data of row; they are evaluated",
+            ),
+            (
+                {"exclude_trained": True},
+                "found: 6 of 9 clips of audiocaps are in the training data of row; they are left out",
+            ),
+            ({"split": "test"}, "found: audiocaps: 6 train, 3 validation, 3 test recordings"),
+        ]
+    ):
+        check_inputs("table", [evaluated(tmp_path / str(number), **evaluation)], args)
+        printed = capsys.readouterr().out
+        assert text in printed
+        assert ("training data" in printed) == ("split" not in evaluation)
+
+
+def test_a_missing_split_is_found(tmp_path):
+    row = evaluated(tmp_path)
+    Path(row.runs[0][0].settings["data_dir"], "val.csv").unlink()
+    with pytest.raises(FileNotFoundError, match=r"val\.csv|validation"):
+        check_inputs("table", [row], ReproductionArguments(output_dir=str(tmp_path)))
+
+
+def test_options_that_do_not_fit_together_are_an_error(tmp_path):
+    row = evaluated(tmp_path)
+    row.runs[0][0].settings.update(loss="siglip", svr="bi-static", svr_decoupled=True)
+    with pytest.raises(ValueError, match="svr_decoupled"):
+        check_inputs("table", [row], ReproductionArguments(output_dir=str(tmp_path)))
+
+
+def test_the_temperature_of_each_training_is_printed(tmp_path, capsys):
+    row = evaluated(tmp_path)
+    row.runs[0][0].settings.update(temperature=0.05, train_temperature=False)
+    check_inputs("table", [row], ReproductionArguments(output_dir=str(tmp_path), dry_run=True))
+    assert "temperature 0.05, fixed" in capsys.readouterr().out
