@@ -16,10 +16,11 @@ import numpy as np
 
 OPTIONS = frozenset(
     {
-        *("k", "map_cutoff", "similarity", "query_embeds", "candidate_embeds"),  # recall
+        *("k", "map_cutoff", "metrics", "similarity", "query_embeds", "candidate_embeds"),  # recall
         "ranks",  # mrv
         *("other_embeds", "english_embeds"),  # embedding_gap
         *("tasks", "languages", "questions", "opposites"),  # zste
+        *("audio_embeds", "text_embeds"),  # clap_score
     }
 )
 """Keyword arguments of `compute` of all metrics in this folder, beside `predictions` and `references`."""

@@ -9,6 +9,9 @@ RECALL_CUTOFFS = (1, 5, 10)
 RETRIEVAL_METRICS = (*(f"R@{k}" for k in RECALL_CUTOFFS), "mAP@10")
 """Metrics in a retrieval table, in column order."""
 
+MORE_RETRIEVAL_METRICS = ("mAP@16", "nDCG@10", "MRR")
+"""Retrieval metrics that are computed if they are requested."""
+
 
 @dataclass(frozen=True)
 class MetricName:
@@ -52,10 +55,12 @@ METRICS = {
     "reversed_accuracy": MetricName("accuracy, reversed"),
     "overlaid_accuracy": MetricName("accuracy, overlaid"),
     "order_accuracy": MetricName("order accuracy"),
+    "MRR": MetricName("mean reciprocal rank"),
     "mean_rank": MetricName("mean rank", higher_is_better=False, percent=False),
     "median_rank": MetricName("median rank", higher_is_better=False, percent=False, digits=0),
     "MRV": MetricName("mean rank variance", higher_is_better=False, percent=False, digits=2),
     "MSR": MetricName("mean squared rank", higher_is_better=False, percent=False),
+    "clap_score": MetricName("CLAP score", percent=False, digits=3),
     "Gap": MetricName("gap to English", higher_is_better=False, percent=False, digits=3),
     "Dis": MetricName("distance to English", higher_is_better=False, percent=False, digits=3),
     "back_translation": MetricName("similarity after translating back"),
@@ -64,22 +69,23 @@ METRICS = {
     "peak_memory_mib": MetricName("peak GPU memory in MiB", higher_is_better=False, percent=False, digits=0),
     "trained_parameters": MetricName("parameters that train", higher_is_better=False, percent=False, digits=0),
 }
-"""Display format of each metric. R@k, mAP@k and the ZSTE tasks are not listed; use `get_metric` for them."""
+"""Display format of each metric. R@k, mAP@k, nDCG@k and the ZSTE tasks are not listed; use `get_metric` for them."""
 
 
 def get_metric(name: str) -> MetricName:
     """Return the display format of a metric; raise KeyError if the name is unknown.
 
-    `name` is a key of `METRICS`, `R@k`, `mAP@k`, a ZSTE task ("1A" to "5B"), or its order score ("3A_order").
+    `name` is a key of `METRICS`, `R@k`, `mAP@k`, `nDCG@k`, a ZSTE task ("1A" to "5B"), or its order score ("3A_order").
 
     >>> get_metric("R@10").display, get_metric("Dis").higher_is_better
     ('recall at 10', False)
     """
     if name in METRICS:
         return METRICS[name]
-    if cutoff := re.fullmatch(r"(R|mAP)@(\d+)", name):
-        kind = {"R": "recall", "mAP": "mean average precision"}[cutoff[1]]
+    if cutoff := re.fullmatch(r"(R|mAP|nDCG)@(\d+)", name):
+        kind = {"R": "recall", "mAP": "mean average precision", "nDCG": "nDCG"}[cutoff[1]]
         return MetricName(f"{kind} at {cutoff[2]}")
     if task := re.fullmatch("([1-5][A-D])(_order)?", name):
         return MetricName(f"ZSTE {task[1]}, order only" if task[2] else f"ZSTE {task[1]}")
-    raise KeyError(f"unknown metric {name!r}; metrics/names.py has {', '.join(METRICS)}, R@k, mAP@k and ZSTE's tasks")
+    known = f"{', '.join(METRICS)}, R@k, mAP@k, nDCG@k and ZSTE's tasks"
+    raise KeyError(f"unknown metric {name!r}; metrics/names.py has {known}")

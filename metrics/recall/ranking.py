@@ -7,6 +7,7 @@ model with constant scores gets the worst ranks. Counting works on tiles of scor
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -49,30 +50,39 @@ def retrieval_outcomes(
     relevant: RelevantColumns,
     k: int | Sequence[int] = (1, 5, 10),
     map_cutoff: int = MAP_CUTOFF,
+    metrics: Sequence[str] = (),
 ) -> dict[str, NDArray[Any]]:
     """Compute the retrieval metrics of each query, as input for `bootstrap_intervals` and `paired_test`.
 
     The arguments and errors are the same as in `retrieval_scores`.
 
     Returns:
-        Dict of arrays (Q,): `R@k` for each k, 0 or 1; `mAP@10`, the average precision in 0..1; and `rank`, the 0-based
-        rank of the best relevant candidate.
+        Dict of arrays (Q,): `R@k` for each k, 0 or 1; `mAP@10`, the average precision in 0..1; each name in `metrics`;
+        and `rank`, the 0-based rank of the best relevant candidate.
 
-    >>> outcomes = retrieval_outcomes([[0.9, 0.2, 0.4], [0.9, 0.2, 0.4]], [[0], [1, 2]], k=[1, 2])
+    >>> outcomes = retrieval_outcomes([[0.9, 0.2, 0.4], [0.9, 0.2, 0.4]], [[0], [1, 2]], k=[1, 2], metrics=["MRR"])
     >>> {name: values.tolist() for name, values in outcomes.items()}
-    {'R@1': [1.0, 0.0], 'R@2': [1.0, 1.0], 'mAP@10': [1.0, 0.5833333333333333], 'rank': [0, 1]}
+    {'R@1': [1.0, 0.0], 'R@2': [1.0, 1.0], 'mAP@10': [1.0, 0.5833333333333333], 'MRR': [1.0, 0.5], 'rank': [0, 1]}
     """
-    cutoffs, (last,) = _check_cutoffs(k), _check_cutoffs([map_cutoff])
-    counts, sizes = _count_outranking(scores, relevant, depth=last)
-    ranks = counts[:, 0]
-
-    outcomes: dict[str, NDArray[Any]] = {f"R@{cutoff}": (ranks < cutoff).astype(np.float64) for cutoff in cutoffs}
-
-    # Average precision: sum the precisions at the relevant ranks up to `last`, divide by the relevant candidates.
+    parsed = _parse_metrics(k, map_cutoff, metrics)
+    depth = max(cutoff for kind, cutoff in parsed.values() if kind in ("mAP", "nDCG"))
+    counts, sizes = _count_outranking(scores, relevant, depth)
     order = np.arange(1, counts.shape[1] + 1)
-    is_within = (counts >= 0) & (counts + order <= last)
-    outcomes[f"mAP@{last}"] = (is_within * order / np.maximum(counts + order, 1)).sum(axis=1) / sizes
-    return {**outcomes, "rank": ranks.copy()}
+    ranks = np.where(counts < 0, np.inf, counts + order)  # (Q, M), from 1
+
+    outcomes: dict[str, NDArray[Any]] = {}
+    for name, (kind, cutoff) in parsed.items():
+        is_within = ranks <= cutoff
+        if kind == "R":
+            outcomes[name] = is_within[:, 0].astype(np.float64)
+        elif kind == "MRR":
+            outcomes[name] = 1 / ranks[:, 0]
+        elif kind == "mAP":  # the precisions at the relevant ranks, divided by the number of relevant candidates
+            outcomes[name] = (is_within * order / ranks).sum(axis=1) / sizes
+        else:
+            ideal = _discounts(cutoff).cumsum()[np.minimum(sizes, cutoff) - 1]
+            outcomes[name] = (is_within / np.log2(ranks + 1)).sum(axis=1) / ideal
+    return {**outcomes, "rank": counts[:, 0].copy()}
 
 
 def retrieval_scores(
@@ -80,6 +90,7 @@ def retrieval_scores(
     relevant: RelevantColumns,
     k: int | Sequence[int] = (1, 5, 10),
     map_cutoff: int = MAP_CUTOFF,
+    metrics: Sequence[str] = (),
 ) -> dict[str, float]:
     """Compute R@k, mAP@10, median and mean rank for one retrieval direction.
 
@@ -91,19 +102,22 @@ def retrieval_scores(
         relevant: For each query, the columns of its relevant candidates, at least one.
         k: Cutoffs of R@k.
         map_cutoff: Cutoff of mAP, default 10. DCASE 2025 uses 16.
+        metrics: Names of further metrics: "R@k", "mAP@k" and "nDCG@k" with any cutoff, and "MRR" (the mean of
+            1 / rank of the best relevant candidate). nDCG has gains of 0 and 1, and discounts of 1 / log2(rank + 1).
 
     Returns:
-        Dict with `R@k` for each k and `mAP@10` as fractions in 0..1; `median_rank` (the floor of the 0-based median,
-        plus 1) and `mean_rank` of the best relevant candidate, 1-based; and `num_queries`. For a perfect model all
-        metrics are 1, except `mAP@10` if a query has more than ten relevant candidates.
+        Dict with `R@k` for each k, `mAP@10` and `metrics` as fractions in 0..1; `median_rank` (the floor of the 0-based
+        median, plus 1) and `mean_rank` of the best relevant candidate, 1-based; and `num_queries`. For a perfect model
+        all metrics are 1, except `mAP@10` if a query has more than ten relevant candidates.
 
     Raises:
-        ValueError: A score is NaN or infinite, `relevant` does not fit the scores, or a cutoff is not positive.
+        ValueError: A score is NaN or infinite, `relevant` does not fit the scores, a cutoff is not positive, or a
+            metric is unknown.
 
     >>> retrieval_scores([[0.9, 0.2, 0.4], [0.9, 0.2, 0.4]], [[0], [1, 2]], k=[1, 2])
     {'R@1': 0.5, 'R@2': 1.0, 'mAP@10': 0.7916666666666666, 'median_rank': 1, 'mean_rank': 1.5, 'num_queries': 2}
     """
-    outcomes = retrieval_outcomes(similarity, relevant, k, map_cutoff)
+    outcomes = retrieval_outcomes(similarity, relevant, k, map_cutoff, metrics)
     ranks = outcomes.pop("rank")
 
     scores: dict[str, float] = {name: float(outcome.mean()) for name, outcome in outcomes.items()}
@@ -130,14 +144,20 @@ def average_precision(scores: NDArray[Any], is_relevant: NDArray[np.bool_]) -> f
 
 
 def chance_scores(
-    relevant: RelevantColumns, num_candidates: int, k: int | Sequence[int] = (1, 5, 10), map_cutoff: int = MAP_CUTOFF
+    relevant: RelevantColumns,
+    num_candidates: int,
+    k: int | Sequence[int] = (1, 5, 10),
+    map_cutoff: int = MAP_CUTOFF,
+    metrics: Sequence[str] = (),
 ) -> dict[str, float]:
-    """Compute the expected R@k and mAP@10 of a random ranking (exact, without sampling).
+    """Compute the expected scores of a random ranking: R@k, mAP@10 and `metrics` (exact, without sampling).
 
     For a query with m relevant candidates among n = `num_candidates`, and p = (m - 1)/(n - 1):
 
         R@k = 1 - C(n - m, k) / C(n, k)
         AP@k = 1/n * sum over ranks r = 1..min(k, n) of (1 + (r - 1) p) / r
+        nDCG@k = m/n * (sum over r = 1..min(k, n) of 1/log2(r + 1)) / (the same sum over r = 1..min(k, m))
+        MRR = sum over r = 1..n - m + 1 of (R@r - R@(r - 1)) / r
 
     The results are averaged over queries. Derivation of AP@k: the candidate at rank r is relevant with probability m/n.
     In that case, each of the r - 1 candidates before it is relevant with probability p, so the expected precision at r
@@ -147,19 +167,41 @@ def chance_scores(
     >>> chance_scores([[0], [1]], num_candidates=4, k=2)
     {'R@2': 0.5, 'mAP@10': 0.5208333333333333}
     """
-    cutoffs, (last,) = _check_cutoffs(k), _check_cutoffs([map_cutoff])
-    n = num_candidates
+    parsed, n = _parse_metrics(k, map_cutoff, metrics), num_candidates
     sizes, repeats = np.unique(_parse_relevant(relevant, len(relevant), n)[1], return_counts=True)
-    ranks = np.arange(1, min(last, n) + 1)
-
-    chance = dict.fromkeys([*(f"R@{cutoff}" for cutoff in cutoffs), f"mAP@{last}"], 0.0)
-    for m, share in zip(sizes, repeats / repeats.sum(), strict=True):
-        for cutoff in cutoffs:  # k > n - m: too few irrelevant candidates to fill the first k
-            recall = 1.0 if cutoff > n - m else -np.expm1(np.log1p(-cutoff / (n - np.arange(m))).sum())
-            chance[f"R@{cutoff}"] += float(share * recall)
-        p = (m - 1) / (n - 1) if n > 1 else 0.0
-        chance[f"mAP@{last}"] += float(share * ((1 + (ranks - 1) * p) / ranks).sum() / n)
+    chance = dict.fromkeys(parsed, 0.0)
+    for m, share in zip(sizes.tolist(), repeats / repeats.sum(), strict=True):
+        for name, (kind, cutoff) in parsed.items():
+            ranks = np.arange(1, min(cutoff, n) + 1)
+            if kind == "R":  # cutoff > n - m: too few irrelevant candidates to fill the first ranks
+                value = 1.0 if cutoff > n - m else -np.expm1(np.log1p(-cutoff / (n - np.arange(m))).sum())
+            elif kind == "MRR":
+                # (n - m + 2,): the probability that none of the first r candidates is relevant, r = 0..n - m + 1
+                missed = np.concatenate([[1.0], np.cumprod(1 - m / (n - np.arange(n - m + 1)))])
+                value = (-np.diff(missed) / np.arange(1, len(missed))).sum()
+            elif kind == "mAP":
+                value = ((1 + (ranks - 1) * ((m - 1) / max(n - 1, 1))) / ranks).sum() / n
+            else:
+                value = m / n * _discounts(min(cutoff, n)).sum() / _discounts(min(cutoff, m)).sum()
+            chance[name] += float(share * value)
     return chance
+
+
+def _parse_metrics(k: int | Sequence[int], map_cutoff: int, metrics: Sequence[str]) -> dict[str, tuple[str, int]]:
+    """Return the kind ("R", "mAP", "nDCG" or "MRR") and the cutoff of each metric; that of MRR is 1."""
+    parsed = {f"R@{cutoff}": ("R", cutoff) for cutoff in _check_cutoffs(k)}
+    parsed |= {f"mAP@{cutoff}": ("mAP", cutoff) for cutoff in _check_cutoffs([map_cutoff])}
+    for name in [metrics] if isinstance(metrics, str) else metrics:
+        match = re.fullmatch(r"(R|mAP|nDCG)@([1-9]\d*)|MRR", name)
+        if match is None:
+            raise ValueError(f"unknown metric {name!r}; give R@k, mAP@k, nDCG@k or MRR")
+        parsed[name] = (match[1] or "MRR", int(match[2] or 1))
+    return parsed
+
+
+def _discounts(count: int) -> NDArray[np.float64]:
+    """Return the discounts of nDCG at the ranks 1 to `count`, (count,)."""
+    return 1 / np.log2(np.arange(2, count + 2))
 
 
 def _count_outranking(

@@ -22,11 +22,12 @@ class Recall(array_metric.ArrayMetric):
         references: one list per query with the columns of its relevant candidates.
         k: cutoffs of R@k; default (1, 5, 10).
         map_cutoff: cutoff of mAP; default 10.
+        metrics: names of further metrics, such as ["mAP@16", "nDCG@10", "MRR"]; default none.
         similarity: matrix (queries, candidates) or a LazySimilarity; default None.
         query_embeds, candidate_embeds: unit-norm embeddings to use instead of `similarity`, scored in tiles.
 
     Returns:
-        dict with R@k and mAP@10 as fractions, median_rank and mean_rank (1-based), and num_queries.
+        dict with R@k, mAP@10 and further metrics as fractions, median_rank and mean_rank (1-based), and num_queries.
 
     Examples:
         >>> import evaluate
@@ -75,6 +76,7 @@ class Recall(array_metric.ArrayMetric):
         similarity: Any = None,
         query_embeds: Any = None,
         candidate_embeds: Any = None,
+        metrics: Sequence[str] = (),
     ) -> dict[str, float]:
         if query_embeds is not None or candidate_embeds is not None:
             if similarity is not None or query_embeds is None or candidate_embeds is None:
@@ -85,7 +87,7 @@ class Recall(array_metric.ArrayMetric):
             similarity = LazySimilarity(query_embeds, candidate_embeds)
 
         if similarity is None:
-            return retrieval_scores(predictions, references, k, map_cutoff)
+            return retrieval_scores(predictions, references, k, map_cutoff, metrics)
         num_queries = np.shape(similarity)[0]
         rows = array_metric.take_rows(range(num_queries), predictions, "similarity")
         counts = np.bincount(rows, minlength=num_queries)
@@ -93,4 +95,4 @@ class Recall(array_metric.ArrayMetric):
             row = np.argmax(counts != 1)
             raise ValueError(f"predictions contain row {row} of similarity {counts[row]} times; give each row once")
         relevant = [references[index] for index in np.argsort(rows)]
-        return retrieval_scores(similarity, relevant, k, map_cutoff)
+        return retrieval_scores(similarity, relevant, k, map_cutoff, metrics)

@@ -9,7 +9,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize(("name", "num_blocks"), [("embedding_gap", 2), ("mrv", 2), ("recall", 3), ("zste", 3)])
+@pytest.mark.parametrize(
+    ("name", "num_blocks"), [("embedding_gap", 2), ("mrv", 2), ("recall", 3), ("zste", 3), ("clap_score", 2)]
+)
 def test_the_card_runs(monkeypatch, name, num_blocks):
     monkeypatch.chdir(ROOT)
     card = (ROOT / "metrics" / name / "README.md").read_text(encoding="utf-8")

@@ -39,8 +39,11 @@ def test_retrieval_agrees_with_trec_eval(num_queries, num_candidates, most):
     rng = np.random.default_rng(num_candidates)
     similarity = distinct_scores(rng, num_queries, num_candidates)
     relevant = several_right(rng, num_queries, num_candidates, most)
-    answers = trec_eval(similarity, relevant, ("success.1,5,10", "map_cut.10,16", "recip_rank"))
-    outcomes = retrieval_outcomes(similarity, relevant, K)
+    answers = trec_eval(similarity, relevant, ("success.1,5,10", "map_cut.10,16", "ndcg_cut.3,10", "recip_rank"))
+    more = {"mAP@16": "map_cut_16", "nDCG@10": "ndcg_cut_10", "nDCG@3": "ndcg_cut_3", "MRR": "recip_rank"}
+    outcomes = retrieval_outcomes(similarity, relevant, K, metrics=list(more))
+    for name, measure in more.items():
+        assert outcomes[name] == pytest.approx([answer[measure] for answer in answers], abs=1e-9), name
     for k in K:
         assert outcomes[f"R@{k}"] == pytest.approx([answer[f"success_{k}"] for answer in answers], abs=1e-9)
     assert outcomes["mAP@10"] == pytest.approx([answer["map_cut_10"] for answer in answers], abs=1e-9)

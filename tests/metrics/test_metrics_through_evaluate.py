@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from modeling_supclap.metrics.array_metric import OPTIONS
+from modeling_supclap.metrics.clap_score import pair_similarity
 from modeling_supclap.metrics.embedding_gap import gap_and_distance
 from modeling_supclap.metrics.mrv import mean_rank_variance
 from modeling_supclap.metrics.recall import relevant_from_qrels, retrieval_scores
@@ -35,6 +36,10 @@ CASES = {
     "embedding_gap": (
         {"predictions": EMBEDS[:10], "references": EMBEDS[2:]},
         gap_and_distance(EMBEDS[:10], EMBEDS[2:]),
+    ),
+    "clap_score": (
+        {"predictions": SCORES + 0.1, "references": SCORES[::-1] + 0.1},
+        {"clap_score": pair_similarity(SCORES + 0.1, SCORES[::-1] + 0.1).mean(), "num_pairs": 10},
     ),
 }
 """`{metric: (columns, result of its function)}`; only recall uses `k`."""
@@ -134,6 +139,7 @@ columns = {
     "zste": {"predictions": scores, "references": [[i % 6] for i in range(10)], "tasks": ["4A"] * 10},
     "mrv": {"predictions": rng.integers(0, 9, (10, 3))},
     "embedding_gap": {"predictions": unit(scores), "references": unit(other)},
+    "clap_score": {"predictions": scores, "references": other},
 }
 result = {}
 for name, inputs in columns.items():
@@ -168,6 +174,7 @@ def test_two_processes_elsewhere_and_offline(tmp_path):
         "zste": ["4A", "4A_chance", "4A_questions"],
         "mrv": ["MRV"],
         "embedding_gap": ["Dis", "Gap"],
+        "clap_score": ["clap_score", "num_pairs"],
     }
     assert other == dict.fromkeys(main)
     assert (tmp_path / "home" / "modules" / "evaluate_modules").is_dir()

@@ -3,20 +3,24 @@
 import numpy as np
 import pytest
 
+from modeling_supclap.metrics.clap_score import pair_similarity
 from modeling_supclap.metrics.embedding_gap import gap_and_distance
 from modeling_supclap.metrics.mrv import mean_rank_variance
-from modeling_supclap.metrics.names import RETRIEVAL_METRICS, get_metric
+from modeling_supclap.metrics.names import MORE_RETRIEVAL_METRICS, RETRIEVAL_METRICS, get_metric
 from modeling_supclap.metrics.recall import retrieval_scores
 from modeling_supclap.metrics.zste.temporal_questions import NUM_RIGHT
 
 
 def test_every_score_is_in_the_table_with_its_direction():
     relevant = [[i] for i in range(4)]
-    perfect, worst = retrieval_scores(np.eye(4), relevant), retrieval_scores(-np.eye(4), relevant)
+    further = {"metrics": MORE_RETRIEVAL_METRICS}
+    perfect = retrieval_scores(np.eye(4), relevant, **further)
+    worst = retrieval_scores(-np.eye(4), relevant, **further)
     embeds = np.eye(4)[:2]
     perfect |= {"MRV": mean_rank_variance([[1, 1]]), **gap_and_distance(embeds, embeds)}
     worst |= {"MRV": mean_rank_variance([[0, 9]]), **gap_and_distance(-embeds, embeds)}
-    assert set(RETRIEVAL_METRICS) < perfect.keys()
+    perfect["clap_score"], worst["clap_score"] = pair_similarity(embeds, embeds)[0], pair_similarity(-embeds, embeds)[0]
+    assert {*RETRIEVAL_METRICS, *MORE_RETRIEVAL_METRICS} < perfect.keys()
     for name in perfect.keys() - {"num_queries", "R@5", "R@10"}:  # of four candidates, all are among the first five
         assert get_metric(name).higher_is_better == (perfect[name] > worst[name]), name
 

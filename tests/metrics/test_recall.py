@@ -160,9 +160,22 @@ def test_a_perfect_model():
 def test_chance_is_the_mean_over_all_orders(n, m):
     descending = np.arange(n, 0, -1.0)
     places = [list(chosen) for chosen in itertools.combinations(range(n), m)]
-    mean = retrieval_scores(np.tile(descending, (len(places), 1)), places, k=(1, 2, 5))
-    chance = chance_scores([range(m)], n, k=(1, 2, 5))
+    more = {"metrics": ["mAP@2", "nDCG@2", "nDCG@10", "MRR"]}
+    mean = retrieval_scores(np.tile(descending, (len(places), 1)), places, k=(1, 2, 5), **more)
+    chance = chance_scores([range(m)], n, k=(1, 2, 5), **more)
+    assert set(more["metrics"]) < chance.keys()
     assert chance == pytest.approx({name: mean[name] for name in chance}, abs=1e-12)
+
+
+def test_further_metrics_have_the_ties_of_the_others():
+    """A constant model has the worst ranks: with 3 relevant candidates of 6, these are 4, 5 and 6."""
+    scores = retrieval_scores(np.ones((1, 6)), [[0, 2, 4]], metrics=["MRR", "nDCG@5", "mAP@5", "R@4"])
+    ideal = 1 + 1 / math.log2(3) + 1 / 2
+    expected = {"MRR": 1 / 4, "nDCG@5": (1 / math.log2(5) + 1 / math.log2(6)) / ideal, "R@4": 1.0}
+    expected["mAP@5"] = (1 / 4 + 2 / 5) / 3
+    assert {name: scores[name] for name in expected} == pytest.approx(expected)
+    with pytest.raises(ValueError, match="'nDCG@0'"):
+        retrieval_scores(np.ones((1, 6)), [[0]], metrics=["MRR", "nDCG@0"])
 
 
 def test_chance_is_stable_at_scale():
