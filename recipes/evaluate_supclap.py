@@ -144,6 +144,7 @@ def options_of(args: EvaluationArguments) -> evaluation.EvaluationOptions:
         languages=args.languages,
         positives=args.positives,
         caption_handling=args.caption_handling,
+        retrieval_metrics=args.retrieval_metrics,
         on_bad_audio=args.on_bad_audio,
         audio=evaluation.AudioPolicy(args.max_audio_seconds, args.chunk_seconds, args.pooling, args.pad_short_clips),
         template_sets=template_sets,

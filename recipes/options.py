@@ -359,6 +359,7 @@ class EvaluationArguments(DatasetArguments):
         "identical captions).",
         "clip",
     )
+    retrieval_metrics: list[str] = option("Further metrics of retrieval: mAP@16, nDCG@10 or MRR.", [])
     caption_handling: str = option(
         "Captions to use: all (each language must have equally many), parallel (those that exist in all languages), or "
         "each (all captions of each language).",

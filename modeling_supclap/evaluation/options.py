@@ -9,6 +9,7 @@ from typing import Any
 
 from modeling_supclap.datasets_scripts.temporal.mixing import RenderOptions
 from modeling_supclap.datasets_scripts.temporal.zste import ZSTE_FAMILIES
+from modeling_supclap.metrics.names import MORE_RETRIEVAL_METRICS
 
 from .embed import AudioPolicy
 from .results import Intervals
@@ -69,6 +70,7 @@ class EvaluationOptions:
             captions.
         caption_handling: "all" uses every caption and requires the same number in each language; "parallel" uses the
             captions that exist in all languages; "each" uses all captions of each language.
+        retrieval_metrics: Further metrics of retrieval, any of "mAP@16", "nDCG@10" and "MRR".
         on_bad_audio: Action for missing or unreadable recordings. "error" raises, and "skip" leaves them out.
         template_sets: English class prompt templates, `{set name: templates}`. Other languages use a single set named
             "captions".
@@ -86,6 +88,7 @@ class EvaluationOptions:
     languages: Sequence[str] = ("eng",)
     positives: str = "clip"
     caption_handling: str = "all"
+    retrieval_metrics: Sequence[str] = ()
     on_bad_audio: str = "error"
     audio: AudioPolicy = field(default_factory=AudioPolicy)
     template_sets: Mapping[str, Sequence[str]] = field(default_factory=lambda: {"supclap": TEMPLATE_SETS["supclap"]})
@@ -102,12 +105,15 @@ class EvaluationOptions:
     data: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("tasks", "languages", "zero_shot_languages", "zste_languages", "classes"):
+        for name in ("tasks", "languages", "zero_shot_languages", "zste_languages", "classes", "retrieval_metrics"):
             value = getattr(self, name)
             if isinstance(value, str):
                 raise ValueError(f"{name} is the string {value!r}; pass a list, such as {[value]}")
         if not self.tasks or set(self.tasks) - set(TASK_NAMES):
             raise ValueError(f"tasks is {list(self.tasks)}; choose from {', '.join(TASK_NAMES)}")
+        if unknown := set(self.retrieval_metrics) - set(MORE_RETRIEVAL_METRICS):
+            known = ", ".join(MORE_RETRIEVAL_METRICS)
+            raise ValueError(f"retrieval_metrics has {sorted(unknown)}; choose from {known}")
         for name, allowed in (("positives", ("clip", "captions")), ("caption_handling", CAPTION_HANDLINGS)):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(allowed)}")

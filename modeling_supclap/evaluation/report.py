@@ -18,7 +18,7 @@ from modeling_supclap.datasets_scripts.audio import BadAudioError, read_row
 from modeling_supclap.datasets_scripts.public_names import redact
 from modeling_supclap.datasets_scripts.schema import without_audio
 from modeling_supclap.languages import LANGUAGES
-from modeling_supclap.metrics.names import RETRIEVAL_METRICS, get_metric
+from modeling_supclap.metrics.names import get_metric
 
 from .report_figures import figures
 from .results import (
@@ -130,7 +130,7 @@ def render_report(results: Results, rows: Any = None) -> str:
 
 def _title_of(metric: str) -> str:
     """Return the display name of a metric. Retrieval, ZSTE and non-percentage metrics keep their short name."""
-    is_short = metric in RETRIEVAL_METRICS or metric in ZSTE_TASKS or not get_metric(metric).percent
+    is_short = metric in SECTIONS["retrieval"].metrics or metric in ZSTE_TASKS or not get_metric(metric).percent
     return metric if is_short else get_metric(metric).display
 
 
@@ -242,7 +242,7 @@ def _table(
     published: dict[tuple[str | None, Column], list[float]] = defaultdict(list)
     sections: dict[str, dict[str, Line]] = defaultdict(dict)
     for entry in papers:
-        column = (entry["direction"] if entry["metric"] in RETRIEVAL_METRICS else "", entry["metric"])
+        column = (entry["direction"] if entry["metric"] in SECTIONS["retrieval"].metrics else "", entry["metric"])
         language = entry["language"]
         if column in columns and language in languages:
             section = sections[f"{entry['paper']}, table {entry['table']}"]

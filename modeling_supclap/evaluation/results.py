@@ -22,7 +22,7 @@ from modeling_supclap.datasets_scripts.atomic_files import atomic_write, write_j
 from modeling_supclap.datasets_scripts.public_names import redact
 from modeling_supclap.metrics.bootstrap import bootstrap_intervals
 from modeling_supclap.metrics.comparison import Cell
-from modeling_supclap.metrics.names import METRICS, RETRIEVAL_METRICS, MetricName, get_metric
+from modeling_supclap.metrics.names import METRICS, MORE_RETRIEVAL_METRICS, RETRIEVAL_METRICS, MetricName, get_metric
 
 from .. import __version__
 from .cache import pack_arrays
@@ -73,7 +73,7 @@ CLASS_METRICS = ("top1", "top5", "mean_per_class", "mean_over_folds", "mAP")
 SECTIONS = {
     "retrieval": Section(
         "Retrieval",
-        RETRIEVAL_METRICS,
+        (*RETRIEVAL_METRICS, *MORE_RETRIEVAL_METRICS),
         ("R@1", "captions in {language} retrieve their clip at rank 1"),
         RETRIEVAL_METRICS,
     ),

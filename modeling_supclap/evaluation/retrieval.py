@@ -145,7 +145,7 @@ def evaluate_retrieval(
         for direction in DIRECTIONS:
             of_queries = similarity if direction == "t2a" else similarity.T
             scores[language][direction], query_arrays = _score_direction(
-                split, table, of_queries, direction, groups, units, intervals, is_light
+                split, table, of_queries, direction, groups, units, intervals, is_light, options.retrieval_metrics
             )
             for name, values in query_arrays.items():
                 arrays[f"retrieval/{language}/{direction}/{name}"] = values
@@ -158,7 +158,7 @@ def evaluate_retrieval(
         agreement, query_arrays = _compare_languages(split, languages, groups, units, intervals, is_light)
         all_scores |= {"multilingual": agreement} if agreement else {}
         arrays |= query_arrays
-        for direction, name in itertools.product(DIRECTIONS, RETRIEVAL_METRICS):
+        for direction, name in itertools.product(DIRECTIONS, (*RETRIEVAL_METRICS, *options.retrieval_metrics)):
             fields = []
             for language in languages:
                 field = scores[language][direction][name]
@@ -219,21 +219,25 @@ def _score_direction(
     units: np.ndarray,
     intervals: Intervals,
     is_light: bool,
+    further: Sequence[str],
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Score one retrieval direction in one language. Return the scores, and outcome arrays with one entry per query."""
+    """Score one retrieval direction in one language, also with the metrics `further`.
+
+    Return the scores, and outcome arrays with one entry per query.
+    """
     query_rows, candidate_rows = table.text_rows, table.clips
     if direction == "a2t":
         query_rows, candidate_rows = candidate_rows, query_rows
     relevant = match_groups(groups[query_rows], groups[candidate_rows])
-    outcomes = retrieval_outcomes(similarity, relevant, k=RECALL_CUTOFFS)
-    chance = chance_scores(relevant, similarity.shape[1], k=RECALL_CUTOFFS)
+    outcomes = retrieval_outcomes(similarity, relevant, RECALL_CUTOFFS, metrics=further)
+    chance = chance_scores(relevant, similarity.shape[1], RECALL_CUTOFFS, metrics=further)
     ranks = outcomes["rank"] + 1
 
     clusters = units[query_rows]
     interval_of = intervals.draw({**outcomes, "rank": ranks}, clusters)
 
     scores: dict[str, Any] = {}
-    for name in RETRIEVAL_METRICS:
+    for name in (*RETRIEVAL_METRICS, *further):
         scores[name] = score(outcomes[name].mean(), interval_of[name], chance[name])
     # With random ranking, the expected best rank of m correct candidates among n is (n + 1) / (m + 1).
     num_relevant = np.fromiter(map(len, relevant), float)

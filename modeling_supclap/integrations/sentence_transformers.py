@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from modeling_supclap.datasets_scripts.builders.recordings import SUFFIXES
+from modeling_supclap.datasets_scripts.audio_files import is_audio_name
 
 from ..audio_input import as_recordings
 from ..modeling_supclap import SupCLAPModel
@@ -164,7 +164,7 @@ def _as_text(one: Any) -> str | None:
     """
     if isinstance(one, Mapping):
         return one.get("text")
-    if not isinstance(one, str) or _ADDRESS.fullmatch(one) or one.lower().endswith(SUFFIXES):
+    if not isinstance(one, str) or _ADDRESS.fullmatch(one) or is_audio_name(one):
         return None
     is_path = os.path.isabs(one) or (os.path.basename(one) != one and os.path.isfile(one))
     return None if is_path else one

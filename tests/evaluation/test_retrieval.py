@@ -51,6 +51,23 @@ def caption_model(rows, **french):
     return load_embedding_model(ToneModel(tones))
 
 
+def test_further_metrics_on_request(rows):
+    split = embed_split(caption_model(rows, clip0=1, clip2=5), rows)
+    names = ["mAP@16", "nDCG@10", "MRR"]
+    scores, arrays, _ = retrieve(split, LANGUAGES, retrieval_metrics=names)
+    fields = scores["retrieval"]["fra"]["t2a"]
+    assert fields["MRR"]["value"] == pytest.approx((1 / (arrays["retrieval/fra/t2a/rank"] + 1)).mean()) != 1
+    assert fields["R@1"]["value"] < fields["MRR"]["value"] < 1
+    for name in names:
+        assert fields[name]["low"] <= fields[name]["value"] == pytest.approx(arrays[f"retrieval/fra/t2a/{name}"].mean())
+        assert 0 < fields[name]["chance"] < 1
+        of_languages = [scores["retrieval"][language]["t2a"][name]["value"] for language in LANGUAGES]
+        assert scores["retrieval"]["mean"]["t2a"][name]["value"] == pytest.approx(np.mean(of_languages))
+    assert "MRR" not in retrieve(split)[0]["retrieval"]["eng"]["t2a"]
+    with pytest.raises(ValueError, match=r"\['R@3'\].*nDCG@10"):
+        EvaluationOptions(retrieval_metrics=["MRR", "R@3"])
+
+
 def test_a_model_that_matches_all_is_perfect(rows):
     scores, arrays, _ = retrieve(embed_split(caption_model(rows), rows), LANGUAGES)
     for language in LANGUAGES:

@@ -13,7 +13,7 @@ pytest.importorskip("sentence_transformers", reason="the extra sentence-transfor
 from sentence_transformers import SentenceTransformer
 
 from modeling_supclap import SupCLAPModel
-from modeling_supclap.datasets_scripts.builders.recordings import SUFFIXES
+from modeling_supclap.datasets_scripts.audio_files import SUFFIXES
 from modeling_supclap.integrations.sentence_transformers import SupCLAPModule
 
 TEXTS = [builders.CAPTIONS[language] for language in ("eng", "fra", "deu")]

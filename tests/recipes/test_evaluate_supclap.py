@@ -51,10 +51,13 @@ def command(folder, model, *arguments):
 
 
 def test_one_command_one_results_and_a_second_embeds_nothing(folder, capsys):
-    run_recipe(evaluate_supclap, *command(folder, "model0"))
+    words = [*command(folder, "model0"), "--retrieval_metrics", "nDCG@10", "MRR"]
+    run_recipe(evaluate_supclap, *words)
     printed = capsys.readouterr().out
     assert "24 clips" in printed
-    assert "retrieval fra a2t mAP@10" in printed
+    for metric in ("mAP@10", "nDCG@10", "MRR"):
+        assert f"retrieval fra a2t {metric}" in printed
+    assert "nDCG@10</th>" in (folder / "out_model0" / "report.html").read_text()
     first = Results.load(folder / "out_model0")
     assert first.content["run"]["cache"]["embedded"] > 0
     assert first.protocol["shared_sources"] == {"with": "train", "count": 0, "examples": []}
@@ -62,7 +65,7 @@ def test_one_command_one_results_and_a_second_embeds_nothing(folder, capsys):
     assert first.scores["zste"].keys() == {"eng", "jpn", "all"}
     outcomes = (folder / "out_model0" / "outcomes.npz").read_bytes()
 
-    run_recipe(evaluate_supclap, *command(folder, "model0"))
+    run_recipe(evaluate_supclap, *words)
     printed = capsys.readouterr().out
     assert re.search(r"\b0 .*embeddings", printed)
     second = Results.load(folder / "out_model0")
