@@ -225,6 +225,7 @@ class _MixedSplit:
     def __init__(self, streams: Mapping[str, RowStream], languages: Sequence[str]) -> None:
         self.streams, self.languages = streams, languages
         self.digest = " ".join(stream._split.digest for stream in streams.values())
+        self.content = [stream.content_hash for stream in streams.values()]
         licenses: Counter[str] = Counter()
         features: dict[str, Any] = {"dataset": Value("string")}
         self.row_groups: list[RowGroup] = []

@@ -168,12 +168,7 @@ def group_id(row: Mapping[str, Any], positives: str) -> int:
 
 def warn_of_shared_captions(rows: Any) -> None:
     """Log a warning if several clips have identical captions, because these clips count as negatives of each other."""
-    captions = _read_captions(rows)
-    texts = []
-    for field in captions.type:
-        joined = pc.binary_join(pc.struct_field(captions, field.name), "\x1f")
-        texts.append(pc.fill_null(joined, ""))
-    counts = pc.value_counts(pc.binary_join_element_wise(*texts, "\x1e")).field("counts").to_numpy()
+    counts = pc.value_counts(_join_captions(_read_captions(rows))).field("counts").to_numpy()
 
     shared = counts[counts > 1].sum()
     if shared:
@@ -181,6 +176,35 @@ def warn_of_shared_captions(rows: Any) -> None:
             f"{shared} of {counts.sum()} clips have the same captions as another clip of their split, and count as its "
             "negatives and as wrong answers; set --positives captions to count them as right answers to each other"
         )
+
+
+def hash_rows(rows: Any) -> str:
+    """Hash the clip ids, the captions and the sampling of rows, in their order, without folders and recordings.
+
+    The result does not depend on how the rows are stored. Languages without any caption do not affect it.
+
+    >>> rows = [{"clip_id": "a", "captions": {"eng": ["a dog"]}}, {"clip_id": "b", "captions": {"eng": ["rain"]}}]
+    >>> hash_rows(rows) == hash_rows(Dataset.from_list(rows)), hash_rows(rows) == hash_rows(rows[::-1])
+    (True, False)
+    """
+    light = without_audio(rows)
+    captions = _read_captions(light)
+    ids = light["clip_id"][:] if isinstance(light, Dataset) else [row["clip_id"] for row in light]
+    columns: dict[str, Any] = {"clip_id": pyarrow.array(ids, pyarrow.string())}
+    for language in sorted(field.name for field in captions.type):
+        lists = pc.struct_field(captions, language)
+        if pc.sum(pc.list_value_length(lists)).as_py():
+            columns[language] = pc.fill_null(pc.binary_join(lists, "\x1f"), "")
+    for name in {SAMPLING, EXPECTED_COUNT}.intersection(getattr(light, "column_names", None) or ()):
+        columns[name] = pyarrow.array([json.dumps(value, sort_keys=True) for value in light[name]])
+
+    digest = hashlib.sha256()
+    for name in sorted(columns):
+        digest.update(f"{name} {len(light)}".encode())
+        for start in range(0, len(light), 100_000):
+            texts = columns[name].slice(start, 100_000).to_pylist()
+            digest.update("\x1e".join(["", *texts]).encode(errors="surrogatepass"))
+    return digest.hexdigest()
 
 
 def all_captions(row: Mapping[str, Any], languages: Sequence[str]) -> list[tuple[str, str]]:
@@ -225,6 +249,15 @@ def _read_captions(rows: Any) -> Any:
     languages = dict.fromkeys(itertools.chain.from_iterable(captions))
     texts = pyarrow.list_(pyarrow.string())
     return pyarrow.array(captions, pyarrow.struct([(language, texts) for language in languages]))
+
+
+def _join_captions(captions: Any) -> Any:
+    """Join the captions of each row, in all languages, to one string: an Arrow array of structs to one of strings."""
+    texts = []
+    for field in captions.type:
+        joined = pc.binary_join(pc.struct_field(captions, field.name), "\x1f")
+        texts.append(pc.fill_null(joined, ""))
+    return pc.binary_join_element_wise(*texts, "\x1e")
 
 
 def _lengths(lists: Any) -> np.ndarray:

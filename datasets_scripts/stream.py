@@ -13,6 +13,9 @@ is a multiple of (number of processes x number of workers), each row group is re
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
+import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, repeat
@@ -79,6 +82,19 @@ class RowStream(IterableDataset[Row]):
     def column_names(self) -> list[str]:
         """Column names, as in `datasets.Dataset`."""
         return list(self.features)
+
+    @property
+    def content_hash(self) -> str:
+        """Hash of the names and row groups of the files, and of the numbers of copies, without folders."""
+        parts: list[Any] = [None if self._counts is None else self._counts.tolist()]
+        for group in self.row_groups:
+            names = []
+            while isinstance(group.location, tuple) and isinstance(group.location[1], RowGroup):  # of a mixture
+                name, group = group.location
+                names.append(name)
+            parts.append([*names, os.path.basename(group.path), str(group.location), group.rows])
+        digest = hashlib.sha256(json.dumps([getattr(self._split, "content", ""), parts]).encode())
+        return digest.hexdigest()
 
     def __len__(self) -> int:
         """Return the number of rows of this process per epoch."""

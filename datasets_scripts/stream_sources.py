@@ -47,6 +47,7 @@ class ParquetSplit:
         self.features = datasets.Features.from_dict(prepared.manifest["features"])
         self.licenses: dict[str, int] = prepared.manifest["licenses"]  # of all splits
         self.digest = f"{prepared.digest} {split}"
+        self.content = prepared.digest  # part of `RowStream.content_hash`
         self.row_groups: list[RowGroup] = []
         self._root = prepared.audio_root()
 

@@ -62,7 +62,9 @@ def group_runs(folders: Sequence[str]) -> dict[str, dict[str, dict[int, Results]
 
         # Names of starting models that differ only in their seed count as equal settings.
         settings = {key: value for key, value in arguments.items() if key not in _VARYING}
-        key = _SEED.sub("", json.dumps([get_dataset_name(results.protocol), settings or name], sort_keys=True))
+        data = [results.protocol.get("dataset_config"), results.content.get("data")] if settings else []
+        key = json.dumps([get_dataset_name(results.protocol), settings or name, data], sort_keys=True)
+        key = _SEED.sub("", key)
         label = names.setdefault(key, _SEED.sub("", name) if _SEED.sub("", name) not in models else folder)
         models.setdefault(folder if seed in models.get(label, {}) else label, {})[seed] = results
     return tables

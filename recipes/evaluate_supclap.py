@@ -47,6 +47,7 @@ from modeling_supclap.datasets_scripts import add_translations, load_builder
 from modeling_supclap.recipes.arguments import parse_arguments, read_settings
 from modeling_supclap.recipes.options import EvaluationArguments
 from modeling_supclap.recipes.running import is_first_process, run_command
+from modeling_supclap.recipes.training_data import record_splits
 
 if TYPE_CHECKING:
     from modeling_supclap import evaluation
@@ -229,7 +230,7 @@ def evaluate(
         print(f"{model.name} on {args.mteb}\n{results.table()}\n{results.save(folder)}")
         return results
 
-    excluded = 0
+    record, excluded = record_splits({args.split: rows}), 0
     if args.exclude_trained:
         rows, excluded = exclude_trained_sources(rows, model.name)
         options = replace(options, data={**options.data, "excluded_trained": excluded})
@@ -241,6 +242,7 @@ def evaluate(
     print(f"{model.name} on {args.dataset}, split {args.split}: {len(rows)} clips{without}")
     results = evaluation.evaluate(model, rows, options, cache)
     results.content["run"]["trained_clips"] = trained_clips
+    results.content["data"] = record
 
     path = results.save(folder)
     report = write_report(results, folder / "report.html", rows)

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from modeling_supclap.recipes.arguments import parse_arguments
 from modeling_supclap.recipes.options import LastPartArguments, PostTrainingArguments
 from modeling_supclap.recipes.running import Clock, only_run, run_command, train, write_final_card
+from modeling_supclap.recipes.training_data import record_splits
 from modeling_supclap.training.options import AllStagesOptions
 
 if TYPE_CHECKING:
@@ -49,14 +50,18 @@ def choose_prompts(args: PostTrainingArguments, languages: Sequence[str]) -> str
 
 
 def load_items(
-    args: PostTrainingArguments, training: TemporalTrainingArguments, min_seconds: float = 0.0
+    args: PostTrainingArguments,
+    training: TemporalTrainingArguments,
+    min_seconds: float = 0.0,
+    splits: Mapping[str, Any] | None = None,
 ) -> tuple[TemporalItems, TemporalItems, TemporalItems]:
     """Build three sets of items: one for training, one to select the best epoch, and one for the final scores.
 
     An item is a clip of one or two sounds, with its captions. The recordings come from the training split, or from all
     splits if `pool_splits` is set. With a `train_fraction` of 1, those that are held out come from the validation and
     the test split. The sets share no source recordings, except that the last two sets are equal if
-    `load_best_model_at_end` is False. Recordings shorter than `min_seconds` are unusable.
+    `load_best_model_at_end` is False. Recordings shorter than `min_seconds` are unusable. `splits` is the dataset if it
+    is already loaded.
     """
     from datasets import concatenate_datasets
 
@@ -65,8 +70,8 @@ def load_items(
     from modeling_supclap.datasets_scripts.temporal.items import TemporalItems, one_per_class, recordings_by_label
     from modeling_supclap.training.rows import filter_bad_audio
 
-    with training.main_process_first(desc="preparing the data"):
-        splits = args.load_splits()
+    if splits is None:
+        splits = load_splits(args, training)
     if "train" not in splits and not args.pool_splits:
         raise ValueError(f"{args.dataset} has only the splits {list(splits)}; use --pool_splits true to train on them")
     if args.pool_splits:
@@ -104,6 +109,12 @@ def load_items(
         make_items(selection, pairs_per_epoch=eval_pairs),
         make_items(scored, pairs_per_epoch=eval_pairs),
     )
+
+
+def load_splits(args: PostTrainingArguments, training: TemporalTrainingArguments) -> dict[str, Any]:
+    """Load the splits of the dataset, first in the first process."""
+    with training.main_process_first(desc="preparing the data"):
+        return args.load_splits()
 
 
 def hold_out(
@@ -158,7 +169,8 @@ def run_stage(
     folder = Path(args.output_dir or ".") / f"stage_{stage}"
     last = last_checkpoint(folder, resumes=args.resume_from_checkpoint is not None)
     shared = {option.name: getattr(args, option.name) for option in fields(args) if option.init}
-    stage_args = TemporalTrainingArguments(**{**shared, "stage": stage, "output_dir": str(folder)})
+    changed = {"stage": stage, "output_dir": str(folder), "resume_from_checkpoint": last}
+    stage_args = TemporalTrainingArguments(**{**shared, **changed})
     stage_args.training_data = args.training_data
     selection, scored = (
         TemporalTrainer(model, stage_args, items[0], eval_items, processing_class=processor) for eval_items in items[1:]
@@ -243,7 +255,8 @@ def train_and_save(
     data = {"dataset": post_args.dataset, "origin": post_args.origin}
 
     model, processor = load_start(post_args.model, post_args.temperature)
-    items = load_items(post_args, args, min_seconds(processor))
+    splits = load_splits(post_args, args)
+    items = load_items(post_args, args, min_seconds(processor), splits)
     model.config.temporal_prompts = choose_prompts(post_args, args.languages)
     part_args.choose_parameters(model)
     temperature = report_temperature(model)
@@ -261,6 +274,7 @@ def train_and_save(
 
     save_model(model, processor, post_args.model, part_args, args)
     results = score_stages(predictions, trainer, items[2].rows, data)
+    results.content["data"] = record_splits(splits)
     results.content["training"] = {
         "best_validation": {args.metric_for_best_model: states[-1].best_metric},
         "steps": sum(state.global_step for state in states),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import tempfile
 import warnings
@@ -17,7 +18,7 @@ from modeling_supclap.recipes import evaluate_supclap, options, posttrain_temina
 from modeling_supclap.recipes.arguments import parse_arguments
 from modeling_supclap.recipes.running import say
 from modeling_supclap.recipes.runs import RECIPES, Row, Step, reads_folder
-from modeling_supclap.recipes.training_data import check_splits
+from modeling_supclap.recipes.training_data import check_splits, record_splits
 
 if TYPE_CHECKING:
     from modeling_supclap.recipes.estimates import Estimate
@@ -51,6 +52,9 @@ def check_inputs(name: str, rows: Sequence[Row], args: Any) -> list[Row]:
     for row in rows:
         lacking: list[str] = []
         done = sum(run[-1].is_done for run in row.runs)
+        for step in () if args.dry_run else itertools.chain(*row.runs):
+            if step.is_done:
+                refuse_other_data(step)
         with tempfile.TemporaryDirectory() as scratch:
             for step in row.runs[0]:  # the runs of a row differ in their seed only
                 if step.is_done and not args.dry_run:
@@ -82,6 +86,52 @@ def check_inputs(name: str, rows: Sequence[Row], args: Any) -> list[Row]:
     for reference in sorted(missing):
         say(f"{name}: rows that need {reference} are left out")
     return runnable
+
+
+def refuse_other_data(step: Step) -> None:
+    """Raise ValueError if the results of a finished step are from other data than its settings name now.
+
+    The clip ids and captions are compared. A generated dataset cannot change, and data that cannot be loaded are not
+    compared, so that tables can be written without them.
+    """
+    from modeling_supclap.evaluation.results import Results
+
+    is_read = step.settings.get("data_dir") is not None or bool(step.settings.get("datasets"))
+    recorded = Results.load(step.folder).content.get("data")
+    if not is_read or not recorded:
+        return
+    found = find_record(step)
+    for split in sorted(recorded.keys() & found.keys()):
+        if recorded[split] != found[split]:
+            before, now = recorded[split]["rows"], found[split]["rows"]
+            change = f"{before} clips, now {now}" if before != now else f"other clip ids or captions of {now} clips"
+            raise ValueError(
+                f"{step.folder} has results on other data: {split} had {change}; choose another --output_dir, or "
+                "remove this folder"
+            )
+
+
+_RECORDS: dict[str, dict[str, Any]] = {}
+
+
+def find_record(step: Step) -> dict[str, Any]:
+    """Load the data of a step, once for all steps with the same data, and return their record (see `record_splits`).
+
+    Return an empty dict if the data cannot be loaded.
+    """
+    names = ("dataset", "data_dir", "dataset_config", "datasets", "split", "folds", "dataset_temperature", "streaming")
+    data_args = parse_arguments(RECIPES[step.recipe][1], [], settings=step.settings)[0]
+    key = json.dumps([step.recipe == "evaluate", [getattr(data_args, name, None) for name in names]], sort_keys=True)
+    if key not in _RECORDS:
+        try:
+            if step.recipe == "evaluate":
+                splits = {data_args.split: evaluate_supclap.load_rows(data_args)[0]}
+            else:
+                splits = data_args.load_splits()
+            _RECORDS[key] = record_splits(splits)
+        except Exception:  # builders raise different types if files are missing
+            _RECORDS[key] = {}
+    return _RECORDS[key]
 
 
 def check_step(step: Step, args: Any, scratch: Path) -> Check:

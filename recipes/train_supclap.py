@@ -254,7 +254,9 @@ def train_and_save(
             **vars(part_args),
             **temperature,
             **args.to_dict(),
+            **trainer.used_arguments,
         }
+        results[""].content["data"] = dict(data.record)
         results[""].content["training"] = describe_training(trainer, arguments, clock)
         write_run(trainer, results, data, model_args, clock)
 

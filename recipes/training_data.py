@@ -30,6 +30,7 @@ class TrainingData:
         selection_split: Name of the split that selects the best checkpoint, "validation" or "test".
         processor: Processor of the model that is trained.
         origins: Name of the original dataset, `{"": name}`, and of each dataset in a mixture.
+        record: Number of rows and hash of each split as it was loaded (see `record_splits`).
     """
 
     train: UsableRows
@@ -38,6 +39,7 @@ class TrainingData:
     selection_split: str
     processor: SupCLAPProcessor
     origins: Mapping[str, str]
+    record: Mapping[str, Any]
 
     @property
     def selection(self) -> UsableRows | None:
@@ -75,7 +77,24 @@ def load_data(
     processor = make_processor(described["train"])
     require_usable_audio(splits, args, min_seconds(processor))
     usable = {name: make_usable(splits.get(name), args, processor) for name in ("train", "validation", "test")}
-    return TrainingData(**usable, selection_split=data_args.selection_split, processor=processor, origins=origins)
+    return TrainingData(
+        **usable,
+        selection_split=data_args.selection_split,
+        processor=processor,
+        origins=origins,
+        record=record_splits(splits),
+    )
+
+
+def record_splits(splits: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the number of rows of each split, and a hash of their clip ids and captions.
+
+    `results.json` contains them as "data", so that a finished run is not taken for one on other data. Only the first
+    process computes them.
+    """
+    from modeling_supclap.training.rows import UsableRows
+
+    return {name: UsableRows(rows).record for name, rows in splits.items()} if is_first_process() else {}
 
 
 def describe_splits(

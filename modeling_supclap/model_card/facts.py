@@ -59,7 +59,7 @@ def facts_of_run(trainer: Any) -> CardFacts:
     recorded = of_run["training"].get("arguments", {})
 
     objective = type(trainer.module.objective).__name__ if trainer.has_own_objective else ""
-    arguments = _relevant_arguments(args, recorded, objective)
+    arguments = {**_relevant_arguments(args, recorded, objective), **trainer.used_arguments}
     for stages in of_run["scores"].get("temporal", {}).values():
         arguments["stage"] = ", then ".join(stage[-1] for stage in stages if stage.startswith("stage_"))
 

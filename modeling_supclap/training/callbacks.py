@@ -108,9 +108,17 @@ class EpochCallback(TrainerCallback):
 
 
 class BestCheckpointCallback(TrainerCallback):
-    """Callback that rebuilds the path of the best checkpoint from its step, in case the output folder was moved."""
+    """Callback that rebuilds the path of the best checkpoint from its step, in case the output folder was moved.
+
+    If `forgets` is set, a resumed run forgets the best score, because its own scores are not comparable with it.
+    """
+
+    def __init__(self) -> None:
+        self.forgets = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.forgets:
+            state.best_metric = state.best_global_step = state.best_model_checkpoint = None
         best = Path(args.output_dir or ".") / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
         if best.is_dir():
             state.best_model_checkpoint = str(best)

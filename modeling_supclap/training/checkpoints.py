@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import nn
 from transformers import TrainingArguments
 from transformers.trainer_utils import sort_checkpoints
 from transformers.utils import ENV_VARS_TRUE_VALUES, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
@@ -23,6 +22,7 @@ from modeling_supclap.datasets_scripts.public_names import redact
 from modeling_supclap.datasets_scripts.stream import EpochBatches
 
 from ..strict_loading import apply_umask
+from .contrastive_module import ContrastiveModule
 from .options import get_default
 
 RUN_FILE = "supclap_run.json"
@@ -37,14 +37,26 @@ _MAY_CHANGE = {
     "kept_tokens",
     "loss_chunk_size",
     "features_on_device",
+    "early_stopping_patience",
 }
 """Arguments of this package that may change in a resumed run, because they do not affect the training."""
+
+_OF_TRANSFORMERS = {
+    *("seed", "data_seed", "dataloader_drop_last", "gradient_accumulation_steps", "bf16", "fp16"),
+    *("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm"),
+    *("optim", "optim_args", "optim_target_modules", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps"),
+}
+"""Arguments of transformers that a resumed run must not change. Their values are restored from the checkpoint or change
+the batches. `tf32` is not among them, because it depends on the GPU."""
+
+_BATCHING = ("split_batches", "dispatch_batches", "even_batches", "use_seedable_sampler")
+_SELECTION = ("metric_for_best_model", "greater_is_better", "eval_languages")
 
 logger = logging.getLogger(__name__)
 
 
 class CheckpointFolder(str):
-    """Path of a checkpoint that is being written. The trainer saves there what a run needs to resume."""
+    """Path of a checkpoint that is being written. The trainer saves all files there that a resumed run reads."""
 
     __slots__ = ()
 
@@ -61,12 +73,15 @@ def last_checkpoint(folder: str | Path, resumes: bool) -> str | None:
     incomplete: list[str] = []
     for path in reversed(sort_checkpoints(str(folder))):
         flaws = checkpoint_flaws(path)
+        if not resumes and (not flaws or any(Path(path).glob("*.safetensors"))):
+            raise ValueError(
+                f"{path} exists; to continue it, pass resume_from_checkpoint=True (--resume_from_checkpoint last); "
+                "to start a new run, choose another output_dir"
+            )
         if flaws:
             incomplete.append(f"{path} is incomplete ({', '.join(flaws)})")
             continue
 
-        if not resumes:
-            raise ValueError(f"{path} exists; pass --resume_from_checkpoint last to continue, or another --output_dir")
         for message in incomplete:
             logger.warning("%s; resuming from %s", message, path)
         return path
@@ -139,45 +154,69 @@ def write_frozen(
     return dict(written)
 
 
-def write_run_file(
-    folder: str | Path,
+def describe_run(
     args: TrainingArguments,
-    module: nn.Module,
+    module: ContrastiveModule,
+    data: Mapping[str, Any] | None = None,
     batches: EpochBatches | None = None,
-    frozen: Mapping[str, str] | None = None,
-) -> None:
-    """Write `RUN_FILE`, last, because it contains the hashes of all other files. `frozen` is from `write_frozen`."""
+    optimizer: Any = None,
+) -> dict[str, Any]:
+    """Describe a run for `RUN_FILE`.
+
+    Args:
+        data: Records of the "train" and "validation" rows (see `rows.record_of`).
+        batches: Batch sampler of a stream.
+        optimizer: Optimizer that the user has passed to the trainer. None: the one of `args`.
+
+    Returns:
+        "settings": values that a resumed run must not change. "length": planned epochs and steps, which may grow.
+        "data": the records. "selection": options that define the score of the best checkpoint. "trainable": names of
+        the parameters that are trained.
+    """
+    selection = {name: getattr(args, name, None) for name in _SELECTION}
+    return {
+        "settings": _settings(args, module, batches, optimizer),
+        "length": {"num_train_epochs": args.num_train_epochs, "max_steps": args.max_steps},
+        "data": dict(data or {}),
+        "selection": {name: list(value) if isinstance(value, tuple) else value for name, value in selection.items()},
+        "trainable": [name for name, parameter in module.named_parameters() if parameter.requires_grad],
+    }
+
+
+def write_run_file(folder: str | Path, run: Mapping[str, Any], frozen: Mapping[str, str] | None = None) -> None:
+    """Write `RUN_FILE`, last, because it contains the hashes of all other files.
+
+    `run` is from `describe_run`, and `frozen` from `write_frozen`.
+    """
     files = dict(frozen or {})
     for path in sorted(Path(folder).rglob("*")):
         if path.is_file():
             files[path.relative_to(folder).as_posix()] = file_sha256(path)
-    content = {"settings": _settings(args, module, batches), "trainable": _trainable(module), "sha256": files}
-    write_json(Path(folder) / RUN_FILE, content)
+    write_json(Path(folder) / RUN_FILE, {**run, "sha256": files})
 
 
-def refuse_another_run(
-    checkpoint: str | Path, args: TrainingArguments, module: nn.Module, batches: EpochBatches | None = None
-) -> None:
-    """Raise ValueError if a checkpoint is incomplete, or if its settings or trainable parameters differ from this run.
+def refuse_another_run(checkpoint: str | Path, args: TrainingArguments, run: Mapping[str, Any]) -> None:
+    """Raise ValueError if a checkpoint is incomplete, or if another run has saved it than `run` (`describe_run`).
 
-    The message lists the differences.
+    The message lists all differences: settings, training rows and trained parameters.
     """
     folder = Path(checkpoint)
-    advice = f"or start a new run from its weights: --model {folder}"
+    advice = f"or start a new run from its weights, in another output_dir: --model {folder}"
     flaws = checkpoint_flaws(folder)
     if flaws:
         raise ValueError(f"{folder} is incomplete ({', '.join(flaws)}); resume from another checkpoint, {advice}")
 
-    run, settings = json.loads((folder / RUN_FILE).read_text(encoding="utf-8")), _settings(args, module, batches)
-    # Arguments that did not exist when the run started had their defaults.
-    defaults = {field.name: get_default(field) for field in fields(args) if field.name in settings}
-    of_model = {name: value for name, value in settings.items() if name.startswith("initial ")}
-    saved = {**of_model, **defaults, **run["settings"]}
-    if saved["training_data"] is None or settings["training_data"] is None:  # saved or started without this setting
-        saved["training_data"] = settings["training_data"]
-    differences = _differences(saved, settings)
-    before, now = set(run["trainable"]), set(_trainable(module))
-    for names, change in ((before - now, "no longer trained"), (now - before, "newly trained")):
+    saved = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
+    settings = _with_defaults(saved["settings"], run["settings"], args)
+    differences = _differences(settings, run["settings"])
+    for name, value in run["length"].items():
+        before = saved.get("length", {}).get(name, 0)
+        if 0 < value < before:
+            differences.append(f"{name} was {before} and is {value}, which is less")
+    differences += _differences_of_rows(saved.get("data", {}).get("train"), run["data"].get("train"))
+
+    trained, now = set(saved["trainable"]), set(run["trainable"])
+    for names, change in ((trained - now, "no longer trained"), (now - trained, "newly trained")):
         if names:
             differences.append(f"{len(names)} parameters are {change}, such as {min(names)}")
     if differences:
@@ -185,12 +224,35 @@ def refuse_another_run(
         raise ValueError(f"{folder} was saved with other settings: {changes}; resume with its settings, {advice}")
 
 
-def _settings(args: TrainingArguments, module: nn.Module, batches: EpochBatches | None) -> dict[str, Any]:
-    """Return the settings that a resumed run must not change."""
+def selects_otherwise(checkpoint: str | Path, run: Mapping[str, Any]) -> bool:
+    """Return whether the best score in a checkpoint is not comparable with scores of `run`.
+
+    This is so if the validation rows, the metric or the evaluated languages have changed.
+    """
+    saved = json.loads(Path(checkpoint, RUN_FILE).read_text(encoding="utf-8"))
+    if "selection" not in saved:  # saved before this was recorded
+        return False
+    rows = [each["data"].get("validation") for each in (saved, run)]
+    return saved["selection"] != run["selection"] or rows[0] != rows[1]
+
+
+def _settings(
+    args: TrainingArguments, module: ContrastiveModule, batches: EpochBatches | None, optimizer: Any
+) -> dict[str, Any]:
+    """Return the settings that a resumed run must not change, because they change the training."""
     names = set(type(args).__dataclass_fields__) - set(TrainingArguments.__dataclass_fields__) - _MAY_CHANGE
-    settings = {name: redact(getattr(args, name)) for name in sorted(names | {"seed"})}  # folders without their paths
-    config: Any = getattr(module, "model", module).config
+    settings: dict[str, Any] = {}
+    for name in sorted(names | _OF_TRANSFORMERS):
+        value = getattr(args, name, None)
+        settings[name] = redact(getattr(value, "value", value))  # plain values of enums, folders without their paths
+    config: Any = module.model.config
     settings |= {"initial temperature": config.temperature, "initial logit_bias": config.logit_bias}
+    settings["clips_per_step"] = args.train_batch_size * args.world_size
+    settings["objective"] = type(module.objective).__name__
+    settings["batching"] = {name: getattr(args.accelerator_config, name, None) for name in _BATCHING}
+    if optimizer is not None:
+        values = {name: value for name, value in optimizer.defaults.items() if isinstance(value, (int, float, bool))}
+        settings["optimizer"] = {"class": type(optimizer).__name__, **values}
     if batches is not None:
         settings["stream"] = {
             "rows of a process": batches.num_rows,
@@ -201,8 +263,27 @@ def _settings(args: TrainingArguments, module: nn.Module, batches: EpochBatches 
     return settings
 
 
-def _trainable(module: nn.Module) -> list[str]:
-    return [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+def _with_defaults(saved: Mapping[str, Any], settings: Mapping[str, Any], args: TrainingArguments) -> dict[str, Any]:
+    """Complete saved settings with those that were not recorded when the run started.
+
+    Options of this package that did not exist had their defaults. Others are unknown, and count as equal.
+    """
+    own = {name for name in type(args).__dataclass_fields__ if name not in TrainingArguments.__dataclass_fields__}
+    defaults = {field.name: get_default(field) for field in fields(args) if field.name in own & settings.keys()}
+    unknown = {name: value for name, value in settings.items() if name not in own | {"optimizer", "stream"}}
+    completed = {**unknown, **defaults, **saved}
+    if completed["training_data"] is None or settings["training_data"] is None:  # a run in Python has no such setting
+        completed["training_data"] = settings["training_data"]
+    return completed
+
+
+def _differences_of_rows(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> list[str]:
+    """Describe a change of the training rows, from their records."""
+    if before is None or now is None or before == now:
+        return []
+    if before["rows"] != now["rows"]:
+        return [f"there were {before['rows']} training rows and are {now['rows']}"]
+    return [f"clip ids, captions or the order of the {now['rows']} training rows have changed"]
 
 
 def _differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from modeling_supclap.datasets_scripts import bad_audio
-from modeling_supclap.datasets_scripts.schema import require_captions, warn_of_shared_captions, without_audio
+from modeling_supclap.datasets_scripts.schema import hash_rows, require_captions, warn_of_shared_captions, without_audio
 from modeling_supclap.datasets_scripts.stream import EpochBatches, EpochRows, RowStream
 
 from ..processing_supclap import SupCLAPProcessor
@@ -22,12 +23,26 @@ class UsableRows:
 
     Attributes:
         rows: Map-style dataset in the format of `schema.Row` without unusable recordings, or a `RowStream`.
+        described: Rows with the clip ids and captions that identify the data. None: `rows`.
     """
 
     rows: Any
+    described: Any = None
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    @cached_property
+    def record(self) -> dict[str, Any]:
+        """Number of rows, and a hash of their clip ids and captions in their order: `{"rows": n, "sha256": hash}`.
+
+        Equal rows have equal records, wherever they are stored. The hash of a stream is that of its file names and row
+        groups, because its rows are not read before the training.
+        """
+        if isinstance(self.rows, RowStream):
+            return {"rows": self.rows.num_rows, "sha256": self.rows.content_hash}
+        described = self.rows if self.described is None else self.described
+        return {"rows": len(self.rows), "sha256": hash_rows(described)}
 
 
 def make_usable(rows: Any, args: SupCLAPTrainingArguments, processor: SupCLAPProcessor) -> Any:
@@ -66,8 +81,17 @@ def plain_rows(usable: Any) -> Any:
     return None if usable is None else usable.rows
 
 
+def record_of(usable: Any) -> Any:
+    """Return the record of `UsableRows`, or of each in a dict. None is returned unchanged."""
+    if isinstance(usable, Mapping):
+        return {name: record_of(each) for name, each in usable.items()}
+    return None if usable is None else usable.record
+
+
 def as_plain_rows(rows: Any, args: SupCLAPTrainingArguments) -> Any:
     """Return rows in the format of `schema.Row`: those of `UsableRows`, or of a dataset, which is converted."""
+    if isinstance(rows, IndexedRows):  # of this trainer
+        return rows
     from modeling_supclap.datasets_scripts.builders.hf import ensure_rows  # reads Parquet: only if rows are given
 
     return rows.rows if isinstance(rows, UsableRows) else ensure_rows(rows, args.languages[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import math
 import os
 import shutil
@@ -51,8 +52,10 @@ from .callbacks import (
 )
 from .checkpoints import (
     CheckpointFolder,
+    describe_run,
     last_checkpoint,
     refuse_another_run,
+    selects_otherwise,
     uploads_checkpoints,
     write_frozen,
     write_run_file,
@@ -63,8 +66,10 @@ from .contrastive_module import ContrastiveModule
 from .drift import perpendicular_components, radius_by_hard_negatives
 from .objectives import SupportVectorRegularizer, build_objective, load_objective, start_radii
 from .parameter_groups import as_rates, decays, split_by_rate
-from .rows import as_plain_rows, make_usable, plain_rows, read_in_epochs
+from .rows import as_plain_rows, make_usable, plain_rows, read_in_epochs, record_of
 from .training_args import SupCLAPTrainingArguments
+
+logger = logging.getLogger(__name__)
 
 UNFINISHED = "unfinished"
 """Subfolder of the output folder for checkpoints that are not fully written yet."""
@@ -134,7 +139,8 @@ class SupCLAPTrainer(Trainer):
         self._frozen: dict[str, str] = {}  # file of frozen weights and its hash, see `write_frozen`
         self._logs = Averages()
         self._recent: list[tuple[int, torch.Tensor, dict[str, torch.Tensor], torch.Tensor]] = []  # since the last check
-        self.throughput = ThroughputCallback(self._logs)
+        self.throughput, self._best = ThroughputCallback(self._logs), BestCheckpointCallback()
+        self._own_optimizer, self._own_scheduler = optimizers
 
         self.data = make_usable({"train": train_dataset, "validation": eval_dataset}, args, processing_class)
         self.train_rows, self.eval_rows = plain_rows(self.data["train"]), plain_rows(self.data["validation"])
@@ -192,7 +198,7 @@ class SupCLAPTrainer(Trainer):
         self, args: Any, collator: TrainingCollator, epochs: Sequence[Any], own: Sequence[TrainerCallback]
     ) -> list[TrainerCallback]:
         """Return the callbacks of this trainer and `own`, those of the user. `epochs` are told the epoch."""
-        built: list[TrainerCallback] = [EpochCallback(collator, *epochs), BestCheckpointCallback(), *own]
+        built: list[TrainerCallback] = [EpochCallback(collator, *epochs), self._best, *own]
         if args.ema_decay is not None:
             built.append(self._ema)
         if args.early_stopping_patience is not None:
@@ -340,24 +346,65 @@ class SupCLAPTrainer(Trainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Lock the output folder, check the checkpoint to resume from, and train as in the Trainer.
 
-        `resume_from_checkpoint` is a checkpoint folder, or True for the newest complete one in the output folder.
+        `resume_from_checkpoint` is a checkpoint folder, or True for the newest complete one in the output folder. None:
+        that of the arguments, where "last" is the newest one, if there is any. False: start a new run.
+
+        If the validation rows, the metric or the evaluated languages have changed, a resumed run forgets the best
+        score, because scores before and after the change are not comparable.
 
         Raises:
             RuntimeError: Another run is using the output folder.
-            ValueError: There is no checkpoint, it is incomplete, or it was saved with different settings. The message
-                lists the differences.
+            ValueError: There is no checkpoint, it is incomplete, or it was saved with different settings or training
+                rows. The message lists the differences. Or a new run would start in a folder with checkpoints.
         """
         folder = self.args.output_dir or "."
         with folder_lock(folder) if self.is_world_process_zero() else nullcontext():
-            if resume_from_checkpoint is True:
-                resume_from_checkpoint = last_checkpoint(folder, resumes=True)
-                if resume_from_checkpoint is None:
-                    raise ValueError(f"{folder} contains no checkpoint; call train() to start a new run")
-            if resume_from_checkpoint:
-                refuse_another_run(resume_from_checkpoint, self.args, self.module, self._batches)
-            self._ema.checkpoint = resume_from_checkpoint or None
+            checkpoint = self._find_checkpoint(folder, resume_from_checkpoint)
+            if checkpoint is not None:
+                run = self._describe_run()
+                refuse_another_run(checkpoint, self.args, run)
+                self._best.forgets = selects_otherwise(checkpoint, run)
+                if self._best.forgets:
+                    logger.warning(
+                        "the validation rows or the metric have changed; the earlier best score is forgotten"
+                    )
+            self._ema.checkpoint = checkpoint
             self._set_precision()
-            return super().train(resume_from_checkpoint, *args, **kwargs)
+            return super().train(checkpoint, *args, **kwargs)
+
+    def _find_checkpoint(self, folder: str, given: str | bool | None) -> str | None:
+        """Return the checkpoint to resume from, or None for a new run."""
+        named = self.args.resume_from_checkpoint if given is None else given
+        if named not in (True, "last"):
+            return str(named) if named else last_checkpoint(folder, resumes=False)
+        last = last_checkpoint(folder, resumes=True)
+        if last is None and named is True:
+            raise ValueError(f"{folder} contains no checkpoint; call train() to start a new run")
+        return last
+
+    @property
+    def used_arguments(self) -> dict[str, Any]:
+        """Arguments that this run has used with other values than those of `args`.
+
+        The user's own optimizer and scheduler replace some, and `auto_find_batch_size` lowers the batch.
+        """
+        used: dict[str, Any] = {}
+        if self._own_optimizer is not None:
+            used = {"optim": type(self._own_optimizer).__name__}
+            own = {"learning_rate": "lr", "weight_decay": "weight_decay"}
+            used |= {
+                name: self._own_optimizer.defaults[key]
+                for name, key in own.items()
+                if key in self._own_optimizer.defaults
+            }
+        if self._own_scheduler is not None:
+            used["lr_scheduler_type"] = type(self._own_scheduler).__name__
+        if self._train_batch_size != self.args.train_batch_size:
+            used["per_device_train_batch_size"] = self._train_batch_size
+        return used
+
+    def _describe_run(self) -> dict[str, Any]:
+        return describe_run(self.args, self.module, record_of(self.data), self._batches, self._own_optimizer)
 
     def _set_precision(self) -> None:
         """Apply `args.tf32`. The setter of transformers is cached: its second call with a value has no effect."""
@@ -481,7 +528,7 @@ class SupCLAPTrainer(Trainer):
             return
         if args.ema_decay is not None:
             torch.save(self._ema.trained(), Path(folder, TRAINED_WEIGHTS))
-        write_run_file(folder, args, self.module, self._batches, self._frozen)
+        write_run_file(folder, self._describe_run(), self._frozen)
 
     def save_state(self) -> None:
         """Save the state as in the Trainer, except the local path of the best checkpoint."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import builders
 import pytest
+import torch
 from datasets import Dataset
 from recordings import tone_rows
 
@@ -50,6 +51,23 @@ def test_facts_of_a_trainer(trainer, tmp_path):
         "hub_token",
     }
     assert not defaults & told.keys()
+
+
+def test_facts_are_the_values_that_were_used(trainer):
+    """The user's own optimizer and schedule replace those of the arguments."""
+    optimizer = torch.optim.SGD(trainer.module.parameters(), lr=0.5, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    own = SupCLAPTrainer(
+        trainer.clap,
+        trainer.args,
+        trainer.train_rows,
+        processing_class=trainer.processor,
+        optimizers=(optimizer, schedule),
+    )
+    own._train_batch_size = 4  # as `auto_find_batch_size` does
+    told = facts_of_run(own).arguments
+    assert (told["optim"], told["learning_rate"], told["lr_scheduler_type"]) == ("SGD", 0.5, "StepLR")
+    assert told["per_device_train_batch_size"] == 4
 
 
 def test_facts_recorded_by_a_recipe(trainer, tmp_path):

@@ -16,9 +16,13 @@ from modeling_supclap.recipes import compare_results
 R1 = "retrieval eng t2a R@1"
 
 
-def save(folder, name, hits, arguments=None, **protocol):
+def save(folder, name, hits, arguments=None, data=None, **protocol):
     """Save results of one query per recording."""
-    content = {"model": {"name": name}, "protocol": {"dataset": "esc50", "languages": ["eng"], **protocol}}
+    content = {
+        "data": data,
+        "model": {"name": name},
+        "protocol": {"dataset": "esc50", "languages": ["eng"], **protocol},
+    }
     if arguments is not None:
         content["training"] = {"arguments": {"output_dir": str(folder), **arguments}}
     query_results(hits, interval=(0.1, 0.9), chance=0.05, **content).save(folder)
@@ -55,6 +59,23 @@ def test_results_of_different_protocols_are_refused(tmp_path):
         compare(tmp_path)
     with pytest.raises(FileNotFoundError, match="clpi"):
         compare(tmp_path, folders[0], tmp_path / "clpi")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"dataset_config": {"a": {"weight": 9}, "b": {"weight": 1}}},
+        {"data": {"train": {"rows": 16, "sha256": "other"}}},
+    ],
+)
+def test_runs_on_other_data_are_another_model(tmp_path, change):
+    same = {"dataset_config": {"a": {"weight": 1}, "b": {"weight": 1}}, "data": {"train": {"rows": 16, "sha256": "x"}}}
+    folders = [save(tmp_path / "first", "m", [1, 0] * 10, {"svr": "none", "seed": 0}, **same)]
+    folders.append(save(tmp_path / "again", "m", [1, 0] * 10, {"svr": "none", "seed": 1}, **same))
+    folders.append(save(tmp_path / "other", "m", [1, 1] * 10, {"svr": "none", "seed": 2}, **{**same, **change}))
+    run_recipe(compare_results, *folders, "--output_dir", tmp_path / "out", "--allow_different", "true")
+    table = pandas.read_csv(tmp_path / "out" / "table.csv").set_index("model")
+    assert table["seeds"].to_dict() == {"first": 2, "other": 1}
 
 
 def test_runs_that_differ_in_their_seed_are_one_model(tmp_path):

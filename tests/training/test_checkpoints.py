@@ -8,22 +8,31 @@ import signal
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import builders
 import pytest
 import torch
 from crash_callbacks import KillAt, Killed
+from datasets import Dataset
 from memory import resident_peak
 from safetensors.torch import load_file
-from test_trainer import best_step, build, losses, with_dropout
+from test_trainer import QUICK, arguments, best_step, build, losses, processor, with_dropout
 from transformers import Trainer, TrainerCallback
 
 from modeling_supclap import SupCLAPModel
-from modeling_supclap.datasets_scripts.atomic_files import folder_lock
+from modeling_supclap.datasets_scripts.atomic_files import file_sha256, folder_lock
 from modeling_supclap.datasets_scripts.stream import EpochBatches
 from modeling_supclap.recipes.running import run_command, train
-from modeling_supclap.training.checkpoints import RUN_FILE, checkpoint_flaws, last_checkpoint, refuse_another_run
+from modeling_supclap.training.checkpoints import (
+    RUN_FILE,
+    checkpoint_flaws,
+    describe_run,
+    last_checkpoint,
+    refuse_another_run,
+)
 from modeling_supclap.training.lora import add_lora
+from modeling_supclap.training.trainer import SupCLAPTrainer
 
 STEPS = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "no", "load_best_model_at_end": False}
 
@@ -361,11 +370,25 @@ def test_a_run_without_a_checkpoint_does_not_resume(tmp_path, rows):
         ({"loss": "reweighted", "svr": "none"}, "loss was 'infonce' and is 'reweighted'"),
         ({"languages": ["fra"]}, r"languages.*\['eng'\].*\['fra'\]"),
         ({"seed": 8}, "seed.*7.*8"),
+        ({"learning_rate": 1e-4}, "learning_rate was 0.001 and is 0.0001"),
+        (
+            {"weight_decay": 0.5, "adam_beta2": 0.98},
+            "adam_beta2 was 0.999 and is 0.98; weight_decay was 0.0 and is 0.5",
+        ),
+        ({"lr_scheduler_type": "constant"}, "lr_scheduler_type was 'linear' and is 'constant'"),
+        ({"warmup_steps": 1}, "warmup_steps was 0 and is 1"),
+        ({"max_grad_norm": 2.0}, "max_grad_norm was 1.0 and is 2.0"),
+        ({"optim": "sgd"}, "optim was 'adamw_torch.*' and is 'sgd'"),
+        ({"per_device_train_batch_size": 2}, "clips_per_step was 4 and is 2"),
+        ({"gradient_accumulation_steps": 2}, "gradient_accumulation_steps was 1 and is 2"),
+        ({"dataloader_drop_last": False}, "dataloader_drop_last was True and is False"),
+        ({"bf16": True}, "bf16 was False and is True"),
+        ({"max_steps": 3}, "max_steps was 4 and is 3"),
     ],
 )
 def test_changed_settings_are_named(run, rows, tmp_path, options, difference):
-    options = {"svr": "uni-static", **options}
-    other = build(tmp_path, rows, model=with_dropout(), max_steps=6, **STEPS, **options)
+    options = {"svr": "uni-static", "max_steps": 6, **options}
+    other = build(tmp_path, rows, model=with_dropout(), **STEPS, **options)
     with pytest.raises(ValueError, match=f"checkpoint-4.*{difference}"):
         other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
 
@@ -407,9 +430,120 @@ def test_changes_of_nested_settings_and_of_removed_ones_are_named(run, rows, tmp
     other = build(tmp_path, rows, model=with_dropout(), max_steps=6, svr="uni-static", **STEPS)
     batches = EpochBatches([{}] * 8, batch_size=4, workers=2)
     with pytest.raises(ValueError, match=r"gone was 7 and is None") as refused:
-        refuse_another_run(tmp_path / "checkpoint-4", other.args, other.model, batches)
+        refuse_another_run(tmp_path / "checkpoint-4", other.args, describe_run(other.args, other.module, None, batches))
     assert "stream.workers was 3 and is 2" in str(refused.value)
     assert "batch_size" not in str(refused.value)
+
+
+def test_values_that_an_older_checkpoint_does_not_contain_are_not_compared(run, rows, tmp_path):
+    path = tmp_path / "checkpoint-4" / RUN_FILE
+    written = json.loads(path.read_text())
+    for name in ("data", "selection", "length"):
+        del written[name]
+    del written["settings"]["learning_rate"], written["settings"]["batching"]
+    path.write_text(json.dumps(written))
+    other = build(tmp_path, rows[:8], model=with_dropout(), max_steps=5, svr="uni-static", learning_rate=1.0, **STEPS)
+    other.train(resume_from_checkpoint=True)
+    assert other.state.global_step == 5
+
+
+def without(rows, number):
+    return [row for row in rows if row is not rows[number]]
+
+
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        (lambda rows: without(rows, 3), "12 training rows and are 11"),
+        (lambda rows: [*rows[1:], rows[0]], "order of the 12 training rows"),
+        (lambda rows: [{**rows[0], "captions": {"eng": ["the rain"]}}, *rows[1:]], "captions.*12 training rows"),
+    ],
+)
+def test_changed_training_rows_are_refused(run, rows, tmp_path, change, difference):
+    options = {"model": with_dropout(), "max_steps": 6, "svr": "uni-static", **STEPS}
+    with pytest.raises(ValueError, match=f"checkpoint-4.*{difference}"):
+        build(tmp_path, change(rows), **options).train(resume_from_checkpoint=True)
+
+    moved = tmp_path / "elsewhere"  # the same rows in another folder, and as a dataset
+    moved.mkdir()
+    copies = []
+    for row in rows:
+        shutil.copy(row["audio_path"], moved)
+        copies.append({**row, "audio_path": str(moved / Path(row["audio_path"]).name)})
+    again = SupCLAPTrainer(
+        with_dropout(),
+        arguments(tmp_path, max_steps=6, svr="uni-static", **STEPS),
+        Dataset.from_list(copies),
+        processing_class=processor(),
+    )
+    again.train(resume_from_checkpoint=True)
+    assert again.state.global_step == 6
+
+
+@pytest.mark.parametrize("change", ["rows", "metric", "nothing"])
+def test_a_best_score_on_other_validation_rows_is_forgotten(tmp_path, rows, caplog, change):
+    """A best score of 9 stands for one that is easy to reach among few clips, and cannot be reached among more."""
+    steps = {"eval_strategy": "steps", "save_strategy": "steps", "eval_steps": 2, "save_steps": 2}
+    options = {"num_train_epochs": 2, "save_total_limit": None, **steps}
+    first = build(tmp_path, rows, callbacks=[KillAt(4)], **options)
+    with pytest.raises(Killed):
+        first.train()
+    state = tmp_path / "checkpoint-2" / "trainer_state.json"
+    run_file = tmp_path / "checkpoint-2" / RUN_FILE
+    state.write_text(json.dumps({**json.loads(state.read_text()), "best_metric": 9.0}))
+    written = json.loads(run_file.read_text())
+    written["sha256"][state.name] = file_sha256(state)
+    run_file.write_text(json.dumps(written))
+
+    metric = {"metric_for_best_model": "eng_t2a_R@5"} if change == "metric" else {}
+    evaluation = rows[:6] if change == "rows" else rows[:8]
+    args = arguments(tmp_path, **options, **metric)
+    resumed = SupCLAPTrainer(builders.supclap_model(), args, rows, evaluation, processor())
+    resumed.train(resume_from_checkpoint=True)
+    assert ("forgotten" in caplog.text) == (change != "nothing")
+    assert (resumed.state.best_metric == 9) == (change == "nothing")
+    assert resumed.state.best_model_checkpoint.endswith("checkpoint-2") == (change == "nothing")
+
+
+def test_the_values_of_ones_own_optimizer_are_compared(tmp_path, rows):
+    def build_with(make, **values):
+        model = builders.supclap_model()
+        own = make(model.parameters(), **values)
+        args = arguments(tmp_path, max_steps=4, **STEPS)
+        return SupCLAPTrainer(model, args, rows, processing_class=processor(), optimizers=(own, None))
+
+    build_with(torch.optim.SGD, lr=0.1).train()
+    with pytest.raises(ValueError, match=r"optimizer\.lr was 0\.1 and is 0\.01"):
+        build_with(torch.optim.SGD, lr=0.01).train(resume_from_checkpoint=True)
+    with pytest.raises(ValueError, match=r"optimizer\.class was 'SGD' and is 'Adam'"):
+        build_with(torch.optim.Adam, lr=0.1).train(resume_from_checkpoint=True)
+    build_with(torch.optim.SGD, lr=0.1).train(resume_from_checkpoint=True)
+
+
+def test_the_checkpoint_of_the_arguments_is_used(run, rows, tmp_path):
+    options = {"model": with_dropout(), "max_steps": 6, "svr": "uni-static", **STEPS}
+    for number, name in enumerate(("checkpoint-2", "last")):
+        folder = shutil.copytree(tmp_path, tmp_path.with_name(f"{tmp_path.name} {number}"))
+        named = name if name == "last" else str(folder / name)
+        resumed = build(folder, rows, resume_from_checkpoint=named, **{**options, "model": with_dropout()})
+        resumed.train()
+        assert losses(resumed)[:2] == losses(run)[:2]
+        assert resumed.state.global_step == 6
+    started = build(tmp_path / "new", rows, resume_from_checkpoint="last", **options)
+    started.train()
+    assert started.state.global_step == 6
+
+
+@pytest.mark.parametrize("flaw", [None, RUN_FILE])
+def test_a_second_run_in_a_folder_is_refused(run, rows, tmp_path, flaw):
+    shutil.rmtree(tmp_path / "checkpoint-2")
+    if flaw is not None:
+        (tmp_path / "checkpoint-4" / flaw).unlink()
+    second = build(tmp_path, rows, model=with_dropout(), max_steps=4, svr="uni-static", **STEPS)
+    with pytest.raises(ValueError, match=r"checkpoint-4.*resume_from_checkpoint=True"):
+        second.train()
+    with pytest.raises(ValueError, match="checkpoint-4"):
+        second.train(resume_from_checkpoint=False)
 
 
 def test_another_trained_part_is_named(run, rows, tmp_path):
@@ -421,7 +555,7 @@ def test_another_trained_part_is_named(run, rows, tmp_path):
 
 
 def test_harmless_settings_may_change(run, rows, tmp_path):
-    options = {"max_steps": 6, "svr": "uni-static", "learning_rate": 1e-4, "track_drift": False, **STEPS}
+    options = {"max_steps": 6, "svr": "uni-static", "logging_steps": 1.0, "track_drift": False, **STEPS}
     longer = build(tmp_path, rows, model=with_dropout(), **options)
     longer.train(resume_from_checkpoint=True)
     assert longer.state.global_step == 6
@@ -430,7 +564,7 @@ def test_harmless_settings_may_change(run, rows, tmp_path):
 
 
 def test_two_runs_in_one_folder_are_an_error(tmp_path, rows):
-    trainer = build(tmp_path / "run", rows, max_steps=1, **STEPS)
+    trainer = build(tmp_path / "run", rows, max_steps=1, **QUICK)
     another = ThreadPoolExecutor()  # a thread blocks the lock like another process
     with folder_lock(tmp_path / "run"), pytest.raises(RuntimeError, match=r"\brun\b"):
         another.submit(trainer.train).result()
