@@ -342,7 +342,7 @@ def test_a_prepared_set_is_streamed_with_the_name_of_its_origin(sounds, tmp_path
         run_recipe(train_supclap, *words, *start, "--max_steps", 1, "--output_dir", tmp_path / names[0])
         assert load_trained_sources(tmp_path / names[0]).tolist() == load_trained_sources(tmp_path / "run").tolist()
     card = ModelCard.load(tmp_path / "run" / "README.md")
-    assert card.data.datasets == ["audio_folder"]
+    assert card.data.datasets is None  # a builder, not a dataset of the Hub
     assert {result.dataset_name for result in card.data.eval_results} == {"audio_folder"}
     assert "id001" not in card.text  # YAML anchor for a list that two arguments share
     results = json.loads((tmp_path / "run" / "results.json").read_text())
@@ -386,7 +386,7 @@ def test_real_recordings_are_learned(tmp_path):
 
 def test_the_card_describes_the_run(run):
     card = ModelCard.load(run / "README.md")
-    assert (card.data.license, card.data.language, card.data.datasets) == ("apache-2.0", ["en", "ja"], ["synthetic"])
+    assert (card.data.license, card.data.language, card.data.datasets) == ("apache-2.0", ["en", "ja"], None)
     scores = json.loads((run / "results.json").read_text())["scores"]["retrieval"]["jpn"]["a2t"]
     index = {(each.dataset_config, each.metric_name): each.metric_value for each in card.data.eval_results}
     assert index["jpn", "audio to text R@5"] == pytest.approx(scores["R@5"]["value"], abs=1e-4)
@@ -450,7 +450,9 @@ def test_it_trains_on_two_datasets_and_reports_each(tmp_path):
     }
     assert whole.protocol["dataset_config"]["busy"]["repeats"] == 2
     assert "<h2>Retrieval</h2>" in (folder / "busy" / "report.html").read_text()
-    assert ModelCard.load(folder / "README.md").data.datasets == ["synthetic", "scenes"]
+    card = ModelCard.load(folder / "README.md").text
+    assert "synthetic" in card
+    assert "scenes" in card
 
 
 @pytest.mark.parametrize(
