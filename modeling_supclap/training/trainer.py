@@ -30,8 +30,6 @@ from modeling_supclap.datasets_scripts.atomic_files import folder_lock
 from modeling_supclap.datasets_scripts.bad_audio import exit_with_parent
 from modeling_supclap.datasets_scripts.schema import group_id, without_audio
 
-from ..evaluation.embed import in_row_order
-from ..evaluation.retrieval import retrieval_metrics
 from ..losses.support_vector import DynamicRadius
 from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
@@ -225,6 +223,9 @@ class SupCLAPTrainer(Trainer):
 
     def _metrics_of(self, rows: IndexedRows) -> Callable[[Any], dict[str, float]]:
         """Build `compute_metrics` for a split: retrieval metrics, and those of `drift` on all of its pairs."""
+        from ..evaluation.embed import in_row_order
+        from ..evaluation.retrieval import retrieval_metrics  # here, because only runs that evaluate need it
+
         retrieval = retrieval_metrics(rows, self.args.eval_languages, self.args.positives)
         regularizer = getattr(self.module.objective, "regularizer", None)
         radius = regularizer.radius_of("t2a") if isinstance(regularizer, SupportVectorRegularizer) else None
