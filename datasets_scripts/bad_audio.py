@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 
 from .atomic_files import file_sha256, write_json
 from .audio import BadAudioError, MissingDecoderError, measure_audio, read_int16
+from .progress import progress
 
 ON_BAD_AUDIO = ("error", "skip", "report")
 """Actions for bad recordings: "error" raises, "skip" excludes their rows, "report" also logs each of them."""
@@ -114,10 +115,13 @@ def find_bad_audio(
     new = [row for row, state in states.items() if state not in known]
     if new:
         problems = map_in_order(partial(_problem, min_seconds=min_seconds), _select(rows, new), workers)
-        known.update(zip((states[row] for row in new), problems, strict=True))
-    if new and memo is not None:
-        Path(memo).parent.mkdir(parents=True, exist_ok=True)
-        write_json(memo, known)
+        try:
+            for row, problem in zip(new, progress(problems, "checking", len(new), "recordings"), strict=True):
+                known[states[row]] = problem
+        finally:  # a check that is stopped continues here
+            if memo is not None:
+                Path(memo).parent.mkdir(parents=True, exist_ok=True)
+                write_json(memo, known)
 
     reasons = {row: known[state] for row, state in states.items()}
     for row in np.flatnonzero(seconds < min_seconds).tolist():

@@ -1,5 +1,6 @@
-"""Progress of long jobs: a progress bar in a terminal, one line per minute in a log file."""
+"""Progress of long jobs: a progress bar in a terminal, lines with the time left in a log file."""
 
+import os
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -7,15 +8,39 @@ from typing import Any
 from tqdm import tqdm
 
 LOG_SECONDS = 60.0
-"""Seconds between two log lines, and before the first one."""
+"""Seconds between two log lines."""
+FIRST_LOG_SECONDS = 10.0
+"""Seconds before the first log line."""
+
+
+class LogLines(tqdm):
+    """Progress as whole lines: the first after `FIRST_LOG_SECONDS`, the next every `LOG_SECONDS`."""
+
+    def display(self, *args: Any, **kwargs: Any) -> None:
+        """Print a line, and wait longer before the next one."""
+        super().display(*args, **kwargs)
+        self.mininterval = self.maxinterval = LOG_SECONDS
 
 
 def progress(
-    items: Iterable[Any], description: str, total: int, unit: str, quiet: bool = False, start: int = 0
+    items: Iterable[Any], description: str, total: int | None, unit: str, quiet: bool = False, start: int = 0
 ) -> tqdm:
     """Wrap an iterable in a tqdm bar. `unit` is a plural, such as "clips"; `start` items are already done."""
     style: dict[str, Any] = {"unit": f" {unit}"}
-    if not sys.stderr.isatty():
-        style |= {"mininterval": LOG_SECONDS, "maxinterval": LOG_SECONDS, "delay": LOG_SECONDS}
-        style["bar_format"] = "{desc}: {n_fmt} of {total_fmt}{unit}, {remaining} left\n"
-    return tqdm(items, description, total, initial=start, disable=quiet, **style)
+    if sys.stderr.isatty():
+        if not _terminal_width():  # some pseudo-terminals have no width, and tqdm would print blank lines
+            style["ncols"] = 80
+        return tqdm(items, description, total, initial=start, disable=quiet, **style)
+
+    first = min(FIRST_LOG_SECONDS, LOG_SECONDS)
+    style |= {"mininterval": first, "maxinterval": first, "delay": first}
+    style["bar_format"] = "{desc}: {n_fmt} of {total_fmt}{unit}, {remaining} left\n"
+    return LogLines(items, description, total, initial=start, disable=quiet, **style)
+
+
+def _terminal_width() -> int:
+    """Return the width of the terminal of standard error, 0 if it is unknown."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns
+    except (OSError, ValueError):
+        return 80  # no real terminal; tqdm chooses

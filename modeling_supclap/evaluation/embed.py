@@ -12,6 +12,7 @@ import numpy as np
 
 from modeling_supclap.datasets_scripts.atomic_files import file_sha256
 from modeling_supclap.datasets_scripts.audio import read_row
+from modeling_supclap.datasets_scripts.progress import progress
 from modeling_supclap.datasets_scripts.schema import all_captions, without_audio
 from modeling_supclap.metrics.recall.ranking import LazySimilarity
 
@@ -330,9 +331,8 @@ def embed_recordings(
 
     def make() -> dict[str, np.ndarray]:
         counts, embeds = [], []
-        for chunks in model.chunk_embeddings(
-            recordings, policy.chunk_seconds, None, batch_size, _READERS, on_bad_audio
-        ):
+        chunked = model.chunk_embeddings(recordings, policy.chunk_seconds, None, batch_size, _READERS, on_bad_audio)
+        for chunks in progress(chunked, "embedding", len(recordings), "recordings"):
             if isinstance(chunks.error, OSError) and not isinstance(chunks.error, FileNotFoundError):
                 raise chunks.error
             counts.append(len(chunks.onset_seconds))

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 from transformers import ProgressCallback, TrainerCallback
 from transformers.trainer_jit_checkpoint import JITCheckpointCallback
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, has_length
 
+from modeling_supclap.datasets_scripts.progress import progress
 from modeling_supclap.datasets_scripts.stream import EpochBatches
 
 from ..losses.multilingual import alignment_direction_error, data_distribution_error, weight_error_term
@@ -49,13 +50,31 @@ class SupCLAPProgressCallback(ProgressCallback):
 
 
 class LineCallback(TrainerCallback):
-    """Callback that prints one line per log and per evaluation. It is used if there is no progress bar."""
+    """Callback that prints one line per log and per evaluation, and lines during long evaluations.
+
+    It is used if there is no progress bar.
+    """
+
+    def __init__(self) -> None:
+        self.batches: Any = None  # progress of the present evaluation
+
+    def on_prediction_step(
+        self, args: Any, state: Any, control: Any, eval_dataloader: Any = None, **kwargs: Any
+    ) -> None:
+        if self.batches is None:
+            total = len(eval_dataloader) if has_length(eval_dataloader) else None
+            self.batches = progress((), "evaluating", total, "batches", quiet=not state.is_world_process_zero)
+        self.batches.update()
+
+    def on_predict(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
+        self.batches = None
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if state.is_world_process_zero and logs and "clips_per_second" in logs:
             print(f"step {state.global_step} of {state.max_steps}: {_format_log(logs)}", flush=True)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
+        self.batches = None
         line = _format_evaluation(args, state, metrics or {})
         if state.is_world_process_zero and line:
             print(line, flush=True)

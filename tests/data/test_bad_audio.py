@@ -315,3 +315,26 @@ def test_a_worker_prints_no_error_if_its_parent_stops_reading():
     done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, timeout=120)
     assert "EOFError" not in done.stderr
     assert done.stderr.endswith("ZeroDivisionError: division by zero\n")  # the worker prints its own errors
+
+
+def test_a_stopped_check_keeps_its_results_and_shows_progress(tmp_path, monkeypatch, capsys):
+    rows = []
+    for number in range(6):
+        soundfile.write(tmp_path / f"{number}.wav", 0.1 * np.sin(np.arange(8000) / (number + 2)), 16000)
+        rows.append({"clip_id": str(number), "audio_path": str(tmp_path / f"{number}.wav")})
+    checked = []
+
+    def check(row, min_seconds):
+        checked.append(row["clip_id"])
+        if len(checked) == 5:
+            raise KeyboardInterrupt
+        return None
+
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setattr(bad_audio, "_problem", check)
+    with pytest.raises(KeyboardInterrupt):
+        bad_audio.find_bad_audio(rows, memo=tmp_path / "memo.json")
+    assert "checking" in capsys.readouterr().err
+    checked.clear()
+    assert bad_audio.find_bad_audio(rows, memo=tmp_path / "memo.json") == []
+    assert checked == ["4", "5"]

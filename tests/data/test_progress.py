@@ -26,3 +26,23 @@ def test_a_terminal_gets_a_bar(capsys, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     list(progress(range(3), "reading", 3, "clips"))
     assert "\n" not in capsys.readouterr().err.rstrip("\n")
+
+
+def test_a_log_has_a_first_line_early_and_then_fewer(capsys, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("tqdm.std.time", lambda: clock[0])
+    bar = progress((), "reading", 1000, "clips")
+    printed = []
+    for second in range(1, 150):
+        clock[0] = float(second)
+        bar.update()
+        if capsys.readouterr().err.strip():
+            printed.append(second)
+    assert printed == [10, 70, 130]
+
+
+def test_a_terminal_without_a_width_gets_a_bar(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setattr(module, "_terminal_width", lambda: 0)
+    list(progress(range(3), "reading", 3, "clips"))
+    assert "reading: 100%" in capsys.readouterr().err
