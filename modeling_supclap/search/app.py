@@ -8,6 +8,7 @@ from __future__ import annotations
 import html
 import os
 import socket
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from jinja2 import Environment, PackageLoader
 
 from modeling_supclap.languages import LANGUAGE_TABLE
 
+from .playback import playable_file
 from .query import NOTHING, Hit, Searcher
 
 STYLE = """
@@ -26,6 +28,8 @@ STYLE = """
 .time { opacity: 0.75; }
 .hit audio { width: 100%; margin: 0.4em 0; }
 .hit svg { width: 100%; height: 2em; display: block; cursor: pointer; }
+.hit audio { color-scheme: light; }
+.dark .hit audio { color-scheme: dark; }
 """
 
 
@@ -65,7 +69,13 @@ def serve(
 def launch_page(searcher: Searcher, recordings: str | Path, **options: Any) -> Any:
     """Launch the search page with options of Gradio's `launch`, and return it. It serves only indexed recordings."""
     page, root = make_page(searcher, recordings), Path(recordings).resolve()
-    app, _, _ = page.launch(css=STYLE, quiet=True, prevent_thread_lock=True, **options)
+    import gradio
+
+    theme = gradio.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"])  # no fonts to download
+    app, _, _ = page.launch(css=STYLE, theme=theme, quiet=True, prevent_thread_lock=True, **options)
+    copies = tempfile.TemporaryDirectory(prefix="supclap-playback-")
+    app.state.playback = copies  # removed with the page
+    from starlette.concurrency import run_in_threadpool
     from starlette.responses import FileResponse, PlainTextResponse  # installed with Gradio
     from starlette.routing import Route
 
@@ -78,7 +88,8 @@ def launch_page(searcher: Searcher, recordings: str | Path, **options: Any) -> A
 
         async def respond(*connection: Any) -> None:
             try:
-                await FileResponse(root / name)(*connection)
+                path = await run_in_threadpool(playable_file, root / name, Path(copies.name))
+                await FileResponse(path)(*connection)
             except (OSError, RuntimeError):  # the file was removed, perhaps during this request
                 await missing(*connection)
 
@@ -110,15 +121,17 @@ def make_page(searcher: Searcher, recordings: str | Path) -> Any:
     def answer(text: str, language: str, sound: str | None, number: float) -> str:
         """Run a search and return the hits, or the error message, as HTML."""
         try:
-            if sound:
-                vector = searcher.embed_audio(Path(sound).read_bytes())
-            elif text.strip():
-                vector = searcher.embed(text, language)
+            if text.strip():  # on the page, a new text clears the example, and a new example the text
+                vector, kind = searcher.embed(text, language), "text"
+            elif sound:
+                vector, kind = searcher.embed_audio(Path(sound).read_bytes()), "example"
             else:
                 return "<p>Enter a query or upload a sound.</p>"
             hits = searcher.search(vector=vector, k=int(number))
-            note = f"<p>{NOTHING}</p>" if hits and not sound and not searcher.stands_out(hits) else ""
-            return note + render_hits(searcher, hits, vector)
+            note = f'<p class="time">Hits by {kind}.</p>'
+            if hits and kind == "text" and not searcher.stands_out(hits):
+                note += f"<p>{NOTHING}</p>"
+            return note + render_hits(searcher, hits, vector, root)
         except (ValueError, OSError) as error:
             message = str(error)
             for folder in (searcher.index.folder, str(root)):
@@ -126,28 +139,46 @@ def make_page(searcher: Searcher, recordings: str | Path) -> Any:
             return f"<p>{html.escape(message)}</p>"
 
     with gradio.Blocks(title="Search recordings", analytics_enabled=False) as page:
-        gradio.Markdown(
-            lambda: f"# Search recordings\n{searcher.index.files.count_rows()} files, by text or by example"
-        )
+        gradio.HTML(lambda: render_heading(searcher, root))
         with gradio.Row():
             text = gradio.Textbox(label="Sound to search for", placeholder="rain on a tin roof", scale=4, min_width=280)
             language = gradio.Dropdown(languages, value="eng", label="Language", scale=1)
-        with gradio.Accordion("Search by example", open=False):
-            sound = gradio.Audio(type="filepath", label="Recording of a similar sound")
-        number = gradio.Slider(1, 50, value=5, step=1, label="Number of hits")
         button = gradio.Button("Search", variant="primary")
+        with gradio.Accordion("By example, number of hits", open=False):
+            sound = gradio.Audio(type="filepath", label="Recording of a similar sound")
+            number = gradio.Slider(1, 50, value=5, step=1, label="Number of hits")
         results = gradio.HTML()
 
         inputs = [text, language, sound, number]
         button.click(answer, inputs, results, api_name="search")
         text.submit(answer, inputs, results, api_name=False)  # type: ignore[arg-type]
+        text.input(lambda: None, None, sound, api_name=False)  # type: ignore[arg-type]
+        sound.input(lambda: "", None, text, api_name=False)  # type: ignore[arg-type]
     return page
 
 
-def render_hits(searcher: Searcher, hits: Sequence[Hit], vector: np.ndarray) -> str:
+def render_heading(searcher: Searcher, root: Path) -> str:
+    """Render the title, the number of searchable files, and a list of the files that cannot be searched, as HTML."""
+    files = searcher.index.known_files()
+    problems = {name: str(row["problem"]) for name, row in files.items() if row["problem"]}
+    lines = ["<h1>Search recordings</h1>", f"<p>{len(files) - len(problems)} files, by text or by example</p>"]
+    if problems:
+        lines.append(f"<details><summary>{len(problems)} more files cannot be searched</summary><ul>")
+        for name, problem in sorted(problems.items()):
+            reason = problem.replace(str(root / name), name).replace(str(root), root.name)
+            lines.append(f"<li>{html.escape(name)}: {html.escape(reason)}</li>")
+        lines.append("</ul></details>")
+    return "\n".join(lines)
+
+
+def render_hits(
+    searcher: Searcher, hits: Sequence[Hit], vector: np.ndarray, recordings: str | Path | None = None
+) -> str:
     """Render the hits of a query embedding (d,) as HTML, with a plot of the scores along each recording.
 
-    Scores below `Searcher.background` have a pale colour, because texts that describe no sound reach such scores, too.
+    `recordings` is the folder of the recordings, by default the indexed folder. A recording that is not there has no
+    player. Scores below `Searcher.background` have a pale color, because texts that describe no sound reach such
+    scores, too.
     """
     if not hits:
         return "<p>No indexed recording to search.</p>"
@@ -176,8 +207,14 @@ def render_hits(searcher: Searcher, hits: Sequence[Hit], vector: np.ndarray) -> 
         address = f"recordings/{quote(hit.file)}"
         strips[hit.file] = {"number": len(strips), "length": length, "windows": windows, "address": address}
 
+    lost = {name for name in strips if not _is_there(name, str(recordings or searcher.index.about["folder"]))}
     environment = Environment(loader=PackageLoader("modeling_supclap.search", "."), autoescape=True, trim_blocks=True)
-    return environment.get_template("hits.html.j2").render(hits=hits, strips=strips, clock=clock)
+    return environment.get_template("hits.html.j2").render(hits=hits, strips=strips, lost=lost, clock=clock)
+
+
+def _is_there(name: str, folder: str) -> bool:
+    """Return whether a recording exists. Recordings of a remote folder are not looked up."""
+    return "://" in folder or Path(folder, name).is_file()
 
 
 def clock(seconds: float) -> str:

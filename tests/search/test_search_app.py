@@ -18,7 +18,7 @@ from fake_models import RATE, PitchModel, build, tone
 from modeling_supclap.evaluation import load_embedding_model
 from modeling_supclap.search import Searcher
 from modeling_supclap.search import app as app_module
-from modeling_supclap.search.app import find_recordings, launch_page, make_page, render_hits, serve
+from modeling_supclap.search.app import find_recordings, launch_page, make_page, render_heading, render_hits, serve
 
 pytestmark = pytest.mark.skipif(
     find_spec("gradio") is None or find_spec("lancedb") is None, reason="the extra search is not installed"
@@ -134,6 +134,40 @@ def test_neither_hits_nor_errors_show_where_the_files_are(searcher, folder, tmp_
     for shown in answers:
         assert str(folder.parent) not in shown
         assert str(tmp_path) not in shown
+
+
+def test_a_text_beside_an_example_is_answered_and_named(searcher, folder):
+    answer = make_page(searcher, folder).fns[0].fn
+    example = str(folder / "a <b> & 'c'.wav")
+    by_example, by_text = answer("", "eng", example, 1), answer("high", "eng", example, 1)
+    assert "Hits by example" in by_example
+    assert by_text == answer("high", "eng", None, 1)
+    assert "Hits by text" in by_text
+
+
+def test_only_searchable_files_are_counted_and_the_others_are_listed(tmp_path):
+    root = tmp_path / "sounds"
+    root.mkdir()
+    soundfile.write(root / "good.wav", tone(250.0, 6.0), RATE)
+    (root / "bad <1>.wav").write_bytes(b"no sound")
+    build(PitchModel(), root)
+    heading = render_heading(Searcher(tmp_path / "index", load_embedding_model(PitchModel())), root)
+    assert "<p>1 files, by text or by example</p>" in heading
+    assert "1 more files cannot be searched" in heading
+    assert "bad &lt;1&gt;.wav" in heading
+    assert str(tmp_path) not in heading
+
+
+def test_a_recording_that_was_moved_has_no_player(searcher, tmp_path):
+    hits, vector = searcher.search("high", k=9), searcher.embed("high")
+    here = [hit for hit in hits if hit.file != "other.flac"]
+    assert 0 < len(here) < len(hits)
+    (tmp_path / "sounds").mkdir()
+    for hit in here:
+        (tmp_path / "sounds" / hit.file).touch()
+    shown = render_hits(searcher, hits, vector, tmp_path / "sounds")
+    assert shown.count("<audio") == len(here)
+    assert shown.count("was not found") == len(hits) - len(here)
 
 
 def test_a_damaged_store_is_named_on_the_page(searcher, folder, monkeypatch):
