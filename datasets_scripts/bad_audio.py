@@ -26,7 +26,6 @@ import pyarrow.compute as pc
 
 from .atomic_files import file_sha256, write_json
 from .audio import BadAudioError, MissingDecoderError, measure_audio, read_int16
-from .progress import progress
 
 ON_BAD_AUDIO = ("error", "skip", "report")
 """Actions for bad recordings: "error" raises, "skip" excludes their rows, "report" also logs each of them."""
@@ -114,6 +113,8 @@ def find_bad_audio(
 
     new = [row for row, state in states.items() if state not in known]
     if new:
+        from .progress import progress  # only for checks, not for all who import the errors of this module
+
         problems = map_in_order(partial(_problem, min_seconds=min_seconds), _select(rows, new), workers)
         try:
             for row, problem in zip(new, progress(problems, "checking", len(new), "recordings"), strict=True):

@@ -14,7 +14,6 @@ from transformers import ProgressCallback, TrainerCallback
 from transformers.trainer_jit_checkpoint import JITCheckpointCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, has_length
 
-from modeling_supclap.datasets_scripts.progress import progress
 from modeling_supclap.datasets_scripts.stream import EpochBatches
 
 from ..losses.multilingual import alignment_direction_error, data_distribution_error, weight_error_term
@@ -62,6 +61,8 @@ class LineCallback(TrainerCallback):
         self, args: Any, state: Any, control: Any, eval_dataloader: Any = None, **kwargs: Any
     ) -> None:
         if self.batches is None:
+            from modeling_supclap.datasets_scripts.progress import progress
+
             total = len(eval_dataloader) if has_length(eval_dataloader) else None
             self.batches = progress((), "evaluating", total, "batches", quiet=not state.is_world_process_zero)
         self.batches.update()
