@@ -12,7 +12,6 @@ import numpy as np
 
 from modeling_supclap.datasets_scripts.atomic_files import file_sha256
 from modeling_supclap.datasets_scripts.audio import read_row
-from modeling_supclap.datasets_scripts.progress import progress
 from modeling_supclap.datasets_scripts.schema import all_captions, without_audio
 from modeling_supclap.metrics.recall.ranking import LazySimilarity
 
@@ -330,6 +329,8 @@ def embed_recordings(
     """
 
     def make() -> dict[str, np.ndarray]:
+        from modeling_supclap.datasets_scripts.progress import progress  # the trainer does not need it
+
         counts, embeds = [], []
         chunked = model.chunk_embeddings(recordings, policy.chunk_seconds, None, batch_size, _READERS, on_bad_audio)
         for chunks in progress(chunked, "embedding", len(recordings), "recordings"):
