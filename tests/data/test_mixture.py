@@ -127,6 +127,7 @@ def test_labels_are_balanced_among_captions_and_the_rows_that_are_left():
         ({"a": {"weight": 0}}, None, r"weight.*0\.0"),
         ({"b": {"repeats": -1}}, None, r"repeats.*-1\.0"),
         ({}, -3.0, r"-3\.0"),
+        ({}, 0.0, r"0\.0"),
         ({"b": {"balance_labels": True}}, None, r"'clip1'.*balance_labels.* b$"),
     ],
 )
@@ -157,7 +158,7 @@ class Held:
         return lambda number: {name: rows[number][name] for name in columns}
 
 
-def test_streams_are_mixed_with_map_style_rows():
+def test_streams_are_mixed_with_map_style_rows(tmp_path):
     captioned = RowStream(Held(make_rows(10, ("eng", "fra")))).map(lambda row: {**row, "labels": ["new"]})
     sets = {
         "a": {"train": captioned},
@@ -169,7 +170,12 @@ def test_streams_are_mixed_with_map_style_rows():
     assert mixed["test"]["dataset"][:] == ["b", "b"]
     train = mixed["train"].shuffle(seed=3)
     assert train.licenses == {"": 17, "CC0-1.0": 6}
-    assert "audio_path" not in next(iter(train.remove_columns(["audio_path", "clip_id"])))
+    fewer = train.remove_columns(["audio_path", "clip_id", "captions"])
+    assert not {"audio_path", "captions"} & next(iter(fewer)).keys()
+    assert not {"audio_path", "captions"} & fewer.features.keys()
+    whole = train.to_dataset(str(tmp_path))
+    assert len(whole) == len(set(whole["clip_id"][:])) == 23
+    assert train.to_dataset(str(tmp_path))._fingerprint == whole._fingerprint
 
     total, orders = Counter(), set()
     for epoch in range(60):

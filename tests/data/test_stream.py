@@ -18,7 +18,7 @@ from web_server import flaky, served
 from modeling_supclap.datasets_scripts import load_splits, remote_files, stream_sources
 from modeling_supclap.datasets_scripts import prepare as preparing
 from modeling_supclap.datasets_scripts.prepare import Request, prepare
-from modeling_supclap.datasets_scripts.stream import SHUFFLE_SHARDS, draw_copies
+from modeling_supclap.datasets_scripts.stream import SHUFFLE_SHARDS, EpochBatches, draw_copies
 from modeling_supclap.datasets_scripts.translation.table import write_translations
 from modeling_supclap.training.collator import TrainingCollator
 
@@ -91,6 +91,10 @@ def test_neighbouring_rows_come_from_the_whole_split(stream):
     assert len(starts) > 2 * SHUFFLE_SHARDS
     for start in range(2 * SHUFFLE_SHARDS):
         assert len(set(groups[start : start + SHUFFLE_SHARDS])) == SHUFFLE_SHARDS
+
+
+def test_the_first_epoch_of_batches_is_0(stream):
+    assert next(iter(EpochBatches(stream, 4)))[0] == (0, 0)
 
 
 def test_rows_of_a_group_change_their_order_with_the_epoch(stream):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from fake_models import ToneModel
 
+from modeling_supclap.audio_input import Recording
 from modeling_supclap.conversion import processor_from_clap, supclap_from_clap
 from modeling_supclap.evaluation.fingerprints import weights_fingerprint
 from modeling_supclap.evaluation.models import load_embedding_model, unit_norm
@@ -103,6 +104,38 @@ def test_custom_models_get_only_the_arguments_they_accept():
     assert (adapted.min_seconds, adapted.device, adapted.dtype) == (0.2, "cpu", "float16")
     load_embedding_model(model).encode_audio([builders.tone(200, 8000)], batch_size=3)
     assert model.calls == [("audio", 1, 16000)]
+
+
+class Recorder(Plain):
+    """Model that records its batch sizes."""
+
+    sampling_rate, min_seconds = 16000, 0.5
+
+    def __init__(self):
+        self.batch_sizes = []
+
+    def encode_audio(self, waveforms, batch_size):
+        self.batch_sizes.append(batch_size)
+        return np.full((len(waveforms), 2), 0.5**0.5)
+
+
+def test_custom_models_skip_short_recordings_and_get_the_batch_size():
+    model = Recorder()
+    adapted = load_embedding_model(model)
+    recordings = [Recording(np.ones(length, np.float32), 16000, "clip") for length in (4000, 16000)]
+    short, usable = adapted.chunk_embeddings(recordings, batch_size=5, on_bad_audio="skip")
+    assert "0.5 s" in str(short.error)
+    assert usable.error is None
+    assert model.batch_sizes == [5]
+    with pytest.raises(ValueError, match=r"0\.5 s"):
+        list(adapted.chunk_embeddings(recordings))
+
+
+def test_the_prompts_of_post_training_are_those_of_the_configuration(processor):
+    model = builders.supclap_model()
+    assert load_embedding_model(model, processor).prompts is None
+    model.config.temporal_prompts = "phrases"
+    assert load_embedding_model(model, processor).prompts == "phrases"
 
 
 class PlainModule(torch.nn.Linear):

@@ -488,6 +488,11 @@ def test_predictor_takes_languages_and_low_precision(predictor: DynamicRadius) -
     scaled = SCALE * similarity_matrix(*related_pair())
     stacked = predictor(torch.stack([scaled, scaled.flip(0).flip(1)]))
     torch.testing.assert_close(stacked, torch.stack([predictor(scaled), predictor(scaled).flip(0)]))
+    in_batch_order = randomised(DynamicRadius(num_similarities=4, order="batch").double())
+    other = scaled.flip(1).roll(2, dims=0)
+    expected = torch.stack([in_batch_order(scaled), in_batch_order(other)])
+    torch.testing.assert_close(in_batch_order(torch.stack([scaled, other])), expected)
+    assert DynamicRadius(4)(scaled.float()).tolist() == pytest.approx([0.1] * 5)
     half = predictor.bfloat16()(scaled.float())
     assert half.dtype == torch.float32
     assert half.isfinite().all()

@@ -70,6 +70,26 @@ def test_the_background_is_a_high_quantile_of_the_best_scores(fake_model, folder
     assert searcher.stands_out([Hit("long.wav", 0.0, 5.0, searcher.background() + 1e-3)])
 
 
+def test_exact_searches_are_exact_and_another_model_is_refused(fake_model, folder, monkeypatch):
+    build(fake_model, folder)
+    searcher = Searcher(folder.parent / "index", load_embedding_model(fake_model))
+    asked, nearest = [], searcher.index.nearest
+
+    def record(vector, limit, within=None, exact=False):
+        asked.append(exact)
+        return nearest(vector, limit, within, exact)
+
+    monkeypatch.setattr(searcher.index, "nearest", record)
+    searcher.search("high", exact=True, k=1)
+    searcher.search("high", k=1)
+    searcher.strip(searcher.embed("high"), "long.wav")
+    assert (asked[0], asked[-2:]) == (True, [False, True])
+    other = load_embedding_model(fake_model)
+    other.fingerprint = "another"
+    with pytest.raises(ValueError, match=r"index was built with .*fingerprint"):
+        Searcher(folder.parent / "index", other)
+
+
 def test_a_text_is_embedded_in_its_language(fake_model, folder, monkeypatch):
     build(fake_model, folder)
     searcher = Searcher(folder.parent / "index", load_embedding_model(fake_model))

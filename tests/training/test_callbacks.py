@@ -212,6 +212,14 @@ def test_averaging_does_not_change_the_training_and_resumes_bit_for_bit(tmp_path
         assert torch.equal(value, resumed.model.state_dict()[name]), name
 
 
+def test_trained_weights_that_hold_code_are_not_loaded(tmp_path):
+    torch.save({"weight": SimpleNamespace()}, tmp_path / callbacks.TRAINED_WEIGHTS)  # any class could run code
+    callback = callbacks.EMACallback(nn.Linear(1, 1), 0.9)
+    callback.checkpoint = str(tmp_path)
+    with pytest.raises(pickle.UnpicklingError, match="SimpleNamespace"):
+        callback.on_train_begin(None, None, None)
+
+
 @pytest.mark.parametrize("sharding", ["fsdp", "deepspeed"])
 def test_sharded_weights_have_no_average(tmp_path, rows, monkeypatch, sharding):
     monkeypatch.setattr(SupCLAPTrainingArguments, "sharding", sharding)

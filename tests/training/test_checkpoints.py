@@ -16,6 +16,7 @@ import torch
 from crash_callbacks import KillAt, Killed
 from datasets import Dataset
 from memory import resident_peak
+from safetensors import safe_open
 from safetensors.torch import load_file
 from test_trainer import QUICK, arguments, best_step, build, losses, processor, with_dropout
 from transformers import Trainer, TrainerCallback
@@ -170,6 +171,8 @@ def test_frozen_weights_are_written_once_and_checkpoints_still_load(tmp_path, ro
             assert not set(load_file(folder / "model-trained.safetensors")) & set(frozen)
             index = json.loads((folder / "model.safetensors.index.json").read_text())
             weights = load_file(folder / "model-trained.safetensors") | load_file(file)
+            with safe_open(file, "pt") as opened:
+                assert opened.metadata() == {"format": "pt"}  # transformers loads no other
             assert index["metadata"] == {"total_size": sum(weight.nbytes for weight in weights.values())}
     best = SupCLAPModel.from_pretrained(tmp_path / "whole" / f"checkpoint-{best_step(whole)}")
     whole.save_model(str(tmp_path / "final"))
@@ -420,6 +423,19 @@ def test_another_initial_temperature_is_named(run, rows, tmp_path):
     del written["settings"]["initial temperature"], written["settings"]["initial logit_bias"]  # of an earlier version
     path.write_text(json.dumps(written))
     other.train(resume_from_checkpoint=True)
+
+
+@pytest.mark.parametrize("known", ["before", "now"])
+def test_data_that_only_one_run_recorded_are_not_compared(run, rows, tmp_path, known):
+    other = build(tmp_path, rows, model=with_dropout(), max_steps=6, svr="uni-static", **STEPS)
+    if known == "now":
+        other.args.training_data = {"dataset": "esc50"}
+    else:
+        path = tmp_path / "checkpoint-4" / RUN_FILE
+        written = json.loads(path.read_text())
+        written["settings"]["training_data"] = {"dataset": "esc50"}
+        path.write_text(json.dumps(written))
+    refuse_another_run(tmp_path / "checkpoint-4", other.args, other.model)
 
 
 def test_changes_of_nested_settings_and_of_removed_ones_are_named(run, rows, tmp_path):

@@ -12,6 +12,7 @@ from recordings import tone_rows
 from torch.utils.data import DataLoader
 
 from modeling_supclap import SupCLAPTrainingArguments
+from modeling_supclap.conversion import processor_from_clap
 from modeling_supclap.datasets_scripts.audio import BadAudioError, read_row
 from modeling_supclap.datasets_scripts.schema import group_id, lacking_languages, require_captions
 from modeling_supclap.training.collator import (
@@ -232,6 +233,12 @@ def test_crops_move_in_training_and_stay_in_evaluation(processor, rows, tmp_path
     evaluation = EvaluationCollator(processor, max_audio_seconds=0.3)
     expected = processor(audio=read_row(row, 16000, 0.3), sampling_rate=16000, return_tensors="pt")
     torch.testing.assert_close(evaluation([row])["input_features"], expected["input_features"])
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, 1.0), (0.3, 0.3), (30.0, 1.0)])
+def test_clips_are_no_longer_than_the_model_takes(given, expected):
+    clap = processor_from_clap(builders.clap_processor())  # of one second
+    assert TrainingCollator(clap, max_audio_seconds=given).max_audio_seconds == pytest.approx(expected)
 
 
 def test_each_caption_and_each_copy_of_a_clip_has_its_own_crop(processor, rows, tmp_path):
