@@ -25,7 +25,8 @@ def write_usage(folder: Path, model: SupCLAPModel, processor: SupCLAPProcessor, 
     """Write a README with example code to the export folder."""
     import jinja2
 
-    template = jinja2.Template(Path(__file__).with_name("onnx_readme.j2").read_text(encoding="utf-8"))
+    source = Path(__file__).with_name("onnx_readme.j2").read_text(encoding="utf-8")
+    template = jinja2.Template(source)
     usage = template.render(
         max_tokens=processor.max_tokens,
         inputs=json.loads((folder / "onnx.json").read_text(encoding="utf-8"))["audio.onnx"]["inputs"],
@@ -43,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="Hub id or folder of a SupCLAP model.")
     parser.add_argument("--out", type=Path, required=True, help="Output folder, which must not contain a model.")
+    parser.add_argument("--waveforms", action="store_true", help="Make the spectrogram part of audio.onnx (CED, CLAP).")
     args = parser.parse_args(arguments)
 
     from modeling_supclap import SupCLAPModel, SupCLAPProcessor  # imports torch, so after --help
@@ -51,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if (args.out / "config.json").is_file():
         raise ValueError(f"{args.out} contains a model; the export would overwrite its README.md, give another folder")
     model, processor = SupCLAPModel.from_pretrained(args.model), SupCLAPProcessor.from_pretrained(args.model)
-    checks = export_onnx(model, processor, args.out)
+    checks = export_onnx(model, processor, args.out, args.waveforms)
     write_usage(args.out, model, processor, checks)
 
     for check in checks:

@@ -3,7 +3,8 @@
     export_onnx(model, processor, "outputs/esc10-onnx")
 
 Each graph contains a tower (encoder), its pooling, its projection and the normalisation, and returns unit vectors. The
-batch size and the number of frames or tokens are dynamic. Compute the inputs with `processor(...)`.
+batch size and the number of frames or tokens are dynamic. Compute the inputs with `processor(...)`, or export with
+`waveforms=True`: the audio graph then contains the spectrogram, and any tokenizer library reads `tokenizer.json`.
 Requires the extra: pip install "supclap[onnx]".
 """
 
@@ -28,6 +29,7 @@ from torch import Tensor, nn
 from ..encoding import max_window_seconds, min_clip_samples
 from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
+from .spectrogram import Spectrogram
 
 TOLERANCE = 1e-4
 # Save larger weights in a separate file such as audio.onnx.data, because protobuf files are limited to 2 GB.
@@ -42,17 +44,26 @@ class Graph(nn.Module):
     Args:
         name: "audio" or "text".
         inputs: Names of the inputs, in the order in which `forward` receives them.
+        spectrogram: Module that computes the features, if the input is `waveform`.
     """
 
-    def __init__(self, model: SupCLAPModel, name: str, inputs: Iterable[str]) -> None:
+    def __init__(
+        self, model: SupCLAPModel, name: str, inputs: Iterable[str], spectrogram: Spectrogram | None = None
+    ) -> None:
         super().__init__()
         self.model = model
         self.names = tuple(inputs)
         self.embed = getattr(model, _METHODS[name])
+        self.spectrogram = spectrogram
 
     def forward(self, *values: Tensor) -> Tensor:
-        """Compute embeddings (B, projection_dim) of audio features or token ids."""
-        return self.embed(**dict(zip(self.names, values, strict=True)), return_dict=True).pooler_output
+        """Compute embeddings (B, projection_dim) of audio features, waveforms or token ids."""
+        inputs = dict(zip(self.names, values, strict=True))
+        if self.spectrogram is not None:
+            features = inputs["input_features"] = self.spectrogram(inputs.pop("waveform"))
+            if features.ndim == 3:  # CED: no frame is padding
+                inputs["audio_attention_mask"] = torch.ones_like(features[:, 0], dtype=torch.int64)
+        return self.embed(**inputs, return_dict=True).pooler_output
 
 
 @dataclass
@@ -65,7 +76,9 @@ class Parity:
     difference: float
 
 
-def export_onnx(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str | Path) -> list[Parity]:
+def export_onnx(
+    model: SupCLAPModel, processor: SupCLAPProcessor, folder: str | Path, waveforms: bool = False
+) -> list[Parity]:
     """Export both towers to ONNX and compare the graphs with the model. If a check fails, nothing is written.
 
     The inputs are those of the processor. Audio encoders of transformers that accept any length, such as wav2vec 2.0,
@@ -77,10 +90,12 @@ def export_onnx(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str | 
             are stored in a separate file, such as `audio.onnx.data`. `onnx.json` contains the names of the inputs and
             outputs with their axes, the prefix of captions and whether they are plain, the logit scale and bias, and
             the result of `check_parity`.
+        waveforms: Whether the spectrogram is part of `audio.onnx`, for CED and CLAP. Its input is then `waveform`
+            (B, samples): mono clips of equal length, floats in [-1, 1], at the model's sampling rate.
 
     Raises:
         ImportError: onnx, onnxscript or onnxruntime is missing.
-        ValueError: A tower cannot be exported, or a graph differs from the model by more than 1e-4.
+        ValueError: A tower or the spectrogram cannot be exported, or a graph differs from the model by more than 1e-4.
     """
     try:
         for name in ("onnx", "onnxscript", "onnxruntime"):
@@ -94,8 +109,10 @@ def export_onnx(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str | 
     target.parent.mkdir(parents=True, exist_ok=True)
     # Use a temporary folder in the same parent folder, so that finished files can be moved by renaming.
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
-        for name, batches in _batches(exact, processor).items():
-            _export(exact, name, batches, Path(scratch) / f"{name}.onnx")
+        spectrogram = Spectrogram(processor.feature_extractor) if waveforms else None
+        for name, batches in _batches(exact, processor, waveforms).items():
+            graph = Graph(exact, name, batches[0], spectrogram if name == "audio" else None)
+            _export(graph, batches, Path(scratch) / f"{name}.onnx")
         parity = check_parity(exact, processor, scratch)
         processor.save_pretrained(scratch)
         _describe(exact, processor, parity, Path(scratch) / "onnx.json")
@@ -119,13 +136,19 @@ def check_parity(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str |
     import onnxruntime
 
     parity = []
-    for name, batches in _batches(model, processor).items():
-        session = onnxruntime.InferenceSession(Path(folder) / f"{name}.onnx", providers=["CPUExecutionProvider"])
-        graph = Graph(model, name, batches[0])
+    cpu = {"providers": ["CPUExecutionProvider"]}
+    sessions = {name: onnxruntime.InferenceSession(Path(folder) / f"{name}.onnx", **cpu) for name in _METHODS}
+    waveforms = sessions["audio"].get_inputs()[0].name == "waveform"
+    for name, batches in _batches(model, processor, waveforms).items():
+        session = sessions[name]
         axes = next(iter(_find_varying_axes(batches).values()))
         for inputs in batches:
+            values: Mapping[str, Any] = inputs
+            if "waveform" in inputs:  # compare with the processor, which computes the spectrogram outside the graph
+                rate_hz = processor.feature_extractor.sampling_rate
+                values = processor(audio=list(inputs["waveform"].numpy()), sampling_rate=rate_hz, return_tensors="pt")
             with torch.no_grad():
-                expected = graph(*inputs.values()).numpy()
+                expected = getattr(model, _METHODS[name])(**values).pooler_output.numpy()
 
             (embeds,) = session.run(None, {key: value.numpy() for key, value in inputs.items()})
             sizes = next(iter(inputs.values())).shape
@@ -139,7 +162,7 @@ def check_parity(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str |
     return parity
 
 
-def _batches(model: SupCLAPModel, processor: SupCLAPProcessor) -> dict[str, list[dict[str, Tensor]]]:
+def _batches(model: SupCLAPModel, processor: SupCLAPProcessor, waveforms: bool) -> dict[str, list[dict[str, Tensor]]]:
     """Return the inputs to trace (the first batch) and to compare, as `{graph: batches}`."""
     extractor: Any = processor.feature_extractor
     least = min_clip_samples(extractor) / extractor.sampling_rate
@@ -148,12 +171,13 @@ def _batches(model: SupCLAPModel, processor: SupCLAPProcessor) -> dict[str, list
     lengths += [[least, 1.0, window / 2], [3 * window, window, 1.0, 1.5 * window]]
     audio = [_audio_inputs(processor, seconds) for seconds in lengths]
     masks = [(batch["input_features"], batch.get("audio_attention_mask")) for batch in audio]
-    if model._run_encoder is not None and all(mask is not None and len(mask[0]) == len(x[0]) for x, mask in masks):
+    if waveforms:
+        audio = [{"waveform": torch.from_numpy(np.stack(_noise(extractor, each[:1] * len(each))))} for each in lengths]
+    elif model._run_encoder is not None and all(mask is not None and len(mask[0]) == len(x[0]) for x, mask in masks):
         # `run_encoder` encodes clips of equal length together, without a mask.
-        audio = []
-        for seconds in lengths:
+        for index, seconds in enumerate(lengths):
             features = _audio_inputs(processor, seconds[:1] * len(seconds))["input_features"]
-            audio.append({"input_features": features})
+            audio[index] = {"input_features": features}
 
     words = ([5, 1], [1], [9], [1, 4, 30], [700, 2], [12] * 5)
     texts = [_text_inputs(processor, [" ".join(["rain"] * count) for count in counts]) for counts in words]
@@ -163,12 +187,18 @@ def _batches(model: SupCLAPModel, processor: SupCLAPProcessor) -> dict[str, list
 def _audio_inputs(processor: SupCLAPProcessor, seconds: Sequence[float]) -> dict[str, Tensor]:
     """Return the audio inputs of noise. A CLAP that is not fused does not read `is_longer`."""
     extractor: Any = processor.feature_extractor
-    rng = np.random.default_rng(0)
-    clips = [0.1 * rng.standard_normal(round(length * extractor.sampling_rate)) for length in seconds]
+    clips = _noise(extractor, seconds)
     inputs = dict(processor(audio=clips, sampling_rate=extractor.sampling_rate, return_tensors="pt"))
     if inputs["input_features"].shape[1] == 1:
         inputs.pop("is_longer", None)
     return inputs
+
+
+def _noise(extractor: Any, seconds: Sequence[float]) -> list[np.ndarray]:
+    """Return noise of the given durations, float32 (samples,) each."""
+    rng = np.random.default_rng(0)
+    lengths = [round(duration * extractor.sampling_rate) for duration in seconds]
+    return [0.1 * rng.standard_normal(length).astype(np.float32) for length in lengths]
 
 
 def _text_inputs(processor: SupCLAPProcessor, texts: list[str]) -> dict[str, Tensor]:
@@ -176,9 +206,10 @@ def _text_inputs(processor: SupCLAPProcessor, texts: list[str]) -> dict[str, Ten
     return {name: batch[name] for name in ("input_ids", "attention_mask")}
 
 
-def _export(model: SupCLAPModel, name: str, batches: Sequence[Mapping[str, Tensor]], path: Path) -> None:
+def _export(graph: Graph, batches: Sequence[Mapping[str, Tensor]], path: Path) -> None:
     """Export one graph. The axes in which the batches differ are dynamic."""
-    inputs, tower = batches[0], model.audio_model if name == "audio" else model.text_model
+    name, inputs = path.stem, batches[0]
+    tower = graph.model.audio_model if name == "audio" else graph.model.text_model
     shapes = [dict.fromkeys(axes, torch.export.Dim.DYNAMIC) for axes in _find_varying_axes(batches).values()]
 
     # Hide the exporter's warnings about packages that are not needed, such as torchvision.
@@ -187,7 +218,7 @@ def _export(model: SupCLAPModel, name: str, batches: Sequence[Mapping[str, Tenso
     try:
         with torch.no_grad(), warnings.catch_warnings(action="ignore"):
             program = torch.onnx.export(
-                Graph(model, name, inputs).eval(),
+                graph.eval(),
                 tuple(inputs.values()),
                 input_names=list(inputs),
                 output_names=[f"{name}_embeds"],

@@ -1,0 +1,74 @@
+"""Log-mel spectrograms of CED and CLAP as a module that `torch.onnx` can export."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torchaudio
+from torch import Tensor, nn
+from transformers import ClapFeatureExtractor
+
+from ..feature_extraction_ced import POWER_FLOOR, CEDFeatureExtractor
+
+
+class Spectrogram(nn.Module):
+    """Compute the `input_features` of the feature extractor of CED or CLAP from waveforms of equal length.
+
+    All steps are in float64. This avoids rounding errors in silent bands, and onnxruntime's `quantize_dynamic` leaves
+    float64 weights unchanged, so that a quantised graph has exact spectrograms.
+
+    Raises:
+        ValueError: The spectrogram of the feature extractor is not supported.
+    """
+
+    window: Tensor
+    bank: Tensor  # (bins, mels)
+
+    def __init__(self, extractor: Any) -> None:
+        super().__init__()
+        self.extractor = extractor
+        if type(extractor) is CEDFeatureExtractor and not extractor.pad_to_samples:
+            self.n_fft, self.hop, self.center = extractor.n_fft, extractor.hop_size, extractor.center
+            window = nn.functional.pad(torch.hann_window(extractor.win_size), (0, self.n_fft - extractor.win_size))
+            window = window.roll((self.n_fft - extractor.win_size) // 2)
+            top_hz = extractor.sampling_rate / 2 if extractor.f_max is None else extractor.f_max
+            bands = extractor.f_min, top_hz, extractor.feature_size, extractor.sampling_rate
+            bank = torchaudio.functional.melscale_fbanks(self.n_fft // 2 + 1, *bands)
+        elif type(extractor) is ClapFeatureExtractor and extractor.truncation != "fusion":
+            self.n_fft, self.hop, self.center = extractor.fft_window_size, extractor.hop_length, True
+            window = torch.hann_window(self.n_fft, dtype=torch.float64)
+            bank = torch.from_numpy(extractor.mel_filters_slaney)
+        else:
+            name = type(extractor).__name__
+            raise ValueError(f"the spectrogram of {name} cannot be part of a graph; export without waveforms")
+        self.register_buffer("window", window.double(), persistent=False)
+        self.register_buffer("bank", bank.double(), persistent=False)
+
+    def forward(self, waveform: Tensor) -> Tensor:
+        """Convert waveforms (B, samples) at the extractor's sampling rate to features in decibels.
+
+        The features are (B, mels, T) for CED. For CLAP, the first 10 s are used, and the features are (B, 1, T, mels).
+        """
+        is_clap = isinstance(self.extractor, ClapFeatureExtractor)
+        if is_clap:
+            waveform = self._fill(waveform)
+        samples = waveform.double()
+        if self.center:
+            samples = nn.functional.pad(samples, (self.n_fft // 2,) * 2, mode="reflect")
+        spectrum = torch.stft(samples, self.n_fft, self.hop, window=self.window, center=False, return_complex=True)
+        power = torch.view_as_real(spectrum).square().sum(dim=-1)  # (B, bins, T)
+        decibels = 10 * (power.mT @ self.bank).clamp(min=POWER_FLOOR).log10()  # (B, T, mels)
+        if is_clap:
+            return decibels.float().unsqueeze(1)
+        loudest = decibels.amax((1, 2), keepdim=True)
+        return decibels.maximum(loudest - self.extractor.top_db).float().mT
+
+    def _fill(self, waveform: Tensor) -> Tensor:
+        """Crop CLAP's input to its beginning, or extend it by the extractor's `padding`: (B, S) -> (B, samples)."""
+        most = self.extractor.nb_max_samples
+        count = torch.ones_like(waveform[0], dtype=torch.int64).sum()  # S as a tensor, which may vary in a graph
+        whole = (most / count.double()).floor().long().clamp(min=1)  # torch.onnx cannot export most // count
+        copies = {"repeat": most, "repeatpad": whole}.get(self.extractor.padding, 1)
+        positions = torch.arange(most, device=waveform.device)
+        return waveform[:, positions % count] * (positions < count * copies)
