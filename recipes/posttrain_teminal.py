@@ -178,7 +178,7 @@ def run_stage(
 
     train(selection, last)
     selection.save_state()  # the log, for figures of several runs
-    return scored.predict(scored.eval_rows), selection.state, selection.throughput.earlier_seconds
+    return scored.predict(scored.data["validation"]), selection.state, selection.throughput.earlier_seconds
 
 
 def score_stages(
@@ -263,7 +263,7 @@ def train_and_save(
     trained = count_trained(model)  # before adapters are merged, which makes all parameters trainable
 
     trainer = TemporalTrainer(model, args, items[0], items[2], processing_class=processor)
-    predictions = {"before": trainer.predict(trainer.eval_rows)}
+    predictions = {"before": trainer.predict(trainer.data["validation"])}
     states, earlier_seconds = [], 0.0
     for stage in post_args.stages:
         predictions[f"stage_{stage}"], state, seconds = run_stage(stage, model, processor, args, items)
