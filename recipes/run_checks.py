@@ -236,13 +236,18 @@ def check_data(step: Step, parsed: Sequence[Any], scratch: Path) -> list[str]:
 
 def load_training_rows(step: Step, parsed: Sequence[Any]) -> Any:
     """Load the training rows of a step, with the checks of its recipe."""
+    training = parsed[-1]
     if step.recipe == "posttrain":
-        post_args, _, training = parsed
-        return posttrain_teminal.load_items(post_args, training)[0].rows
-    data_args, _, _, training = parsed
-    splits = data_args.load_splits()
-    check_splits(splits, data_args, training)
-    return splits["train"]
+        items = posttrain_teminal.load_items(parsed[0], training)[0]
+        rows, count, unit = items.rows, len(items), "pairs"
+    else:
+        splits = parsed[0].load_splits()
+        check_splits(splits, parsed[0], training)
+        rows, count, unit = splits["train"], len(splits["train"]), "clips"
+    batch = training.per_device_train_batch_size
+    if count < batch and not training.every_caption:
+        raise ValueError(f"{count} {unit} are fewer than a batch of {batch}")
+    return rows
 
 
 @cache

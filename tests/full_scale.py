@@ -29,7 +29,7 @@ def write_sounds(paths: list[Path], seconds: float = 0.5) -> None:
         soundfile.write(path, 0.5 * builders.tone(200.0 + 15 * number, round(seconds * RATE_HZ)), RATE_HZ)
 
 
-def make_data(folder: Path, num_train: int = 26, num_classes: int = 6) -> Path:
+def make_data(folder: Path, num_train: int = 26, num_classes: int = 10) -> Path:
     """Write the folder of `--data_dir`, which contains a folder for each dataset of the papers."""
     made = dataset_folders.audiocaps(folder / "audiocaps", train=num_train, held_out=26)
     write_sounds(made.audio)
