@@ -42,10 +42,15 @@ from .captions import check_merged_languages, merge_captions, read_caption_colum
 from .folder import SPLITS, Clip, Collection, FolderConfig, RowBuilder, draw_sources, strip_texts
 from .metadata import TABLE_SUFFIXES, Line, read_table
 from .recordings import listing
+from .text_encodings import decode_text
 
 TABLE_NAMES = ("metadata", "captions")
 FIELDS = ("file_name", "caption", "captions", "split", "label", "labels", "source", "license", "clip_id", "events")
 """Fields that can be mapped to other column names with `columns`."""
+
+# A list of texts in numpy form, which separates them only by white space.
+_QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
+_NUMPY_TEXTS = re.compile(rf"\[\s*(?:{_QUOTED.pattern})(?:\s+(?:{_QUOTED.pattern}))+\s*\]", re.DOTALL)
 
 _CAPTION_COLUMN = re.compile(r"captions?(?:_(?P<key>[a-z]{2,3}|\d+))?")
 
@@ -65,6 +70,8 @@ class AudioFolderConfig(FolderConfig):
         columns: Column names in the table, as `{field: column}` with fields in `FIELDS`, such as `{"split": "part"}`.
         validation_fraction: Fraction of recordings to sample for the validation split, at least one recording. Only
             used if the folder does not define its splits. 0: no validation split.
+        encoding: Encoding of the tables and text files, such as "gb18030". By default UTF-8, UTF-16, or the encoding of
+            Windows for one of the languages if only one gives plausible text.
         test_fraction: Fraction of recordings to sample for the test split. Only used if the folder does not define its
             splits. 1: test on all recordings.
         seed: Random seed for the sampling.
@@ -79,6 +86,7 @@ class AudioFolderConfig(FolderConfig):
     caption_column: str | None = None
     caption_columns: Sequence[str] | Mapping[str, str] = ()
     columns: Mapping[str, str] = field(default_factory=dict)
+    encoding: str | None = None
     validation_fraction: float = 0.1
     test_fraction: float = 0.1
     seed: int = 0
@@ -104,6 +112,11 @@ class AudioFolderConfig(FolderConfig):
         if not are_codes or len(set(self.languages)) < len(self.languages):
             given = f"languages is {list(self.languages)} and caption_language {self.caption_language!r}"
             raise ValueError(f"{given}; expected ISO 639-3 codes such as 'eng', at least one, without repeats")
+
+    @property
+    def table_languages(self) -> list[str]:
+        """Languages that the tables may contain."""
+        return [*self.languages, self.caption_language, *self.languages_of_columns.values()]
 
     def tables(self) -> dict[str, Path]:
         """Return the caption tables as `{relative path: full path}`; raise ValueError if one folder contains two."""
@@ -178,7 +191,7 @@ class Record:
 def read_tables(config: AudioFolderConfig) -> Iterator[tuple[str, Record]]:
     """Read all tables. For each line, yield the path of the recording relative to the folder, and its metadata."""
     for table, path in config.tables().items():
-        for line in read_table(path):
+        for line in read_table(path, config.table_languages, config.encoding):
             values = {name: line.values.get(config.columns.get(name, name)) for name in FIELDS}
             file_name = values["file_name"]
             if not isinstance(file_name, str) or not file_name.strip():
@@ -201,8 +214,8 @@ def read_texts(config: AudioFolderConfig) -> Iterator[tuple[str, Record]]:
     for file in config.recordings.files:
         path = (config.folder / file).with_suffix(".txt")
         if path in texts:
-            lines = path.read_text(encoding="utf-8-sig").splitlines()
-            yield file, Record(path.name, [{config.caption_language: list(strip_texts(lines))}])
+            text = decode_text(path.read_bytes(), str(path), config.table_languages, config.encoding)
+            yield file, Record(path.name, [{config.caption_language: list(strip_texts(text.splitlines()))}])
 
 
 def merge(records: Iterable[tuple[str, Record]]) -> dict[str, Record]:
@@ -344,7 +357,9 @@ def _read_events(cell: Any, where: str) -> list[Event]:
 
 
 def _parse(cell: Any) -> Any:
-    """Parse a table value if it is a list or an object, as JSON or as written by pandas; return others unchanged."""
+    """Parse a table value if it is a list or an object, in JSON, Python or numpy form; return others unchanged."""
+    if isinstance(cell, str) and _NUMPY_TEXTS.fullmatch(cell.strip()):
+        return [ast.literal_eval(text) for text in _QUOTED.findall(cell)]
     if isinstance(cell, str) and cell.strip()[:1] in ("[", "{"):
         for parse in (json.loads, ast.literal_eval):
             with suppress(ValueError, SyntaxError, RecursionError, MemoryError):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .recordings import listing
+from .text_encodings import decode_text
 
 SOURCES = Path(__file__).parents[1]  # the code and phrases that produce the rows
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
@@ -36,19 +37,29 @@ def find_metadata(folder: Path, files: Iterable[str], *names: str) -> Path | Non
     return folder / matches[0] if matches else None
 
 
-def read_csv(path: Path, columns: Sequence[str], header: bool = True) -> list[Line]:
-    """Read a CSV file; the delimiter is the most frequent of comma, semicolon and tab in the first line.
+def read_csv(
+    path: Path,
+    columns: Sequence[str],
+    header: bool = True,
+    languages: Iterable[str] = ("eng",),
+    encoding: str | None = None,
+) -> list[Line]:
+    """Read a CSV file; the delimiter is the most frequent of comma, semicolon, tab and `|` in the first line.
 
-    The encoding is UTF-8, UTF-16 with a byte order mark, or Windows-1252. Missing values at the end of a line become
-    empty strings. ValueError is raised if a column is missing or repeated, or a line has more values than columns.
+    Missing values at the end of a line become empty strings. In a file with tabs, quotation marks are characters,
+    except around a whole cell, unless cells contain tabs or line breaks. ValueError is raised if a column is missing
+    or repeated, or a line has more values than columns.
 
     Args:
         columns: Required columns. If `header` is False, names of all columns.
         header: Whether the first line contains the column names.
+        languages: Languages of the table, and `encoding` its encoding, as in `text_encodings.decode_text`.
     """
-    text = _text(path)
+    text = decode_text(path.read_bytes(), str(path), languages, encoding)
     first_line = re.sub('"[^"]*"', "", text.partition("\n")[0])  # without quoted cells
-    delimiter = max(",;\t", key=first_line.count)
+    delimiter = max(",;\t|", key=first_line.count)
+    if delimiter == "\t" and (unquoted := _read_unquoted(text)) is not None:
+        text = unquoted
     # The tables of AudioSet have no header, and spaces before the quotes.
     form: dict[str, Any] = {"restval": "", "delimiter": delimiter, "skipinitialspace": not header, "strict": True}
     reader = csv.DictReader(io.StringIO(text, newline=""), None if header else columns, **form)
@@ -80,23 +91,47 @@ def read_csv(path: Path, columns: Sequence[str], header: bool = True) -> list[Li
     return lines
 
 
-def read_json(path: Path) -> Any:
+def _read_unquoted(text: str) -> str | None:
+    """Quote all cells of a table with tabs in which quotation marks are characters, as in Common Voice.
+
+    Return None if a line has another number of cells than the first, because then cells contain tabs or line breaks.
+    """
+    rows = [line.split("\t") for line in text.splitlines() if line]
+    if any(len(row) != len(rows[0]) for row in rows):
+        return None
+    lines = []
+    for row in rows:
+        cells = []
+        for cell in row:
+            is_quoted = len(cell) > 1 and cell[0] == cell[-1] == '"' and '"' not in cell[1:-1].replace('""', "")
+            cells.append(cell if is_quoted else '"' + cell.replace('"', '""') + '"')
+        lines.append("\t".join(cells))
+    return "\n".join(lines)
+
+
+def read_json(path: Path, languages: Iterable[str] = ("eng",), encoding: str | None = None) -> Any:
     """Read a JSON file; raise ValueError with the path if it is not valid JSON."""
-    return _parse_json(_text(path), str(path))
+    return _parse_json(decode_text(path.read_bytes(), str(path), languages, encoding), str(path))
 
 
-def read_table(path: Path) -> list[Line]:
-    """Read a table in CSV, TSV, JSON Lines, JSON (a list of objects) or Parquet; raise ValueError if it is invalid."""
+def read_table(path: Path, languages: Iterable[str] = ("eng",), encoding: str | None = None) -> list[Line]:
+    """Read a table in CSV, TSV, JSON Lines, JSON (a list of objects) or Parquet; raise ValueError if it is invalid.
+
+    `languages` and `encoding` are described in `text_encodings.decode_text`.
+    """
     suffix = path.suffix.lower()
     if suffix in (".csv", ".tsv"):
-        return read_csv(path, ())
+        return read_csv(path, (), languages=languages, encoding=encoding)
 
     lines = []
     if suffix == ".jsonl":
-        numbered = [(f"{path}, line {n}", text) for n, text in enumerate(_text(path).split("\n"), 1) if text.strip()]
-        lines = [Line(where, _parse_json(text, where)) for where, text in numbered]
+        text = decode_text(path.read_bytes(), str(path), languages, encoding)
+        for number, line in enumerate(text.split("\n"), 1):
+            if line.strip():
+                where = f"{path}, line {number}"
+                lines.append(Line(where, _parse_json(line, where)))
     elif suffix == ".json":
-        values = read_json(path)
+        values = read_json(path, languages, encoding)
         if not isinstance(values, list):
             raise ValueError(f"{path} is not a list; expected a JSON list of objects, or JSON Lines as .jsonl")
         lines = [Line(f"{path}, entry {number}", value) for number, value in enumerate(values)]
@@ -129,18 +164,6 @@ def fingerprint(paths: Iterable[Path]) -> str:
 def code_fingerprint() -> str:
     """Return a hash of the code and phrases that produce the rows, for cache keys."""
     return fingerprint(path for path in SOURCES.rglob("*") if path.suffix in (".py", ".json"))
-
-
-def _text(path: Path) -> str:
-    content = path.read_bytes()
-    if content[:2] in (b"\xff\xfe", b"\xfe\xff"):  # "Unicode text" format of spreadsheets
-        return content.decode("utf-16", errors="replace")
-    if b"\0" in content:
-        raise ValueError(f"{path} contains zero bytes and is not text; save it as UTF-8")
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError:  # Clotho's metadata, and files saved by spreadsheets
-        return content.decode("cp1252", errors="replace")
 
 
 def _parse_json(text: str, where: str) -> Any:

@@ -35,6 +35,15 @@ def test_cells_may_have_any_usual_mark_between_them(tmp_path, mark):
     assert line.values == {"file_name": "1.wav", "a, b; or c": f"x{mark} y, z; \tw"}
 
 
+def test_quotes_in_a_table_with_tabs_are_characters(tmp_path):
+    path = tmp_path / "a.tsv"
+    path.write_text('name\ttext\na\t"Rain falls, she said\nb\t"Rain" falls\nc\twind"\nd\t"a ""b"" c"\ne\t""\n')
+    texts = [line.values["text"] for line in read_table(path)]
+    assert texts == ['"Rain falls, she said', '"Rain" falls', 'wind"', 'a "b" c', ""]
+    path.write_text('name\ttext\na\t"two\nlines"\n')
+    assert [line.values["text"] for line in read_table(path)] == ["two\nlines"]
+
+
 def test_csv_without_a_header_has_the_columns_given(tmp_path):
     (path,) = touch(tmp_path, ["a.csv"])
     path.write_text("a,1\nb,2\n")

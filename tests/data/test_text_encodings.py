@@ -1,0 +1,59 @@
+"""Encodings of tables: read if they are certain, refused otherwise."""
+
+import logging
+
+import pytest
+
+from modeling_supclap.datasets_scripts.builders.text_encodings import decode_text
+from modeling_supclap.languages import LANGUAGES
+
+TEXTS = {
+    "zho": ("gb18030", "a.wav,大雨落在屋顶上\nb.wav,一只狗在叫，孩子们在笑\n"),
+    "jpn": ("cp932", "a.wav,雨が屋根に降っている\nb.wav,犬がほえる\n"),
+    "kor": ("cp949", "a.wav,비가 내린다\n"),
+    "rus": ("cp1251", "a.wav,Сильный дождь стучит по крыше\n"),
+    "pol": ("cp1250", "a.wav,Deszcz pada na żółty dach\nb.wav,dźwięk dzwonów\n"),
+    "ell": ("cp1253", "a.wav,Δυνατή βροχή\n"),
+    "fra": ("cp1252", "a.wav,La pluie tombe sur un toit en tôle – là-bas, «fort»\n"),
+    "deu": ("cp1252", "a.wav,Ein Hund bellt über die Straße\n"),
+}
+
+
+@pytest.mark.parametrize("language", TEXTS)
+def test_a_text_is_read_in_the_encoding_of_its_language(language, caplog):
+    encoding, text = TEXTS[language]
+    content = text.encode(encoding)
+    with caplog.at_level(logging.WARNING):
+        assert decode_text(content, "a.csv", ["eng", language]) == text
+    assert encoding in caplog.text
+    assert decode_text(content, "a.csv", ["eng"], encoding) == text
+    if language in LANGUAGES:
+        assert decode_text(content, "a.csv", LANGUAGES) == text
+
+
+@pytest.mark.parametrize("language", ["zho", "jpn", "kor", "rus", "pol", "ell"])
+def test_a_text_in_none_of_the_languages_is_refused(language):
+    encoding, text = TEXTS[language]
+    with pytest.raises(ValueError, match=r"a\.csv is not UTF-8.*cp1252.*encoding"):
+        decode_text(text.encode(encoding), "a.csv", ["eng", "fra"])
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_unicode_needs_no_language(encoding, caplog):
+    assert decode_text(TEXTS["zho"][1].encode(encoding), "a.csv", ["eng"]) == TEXTS["zho"][1]
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("content", "encoding", "message"),
+    [
+        (b"\xff\xfea", None, r"a\.txt is not utf-16"),
+        (b"a\0b\0", None, r"a\.txt.*zero bytes"),
+        (b"\xe9", "ascii", r"a\.txt is not ascii.*byte 0"),
+        (b"a", "utf-99", "'utf-99'"),
+        ("żółty é".encode("cp1250"), None, r"a\.txt is not UTF-8"),
+    ],
+)
+def test_an_invalid_text_is_named(content, encoding, message):
+    with pytest.raises(ValueError, match=message):
+        decode_text(content, "a.txt", ["pol", "fra"] if encoding is None else ["eng"], encoding)
