@@ -5,18 +5,32 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from contextlib import closing
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from modeling_supclap.waveform import resample as resample_waveform
 
-from .decoders import Address, BadAudioError, MissingDecoderError, Samples, Sound, Source, check_rate, open_recording
+from .decoders import (
+    Address,
+    BadAudioError,
+    MissingDecoderError,
+    Samples,
+    Sound,
+    Source,
+    check_rate,
+    cut,
+    open_recording,
+)
+
+Segment: TypeAlias = tuple[float | None, float | None]
+"""Part of a recording: start and end in seconds. None is the beginning or the end of the recording."""
 
 __all__ = [
     "Address",
     "BadAudioError",
     "MissingDecoderError",
+    "Segment",
     "Source",
     "header_seconds",
     "measure_audio",
@@ -24,6 +38,7 @@ __all__ = [
     "read_int16",
     "read_row",
     "resample",
+    "segment_of",
     "to_int16",
 ]
 
@@ -62,10 +77,15 @@ def header_seconds(source: Source) -> float:
         return recording.frames / recording.rate_hz
 
 
-def measure_audio(source: Source, name: str) -> tuple[float, bool]:
-    """Return the length of a recording in seconds, and whether any sample is nonzero."""
+def segment_of(row: Mapping[str, Any]) -> Segment:
+    """Return the start and the end of a row's part of a recording, or (None, None) for a whole recording."""
+    return row.get("start_seconds"), row.get("end_seconds")
+
+
+def measure_audio(source: Source, name: str, segment: Segment = (None, None)) -> tuple[float, bool]:
+    """Return the length of a recording or of its segment in seconds, and whether any sample is nonzero."""
     samples, is_sound = 0, False
-    with closing(open_recording(source, name)) as recording:
+    with closing(cut(open_recording(source, name), *segment)) as recording:
         for part in recording.parts():
             samples += len(part)
             is_sound = is_sound or bool(part.any())
@@ -85,7 +105,8 @@ def read_row(
     """Load the waveform of a row, float32 `(samples,)`, cropped to the maximum length and resampled.
 
     The waveform comes from the first available column: `samples` with `sampling_rate_hz` (int16 samples of a prepared
-    dataset), `audio` (file bytes of a prepared dataset, or a `datasets.Audio` value), or `audio_path` (a file).
+    dataset), `audio` (file bytes of a prepared dataset, or a `datasets.Audio` value), or `audio_path` (a file). If the
+    row has a start and an end (`schema.SEGMENT_COLUMNS`), only this part of a file or of its bytes is read.
 
     Args:
         max_seconds: Maximum length in seconds; longer recordings are cropped. None: no cropping.
@@ -111,11 +132,13 @@ def read_row(
     if row.get("samples") is not None:
         recording = Samples(np.frombuffer(row["samples"], dtype="<i2"), row["sampling_rate_hz"], name)
     elif audio is None:
-        recording = open_recording(row["audio_path"], name)
+        recording = cut(open_recording(row["audio_path"], name), *segment_of(row))
     elif isinstance(audio, Mapping) and "array" not in audio:
-        recording = open_recording(audio.get("bytes") or audio.get("path") or row["audio_path"], name)
+        source = audio.get("bytes") or audio.get("path") or row["audio_path"]
+        recording = cut(open_recording(source, name), *segment_of(row))
     else:
-        recording = Samples(np.asarray(audio["array"], dtype=np.float32), audio["sampling_rate"], name)
+        samples = Samples(np.asarray(audio["array"], dtype=np.float32), audio["sampling_rate"], name)
+        recording = cut(samples, *segment_of(row))
 
     with closing(recording):
         frames, rate_hz = recording.frames, recording.rate_hz
@@ -153,15 +176,15 @@ def resample(waveform: np.ndarray, from_hz: int, to_hz: int, resampling_method: 
     return resample_waveform(waveform, from_hz, to_hz, resampling_method)
 
 
-def read_int16(source: Source, name: str, rate_hz: int) -> tuple[np.ndarray, bool]:
-    """Read and resample a recording to int16 `(samples,)`, in blocks to avoid storing all of it as floats.
+def read_int16(source: Source, name: str, rate_hz: int, segment: Segment = (None, None)) -> tuple[np.ndarray, bool]:
+    """Read and resample a recording or its segment to int16 `(samples,)`, in blocks to save memory.
 
     Also return whether any sample was nonzero before rounding.
     """
     parts, is_sound = [], False
     # At 16 kHz, the rate of CED, as CED reads recordings, so that it gets the same samples from prepared ones.
     method = "sinc_interp_hann" if rate_hz == 16_000 else "kaiser_best"
-    with closing(open_recording(source, name)) as recording:
+    with closing(cut(open_recording(source, name), *segment)) as recording:
         from_hz = recording.rate_hz
         # Samples that are not resampled yet. The first `margin` seconds are only context for the resampling filter.
         pending, margin = np.zeros(0, np.float32), 0

@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from .atomic_files import file_sha256, write_json
-from .audio import BadAudioError, MissingDecoderError, measure_audio, read_int16
+from .audio import BadAudioError, MissingDecoderError, Segment, measure_audio, read_int16, segment_of
 
 ON_BAD_AUDIO = ("error", "skip", "report")
 """Actions for bad recordings: "error" raises, "skip" excludes their rows, "report" also logs each of them."""
@@ -42,15 +42,15 @@ class BadClip(NamedTuple):
     reason: str
 
 
-def read_recording(source: str | bytes, name: str, rate_hz: int) -> np.ndarray:
-    """Read and check a whole recording (a path or its bytes); return int16 samples `(samples,)` at `rate_hz`.
+def read_recording(source: str | bytes, name: str, rate_hz: int, segment: Segment = (None, None)) -> np.ndarray:
+    """Read and check a recording (a path or its bytes) or its segment; return int16 samples `(samples,)` at `rate_hz`.
 
     Raises:
         BadAudioError: The recording is missing, corrupt, empty or silent, or decoding fails for another reason.
         MissingDecoderError: FFmpeg is required but not installed, so the recording may be fine.
     """
     with naming(name):
-        samples, is_sound = read_int16(source, name, rate_hz)
+        samples, is_sound = read_int16(source, name, rate_hz, segment)
     if not samples.any():
         why = "it is too quiet for 16 bits" if is_sound else "every sample is zero"
         raise BadAudioError(f"{name} is silent: {why}")
@@ -65,13 +65,13 @@ def measure_content(source: str | bytes, name: str) -> tuple[int, str]:
         return os.path.getsize(source), file_sha256(source)
 
 
-def check_recording(source: str | bytes, name: str, min_seconds: float = 0.0) -> float:
-    """Check a recording, reading it in blocks, and return its duration in seconds.
+def check_recording(source: str | bytes, name: str, min_seconds: float = 0.0, segment: Segment = (None, None)) -> float:
+    """Check a recording or its segment, reading it in blocks, and return its duration in seconds.
 
     BadAudioError is raised as in `read_recording`, and if the recording is shorter than `min_seconds`.
     """
     with naming(name):
-        seconds, is_sound = measure_audio(source, name)
+        seconds, is_sound = measure_audio(source, name, segment)
     if not is_sound:
         raise BadAudioError(f"{name} is silent: every sample is zero")
     if seconds < min_seconds:
@@ -245,7 +245,7 @@ def source_of(row: Mapping[str, Any]) -> str | bytes:
 def _problem(row: Mapping[str, Any], min_seconds: float) -> str | None:
     """Return the error message for a bad recording, without the path of its folder; return None if it is usable."""
     try:
-        check_recording(source_of(row), row["audio_path"], min_seconds)
+        check_recording(source_of(row), row["audio_path"], min_seconds, segment_of(row))
     except MissingDecoderError:
         raise
     except BadAudioError as error:
@@ -277,8 +277,11 @@ def _select(rows: Any, indices: Sequence[int]) -> Any:
 
 
 def _state(row: Mapping[str, Any], min_seconds: float) -> str:
-    """Return the memo key of a row: a hash of its id, its path, the size and mtime of the file, and `min_seconds`."""
-    digest = hashlib.blake2b(f"{row['clip_id']}\0{row['audio_path']}\0{min_seconds}".encode(), digest_size=12)
+    """Return the memo key of a row: a hash of its id, segment, path, size and mtime of the file, and `min_seconds`."""
+    about = f"{row['clip_id']}\0{row['audio_path']}\0{min_seconds}"
+    if any(time is not None for time in segment_of(row)):
+        about += f"\0{segment_of(row)}"
+    digest = hashlib.blake2b(about.encode(), digest_size=12)
     source = source_of(row)
     if isinstance(source, bytes):
         digest.update(source)

@@ -47,6 +47,7 @@ class MissingDecoderError(BadAudioError):
 
 _TOLERANCE_SECONDS = 0.1  # encoders pad the last frame, and some headers announce a few bytes too many
 _BLOCK_FRAMES = 2**20  # frames per read, because a header may announce more frames than fit in memory
+_MP3_PREROLL_FRAMES = 2**14  # decoded before a part, because a frame of MP3 needs data of earlier ones
 _MOST_FRAMES = 2**40  # libsndfile reports at least this many frames for a FLAC that was written to a pipe
 _BLOCK_SECONDS = 10.0  # sound that FFmpeg decodes at a time
 _WHOLE_SECONDS = 300.0  # shorter recordings of FFmpeg are decoded at once
@@ -126,7 +127,9 @@ class _File(soundfile.SoundFile, Sound):
         num_frames = self.frames - start if count is None else min(count, self.frames - start)
         try:
             if super().seekable():
-                self.seek(start)
+                skipped = min(start, _MP3_PREROLL_FRAMES if self.format == "MP3" else 0)
+                self.seek(start - skipped)
+                self.read(skipped, dtype="float32")
             while done < num_frames:
                 block = self.read(min(_BLOCK_FRAMES, num_frames - done), dtype="float32", always_2d=True)
                 if not len(block):
@@ -210,6 +213,36 @@ class _Chain(Sound):
     def close(self) -> None:
         for link in self._links:
             link.close()
+
+
+class _Cut(Sound):
+    """Part of a recording; the rest is not decoded, if its format supports seeking."""
+
+    def __init__(self, whole: Sound, start_seconds: float, end_seconds: float | None) -> None:
+        self._whole, self.rate_hz, self.label = whole, whole.rate_hz, whole.label
+        self._start = round(start_seconds * self.rate_hz)
+        stop = whole.frames if end_seconds is None else round(end_seconds * self.rate_hz)
+        self.frames = min(stop, whole.frames) - self._start
+        if self.frames <= 0 or stop - whole.frames > _TOLERANCE_SECONDS * self.rate_hz:
+            self.close()
+            span = f"from {start_seconds:g} s to {'its end' if end_seconds is None else f'{end_seconds:g} s'}"
+            seconds = whole.frames / self.rate_hz
+            raise BadAudioError(f"{self.label} has no part {span}: it lasts {seconds:.4f} s; correct start_seconds")
+
+    def parts(self, start: int = 0, count: int | None = None) -> Iterator[np.ndarray]:
+        left = max(0, self.frames - start)
+        yield from self._whole.parts(self._start + start, left if count is None else min(count, left))
+
+    def close(self) -> None:
+        self._whole.close()
+
+
+def cut(whole: Sound, start_seconds: float | None, end_seconds: float | None) -> Sound:
+    """Return the part of a recording between two times; None is its beginning or its end.
+
+    BadAudioError is raised if the part is empty, or ends after the recording by more than 0.1 s.
+    """
+    return whole if start_seconds is None and end_seconds is None else _Cut(whole, start_seconds or 0.0, end_seconds)
 
 
 def open_recording(source: Source, name: str) -> Sound:

@@ -37,7 +37,7 @@ from tqdm import tqdm
 
 from modeling_supclap.datasets_scripts import builder_names, find_builder, load_builder
 from modeling_supclap.datasets_scripts.atomic_files import file_sha256, folder_lock, write_json, write_text
-from modeling_supclap.datasets_scripts.audio import BadAudioError, MissingDecoderError
+from modeling_supclap.datasets_scripts.audio import BadAudioError, MissingDecoderError, Segment, segment_of
 from modeling_supclap.datasets_scripts.bad_audio import (
     ON_BAD_AUDIO,
     check_recording,
@@ -113,6 +113,8 @@ def prepare(
     with folder_lock(out):
         builder = load_builder(request.dataset, cache_dir=cache_dir, **request.options)
         splits = builder.as_dataset()
+        if STORAGES[request.storage].codec == "file":
+            _refuse_segments(splits)
         root = audio_root(request, splits)
         folder, plan = Path(out), _plan(request, splits, root)
         if _claim(folder, plan, overwrite):
@@ -122,6 +124,16 @@ def prepare(
         for split, rows in splits.items():
             records[split] = _write_split(folder / _WORK, split, rows, request, root, workers, quiet)
         return _finish(request, builder, splits, records, root, folder)
+
+
+def _refuse_segments(splits: Mapping[str, datasets.Dataset]) -> None:
+    """Raise ValueError if rows are parts of recordings, because the original files contain more than these parts."""
+    for split, rows in splits.items():
+        if "end_seconds" in rows.column_names and any(segment_of(row) != (None, None) for row in without_audio(rows)):
+            raise ValueError(
+                f"rows of {split!r} are parts of recordings, and storage 'original' keeps whole files; choose flac16k, "
+                "flac48k, int16 or reference"
+            )
 
 
 def audio_root(request: Request, splits: Mapping[str, datasets.Dataset]) -> str | None:
@@ -136,8 +148,10 @@ def audio_root(request: Request, splits: Mapping[str, datasets.Dataset]) -> str 
         return None
 
 
-def pack(source: str | bytes, name: str, storage: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Check a recording (a path or its bytes) completely, and encode it in a storage format of `prepared.STORAGES`.
+def pack(
+    source: str | bytes, name: str, storage: str, segment: Segment = (None, None)
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Check a recording (a path or its bytes) or its segment, and encode it in a storage format of `prepared.STORAGES`.
 
     Return the audio columns of the row, and the statistics "seconds", "source_bytes" and "source_sha256" for the
     manifest. A bad recording raises BadAudioError with `name`.
@@ -152,9 +166,9 @@ def pack(source: str | bytes, name: str, storage: str) -> tuple[dict[str, Any], 
             with naming(name):
                 source = source if isinstance(source, bytes) else Path(source).read_bytes()
             columns = {"audio": {"bytes": source, "path": file_name.name}}
-        seconds = check_recording(source, name)
+        seconds = check_recording(source, name, segment=segment)
     else:
-        samples = read_recording(source, name, stored_hz)
+        samples = read_recording(source, name, stored_hz, segment)
         seconds = len(samples) / stored_hz
         if codec == "int16":
             columns = {"samples": samples.tobytes(), "sampling_rate_hz": stored_hz}
@@ -178,7 +192,10 @@ def _make_entry(row: Mapping[str, Any], root: str | None, storage: str) -> Entry
     stored = {name: value for name, value in row.items() if name not in AUDIO_COLUMNS}
     stored["audio_path"] = _relative(row["audio_path"], root)
     try:
-        columns, note = pack(source_of(row), stored["audio_path"], storage)
+        segment = segment_of(row)
+        columns, note = pack(source_of(row), stored["audio_path"], storage, segment)
+        if STORAGES[storage].codec != "none" and segment != (None, None):
+            stored |= {"start_seconds": None, "end_seconds": None}  # the stored audio is the segment
         if payload_bytes(columns) > CELL_BYTES:
             size = f"{payload_bytes(columns)} bytes as {storage}, more than the {CELL_BYTES} of a Parquet cell"
             raise BadAudioError(f"{stored['audio_path']} takes {size}; cut it, or choose another storage")

@@ -22,6 +22,9 @@ logger = logging.getLogger(__name__)
 AUDIO_COLUMNS = ("audio", "samples", "sampling_rate_hz")
 """Audio columns of a prepared dataset: file bytes in `audio`, or int16 `samples` with `sampling_rate_hz`."""
 
+SEGMENT_COLUMNS = ("start_seconds", "end_seconds")
+"""Optional columns of rows that are parts of recordings; null is the beginning or the end of the recording."""
+
 EXPECTED_COUNT = "expected_count"
 """Column with the expected number of times that a training epoch contains a row. If it is missing, the number is 1."""
 
@@ -75,8 +78,10 @@ class Row(TypedDict):
     license: str
 
 
-def features(languages: Sequence[str] = LANGUAGES) -> Features:
+def features(languages: Sequence[str] = LANGUAGES, with_segments: bool = False) -> Features:
     """Return the `datasets.Features` of a row with captions in the given languages, the anchor language first.
+
+    `with_segments` adds `SEGMENT_COLUMNS`.
 
     `audio_path` is a string, because `datasets.Audio` requires torchcodec even to store a path.
 
@@ -94,6 +99,7 @@ def features(languages: Sequence[str] = LANGUAGES) -> Features:
             "events": List({"label": text, "onset_seconds": seconds, "offset_seconds": seconds}),
             "source": text,
             "license": text,
+            **(dict.fromkeys(SEGMENT_COLUMNS, seconds) if with_segments else {}),
         }
     )
 
@@ -347,6 +353,9 @@ def _problems(row: Mapping[str, Any], languages: Sequence[str]) -> Iterator[str]
     if not any(row["captions"].values()):
         yield "no caption in any language; add at least one"
 
+    start, end = (row.get(name) for name in SEGMENT_COLUMNS)
+    if (start is not None and not start >= 0) or (end is not None and not end > (start or 0)):
+        yield f"the segment is from {start} to {end} seconds; expected a start of 0 or later, before the end"
     for event in row["events"]:
         label, onset, offset = event["label"], event["onset_seconds"], event["offset_seconds"]
         # "not >=" also catches NaN.

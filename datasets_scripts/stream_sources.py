@@ -20,8 +20,8 @@ import numpy as np
 import pyarrow.parquet
 from datasets.fingerprint import Hasher
 
+from .audio_files import SUFFIXES
 from .builders.hf import Columns, HubDatasetConfig, identify_recordings, name_splits
-from .builders.recordings import SUFFIXES
 from .prepared import STORAGES, PreparedSet, with_absolute_paths
 from .remote_files import read_file, use_files
 from .schema import FILE_SOURCE, features

@@ -17,6 +17,9 @@ lines. A caption column is required; all other columns are optional:
   ISO 639-3 code is possible. In CSV, lists and mappings are written as JSON.
 - `split`: train, validation or test. Without this column, the names of the sub-folders determine the splits. If there
   are no such sub-folders, validation and test recordings are sampled at random.
+- `start_seconds` and `end_seconds`: the clip is this part of a recording; `start` and `end`, `start_time` and
+  `end_time`, or `begin` and `end` are also accepted. Without a value, it starts or ends with the recording. All parts
+  of one recording are in the same split.
 - `label` or `labels`, `source`, `license`, `clip_id` and `events`: fields of the row. By default the source of a clip
   is its file name, and its id is its path.
 
@@ -31,21 +34,25 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import takewhile
+from functools import cached_property
+from itertools import chain, takewhile
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from modeling_supclap.languages import LANGUAGES
 
-from ..schema import FILE_SOURCE, SPLIT_NAMES, Event
+from ..schema import FILE_SOURCE, SEGMENT_COLUMNS, SPLIT_NAMES, Event
 from .captions import check_merged_languages, merge_captions, read_caption_columns
 from .folder import SPLITS, Clip, Collection, FolderConfig, RowBuilder, draw_sources, strip_texts
-from .metadata import TABLE_SUFFIXES, Line, read_table
+from .metadata import TABLE_SUFFIXES, Line, find_segment_columns, read_segment, read_table
 from .recordings import listing
 from .text_encodings import decode_text
 
 TABLE_NAMES = ("metadata", "captions")
-FIELDS = ("file_name", "caption", "captions", "split", "label", "labels", "source", "license", "clip_id", "events")
+FIELDS = (
+    *("file_name", "caption", "captions", "split", "label", "labels", "source", "license", "clip_id", "events"),
+    *SEGMENT_COLUMNS,
+)
 """Fields that can be mapped to other column names with `columns`."""
 
 # A list of texts in numpy form, which separates them only by white space.
@@ -134,6 +141,19 @@ class AudioFolderConfig(FolderConfig):
             tables[on_top[0]] = self.folder / on_top[0]
         return tables
 
+    @cached_property
+    def lines(self) -> dict[str, list[Line]]:
+        """Lines of all tables, as `{relative path of the table: lines}`."""
+        lines = {}
+        for table, path in self.tables().items():
+            lines[table] = read_table(path, self.table_languages, self.encoding)
+        return lines
+
+    @cached_property
+    def has_segments(self) -> bool:
+        """Whether a table has columns of the start or the end of a clip in its recording."""
+        return any(find_segment_columns(names_of(lines), self.columns) for lines in self.lines.values())
+
     def metadata_files(self) -> list[Path]:
         """Return the paths of the tables, or of the text files if there are no tables."""
         files = list(self.tables().values()) or [self.folder / file for file in self.files if file.endswith(".txt")]
@@ -158,15 +178,16 @@ class AudioFolder(RowBuilder):
 
         splits = choose_splits(config, records)
         unused = dict.fromkeys(config.recordings.files)
-        for name, record in records.items():
+        for key, record in records.items():
+            name = record.name
             path = config.recordings.at(name)
             if path is not None and path.is_relative_to(config.recordings.folder):
                 unused.pop(path.relative_to(config.recordings.folder).as_posix(), None)
 
             captions = merge_captions(record.captions, config.languages)
-            clip_id, source = record.clip_id or name, record.source or f"{FILE_SOURCE}{name}"
-            clip = Clip(clip_id, captions, source, record.license, record.labels, record.events)
-            collection.add(splits[name], clip, name, path)
+            clip_id, source = record.clip_id or key, record.source or f"{FILE_SOURCE}{name}"
+            clip = Clip(clip_id, captions, source, record.license, record.labels, record.events, "", *record.segment)
+            collection.add(splits[key], clip, name, path)
 
         collection.leave_out("no caption", *unused)
         return collection
@@ -174,8 +195,9 @@ class AudioFolder(RowBuilder):
 
 @dataclass
 class Record:
-    """Metadata of one recording. A field is empty if the table or text file does not contain it."""
+    """Metadata of one clip. A field is empty if the table or text file does not contain it."""
 
+    name: str  # path of the recording
     where: str  # file and line, for error messages
     captions: list[dict[str, list[str]]]  # of each line, `{language: [caption, ...]}`
     split: str = ""
@@ -184,15 +206,28 @@ class Record:
     license: str = ""
     clip_id: str = ""
     events: Sequence[Event] = ()
+    segment: tuple[float | None, float | None] = (None, None)  # start and end in the recording, in seconds
+
+    @property
+    def key(self) -> str:
+        """Path of the recording, and the part of it that is the clip."""
+        start, end = ("" if time is None else f"{time:g}" for time in self.segment)
+        return self.name if self.segment == (None, None) else f"{self.name}:{start}-{end}"
 
     OPTIONAL = ("split", "labels", "source", "license", "clip_id", "events")
 
 
-def read_tables(config: AudioFolderConfig) -> Iterator[tuple[str, Record]]:
-    """Read all tables. For each line, yield the path of the recording relative to the folder, and its metadata."""
-    for table, path in config.tables().items():
-        for line in read_table(path, config.table_languages, config.encoding):
-            values = {name: line.values.get(config.columns.get(name, name)) for name in FIELDS}
+def names_of(lines: Iterable[Line]) -> set[str]:
+    """Return the names of all columns; lines of JSON may have different ones."""
+    return set(chain.from_iterable(line.values for line in lines))
+
+
+def read_tables(config: AudioFolderConfig) -> Iterator[Record]:
+    """Yield the metadata in each line of all tables, with the path of the recording relative to the folder."""
+    for table, lines in config.lines.items():
+        columns = {**config.columns, **find_segment_columns(names_of(lines), config.columns)}
+        for line in lines:
+            values = {name: line.values.get(columns.get(name, name)) for name in FIELDS}
             file_name = values["file_name"]
             if not isinstance(file_name, str) or not file_name.strip():
                 column = config.columns.get("file_name", "file_name")
@@ -205,23 +240,27 @@ def read_tables(config: AudioFolderConfig) -> Iterator[tuple[str, Record]]:
                 name = real if real.is_relative_to(config.recordings.folder) else name
             if name.is_relative_to(config.recordings.folder):
                 name = name.relative_to(config.recordings.folder)
-            yield str(name), _read_line(line, values, config)
+            yield _read_line(str(name), line, values, config)
 
 
-def read_texts(config: AudioFolderConfig) -> Iterator[tuple[str, Record]]:
-    """Read each text file with the same name as a recording; yield the path of the recording and its captions."""
+def read_texts(config: AudioFolderConfig) -> Iterator[Record]:
+    """Read each text file with the same name as a recording; yield the captions of the recording."""
     texts = set(config.metadata_files())
     for file in config.recordings.files:
         path = (config.folder / file).with_suffix(".txt")
         if path in texts:
             text = decode_text(path.read_bytes(), str(path), config.table_languages, config.encoding)
-            yield file, Record(path.name, [{config.caption_language: list(strip_texts(text.splitlines()))}])
+            yield Record(file, path.name, [{config.caption_language: list(strip_texts(text.splitlines()))}])
 
 
-def merge(records: Iterable[tuple[str, Record]]) -> dict[str, Record]:
-    """Merge the captions of records with the same path; raise ValueError if their other fields differ."""
+def merge(records: Iterable[Record]) -> dict[str, Record]:
+    """Merge the captions of records of the same clip; raise ValueError if their other fields differ.
+
+    Return `{path of the recording, with the part that is the clip: record}`.
+    """
     merged: dict[str, Record] = {}
-    for name, record in records:
+    for record in records:
+        name = record.key
         first = merged.setdefault(name, record)
         if first is record:
             continue
@@ -235,24 +274,25 @@ def merge(records: Iterable[tuple[str, Record]]) -> dict[str, Record]:
 
 
 def choose_splits(config: AudioFolderConfig, records: Mapping[str, Record]) -> dict[str, str]:
-    """Choose the split of each recording; return `{recording: split}`.
+    """Choose the split of each clip; return `{key of the record: split}`.
 
     The metadata of the recording or the name of its folder determines the split. If no recording has a split,
-    validation and test recordings are sampled at random. Recordings with the same source are in the same split.
+    validation and test recordings are sampled at random. Clips with the same source are in the same split.
     """
-    absolute = [PurePosixPath(name).parts[:-1] for name in records if os.path.isabs(name)]
+    names = [record.name for record in records.values()]
+    absolute = [PurePosixPath(name).parts[:-1] for name in names if os.path.isabs(name)]
     # Number of common parent folders of the recordings outside of the folder; their names do not determine the split.
     num_parents = len(list(takewhile(lambda names: len(set(names)) == 1, zip(*absolute, strict=False))))
     known: dict[str, str] = {}
-    for name, record in records.items():
-        split = record.split
+    for key, record in records.items():
+        name, split = record.name, record.split
         folders = PurePosixPath(name).parts[num_parents if os.path.isabs(name) else 0 : -1]
         for part in folders:  # if the metadata contain no split
             split = split or SPLIT_NAMES.get(part.casefold(), "")
         if split:
-            known[name] = split
+            known[key] = split
 
-    without = [name for name in records if name not in known]
+    without = [key for key in records if key not in known]
     if not without:
         return known
     if known:
@@ -261,8 +301,9 @@ def choose_splits(config: AudioFolderConfig, records: Mapping[str, Record]) -> d
         raise ValueError(f"{problem} {split}; set the split of all or of no recordings, such as in a column split")
 
     # Sample only from recordings with a file, so that the fractions refer to these.
-    sources = {name: record.source or f"{FILE_SOURCE}{name}" for name, record in records.items()}
-    existing = {sources[name] for name in records if config.recordings.at(name) is not None} or set(sources.values())
+    sources = {key: record.source or f"{FILE_SOURCE}{record.name}" for key, record in records.items()}
+    found = [key for key, record in records.items() if config.recordings.at(record.name) is not None]
+    existing = {sources[key] for key in found or records}
     fractions = {"validation": config.validation_fraction, "test": config.test_fraction}
     counts = {split: max(1, round(part * len(existing))) for split, part in fractions.items() if part}
 
@@ -271,10 +312,10 @@ def choose_splits(config: AudioFolderConfig, records: Mapping[str, Record]) -> d
         problem = f"{len(existing)} recordings are too few to draw {' and '.join(counts)}"
         raise ValueError(f"{problem}; add a column split, or set validation_fraction=0 and test_fraction=0 or 1")
     drawn = draw_sources(existing, counts, config.seed)
-    return {name: drawn.get(source, "train") for name, source in sources.items()}
+    return {key: drawn.get(source, "train") for key, source in sources.items()}
 
 
-def _read_line(line: Line, values: Mapping[str, Any], config: AudioFolderConfig) -> Record:
+def _read_line(name: str, line: Line, values: Mapping[str, Any], config: AudioFolderConfig) -> Record:
     split = _text(values["split"])
     if split and split.casefold() not in SPLIT_NAMES:
         raise ValueError(f"{line.where}: the split is {split!r}; expected one of {', '.join(SPLITS)}")
@@ -282,6 +323,7 @@ def _read_line(line: Line, values: Mapping[str, Any], config: AudioFolderConfig)
     labels = _parse(values["labels"] if values["labels"] is not None else values["label"])
     labels = labels if isinstance(labels, list) else [labels]
     return Record(
+        name=name,
         where=line.where,
         captions=[_read_captions(line, config)],
         split=SPLIT_NAMES[split.casefold()] if split else "",
@@ -290,6 +332,7 @@ def _read_line(line: Line, values: Mapping[str, Any], config: AudioFolderConfig)
         license=_text(values["license"]) or _text(line.values.get("licence")),
         clip_id=_text(values["clip_id"]),
         events=_read_events(_parse(values["events"]), line.where),
+        segment=read_segment(values, line.where),
     )
 
 

@@ -19,11 +19,12 @@ from modeling_supclap.hub_ids import is_hub_id
 from modeling_supclap.languages import LANGUAGES
 
 from ..atomic_files import write_json
+from ..audio_files import SUFFIXES, walk
 from ..remote_files import local_folder
 from ..schema import Event, features, validate_row
 from . import metadata
 from .captions import check_languages
-from .recordings import SUFFIXES, Recordings, listing, walk
+from .recordings import Recordings, listing
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +43,13 @@ class Clip(NamedTuple):
     labels: Sequence[str] = ()
     events: Sequence[Event] = ()
     audio_path: str = ""
+    start_seconds: float | None = None
+    end_seconds: float | None = None
+
+    @property
+    def audio(self) -> tuple[str, float | None, float | None]:
+        """File of the clip, and the part of it that is the clip."""
+        return self.audio_path, self.start_seconds, self.end_seconds
 
 
 @dataclass
@@ -79,21 +87,22 @@ class Collection:
     def keep_apart(self) -> None:
         """Remove clips from a split if a later split (in the order train, validation, test) has the same source.
 
-        Then remove all clips that share an audio file, because it is unknown which of them the file contains.
+        Then remove all clips that share an audio file, or the same part of it, because it is unknown which of them the
+        file contains.
         """
         later: set[str] = set()
         for split in reversed(SPLITS):
             self._drop(split, "source in another split", later)
             later.update(clip.source for clip in self.clips[split])
 
-        counts = Counter(clip.audio_path for clips in self.clips.values() for clip in clips)
-        shared = {path for path, count in counts.items() if count > 1}
+        counts = Counter(clip.audio for clips in self.clips.values() for clip in clips)
+        shared = {audio for audio, count in counts.items() if count > 1}
         for split in SPLITS:
             self._drop(split, "one file for several clips", shared)
 
-    def _drop(self, split: str, reason: str, unwanted: set[str]) -> None:
+    def _drop(self, split: str, reason: str, unwanted: set[Any]) -> None:
         clips = self.clips[split]
-        dropped = {clip.clip_id: clip for clip in clips if clip.source in unwanted or clip.audio_path in unwanted}
+        dropped = {clip.clip_id: clip for clip in clips if clip.source in unwanted or clip.audio in unwanted}
         self.leave_out(reason, *dropped)
         self.clips[split] = [clip for clip in clips if clip.clip_id not in dropped]
 
@@ -165,6 +174,7 @@ class FolderConfig(RowConfig):
     LAYOUT: ClassVar[str] = "the folder that contains it"
     TABLES: ClassVar[Mapping[str, Sequence[str]]] = {}  # key, such as a split -> possible file names
     ENGLISH_ONLY: ClassVar[bool] = True
+    has_segments: ClassVar[Any] = False  # whether rows may be parts of recordings
     READS_HEADERS: ClassVar[bool] = False  # if rows contain recording lengths, the cache key includes file sizes
 
     data_dir: str | None = None
@@ -305,7 +315,10 @@ class RowBuilder(datasets.GeneratorBasedBuilder):
         )
 
     def _info(self) -> datasets.DatasetInfo:
-        return datasets.DatasetInfo(features=features(self.config.languages))
+        return datasets.DatasetInfo(features=self._features())
+
+    def _features(self) -> datasets.Features:
+        return features(self.config.languages, getattr(self.config, "has_segments", False))
 
     def _split_generators(self, dl_manager: datasets.DownloadManager) -> list[datasets.SplitGenerator]:
         # Collect here because `datasets` replaces errors in `_generate_examples` by a generic error.
@@ -317,5 +330,6 @@ class RowBuilder(datasets.GeneratorBasedBuilder):
         for clip in self._collection.clips[split]:
             captions = {language: list(clip.captions.get(language, ())) for language in languages}
             row = clip._replace(captions=captions, labels=list(clip.labels), events=list(clip.events))._asdict()
+            row = {name: row[name] for name in self.info.features}
             validate_row(row, languages)
             yield clip.clip_id, row

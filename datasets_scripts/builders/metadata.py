@@ -4,18 +4,21 @@ import csv
 import hashlib
 import io
 import json
+import math
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..schema import SEGMENT_COLUMNS
 from .recordings import listing
 from .text_encodings import decode_text
 
 SOURCES = Path(__file__).parents[1]  # the code and phrases that produce the rows
+_SEGMENT_PAIRS = (("start", "end"), ("start_time", "end_time"), ("start_sec", "end_sec"), ("begin", "end"))
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
 
 
@@ -150,6 +153,41 @@ def read_table(path: Path, languages: Iterable[str] = ("eng",), encoding: str | 
         if not isinstance(value, dict):
             raise ValueError(f"{where} is {str(value)[:60]!r}; expected a JSON object")
     return lines
+
+
+def find_segment_columns(names: Iterable[str], columns: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the columns of the start and the end of a clip in its recording, as `{"start_seconds": column, ...}`.
+
+    Names other than `start_seconds` and `end_seconds` are only recognised as a pair, because a single start is often
+    the start of the clip in another recording, such as a YouTube video. `columns` sets the names explicitly.
+    """
+    present, chosen = set(names), {}
+    for name in SEGMENT_COLUMNS:
+        column = (columns or {}).get(name, name)
+        if column in present:
+            chosen[name] = column
+    for pair in _SEGMENT_PAIRS if not chosen else ():
+        if present.issuperset(pair):
+            return dict(zip(SEGMENT_COLUMNS, pair, strict=True))
+    return chosen
+
+
+def read_segment(values: Mapping[str, Any], where: str) -> tuple[float | None, float | None]:
+    """Return the start and the end of a clip in its recording, in seconds; None without a value."""
+    times: list[float | None] = []
+    for name in SEGMENT_COLUMNS:
+        value = values.get(name)
+        try:
+            time = None if value is None or str(value).strip() == "" else float(value)
+        except (TypeError, ValueError):
+            time = math.nan
+        if time is not None and not 0 <= time < math.inf:
+            raise ValueError(f"{where}: {name} is {value!r}; expected a number of seconds, at least 0")
+        times.append(time)
+    start, end = times
+    if end is not None and end <= (start or 0):
+        raise ValueError(f"{where}: the clip is from {start} to {end} s; expected a start before its end")
+    return start, end
 
 
 def fingerprint(paths: Iterable[Path]) -> str:

@@ -6,11 +6,13 @@ text is decoded in each encoding that fits the languages of the table, and must 
 
 import codecs
 import logging
+import os
 import re
 import unicodedata
 from collections.abc import Callable, Iterable
 
 logger = logging.getLogger(__name__)
+_warned: set[tuple[str, str]] = set()
 
 # Encodings of Windows, by the languages that they are the default for.
 _LANGUAGES = {
@@ -72,7 +74,9 @@ def decode_text(content: bytes, where: str, languages: Iterable[str] = ("eng",),
             "such as gb18030 (Chinese), cp932 (Japanese), cp1251 (Russian), cp1250 (Polish) or cp1252 (Western Europe)"
         )
     ((text, candidate),) = texts.items()
-    logger.warning("%s is not UTF-8; it is read as %s; set encoding if this is wrong", where, candidate)
+    if (os.path.dirname(where), candidate) not in _warned:  # once for the text files of a folder
+        _warned.add((os.path.dirname(where), candidate))
+        logger.warning("%s is not UTF-8; it is read as %s; set encoding if this is wrong", where, candidate)
     return text
 
 

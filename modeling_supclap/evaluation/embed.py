@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from modeling_supclap.datasets_scripts.atomic_files import file_sha256
-from modeling_supclap.datasets_scripts.audio import read_row
+from modeling_supclap.datasets_scripts.audio import read_row, segment_of
 from modeling_supclap.datasets_scripts.schema import all_captions, without_audio
 from modeling_supclap.metrics.recall.ranking import LazySimilarity
 
@@ -371,6 +371,7 @@ def hash_recordings(rows: Any, on_bad_audio: str = "error") -> dict[str, str]:
         FileNotFoundError: A recording is missing, with `on_bad_audio="error"`.
     """
     digests: dict[str, str] = {}
+    of_files: dict[str | None, str] = {}  # several rows may be parts of one file
     seen: set[str] = set()
     for index in range(len(rows)):
         row = rows[index]
@@ -389,7 +390,13 @@ def hash_recordings(rows: Any, on_bad_audio: str = "error") -> dict[str, str]:
             content = np.asarray(audio["array"], np.float32).tobytes() + str(audio["sampling_rate"]).encode()
 
         try:
-            digests[clip_id] = file_sha256(path) if content is None else hashlib.sha256(content).hexdigest()
+            if content is not None:
+                digests[clip_id] = hashlib.sha256(content).hexdigest()
+            else:
+                of_files[path] = of_files.get(path) or file_sha256(path)
+                digests[clip_id] = of_files[path]
+            if (segment := segment_of(row)) != (None, None):
+                digests[clip_id] = hashlib.sha256(f"{digests[clip_id]} {segment}".encode()).hexdigest()
         except FileNotFoundError as error:
             if on_bad_audio == "error":
                 raise FileNotFoundError(f"clip {clip_id}: {error}; --on_bad_audio skip leaves it out") from None

@@ -14,6 +14,7 @@ import soundfile
 from dataset_folders import touch, write_csv
 
 from modeling_supclap.datasets_scripts import load_builder
+from modeling_supclap.datasets_scripts.audio import read_row
 
 NAMES = [f"{number}.wav" for number in range(10)]
 
@@ -71,6 +72,7 @@ def test_a_table_of_pairs_becomes_three_splits(folder, load):
         (["captions"], ['{"eng": "A", "fra": ["B", "C"]}'], {"eng": ["A"], "fra": ["B", "C"]}),
         (["captions"], ["[sic] A"], {"eng": ["[sic] A"]}),
         (["captions"], ["['A', \"B's\"]"], {"eng": ["A", "B's"]}),  # as pandas writes a list
+        (["captions"], ["['A' \"B's\"\n 'it\\'s C']"], {"eng": ["A", "B's", "it's C"]}),  # as numpy writes one
         (["caption_1", "caption_2", "caption_3"], ["A", "B", ""], {"eng": ["A", "B"]}),
         (
             ["caption", "caption_fra", "captions_deu"],
@@ -390,3 +392,54 @@ def test_it_reads_what_audiofolder_of_datasets_reads(folder, load, tmp_path):
     paths = theirs.cast_column("audio", datasets.Audio(decode=False))["audio"]
     ours = {row["audio_path"]: row["captions"]["eng"] for row in rows_of(load()).values()}
     assert {audio["path"]: [text] for audio, text in zip(paths, theirs["caption"], strict=True)} == ours
+
+
+@pytest.mark.parametrize("names", [("start_seconds", "end_seconds"), ("start", "end"), ("from", "to")])
+def test_a_table_may_have_parts_of_recordings(tmp_path, load, names):
+    for name in ("long", "other"):
+        soundfile.write(touch(tmp_path / "data", [f"{name}.flac"])[0], np.linspace(0, 0.9, 16_000), 1000)
+    parts = [(2.0, 4.5), (8, 10), (10, "")]
+    table = [[name, start, end, f"{name} {start}"] for name in ("long.flac", "other.flac") for start, end in parts]
+    write_csv(tmp_path / "data" / "metadata.csv", [["file_name", *names, "caption"], *table])
+    columns = {"start_seconds": "from", "end_seconds": "to"} if "from" in names else {}
+    builder = load(columns=columns, validation_fraction=0.5, test_fraction=0)
+    splits = builder.as_dataset()
+    assert [len({row["audio_path"] for row in rows}) for rows in splits.values()] == [1, 1]  # one recording each
+
+    rows = {row["clip_id"]: row for rows in splits.values() for row in rows}
+    assert set(rows) == {f"{name}:{part}" for name in ("long.flac", "other.flac") for part in ("2-4.5", "8-10", "10-")}
+    for part, start, end in (("2-4.5", 2000, 4500), ("8-10", 8000, 10_000), ("10-", 10_000, 16_000)):
+        row = rows[f"long.flac:{part}"]
+        assert row["captions"]["eng"][0].startswith(f"long.flac {start // 1000}")
+        np.testing.assert_allclose(read_row(row, 1000), np.linspace(0, 0.9, 16_000)[start:end], atol=1e-4)
+
+
+def test_a_start_alone_is_no_part_of_the_recording(folder, load):
+    write_csv(folder / "metadata.csv", [["file_name", "caption", "start_time"], *([name, "A", "30"] for name in NAMES)])
+    assert "start_seconds" not in next(iter(rows_of(load()).values()))
+
+
+@pytest.mark.parametrize(("start", "end"), [("soon", 2), (-1, 2), (3, 2), ("nan", 2)])
+def test_an_impossible_part_is_refused(folder, load, start, end):
+    rows = [["file_name", "caption", "start_seconds", "end_seconds"], [NAMES[0], "A", start, end]]
+    write_csv(folder / "metadata.csv", rows)
+    with pytest.raises(ValueError, match=r"metadata\.csv, line 2.*(soon|-1|3|nan)"):
+        load()
+
+
+def test_text_files_may_have_other_encodings(folder, load):
+    for name in NAMES:
+        (folder / name).with_suffix(".txt").write_bytes("tôle\nà côté\n".encode("cp1252"))
+    assert rows_of(load())["0.wav"]["captions"]["eng"] == ["tôle", "à côté"]
+    (folder / "3.txt").write_bytes("大雨".encode("gb18030"))
+    with pytest.raises(ValueError, match=r"3\.txt"):
+        load(languages=["eng"], limit=9)
+    for name in NAMES:
+        (folder / name).with_suffix(".txt").write_bytes("大雨".encode("gb18030"))
+    assert rows_of(load(encoding="gb18030"))["3.wav"]["captions"]["eng"] == ["大雨"]
+
+
+def test_a_table_may_name_files_of_any_suffix(folder, load):
+    touch(folder, ["clip.xyz"])
+    write_csv(folder / "metadata.csv", [["file_name", "caption"], ["clip.xyz", "A"], *([name, "A"] for name in NAMES)])
+    assert "clip.xyz" in rows_of(load())

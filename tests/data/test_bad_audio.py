@@ -222,7 +222,7 @@ def test_packing_a_long_recording_needs_little_more_than_its_stored_size(tmp_pat
 
 
 def test_a_decoder_that_fails_is_that_recordings_fault(monkeypatch):
-    def fail(content, name, rate_hz):
+    def fail(content, name, rate_hz, segment):
         raise MemoryError("Unable to allocate 256 GiB")
 
     monkeypatch.setattr(bad_audio, "read_int16", fail)

@@ -5,6 +5,7 @@ import logging
 import struct
 import sys
 import types
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import torch
 
 from modeling_supclap.datasets_scripts import decoders
 from modeling_supclap.datasets_scripts.audio import header_seconds, measure_audio, read_audio
-from modeling_supclap.datasets_scripts.decoders import BadAudioError, MissingDecoderError, open_recording
+from modeling_supclap.datasets_scripts.decoders import BadAudioError, MissingDecoderError, cut, open_recording
 
 RATE_HZ = 16_000
 
@@ -238,3 +239,20 @@ def test_ffmpeg_gets_no_playlist(read, ffmpeg):
     with pytest.raises(BadAudioError, match=r"list\.m4a"):
         read(b"    ftyp#EXTM3U\n/etc/passwd\n", "list.m4a")
     assert not ffmpeg.calls
+
+
+@pytest.mark.parametrize("form", ["WAV", "FLAC", "MP3"])
+def test_a_part_of_a_recording_is_decoded_without_the_rest(form, monkeypatch):
+    content = encode(form, "MPEG_LAYER_III" if form == "MP3" else "PCM_16", 8.0)
+    whole, _ = read_audio(content)
+    monkeypatch.setattr(decoders, "_BLOCK_FRAMES", 4000)
+    with closing(cut(open_recording(content, "a"), 2.0, 3.5)) as part:
+        assert part.frames == 24_000
+        blocks = list(part.parts())
+        np.testing.assert_allclose(np.concatenate(blocks), whole[32_000:56_000], atol=0.02 if form == "MP3" else 0)
+        np.testing.assert_allclose(part.read_mono(8000, 2000), whole[40_000:42_000], atol=0.02 if form == "MP3" else 0)
+        assert len(part.read_mono(20_000)) == 4000
+    assert len(cut(open_recording(content, "a"), 7.0, None).read_mono()) == len(whole) - 7 * RATE_HZ
+    for start, end in ((9.0, None), (7.0, 9.0)):
+        with pytest.raises(BadAudioError, match=r"a has no part from .*\b8\."):
+            cut(open_recording(content, "a"), start, end)

@@ -7,6 +7,7 @@ import pyarrow.parquet
 import pytest
 from dataset_folders import touch
 
+from modeling_supclap.datasets_scripts.audio_files import walk
 from modeling_supclap.datasets_scripts.builders import metadata
 from modeling_supclap.datasets_scripts.builders.metadata import (
     find_metadata,
@@ -14,7 +15,6 @@ from modeling_supclap.datasets_scripts.builders.metadata import (
     read_csv,
     read_table,
 )
-from modeling_supclap.datasets_scripts.builders.recordings import walk
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])

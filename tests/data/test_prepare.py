@@ -101,11 +101,11 @@ def test_preparing_again_gives_the_same_bytes(whole, folder, cache, tmp_path, wo
 def test_a_killed_run_reads_at_most_one_shard_again(whole, folder, cache, tmp_path, monkeypatch):
     out, packed = tmp_path / "out", []
 
-    def counting(source, name, storage):
+    def counting(source, name, *options):
         packed.append(name)
         if len(packed) == 12:
             raise KeyboardInterrupt
-        return pack(source, name, storage)
+        return pack(source, name, *options)
 
     monkeypatch.setattr(prepare, "pack", counting)
     with pytest.raises(KeyboardInterrupt):
@@ -473,3 +473,21 @@ def test_a_set_without_audio_is_not_pushed(folder, cache, tmp_path):
     run(request_for(folder, "reference"), tmp_path / "out", cache_dir=cache, quiet=True)
     with pytest.raises(ValueError, match="'reference'"):
         prepare.push(tmp_path / "out", "somebody/sounds")
+
+
+def test_parts_of_recordings_are_prepared_as_clips(tmp_path):
+    ramp = np.linspace(0.1, 0.9, 3 * 16_000)
+    (tmp_path / "data").mkdir()
+    soundfile.write(tmp_path / "data" / "long.wav", ramp, 16_000)
+    table = "file_name,caption,start_seconds,end_seconds\nlong.wav,a,0,1\nlong.wav,b,1,3\n"
+    (tmp_path / "data" / "metadata.csv").write_text(table)
+    options = {"data_dir": str(tmp_path / "data"), "languages": ["eng"], "validation_fraction": 0, "test_fraction": 0}
+    with pytest.raises(ValueError, match=r"'original'.*int16"):
+        run(Request("audio_folder", options), tmp_path / "none", cache_dir=str(tmp_path / "cache"), quiet=True)
+    for storage in ("int16", "flac16k", "reference"):
+        out = tmp_path / storage
+        manifest = run(Request("audio_folder", options, storage), out, cache_dir=str(tmp_path / "cache"), quiet=True)
+        assert manifest["splits"]["train"]["seconds"] == 3
+        rows = load_splits("prepared", str(tmp_path / "cache"), data_dir=str(out))["train"]
+        for row, start, end in zip(rows, (0, 16_000), (16_000, 48_000), strict=True):
+            np.testing.assert_allclose(read_row(row, 16_000), ramp[start:end], atol=1e-4)

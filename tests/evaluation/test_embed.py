@@ -178,6 +178,21 @@ def test_a_short_recording_is_padded_if_requested(rows, tmp_path):
     assert "padded" in padded.policy.sentence()
 
 
+def test_parts_of_a_recording_are_embedded_apart(tmp_path, rows):
+    low, high = (soundfile.read(rows[index]["audio_path"])[0] for index in (0, 5))
+    soundfile.write(tmp_path / "long.wav", np.concatenate([low, high]), RATE_HZ)
+    times = ((None, None), (0.0, len(low) / RATE_HZ), (len(low) / RATE_HZ, None))
+    parts = []
+    for number, (start, end) in enumerate(times):
+        part = {"clip_id": str(number), "audio_path": str(tmp_path / "long.wav")}
+        parts.append({**rows[0], **part, "start_seconds": start, "end_seconds": end})
+    cache = EmbeddingCache(tmp_path / "cache")
+    whole = embed_split(load_embedding_model(ToneModel()), [rows[0], rows[5]], cache=cache)
+    split = embed_split(load_embedding_model(ToneModel()), parts, cache=cache)
+    np.testing.assert_array_equal(split.clips.embeds[1:], whole.clips.embeds)
+    assert len(set(split.files.values())) == 3
+
+
 @pytest.mark.parametrize(
     ("choose", "message"),
     [(lambda rows: [], "split.*empty"), (lambda rows: [rows[0], rows[0]], "'clip0'")],
