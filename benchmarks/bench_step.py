@@ -156,6 +156,14 @@ def measure_bytes(module: nn.Module, batch: Batch) -> int:
     return memory.peak
 
 
+def on_device(batch: Batch, device: torch.device) -> Batch:
+    """Copy a batch to a device."""
+    moved = {}
+    for name, tensor in batch.items():
+        moved[name] = tensor.to(device)
+    return moved
+
+
 def require_equal_gradients(plain: nn.Module, ours: nn.Module, batch: Batch) -> None:
     """Assert that the gradients of both modules agree in float64, to a relative difference of 1e-12."""
     plain, ours = copy.deepcopy(plain).double(), copy.deepcopy(ours).double()
@@ -186,7 +194,7 @@ def measure(rounds: int = 3, clips: int = 24, width: int = 96, vocabulary: int =
     for name, objective, shape, time_bound, memory_bound in cases:
         if name != "InfoNCE" and not name.startswith(only):
             continue
-        batch = {key: tensor.to(device) for key, tensor in make_batch(model, clips, **shape).items()}
+        batch = on_device(make_batch(model, clips, **shape), device)
         plain = "padding per language" if "texts" in shape else "a plain step"
         steps = {"ours": ContrastiveModule(model, objective), plain: PeerModule(model, objective)}
         peers = [("ours", plain)]
@@ -206,9 +214,12 @@ def measure(rounds: int = 3, clips: int = 24, width: int = 96, vocabulary: int =
             require_equal_gradients(steps[plain], step, few)
 
         run_step(steps[plain], batch)  # creates the gradients
-        size = {key: measure_bytes(step, batch) for key, step in steps.items()}
+        size, runs = {}, {}
+        for key, step in steps.items():
+            size[key] = measure_bytes(step, batch)
+            runs[key] = partial(run_step, step, batch)
         one_text = one_text or size[plain]
-        seconds = take_turns({key: partial(run_step, step, batch) for key, step in steps.items()}, rounds)
+        seconds = take_turns(runs, rounds)
         for variant, peer in peers:
             bound = time_bound if peer == plain else ""
             label = f"{name}{variant.removeprefix('ours')}: time of a step / {peer}"
@@ -260,7 +271,7 @@ def compare_support_vectors(rounds: int, clips: int, device: torch.device) -> li
     text = BertConfig(vocab_size=8000, attention_probs_dropout_prob=0.0, hidden_dropout_prob=0.0)
     model: Any = SupCLAPModel(SupCLAPConfig(audio_config=audio, text_config=text, projection_dim=1024)).train()
     model.to(device)
-    batch = {key: tensor.to(device) for key, tensor in make_batch(model, clips).items()}
+    batch = on_device(make_batch(model, clips), device)
     embeds = nn.functional.normalize(torch.randn(2, clips, 1024, device=device), dim=-1).requires_grad_()
 
     def contrast(objective: nn.Module) -> None:
@@ -268,12 +279,13 @@ def compare_support_vectors(rounds: int, clips: int, device: torch.device) -> li
         loss.backward()
 
     arguments = SupCLAPTrainingArguments(per_device_train_batch_size=clips, use_cpu=True)
-    objectives = {}
+    objectives, runs = {}, {}
     for name in ("none", "bi-static", "bi-dynamic"):
         arguments.svr = name
         objectives[name] = build_objective(arguments).to(device)
         contrast(objectives[name])  # initialises the radii
-    seconds = take_turns({name: partial(contrast, objective) for name, objective in objectives.items()}, 30 * rounds)
+        runs[name] = partial(contrast, objectives[name])
+    seconds = take_turns(runs, 30 * rounds)
     step = partial(run_step, ContrastiveModule(model, ContrastiveObjective("infonce")), batch)
     steps = take_turns({"step": step}, rounds)["step"]
 
@@ -294,7 +306,7 @@ def compare_frozen(model: Any, rounds: int, clips: int, device: torch.device) ->
     each step.
     """
     model.text_model.requires_grad_(False)
-    batch = {key: tensor.to(device) for key, tensor in make_batch(model, clips, texts=8).items()}
+    batch = on_device(make_batch(model, clips, texts=8), device)
     objective = ContrastiveObjective("kcl")
     cached, plain = ContrastiveModule(model, objective), ContrastiveModule(model, objective, cache_frozen="never")
     require_equal_gradients(plain, cached, {key: tensor[:4] for key, tensor in batch.items()})

@@ -61,9 +61,9 @@ def compare(
 
     clips: list[list[Clip]] = [[], []]
     prints: list[list[Any]] = [[], []]  # fingerprint of each clip, or None
-    loaded = [(name, _load(name, cache_dir)) for name in (first, second)]
-    for side, (name, splits) in enumerate(loaded):
-        for split, rows in splits.items():
+    loaded = _load(first, cache_dir), _load(second, cache_dir)
+    for side, name in enumerate((first, second)):
+        for split, rows in loaded[side].items():
             named = without_audio(rows)
             for clip_id, source in zip(named["clip_id"], named["source"], strict=True):
                 clips[side].append({"split": split, "clip_id": clip_id, "source": source})

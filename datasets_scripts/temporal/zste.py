@@ -60,7 +60,8 @@ def zste_set(rows: Sequence[Row], seed: int, num_items: int) -> list[dict[str, A
     pairs: dict[tuple[str, ...], list[str]] = {}
     for number in range(_DRAWS_PER_ITEM * num_items):
         drawn = items.draw_rows("triple", *divmod(number, len(items)))
-        pairs.setdefault(tuple(row["clip_id"] for row in drawn), [row["labels"][0] for row in drawn])
+        first, second = drawn
+        pairs.setdefault((first["clip_id"], second["clip_id"]), [first["labels"][0], second["labels"][0]])
         if len(pairs) == num_items:
             break
 

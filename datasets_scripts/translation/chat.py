@@ -149,7 +149,8 @@ def read_answer(body: bytes, count: int) -> list[str]:
     numbers = [str(number) for number in range(1, count + 1)]
     if sorted(answer) != sorted(numbers):
         raise UnusableAnswer(f"{count} texts were sent, the answer has the numbers {sorted(answer)}")
-    texts = [answer[number] for number in numbers]
-    if not all(isinstance(text, str) and text.strip() for text in texts):
-        raise UnusableAnswer(f"the answer has blank values or values that are not text: {texts}")
+    texts = list(map(answer.get, numbers))
+    for text in texts:
+        if not isinstance(text, str) or not text.strip():
+            raise UnusableAnswer(f"the answer has blank values or values that are not text: {texts}")
     return texts

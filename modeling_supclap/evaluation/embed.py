@@ -243,14 +243,19 @@ def embed_split(
     if not len(readable):
         raise ValueError(f"none of the {len(all_rows)} recordings can be read: {all_rows[0]['audio_path']}, ...")
 
-    valid_rows = [all_rows[existing[number]] for number in readable]
-    valid_ids = {row["clip_id"] for row in valid_rows}
+    valid = {existing[number] for number in readable}
+    valid_rows, missing = [], []
+    for index, row in enumerate(all_rows):
+        if index in valid:
+            valid_rows.append(row)
+        else:
+            missing.append(row["clip_id"])
     return EmbeddedSplit(
         rows=valid_rows,
         clips=clips if len(readable) == len(existing) else clips.select(readable),
         model=model,
         dataset=rows,
-        missing=[row["clip_id"] for row in all_rows if row["clip_id"] not in valid_ids],
+        missing=missing,
         policy=policy,
         cache=cache,
         batch_size=batch_size,

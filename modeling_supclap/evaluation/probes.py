@@ -86,15 +86,18 @@ def evaluate_few_shot(
             runs.append(score_classes(similarity, truth, classes, split, replace(options, intervals=Intervals(0))))
 
         (first, queries), key = runs[0], f"{shots}_per_class"
-        outcomes = {name: np.mean([run[1][name] for run in runs], axis=0) for name in CLASS_METRICS if name in queries}
+        outcomes: dict[str, np.ndarray] = {}
+        for name in filter(queries.__contains__, CLASS_METRICS):
+            outcomes[name] = np.mean([of_queries[name] for _, of_queries in runs], axis=0)
         interval_of = options.intervals.draw(outcomes, queries["cluster"])
         scores[key] = {"num_clips": len(truth)}
         for name in outcomes:
             values = [run[0][name]["value"] for run in runs]
             cell = summarize(values, interval_of[name], options.intervals.confidence, is_share=True)
             scores[key][name] = score(cell.value, cell.interval, first[name]["chance"])
-        outcomes |= {name: queries[name] for name in ("query_id", "cluster")}
-        arrays |= {f"few_shot/{key}/{name}": values for name, values in outcomes.items()}
+        outcomes |= {"query_id": queries["query_id"], "cluster": queries["cluster"]}
+        for name, outcome in outcomes.items():
+            arrays[f"few_shot/{key}/{name}"] = outcome
     return {"few_shot": scores}, arrays, {"few_shot": {**settings, "shots": list(options.shots), "repeats": REPEATS}}
 
 

@@ -204,7 +204,8 @@ def retrieval_metrics(dataset: Any, languages: Sequence[str], positives: str) ->
         flat = flat_scores(split, languages)
         for dataset_name, part in split.by_dataset().items():
             scores = flat_scores(part, part.languages(languages))
-            flat |= {f"{dataset_name}_{name}": value for name, value in scores.items()}
+            for name, value in scores.items():
+                flat[f"{dataset_name}_{name}"] = value
         return flat
 
     return compute_metrics
@@ -377,7 +378,9 @@ def _compare_languages(
     n, m = len(rows), np.fromiter(map(len, relevant), float)
     mean, variance = (n - m) / (m + 1), m * (n + 1) * (n - m) / ((m + 1) ** 2 * (m + 2))
     chance = {"MRV": np.mean((1 - 1 / len(languages)) * variance), "MSR": np.mean(variance + mean**2)}
-    across = {name: score(outcome.mean(), interval_of[name], chance[name]) for name, outcome in outcomes.items()}
+    across = {}
+    for name, outcome in outcomes.items():
+        across[name] = score(outcome.mean(), interval_of[name], chance[name])
     scores: dict[str, Any] = {"num_parallel": len(pairs), "all": across}
     if is_light:
         return scores, {}
