@@ -40,6 +40,7 @@ COMMANDS = {
     "compare": "recipes.compare_results",
     "convert": "recipes.convert_checkpoint",
     "average": "recipes.average_models",
+    "mine": "recipes.mine_negatives",
     "export": "recipes.export_onnx",
     "search": "recipes.search_audio",
     "prepare": "datasets_scripts.prepare",

@@ -76,7 +76,7 @@ def estimate(parsed: Sequence[Any], num_clips: int = 0) -> Estimate | None:
     shapes = as_mapping(model_args.audio_config), as_mapping(model_args.text_config)
     model = _shape(json.dumps(shapes), model_args.vocab_size, is_published)
 
-    texts = captions_per_clip(args.loss, args.languages, args.languages_per_clip)
+    texts = captions_per_clip(args.loss, args.languages, args.languages_per_clip, args.negatives_per_clip)
     seconds = min(args.max_audio_seconds, options.get("duration_seconds", 10.0))
     tokens = {"audio": 25 * seconds, "text": TOKENS_PER_CAPTION * texts}  # 25 patches of 16 x 16 per second of audio
     work, activations = 0.0, 0.0

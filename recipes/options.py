@@ -87,6 +87,7 @@ class DataArguments(DatasetArguments):
     balance_labels: bool = option(
         "Draw each label equally often, if each clip has one label; a clip with several counts for each of them.", False
     )
+    negatives: str | None = option("Table of hard negatives of the training clips, from `supclap mine`.")
     streaming: bool = option("Stream the training split; only for prepared, hf and webdataset.", False)
     zero_shot_templates: list[str] = option(
         "Class prompts for zero-shot classification of the test split, such as 'This is a sound of {}'. Default: none.",
@@ -105,6 +106,8 @@ class DataArguments(DatasetArguments):
             raise ValueError(f"selection_split is {self.selection_split!r}; expected one of {SELECTION_SPLITS}")
         if self.streaming and self.balance_labels:
             raise ValueError("streaming does not support balance_labels; set one of them to false")
+        if self.streaming and self.negatives is not None:
+            raise ValueError("streaming does not support negatives; set one of them")
         if self.dataset_temperature is not None and not self.datasets:
             raise ValueError("dataset_temperature requires several datasets; list them in datasets")
         if self.datasets:
@@ -134,7 +137,8 @@ class DataArguments(DatasetArguments):
     def identity_in_training(self) -> dict[str, Any]:
         """Name and options of the data, as in `identity`, and how often an epoch contains its rows."""
         shares = {"dataset_temperature": self.dataset_temperature, "balance_labels": self.balance_labels}
-        return {**self.identity, **shares}
+        negatives = {} if self.negatives is None else {"negatives": os.path.basename(self.negatives)}
+        return {**self.identity, **shares, **negatives}
 
     @property
     def builder_options(self) -> dict[str, Any]:
@@ -148,11 +152,19 @@ class DataArguments(DatasetArguments):
         return "+".join(part.origin for part in self.parts.values()) if self.parts else super().origin
 
     def load_splits(self) -> dict[str, Any]:
-        """Load all splits of the dataset, or of a mixture of datasets.
+        """Load all splits of the dataset, or of a mixture of datasets. Add the negatives to the training split.
 
         If `streaming` is set, the training split is a stream. FileNotFoundError is raised
         if more than `MISSING_SHARE` of the recordings are missing.
         """
+        splits = self._load_all_splits()
+        if self.negatives is not None and "train" in splits:
+            from modeling_supclap.datasets_scripts.negatives import add_negatives
+
+            splits["train"] = add_negatives(splits["train"], self.negatives)
+        return splits
+
+    def _load_all_splits(self) -> dict[str, Any]:
         if self.parts:
             from modeling_supclap.datasets_scripts.mixture import mix
 
@@ -434,6 +446,31 @@ class CorpusArguments(SplitsArguments):
     num_workers: int = option("Number of reading threads for each embedding process.", min(4, os.cpu_count() or 1))
     device: str | None = option("Device such as cpu or cuda; by default, a GPU if available.")
     trust_remote_code: bool = option("Run code from the repository of a sentence-transformers model.", False)
+
+
+@dataclass
+class MiningArguments(DatasetArguments):
+    """Model and data of hard negatives, and which wrong captions to keep."""
+
+    model: str = option("Folder or Hub id of a SupCLAP or CLAP model.", "outputs/synthetic")
+    split: str = option("Split to find negatives for.", "train")
+    output: str = option("Parquet file to write.", "negatives.parquet")
+    languages: list[str] = option("ISO 639-3 codes of the captions.", ["eng"])
+    near: str = option("Anchor of the similarity: audio (the recording) or text (the own captions).", "audio")
+    count: int = option("Maximum number of negatives of a clip.", 8)
+    first_rank: int = option("Rank of the first negative; 1 is the most similar wrong caption.", 1)
+    margin: float = option("Leave out captions with a similarity above that of the own caption minus this.", 0.0)
+    batch_size: int = option("Number of recordings or captions to embed at once.", 32)
+    device: str | None = option("Device such as cpu or cuda; by default, a GPU if available.")
+
+    def __post_init__(self) -> None:
+        if self.near not in ("audio", "text"):
+            raise ValueError(f"near is {self.near!r}; expected audio or text")
+        for name in ("count", "first_rank", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if not 0 <= self.margin <= 2:
+            raise ValueError(f"margin is {self.margin}; it must be at least 0 and at most 2")
 
 
 @dataclass

@@ -37,6 +37,15 @@ def refuse_unsupported(
         kind = type(processor.feature_extractor).__name__
         raise ValueError(f"features_on_device supports the feature extractors of CED and CLAP, got {kind}")
 
+    wide = [width for width in args.matryoshka_widths if width >= model.config.projection_dim]
+    if wide:
+        raise ValueError(
+            f"matryoshka_widths has {wide}; they must be below projection_dim {model.config.projection_dim}"
+        )
+    if args.negatives_per_clip and train_rows is not None and not _has_negatives(train_rows):
+        raise ValueError(
+            "negatives_per_clip is set, but no training row has `negatives`; write them with `supclap mine`"
+        )
     config: Any = args.accelerator_config
     if config.dispatch_batches:
         raise ValueError("dispatch_batches is true, but the clips of two batches differ in length; leave it out")
@@ -56,6 +65,15 @@ def refuse_unsupported(
         if not metric.startswith(tuple(f"{name}_" for name in eval_rows)):
             first = f"{next(iter(eval_rows), '')}_{metric}"
             raise ValueError(f"metric_for_best_model is {metric!r}; name one of the evaluation sets, such as {first!r}")
+
+
+def _has_negatives(rows: Any) -> bool:
+    """Return whether rows may have negatives: they have the column, or one of a list has the key."""
+    rows = getattr(rows, "rows", rows)  # of `UsableRows`
+    columns = getattr(rows, "column_names", None)
+    if columns is not None:
+        return "negatives" in columns
+    return not isinstance(rows, RowStream) and any("negatives" in row for row in rows)
 
 
 def _refuse_rows(rows: Any, args: SupCLAPTrainingArguments) -> None:

@@ -232,6 +232,9 @@ class TrainingCollator(ContrastiveCollator):
         languages_per_clip: For `kcl`, the number K of languages, drawn at random for each clip, so that text k of two
             clips may be in different languages. None: all languages.
         augmentation: Augmentation of each waveform. None: clips are not changed.
+        negatives_per_clip: Number M of wrong captions of each clip, drawn from its `negatives` in the language of its
+            caption. They follow the caption, so that `input_ids` is `(B, 1 + M, L)`. `negative_mask` `(B, M)` is False
+            where a clip has fewer negatives, and the caption is repeated.
         **shared: `gives_samples` and `gives_text_keys`, as in `ContrastiveCollator`.
     """
 
@@ -246,6 +249,7 @@ class TrainingCollator(ContrastiveCollator):
         languages_per_clip: int | None = None,
         pad_short_clips: bool = False,
         augmentation: WaveformAugmentation | None = None,
+        negatives_per_clip: int = 0,
         **shared: Any,
     ) -> None:
         super().__init__(processor, languages, positives, max_audio_seconds, pad_short_clips, **shared)
@@ -255,6 +259,7 @@ class TrainingCollator(ContrastiveCollator):
         self.scheme = scheme
         self.languages_per_clip = languages_per_clip
         self.augmentation = augmentation
+        self.negatives_per_clip = negatives_per_clip
 
         # In shared memory, so that persistent workers see a new epoch.
         self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()
@@ -267,7 +272,25 @@ class TrainingCollator(ContrastiveCollator):
 
     def __call__(self, rows: Sequence[Row]) -> dict[str, Any]:
         positions, captions = zip(*map(self._draw, rows), strict=True)
-        return self._batch(rows, positions, captions)
+        if not self.negatives_per_clip:
+            return self._batch(rows, positions, captions)
+
+        texts, masks = [], []
+        for row, pairs in zip(rows, captions, strict=True):
+            wrong = self._draw_negatives(row, pairs[0][0])
+            filling = pairs[:1] * (self.negatives_per_clip - len(wrong))
+            texts.append([*pairs, *wrong, *filling])
+            masks.append([True] * len(wrong) + [False] * len(filling))
+        return {**self._batch(rows, positions, texts), "negative_mask": torch.tensor(masks)}
+
+    def _draw_negatives(self, row: Row, language: str) -> list[tuple[str, str]]:
+        """Sample up to M wrong captions of a clip, without its own captions, as (language, text)."""
+        own = set(row["captions"][language])
+        texts = [text for text in (row.get("negatives") or {}).get(language) or () if text not in own]
+        key = [self.seed, int(self.epoch), stable_id(f"negatives of {row['clip_id']}")]
+        key += [row[name] for name in ("caption_number", "repetition") if name in row]
+        chosen = np.random.default_rng(key).permutation(len(texts))[: self.negatives_per_clip]
+        return [(language, texts[index]) for index in chosen.tolist()]
 
     def drawn_among_all(self, row: Row) -> tuple[list[bool], list[tuple[str, str]]]:
         """Return the caption sampled for a clip in this epoch, in all languages.

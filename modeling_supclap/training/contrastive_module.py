@@ -107,6 +107,7 @@ class ContrastiveModule(nn.Module):
         token_type_ids: torch.Tensor | None = None,
         group_ids: torch.Tensor | None = None,
         class_ids: torch.Tensor | None = None,
+        negative_mask: torch.Tensor | None = None,
         clip_index: torch.Tensor | None = None,
         audio_lengths: Sequence[int] | None = None,
         text_lengths: Sequence[int] | None = None,
@@ -121,6 +122,8 @@ class ContrastiveModule(nn.Module):
             audio_attention_mask: `(B R, frames)`, 1 for real frames.
             is_longer: `(B R, 1)`, input for HTSAT towers.
             group_ids, class_ids: Inputs of the objective: group ids of the clips, and class ids in TeminAL stage a.
+            negative_mask: `(B, M)`, input of the objective, passed only if set: which of the last M texts of each row
+                are wrong captions.
             audio_lengths: Number of real frames of each of the B R clips. None: computed from the mask, which makes the
                 CPU wait for the GPU.
             text_lengths: Number of real tokens of each of the B K texts, like `audio_lengths`.
@@ -150,6 +153,10 @@ class ContrastiveModule(nn.Module):
         if not self.training:
             return ContrastiveOutput(audio_embeds=audio_embeds, text_embeds=text_embeds)
 
+        further = {}
+        for name, tensor in (("class_ids", class_ids), ("negative_mask", negative_mask)):
+            if tensor is not None:
+                further[name] = gather(tensor.long())  # gloo gathers no booleans
         with distributed_tiles():
             loss, logs = self.objective(
                 gather(audio_embeds),
@@ -157,7 +164,7 @@ class ContrastiveModule(nn.Module):
                 logit_scale=self.model.logit_scale.exp().squeeze(),
                 logit_bias=None if self.model.logit_bias is None else self.model.logit_bias.squeeze(),
                 group_ids=None if group_ids is None else gather(group_ids),
-                **({} if class_ids is None else {"class_ids": gather(class_ids)}),
+                **further,
             )
         if self.model.logit_bias is not None:
             # Most objectives do not use the bias; DistributedDataParallel would fail if it had no gradient.

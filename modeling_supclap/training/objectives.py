@@ -11,15 +11,17 @@ import importlib
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..losses.contrastive import info_nce, reweighted_info_nce, sigmoid_loss
 from ..losses.multilingual import DIRECTION_SCALE, by_language, cacl_loss, kcl_loss
+from ..losses.similarity import at_least_float32
 from ..losses.support_vector import (
     DynamicRadius,
     RelativeRadius,
@@ -185,17 +187,27 @@ class ContrastiveObjective(nn.Module):
         logit_scale: Tensor,
         logit_bias: Tensor | None = None,
         group_ids: Tensor | None = None,
+        negative_mask: Tensor | None = None,
     ) -> tuple[Tensor, Logs]:
         """Compute the loss of a batch, `()`, and detached scalars to log, `{name: scalar}`.
 
         Args:
             audio_embeds: `(N, d)`, unit norm.
             text_embeds: `(N, K, d)`, unit norm. For `kcl` and `cacl`, these are captions in K languages, with the
-                anchor language first. For other losses K = 1.
+                anchor language first. For other losses K = 1, or K = 1 + M with M negatives of each clip.
             logit_scale: 1 / temperature, `()`.
             logit_bias: SigLIP bias, `()`.
             group_ids: `(N,)` integers; clips with equal ids are positives of each other.
+            negative_mask: `(N, M)` booleans, for `infonce` and `siglip`: which of the last M texts of each clip are its
+                wrong captions. SVR terms do not use them.
         """
+        negatives = None
+        if negative_mask is not None:
+            if self.loss not in ("infonce", "siglip"):
+                raise ValueError(f"got negatives for {self.loss}; only infonce and siglip use them")
+            negative_mask = negative_mask.bool()
+            first = text_embeds.shape[1] - negative_mask.shape[1]
+            text_embeds, negatives = text_embeds[:, :first], text_embeds[:, first:]
         is_multilingual = self.loss in MULTILINGUAL_LOSSES
         count, expected = text_embeds.shape[1], 2 if is_multilingual else 1
         if count != expected and self.loss != "kcl":
@@ -207,20 +219,28 @@ class ContrastiveObjective(nn.Module):
         # (N, K, d) -> (K, N, d), or (N, d) for one caption per clip
         texts = by_language(text_embeds) if is_multilingual else text_embeds.squeeze(1)
         inputs = audio_embeds, texts, logit_scale, logit_bias, group_ids, self.chunk_size
-        base_loss = partial(self._base_loss, *inputs)
+        base_loss = partial(self._base_loss, *inputs, negatives=negatives, negative_mask=negative_mask)
         if self.regularizer is not None:
-            total, logs = self.regularizer(*inputs, base_loss, is_info_nce=self.loss in ("infonce", "kcl"))
+            is_info_nce = self.loss in ("infonce", "kcl") and negatives is None
+            total, logs = self.regularizer(*inputs, base_loss, is_info_nce=is_info_nce)
         else:
             total = base_loss()
             logs = {f"loss_{self.loss}": total}
         return total, {part: value.detach() for part, value in logs.items()}
 
     def _base_loss(
-        self, audio: Tensor, texts: Tensor, scale: Tensor, bias: Tensor | None, groups: Tensor | None, chunk: int | None
+        self,
+        audio: Tensor,
+        texts: Tensor,
+        scale: Tensor,
+        bias: Tensor | None,
+        groups: Tensor | None,
+        chunk: int | None,
+        **negatives: Tensor | None,
     ) -> Tensor:
         if self.loss == "siglip":
             assert bias is not None
-            return sigmoid_loss(audio, texts, scale, bias, groups, chunk)
+            return sigmoid_loss(audio, texts, scale, bias, groups, chunk, **negatives)
         if self.loss == "reweighted":
             is_log = self.reweighting == "pull"
             weight = self.log_positive_weight.exp() if is_log else self.positive_weight
@@ -229,7 +249,45 @@ class ContrastiveObjective(nn.Module):
             return kcl_loss(audio, texts.transpose(0, 1), scale, groups, chunk)
         if self.loss == "cacl":
             return cacl_loss(audio, texts[0], texts[1], scale, groups, chunk)
-        return info_nce(audio, texts, scale, groups, chunk)
+        return info_nce(audio, texts, scale, groups, chunk, **negatives)
+
+
+class MatryoshkaObjective(nn.Module):
+    """Sum of a loss over nested widths of the embeddings (Kusupati et al., 2022, arXiv 2205.13147).
+
+    L = L(d) + sum_w L(w), where L(w) is the loss of the first w values of each embedding, normalized again. The first
+    values are then useful embeddings of their own, which need less memory and time.
+
+    Args:
+        objective: Any objective. Its parameters, such as radii, are shared by all widths.
+        widths: Widths w below the width d of the embeddings.
+    """
+
+    def __init__(self, objective: nn.Module, widths: Sequence[int]) -> None:
+        super().__init__()
+        if not widths or min(widths) < 1:
+            raise ValueError(f"got widths {list(widths)}; expected at least one, of 1 or more")
+        self.objective, self.widths = objective, sorted(set(widths))
+
+    @property
+    def regularizer(self) -> Any:
+        """Regularizer of the objective, or None."""
+        return getattr(self.objective, "regularizer", None)
+
+    def forward(self, audio_embeds: Tensor, text_embeds: Tensor, *inputs: Any, **named: Any) -> tuple[Tensor, Logs]:
+        """Compute the loss of a batch, `()`, and the values to log: those of the whole width, and the loss of each."""
+        total, logs = self.objective(audio_embeds, text_embeds, *inputs, **named)
+        radii = getattr(self.regularizer, "batch_radii", {})
+        last = dict(radii)  # for callbacks, which compare them with the whole embeddings
+        for width in self.widths:
+            if width >= audio_embeds.shape[-1]:
+                raise ValueError(f"got width {width} for embeddings of width {audio_embeds.shape[-1]}; leave it out")
+            audio, text = at_least_float32(audio_embeds[..., :width], text_embeds[..., :width])
+            loss, _ = self.objective(F.normalize(audio, dim=-1), F.normalize(text, dim=-1), *inputs, **named)
+            total = total + loss
+            logs = {**logs, f"loss_width_{width}": loss.detach()}
+        radii.update(last)
+        return total, logs
 
 
 class TemporalObjective(nn.Module):

@@ -42,6 +42,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "background_snr_db": (-100, 100),
     "ema_decay": (0, math.nextafter(1, 0)),  # 1 would keep the weights of the first step
     **dict.fromkeys(("loss_chunk_size", "cached_chunk_size", "kept_tokens"), (1, math.inf)),
+    "negatives_per_clip": (0, 1000),
+    "matryoshka_widths": (1, math.inf),
     "early_stopping_patience": (1, math.inf),
     **dict.fromkeys(("crossfade_seconds", "gap_seconds"), (0, math.inf)),
 }
@@ -62,13 +64,17 @@ def require_valid_ranges(options: Any) -> None:
         raise ValueError(f"background_snr_db is {snr_db}; expected two numbers, the lowest and the highest")
 
 
-def captions_per_clip(loss: str, languages: Sequence[str], languages_per_clip: int | None) -> int:
-    """Return the number K of captions of a clip in a training step. The arguments are those of `ContrastiveOptions`.
+def captions_per_clip(
+    loss: str, languages: Sequence[str], languages_per_clip: int | None, negatives_per_clip: int = 0
+) -> int:
+    """Return the number of captions of a clip in a training step, with its negatives.
+
+    The arguments are those of `ContrastiveOptions`.
 
     >>> captions_per_clip("kcl", ["eng", "fra", "deu"], None), captions_per_clip("infonce", ["eng", "fra"], None)
     (3, 1)
     """
-    return {"kcl": languages_per_clip or len(languages), "cacl": 2}.get(loss, 1)
+    return {"kcl": languages_per_clip or len(languages), "cacl": 2}.get(loss, 1) + negatives_per_clip
 
 
 def get_default(option: Field[Any]) -> Any:
@@ -158,6 +164,11 @@ class ContrastiveOptions:
             sharded weights are never cached.
         attn_implementation: Attention of both towers: `sdpa`, `eager`, or `flash_attention_2`, which requires the
             package flash-attn and training in bf16 or fp16. Defaults to that of the loaded model, usually `sdpa`.
+        negatives_per_clip: Number M of wrong captions of each clip in a step, drawn from `negatives` of its row
+            (see `supclap mine`). They are further columns of the audio-to-text softmax of `infonce`, or pairs of
+            `siglip`. 0: none.
+        matryoshka_widths: Widths of shorter embeddings to train: the loss is also computed on the first values of all
+            embeddings, and summed over the widths (Kusupati et al., 2022, arXiv 2205.13147). By default, none.
         early_stopping_patience: Number of evaluations without a better `metric_for_best_model` after which the run
             stops. Off by default.
         learning_rates: Learning rates of parts of the model, `{part: rate}`, as JSON on the command line. A part is the
@@ -224,6 +235,8 @@ class ContrastiveOptions:
     kept_tokens: int | None = None
     cache_frozen: str = "auto"
     attn_implementation: str | None = None
+    negatives_per_clip: int = 0
+    matryoshka_widths: list[int] = field(default_factory=list)
     early_stopping_patience: int | None = None
     learning_rates: dict[str, Any] | str | None = None
 

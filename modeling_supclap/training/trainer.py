@@ -62,7 +62,7 @@ from .checks import refuse_unsupported
 from .collator import EvaluationCollator, IndexedRows, TrainingCollator
 from .contrastive_module import ContrastiveModule
 from .drift import perpendicular_components, radius_by_hard_negatives
-from .objectives import SupportVectorRegularizer, build_objective, load_objective, start_radii
+from .objectives import MatryoshkaObjective, SupportVectorRegularizer, build_objective, load_objective, start_radii
 from .parameter_groups import as_rates, decays, split_by_rate
 from .rows import as_plain_rows, make_usable, plain_rows, read_in_epochs, record_of
 from .training_args import SupCLAPTrainingArguments
@@ -164,6 +164,9 @@ class SupCLAPTrainer(Trainer):
         if args.sharding is not None:  # sharded parameters cannot be set in the first step
             start_radii(objective, math.sqrt(2))  # the distance of orthogonal embeddings
         cache_frozen = args.cache_frozen if args.sharding is None else "never"  # each pass then needs all processes
+        if args.matryoshka_widths:
+            objective = MatryoshkaObjective(objective, args.matryoshka_widths)
+            self.clap.config.matryoshka_widths = sorted({*args.matryoshka_widths, self.clap.config.projection_dim})
         return ContrastiveModule(self.clap, objective, args.cached_chunk_size, cache_frozen, args.kept_tokens)
 
     def _build_collators(self, args: Any) -> tuple[TrainingCollator, Any]:
@@ -179,6 +182,7 @@ class SupCLAPTrainer(Trainer):
             args.languages,
             scheme=args.caption_scheme,
             languages_per_clip=args.languages_per_clip,
+            negatives_per_clip=args.negatives_per_clip,
             **self._training_options(args),
             **shared,
         )

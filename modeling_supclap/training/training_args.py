@@ -120,6 +120,10 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
 
         options.require_valid_ranges(self)
         as_rates(self.learning_rates)
+        if self.negatives_per_clip and self.loss not in ("infonce", "siglip") and ":" not in self.loss:
+            raise ValueError(f"negatives_per_clip is set with loss {self.loss}; it requires infonce or siglip")
+        if self.negatives_per_clip and self.track_language_errors:
+            raise ValueError("got track_language_errors with negatives_per_clip; leave out one of them")
         if self.early_stopping_patience is not None and not self.load_best_model_at_end:
             raise ValueError("early_stopping_patience requires load_best_model_at_end; set it to true")
         if self.per_device_train_batch_size * self.world_size < 2:
@@ -167,7 +171,7 @@ class TemporalTrainingArguments(options.TemporalOptions, SupCLAPTrainingArgument
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("loss", "loss_chunk_size", "svr", "every_caption", "track_language_errors"):
+        for name in ("loss", "loss_chunk_size", "svr", "every_caption", "track_language_errors", "negatives_per_clip"):
             value = getattr(self, name)
             if value != getattr(options.ContrastiveOptions, name):
                 raise ValueError(f"{name} is {value!r}, but TeminAL defines its loss and captions; leave it out")

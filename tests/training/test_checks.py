@@ -45,6 +45,19 @@ def test_invalid_combinations_are_rejected_before_the_recordings_are_read(tmp_pa
     assert not Path(tmp_path, "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"negatives_per_clip": 1}, "negatives_per_clip.*supclap mine"),
+        ({"matryoshka_widths": [8, 4096]}, r"matryoshka_widths has \[4096\].*below"),
+    ],
+)
+@pytest.mark.parametrize("rows", [MISSING, Dataset.from_list(MISSING)])
+def test_negatives_and_widths_that_do_not_exist_are_refused(tmp_path, rows, options, message):
+    with pytest.raises(ValueError, match=message):
+        train_on(rows, **options)(tmp_path)
+
+
 def test_batches_of_one_process_for_all_are_refused(tmp_path):
     with pytest.raises(ValueError, match="dispatch_batches"):
         train_on(MISSING, accelerator_config={"dispatch_batches": True})(tmp_path)

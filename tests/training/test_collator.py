@@ -267,6 +267,33 @@ def test_short_clips_are_padded_if_requested(processor, rows, tmp_path):
     assert len(filter_bad_audio([short, rows[1]], args, min_seconds(processor))) == 2
 
 
+def test_negatives_follow_the_caption_and_absent_ones_are_masked(processor, rows):
+    wrong = [{"eng": ["fog", "hail", "snow"], "fra": ["grele"]}, {"eng": ["sleet"]}, None]
+    given = []
+    for index, negatives in enumerate(wrong):
+        given.append({**rows[index], "clip_index": index, "captions": {"eng": ["rain"]}})
+        if negatives is not None:
+            given[-1]["negatives"] = negatives
+    given[0]["negatives"]["eng"].append("rain")  # its own caption is never wrong
+    drawn = set()
+    for epoch in range(20):
+        collator = TrainingCollator(processor, ["eng"], negatives_per_clip=2)
+        collator.set_epoch(epoch)
+        texts = [[text for _, text in collator._draw_negatives(row, "eng")] for row in given]
+        assert set(texts[0]) < {"fog", "hail", "snow"}
+        assert len(set(texts[0])) == 2
+        assert texts[1:] == [["sleet"], []]
+        drawn.add(tuple(sorted(texts[0])))
+        batch = collator(given)
+        assert batch["negative_mask"].tolist() == [[True, True], [True, False], [False, False]]
+        expected = processor(text=["rain", *texts[0], "rain", "sleet", "rain"] + ["rain"] * 3, return_tensors="pt")
+        assert torch.equal(batch["input_ids"].flatten(0, 1), expected["input_ids"])
+        plain = TrainingCollator(processor, ["eng"])
+        plain.set_epoch(epoch)
+        assert [plain._draw(row) for row in given] == [collator._draw(row) for row in given]
+    assert len(drawn) == 3
+
+
 @pytest.mark.parametrize("text", [" ", "", float("nan")])
 @pytest.mark.parametrize("kind", [TrainingCollator, EvaluationCollator])
 def test_a_blank_caption_is_named_by_its_clip(processor, rows, text, kind):

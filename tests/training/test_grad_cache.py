@@ -18,7 +18,7 @@ from modeling_supclap.losses import info_nce
 from modeling_supclap.training import contrastive_module
 from modeling_supclap.training.contrastive_module import ContrastiveModule
 from modeling_supclap.training.grad_cache import embed_in_chunks
-from modeling_supclap.training.objectives import build_objective
+from modeling_supclap.training.objectives import MatryoshkaObjective, build_objective
 
 CLIPS = 7
 
@@ -116,6 +116,21 @@ def test_gradients_are_those_of_the_whole_batch(tmp_path, options, groups, chunk
     assert outputs.logs.keys() == expected.logs.keys()
     for name, value in expected.logs.items():
         assert outputs.logs[name].item() == pytest.approx(value.item(), rel=1e-12), name
+
+
+@pytest.mark.parametrize("chunk_size", [1, 3])
+def test_negatives_and_nested_widths_have_exact_gradients(tmp_path, model, chunk_size):
+    inputs = {**batch(texts_per_clip=3), "negative_mask": torch.ones(CLIPS, 2, dtype=torch.bool)}
+    inputs["negative_mask"][1:3, 1] = False
+    found = []
+    for kind, size in ((Straight, None), (ContrastiveModule, chunk_size)):
+        objective = MatryoshkaObjective(build_objective(arguments(tmp_path, svr="bi-static", radius_init=0.1)), [3])
+        module = kind(copy.deepcopy(model), objective, size).train()
+        module.double()(**double(inputs)).loss.backward()
+        found.append({name: parameter.grad for name, parameter in module.named_parameters()})
+    assert found[0].keys() == found[1].keys()
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(found[1][name], gradient, rtol=1e-8, atol=1e-10, msg=name)
 
 
 @pytest.mark.parametrize("chunk_size", [4, CLIPS, None])

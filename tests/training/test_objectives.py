@@ -21,6 +21,7 @@ from modeling_supclap.losses import (
 from modeling_supclap.recipes.studies.controls import ShuffledTargets
 from modeling_supclap.training.objectives import (
     ContrastiveObjective,
+    MatryoshkaObjective,
     SupportVectorRegularizer,
     TemporalObjective,
     build_objective,
@@ -132,6 +133,62 @@ def test_support_vectors_are_added_to_any_base_loss(named, directions, chunk_siz
     assert logs[f"loss_{named.get('base', 'infonce')}"] == 2 * 617
     total.backward()
     assert weight.grad == 617
+
+
+MASK = torch.tensor([[1, 1], [1, 0], [0, 0], [0, 1], [1, 1], [1, 0]])
+
+
+@pytest.mark.parametrize("loss", ["infonce", "siglip"])
+@pytest.mark.parametrize("options", [{}, {"svr": "bi-static", "svr_alpha": 0.5}, {"loss_chunk_size": 2}])
+def test_negatives_are_added_to_the_base_loss(tmp_path, loss, options):
+    module, plain = (objective(tmp_path, loss=loss, **options) for _ in range(2))
+    inputs = {"logit_bias": BIAS} if loss == "siglip" else {}
+    total, _ = module(AUDIO, TEXTS, SCALE, group_ids=GROUPS, negative_mask=MASK, **inputs)
+    without, _ = plain(AUDIO, TEXTS[:, :1], SCALE, group_ids=GROUPS, **inputs)
+    wrong = {"negatives": TEXTS[:, 1:], "negative_mask": MASK.bool(), "group_ids": GROUPS}
+    if loss == "infonce":
+        more = info_nce(AUDIO, TEXTS[:, 0], SCALE, **wrong) - info_nce(AUDIO, TEXTS[:, 0], SCALE, GROUPS)
+    else:
+        more = sigmoid_loss(AUDIO, TEXTS[:, 0], SCALE, BIAS, **wrong) - sigmoid_loss(
+            AUDIO, TEXTS[:, 0], SCALE, BIAS, GROUPS
+        )
+    torch.testing.assert_close(total, without + more)
+    assert more > 0.01
+    with pytest.raises(ValueError, match=r"negatives.*kcl"):
+        objective(tmp_path, loss="kcl", languages=["eng", "fra"])(AUDIO, TEXTS, SCALE, negative_mask=MASK)
+
+
+@pytest.mark.parametrize("options", [{}, {"svr": "bi-static"}, {"loss": "kcl", "languages": ["eng", "fra", "deu"]}])
+def test_nested_widths_are_the_sum_of_the_losses(tmp_path, options):
+    texts = TEXTS if "loss" in options else TEXTS[:, :1]
+    module = MatryoshkaObjective(objective(tmp_path, **options), [3, 2, 3])
+    assert module.widths == [2, 3]
+    total, logs = module(AUDIO, texts, SCALE, group_ids=GROUPS)
+    expected = 0
+    for width in (5, 3, 2):
+        audio, cut = AUDIO[:, :width], texts[..., :width]
+        audio, cut = (embeds / embeds.norm(dim=-1, keepdim=True) for embeds in (audio, cut))
+        part, whole = objective(tmp_path, **options)(audio, cut, SCALE, group_ids=GROUPS)
+        expected = expected + part
+        if width < 5:
+            torch.testing.assert_close(logs[f"loss_width_{width}"], part.detach())
+        else:
+            for name, value in whole.items():
+                torch.testing.assert_close(logs[name], value)
+    torch.testing.assert_close(total, expected)
+
+
+def test_radii_of_nested_widths_are_those_of_the_whole_embeddings(tmp_path):
+    module = MatryoshkaObjective(objective(tmp_path, svr="bi-dynamic", radius_init=None), [2])
+    plain = objective(tmp_path, svr="bi-dynamic", radius_init=None)
+    module(AUDIO, TEXT[:, None], SCALE)
+    plain(AUDIO, TEXT[:, None], SCALE)
+    for direction, radius in plain.regularizer.batch_radii.items():
+        torch.testing.assert_close(module.regularizer.batch_radii[direction], radius)
+    with pytest.raises(ValueError, match="width 5"):
+        MatryoshkaObjective(plain, [5])(AUDIO, TEXT[:, None], SCALE)
+    with pytest.raises(ValueError, match=r"\[0\]"):
+        MatryoshkaObjective(plain, [0])
 
 
 def test_unidirectional_displaces_texts_only(tmp_path):

@@ -561,6 +561,9 @@ OBJECTIVES = [
     ("cacl", "bi-static"),
     ("siglip", "bi-static in tiles"),
     ("kcl", "bi-dynamic in tiles"),
+    ("infonce", "none with negatives"),
+    ("infonce", "none with negatives in tiles"),
+    ("infonce", "bi-static nested"),
 ]
 
 
@@ -568,6 +571,9 @@ def train_and_report(folder, report, batch):
     """Train two steps with each objective on a global batch of 32, with `batch` clips per process."""
     Path(folder, "tones").mkdir(exist_ok=True)
     rows = tone_rows(Path(folder, "tones"), count=32)
+    for number, row in enumerate(rows):
+        wrong = [f"wrong {number} {index}" for index in range(number % 4)]
+        row["negatives"] = dict.fromkeys(("eng", "fra"), wrong)
     content = {}
     for loss, svr in OBJECTIVES:
         biased = loss == "siglip" or svr.endswith(
@@ -580,6 +586,8 @@ def train_and_report(folder, report, batch):
             "per_device_train_batch_size": int(batch),
             "max_steps": 2,
             "loss_chunk_size": 3 if svr.endswith("tiles") else None,
+            "negatives_per_clip": 2 if "negatives" in svr else 0,
+            "matryoshka_widths": [3, 7] if "nested" in svr else [],
             "positives": "captions" if loss in ("kcl", "cacl") else "clip",
             **QUICK,
         }

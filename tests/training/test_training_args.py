@@ -60,6 +60,9 @@ def test_schedules_that_follow_the_metric_know_its_direction(tmp_path, schedule,
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"negatives_per_clip": 2, "loss": "kcl", "languages": ["eng", "fra"]}, "negatives_per_clip.*kcl"),
+        ({"negatives_per_clip": -1}, "negatives_per_clip.*-1"),
+        ({"matryoshka_widths": [0]}, "matryoshka_widths.*0"),
         ({"early_stopping_patience": 0}, "early_stopping_patience.*0"),
         ({"early_stopping_patience": 2, "load_best_model_at_end": False}, "early_stopping_patience"),
         ({"learning_rates": "fast"}, "learning_rates.*fast"),

@@ -1,0 +1,54 @@
+"""Wrong captions of clips (hard negatives): a table of them, and its join with a dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from datasets import Dataset, Features, List, Value
+
+from .atomic_files import atomic_write
+
+SCHEMA = pa.schema(
+    [("clip_id", pa.string()), ("language", pa.string()), ("text", pa.string()), ("similarity", pa.float32())]
+)
+"""Columns of a table of negatives, one row per negative; the hardest of a clip come first."""
+
+
+def write_negatives(path: str | Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Write a table of negatives as a Parquet file, atomically."""
+    with atomic_write(Path(path)) as unfinished:
+        pq.write_table(pa.Table.from_pylist(list(rows), schema=SCHEMA), unfinished)
+
+
+def add_negatives(rows: Dataset, path: str | Path) -> Dataset:
+    """Add the column `negatives`, `{language: [texts]}`, from a table of negatives.
+
+    Raises:
+        FileNotFoundError: The table does not exist.
+        ValueError: The table has other columns, or no clip of the dataset.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"{path} does not exist; write it with `supclap mine`")
+    table = pq.read_table(path)
+    if missing := set(SCHEMA.names) - set(table.column_names):
+        raise ValueError(f"{path} lacks the columns {sorted(missing)}; write it with `supclap mine`")
+
+    languages = sorted(set(table["language"].to_pylist()))
+    of_clip: dict[str, dict[str, list[str]]] = {}
+    for row in table.select(["clip_id", "language", "text"]).to_pylist():
+        texts = of_clip.setdefault(row["clip_id"], {language: [] for language in languages})
+        texts[row["language"]].append(row["text"])
+
+    clip_ids = rows["clip_id"][:]
+    if not of_clip.keys() & set(clip_ids):
+        raise ValueError(
+            f"{path} has no clip of this dataset, such as {clip_ids[0]!r}; it has {next(iter(of_clip), '')!r}"
+        )
+    kind = Features({language: List(Value("string")) for language in languages})
+    empty: dict[str, list[str]] = {language: [] for language in languages}
+    column = pa.array([of_clip.get(clip_id, empty) for clip_id in clip_ids], kind.type)
+    return rows.add_column("negatives", column, feature=kind)
