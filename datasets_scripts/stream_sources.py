@@ -9,6 +9,7 @@ import re
 import tarfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -22,6 +23,7 @@ from datasets.fingerprint import Hasher
 
 from .audio_files import SUFFIXES
 from .builders.hf import Columns, HubDatasetConfig, identify_recordings, name_splits
+from .builders.text_encodings import decode_text
 from .prepared import STORAGES, PreparedSet, with_absolute_paths
 from .remote_files import read_file, use_files
 from .schema import FILE_SOURCE, features
@@ -138,17 +140,20 @@ class TarSplit:
     """Split of WebDataset tar files. The files of one sample have the same name and different suffixes.
 
     Each sample with a recording (`.flac`, `.wav`, ...) becomes a row. The captions come from the keys "captions",
-    "caption" or "text" (a string or a list) of a `.json` file. If there are none, they come from a `.txt` file. The
-    `.json` file may also contain "labels" or "tag", "license" and "source". The constructor reads the headers of all
-    tar files once.
+    "caption" or "text" (a string, a list, or a mapping from languages to these) of a `.json` file. If there are none,
+    they are the lines of a `.txt` file. The `.json` file may also contain "labels" or "tag", "license" and "source".
+    `TarConfig` describes other keys. The constructor reads the headers of all tar files once. Samples without a
+    recording are counted and named in a warning.
     """
 
-    def __init__(self, paths: Sequence[str], language: str) -> None:
-        self.features = _file_features([language])
+    def __init__(self, paths: Sequence[str], config: TarConfig) -> None:
+        self.config = config
+        self.features = _file_features(config.languages)
         self.licenses: dict[str, int] = {}
-        self.digest = ""
+        self.digest = Hasher.hash(config)
         self.row_groups: list[RowGroup] = []
-        self.language = language
+        self._left_out: list[str] = []
+        self._known = (*SUFFIXES, config.audio_suffix.lower(), config.caption_suffix.lower(), ".json", ".txt")
 
         for path in paths:
             self.digest += use_files(path, lambda system, name: system.ukey(name))
@@ -156,6 +161,14 @@ class TarSplit:
             for first in range(0, len(samples), ROWS_OF_A_GROUP):
                 part = samples[first : first + ROWS_OF_A_GROUP]
                 self.row_groups.append(RowGroup(path, (part[0][0], part[-1][1]), len(part)))
+        if self._left_out:
+            logger.warning(
+                "left out %d files of tars that belong to no recording, such as %s; set audio_suffix if it is one",
+                len(self._left_out),
+                self._left_out[0],
+            )
+        if not self.row_groups:
+            raise ValueError(f"{paths[0]} contains no recordings; supported suffixes are {', '.join(SUFFIXES)}")
 
     def read(self, group: RowGroup, columns: Sequence[str]) -> Callable[[int], Row]:
         first, last = group.location
@@ -169,14 +182,16 @@ class TarSplit:
         samples: dict[str, dict[str, bytes]] = {}
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
             for member in archive:
-                key, suffix = _split_name(member.name)
+                if _is_hidden(member.name):
+                    continue
+                key, suffix = self._split_name(member.name)
                 extracted = archive.extractfile(member)
                 if extracted is not None:
                     samples.setdefault(key, {})[suffix] = extracted.read()
 
         rows = []
         for key, parts in samples.items():
-            if set(parts) & set(SUFFIXES):
+            if self._find_audio(parts) is not None:
                 try:
                     row = self._row(key, parts)
                 except (AttributeError, RecursionError, TypeError, ValueError) as error:
@@ -185,14 +200,20 @@ class TarSplit:
         return rows.__getitem__
 
     def _row(self, key: str, parts: Mapping[str, bytes]) -> Row:
-        suffix = next(suffix for suffix in SUFFIXES if suffix in parts)
+        config, suffix = self.config, self._find_audio(parts)
+        assert suffix is not None
         about = json.loads(parts.get(".json", b"{}"))
-        captions = about.get("captions") or about.get("caption") or about.get("text") or parts.get(".txt", b"").decode()
+        captions: Any = None
+        for name in filter(None, (config.caption_key, "captions", "caption", "text")):
+            captions = captions or about.get(name)
+        if not captions:
+            content = parts.get(config.caption_suffix.lower(), b"")
+            captions = decode_text(content, key + config.caption_suffix, config.languages, config.encoding).splitlines()
 
         return {
             "clip_id": key,
             "audio_path": key + suffix,
-            "captions": {self.language: list(filter(str.strip, _as_texts(captions)))},
+            "captions": _captions_by_language(captions, config.language, config.languages),
             "labels": _as_texts(about.get("labels") or about.get("tag") or []),
             "events": [],
             "source": str(about.get("source") or FILE_SOURCE + key),
@@ -204,7 +225,8 @@ class TarSplit:
         """Return the (start byte, end byte) of each WebDataset sample with a recording in a tar file."""
         samples: list[tuple[int, int]] = []
         keys: set[str] = set()
-        for key, members in groupby(read_file(path, _read_headers), lambda member: _split_name(member.name)[0]):
+        headers = [member for member in read_file(path, _read_headers) if not _is_hidden(member.name)]
+        for key, members in groupby(headers, lambda member: self._split_name(member.name)[0]):
             if key in keys:
                 raise ValueError(f"{path}: the members of sample {key!r} are not adjacent; pack with tar --sort=name")
             keys.add(key)
@@ -212,10 +234,47 @@ class TarSplit:
             for member in files:
                 if member.issparse():  # its size in the header is unreliable
                     raise ValueError(f"{path}: {member.name} is a sparse file; pack it without --sparse")
-            if any(_split_name(member.name)[1] in SUFFIXES for member in files):
+            if self._find_audio([self._split_name(member.name)[1] for member in files]) is None:
+                self._left_out += [member.name for member in files]
+            else:
                 last_blocks = -(-files[-1].size // tarfile.BLOCKSIZE)
                 samples.append((files[0].offset, files[-1].offset_data + last_blocks * tarfile.BLOCKSIZE))
         return samples
+
+    def _find_audio(self, suffixes: Iterable[str]) -> str | None:
+        """Return the suffix of the recording of a sample, or None without one."""
+        present = set(suffixes)
+        for suffix in filter(None, (self.config.audio_suffix.lower(), *SUFFIXES)):
+            if suffix in present:
+                return suffix
+        return None
+
+    def _split_name(self, name: str) -> tuple[str, str]:
+        """Split a file name into sample key and lower-case suffix, the longest known one.
+
+        A name with another suffix is split at its first dot, as in WebDataset: "a.seg.npy" belongs to the sample "a".
+        """
+        folder, _, file = name.rpartition("/")
+        for suffix in sorted(filter(None, self._known), key=len, reverse=True):
+            if file.lower().endswith(suffix) and len(file) > len(suffix):
+                return name[: -len(suffix)], suffix
+        stem, dot, rest = file.partition(".")
+        return f"{folder}/{stem}" if folder else stem, dot + rest.lower()
+
+
+def _is_hidden(name: str) -> bool:
+    """Return whether a member of a tar is an entry of macOS, such as "._a.wav", or another hidden file."""
+    return any(part.startswith(("._", "__MACOSX")) for part in name.split("/")) or name.rsplit("/", 1)[-1][:1] == "."
+
+
+def _captions_by_language(captions: Any, language: str, languages: Sequence[str]) -> dict[str, list[str]]:
+    """Return `{language: [caption, ...]}`; plain texts are in `language`."""
+    by_language = captions if isinstance(captions, Mapping) else {language: captions}
+    unknown = sorted(set(by_language) - set(languages))
+    if unknown:
+        raise ValueError(f"the captions have the languages {unknown}; add them to languages, now {list(languages)}")
+    texts = {code: _as_texts(by_language.get(code) or []) for code in languages}
+    return {code: [text.strip() for text in of_code if text.strip()] for code, of_code in texts.items()}
 
 
 def _as_texts(value: Any) -> list[str]:
@@ -226,8 +285,14 @@ def _as_texts(value: Any) -> list[str]:
 
 
 def _read_headers(file: Any) -> list[tarfile.TarInfo]:
-    with tarfile.open(fileobj=file, mode="r:") as archive:
-        return [member for member in archive if not member.isdir()]
+    try:
+        with tarfile.open(fileobj=file, mode="r:") as archive:
+            return [member for member in archive if not member.isdir()]
+    except tarfile.ReadError:
+        file.seek(0)
+        if file.read(2) == b"\x1f\x8b":
+            error = tarfile.ReadError("it is compressed with gzip; unpack it with gunzip, to read single samples")
+        raise ValueError(f"no tar file: {error}") from error
 
 
 def _read_row_group(path: str, number: int, columns: Sequence[str]) -> pyarrow.Table:
@@ -237,13 +302,6 @@ def _read_row_group(path: str, number: int, columns: Sequence[str]) -> pyarrow.T
         return parquet.read_row_group(number, columns=list(columns), use_threads=False)
 
     return read_file(path, read)
-
-
-def _split_name(name: str) -> tuple[str, str]:
-    """Split a file name at the first dot after the last slash into sample key and lower-case suffix."""
-    folder, _, file = name.rpartition("/")
-    stem, dot, suffix = file.partition(".")
-    return f"{folder}/{stem}" if folder else stem, dot + suffix.lower()
 
 
 def load_prepared(**options: Any) -> dict[str, RowStream]:
@@ -359,18 +417,42 @@ class TarConfig:
             "validation" or "valid", "test", "development", "evaluation") determines its split. A path with no split
             name belongs to "train".
         language: ISO 639-3 code of the captions.
+        languages: Languages of captions that are stored by language, such as `{"eng": ..., "fra": ...}`; defaults to
+            `language`.
+        audio_suffix: Suffix of the recordings, if it is not a usual one, such as ".sound". The content decides how they
+            are decoded.
+        caption_suffix: Suffix of the text files with captions, such as ".caption".
+        caption_key: Key of the captions in the `.json` files, if it is none of captions, caption and text.
+        encoding: Encoding of the text files; by default UTF-8, UTF-16, or that of the languages if it is certain.
     """
 
     data_dir: str | None = None
     language: str = "eng"
+    languages: Sequence[str] = ()
+    audio_suffix: str = ""
+    caption_suffix: str = ".txt"
+    caption_key: str | None = None
+    encoding: str | None = None
 
     def __post_init__(self) -> None:
         if self.data_dir is None:
             raise ValueError("webdataset requires data_dir: a folder of tar files, or its address")
+        self.languages = (self.languages,) if isinstance(self.languages, str) else tuple(self.languages)
+        self.languages = tuple(dict.fromkeys([self.language, *self.languages]))
+        for name in ("audio_suffix", "caption_suffix"):
+            suffix = getattr(self, name)
+            setattr(self, name, suffix if not suffix or suffix.startswith(".") else f".{suffix}")
 
 
 def load_tars(**options: Any) -> dict[str, RowStream]:
     """Stream WebDataset tar files; return `{split: stream}`. The options are the fields of `TarConfig`."""
     config = TarConfig(**options)
-    files = _find_files(str(config.data_dir), ".tar")
-    return {split: RowStream(TarSplit(paths, config.language)) for split, paths in files.items()}
+    try:
+        files = _find_files(str(config.data_dir), ".tar")
+    except FileNotFoundError:
+        for suffix in (".tar.gz", ".tgz"):
+            with suppress(FileNotFoundError):
+                (path, *_), *_ = _find_files(str(config.data_dir), suffix).values()
+                raise ValueError(f"{path} is compressed; unpack it with gunzip, to read single samples") from None
+        raise
+    return {split: RowStream(TarSplit(paths, config)) for split, paths in files.items()}

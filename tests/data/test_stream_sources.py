@@ -1,5 +1,6 @@
 """WebDataset tar files as streams of rows."""
 
+import gzip
 import io
 import json
 import tarfile
@@ -106,7 +107,15 @@ def test_a_sparse_member_is_rejected(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "note", ["{", "[" * 20_000, '{"text": 3}', '{"text": {"eng": "rain"}}', '{"text": "rain", "labels": [1]}']
+    "note",
+    [
+        "{",
+        "[" * 20_000,
+        '{"text": 3}',
+        '{"text": {"eng": 3}}',
+        '{"text": {"xyz": "rain"}}',
+        '{"text": "rain", "labels": [1]}',
+    ],
 )
 def test_a_sample_that_cannot_be_read_is_named(tmp_path, note):
     write_tar(tmp_path / "train.tar", [("a.flac", b"1"), ("a.json", note.encode())])
@@ -125,3 +134,48 @@ def test_tar_files_belong_to_the_split_that_a_word_of_their_path_names(tmp_path)
         "test": ["evaluation-0"],
         "validation": ["validation_0"],
     }
+
+
+def rows_of_tar(folder, **options):
+    return list(load_splits("webdataset", data_dir=str(folder), streaming=True, **options)["train"])
+
+
+def test_samples_of_a_tar_may_have_dots_and_any_audio_suffix(tmp_path, caplog):
+    names = ["Yabc_10.000_20.000.wav", "track 2.0.FLAC", "x.oga", "y.webm", "z.mp4"]
+    members = []
+    for name in names:
+        members += [(name, b"1"), (name.rpartition(".")[0] + ".json", b'{"text": "rain"}')]
+    members += [("._x.oga", b"Mac"), ("__MACOSX/x.oga", b"Mac"), ("odd.sound", b"1"), ("odd.json", b"{}")]
+    write_tar(tmp_path / "train.tar", members)
+    assert [row["audio_path"] for row in rows_of_tar(tmp_path)] == [*names[:1], "track 2.0.flac", *names[2:]]
+    assert ["2 files" in message and "odd.sound" in message for message in caplog.messages] == [True]
+    assert len(rows_of_tar(tmp_path, audio_suffix="sound")) == 6
+
+
+def test_captions_of_a_tar_may_have_own_keys_and_encodings(tmp_path):
+    members = [("a.wav", b"1"), ("a.caption", "pluie légère\r\nla pluie\n".encode("cp1252")), ("b.wav", b"1")]
+    members += [
+        ("b.caption", b"\xef\xbb\xbfwind"),
+        ("c.wav", b"1"),
+        ("c.json", b'{"about": {"eng": "c", "fra": ["d"]}}'),
+    ]
+    write_tar(tmp_path / "train.tar", members)
+    options = {"caption_suffix": "caption", "caption_key": "about", "languages": ["fra"]}
+    captions = [row["captions"] for row in rows_of_tar(tmp_path, **options)]
+    assert captions == [
+        {"eng": ["pluie légère", "la pluie"], "fra": []}, {"eng": ["wind"], "fra": []}, {"eng": ["c"], "fra": ["d"]}
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match=r"train\.tar: sample 'c'.*'fra'"):
+        rows_of_tar(tmp_path, caption_suffix="caption", caption_key="about")
+
+
+def test_a_tar_that_cannot_be_streamed_is_named(tmp_path):
+    (tmp_path / "a.tar.gz").write_bytes(gzip.compress(b"x"))
+    with pytest.raises(ValueError, match=r"a\.tar\.gz is compressed"):
+        rows_of_tar(tmp_path)
+    (tmp_path / "a.tar.gz").rename(tmp_path / "a.tar")
+    with pytest.raises(OSError, match=r"a\.tar cannot be read.*gzip"):
+        rows_of_tar(tmp_path)
+    write_tar(tmp_path / "a.tar", [("notes.txt", b"rain")])
+    with pytest.raises(ValueError, match=r"a\.tar contains no recordings"):
+        rows_of_tar(tmp_path)
