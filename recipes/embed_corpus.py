@@ -7,14 +7,21 @@ Threads prefetch audio, and with `accelerate launch` each process writes a part 
 continues with the missing files, with any number of processes. Repeated runs on the same kind of machine write
 identical files. Unusable recordings are skipped and listed in `manifest.json`.
 
+A corpus for many machines is a table of paths. Each machine embeds one range of its rows, without waiting for others:
+
+    supclap embed --table clips.parquet --path_column path --shard 17/100 --output embeddings/corpus
+    supclap embed --table clips.parquet --path_column path --finish true --output embeddings/corpus
+
 Load the result with `datasets.load_dataset("parquet", data_files="embeddings/my_sounds/data/*")`. The columns are
-`clip_id`, `split`, `start_seconds`, `end_seconds` and `embedding` (float32, unit norm).
+`clip_id`, `split`, `start_seconds`, `end_seconds` and `embedding` (`--dtype`, unit norm).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -42,23 +49,54 @@ class Clip(NamedTuple):
     row: int
 
 
+class Clips(Sequence[Clip]):
+    """Recordings of all splits in order. A slice is read from the rows when it is needed."""
+
+    def __init__(self, splits: Mapping[str, Any]) -> None:
+        from modeling_supclap.datasets_scripts.schema import without_audio
+
+        self.rows = {split: without_audio(rows) for split, rows in splits.items()}
+
+    def __len__(self) -> int:
+        return sum(len(rows) for rows in self.rows.values())
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return one clip, or a list of clips for a slice."""
+        if not isinstance(index, slice):
+            return self[index : index + 1][0]
+        clips, offset = [], 0
+        start, stop, _ = index.indices(len(self))
+        for split, rows in self.rows.items():
+            for number in range(max(start - offset, 0), min(stop - offset, len(rows))):
+                clips.append(Clip(rows[number]["clip_id"], split, number))
+            offset += len(rows)
+        return clips
+
+
 class Corpus:
     """Recordings to embed, from all splits. Paths in the manifest are relative to the folder `root`."""
 
-    def __init__(self, splits: Mapping[str, Any], root: str | None = None) -> None:
-        from modeling_supclap.datasets_scripts.schema import without_audio
+    def __init__(self, splits: Mapping[str, Any], root: str | None = None, pad_short_clips: bool = False) -> None:
+        self.splits, self.root, self.pad_short_clips = splits, root, pad_short_clips
+        self.clips = Clips(splits)
 
-        self.splits, self.root = splits, root
-        self.clips: list[Clip] = []
-        for split, rows in splits.items():
-            for number, row in enumerate(without_audio(rows)):
-                self.clips.append(Clip(row["clip_id"], split, number))
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the splits and ids of all clips, or of the table."""
+        digest = hashlib.sha256()
+        for split, rows in self.clips.rows.items():
+            if hasattr(rows, "digest"):
+                digest.update(f"{split}\0{rows.digest}\n".encode())
+                continue
+            for row in rows:
+                digest.update(f"{split}\0{row['clip_id']}\n".encode())
+        return digest.hexdigest()
 
     def relative(self, text: str | None) -> str:
         """Remove the root folder from the paths in a text."""
         return (text or "").replace(f"{self.root}/", "") if self.root else text or ""
 
-    def recording(self, clip: Clip, model: EmbeddingModel, pad_short_clips: bool) -> Recording:
+    def recording(self, clip: Clip, model: EmbeddingModel) -> Recording:
         """Return a recording that is read on demand. If it is too short for the model, it is padded or refused."""
         from modeling_supclap.audio_input import Recording
         from modeling_supclap.datasets_scripts.audio import read_row
@@ -69,7 +107,7 @@ class Corpus:
                 row,
                 rate_hz,
                 min_seconds=model.min_seconds,
-                pad_short_clips=pad_short_clips,
+                pad_short_clips=self.pad_short_clips,
                 resampling_method=model.resampling_method,
             )
 
@@ -77,34 +115,67 @@ class Corpus:
 
 
 def load_corpus(args: CorpusArguments) -> Corpus:
-    """Load the dataset, or list the recordings in the folder."""
+    """Load the dataset or the table, or list the recordings in the folder."""
     from modeling_supclap.datasets_scripts.audio import Address
     from modeling_supclap.evaluation.windows import list_recordings
 
-    if (args.dataset is None) == (args.folder is None):
-        raise ValueError(f"got dataset={args.dataset!r} and folder={args.folder!r}; set exactly one of them")
+    sources = {"dataset": args.dataset, "folder": args.folder, "table": args.table}
+    if sum(source is not None for source in sources.values()) != 1:
+        raise ValueError(f"got {sources}; set exactly one of them")
     if args.dataset is not None:
         data_dir = args.builder_options.get("data_dir")
         root = None if data_dir is None or not Path(data_dir).is_dir() else str(Path(data_dir).absolute())
-        return Corpus(args.load_splits(), root)
+        return Corpus(args.load_splits(), root, args.pad_short_clips)
+    if args.table is not None:
+        from modeling_supclap.datasets_scripts.recording_table import RecordingTable
+
+        rows_of_table = RecordingTable(args.table, args.path_column, args.id_column)
+        return Corpus({"all": rows_of_table}, str(Path(args.table).resolve().parent), args.pad_short_clips)
 
     root, paths = list_recordings(str(args.folder))
     rows = []
     for name, path in paths.items():
         rows.append({"clip_id": name, "audio_path": path if isinstance(path, Address) else str(path)})
-    return Corpus({"all": rows}, root)
+    return Corpus({"all": rows}, root, args.pad_short_clips)
+
+
+class Shard(NamedTuple):
+    """Part `number` of `count` equal parts of a corpus, by ranges of rows."""
+
+    number: int
+    count: int
+
+    @classmethod
+    def parse(cls, text: str | None) -> Shard:
+        """Parse "17/100"; None is the whole corpus. Raise ValueError if it is not a number from 0 and a count."""
+        match = re.fullmatch(r"(\d+)/(\d+)", text or "0/1")
+        if match is None or int(match[1]) >= int(match[2]):
+            raise ValueError(f"shard is {text!r}; expected a number from 0 and a count, from 0/100 to 99/100")
+        return cls(int(match[1]), int(match[2]))
+
+    @property
+    def name(self) -> str:
+        return f"{self.number:05d}-of-{self.count:05d}"
+
+    def rows(self, total: int) -> range:
+        """Return the rows of this part of `total` rows."""
+        return range(total * self.number // self.count, total * (self.number + 1) // self.count)
 
 
 def main() -> None:
     """Run the command: write the missing Parquet files and the manifest."""
     (args,) = parse_arguments((CorpusArguments,), about=__doc__)
 
-    from modeling_supclap.datasets_scripts.public_names import redact
     from modeling_supclap.evaluation.models import check_device, load_embedding_model
 
-    for name in ("batch_size", "clips_per_file"):
-        if getattr(args, name) < 1:
-            raise ValueError(f"{name} is {getattr(args, name)}; it must be at least 1")
+    if args.batch_size < 1 or (args.clips_per_file is not None and args.clips_per_file < 1):
+        raise ValueError(
+            f"batch_size is {args.batch_size} and clips_per_file {args.clips_per_file}; both must be at least 1"
+        )
+    shard, output = Shard.parse(args.shard), Path(args.output)
+    if args.finish:
+        finish(output)
+        return
     if args.device is not None:
         check_device(args.device)
 
@@ -116,10 +187,41 @@ def main() -> None:
     )
     # The requested length, limited by the model's maximum.
     args.chunk_seconds = min(filter(None, (args.chunk_seconds, model.chunk_seconds)), default=None)
+    args.clips_per_file = choose_clips_per_file(args, len(corpus.clips), state.num_processes)
 
-    # The plan contains all settings that determine the embeddings; an output folder with another plan is rejected.
-    clips = "".join(f"{clip.split}\0{clip.clip_id}\n" for clip in corpus.clips)
+    plan = make_plan(args, corpus, model, shard)
+    locked = output / "data" / f"embeddings-{shard.name}" if shard.count > 1 else output
+    with folder_lock(locked) if state.is_main_process else nullcontext():
+        if state.is_main_process:
+            start_output(output, plan, shard)
+        state.wait_for_everyone()
+        paths = write_files(model, corpus, args, state)
+        state.wait_for_everyone()
+        if state.is_main_process and shard.count == 1:
+            write_manifest(output, plan, describe_files(paths))
+        elif state.is_main_process:
+            write_json(output / "shards" / f"{shard.name}.json", describe_files(paths))
+            say(f"shard {shard.name} of {output} is complete; after the last one, run the command with --finish true")
+
+
+def choose_clips_per_file(args: CorpusArguments, clips: int, processes: int) -> int:
+    """Return the number of recordings per file: as given, as in an earlier run, or at least four files a process."""
+    plan_path = Path(args.output, "plan.json")
+    if args.clips_per_file is not None:
+        return args.clips_per_file
+    if plan_path.is_file():
+        return int(json.loads(plan_path.read_text(encoding="utf-8"))["clips_per_file"])
+    in_shard = len(Shard.parse(args.shard).rows(clips))
+    return max(1, min(10_000, math.ceil(in_shard / (4 * processes))))
+
+
+def make_plan(args: CorpusArguments, corpus: Corpus, model: EmbeddingModel, shard: Shard) -> dict[str, Any]:
+    """Return all settings that determine the embeddings. An output folder with another plan is refused."""
+    from modeling_supclap.datasets_scripts.public_names import redact
+
     options: dict[str, Any] = {"model": args.model, "dataset": args.dataset, "folder": args.folder}
+    if args.table is not None:
+        options |= {"table": args.table, "path_column": args.path_column, "id_column": args.id_column}
     config = {name: value for name, value in args.builder_options.items() if name not in ("data_dir", "cache_dir")}
     if config:
         options["dataset_config"] = config
@@ -129,22 +231,26 @@ def main() -> None:
         **redact(options, from_anywhere=True),
         "chunk_samples": model.chunk_samples(args.chunk_seconds),
         "model_fingerprint": model.fingerprint,
-        "corpus": hashlib.sha256(clips.encode()).hexdigest(),
+        "corpus": corpus.digest,
         "clips": len(corpus.clips),
         "clips_per_file": args.clips_per_file,
     }
-    with folder_lock(args.output) if state.is_main_process else nullcontext():
-        if state.is_main_process:
-            start_output(Path(args.output), plan)
-        state.wait_for_everyone()
-        paths = write_files(model, corpus, args, state)
-        state.wait_for_everyone()
-        if state.is_main_process:
-            write_manifest(Path(args.output), plan, paths)
+    if args.dtype != "float32":
+        plan["dtype"] = args.dtype
+    if shard.count > 1:
+        plan["shards"] = shard.count
+    return plan
 
 
-def start_output(output: Path, plan: Mapping[str, Any]) -> None:
-    """Create the output folder, or reuse a folder with the same `plan` (settings). Remove unfinished files."""
+def start_output(output: Path, plan: Mapping[str, Any], shard: Shard) -> None:
+    """Create the output folder, or reuse a folder with the same `plan` (settings). Remove unfinished files.
+
+    Shards may start at the same time: each writes the plan if there is none, and then compares the one in the folder.
+    """
+    if shard.count > 1:
+        (output / "shards").mkdir(parents=True, exist_ok=True)
+        if not (output / "plan.json").is_file():
+            write_json(output / "plan.json", plan)
     plan_path = output / "plan.json"
     if plan_path.is_file():
         stored = json.loads(plan_path.read_text(encoding="utf-8"))
@@ -155,30 +261,36 @@ def start_output(output: Path, plan: Mapping[str, Any]) -> None:
         raise FileExistsError(f"{output} is not empty and contains no embeddings; choose another output")
 
     (output / "data").mkdir(parents=True, exist_ok=True)
-    for unfinished in (output / "data").glob("*.tmp"):
+    pattern = "*.tmp" if shard.count == 1 else f"embeddings-{shard.name}-*.tmp"
+    for unfinished in (output / "data").glob(pattern):
         unfinished.unlink()
-    write_json(plan_path, plan)
+    if shard.count == 1:
+        write_json(plan_path, plan)
 
 
 def write_files(model: EmbeddingModel, corpus: Corpus, args: CorpusArguments, state: PartialState) -> list[Path]:
     """Embed recordings and write this process's share of the missing files. Return the paths of all files."""
     from modeling_supclap.datasets_scripts.progress import progress
 
-    starts = range(0, len(corpus.clips), args.clips_per_file)
+    shard, total = Shard.parse(args.shard), len(corpus.clips)
+    rows = shard.rows(total)
+    size = args.clips_per_file or choose_clips_per_file(args, total, state.num_processes)
+    starts = range(rows.start, rows.stop, size)
     paths, missing = [], {}
     for number, start in enumerate(starts):
-        paths.append(Path(args.output, "data", f"embeddings-{number:05d}-of-{len(starts):05d}.parquet"))
+        name = f"{number:05d}-of-{len(starts):05d}" if shard.count == 1 else f"{shard.name}-{number:05d}"
+        paths.append(Path(args.output, "data", f"embeddings-{name}.parquet"))
         if number % state.num_processes == state.process_index and not paths[-1].is_file():
-            missing[paths[-1]] = corpus.clips[start : start + args.clips_per_file]
+            missing[paths[-1]] = slice(start, min(start + size, rows.stop))
 
     width = model.encode_text(["sound"], "eng", 1).shape[1]
-    total = sum(map(len, missing.values()))
-    with progress((), "embedding", total, "recordings", quiet=not state.is_main_process) as bar:
-        for path, clips in missing.items():
+    count = sum(part.stop - part.start for part in missing.values())
+    with progress((), "embedding", count, "recordings", quiet=not state.is_main_process) as bar:
+        for path, part in missing.items():
             # Do not mix files in a batch, because rounding depends on the batch and some files may already exist.
-            embedded = []
+            clips, embedded = corpus.clips[part], []
             for chunks in model.chunk_embeddings(
-                [corpus.recording(clip, model, args.pad_short_clips) for clip in clips],
+                [corpus.recording(clip, model) for clip in clips],
                 args.chunk_seconds,
                 batch_size=args.batch_size,
                 num_workers=args.num_workers,
@@ -186,11 +298,18 @@ def write_files(model: EmbeddingModel, corpus: Corpus, args: CorpusArguments, st
             ):
                 embedded.append(chunks)
                 bar.update()
-            write_file(path, corpus, clips, embedded, width)
+            write_file(path, corpus, clips, embedded, width, args.dtype)
     return paths
 
 
-def write_file(path: Path, corpus: Corpus, clips: Sequence[Clip], embedded: Sequence[AudioChunks], width: int) -> None:
+def write_file(
+    path: Path,
+    corpus: Corpus,
+    clips: Sequence[Clip],
+    embedded: Sequence[AudioChunks],
+    width: int,
+    dtype: str = "float32",
+) -> None:
     """Write one Parquet file atomically. Its metadata lists the unusable recordings."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -210,18 +329,22 @@ def write_file(path: Path, corpus: Corpus, clips: Sequence[Clip], embedded: Sequ
             reason = corpus.relative(str(chunks.error).replace(audio_path, shown) if audio_path else str(chunks.error))
             bad.append({"clip_id": clip.clip_id, "audio_path": shown, "reason": reason})
 
-    table = pa.concat_tables(tables).combine_chunks().replace_schema_metadata({"bad_audio": json.dumps(bad)})
+    table = pa.concat_tables(tables)
+    if dtype == "float16":
+        column = table.schema.get_field_index("embedding")
+        halves = table["embedding"].cast(pa.list_(pa.float16(), width))
+        table = table.set_column(column, "embedding", halves)
+    table = table.combine_chunks().replace_schema_metadata({"bad_audio": json.dumps(bad)})
     with atomic_write(path) as unfinished, pq.ParquetWriter(unfinished, table.schema) as parquet:
         if len(table):  # `datasets` fails on a row group without rows
             parquet.write_table(table)
 
 
-def write_manifest(output: Path, plan: Mapping[str, Any], paths: Sequence[Path]) -> None:
-    """Write `manifest.json` with files, unusable recordings and versions. Its presence means the output is complete."""
+def describe_files(paths: Sequence[Path]) -> dict[str, Any]:
+    """Return the number of chunks, the files with their SHA-256, and the unusable recordings."""
     import pyarrow.parquet as pq
 
     from modeling_supclap.datasets_scripts.atomic_files import file_sha256
-    from modeling_supclap.datasets_scripts.manifest import installed_versions
 
     files, bad, chunks = [], [], 0
     for path in paths:
@@ -229,10 +352,37 @@ def write_manifest(output: Path, plan: Mapping[str, Any], paths: Sequence[Path])
         chunks += metadata.num_rows
         bad += json.loads(metadata.metadata[b"bad_audio"])
         files.append({"file": f"data/{path.name}", "rows": metadata.num_rows, "sha256": file_sha256(path)})
+    return {"chunks": chunks, "files": files, "bad_audio": bad}
+
+
+def finish(output: Path) -> None:
+    """Join the records of all shards to the manifest. Raise if a shard is missing."""
+    plan_path = output / "plan.json"
+    if not plan_path.is_file():
+        raise FileNotFoundError(f"{output} has no plan.json; run the command with --shard first")
+    plan = json.loads(plan_path.read_text(encoding="utf-8"))
+    joined: dict[str, Any] = {"chunks": 0, "files": [], "bad_audio": []}
+    missing = []
+    for number in range(plan.get("shards", 0)):
+        path = output / "shards" / f"{Shard(number, plan['shards']).name}.json"
+        if not path.is_file():
+            missing.append(f"{number}/{plan['shards']}")
+            continue
+        for name, value in json.loads(path.read_text(encoding="utf-8")).items():
+            joined[name] += value
+    if missing or not plan.get("shards"):
+        named = ", ".join(missing[:20]) or "all, because it was written without --shard"
+        raise ValueError(f"{output} lacks {len(missing)} shards: {named}; run them, then --finish true")
+    write_manifest(output, plan, joined)
+
+
+def write_manifest(output: Path, plan: Mapping[str, Any], described: Mapping[str, Any]) -> None:
+    """Write `manifest.json` with files, unusable recordings and versions. Its presence means the output is complete."""
+    from modeling_supclap.datasets_scripts.manifest import installed_versions
 
     versions = installed_versions(["supclap", "torch", "transformers", "torchaudio", "soundfile"])
-    manifest = {**plan, "chunks": chunks, "files": files, "bad_audio": bad, "versions": versions}
-    write_json(output / "manifest.json", manifest, one_writer=True)
+    write_json(output / "manifest.json", {**plan, **described, "versions": versions}, one_writer=True)
+    bad, chunks = described["bad_audio"], described["chunks"]
     say(f"{output} contains {plan['clips'] - len(bad)} of {plan['clips']} recordings in {chunks} chunks")
     if bad:
         say(f"{len(bad)} unusable recordings are listed in {output / 'manifest.json'}")

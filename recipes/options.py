@@ -7,7 +7,7 @@ import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from modeling_supclap.datasets_scripts import add_translations, load_builder, load_splits
 from modeling_supclap.languages import LANGUAGES, require_language_code
@@ -438,11 +438,19 @@ class CorpusArguments(SplitsArguments):
     folder: str | None = option(
         "Folder of recordings to embed, or its fsspec address (s3://...), instead of a dataset."
     )
+    table: str | None = option("Parquet or CSV file with one recording per row, instead of a dataset or folder.")
+    path_column: str = option("Column of the table with paths or fsspec addresses.", "path")
+    id_column: str | None = option("Column of the table with unique ids; by default, the paths.")
+    shard: str | None = option("Part of the corpus to embed, such as 17/100 (the first is 0/100), in a shared output.")
+    finish: bool = option("Write the manifest after all shards are complete.", False)
     output: str = option("Folder to write or to continue.", "outputs/embeddings")
     chunk_seconds: float | None = option("Length of the chunks of long recordings, in seconds.", 10.0)
     pad_short_clips: bool = option(PAD_SHORT_CLIPS, False)
     batch_size: int = option("Number of recordings to read, and of chunks to embed, at once.", 32)
-    clips_per_file: int = option("Number of recordings in each Parquet file of the output.", 10_000)
+    clips_per_file: int | None = option(
+        "Number of recordings in each Parquet file; by default four files a process, at most 10,000 recordings each."
+    )
+    dtype: Literal["float32", "float16"] = option("Type of the stored embeddings.", "float32")
     num_workers: int = option("Number of reading threads for each embedding process.", min(4, os.cpu_count() or 1))
     device: str | None = option("Device such as cpu or cuda; by default, a GPU if available.")
     trust_remote_code: bool = option("Run code from the repository of a sentence-transformers model.", False)

@@ -9,6 +9,7 @@ import builders
 import datasets
 import fsspec
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import soundfile
@@ -20,6 +21,7 @@ from modeling_supclap import SupCLAPModel, encoding
 from modeling_supclap.datasets_scripts import load_splits
 from modeling_supclap.datasets_scripts.atomic_files import InUseError, folder_lock
 from modeling_supclap.recipes import embed_corpus
+from modeling_supclap.recipes.options import CorpusArguments
 
 ROOT = Path(__file__).parents[2]
 RECIPE = "recipes/embed_corpus.py"
@@ -273,3 +275,98 @@ def test_other_options_of_the_dataset_need_another_output(folder, tmp_path):
 def test_bad_arguments_are_refused(arguments, error, message):
     with pytest.raises(error, match=message):
         run_recipe(embed_corpus, *arguments)
+
+
+# ---- tables and shards ----
+
+
+def write_table(folder: Path, rows_per_group: int = 3) -> Path:
+    """Write a Parquet table with the recordings of `folder` in reverse order, and a missing one at the end."""
+    names = sorted((str(path.relative_to(folder)) for path in folder.glob("sounds/**/*.[wf]*")), reverse=True)
+    table = pa.table({"key": [f"k{number}" for number in range(len(names) + 1)], "path": [*names, "sounds/gone.wav"]})
+    pq.write_table(table, folder / "clips.parquet", row_group_size=rows_per_group)
+    return folder / "clips.parquet"
+
+
+def table_words(folder, output, *more):
+    return [
+        "--model", folder / "model", "--table", folder / "clips.parquet", "--output", output, "--chunk_seconds", 1.5,
+        "--batch_size", 3, "--num_workers", 0, "--device", "cpu", *more,
+    ]  # fmt: skip
+
+
+def test_a_table_has_the_embeddings_of_its_folder(folder, whole, tmp_path):
+    write_table(folder)
+    run_recipe(embed_corpus, *table_words(folder, tmp_path / "out", "--clips_per_file", 4))
+    by_id = {}
+    for row in rows_of(whole):
+        by_id[row["clip_id"], row["start_seconds"].item()] = row["embedding"]
+    rows = rows_of(tmp_path / "out")
+    assert len(rows) == len(by_id)
+    for row in rows:
+        key = row["clip_id"].removeprefix("sounds/"), row["start_seconds"].item()
+        np.testing.assert_allclose(row["embedding"], by_id[key], atol=1e-5)
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert {bad["clip_id"].removeprefix("sounds/") for bad in manifest["bad_audio"]} == {*BAD, "gone.wav"}
+    assert str(tmp_path) not in json.dumps(manifest)
+    assert str(folder) not in json.dumps(manifest)
+
+
+def test_shards_in_any_order_are_the_whole_table(folder, tmp_path):
+    write_table(folder)
+    output = tmp_path / "out"
+    run_recipe(embed_corpus, *table_words(folder, output, "--shard", "2/3", "--id_column", "key"))
+    with pytest.raises(ValueError, match=r"lacks 2 shards: 0/3, 1/3"):
+        run_recipe(embed_corpus, "--output", output, "--finish", "true")
+    for number in (0, 1):
+        run_recipe(embed_corpus, *table_words(folder, output, "--shard", f"{number}/3", "--id_column", "key"))
+    before = bytes_of(output / "data")
+    run_recipe(embed_corpus, *table_words(folder, output, "--shard", "1/3", "--id_column", "key"))  # nothing to do
+    assert bytes_of(output / "data") == before
+    run_recipe(embed_corpus, "--output", output, "--finish", "true")
+
+    run_recipe(embed_corpus, *table_words(folder, tmp_path / "one", "--id_column", "key"))
+    sharded, whole = (rows_of(each).sort(["clip_id", "start_seconds"]) for each in (output, tmp_path / "one"))
+    assert list(sharded["clip_id"][:]) == list(whole["clip_id"][:])
+    np.testing.assert_allclose(sharded["embedding"][:], whole["embedding"][:], atol=1e-5)
+    manifests = [json.loads((each / "manifest.json").read_text()) for each in (output, tmp_path / "one")]
+    assert manifests[0]["clips"] == manifests[1]["clips"] == 15
+    assert manifests[0]["chunks"] == manifests[1]["chunks"] == len(whole)
+    assert {bad["clip_id"] for bad in manifests[0]["bad_audio"]} == {
+        bad["clip_id"] for bad in manifests[1]["bad_audio"]
+    }
+    with pytest.raises(FileExistsError, match="shards"):
+        run_recipe(embed_corpus, *table_words(folder, output, "--shard", "0/4", "--id_column", "key"))
+
+
+@pytest.mark.parametrize("shard", ["3/3", "1", "-1/3", "a/b", "0/0"])
+def test_a_shard_that_does_not_exist_is_refused(folder, tmp_path, shard):
+    write_table(folder)
+    with pytest.raises(ValueError, match=shard):
+        run_recipe(embed_corpus, *table_words(folder, tmp_path / "out", f"--shard={shard}"))
+
+
+def test_shards_do_not_wait_for_each_other(folder, tmp_path):
+    write_table(folder)
+    output = tmp_path / "out"
+    with folder_lock(output / "data" / "embeddings-00000-of-00002"):  # another machine writes the first shard
+        run_recipe(embed_corpus, *table_words(folder, output, "--shard", "1/2"))
+    assert [path.name for path in (output / "shards").iterdir()] == ["00001-of-00002.json"]
+
+
+def test_half_precision_halves_the_file(folder, tmp_path):
+    write_table(folder)
+    run_recipe(embed_corpus, *table_words(folder, tmp_path / "single"))
+    run_recipe(embed_corpus, *table_words(folder, tmp_path / "half", "--dtype", "float16"))
+    single, half = rows_of(tmp_path / "single")["embedding"][:], rows_of(tmp_path / "half")["embedding"][:]
+    (path,) = (tmp_path / "half" / "data").glob("*-00000-of-*")
+    assert pq.read_schema(path).field("embedding").type == pa.list_(pa.float16(), single.shape[1])
+    np.testing.assert_allclose(half, single, atol=1e-3)
+
+
+def test_files_have_a_size_that_shares_the_work():
+    args = CorpusArguments(output="nowhere")
+    for clips, processes, expected in ((2000, 2, 250), (1_000_000, 8, 10_000), (3, 8, 1)):
+        assert embed_corpus.choose_clips_per_file(args, clips, processes) == expected
+    sharded = CorpusArguments(output="nowhere", shard="1/10")
+    assert embed_corpus.choose_clips_per_file(sharded, 2000, 1) == 50

@@ -1,0 +1,74 @@
+"""Tables of recordings: rows of Parquet and CSV files, one row group at a time."""
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+
+from modeling_supclap.datasets_scripts.audio import Address
+from modeling_supclap.datasets_scripts.recording_table import RecordingTable
+
+
+def write(folder, name="clips.parquet", group=2, **columns):
+    paths = ["a.wav", "b/c.wav", "s3://x/d.wav", None, "/data/e.wav"]
+    table = pa.table(columns or {"path": paths, "size": range(5)})
+    if name.endswith(".csv"):
+        pa.csv.write_csv(table, folder / name)
+    else:
+        pq.write_table(table, folder / name, row_group_size=group)
+    return folder / name
+
+
+@pytest.mark.parametrize("name", ["clips.parquet", "clips.csv"])
+def test_rows_in_any_order(tmp_path, name):
+    rows = RecordingTable(write(tmp_path, name))
+    assert len(rows) == 5
+    assert rows[4] == {"clip_id": "/data/e.wav", "audio_path": "/data/e.wav"}
+    assert rows[0] == {"clip_id": "a.wav", "audio_path": str(tmp_path / "a.wav")}
+    assert rows[-4]["audio_path"] == str(tmp_path / "b" / "c.wav")
+    assert rows[2]["clip_id"] == "s3://x/d.wav"
+    assert isinstance(rows[2]["audio_path"], Address)
+    assert [row["clip_id"] for row in rows[1:3]] == ["b/c.wav", "s3://x/d.wav"]
+    with pytest.raises(IndexError):
+        rows[5]
+
+
+def test_ids_of_a_column(tmp_path):
+    rows = RecordingTable(write(tmp_path, path=["a.wav", "b.wav"], key=[7, 8]), id_column="key")
+    assert [row["clip_id"] for row in rows] == ["7", "8"]
+
+
+def test_only_one_row_group_is_read(tmp_path, monkeypatch):
+    rows = RecordingTable(write(tmp_path))
+    read = []
+    monkeypatch.setattr(rows, "_read", lambda group, own=rows._read: read.append(group) or own(group))
+    found = [rows[index]["clip_id"] for index in (2, 3, 2)]
+    assert found == ["s3://x/d.wav", None, "s3://x/d.wav"]
+    assert read == [1]
+
+
+def test_the_digest_is_of_the_content(tmp_path):
+    first = RecordingTable(write(tmp_path, path=["a.wav", "b.wav"])).digest
+    assert RecordingTable(write(tmp_path, path=["a.wav", "b.wav"])).digest == first
+    assert RecordingTable(write(tmp_path, path=["a.wav", "c.wav"])).digest != first
+    assert (
+        RecordingTable(write(tmp_path, "t.csv", path=["a.wav"])).digest
+        != RecordingTable(write(tmp_path, "t.csv", path=["b.wav"])).digest
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "error", "words"),
+    [
+        ("clips.parquet", "file", ValueError, r"'file'.*path"),
+        ("clips.txt", "path", ValueError, r"\.txt"),
+        ("gone.parquet", "path", FileNotFoundError, "gone"),
+    ],
+)
+def test_bad_tables_are_refused(tmp_path, name, column, error, words):
+    if name == "clips.parquet":
+        write(tmp_path)
+    elif name == "clips.txt":
+        (tmp_path / name).touch()
+    with pytest.raises(error, match=words):
+        RecordingTable(tmp_path / name, column)
