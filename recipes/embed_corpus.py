@@ -24,6 +24,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -139,7 +140,8 @@ def load_corpus(args: CorpusArguments) -> Corpus:
     return Corpus({"all": rows}, root, args.pad_short_clips)
 
 
-class Shard(NamedTuple):
+@dataclass(frozen=True)
+class Shard:
     """Part `number` of `count` equal parts of a corpus, by ranges of rows."""
 
     number: int
