@@ -24,9 +24,7 @@ def temporal_nce(
 
     L_text = mean_i -log( exp(s a_i . t_i) / sum_j w_ij exp(s a_i . t_j) ), s = logit_scale. L_audio is the same with
     audio and text exchanged; w_ij is then the weight of audio j in the denominator of text i. With weights of 1 and
-    beta = 1 the loss equals `info_nce`.
-
-    The numerator has no weight.
+    beta = 1 the loss equals `info_nce`. The numerator has no weight.
 
     A random model has a loss of (1 + beta) mean_i log sum_j w_ij. The loss of a perfect model approaches 0.
 
@@ -58,10 +56,13 @@ def temporal_nce(
         raise ValueError(f"got weights of shape {tuple(weights.shape)} for {size} items; expected ({size}, {size})")
 
     log_weights = weights.to(logits).log()
-    text_loss, audio_loss = (
-        ((side + log_weights).logsumexp(-1) - positive_mean(side, group_ids)).mean() for side in (logits, logits.mT)
-    )
-    return text_loss + beta * audio_loss
+    text_loss = _weighted_contrast(logits, log_weights, group_ids)
+    return text_loss + beta * _weighted_contrast(logits.mT, log_weights, group_ids)
+
+
+def _weighted_contrast(logits: Tensor, log_weights: Tensor, group_ids: Tensor | None) -> Tensor:
+    """Compute InfoNCE in one direction, with weights in the denominator only."""
+    return ((logits + log_weights).logsumexp(-1) - positive_mean(logits, group_ids)).mean()
 
 
 def _check_alphas(**alphas: float) -> None:
