@@ -89,8 +89,11 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
         for name, (value, reason) in _UNSUPPORTED.items():
             if getattr(self, name) != value:
                 raise ValueError(f"{name} is {getattr(self, name)!r}, but {reason}; leave it at {value!r}")
-        for language in (*self.languages, *self.eval_languages):
-            require_language_code(language)
+        for name in ("languages", "eval_languages"):
+            if isinstance(getattr(self, name), str):
+                raise ValueError(f"{name} is the string {getattr(self, name)!r}; pass a list, such as ['eng']")
+            for language in getattr(self, name):
+                require_language_code(language)
 
         for name, valid in _CHOICES.items():
             is_class = name == "loss" and re.fullmatch(r"[\w.]+:\w+", self.loss)

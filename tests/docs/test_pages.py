@@ -48,7 +48,8 @@ def export_text_only(monkeypatch):
     """Leave out the audio graph of ONNX exports: tracing takes seconds, and test_integrations_onnx.py checks it."""
     export = onnx._export
     monkeypatch.setattr(onnx, "_export", lambda *args: args[-1].stem == "audio" or export(*args))
-    monkeypatch.setattr(onnx, "check_parity", lambda *args: [])
+    for name in ("check_parity", "_describe"):
+        monkeypatch.setattr(onnx, name, lambda *args: [])
 
 
 @pytest.mark.usefixtures("at_a_readers", "export_text_only")
