@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent
-BENCHMARKS = ("training", "step", "search", "retrieval", "checks", "input_pipeline", "tiles")
+BENCHMARKS = ("training", "clap", "step", "search", "retrieval", "checks", "input_pipeline", "tiles")
 """Benchmarks in the order of the table. `gpu` runs only if it is selected with `--only`."""
 
 LARGE: dict[str, dict[str, Any]] = {

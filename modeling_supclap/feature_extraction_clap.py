@@ -31,7 +31,7 @@ def extract_clap(extractor: ClapFeatureExtractor, clips: Sequence[np.ndarray]) -
     features = []
     for clip in clips:
         waveform = torch.from_numpy(_fill(clip, extractor))
-        features.append(_log_mel(waveform.unsqueeze(0), extractor)[0])
+        features.append(_log_mel(waveform.unsqueeze(0), extractor, _find_repeated_frames(len(clip), extractor))[0])
     return {
         "input_features": _stack_views(torch.stack(features), extractor).numpy(),
         "is_longer": np.zeros((len(clips), 1), dtype=bool),
@@ -72,8 +72,28 @@ def _fill(clip: np.ndarray, extractor: ClapFeatureExtractor) -> np.ndarray:
     return np.pad(clip, (0, most - len(clip)))
 
 
-def _log_mel(waveforms: torch.Tensor, extractor: ClapFeatureExtractor) -> torch.Tensor:
-    """Compute log-mel spectrograms in decibels, (B, samples) -> (B, T, mels) float32, with centred frames."""
+def _find_repeated_frames(num_samples: int, extractor: ClapFeatureExtractor) -> tuple[int, int, int]:
+    """Find the frames of a repeated clip that equal earlier ones, such as those of the second half of 2 x 5 s.
+
+    Return `(first, stop, period)`: the frames from `first` to `stop` equal those one period before. Both are 0 if there
+    are none. The frames at the ends of the clip also contain the padding.
+    """
+    most, hop, half = extractor.nb_max_samples, extractor.hop_length, extractor.fft_window_size // 2
+    ends = {"repeat": most, "repeatpad": most // num_samples * num_samples}
+    if num_samples % hop or extractor.padding not in ends:
+        return 0, 0, 0
+    period = num_samples // hop
+    first, stop = -(-half // hop) + period, (ends[extractor.padding] - half) // hop + 1
+    return (first, stop, period) if stop > first else (0, 0, 0)
+
+
+def _log_mel(
+    waveforms: torch.Tensor, extractor: ClapFeatureExtractor, repeated: tuple[int, int, int] = (0, 0, 0)
+) -> torch.Tensor:
+    """Compute log-mel spectrograms in decibels, (B, samples) -> (B, T, mels) float32, with centred frames.
+
+    `repeated` is the result of `_find_repeated_frames`. These frames are copied.
+    """
     device, size = waveforms.device, extractor.fft_window_size
     dtype = torch.float32 if device.type == "mps" else torch.float64
     padded = torch.nn.functional.pad(waveforms.to(dtype), (size // 2, size // 2), mode="reflect")
@@ -84,11 +104,18 @@ def _log_mel(waveforms: torch.Tensor, extractor: ClapFeatureExtractor) -> torch.
     together = FRAMES_TOGETHER.get(device.type, FRAMES_TOGETHER_ELSEWHERE)
     mel = torch.empty(*frames.shape[:2], extractor.feature_size, device=device)
 
-    for block, out in zip(*(part.split(max(1, together // len(frames)), dim=1) for part in (frames, mel)), strict=True):
-        squares = torch.view_as_real(torch.fft.rfft(block * window)[..., :top]).square_()
+    first, stop, period = repeated
+    step = max(1, together // len(frames))
+    starts = [*range(0, first, step), *range(stop, frames.shape[1], step)]
+    for start in starts:
+        block = slice(start, min(start + step, first) if start < first else start + step)
+        squares = torch.view_as_real(torch.fft.rfft(frames[:, block] * window)[..., :top]).square_()
         power = squares[..., 0].add_(squares[..., 1]).float()  # (B, block, bins)
-        for first, low, weights in groups:
-            out[..., first : first + weights.shape[1]] = power[..., low : low + len(weights)] @ weights
+        for band, low, weights in groups:
+            mel[:, block, band : band + weights.shape[1]] = power[..., low : low + len(weights)] @ weights
+    for start in range(first, stop, max(period, 1)):
+        count = min(period, stop - start)
+        mel[:, start : start + count] = mel[:, start - period : start - period + count]
 
     return mel.clamp_(min=POWER_FLOOR).log10_().mul_(10)
 

@@ -196,6 +196,14 @@ def unit_norm(embeds: Any, count: int, name: str = "embeddings") -> np.ndarray:
     return array
 
 
+def default_device() -> str:
+    """Return the first available of CUDA, MPS (Apple) and XPU (Intel), or "cpu"."""
+    for name, backend in (("cuda", torch.cuda), ("mps", torch.backends.mps), ("xpu", torch.xpu)):
+        if backend.is_available():
+            return name
+    return "cpu"
+
+
 def check_device(device: str | torch.device) -> None:
     """Raise `ValueError` if torch cannot use a device on this machine."""
     try:
@@ -215,7 +223,7 @@ def _load(name: str, processor: Any, device: Any, trust_remote_code: bool) -> tu
             raise ValueError(f"module {module_name} has no function {function_name!r}")
         return getattr(module, function_name)(), processor
 
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = device or default_device()
     check_device(device)
     from ..conversion import find_kind, load_clap, load_open_clip
 

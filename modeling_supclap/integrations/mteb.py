@@ -21,6 +21,7 @@ import torch
 from ..audio_input import Recording, as_recordings
 from ..encoding import mean_embedding
 from ..evaluation import EmbeddingModel, Results, load_embedding_model, make_results
+from ..evaluation.models import default_device
 from ..evaluation.results import score
 from ..hub_ids import is_hub_id
 from ..languages import LANGUAGE_TABLE
@@ -66,7 +67,7 @@ class SupCLAPEncoder(AbsEncoder):
         hub: dict[str, Any] = {} if revision is None else {"revision": revision}
         if not isinstance(model, EmbeddingModel):
             loaded: Any = model or SupCLAPModel.from_pretrained(model_name, **hub, **kwargs)
-            loaded = loaded.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
+            loaded = loaded.to(device or default_device()).eval()
             model = load_embedding_model(loaded, processor, name=model_name)
         self.embedding_model = model
         self.model, self.processor, self.device = model.model, model.processor, model.device

@@ -11,7 +11,7 @@ from fake_models import ToneModel
 from modeling_supclap.audio_input import Recording
 from modeling_supclap.conversion import processor_from_clap, supclap_from_clap
 from modeling_supclap.evaluation.fingerprints import weights_fingerprint
-from modeling_supclap.evaluation.models import load_embedding_model, unit_norm
+from modeling_supclap.evaluation.models import default_device, load_embedding_model, unit_norm
 
 CLIPS = [builders.noise(length, seed) for seed, length in enumerate((16000, 12000, 9000))]
 
@@ -197,3 +197,10 @@ def test_half_precision_is_normalised_without_a_warning(recwarn):
     normalised = unit_norm(rough, 50)
     np.testing.assert_allclose(np.linalg.norm(normalised, axis=1), 1, atol=1e-6)
     assert not recwarn.list
+
+
+@pytest.mark.parametrize("available", [(), ("cuda", "mps"), ("mps",), ("xpu",)])
+def test_the_default_device_is_an_accelerator(monkeypatch, available):
+    for name, backend in (("cuda", torch.cuda), ("mps", torch.backends.mps), ("xpu", torch.xpu)):
+        monkeypatch.setattr(backend, "is_available", lambda name=name: name in available)
+    assert default_device() == (available[0] if available else "cpu")

@@ -56,6 +56,17 @@ def test_spectrograms_are_those_of_transformers(extractor):
     assert found["is_longer"].tolist() == [[False]] * len(clips)
 
 
+@pytest.mark.parametrize("padding", ["repeat", "repeatpad", "pad"])
+@pytest.mark.parametrize("hops", [1, 3, 4, 33, 50, 99, 100])
+def test_frames_of_a_repeated_clip_are_those_of_transformers(padding, hops):
+    """Clips of whole hops, of which repeated frames are copied."""
+    extractor = builders.clap_processor().feature_extractor
+    extractor.padding = padding
+    clip = builders.noise(hops * extractor.hop_length)
+    expected = extractor([clip], sampling_rate=extractor.sampling_rate)["input_features"][0]
+    np.testing.assert_allclose(extract_clap(extractor, [clip])["input_features"][0], expected, atol=1e-4, rtol=0)
+
+
 def test_long_clips_are_cropped_to_their_beginning(extractor):
     long = builders.noise(extractor.nb_max_samples + 5000)
     found = extract_clap(extractor, [long, long])["input_features"]
