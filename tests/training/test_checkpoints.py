@@ -435,7 +435,7 @@ def test_data_that_only_one_run_recorded_are_not_compared(run, rows, tmp_path, k
         written = json.loads(path.read_text())
         written["settings"]["training_data"] = {"dataset": "esc50"}
         path.write_text(json.dumps(written))
-    refuse_another_run(tmp_path / "checkpoint-4", other.args, other.model)
+    refuse_another_run(tmp_path / "checkpoint-4", other.args, describe_run(other.args, other.module))
 
 
 def test_changes_of_nested_settings_and_of_removed_ones_are_named(run, rows, tmp_path):
