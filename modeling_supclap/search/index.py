@@ -157,9 +157,8 @@ class SoundIndex:
         about = {}
         for key, value in metadata.items():
             about[key.decode()] = value.decode()
-        for key in _ABOUT:
-            if key not in about:
-                raise ValueError(f"{self.folder} has no metadata {key}; use an index made by `supclap search index`")
+        if missing := ", ".join(key for key in _ABOUT if key not in about):
+            raise ValueError(f"{self.folder} has no metadata {missing}; use an index made by `supclap search index`")
         return about
 
     def known_files(self) -> dict[str, dict[str, Any]]:
