@@ -51,7 +51,10 @@ def similarity_figure(results: Results, languages: Sequence[str]) -> str:
     wrong = results.arrays[f"similarity/{languages[0]}/negative"]
     curves[f"wrong, {languages[0]}"] = wrong, {"color": "black", "linestyle": "--"}
 
-    edges = np.histogram_bin_edges(np.concatenate([cosines for cosines, _ in curves.values()]), bins=40)
+    together = np.concatenate([cosines for cosines, _ in curves.values()]).astype(np.float64)
+    low, high = together.min(), together.max()
+    middle = (low + high) / 2  # of a collapsed model, all cosines are equal
+    edges = np.linspace(min(low, middle - 5e-4), max(high, middle + 5e-4), 41)
     for label, (cosines, style) in curves.items():
         counts, _ = np.histogram(cosines, edges)
         axes.stairs(counts / max(len(cosines), 1), edges, label=label, **style)

@@ -95,3 +95,9 @@ def test_the_spaces_of_several_models_are_one_picture(results, tmp_path):
 def test_the_suffix_sets_the_format_of_the_spaces(results, tmp_path, suffix, start):
     report_figures.save_projections({"one": results}, tmp_path / f"spaces{suffix}")
     assert (tmp_path / f"spaces{suffix}").read_bytes().startswith(start)
+
+
+def test_equal_similarities_have_a_histogram(results):
+    for kind in ("positive", "negative"):
+        results.arrays[f"similarity/eng/{kind}"] = np.array([0.5, np.nextafter(np.float32(0.5), 1)], np.float32)
+    assert "<svg" in report_figures.similarity_figure(results, ["eng"])

@@ -6,15 +6,27 @@ import full_scale
 import pytest
 from commands import run_recipe
 
+from modeling_supclap.evaluation.results import Results
 from modeling_supclap.recipes import reproduce
+from modeling_supclap.recipes.options import ReproductionArguments
+from modeling_supclap.recipes.runs import RECIPES
+from modeling_supclap.recipes.studies.pages import resolve_settings
+from modeling_supclap.recipes.studies.plan import plan
 from modeling_supclap.recipes.studies.select import list_tables
 
-TABLES = [name for name, table in list_tables().items() if "full" in table]
+TABLES = {name: table for name, table in list_tables().items() if "full" in table}
+SHORT = {
+    "max_steps": 1,
+    "logging_steps": 1,
+    "use_cpu": True,
+    "dataloader_num_workers": 0,
+    "per_device_eval_batch_size": 26,
+}
 
 
 @pytest.fixture(scope="module")
 def rehearsal(tmp_path_factory):
-    """Folder with the data, models and translations; the runs of all tables are shared."""
+    """Folder with the data, models and translations; the tables share their runs."""
     folder = tmp_path_factory.mktemp("full")
     full_scale.make_data(folder / "data")
     full_scale.make_models(folder)
@@ -22,19 +34,61 @@ def rehearsal(tmp_path_factory):
     return folder
 
 
-def reproduce_table(rehearsal, name, *words):
-    settings = {"max_steps": 1, "use_cpu": True, "dataloader_num_workers": 0, "per_device_eval_batch_size": 26}
+def reproduce_table(rehearsal, monkeypatch, name, *words):
+    """Run the command in the folder of the models, and return the content of its JSON file; None for a dry run."""
+    monkeypatch.chdir(rehearsal)
+    settings = {**SHORT, "dataset_config": {"num_test": 5, "blacklists": []}} if name == "supclap/table5" else SHORT
     options = ["--scale", "full", "--seeds", "0", "--allow_missing", "true", "--data_dir", rehearsal / "data"]
     run_recipe(reproduce, name, *options, "--settings", json.dumps(settings), *words)
-    return json.loads(
-        (rehearsal / "outputs" / "reproduce" / "full" / f"{name.replace('/', '_')}_selected.json").read_text()
-    )
+    path = rehearsal / "outputs" / "reproduce" / "full" / f"{name.replace('/', '_')}_selected.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def test_a_zero_shot_table_runs_to_its_end(rehearsal, monkeypatch, capsys):
+    """The shortest way through training, a published start model, ten folds, and clips that were trained on."""
+    words = ("--rows", "table1_infonce", "clap", "--datasets", "urbansound8k", "vggsound")
+    reproduce_table(rehearsal, monkeypatch, "supclap/table2", *words, "--dry_run", "true")
+    printed = capsys.readouterr().out
+    assert "missing" not in printed
+    assert "models/ml-clap: temperature 0.07, fixed" in printed
+    assert "3 of 3 clips of vggsound are in the training data of table1_infonce; they are evaluated" in printed
+
+    content = reproduce_table(rehearsal, monkeypatch, "supclap/table2", *words)
+    rows = {(row["row"], row["dataset"]): row for row in content["rows"]}
+    assert all(row["scores"]["zero_shot eng supclap top1"]["values"] for row in rows.values())
+    assert rows["table1_infonce", "urbansound8k"]["overlap"] == {"clips": 20, "trained": 0, "excluded": 0}
+    assert rows["table1_infonce", "vggsound"]["overlap"] == {"clips": 3, "trained": 3, "excluded": 0}
+    assert rows["clap", "urbansound8k"]["scores"]["zero_shot eng supclap top1"]["paper"] == 0.732
+    (folder,) = rehearsal.glob("outputs/reproduce/full/runs/table1_infonce-train-audiocaps-*-seed0")
+    used = Results.load(folder).content["training"]["arguments"]
+    assert (used["temperature"], used["train_temperature"], used["selection_split"]) == (0.07, False, "test")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TABLES)
-def test_the_table_is_written(rehearsal, name, monkeypatch):
-    monkeypatch.chdir(rehearsal)
-    content = reproduce_table(rehearsal, name)
-    for row in content["rows"]:
-        assert row["scores"], (name, row["model"])
+def test_the_table_is_written(rehearsal, monkeypatch, name):
+    content = reproduce_table(rehearsal, monkeypatch, name)
+    args = ReproductionArguments(scale="full", data_dir=".", seeds=[0])
+    planned = {(row.name, row.dataset): row for row in plan(name, TABLES[name], args)}
+    assert {(row["row"], row["dataset"]) for row in content["rows"]} == planned.keys()
+    assert all(row["scores"] for row in content["rows"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["supclap/table1", "atri/table1", "teminal/table2"])
+def test_a_run_uses_the_settings_of_the_page(rehearsal, monkeypatch, name):
+    """The temperature and all other arguments in results.json are those that docs/paper_settings.md states."""
+    reproduce_table(rehearsal, monkeypatch, name)
+    args = ReproductionArguments(scale="full", data_dir=".", seeds=[0], settings=SHORT)
+    for row in plan(name, TABLES[name], args):
+        step = row.runs[0][0]
+        if step.recipe not in ("train", "posttrain"):
+            continue
+        resolved = resolve_settings(row, 0)
+        (folder,) = rehearsal.glob(f"outputs/reproduce/full/runs/{step.folder.name}")
+        used = Results.load(folder).content["training"]["arguments"]
+        names = RECIPES[step.recipe][1][0].__dataclass_fields__.keys() | {"temperature", "train_temperature"}
+        for key in (names | {"learning_rate", "svr", "shared_radius", "radius_order"}) & used.keys() & resolved.keys():
+            if key in ("data_dir", "datasets", "share") or resolved[key] == "of the start model":
+                continue
+            assert used[key] == resolved[key], (row.name, key)
