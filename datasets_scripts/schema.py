@@ -185,7 +185,7 @@ def warn_of_shared_captions(rows: Any) -> None:
 
 
 def hash_rows(rows: Any) -> str:
-    """Hash the clip ids, the captions and the sampling of rows, in their order, without folders and recordings.
+    """Hash the clip ids, captions, negatives and sampling of rows, in their order, without folders and recordings.
 
     The result does not depend on how the rows are stored. Languages without any caption do not affect it.
 
@@ -201,8 +201,13 @@ def hash_rows(rows: Any) -> str:
         lists = pc.struct_field(captions, language)
         if pc.sum(pc.list_value_length(lists)).as_py():
             columns[language] = pc.fill_null(pc.binary_join(lists, "\x1f"), "")
-    for name in {SAMPLING, EXPECTED_COUNT}.intersection(getattr(light, "column_names", None) or ()):
-        columns[name] = pyarrow.array([json.dumps(value, sort_keys=True) for value in light[name]])
+    for name in (SAMPLING, EXPECTED_COUNT, "negatives"):
+        if isinstance(light, Dataset):
+            values = light[name][:] if name in light.column_names else []
+        else:
+            values = [row.get(name) for row in light]
+        if any(values):
+            columns[name] = pyarrow.array([json.dumps(value, sort_keys=True) for value in values])
 
     digest = hashlib.sha256()
     for name in sorted(columns):

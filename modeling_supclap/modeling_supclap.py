@@ -22,7 +22,7 @@ from .encoding import EncodingMixin
 from .pipeline_supclap import ClipPipeline  # noqa: F401, registers itself
 from .pooling import SentenceDense, last_pool, mean_pool, replace_pooled
 from .strict_loading import StrictLoadingMixin
-from .towers import build_tower, check_tower, import_tower_code, takes
+from .towers import build_tower, check_tower, freeze_idle, import_tower_code, takes
 
 
 @dataclass
@@ -124,6 +124,8 @@ class SupCLAPModel(EncodingMixin, StrictLoadingMixin, PreTrainedModel):
         self.text_model = text_model or build_tower("text", config.text_config, config.text_pooling)
         check_tower("audio", self.audio_model, config.audio_config, config.audio_pooling)
         check_tower("text", self.text_model, config.text_config, config.text_pooling)
+        freeze_idle(self.audio_model, config.audio_pooling)
+        freeze_idle(self.text_model, config.text_pooling)
         self.audio_projection = SupCLAPProjection(self.audio_model.config.hidden_size, config, config.projection_type)
         self.text_dense = nn.ModuleList()
         text_width = self.text_model.config.hidden_size
@@ -154,6 +156,15 @@ class SupCLAPModel(EncodingMixin, StrictLoadingMixin, PreTrainedModel):
             init.constant_(module.logit_scale, -math.log(self.config.temperature))
             if module.logit_bias is not None:
                 init.constant_(module.logit_bias, self.config.logit_bias or 0.0)
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """Load a model (see `StrictLoadingMixin`). Weights that no embedding depends on are frozen."""
+        loaded = super().from_pretrained(*args, **kwargs)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded  # with output_loading_info=True
+        freeze_idle(model.audio_model, model.config.audio_pooling)
+        freeze_idle(model.text_model, model.config.text_pooling)
+        return loaded
 
     @classmethod
     def from_encoders(cls, audio: str, text: str, **kwargs: Any) -> Self:

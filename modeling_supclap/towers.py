@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import re
 from typing import Any, Literal, get_args
 
 import torch
@@ -22,6 +23,26 @@ from .configuration_supclap import AUDIO_TOWERS, OWN_TOWERS
 # Towers of transformers that AutoModel cannot build.
 _PARTS: dict[str, type[PreTrainedModel]] = {"clap_audio_model": ClapAudioModel, "clap_text_model": ClapTextModel}
 POOLINGS_OF_ALL = {"audio": "audio_pooling must be 'mean'", "text": "text_pooling must be 'mean' or 'cls'"}
+
+
+# Weights that no embedding depends on: those of masked inputs, which need SpecAugment or masked tokens, of Longformer's
+# global attention and of LUKE's entities, which captions do not have.
+_IDLE = re.compile(
+    r"(?:^|\.)(?:masked_spec_embed|mask_emb|(?:query|key|value)_global\.\w+|entity_embeddings\..+|(?:w2e|e2w|e2e)_query\.\w+)$"
+)
+
+
+def freeze_idle(tower: PreTrainedModel, pooling: str | None) -> None:
+    """Freeze the weights of a tower that no embedding depends on. Otherwise, several processes would wait for them.
+
+    `pooling` is that of the tower. A pooler that is not used is frozen.
+    """
+    masks_inputs = getattr(tower.config, "apply_spec_augment", False)
+    for name, parameter in tower.named_parameters():
+        is_masked = name.endswith("masked_spec_embed")
+        is_unused_pooler = name.startswith("pooler.") and pooling not in (None, "pooler")
+        if is_unused_pooler or (_IDLE.search(name) and not (is_masked and masks_inputs)):
+            parameter.requires_grad_(False)
 
 
 def import_tower_code(module: str, name: str) -> Any:

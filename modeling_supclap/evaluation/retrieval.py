@@ -168,6 +168,19 @@ def evaluate_retrieval(
     return all_scores, arrays, {"captions": counts}
 
 
+def retrieval_metric_names(languages: Sequence[str]) -> list[str]:
+    """Return the names of the metrics of `retrieval_metrics`, the most important first.
+
+    >>> retrieval_metric_names(["eng"])[:3]
+    ['mean_recall', 'eng_t2a_R@1', 'eng_t2a_R@5']
+    """
+    names = ["mean_recall"]
+    for language, direction in itertools.product(languages, DIRECTIONS):
+        metrics = (*RETRIEVAL_METRICS, "mean_rank", "median_rank", "num_queries")
+        names += [f"{language}_{direction}_{metric}" for metric in metrics]
+    return [*names, *(["MRV"] if len(languages) > 1 else []), "mean_recall_chance"]
+
+
 def retrieval_metrics(dataset: Any, languages: Sequence[str], positives: str) -> Callable[[Any], dict[str, float]]:
     """Create a `compute_metrics` function for the Trainer.
 

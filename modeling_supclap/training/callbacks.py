@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -213,6 +214,35 @@ class EMACallback(TrainerCallback):
         if not args.load_best_model_at_end or state.best_model_checkpoint is None:
             self._exchange()
         self._average = []
+
+
+class UntrainedCallback(TrainerCallback):
+    """Callback that warns at the beginning of an epoch of trainable parameters that the optimizer does not have.
+
+    They were unfrozen after the optimizer was created, or are missing in the user's own optimizer. The weights of a
+    sharded model are not compared, because the optimizer has other tensors.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self._known: list[str] = []
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
+        if args.sharding is not None:
+            return
+        trained = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+        untrained = [
+            name
+            for name, weight in self.module.named_parameters()
+            if weight.requires_grad and id(weight) not in trained
+        ]
+        if untrained and untrained != self._known:
+            self._known = untrained
+            warnings.warn(
+                f"{len(untrained)} trainable parameters are not in the optimizer, such as {untrained[0]}, and will not "
+                "change; unfreeze parameters before the training, or pass all of them to your own optimizer",
+                stacklevel=2,
+            )
 
 
 class ThroughputCallback(TrainerCallback):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import re
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -13,6 +15,8 @@ from modeling_supclap.datasets_scripts.stream import RowStream
 from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
 from .training_args import SupCLAPTrainingArguments
+
+logger = logging.getLogger(__name__)
 
 
 def refuse_unsupported(
@@ -27,6 +31,17 @@ def refuse_unsupported(
 
     The arguments are those of `SupCLAPTrainer`. Nothing is changed, and no row is read.
     """
+    if not isinstance(model, SupCLAPModel):
+        kind = type(model).__name__
+        advice = "convert it with modeling_supclap.conversion.supclap_from_clap" if "Clap" in kind else "pass one"
+        raise ValueError(f"the model is a {kind}, but SupCLAPTrainer trains a SupCLAPModel; {advice}")
+    if not isinstance(args, SupCLAPTrainingArguments):
+        raise ValueError(f"args is {type(args).__name__}; pass SupCLAPTrainingArguments, with the same arguments")
+    if isinstance(train_rows, Mapping):
+        raise ValueError(
+            f"train_dataset is a dict of {list(train_rows)[:5]}; join several datasets with "
+            "modeling_supclap.datasets_scripts.mixture.mix"
+        )
     if processor is None:
         raise ValueError("processing_class is missing; pass the SupCLAPProcessor of the model")
     if args.n_gpu > 1:
@@ -69,11 +84,44 @@ def refuse_unsupported(
 
 def _has_negatives(rows: Any) -> bool:
     """Return whether rows may have negatives: they have the column, or one of a list has the key."""
-    rows = getattr(rows, "rows", rows)  # of `UsableRows`
     columns = getattr(rows, "column_names", None)
     if columns is not None:
         return "negatives" in columns
     return not isinstance(rows, RowStream) and any("negatives" in row for row in rows)
+
+
+def refuse_unknown_metric(metric: str, names: Sequence[str], prefixes: Collection[str]) -> None:
+    """Raise ValueError if no evaluation has the metric that selects the best checkpoint.
+
+    Args:
+        metric: Value of `metric_for_best_model`.
+        names: Names of the metrics of an evaluation, the most important first.
+        prefixes: Names of evaluation sets and of datasets in a mixture, which may be before a name.
+    """
+    name = metric.removeprefix("eval_")
+    if name in names or re.search("(?:^|_)(?:perpendicular|radius)_", name):  # those of drift, which depend on the loss
+        return
+    if any(name == f"{prefix}_{known}" for prefix in prefixes for known in names):
+        return
+    reason = "; it has no loss, because a contrastive loss depends on the batches" if name == "loss" else ""
+    examples = ", ".join(names[:4])
+    raise ValueError(f"metric_for_best_model is {metric!r}, which no evaluation has{reason}; choose one of {examples}")
+
+
+def idle_parameters(module: nn.Module) -> list[str]:
+    """Return the names of the trainable parameters without gradient after a backward pass."""
+    return [name for name, weight in module.named_parameters() if weight.requires_grad and weight.grad is None]
+
+
+def to_float32(model: SupCLAPModel) -> None:
+    """Convert a model to float32 if it trains weights of less precision, unless it is quantised. Log it."""
+    half = [weight for weight in model.parameters() if weight.requires_grad and weight.element_size() < 4]
+    if half and not getattr(model, "is_quantized", False):
+        logger.warning(
+            f"the weights are {half[0].dtype}, in which small updates are rounded away; they are converted to float32. "
+            "To train them as they are, set keep_weight_dtype; to compute in half precision, set bf16 or fp16"
+        )
+        model.float()
 
 
 def _refuse_rows(rows: Any, args: SupCLAPTrainingArguments) -> None:

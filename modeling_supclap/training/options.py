@@ -169,6 +169,8 @@ class ContrastiveOptions:
             `siglip`. 0: none.
         matryoshka_widths: Widths of shorter embeddings to train: the loss is also computed on the first values of all
             embeddings, and summed over the widths (Kusupati et al., 2022, arXiv 2205.13147). By default, none.
+        keep_weight_dtype: Train weights that were saved in bfloat16 or float16 as they are. By default they are
+            converted to float32, because small updates would be rounded away.
         early_stopping_patience: Number of evaluations without a better `metric_for_best_model` after which the run
             stops. Off by default.
         learning_rates: Learning rates of parts of the model, `{part: rate}`, as JSON on the command line. A part is the
@@ -237,6 +239,7 @@ class ContrastiveOptions:
     attn_implementation: str | None = None
     negatives_per_clip: int = 0
     matryoshka_widths: list[int] = field(default_factory=list)
+    keep_weight_dtype: bool = False
     early_stopping_patience: int | None = None
     learning_rates: dict[str, Any] | str | None = None
 

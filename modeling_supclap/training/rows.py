@@ -75,10 +75,10 @@ def make_usable(rows: Any, args: SupCLAPTrainingArguments, processor: SupCLAPPro
 
 
 def plain_rows(usable: Any) -> Any:
-    """Return the rows of `UsableRows`, or of each in a dict. None is returned unchanged."""
+    """Return the rows of `UsableRows`, or of each in a dict. Other rows and None are returned unchanged."""
     if isinstance(usable, Mapping):
         return {name: plain_rows(each) for name, each in usable.items()}
-    return None if usable is None else usable.rows
+    return usable.rows if isinstance(usable, UsableRows) else usable
 
 
 def record_of(usable: Any) -> Any:
@@ -86,6 +86,13 @@ def record_of(usable: Any) -> Any:
     if isinstance(usable, Mapping):
         return {name: record_of(each) for name, each in usable.items()}
     return None if usable is None else usable.record
+
+
+def dataset_names(rows: Any) -> set[str]:
+    """Return the names of the datasets in a mixture (`mixture.mix`). The set is empty for other rows."""
+    if "dataset" in (getattr(rows, "column_names", None) or ()):
+        return set(rows.unique("dataset"))
+    return {row["dataset"] for row in rows if "dataset" in row} if isinstance(rows, list) else set()
 
 
 def as_plain_rows(rows: Any, args: SupCLAPTrainingArguments) -> Any:

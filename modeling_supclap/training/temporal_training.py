@@ -148,6 +148,10 @@ class TemporalTrainer(SupCLAPTrainer):
             collator(items=self.eval_items, languages=args.eval_languages[:1], seed=args.seed),
         )
 
+    def _metric_names(self) -> list[str]:
+        roles = ("single", "combined") if self.args.stage == "a" else ("order", "forward", "reversed", "overlaid")
+        return ["temporal_accuracy", *(f"{role}_accuracy" for role in roles), "temporal_accuracy_chance"]
+
     def _metrics_of(self, rows: IndexedRows) -> Callable[[Any], dict[str, float]]:
         from ..evaluation.zste import temporal_metrics
 

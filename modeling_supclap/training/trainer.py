@@ -47,6 +47,7 @@ from .callbacks import (
     SigtermCallback,
     SupCLAPProgressCallback,
     ThroughputCallback,
+    UntrainedCallback,
 )
 from .checkpoints import (
     CheckpointFolder,
@@ -58,13 +59,13 @@ from .checkpoints import (
     write_frozen,
     write_run_file,
 )
-from .checks import refuse_unsupported
+from .checks import idle_parameters, refuse_unknown_metric, refuse_unsupported, to_float32
 from .collator import EvaluationCollator, IndexedRows, TrainingCollator
 from .contrastive_module import ContrastiveModule
 from .drift import perpendicular_components, radius_by_hard_negatives
 from .objectives import MatryoshkaObjective, SupportVectorRegularizer, build_objective, load_objective, start_radii
 from .parameter_groups import as_rates, decays, split_by_rate
-from .rows import as_plain_rows, make_usable, plain_rows, read_in_epochs, record_of
+from .rows import as_plain_rows, dataset_names, make_usable, plain_rows, read_in_epochs, record_of
 from .training_args import SupCLAPTrainingArguments
 
 logger = logging.getLogger(__name__)
@@ -117,7 +118,8 @@ class SupCLAPTrainer(Trainer):
             from .lora import unwrap_adapters
 
             model = unwrap_adapters(model)
-        refuse_unsupported(model, args, processing_class, objective, train_dataset, eval_dataset)
+        given = plain_rows(train_dataset), plain_rows(eval_dataset)
+        refuse_unsupported(model, args, processing_class, objective, *given)
         assert processing_class is not None
         if optimizers[0] is not None and args.learning_rates:
             raise ValueError("got learning_rates and an optimizer; set the rates of its groups instead")
@@ -127,6 +129,8 @@ class SupCLAPTrainer(Trainer):
                 "contrasted within a smaller batch; to save memory, set cached_chunk_size instead",
                 stacklevel=2,
             )
+        if not args.keep_weight_dtype:
+            to_float32(model)
         if args.attn_implementation is not None:
             model.set_attn_implementation(args.attn_implementation)
         self.clap, self.processor = model, processing_class
@@ -139,6 +143,7 @@ class SupCLAPTrainer(Trainer):
         self._recent: list[tuple[int, torch.Tensor, dict[str, torch.Tensor], torch.Tensor]] = []  # since the last check
         self.throughput, self._best = ThroughputCallback(self._logs), BestCheckpointCallback()
         self._own_optimizer, self._own_scheduler = optimizers
+        self._has_checked_gradients = False
 
         self.data = make_usable({"train": train_dataset, "validation": eval_dataset}, args, processing_class)
         self.train_rows, self.eval_rows = plain_rows(self.data["train"]), plain_rows(self.data["validation"])
@@ -210,7 +215,7 @@ class SupCLAPTrainer(Trainer):
         if args.track_language_errors and self.train_rows is not None:
             light = without_audio(self.train_rows)
             built.append(LanguageErrorsCallback(self.module, collator, light, self._logs))
-        return [*built, self.throughput]
+        return [*built, self.throughput, UntrainedCallback(self.module)]
 
     def _replace_launch_settings(self, args: Any) -> None:
         """Compile blocks instead of steps, save on SIGTERM between two steps, and print one line per log."""
@@ -373,9 +378,48 @@ class SupCLAPTrainer(Trainer):
                     logger.warning(
                         "the validation rows or the metric have changed; the earlier best score is forgotten"
                     )
+            self._refuse_unknown_metric()
             self._ema.checkpoint = checkpoint
+            self._has_checked_gradients = False
             self._set_precision()
             return super().train(checkpoint, *args, **kwargs)
+
+    def _refuse_unknown_metric(self) -> None:
+        """Raise ValueError before the first step if `metric_for_best_model` is of no evaluation of this trainer."""
+        args = self.args
+        is_used = args.eval_strategy != "no" and self.eval_rows is not None and args.metric_for_best_model is not None
+        if not is_used or self.compute_metrics is not None:  # the user's own metrics have any names
+            return
+        sets = self.eval_rows if isinstance(self.eval_rows, dict) else {"": self.eval_rows}
+        prefixes: set[str] = set()
+        for name, rows in sets.items():
+            datasets = dataset_names(rows)
+            prefixes |= {name, *datasets, *(f"{name}_{dataset}" for dataset in datasets)}
+        refuse_unknown_metric(str(args.metric_for_best_model), self._metric_names(), prefixes)
+
+    def _metric_names(self) -> list[str]:
+        """Return the names of the metrics of an evaluation, without the names of sets and datasets."""
+        from ..evaluation.retrieval import retrieval_metric_names
+
+        return retrieval_metric_names(self.args.eval_languages)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Train on one batch as in the Trainer. In the first step of several processes, check all gradients.
+
+        Raises:
+            ValueError: A trainable parameter has no gradient. DistributedDataParallel would fail in the second step.
+        """
+        loss = super().training_step(*args, **kwargs)
+        if not self._has_checked_gradients:
+            self._has_checked_gradients = True
+            waits = self.args.world_size > 1 and self.args.sharding is None and not self.args.ddp_find_unused_parameters
+            idle = idle_parameters(self.module) if waits else []
+            if idle:
+                raise ValueError(
+                    f"{len(idle)} trainable parameters have no gradient, such as {idle[0]}; freeze them with "
+                    "requires_grad_(False), or set ddp_find_unused_parameters to true if other batches use them"
+                )
+        return loss
 
     def _find_checkpoint(self, folder: str, given: str | bool | None) -> str | None:
         """Return the checkpoint to resume from, or None for a new run."""
@@ -579,6 +623,8 @@ class SupCLAPTrainer(Trainer):
         for name, weight in self.module.state_dict(keep_vars=True).items():
             if not is_whole and isinstance(weight, nn.Parameter) and not weight.requires_grad:
                 frozen.add(name)
+        if sum(weights[name].nbytes for name in frozen) < 0.01 * sum(weight.nbytes for weight in weights.values()):
+            frozen = set()  # a few idle weights are not worth a second file
         super()._save(folder, {name: w for name, w in weights.items() if name not in frozen})
         if self.args.should_save:
             output = Path(self.args.output_dir or ".")

@@ -13,6 +13,7 @@ from modeling_supclap.audio_encoder import run_encoder
 from modeling_supclap.encoding import max_chunk_seconds, min_clip_samples
 from modeling_supclap.joining import load_tower
 from modeling_supclap.processing_supclap import extract_clips
+from modeling_supclap.training.checks import idle_parameters
 from modeling_supclap.training.lora import add_lora, merge_lora, train_last_layers
 
 RATE_HZ = 16000
@@ -108,6 +109,24 @@ def test_random_masking_in_training_is_off(name, tmp_path):
     config = load_tower("audio", str(tmp_path)).config
     assert not getattr(config, "apply_spec_augment", False)
     assert getattr(config, "encoder_layerdrop", 0) == getattr(config, "layerdrop", 0) == 0
+
+
+@pytest.mark.parametrize("joined", ENCODERS, indirect=True)
+def test_all_weights_that_train_have_a_gradient(joined, tmp_path):
+    """Several processes would wait for the gradient of an idle weight, such as that of masked frames."""
+    _, model, processor = joined
+    inputs = processor(audio=CLIPS, sampling_rate=RATE_HZ, text=["dog"] * 4, return_tensors="pt")
+    for each in (model, SupCLAPModel.from_pretrained(tmp_path / "model")):
+        each.train()(**inputs, return_loss=True).loss.backward()
+        assert idle_parameters(each) == []
+
+
+def test_the_weight_of_masked_frames_trains_if_frames_are_masked():
+    config = make_encoder("wav2vec2")[0].config
+    for masks in (True, False):
+        config.apply_spec_augment = masks
+        model = SupCLAPModel(builders.supclap_config(builders.bert_config(), config))
+        assert model.audio_model.masked_spec_embed.requires_grad == masks
 
 
 @pytest.mark.parametrize("joined", ENCODERS, indirect=True)

@@ -20,6 +20,9 @@ from transformers import (
     FNetConfig,
     GPT2Config,
     GPT2Model,
+    LayoutLMConfig,
+    LongformerConfig,
+    LukeConfig,
     ModernBertConfig,
     ModernBertModel,
     MPNetConfig,
@@ -46,6 +49,7 @@ from modeling_supclap import (
     SupCLAPProcessor,
 )
 from modeling_supclap.towers import check_audio_config, check_text_config
+from modeling_supclap.training.checks import idle_parameters
 from modeling_supclap.training.contrastive_module import ContrastiveModule
 
 # Lengths below, equal to and above a chunk of CED (10.12 s); below and above the limit of the other extractors (1 s).
@@ -279,6 +283,25 @@ def test_the_language_matters_for_multilingual_towers(encoders, text):
         **processor(text=["piano"] * 2, language=["eng", "fra"], return_tensors="pt")
     ).pooler_output
     assert torch.allclose(english, french, atol=1e-6) == (text != "sonar")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LongformerConfig(**BERT_LIKE, attention_window=8),
+        LukeConfig(**BERT_LIKE, entity_vocab_size=10, entity_emb_size=8),
+        LayoutLMConfig(**BERT_LIKE),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_weights_that_no_text_uses_do_not_train(config):
+    """Those of Longformer's global attention, of entities, and of a pooler that is not used."""
+    model = SupCLAPModel(builders.supclap_config(config)).train()
+    model.logit_scale.data.zero_()
+    inputs = {"input_ids": torch.arange(5, 26).reshape(3, 7), "input_features": torch.rand(3, 64, 101)}
+    model(**inputs, attention_mask=torch.ones(3, 7), return_loss=True).loss.backward()
+    assert idle_parameters(model) == []
+    assert 0 < sum(not weight.requires_grad for weight in model.text_model.parameters()) < 30
 
 
 # ---- pooling ----

@@ -4,6 +4,7 @@ import json
 import math
 import pickle
 import sys
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ import reference
 import torch
 from processes import run_processes
 from recordings import tone_rows
-from test_trainer import QUICK, best_step, build, with_dropout
+from test_trainer import QUICK, arguments, best_step, build, processor, with_dropout
 from torch import distributed, nn
 from transformers import TrainerCallback, TrainerState
 
@@ -32,6 +33,7 @@ from modeling_supclap.training.callbacks import (
 from modeling_supclap.training.distributed import gather, leave_process_group
 from modeling_supclap.training.drift import drift_statistics
 from modeling_supclap.training.objectives import ContrastiveObjective, SupportVectorRegularizer
+from modeling_supclap.training.trainer import SupCLAPTrainer
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
 # ---- averages, epoch, throughput, progress ----
@@ -231,7 +233,45 @@ def test_weights_of_half_precision_have_no_average(tmp_path, rows):
     model = builders.supclap_model()
     model.text_projection.to(torch.bfloat16)
     with pytest.raises(ValueError, match=r"ema_decay.*text_projection.*bfloat16"):
-        build(tmp_path, rows, model, ema_decay=0.9).train()
+        build(tmp_path, rows, model, ema_decay=0.9, keep_weight_dtype=True).train()
+
+
+# ---- parameters that the optimizer lacks ----
+
+
+class Unfreeze(TrainerCallback):
+    """Callback that unfreezes a part of the model at the second epoch."""
+
+    def __init__(self, part):
+        self.part = part
+
+    def on_epoch_begin(self, args, state, control, **kwargs):
+        self.part.requires_grad_(state.epoch >= 1)
+
+
+def test_parameters_that_are_unfrozen_too_late_are_named_once(tmp_path, rows):
+    model = builders.supclap_model()
+    model.text_projection.requires_grad_(False)
+    before = model.text_projection.linear1.weight.clone()
+    trainer = build(tmp_path, rows, model, [Unfreeze(model.text_projection)], num_train_epochs=4, **QUICK)
+    with pytest.warns(UserWarning, match=r"4 trainable parameters.*optimizer.*text_projection") as warned:
+        trainer.train()
+    assert len([each for each in warned if "optimizer" in str(each.message)]) == 1
+    assert torch.equal(model.text_projection.linear1.weight, before)
+
+
+def test_radii_that_ones_own_optimizer_lacks_are_named(tmp_path, rows):
+    model = builders.supclap_model()
+    own = torch.optim.SGD(model.parameters(), lr=0.1)
+    args = arguments(tmp_path, svr="bi-static", max_steps=1, **QUICK)
+    trainer = SupCLAPTrainer(model, args, rows, processing_class=processor(), optimizers=(own, None))
+    with pytest.warns(UserWarning, match=r"2 trainable parameters.*objective\.regularizer\.radii"):
+        trainer.train()
+
+    whole = build(tmp_path / "whole", rows, svr="bi-static", max_steps=1, **QUICK)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*optimizer.*")
+        whole.train()
 
 
 # ---- the errors of the languages ----

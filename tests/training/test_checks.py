@@ -1,12 +1,24 @@
 """What a trainer refuses before it reads a recording or changes the model."""
 
+import re
+import sys
 from pathlib import Path
 
 import builders
 import pytest
+import torch
 from datasets import Dataset
-from test_trainer import arguments, build, processor
+from processes import run_processes
+from recordings import tone_rows
+from test_temporal_training import build as build_temporal
+from test_temporal_training import items_of
+from test_trainer import QUICK, arguments, build, processor
+from transformers import TrainingArguments
 
+from modeling_supclap.datasets_scripts.mixture import _DatasetSplit
+from modeling_supclap.datasets_scripts.stream import RowStream
+from modeling_supclap.training.distributed import leave_process_group
+from modeling_supclap.training.rows import UsableRows
 from modeling_supclap.training.trainer import SupCLAPTrainer
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
@@ -37,6 +49,17 @@ MISSING = [{"clip_id": str(number), "audio_path": "missing.wav", "captions": {"e
         ),
         (train_on(STREAM), "IterableDataset"),
         (train_on(MISSING, {"few": STREAM}), "IterableDataset"),
+        (train_on({"a": MISSING, "b": MISSING}), r"\['a', 'b'\].*mix"),
+        (
+            lambda folder: SupCLAPTrainer(builders.clap_model(), arguments(folder), MISSING, None, processor()),
+            "ClapModel.*supclap_from_clap",
+        ),
+        (
+            lambda folder: SupCLAPTrainer(
+                builders.supclap_model(), TrainingArguments(str(folder), use_cpu=True), MISSING, None, processor()
+            ),
+            "TrainingArguments.*SupCLAPTrainingArguments",
+        ),
     ],
 )
 def test_invalid_combinations_are_rejected_before_the_recordings_are_read(tmp_path, make, message):
@@ -63,7 +86,116 @@ def test_batches_of_one_process_for_all_are_refused(tmp_path):
         train_on(MISSING, accelerator_config={"dispatch_batches": True})(tmp_path)
 
 
+@pytest.mark.parametrize("wrap", [UsableRows, lambda rows: rows])
+def test_a_stream_does_not_skip_bad_recordings(tmp_path, rows, wrap):
+    stream = RowStream(_DatasetSplit(Dataset.from_list(rows)))
+    with pytest.raises(ValueError, match=r"streaming.*on_bad_audio='skip'"):
+        train_on(wrap(stream), on_bad_audio="skip", **QUICK)(tmp_path)
+
+
 def test_fsdp_refuses_language_errors(tmp_path, rows, monkeypatch):
     monkeypatch.setattr(SupCLAPTrainingArguments, "sharding", "fsdp")
     with pytest.raises(ValueError, match="track_language_errors"):
         build(tmp_path, rows, languages=["eng", "fra"], track_language_errors=True)
+
+
+# ---- the metric of the best checkpoint ----
+
+
+def with_datasets(rows):
+    return Dataset.from_list([{**row, "dataset": "ab"[number % 2]} for number, row in enumerate(rows)])
+
+
+@pytest.mark.parametrize("metric", ["loss", "recall_at_10", "c_mean_recall", "few_mean_recall", "deu_t2a_R@1"])
+def test_a_metric_of_no_evaluation_is_refused_before_the_first_step(tmp_path, rows, metric):
+    trainer = build(tmp_path, rows, metric_for_best_model=metric)
+    with pytest.raises(ValueError, match=f"'{metric}'.*{'contrastive loss' if metric == 'loss' else ''}.*mean_recall"):
+        trainer.train()
+    assert trainer.state.global_step == 0
+    trainer.compute_metrics = lambda prediction: {metric: 1.0}
+    trainer.train()
+    assert trainer.state.best_metric == 1
+
+
+def test_every_logged_metric_is_accepted(tmp_path, rows):
+    options = {"languages": ["eng", "fra"], "max_steps": 1, "eval_strategy": "no"}
+    args = arguments(tmp_path, **{**QUICK, **options})
+    trainer = SupCLAPTrainer(builders.supclap_model(), args, with_datasets(rows), None, processor())
+    trainer.eval_rows = {"few": trainer.train_rows}
+    names = trainer.evaluate({"few": trainer.train_rows}).keys() - {"epoch"}
+    names = {name for name in names if not name.endswith(("runtime", "_per_second", "preparation_time"))}
+    assert {"eval_few_mean_recall", "eval_few_a_MRV", "eval_few_b_fra_t2a_R@5"} <= names
+    trainer.args.eval_strategy = "epoch"
+    for name in names:
+        trainer.args.metric_for_best_model = name
+        trainer._refuse_unknown_metric()
+
+
+def test_metrics_of_pairs_of_sounds_are_known(tmp_path):
+    items = items_of(tone_rows(tmp_path, count=12))
+    for stage in "ab":
+        trainer = build_temporal(tmp_path / stage, items, stage=stage)
+        measured = {name.removeprefix("eval_") for name in trainer.evaluate() if "accuracy" in name}
+        assert measured == set(trainer._metric_names())
+
+
+# ---- weights ----
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_of_half_precision_train_in_float32(tmp_path, rows, caplog, dtype):
+    frozen = builders.supclap_model().to(dtype).requires_grad_(False)
+    frozen.logit_scale = torch.nn.Parameter(frozen.logit_scale.float())
+    build(tmp_path, rows, frozen, **QUICK)
+    assert frozen.text_projection.linear1.weight.dtype == dtype  # small updates are lost in trained weights only
+
+    model = builders.supclap_model().to(dtype)
+    trainer = build(tmp_path, rows, model, learning_rate=1e-5, max_steps=4, **QUICK)
+    assert re.search(f"{dtype}.*keep_weight_dtype", caplog.text)
+    assert model.dtype == torch.float32
+    before = model.logit_scale.item()
+    trainer.train()
+    assert model.logit_scale.item() != before
+
+    kept = builders.supclap_model().to(dtype)
+    build(tmp_path, rows, kept, keep_weight_dtype=True, **QUICK)
+    assert kept.dtype == dtype
+
+
+def with_idle_weight():
+    model = builders.supclap_model()
+    model.idle = torch.nn.Parameter(torch.zeros(2))
+    return model
+
+
+def train_idle(folder, report):
+    """Train two steps with an idle weight, first with and then without the search for such weights."""
+    Path(folder, "tones").mkdir(exist_ok=True)
+    rows = tone_rows(Path(folder, "tones"), count=12)
+    messages = []
+    for finds in (True, False):
+        trainer = build(
+            f"{folder}/{finds}", rows, with_idle_weight(), max_steps=2, ddp_find_unused_parameters=finds, **QUICK
+        )
+        try:
+            trainer.train()
+            messages.append("")
+        except ValueError as error:
+            messages.append(f"step {trainer.state.global_step}: {error}")
+    if trainer.is_world_process_zero():
+        Path(report).write_text("\n".join(messages))
+
+
+@pytest.mark.process
+def test_idle_weights_are_named_in_the_first_step_of_several_processes(tmp_path):
+    report = tmp_path / "report.txt"
+    run_processes(__file__, str(tmp_path), str(report))
+    assert re.fullmatch(r"\nstep 0: 1 trainable.*model\.idle;.*ddp_find_unused_parameters.*", report.read_text())
+    (tmp_path / "alone").mkdir()
+    train_idle(str(tmp_path / "alone"), str(report))
+    assert report.read_text() == "\n"  # a single process does not wait for them
+
+
+if __name__ == "__main__":
+    train_idle(*sys.argv[1:])
+    leave_process_group()
