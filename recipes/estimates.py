@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +30,8 @@ CAPTIONS_PER_CLIP = {"clotho": 5}  # of training clips; in all other datasets, 1
 TOKENS_PER_CAPTION = 20
 FLOPS_PER_SECOND = {"cuda": 1e14, "cpu": 2e10}
 """Sustained training speed in FLOP/s: about a third of the TF32 peak of an H100 GPU, or one server CPU core."""
+GPU_PARAMETERS = 20_000_000
+"""Models with more parameters are assumed to be trained on a GPU."""
 
 
 def count_published(dataset: str, split: str) -> tuple[str, int]:
@@ -59,8 +62,8 @@ def estimate(parsed: Sequence[Any], num_clips: int = 0) -> Estimate | None:
     None if neither is known.
 
     A training step of a transformer needs 6 floating-point operations per parameter and token. The activations need
-    about 34 bytes per token, layer and hidden unit in float16 (Korthikanti et al., 2022), and 68 in float32. Every
-    pretrained encoder is estimated with the size of CED-Base or SONAR.
+    about 34 bytes per token, layer and hidden unit in float16 (Korthikanti et al., 2022), and 68 in float32. A model in
+    a local folder has the size in its configuration; every other pretrained encoder that of CED-Base or SONAR.
     """
     data, model_args, _, args = parsed
     options = data.builder_options
@@ -74,7 +77,7 @@ def estimate(parsed: Sequence[Any], num_clips: int = 0) -> Estimate | None:
 
     is_published = model_args.model is not None or model_args.audio_encoder != "scratch"
     shapes = as_mapping(model_args.audio_config), as_mapping(model_args.text_config)
-    model = _shape(json.dumps(shapes), model_args.vocab_size, is_published)
+    model = _local_shape(model_args.model) or _shape(json.dumps(shapes), model_args.vocab_size, is_published)
 
     texts = captions_per_clip(args.loss, args.languages, args.languages_per_clip, args.negatives_per_clip)
     seconds = min(args.max_audio_seconds, options.get("duration_seconds", 10.0))
@@ -87,11 +90,23 @@ def estimate(parsed: Sequence[Any], num_clips: int = 0) -> Estimate | None:
         layers = weights / (12 * width**2)
         activations += 68 * tokens[name] * layers * width
 
-    device = "cuda" if is_published else "cpu"
+    device = "cuda" if model.num_parameters() > GPU_PARAMETERS else "cpu"
     hours = work * batch * steps / FLOPS_PER_SECOND[device] / 3600
     chunk = min(batch, args.cached_chunk_size or batch)
     memory = 16 * model.num_parameters() + activations * chunk
     return Estimate(steps, hours, memory / 2**30)
+
+
+@cache
+def _local_shape(name: str | None) -> SupCLAPModel | None:
+    """Build a SupCLAP model of a local folder without weights (on the meta device). Return None for other models."""
+    if name is None or not Path(name, "config.json").is_file():
+        return None
+    fields = json.loads(Path(name, "config.json").read_text(encoding="utf-8"))
+    if fields.get("model_type") != SupCLAPConfig.model_type:
+        return None
+    with torch.device("meta"):
+        return SupCLAPModel(SupCLAPConfig.from_pretrained(name))
 
 
 @cache

@@ -24,7 +24,7 @@ import yaml
 from modeling_supclap.datasets_scripts.atomic_files import write_text
 from modeling_supclap.datasets_scripts.public_names import redact
 from modeling_supclap.recipes import evaluate_supclap, options, posttrain_teminal, train_supclap
-from modeling_supclap.recipes.running import is_first_process, join_processes
+from modeling_supclap.recipes.running import is_first_process, join_processes, say
 
 RECIPES: dict[str, tuple[Callable[[], Any], tuple[Any, ...]]] = {
     "train": (train_supclap.main, train_supclap.OPTIONS),
@@ -138,10 +138,13 @@ def run_step(step: Step) -> None:
 
 def run_rows(rows: Sequence[Row], write: Callable[[Sequence[Row]], None]) -> None:
     """Run all steps; then write the finished runs, even if another run fails or is interrupted."""
+    steps = []
+    for row in rows:
+        steps += [step for step in itertools.chain(*row.runs) if not step.is_done]
     try:
-        for row in rows:
-            for step in itertools.chain(*row.runs):
-                run_step(step)
+        for number, step in enumerate(steps, start=1):
+            say(f"run {number} of {len(steps)}: {step.folder}")
+            run_step(step)
     finally:
         finished = []
         for row in rows:

@@ -80,7 +80,7 @@ class AudioFolderConfig(FolderConfig):
         encoding: Encoding of the tables and text files, such as "gb18030". By default UTF-8, UTF-16, or the encoding of
             Windows for one of the languages if only one gives plausible text.
         test_fraction: Fraction of recordings to sample for the test split. Only used if the folder does not define its
-            splits. 1: test on all recordings.
+            splits. 1: test on all recordings, without a validation split.
         seed: Random seed for the sampling.
     """
 
@@ -100,6 +100,8 @@ class AudioFolderConfig(FolderConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.test_fraction == 1:
+            self.validation_fraction = 0.0
         if not isinstance(self.columns, Mapping):
             raise ValueError(f"columns is {self.columns!r}; expected a dict from field to column name")
         named = {"file_name": self.audio_column, "caption": self.caption_column}

@@ -38,7 +38,10 @@ def find_kind(name: str) -> str:
             fields, _ = PreTrainedConfig.get_config_dict(name)
         except OSError as error:
             if not is_sentence_model:
-                raise FileNotFoundError(f"{name} is neither a local folder nor a model on the Hub: {error}") from error
+                raise FileNotFoundError(
+                    f"{name} is neither a local folder nor in the cache, and the Hub has no such model or cannot be "
+                    f"reached: {error}"
+                ) from error
     model_type = fields.get("model_type")
     if model_type in ("supclap", "clap", "pe_audio"):
         return str(model_type)

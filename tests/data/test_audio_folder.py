@@ -13,7 +13,7 @@ import pytest
 import soundfile
 from dataset_folders import touch, write_csv
 
-from modeling_supclap.datasets_scripts import load_builder
+from modeling_supclap.datasets_scripts import load_builder, load_splits
 from modeling_supclap.datasets_scripts.audio import read_row
 
 NAMES = [f"{number}.wav" for number in range(10)]
@@ -362,7 +362,7 @@ def test_a_bad_table_is_refused(folder, load, lines, message):
     [
         ({"columns": {"text": "caption"}}, r"\['text'\]"),
         ({"columns": "text"}, "columns.*'text'"),
-        ({"test_fraction": 1.0}, r"test_fraction.*1\.0"),
+        ({"test_fraction": 1.5}, r"test_fraction.*1\.5"),
         ({"caption_language": "en"}, "caption_language.*'en'"),
     ],
 )
@@ -443,3 +443,13 @@ def test_a_table_may_name_files_of_any_suffix(folder, load):
     touch(folder, ["clip.xyz"])
     write_csv(folder / "metadata.csv", [["file_name", "caption"], ["clip.xyz", "A"], *([name, "A"] for name in NAMES)])
     assert "clip.xyz" in rows_of(load())
+
+
+def test_all_recordings_are_a_test_split_without_another_option(tmp_path):
+    lines = ["file_name,caption"]
+    for number in range(4):
+        soundfile.write(tmp_path / f"{number}.wav", 0.1 * np.sin(np.arange(8000) / (number + 2)), 16000)
+        lines.append(f"{number}.wav,tone {number}")
+    (tmp_path / "metadata.csv").write_text("\n".join(lines))
+    splits = load_splits("audio_folder", data_dir=str(tmp_path), languages=["eng"], test_fraction=1.0)
+    assert {name: len(rows) for name, rows in splits.items()} == {"test": 4}
