@@ -13,7 +13,8 @@ A corpus for many machines is a table of paths. Each machine embeds one range of
     supclap embed --table clips.parquet --path_column path --finish true --output embeddings/corpus
 
 Load the result with `datasets.load_dataset("parquet", data_files="embeddings/my_sounds/data/*")`. The columns are
-`clip_id`, `split`, `start_seconds`, `end_seconds` and `embedding` (`--dtype`, unit norm).
+`clip_id`, `split`, `start_seconds`, `end_seconds` and `embedding` (`--dtype`, unit norm). `--dtype int8` or `binary`,
+and `--width`, write smaller embeddings; `evaluation.vectors.restore` converts them back.
 """
 
 from __future__ import annotations
@@ -220,6 +221,7 @@ def choose_clips_per_file(args: CorpusArguments, clips: int, processes: int) -> 
 def make_plan(args: CorpusArguments, corpus: Corpus, model: EmbeddingModel, shard: Shard) -> dict[str, Any]:
     """Return all settings that determine the embeddings. An output folder with another plan is refused."""
     from modeling_supclap.datasets_scripts.public_names import redact
+    from modeling_supclap.evaluation.vectors import require_storage
 
     options: dict[str, Any] = {"model": args.model, "dataset": args.dataset, "folder": args.folder}
     if args.table is not None:
@@ -227,6 +229,9 @@ def make_plan(args: CorpusArguments, corpus: Corpus, model: EmbeddingModel, shar
     config = {name: value for name, value in args.builder_options.items() if name not in ("data_dir", "cache_dir")}
     if config:
         options["dataset_config"] = config
+    require_storage(model.encode_text(["sound"], "eng", 1).shape[1], args.dtype, args.width)
+    if args.width is not None:
+        options["width"] = args.width
     if args.pad_short_clips:
         options["pad_short_clips"] = True
     plan = {
@@ -300,7 +305,7 @@ def write_files(model: EmbeddingModel, corpus: Corpus, args: CorpusArguments, st
             ):
                 embedded.append(chunks)
                 bar.update()
-            write_file(path, corpus, clips, embedded, width, args.dtype)
+            write_file(path, corpus, clips, embedded, width, args.dtype, args.width)
     return paths
 
 
@@ -309,8 +314,9 @@ def write_file(
     corpus: Corpus,
     clips: Sequence[Clip],
     embedded: Sequence[AudioChunks],
-    width: int,
+    dim: int,
     dtype: str = "float32",
+    width: int | None = None,
 ) -> None:
     """Write one Parquet file atomically. Its metadata lists the unusable recordings."""
     import pyarrow as pa
@@ -322,7 +328,8 @@ def write_file(
 
     tables, bad = [], []
     for clip, chunks in zip(clips, embedded, strict=True):
-        tables.append(window_table(chunks, width, "embedding", clip_id=clip.clip_id, split=clip.split))
+        names = {"clip_id": clip.clip_id, "split": clip.split}
+        tables.append(window_table(chunks, dim, "embedding", dtype, width, **names))
         if isinstance(chunks.error, MissingDecoderError):
             raise chunks.error  # a missing package, not a bad recording
         if chunks.error is not None:
@@ -331,12 +338,7 @@ def write_file(
             reason = corpus.relative(str(chunks.error).replace(audio_path, shown) if audio_path else str(chunks.error))
             bad.append({"clip_id": clip.clip_id, "audio_path": shown, "reason": reason})
 
-    table = pa.concat_tables(tables)
-    if dtype == "float16":
-        column = table.schema.get_field_index("embedding")
-        halves = table["embedding"].cast(pa.list_(pa.float16(), width))
-        table = table.set_column(column, "embedding", halves)
-    table = table.combine_chunks().replace_schema_metadata({"bad_audio": json.dumps(bad)})
+    table = pa.concat_tables(tables).combine_chunks().replace_schema_metadata({"bad_audio": json.dumps(bad)})
     with atomic_write(path) as unfinished, pq.ParquetWriter(unfinished, table.schema) as parquet:
         if len(table):  # `datasets` fails on a row group without rows
             parquet.write_table(table)

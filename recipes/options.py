@@ -445,12 +445,13 @@ class CorpusArguments(SplitsArguments):
     finish: bool = option("Write the manifest after all shards are complete.", False)
     output: str = option("Folder to write or to continue.", "outputs/embeddings")
     chunk_seconds: float | None = option("Length of the chunks of long recordings, in seconds.", 10.0)
+    width: int | None = option("Store only this number of first values of each embedding. Default: all.")
     pad_short_clips: bool = option(PAD_SHORT_CLIPS, False)
     batch_size: int = option("Number of recordings to read, and of chunks to embed, at once.", 32)
     clips_per_file: int | None = option(
         "Number of recordings in each Parquet file; by default four files a process, at most 10,000 recordings each."
     )
-    dtype: Literal["float32", "float16"] = option("Type of the stored embeddings.", "float32")
+    dtype: Literal["float32", "float16", "int8", "binary"] = option("Type of the stored embeddings.", "float32")
     num_workers: int = option("Number of reading threads for each embedding process.", min(4, os.cpu_count() or 1))
     device: str | None = option("Device such as cpu or cuda; by default, a GPU if available.")
     trust_remote_code: bool = option("Run code from the repository of a sentence-transformers model.", False)

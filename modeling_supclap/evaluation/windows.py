@@ -14,6 +14,7 @@ from modeling_supclap.datasets_scripts.builders.recordings import Recordings
 from modeling_supclap.datasets_scripts.remote_files import use_files
 
 from ..encoding import AudioChunks
+from .vectors import compress
 
 
 def list_recordings(folder: str | Path) -> tuple[str, dict[str, Any]]:
@@ -46,14 +47,23 @@ def _list_files(system: Any, path: str) -> list[str]:
     return [system.unstrip_protocol(name) for name in (path, *sorted(system.find(path)))]
 
 
-def window_table(chunks: AudioChunks, width: int, vector_name: str, **fields: str) -> pa.Table:
-    """Return one row per window of a recording: `fields`, `start_seconds`, `end_seconds` and the embedding (width,).
+def window_table(
+    chunks: AudioChunks,
+    dim: int,
+    vector_name: str,
+    precision: str = "float32",
+    width: int | None = None,
+    **fields: str,
+) -> pa.Table:
+    """Return one row per window of a recording: `fields`, `start_seconds`, `end_seconds` and the embedding.
 
-    The embeddings are float32, in the column `vector_name`. A recording with an error has no windows.
+    The embeddings of `dim` values are in the column `vector_name`, in the form that `vectors.compress` returns. A
+    recording with an error has no windows.
     """
-    vectors = np.asarray(chunks.embeds, np.float32).ravel()
+    embeds = np.asarray(chunks.embeds, np.float32).reshape(-1, dim)
+    vectors = compress(embeds, precision, width)
     columns = {name: pa.array([value] * len(chunks.onset_seconds), pa.string()) for name, value in fields.items()}
     columns["start_seconds"] = pa.array(chunks.onset_seconds, pa.float64())
     columns["end_seconds"] = pa.array(chunks.offset_seconds, pa.float64())
-    columns[vector_name] = pa.FixedSizeListArray.from_arrays(pa.array(vectors), width)
+    columns[vector_name] = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
     return pa.table(columns)

@@ -32,6 +32,7 @@ from modeling_supclap.datasets_scripts.remote_files import local_folder
 from ..audio_input import Recording
 from ..encoding import AudioChunks
 from ..evaluation import EmbeddingModel
+from ..evaluation.vectors import PRECISIONS, require_storage, score, shorten
 from ..evaluation.windows import list_recordings, window_table
 
 # Minimum number of windows for approximate search. With fewer windows, search is exact, in memory, and faster.
@@ -141,25 +142,40 @@ class SoundIndex:
             raise FileNotFoundError(missing)
         else:
             columns = {"file": pa.string(), "start_seconds": pa.float64(), "end_seconds": pa.float64()}
-            schema = pa.schema({**columns, "vector": pa.list_(pa.float32(), dim)}, metadata=about)
+            precision, width = _storage(about or {})
+            kind = pa.from_numpy_dtype(PRECISIONS[precision])
+            size = require_storage(dim, precision, width)
+            schema = pa.schema({**columns, "vector": pa.list_(kind, size)}, metadata=about)
             self.windows = database.create_table("windows", schema=schema, exist_ok=True)
             self.files = database.create_table("files", schema=FILES_SCHEMA, exist_ok=True)
 
     @property
     def dim(self) -> int:
-        """Dimension of the embeddings."""
+        """Dimension of the embeddings, which may be stored in a smaller form."""
+        return int(self._metadata().get("dim", self._stored_size))
+
+    @property
+    def _stored_size(self) -> int:
         return self.windows.schema.field("vector").type.list_size
+
+    @property
+    def precision(self) -> str:
+        """Form of the stored vectors: float32, int8 or binary."""
+        return _storage(self._metadata())[0]
 
     @property
     def about(self) -> dict[str, str]:
         """Metadata of the index. Raises ValueError if a key is missing, as in a database of another program."""
-        metadata = self.windows.schema.metadata or {}
-        about = {}
-        for key, value in metadata.items():
-            about[key.decode()] = value.decode()
+        about = self._metadata()
         if missing := ", ".join(key for key in _ABOUT if key not in about):
             raise ValueError(f"{self.folder} has no metadata {missing}; use an index made by `supclap search index`")
         return about
+
+    def _metadata(self) -> dict[str, str]:
+        metadata = {}
+        for key, value in (self.windows.schema.metadata or {}).items():
+            metadata[key.decode()] = value.decode()
+        return metadata
 
     def known_files(self) -> dict[str, dict[str, Any]]:
         """Return the file table as `{file path: row}`."""
@@ -177,7 +193,8 @@ class SoundIndex:
         rows, tables = [], []
         for entry in entries:
             rows.append(entry.as_row())
-            tables.append(window_table(entry.windows, self.dim, "vector", file=entry.file))
+            precision, width = _storage(self._metadata())
+            tables.append(window_table(entry.windows, self.dim, "vector", precision, width, file=entry.file))
         windows = pa.concat_tables(tables)
         if len(windows):
             self.windows.add(windows.cast(self.windows.schema))
@@ -204,13 +221,14 @@ class SoundIndex:
 
         if new_rows:
             self.windows.optimize()
-        if rows >= APPROXIMATE_FROM_ROWS and new_rows > _NEW_SHARE * rows:
+        is_large = rows >= APPROXIMATE_FROM_ROWS and self.precision == "float32"
+        if is_large and new_rows > _NEW_SHARE * rows:
             # With 5 bits per number, the index is a sixth of the vectors and fits into memory. The scores of hits
             # are computed from the vectors. LanceDB can quantise only multiples of 8 numbers. With a number of
             # partitions instead of their size, `optimize` would join them, which lowers the recall.
             from lancedb.index import IvfFlat, IvfRq
 
-            kind = IvfFlat if self.dim % 8 else partial(IvfRq, num_bits=5)
+            kind = IvfFlat if self._stored_size % 8 else partial(IvfRq, num_bits=5)
             size = math.isqrt(rows)
             config = kind(distance_type="dot", target_partition_size=size, sample_rate=64, max_iterations=20)
             self.windows.create_index("vector", config=config, replace=True)
@@ -218,7 +236,7 @@ class SoundIndex:
         # Delete old versions now, because they double the size on disk. Processes that read them retry in `_read`.
         for table in (self.files, self.windows, self.windows):  # twice, because the first call may write a new index
             table.optimize(cleanup_older_than=timedelta(milliseconds=1))
-        if new_rows and rows >= APPROXIMATE_FROM_ROWS:
+        if new_rows and is_large:
             return self.measure_recall(self.draw_vectors(20))  # last, because the calls above may change the index
         return None
 
@@ -254,24 +272,29 @@ class SoundIndex:
         limit = min(limit, rows)
         if not limit:
             return []
-        if rows < APPROXIMATE_FROM_ROWS and not self.is_approximate:
-            hits = self._nearest_in_memory(np.asarray(vector, np.float32), limit, within)
+        precision, width = _storage(self._metadata())
+        query = np.asarray(vector, np.float32)
+        if len(query) == self.dim:  # not the vector of a window
+            query = shorten(query, width)
+        if precision != "float32" or (rows < APPROXIMATE_FROM_ROWS and not self.is_approximate):
+            hits = self._nearest_in_memory(query, limit, within, exact)
         else:
-            hits = self._nearest_in_store(np.asarray(vector, np.float32), limit, within, exact)
+            hits = self._nearest_in_store(query, limit, within, exact)
         return sorted(hits, key=lambda row: (-row["score"], row["file"], row["start_seconds"]))[:limit]
 
-    def _nearest_in_memory(self, vector: np.ndarray, limit: int, within: str | None) -> list[dict[str, Any]]:
+    def _nearest_in_memory(
+        self, vector: np.ndarray, limit: int, within: str | None, exact: bool = False
+    ) -> list[dict[str, Any]]:
         version = self.windows.version
         if self._loaded is None or self._loaded[0] != version:  # another process may have changed the table
             table = self._read(self.windows.to_arrow)
-            vectors = table["vector"].combine_chunks().flatten().to_numpy().reshape(len(table), self.dim)
+            vectors = table["vector"].combine_chunks().flatten().to_numpy().reshape(len(table), self._stored_size)
             self._loaded = version, table.select(_COLUMNS), vectors
         _, table, vectors = self._loaded
-        if within is None:
-            indices, scores = np.arange(len(table)), vectors @ vector
-        else:
-            indices = np.flatnonzero(pc.equal(table["file"], within))
-            scores = vectors[indices] @ vector
+        chosen = np.arange(len(table)) if within is None else np.flatnonzero(pc.equal(table["file"], within))
+        among = vectors if within is None else vectors[chosen]
+        found, scores = score(among, vector, self.precision, len(among) if exact else limit)
+        indices = chosen[found]
         if limit < len(indices):  # keep all windows that tie with the last one
             best = np.flatnonzero(scores >= np.partition(scores, -limit)[-limit])
             indices, scores = indices[best], scores[best]
@@ -340,6 +363,8 @@ def build_index(
     show_progress_bar: bool = True,
     process: tuple[int, int] = (0, 1),
     barrier: Callable[[], None] = lambda: None,
+    precision: str = "float32",
+    width: int | None = None,
 ) -> IndexReport:
     """Build or update a search index: embed new and changed files, and remove deleted files.
 
@@ -352,6 +377,9 @@ def build_index(
         num_workers: Number of threads that prefetch files. None: use one per core, at most 8.
         process: Tuple of the rank and the number of processes. Each process embeds a part of the files.
         barrier: Function that waits for all processes.
+        precision: Form of the stored vectors: "float32", "int8" or "binary" (see `evaluation.vectors`). int8 and binary
+            vectors are searched in memory, in indexes of any size.
+        width: Number of first values of the embeddings to store, for models with `matryoshka_widths`. None: all.
 
     Returns:
         Summary of the changes by all processes, in rank 0. In other processes, only `seconds` is set.
@@ -377,7 +405,8 @@ def build_index(
     with folder_lock(index) if is_locked else nullcontext():
         _, files = list_recordings(root)
         if rank == 0:
-            _create_or_check(model, index, str(root.resolve()), window_seconds, hop_seconds)
+            settings = {"window_seconds": str(float(window_seconds)), "hop_seconds": str(float(hop_seconds))}
+            _create_or_check(model, index, str(root.resolve()), settings, precision, width)
         barrier()
 
         store = SoundIndex(index)
@@ -411,20 +440,26 @@ def build_index(
         return report
 
 
+def _storage(about: Mapping[str, str]) -> tuple[str, int | None]:
+    """Return the precision and the width of stored vectors. Indexes without these settings store whole embeddings."""
+    return about.get("precision", "float32"), int(about["width"]) if "width" in about else None
+
+
 def _create_or_check(
-    model: EmbeddingModel, index: str | Path, root: str, window_seconds: float, hop_seconds: float
+    model: EmbeddingModel, index: str | Path, root: str, settings: dict[str, str], precision: str, width: int | None
 ) -> None:
-    """Create the index, or raise ValueError if it was built with another model, window or hop."""
-    about = {
-        "model": model.name,
-        "fingerprint": model.fingerprint or "",
-        "window_seconds": str(float(window_seconds)),
-        "hop_seconds": str(float(hop_seconds)),
-    }
+    """Create the index, or raise ValueError if it was built with another model or other settings."""
+    about = {"model": model.name, "fingerprint": model.fingerprint or "", **settings}
     dim = model.encode_text(["sound"], "eng").shape[1]
+    require_storage(dim, precision, width)
+    if precision != "float32" or width is not None:
+        about |= {"precision": precision, "width": str(width or dim), "dim": str(dim)}
     stored = SoundIndex(index, dim, {**about, "folder": root}).about
     if stored["fingerprint"] == about["fingerprint"] != "":
         about["model"] = stored["model"]  # the same model under another name
+    if "precision" in stored or "precision" in about:
+        whole = {"precision": "float32", "width": str(dim), "dim": str(dim)}
+        stored, about = {**whole, **stored}, {**whole, **about}
     for key, value in about.items():
         if stored[key] != value:
             raise ValueError(f"{index} has {key} {stored[key]!r}, not {value!r}; use another, or delete it")

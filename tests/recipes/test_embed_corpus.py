@@ -20,6 +20,7 @@ from processes import Moment, run_killed, run_processes
 from modeling_supclap import SupCLAPModel, encoding
 from modeling_supclap.datasets_scripts import load_splits
 from modeling_supclap.datasets_scripts.atomic_files import InUseError, folder_lock
+from modeling_supclap.evaluation.vectors import PRECISIONS, compress
 from modeling_supclap.recipes import embed_corpus
 from modeling_supclap.recipes.options import CorpusArguments
 
@@ -370,3 +371,16 @@ def test_files_have_a_size_that_shares_the_work():
         assert embed_corpus.choose_clips_per_file(args, clips, processes) == expected
     sharded = CorpusArguments(output="nowhere", shard="1/10")
     assert embed_corpus.choose_clips_per_file(sharded, 2000, 1) == 50
+
+
+def test_smaller_embeddings_are_those_of_the_whole_ones(folder, whole, tmp_path):
+    plain = np.array(rows_of(whole)["embedding"][:], np.float32)
+    for precision, width in (("int8", None), ("binary", 8), ("float32", 4)):
+        output, options = tmp_path / f"{precision}{width}", ["--dtype", precision]
+        options += [] if width is None else ["--width", width]
+        run_recipe(embed_corpus, *words(folder, output, *options))
+        stored = np.array(rows_of(output)["embedding"][:]).astype(PRECISIONS[precision])
+        np.testing.assert_array_equal(stored, compress(plain, precision, width))
+        assert json.loads((output / "manifest.json").read_text()).get("dtype", "float32") == precision
+    with pytest.raises(ValueError, match="width is 400"):
+        run_recipe(embed_corpus, *words(folder, tmp_path / "wide", "--width", 400))

@@ -397,3 +397,48 @@ def test_beyond_a_size_the_index_is_approximate_and_its_recall_is_measured(tmp_p
     store.replace([entry._replace(file="c.wav")])
     store.optimize()
     assert rebuilds
+
+
+@pytest.mark.parametrize(
+    ("precision", "width", "size"), [("int8", None, 64), ("binary", None, 8), ("binary", 32, 4), ("float32", 16, 16)]
+)
+@pytest.mark.parametrize("threshold", [0, 100_000])
+def test_smaller_vectors_are_searched_with_whole_queries(
+    fake_model, folder, monkeypatch, precision, width, size, threshold
+):
+    monkeypatch.setattr(index_module, "APPROXIMATE_FROM_ROWS", threshold if precision != "float32" else 100_000)
+    rng = np.random.default_rng(0)
+    mixing = np.linalg.qr(rng.standard_normal((64, 64)))[0]
+
+    class Wide:
+        """The tones of the fake model, mixed into 64 values."""
+
+        sampling_rate, fingerprint = fake_model.sampling_rate, "wide"
+
+        def encode_audio(self, waveforms, sampling_rate):
+            return self._wide(fake_model.encode_audio(waveforms, sampling_rate))
+
+        def encode_text(self, texts, language="eng"):
+            return self._wide(fake_model.encode_text(texts, language))
+
+        def _wide(self, embeds):
+            return (np.asarray(embeds) @ mixing[: np.shape(embeds)[1]]).astype(np.float32)
+
+    model, options = load_embedding_model(Wide()), {"precision": precision, "width": width, "show_progress_bar": False}
+    build_index(model, folder, folder.parent / "small", **options)
+    assert build_index(model, folder, folder.parent / "small", **options).unchanged == 3
+    searcher = Searcher(folder.parent / "small", model)
+    assert (searcher.index.dim, searcher.index.precision) == (64, precision)
+    assert searcher.index.windows.schema.field("vector").type.list_size == size
+    assert not searcher.index.is_approximate
+    best = searcher.search("high", k=1)[0]
+    assert best.file == "long.wav"
+    assert best.start_seconds < 35
+    assert best.end_seconds > 31
+    assert searcher.search("middle", k=1)[0].file == "deep/middle's.flac"
+    starts, scores = searcher.strip(searcher.embed("high"), "long.wav")
+    assert 26 < starts[scores.argmax()] < 35
+    with pytest.raises(ValueError, match=r"precision|width"):
+        build_index(model, folder, folder.parent / "small", show_progress_bar=False)
+    with pytest.raises(ValueError, match="int4"):
+        build_index(model, folder, folder.parent / "other", precision="int4", show_progress_bar=False)
