@@ -18,11 +18,12 @@ from typing import Any
 
 import datasets
 import numpy as np
+import pyarrow.compute as pc
 import pyarrow.parquet
 from datasets.fingerprint import Hasher
 
 from .audio_files import SUFFIXES
-from .builders.hf import Columns, HubDatasetConfig, identify_recordings, name_splits
+from .builders.hf import Columns, HubDatasetConfig, as_stored_audio, identify_recordings, name_splits
 from .builders.text_encodings import decode_text
 from .prepared import STORAGES, PreparedSet, with_absolute_paths
 from .remote_files import read_file, use_files
@@ -38,8 +39,9 @@ _SPLIT_IN_PATH = re.compile(
 )
 
 
-def _file_features(languages: Iterable[str]) -> datasets.Features:
-    return datasets.Features({**features(list(dict.fromkeys(languages))), **STORAGES["original"].features()})
+def _file_features(languages: Iterable[str], with_segments: bool = False) -> datasets.Features:
+    rows = features(list(dict.fromkeys(languages)), with_segments)
+    return datasets.Features({**rows, **STORAGES["original"].features()})
 
 
 class ParquetSplit:
@@ -70,7 +72,7 @@ class HubSplit:
 
     Args:
         row_groups: Row groups with the `location` (index of the row group in its file, index of its first row in the
-            split, columns that may contain empty values).
+            split, columns that may contain empty values, columns that contain nulls).
         split: Prefix of the clip ids: the name of the split in the original dataset.
         types: Features of the files.
     """
@@ -79,8 +81,9 @@ class HubSplit:
         self, row_groups: Sequence[RowGroup], split: str, types: datasets.Features, config: HubDatasetConfig
     ) -> None:
         self._columns = Columns(types, config)
-        self._is_struct = isinstance(types.arrow_schema.field(self._columns.audio).type, pyarrow.StructType)
-        self.features = _file_features(self._columns.languages.values())
+        kind = types.arrow_schema.field(self._columns.audio).type
+        self._has_path = isinstance(kind, pyarrow.StructType) and kind.get_field_index("path") >= 0
+        self.features = _file_features(self._columns.languages.values(), bool(self._columns.segments))
         self.licenses: dict[str, int] = {}
         self.split = split
 
@@ -88,12 +91,13 @@ class HubSplit:
             captioned = list(pool.map(self._find_captioned, row_groups))
         self.row_groups: list[RowGroup] = []
         for group, numbers in zip(row_groups, captioned, strict=True):
-            if numbers:
+            if len(numbers):
                 self.row_groups.append(group._replace(location=(*group.location[:2], numbers), rows=len(numbers)))
         num_rows = sum(group.rows for group in row_groups)
         num_captioned = sum(map(len, captioned))
         if num_captioned < num_rows:
-            logger.warning("%s: left out %d of %d rows without a caption", split, num_rows - num_captioned, num_rows)
+            count = num_rows - num_captioned
+            logger.warning("%s: left out %d of %d rows without a recording or a caption", split, count, num_rows)
 
         paths = sorted({group.path for group in row_groups})
         versions = [use_files(path, lambda system, name: system.ukey(name)) for path in paths]
@@ -101,23 +105,30 @@ class HubSplit:
 
     def _find_captioned(self, group: RowGroup) -> Sequence[int]:
         """Return the indices of the rows with captions; read these only if the statistics of the file require it."""
-        number_in_file, _, may_lack = group.location
-        if not may_lack.issuperset(self._columns.languages):
+        number_in_file, _, may_lack, with_nulls = group.location
+        columns, audio = self._columns, self._columns.audio
+        if not may_lack.issuperset(columns.caption_columns) and audio not in with_nulls:
             return range(group.rows)
-        table = _read_row_group(group.path, number_in_file, list(self._columns.languages))
+        needed = [*columns.described, audio] if audio in with_nulls else columns.described
+        table = _read_row_group(group.path, number_in_file, needed)
+        is_null = [False] * len(table)
+        if audio in with_nulls:
+            is_null = pc.is_null(as_stored_audio(table.column(audio), audio)).to_pylist()
         captioned = []
-        for number, row in enumerate(table.to_pylist()):
-            row = {self._columns.label: None, **row}
-            if any(self._columns.describe(row, None, "")["captions"].values()):
+        for number, row in enumerate(table.select(columns.described).to_pylist()):
+            described = columns.describe(row, None, f"{group.path}, row {number}")
+            if any(described["captions"].values()) and not is_null[number]:
                 captioned.append(number)
         return captioned
 
     def read(self, group: RowGroup, columns: Sequence[str]) -> Callable[[int], Row]:
         audio = self._columns.audio
-        needed = [*self._columns.described, f"{audio}.path" if self._is_struct and "audio" not in columns else audio]
+        needed = [*self._columns.described, f"{audio}.path" if self._has_path and "audio" not in columns else audio]
         number_in_file, first_row, numbers = group.location
         table = _read_row_group(group.path, number_in_file, needed)
-        if self._is_struct and "audio" in columns:
+        recordings_stored = as_stored_audio(table.column(audio), audio)
+        table = table.drop_columns([audio]).append_column(audio, recordings_stored)
+        if self._has_path and "audio" in columns and not self._columns.segments:
             recordings = identify_recordings(table.column(audio))
             if len(set(recordings)) < len(recordings):
                 raise ValueError(
@@ -128,7 +139,9 @@ class HubSplit:
         def get_row(number: int) -> Row:
             number = numbers[number]
             values = table.slice(number, 1).to_pylist()[0]
-            stored = values[audio] if self._is_struct else {"bytes": None, "path": values[audio]}
+            stored = values[audio]
+            if stored is None:
+                raise ValueError(f"{group.path}: row {first_row + number} has no recording; remove it from the table")
             row = self._columns.describe(values, stored["path"], f"{self.split}-{first_row + number:06d}")
             row["audio"] = stored
             return {name: row[name] for name in columns}
@@ -344,7 +357,8 @@ def load_parquet(**options: Any) -> dict[str, RowStream]:
         for path, footer in zip(paths, footers, strict=True):
             for number in range(footer.num_row_groups):
                 about = footer.row_group(number)
-                groups[split].append(RowGroup(path, (number, first_row, _may_be_empty(about)), about.num_rows))
+                location = number, first_row, _may_be_empty(about), _columns_with_nulls(about)
+                groups[split].append(RowGroup(path, location, about.num_rows))
                 first_row += about.num_rows
         types = datasets.Features.from_arrow_schema(footers[0].schema.to_arrow_schema())
 
@@ -376,6 +390,17 @@ def _may_be_empty(row_group: pyarrow.parquet.RowGroupMetaData) -> frozenset[str]
         if not (is_full and isinstance(about.min, str) and about.min.strip()):
             columns.add(chunk.path_in_schema.partition(".")[0])
     return frozenset(columns)
+
+
+def _columns_with_nulls(row_group: pyarrow.parquet.RowGroupMetaData) -> frozenset[str]:
+    """Return the columns with null values, according to the Parquet statistics; a struct if all of its fields have."""
+    nulls: dict[str, int] = {}
+    for number in range(row_group.num_columns):
+        chunk = row_group.column(number)
+        about, name = chunk.statistics, chunk.path_in_schema.partition(".")[0]
+        count = about.null_count if about is not None and about.has_null_count else 0
+        nulls[name] = min(nulls.get(name, count), count)
+    return frozenset(name for name, count in nulls.items() if count)
 
 
 def _hold_out(groups: list[RowGroup], fraction: float, seed: int) -> tuple[list[RowGroup], list[RowGroup]]:

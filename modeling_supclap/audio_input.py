@@ -115,7 +115,9 @@ def as_recordings(audio: Any, sampling_rate: Any = None) -> tuple[list[Recording
     recordings = []
     for index, (clip, rate_hz) in enumerate(zip(clips, rates, strict=True)):
         name = str(clip) if isinstance(clip, (str, os.PathLike)) else f"clip {index}"
-        if hasattr(clip, "read"):  # an open file
+        if _is_decoded(clip):
+            clip, rate_hz = clip.data, clip.sample_rate
+        elif hasattr(clip, "read"):  # an open file
             name, clip = str(getattr(clip, "name", name)), clip.read()
             if isinstance(clip, str):
                 raise ValueError(f"{name} is open as text; open it in binary mode, 'rb'")
@@ -256,7 +258,8 @@ def as_waveform(
 
 def _as_clips(audio: Any) -> tuple[list[Any], bool]:
     """Convert the `audio` argument of `encode_audio` to a list, and return whether it was a single recording."""
-    if isinstance(audio, (*_FILE, Mapping)) or hasattr(audio, "read") or _is_decoder(audio) or _is_pair(audio):
+    is_object = hasattr(audio, "read") or _is_decoder(audio) or _is_decoded(audio)
+    if isinstance(audio, (*_FILE, Mapping)) or is_object or _is_pair(audio):
         return [audio], True
 
     if isinstance(audio, (np.ndarray, torch.Tensor)):
@@ -281,6 +284,11 @@ def _as_clips(audio: Any) -> tuple[list[Any], bool]:
 def _is_decoder(clip: Any) -> bool:
     """Return whether the input is a torchcodec `AudioDecoder`, as returned by `datasets.Audio`."""
     return hasattr(clip, "get_all_samples")
+
+
+def _is_decoded(clip: Any) -> bool:
+    """Return whether the input is torchcodec's `AudioSamples`, as returned by `get_all_samples` of a decoder."""
+    return hasattr(clip, "data") and hasattr(clip, "sample_rate")
 
 
 def _is_pair(clip: Any) -> bool:

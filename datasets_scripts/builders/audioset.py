@@ -54,7 +54,8 @@ class AudioSet(RowBuilder):
                 if not line.values["YTID"].startswith("#"):  # comment lines, one of them with the column names
                     clips.append((split, line, (line.values["YTID"], start_seconds(line, "start_seconds"))))
 
-        paths = find_segments(self.config.recordings, list(dict.fromkeys(segment for _, _, segment in clips)))
+        ends = {segment: _read_end(line) for _, line, segment in clips}
+        paths = find_segments(self.config.recordings, list(ends), ends)
         for split, line, segment in clips:
             mids = [mid.strip() for mid in line.values["positive_labels"].split(",") if mid.strip()]
             unknown = [mid for mid in mids if mid not in names]
@@ -64,3 +65,11 @@ class AudioSet(RowBuilder):
             clip = Clip(clip_id, caption_classes(labels), f"youtube:{segment[0]}", "unknown (YouTube)", labels)
             collection.add(split, clip, clip_id, paths.get(segment))
         return collection
+
+
+def _read_end(line: Line) -> float:
+    text = line.values["end_seconds"].strip()
+    try:
+        return float(text)
+    except ValueError as error:
+        raise ValueError(f"{line.where}: end_seconds is {text!r}; expected a number of seconds") from error

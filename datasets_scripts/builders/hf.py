@@ -5,27 +5,33 @@
 """
 
 import hashlib
+import io
 import logging
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import pyarrow
 import pyarrow.compute as pc
+import soundfile
 
 from ..remote_files import local_folder
-from ..schema import FILE_SOURCE, SPLIT_NAMES, check_rows, features
+from ..schema import FILE_SOURCE, SEGMENT_COLUMNS, SPLIT_NAMES, check_rows, features
 from .captions import check_merged_languages, merge_captions, read_caption_columns
+from .metadata import find_segment_columns, read_segment
 
 logger = logging.getLogger(__name__)
 
 _CAPTION_COLUMNS = ("caption", "captions", "text", "sentence", "raw_text")
 _NUMBERED_COLUMN = re.compile(r"captions?_\d+")
+_LANGUAGE = re.compile(r"[a-z]{3}")
 _LANGUAGE_COLUMN = re.compile(r"captions?_[a-z]{3}")
 
 
@@ -38,10 +44,12 @@ class HubDatasetConfig:
             of these folders, which is downloaded.
         subset: Name of the dataset configuration, if the dataset has several.
         revision: Branch, tag or commit of the Hub repository.
-        audio_column: Audio column; defaults to the only column of type `Audio`, or to `audio`.
-        caption_column: Caption column with texts, lists of texts, or class labels. Default: `caption` or `captions`,
-            together with `caption_1`, `caption_2` and so on; if there are none, `text`, `sentence` or `raw_text`.
-            Columns such as `caption_fra` are also read.
+        audio_column: Column of `Audio`, paths, bytes, or decoded audio; defaults to the only column of type `Audio`, or
+            to `audio`. With columns `start_seconds` and `end_seconds` (or `start` and `end`), a row is a part of a
+            recording.
+        caption_column: Caption column with texts, lists of texts, either by language, or class labels. Default:
+            `caption` or `captions`, together with `caption_1`, `caption_2` and so on; if there are none, `text`,
+            `sentence` or `raw_text`. Columns such as `caption_fra` are also read.
         caption_language: Language of the caption columns that have no language in their name, as ISO 639-3 code.
         caption_columns: All caption columns with their languages, such as `deu=Beschreibung eng=English`. Overrides
             `caption_column` and `caption_language`; other caption columns are ignored.
@@ -81,6 +89,7 @@ class HubDataset:
         self.config = HubDatasetConfig(**config)
         self.cache_dir = cache_dir
         self._left_out: list[str] = []
+        self._missing: list[str] = []
         self._splits: dict[str, datasets.Dataset] = {}
 
     @property
@@ -95,7 +104,8 @@ class HubDataset:
             loaded = datasets.load_from_disk(str(folder))
         else:
             path = str(folder if folder.is_dir() else config.data_dir)
-            loaded = datasets.load_dataset(path, config.subset, revision=config.revision, cache_dir=self.cache_dir)
+            with _storing_audio_as_paths():
+                loaded = datasets.load_dataset(path, config.subset, revision=config.revision, cache_dir=self.cache_dir)
 
         splits = {"train": loaded} if isinstance(loaded, datasets.Dataset) else dict(loaded)
         for split, name in name_splits(splits).items():
@@ -112,21 +122,20 @@ class HubDataset:
         return datasets.DatasetDict(self._splits)
 
     def report(self) -> dict[str, Any]:
-        """Return the ids of clips without captions as "left_out", in the format of `RowBuilder.report`."""
-        return {"missing": [], "left_out": {"no caption": self._left_out} if self._left_out else {}}
+        """Return the ids of clips without audio or captions, in the format of `RowBuilder.report`."""
+        return {"missing": self._missing, "left_out": {"no caption": self._left_out} if self._left_out else {}}
 
     def _rows(self, split: str, rows: datasets.Dataset) -> datasets.Dataset:
         """Convert a split to the format of `schema.Row`, without copying the recordings."""
         columns = Columns(rows.features, self.config)
         rows = rows.flatten_indices() if rows._indices is not None else rows
-        try:
-            audio = rows.select_columns(columns.audio).cast_column(columns.audio, datasets.Audio(decode=False))
-        except pyarrow.ArrowException as error:
-            problem = f"column {columns.audio!r} contains {rows.features[columns.audio]}"
-            raise ValueError(f"{problem}; set audio_column to a column of Audio, paths or bytes") from error
-        audio = audio if columns.audio == "audio" else audio.rename_column(columns.audio, "audio")
-        stored = audio.data.column("audio")
+        stored = as_stored_audio(rows.select_columns(columns.audio).data.column(columns.audio), columns.audio)
+        # The feature of `Audio` would need FFmpeg to store a path, but not to describe one that is stored.
+        kind = datasets.Features({"audio": datasets.Audio(decode=False)})
+        audio = datasets.Dataset(pyarrow.table({"audio": stored}).cast(kind.arrow_schema))
+        audio = datasets.Dataset(audio.data, info=datasets.DatasetInfo(features=kind))
         paths = pc.struct_field(stored, "path").to_pylist()
+        is_null = pc.is_null(stored).to_pylist()
 
         described = []
         texts = rows.select_columns(columns.described)
@@ -137,8 +146,11 @@ class HubDataset:
         languages = list(dict.fromkeys(columns.languages.values()))
         recordings: dict[Hashable, list[int]] = {}
         for index, recording in enumerate(identify_recordings(stored)):
-            recordings.setdefault(recording, []).append(index)
-        if len(recordings) > 1 and len(set(paths)) == 1:  # such as "audio.wav", which does not identify a recording
+            segment = tuple(described[index].get(name) for name in SEGMENT_COLUMNS)
+            recordings.setdefault((recording, segment), []).append(index)
+        if (
+            len(recordings) > 1 and len(set(paths)) == 1 and not columns.segments
+        ):  # such as "audio.wav", which does not identify a recording
             for row in described:
                 row["source"] = f"{FILE_SOURCE}{row['clip_id']}"
         for indices in recordings.values():
@@ -150,12 +162,14 @@ class HubDataset:
         if len(recordings) < len(described):
             logger.info("%s: merged %d rows to one per recording, %d rows", split, len(described), len(recordings))
 
-        table = datasets.Dataset.from_list(described, features=features(languages))
+        table = datasets.Dataset.from_list(described, features=features(languages, bool(columns.segments)))
         joined = datasets.concatenate_datasets([table, audio], axis=1)
 
         captioned = []
         for index, *_ in recordings.values():
-            if any(described[index]["captions"].values()):
+            if is_null[index]:
+                self._missing.append(described[index]["clip_id"])
+            elif any(described[index]["captions"].values()):
                 captioned.append(index)
             else:
                 self._left_out.append(described[index]["clip_id"])
@@ -179,25 +193,44 @@ class Columns:
         if self.label is not None and self.label not in types:
             raise ValueError(f"there is no column {self.label!r} of labels; set label_column to one of {list(types)}")
         self._types = types
+        self.segments = find_segment_columns(types)
 
     @property
     def described(self) -> list[str]:
-        """Names of the caption and label columns."""
-        return list(dict.fromkeys(filter(None, [*self.languages, self.label])))
+        """Names of the caption, label and segment columns."""
+        return list(dict.fromkeys(filter(None, [*self.caption_columns, self.label, *self.segments.values()])))
+
+    @property
+    def caption_columns(self) -> list[str]:
+        """Names of the columns that contain captions."""
+        return list(
+            dict.fromkeys(name.partition(".")[0] if name not in self._types else name for name in self.languages)
+        )
 
     def describe(self, row: Mapping[str, Any], path: str | None, clip_id: str) -> dict[str, Any]:
         """Convert a row to the format of `schema.Row`, without the audio. `path` is the recording's name, or None."""
         captions: dict[str, list[str]] = {language: [] for language in self.languages.values()}
         for column, language in self.languages.items():
-            captions[language] += _as_texts(row[column], self._types[column])
+            kind = self._types.get(column)
+            if kind is None:  # "captions.fra": a key of a column of captions by language
+                whole, _, key = column.partition(".")
+                captions[language] += _as_texts((row[whole] or {}).get(key), self._types[whole][key])
+            else:
+                captions[language] += _as_texts(row[column], kind)
+        path = clip_id if path is None else path
+        segment = dict.fromkeys(SEGMENT_COLUMNS) if self.segments else {}
+        if self.segments:
+            values = {name: row[column] for name, column in self.segments.items()}
+            segment = dict(zip(SEGMENT_COLUMNS, read_segment(values, clip_id), strict=True))
         return {
             "clip_id": clip_id,
-            "audio_path": path or clip_id,
+            "audio_path": path,
             "captions": captions,
             "labels": [] if self.label is None else _as_texts(row[self.label], self._types.get(self.label)),
             "events": [],
-            "source": f"{FILE_SOURCE}{path or clip_id}",
+            "source": f"{FILE_SOURCE}{path}",
             "license": "",
+            **segment,
         }
 
 
@@ -216,8 +249,13 @@ def _find_captions(types: datasets.Features, config: HubDatasetConfig) -> dict[s
         marked = {name: name[-3:] for name in texts if _LANGUAGE_COLUMN.fullmatch(name) and name not in unmarked}
         check_merged_languages(unmarked, config.caption_language, marked)
         columns = {**dict.fromkeys(unmarked, config.caption_language), **marked}
+        for name in unmarked:
+            if isinstance(types.get(name), dict) and all(map(_LANGUAGE.fullmatch, types[name])):
+                del columns[name]
+                columns |= {f"{name}.{key}": key for key, kind in types[name].items() if _is_text(kind)}
+        texts += [name for name in columns if "." in name]
 
-    missing = [name for name in columns if name not in types]
+    missing = [name for name in columns if name not in types and name not in texts]
     if missing or not columns:
         absent = ", ".join(missing) or "of captions"
         raise ValueError(f"there is no column {absent}; set caption_column to one of {texts}")
@@ -225,6 +263,74 @@ def _find_captions(types: datasets.Features, config: HubDatasetConfig) -> dict[s
         if name not in texts:
             raise ValueError(f"column {name!r} contains {types[name]}, not text; set caption_column to one of {texts}")
     return columns
+
+
+def as_stored_audio(column: pyarrow.ChunkedArray, name: str) -> pyarrow.ChunkedArray:
+    """Convert a column of recordings to structs of `bytes` and `path`.
+
+    The column may contain such structs, paths, bytes, or decoded audio (structs of `array` and `sampling_rate`), which
+    is encoded as FLAC of 24 bits. Raises ValueError if it contains something else.
+    """
+    kind = column.type
+    kind = getattr(kind, "storage_type", kind)
+    stored = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
+    chunks = []
+    for chunk in column.chunks:
+        chunk = getattr(chunk, "storage", chunk)
+        nulls = pyarrow.nulls(len(chunk), pyarrow.string())
+        if pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind) or pyarrow.types.is_string_view(kind):
+            fields = [pyarrow.nulls(len(chunk), pyarrow.binary()), chunk.cast(pyarrow.string())]
+        elif pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind):
+            fields = [chunk.cast(pyarrow.binary()), nulls]
+        elif pyarrow.types.is_struct(kind) and {"array", "sampling_rate"} <= {field.name for field in kind}:
+            fields = [pyarrow.array([_encode(value) for value in chunk.to_pylist()], pyarrow.binary()), nulls]
+            if kind.get_field_index("path") >= 0:
+                fields[1] = pc.struct_field(chunk, "path").cast(pyarrow.string())
+        elif pyarrow.types.is_struct(kind) and {"bytes", "path"} & {field.name for field in kind}:
+            fields = []
+            for field in stored:
+                exists = kind.get_field_index(field.name) >= 0
+                values = pc.struct_field(chunk, field.name) if exists else pyarrow.nulls(len(chunk))
+                fields.append(values.cast(field.type))
+        else:
+            raise ValueError(
+                f"column {name!r} contains {kind}; set audio_column to a column of Audio, paths, bytes, or decoded "
+                "audio with array and sampling_rate"
+            )
+        empty = pc.and_(pc.is_null(fields[0]), pc.is_null(fields[1]))
+        chunks.append(pyarrow.StructArray.from_arrays(fields, fields=list(stored), mask=empty))
+    return pyarrow.chunked_array(chunks, stored)
+
+
+def _encode(value: Mapping[str, Any] | None) -> bytes | None:
+    if value is None or value["array"] is None:
+        return None
+    content = io.BytesIO()
+    samples = np.asarray(value["array"], np.float32)
+    samples = samples if samples.ndim == 1 else samples.T if len(samples) < samples.shape[1] else samples
+    soundfile.write(content, samples, int(value["sampling_rate"]), format="WAV", subtype="FLOAT")
+    return content.getvalue()
+
+
+@contextmanager
+def _storing_audio_as_paths() -> Iterator[None]:
+    """Let `datasets` store the paths of a folder of recordings without FFmpeg, which only decoding needs."""
+    encode = datasets.Audio.encode_example
+
+    def encode_example(self: datasets.Audio, value: Any) -> Any:
+        if isinstance(value, (str, Path)):
+            return {"bytes": None, "path": str(value)}
+        if isinstance(value, bytes):
+            return {"bytes": value, "path": None}
+        if isinstance(value, dict) and not value.keys() & {"array"}:
+            return {"bytes": value.get("bytes"), "path": value.get("path")}
+        return encode(self, value)
+
+    datasets.Audio.encode_example = encode_example
+    try:
+        yield
+    finally:
+        datasets.Audio.encode_example = encode
 
 
 def _item_type(kind: Any) -> Any:

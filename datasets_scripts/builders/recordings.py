@@ -6,7 +6,7 @@ import os
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -125,8 +125,13 @@ class Recordings:
         return {key(file): file for file in reversed(order)}
 
 
-def find_segments(recordings: Recordings, segments: Sequence[Segment]) -> dict[Segment, Path]:
-    """Find the files of ten-second clips from YouTube videos by the file name formats in `YOUTUBE_NAMINGS`.
+def find_segments(
+    recordings: Recordings, segments: Sequence[Segment], ends: Mapping[Segment, float] | None = None
+) -> dict[Segment, Path]:
+    """Find the files of clips from YouTube videos by the file name formats in `YOUTUBE_NAMINGS`.
+
+    Clips last ten seconds, except those that end at another time in `ends`, `{segment: seconds}`. Their files may be
+    named after either end.
 
     Returns `{segment: path}` for the clips that have a file. `segments` must contain all clips of the dataset, because
     file names without a start time are accepted only for videos with a single clip.
@@ -134,10 +139,16 @@ def find_segments(recordings: Recordings, segments: Sequence[Segment]) -> dict[S
     counts = Counter(youtube_id for youtube_id, _ in segments)
     paths = {}
     for youtube_id, start in segments:
-        end = start + 10
-        fields = {"id": youtube_id, "start": start, "end": end, "start_ms": 1000 * start, "end_ms": 1000 * end}
-        stems = [naming.format(**fields) for naming in YOUTUBE_NAMINGS]
-        path = recordings.named(stems if counts[youtube_id] == 1 else stems[:-2])
+        stems = []
+        for end in dict.fromkeys([(ends or {}).get((youtube_id, start), start + 10), start + 10]):
+            fields = {"id": youtube_id, "start": start, "start_ms": 1000 * start, "end_ms": round(1000 * end)}
+            for naming in YOUTUBE_NAMINGS[:-2]:
+                is_whole = end == int(end)
+                if is_whole or "{end:06d}" not in naming:
+                    stems.append(naming.format(**fields, end=int(end) if is_whole else end))
+        if counts[youtube_id] == 1:
+            stems += [naming.format(id=youtube_id) for naming in YOUTUBE_NAMINGS[-2:]]
+        path = recordings.named(stems)
         if path is not None:
             paths[youtube_id, start] = path
     return paths

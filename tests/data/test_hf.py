@@ -6,6 +6,8 @@ from itertools import chain
 import builders
 import datasets
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import soundfile
 
@@ -170,7 +172,7 @@ def test_classes_as_captions_are_their_names():
     assert as_rows(rows, caption_column="label")["captions"] == [{"eng": ["cat"]}, {"eng": ["dog"]}]
 
 
-@pytest.mark.parametrize("values", [[4, 2], [[4.0], [2.0]], [{"eng": "a"}, {"eng": "b"}], [[["a"]], [["b"]]]])
+@pytest.mark.parametrize("values", [[4, 2], [[4.0], [2.0]], [{"x": "a"}, {"x": "b"}], [[["a"]], [["b"]]]])
 def test_captions_that_are_not_text_are_rejected(values):
     with pytest.raises(ValueError, match=r"'what' .*'name'"):
         as_rows(table(2, what=values, name=["a", "b"]), caption_column="what")
@@ -275,3 +277,74 @@ def test_captions_without_a_language_do_not_join_those_of_a_named_one():
 def test_data_dir_is_required():
     with pytest.raises(ValueError, match="data_dir"):
         load_splits("hf")
+
+
+SAMPLES = [(0.5 * builders.tone(200.0 + 100 * number, 1600)).tolist() for number in range(3)]
+KINDS = {
+    "decoded": [{"array": samples, "sampling_rate": builders.RATE_HZ} for samples in SAMPLES],
+    "bytes": [sound(number)["bytes"] for number in range(3)],
+    "structs": [sound(number) for number in range(3)],
+    "only bytes": [{"bytes": sound(number)["bytes"]} for number in range(3)],
+}
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_parquet_may_hold_recordings_in_any_form(tmp_path, kind, streaming):
+    values = KINDS[kind]
+    table = pa.table({"audio": pa.array([*values[:2], None, values[2]]), "text": ["a", "b", "c", "d"]})
+    pq.write_table(table, tmp_path / "train.parquet")
+    options = {} if streaming else {"cache_dir": str(tmp_path / "cache")}
+    options |= {"validation_fraction": 0, "test_fraction": 0}
+    rows = list(load_splits("hf", data_dir=str(tmp_path), streaming=streaming, **options)["train"])
+    assert [row["captions"]["eng"] for row in rows] == [["a"], ["b"], ["d"]]  # without the null
+    assert all(len(row["source"]) < 100 for row in rows)
+    if kind == "decoded":
+        expected = [np.float32(samples) for samples in SAMPLES]
+    else:
+        expected = [soundfile.read(io.BytesIO(sound(number)["bytes"]), dtype="float32")[0] for number in range(3)]
+    for row, waveform in zip(rows, expected, strict=True):
+        np.testing.assert_array_equal(read_row(row, builders.RATE_HZ), waveform)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_captions_by_language_and_parts_of_recordings(tmp_path, streaming):
+    captions = [{"eng": ["low"], "fra": ["grave"]}, {"eng": ["lower"], "fra": []}]
+    columns = {"audio": [sound(0)] * 2, "captions": captions, "start": [0.0, 0.25], "end": [0.25, 0.5]}
+    pq.write_table(pa.table(columns), tmp_path / "train.parquet")
+    options = {} if streaming else {"cache_dir": str(tmp_path / "cache")}
+    options |= {"validation_fraction": 0, "test_fraction": 0}
+    rows = list(load_splits("hf", data_dir=str(tmp_path), streaming=streaming, **options)["train"])
+    assert [row["captions"] for row in rows] == captions
+    whole = np.concatenate([read_row(row, builders.RATE_HZ) for row in rows])
+    np.testing.assert_array_equal(whole, soundfile.read(io.BytesIO(sound(0)["bytes"]), dtype="float32")[0])
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_column_without_recordings_is_named(tmp_path, streaming):
+    pq.write_table(pa.table({"audio": [1, 2], "text": ["a", "b"]}), tmp_path / "train.parquet")
+    options = {"validation_fraction": 0, "test_fraction": 0}
+    with pytest.raises(ValueError, match=r"column 'audio' contains int64"):
+        list(load_splits("hf", data_dir=str(tmp_path), streaming=streaming, **options)["train"])
+
+
+def test_a_folder_of_recordings_needs_no_ffmpeg(tmp_path):  # where torchcodec does not load
+    (tmp_path / "data").mkdir()
+    for number in range(3):
+        (tmp_path / "data" / f"{number}.wav").write_bytes(sound(number)["bytes"])
+    lines = "".join(f"{number}.wav,sound {number}\n" for number in range(3))
+    (tmp_path / "data" / "metadata.csv").write_text(f"file_name,caption\n{lines}")
+    options = {"cache_dir": str(tmp_path / "cache"), "validation_fraction": 0, "test_fraction": 0}
+    rows = load_splits("hf", data_dir=str(tmp_path / "data"), **options)["train"]
+    for number, row in enumerate(rows):
+        assert row["captions"]["eng"] == [f"sound {number}"]
+        expected = soundfile.read(io.BytesIO(sound(number)["bytes"]), dtype="float32")[0]
+        np.testing.assert_array_equal(read_row(row, builders.RATE_HZ), expected)
+
+
+def test_large_strings_are_paths(tmp_path):
+    (tmp_path / "a.wav").write_bytes(sound(0)["bytes"])
+    table = pa.table({"audio": pa.array([str(tmp_path / "a.wav")], pa.large_string()), "text": ["a"]})
+    row = as_rows(datasets.Dataset(table))[0]
+    assert row["audio_path"] == str(tmp_path / "a.wav")
+    assert len(read_row(row, builders.RATE_HZ)) == 8000

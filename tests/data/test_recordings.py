@@ -175,3 +175,13 @@ def test_a_link_to_itself_is_skipped(tmp_path):
     (tmp_path / "sub" / "loop").symlink_to("loop")
     (tmp_path / "loop.wav").symlink_to(tmp_path / "loop.wav")
     assert walk(tmp_path) == ["sub/a.wav"]
+
+
+def test_clips_shorter_than_ten_seconds_are_found_by_their_own_end(tmp_path):
+    names = ["short_30.000_37.500.wav", "Yten_40_50.wav", "both_0_3.wav"]
+    touch(tmp_path, names)
+    ends = {("short", 30): 37.5, ("ten", 40): 44.0, ("both", 0): 3.0, ("gone", 0): 2.5}
+    paths = find_segments(Recordings(tmp_path), list(ends), ends)
+    assert {segment[0]: path.name for segment, path in paths.items()} == dict(
+        zip(("short", "ten", "both"), names, strict=True)
+    )

@@ -4,6 +4,7 @@ import io
 import threading
 from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
+from types import SimpleNamespace
 
 import builders
 import numpy as np
@@ -147,3 +148,11 @@ def test_the_dict_of_transformers_pipelines_is_one_recording():
     (recording,), is_one = as_recordings({"raw": CLIP, "sampling_rate": 8000})
     assert is_one
     assert (recording.rate_hz, recording.read(8000).tolist()) == (8000, CLIP.tolist())
+
+
+def test_decoded_samples_of_torchcodec_are_recordings():
+    samples = SimpleNamespace(data=torch.sin(torch.arange(8000) * 0.1)[None], sample_rate=8000, pts_seconds=0.0)
+    for value in (samples, [samples]):
+        recordings, is_one = as_recordings(value)
+        assert is_one == (value is samples)
+        np.testing.assert_array_equal(recordings[0].read(8000), samples.data[0].numpy())
