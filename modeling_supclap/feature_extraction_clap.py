@@ -3,7 +3,7 @@
 The functions accept any `ClapFeatureExtractor`, so that saved folders name the class of transformers. Clips are cropped
 to their beginning, whereas that class crops at random. The Fourier transform is in float64, as in transformers. In
 float32, its rounding errors would exceed -100 dB in silent bands beside a loud tone. The spectrograms take about a
-fifth of the time and differ by less than 1e-4 dB.
+quarter of the time and differ by less than 1e-4 dB.
 """
 
 from collections.abc import Sequence
