@@ -74,6 +74,7 @@ campaigns: setup
 	$(CAMPAIGN) tests/campaigns/kills.py --kills 200 --folder .cache/campaigns/kills
 	$(CAMPAIGN) tests/campaigns/fuzz.py --inputs 20000 --folder .cache/campaigns/fuzz
 	$(CAMPAIGN) tests/campaigns/hostile.py --folder .cache/campaigns/hostile
+	$(CAMPAIGN) tests/campaigns/odd_files.py --folder .cache/campaigns/odd_files
 	$(CAMPAIGN) tests/campaigns/disks.py --trials 30 --folder .cache/campaigns/disks
 	$(CAMPAIGN) tests/campaigns/writers.py --trials 20 --folder .cache/campaigns/writers
 	$(CAMPAIGN) tests/campaigns/live.py --trials 20 --folder .cache/campaigns/live

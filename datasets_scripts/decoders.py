@@ -60,7 +60,7 @@ _ANNOUNCED = re.compile(r"^ *(?:data|SSND|riff|Riff size|Data Size) *: (\d+) \(s
 _PLAYLIST = re.compile(rb"<MPD|#EXTM3U|ffconcat|c=IN IP|://", re.IGNORECASE)
 # Formats of FFmpeg whose length is only estimated from their bit rate.
 _ESTIMATED = ("AAC", "AC-3", "DTS", "AMR", "MPEG video")
-_MOST_BEGIN_SECONDS = 0.2  # a later first sample is a time of day or of a broadcast, not part of the length
+_MOST_BEGIN_SECONDS = 0.5  # a later first sample is a time of day or of a broadcast, not part of the length
 _HEADERLESS = (".gsm", ".vox")  # libsndfile takes other files for raw samples by their suffix
 
 

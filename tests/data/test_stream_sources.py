@@ -142,7 +142,7 @@ def rows_of_tar(folder, **options):
 
 def test_samples_of_a_tar_may_have_dots_and_any_audio_suffix(tmp_path, caplog):
     names = ["Yabc_10.000_20.000.wav", "track 2.0.FLAC", "x.oga", "y.webm", "z.mp4"]
-    members = []
+    members = [("._track 2.0.FLAC", b"Mac")]
     for name in names:
         members += [(name, b"1"), (name.rpartition(".")[0] + ".json", b'{"text": "rain"}')]
     members += [("._x.oga", b"Mac"), ("__MACOSX/x.oga", b"Mac"), ("odd.sound", b"1"), ("odd.json", b"{}")]
