@@ -24,6 +24,7 @@ from .contrastive_module import ContrastiveModule
 from .distributed import gather
 from .drift import drift_cosine, drift_statistics, similarity_histogram
 from .objectives import SupportVectorRegularizer
+from .options import chance_loss
 
 LANGUAGE_ERRORS = ("data_distribution_error", "alignment_direction_error", "weight_error")
 """Log keys of `LanguageErrorsCallback`."""
@@ -57,6 +58,7 @@ class LineCallback(TrainerCallback):
 
     def __init__(self) -> None:
         self.batches: Any = None  # progress of the present evaluation
+        self._has_logged = False
 
     def on_prediction_step(
         self, args: Any, state: Any, control: Any, eval_dataloader: Any = None, **kwargs: Any
@@ -73,7 +75,10 @@ class LineCallback(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if state.is_world_process_zero and logs and "clips_per_second" in logs:
-            print(f"step {state.global_step} of {state.max_steps}: {_format_log(logs)}", flush=True)
+            chance = None if self._has_logged or args is None else chance_loss(args)
+            self._has_logged = True
+            hint = "" if chance is None else f" (random embeddings: loss {chance:.3f})"
+            print(f"step {state.global_step} of {state.max_steps}: {_format_log(logs)}{hint}", flush=True)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
         self.batches = None

@@ -77,6 +77,19 @@ def captions_per_clip(
     return {"kcl": languages_per_clip or len(languages), "cacl": 2}.get(loss, 1) + negatives_per_clip
 
 
+def chance_loss(args: Any) -> float | None:
+    """Return the loss of random embeddings, or None if it is not known: 2 ln N for N clips in a global batch.
+
+    The mean over both directions of `kcl` and `cacl` is ln N. Support vectors, negatives and nested widths add terms.
+    """
+    if not isinstance(args, ContrastiveOptions) or args.svr != "none" or args.positives != "clip":
+        return None
+    directions = {"infonce": 2, "kcl": 1, "cacl": 1}.get(args.loss)
+    if directions is None or args.negatives_per_clip or args.matryoshka_widths:
+        return None
+    return directions * math.log(args.train_batch_size * args.world_size)
+
+
 def get_default(option: Field[Any]) -> Any:
     """Return the default of a dataclass field, or `dataclasses.MISSING` if the field has no default."""
     return option.default if option.default_factory is MISSING else option.default_factory()

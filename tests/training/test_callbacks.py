@@ -92,6 +92,25 @@ class _Bar:
         print(line)
 
 
+@pytest.mark.parametrize(
+    ("options", "chance"),
+    [
+        ({}, 2 * math.log(6)),
+        ({"loss": "kcl", "languages": ["eng", "fra"]}, math.log(6)),
+        ({"svr": "bi-static"}, None),
+        ({"loss": "siglip"}, None),
+    ],
+)
+def test_the_first_loss_is_printed_with_that_of_random_embeddings(tmp_path, capsys, options, chance):
+    args = SupCLAPTrainingArguments(str(tmp_path), per_device_train_batch_size=6, use_cpu=True, **options)
+    callback, state = LineCallback(), SimpleNamespace(is_world_process_zero=True, global_step=1, max_steps=2)
+    for _ in range(2):
+        callback.on_log(args, state, None, logs={"loss": 1.0, "clips_per_second": 2.0})
+    first, second = capsys.readouterr().out.splitlines()
+    assert (f"random embeddings: loss {chance:.3f}" in first) if chance else ("random" not in first)
+    assert "random" not in second
+
+
 @pytest.mark.parametrize(("kind", "head"), [(SupCLAPProgressCallback, ""), (LineCallback, "step 10 of 200: ")])
 def test_progress_prints_one_line_per_log_and_evaluation(capsys, kind, head):
     callback = kind()
