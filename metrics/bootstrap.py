@@ -73,7 +73,10 @@ def bootstrap_intervals(
         batch=max(1, _DRAWS // len(sizes)),
         rng=np.random.default_rng(seed),
     ).confidence_interval
-    return {name: (float(low), float(high)) for name, low, high in zip(outcomes, ends.low, ends.high, strict=True)}
+    intervals = {}
+    for name, low, high in zip(outcomes, ends.low, ends.high, strict=True):
+        intervals[name] = (float(low), float(high))
+    return intervals
 
 
 def paired_test(

@@ -62,7 +62,10 @@ class Cell:
 
     def format_interval(self, metric: MetricName, signed: bool = False) -> str:
         """Format the interval; "" if there is none."""
-        return "" if self.interval is None else " to ".join(metric.format(end, signed) for end in self.interval)
+        if self.interval is None:
+            return ""
+        low, high = self.interval
+        return f"{metric.format(low, signed)} to {metric.format(high, signed)}"
 
 
 @dataclass(frozen=True)

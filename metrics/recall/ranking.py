@@ -189,8 +189,11 @@ def chance_scores(
 
 def _parse_metrics(k: int | Sequence[int], map_cutoff: int, metrics: Sequence[str]) -> dict[str, tuple[str, int]]:
     """Return the kind ("R", "mAP", "nDCG" or "MRR") and the cutoff of each metric; that of MRR is 1."""
-    parsed = {f"R@{cutoff}": ("R", cutoff) for cutoff in _check_cutoffs(k)}
-    parsed |= {f"mAP@{cutoff}": ("mAP", cutoff) for cutoff in _check_cutoffs([map_cutoff])}
+    parsed: dict[str, tuple[str, int]] = {}
+    for cutoff in _check_cutoffs(k):
+        parsed[f"R@{cutoff}"] = ("R", cutoff)
+    for cutoff in _check_cutoffs([map_cutoff]):
+        parsed[f"mAP@{cutoff}"] = ("mAP", cutoff)
     for name in [metrics] if isinstance(metrics, str) else metrics:
         match = re.fullmatch(r"(R|mAP|nDCG)@([1-9]\d*)|MRR", name)
         if match is None:

@@ -62,10 +62,14 @@ def _positions(ids: Sequence[Any], name: str) -> dict[str, int]:
     return positions
 
 
+def _judged_pairs(qrels: Mapping[Any, Mapping[Any, Any]]) -> Iterator[tuple[Any, Any, Any]]:
+    for query, judged in qrels.items():
+        for candidate, relevance in judged.items():
+            yield query, candidate, relevance
+
+
 def _judgements(qrels: Any) -> Iterator[tuple[str, str, float]]:
-    if isinstance(qrels, Mapping):
-        qrels = ((query, *pair) for query, judged in qrels.items() for pair in judged.items())
-    for row in qrels:
+    for row in _judged_pairs(qrels) if isinstance(qrels, Mapping) else qrels:
         try:
             query, candidate, relevance = row
             yield str(query), str(candidate), float(relevance)

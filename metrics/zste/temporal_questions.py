@@ -61,7 +61,11 @@ def zste_outcomes(
         "share": ((first < 2).astype(np.float64) + (last < 2)) / 2,
     }
 
-    return {task: rules[RULES[task]][names == task].astype(np.float64) for task in RULES if task in tasks}
+    outcomes = {}
+    for task, rule in RULES.items():
+        if task in tasks:
+            outcomes[task] = rules[rule][names == task].astype(np.float64)
+    return outcomes
 
 
 def zste_order_outcomes(
@@ -159,12 +163,15 @@ def zste_scores(
 
     summary: dict[str, float] = {}
     for task, outcomes in zste_outcomes(scores, relevant, tasks).items():
-        indices = np.flatnonzero(np.asarray(tasks) == task).tolist()
+        chances, ordered = [], []
+        for index in np.flatnonzero(np.asarray(tasks) == task).tolist():
+            chances.append(zste_chance(len(scores[index]), task))
+            if opposites[index] is not None:
+                ordered.append(index)
         summary[task] = float(outcomes.mean())
-        summary[f"{task}_chance"] = mean(zste_chance(len(scores[index]), task) for index in indices)
+        summary[f"{task}_chance"] = mean(chances)
         summary[f"{task}_questions"] = len(outcomes)
 
-        ordered = [index for index in indices if opposites[index] is not None]
         if ordered:
             arguments = (_select(scores, ordered), _select(relevant, ordered), _select(opposites, ordered))
             summary[f"{task}_order"] = float(zste_order_outcomes(*arguments).mean())
@@ -234,7 +241,9 @@ def zste_scores_by_language(
                     "candidates in its languages; give all languages the same number"
                 )
             m, spread = NUM_RIGHT[task], 1 - 1 / table.shape[1]
-            chances = [spread * m * (n + 1) * (n - m) / ((m + 1) ** 2 * (m + 2)) for n in sizes[table[:, 0]].tolist()]
+            chances = []
+            for n in sizes[table[:, 0]].tolist():
+                chances.append(spread * m * (n + 1) * (n - m) / ((m + 1) ** 2 * (m + 2)))
             summary[f"{task}_MRV"] = float(ranks[table].var(axis=1).mean())
             summary[f"{task}_MRV_chance"] = mean(chances)
             summary[f"{task}_MRV_questions"] = len(table)
