@@ -11,6 +11,7 @@ are in `metrics/`. `retrieval_metrics` and `temporal_metrics` compute the scores
 """
 
 import importlib
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # `X as X` is public for type checkers
@@ -66,7 +67,7 @@ _MODULES = {
     "zero_shot": ("evaluate_zero_shot",),
     "zste": ("evaluate_pairs", "evaluate_zste", "temporal_metrics"),
 }
-__all__ = [name for names in _MODULES.values() for name in names]
+__all__ = list(chain.from_iterable(_MODULES.values()))
 
 
 def __getattr__(name: str) -> Any:

@@ -48,7 +48,9 @@ def evaluate_audio_to_audio(
         raise ValueError(f"no two recordings among the {len(labels)} clips share a label; there is nothing to retrieve")
 
     indices = np.concatenate(queries)
-    arrays = {name: np.concatenate([block[name] for block in outcomes]) for name in outcomes[0]}
+    arrays = {}
+    for name in outcomes[0]:
+        arrays[name] = np.concatenate([block[name] for block in outcomes])
     interval_of = options.intervals.draw(arrays, split.sources[indices])
     chance = dict.fromkeys(RETRIEVAL_METRICS, 0.0)
     pairs, counts = np.unique(np.concatenate(sizes, axis=1), axis=1, return_counts=True)

@@ -113,14 +113,18 @@ def compare_seeds(
     seeds = [seed for seed in values if seed in baseline_values]
     if not seeds:
         return None
-    outcomes = [get_outcomes(runs[seed], place) for seed in seeds]
-    outcomes += [get_outcomes(baseline[seed], place) for seed in seeds]
-    queries = [each for each in outcomes if each is not None]
-    clusters = {tuple(of_queries.tolist()) for _, of_queries in queries}
+    scores: list[np.ndarray] = []
+    clusters: set[tuple[Any, ...]] = set()
+    for results in (runs, baseline):
+        for seed in seeds:
+            outcomes = get_outcomes(results[seed], place)
+            if outcomes is not None:
+                scores.append(outcomes[0])
+                clusters.add(tuple(outcomes[1].tolist()))
 
     pairing: tuple[Any, ...] = ()
-    if len(queries) == len(outcomes) and len(clusters) == 1:
-        first, second = np.split(np.stack([scores for scores, _ in queries]), 2)  # (seeds, Q) each
+    if len(scores) == 2 * len(seeds) and len(clusters) == 1:
+        first, second = np.split(np.stack(scores), 2)  # (seeds, Q) each
         pairing = (first, second, list(*clusters))
     return difference([values[seed] for seed in seeds], [baseline_values[seed] for seed in seeds], *pairing)
 
@@ -141,8 +145,11 @@ def get_outcomes(results: Results, place: Sequence[str]) -> tuple[np.ndarray, np
 
     task, language, *rest = place
     languages = results.protocol.get("languages", []) if language == "mean" else [language]
-    prefixes = ["/".join((task, code, *rest)) for code in languages]
-    columns = [arrays.get(prefix, arrays.get(f"{prefix}/score", ())) for prefix in prefixes]
+    prefixes, columns = [], []
+    for code in languages:
+        prefix = "/".join((task, code, *rest))
+        prefixes.append(prefix)
+        columns.append(arrays.get(prefix, arrays.get(f"{prefix}/score", ())))
     if not all(map(len, columns)) or len(set(map(len, columns))) != 1:
         return None
     clusters = arrays.get(f"{prefixes[0]}/cluster", arrays.get(f"{prefixes[0].rpartition('/')[0]}/cluster"))

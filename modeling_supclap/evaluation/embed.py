@@ -235,7 +235,9 @@ def embed_split(
             resampling_method=model.resampling_method,
         )
 
-    recordings = [Recording(partial(read, index), None, f"clip {all_rows[index]['clip_id']}") for index in existing]
+    recordings = []
+    for index in existing:
+        recordings.append(Recording(partial(read, index), None, f"clip {all_rows[index]['clip_id']}"))
     # The digests are in row order.
     key = {"max_audio_seconds": policy.max_audio_seconds, "files": list(files.values())}
     clips = embed_recordings(model, recordings, policy, cache, key, on_bad_audio, batch_size)

@@ -284,7 +284,11 @@ def _wrap_pretrained(model: Any, processor: SupCLAPProcessor, name: str, kind: s
 
 def _drop_incidental(fields: dict[str, Any]) -> dict[str, Any]:
     """Remove settings that can differ between copies of the same model: paths, versions and code location."""
-    return {key: fields[key] for key in sorted(fields) if not key.startswith("_") and key not in _INCIDENTAL}
+    kept = {}
+    for key in sorted(fields):
+        if not key.startswith("_") and key not in _INCIDENTAL:
+            kept[key] = fields[key]
+    return kept
 
 
 def _accepted(function: Callable[..., Any]) -> set[str]:

@@ -176,7 +176,8 @@ def _fit_best(part: Part, clips: np.ndarray) -> tuple[float, np.ndarray]:
     embeds = np.concatenate([part.embeds[part.held], part.tested_embeds])
     for strength in STRENGTHS:
         held_scores, test_scores = np.split(_classify(part, clips, embeds, strength), [len(truth)])
-        columns = np.flatnonzero(truth.any(axis=0))
-        quality = np.mean([average_precision(held_scores[:, column], truth[:, column]) for column in columns])
-        results.append((quality, strength, test_scores))
+        precisions = []
+        for column in np.flatnonzero(truth.any(axis=0)):
+            precisions.append(average_precision(held_scores[:, column], truth[:, column]))
+        results.append((np.mean(precisions), strength, test_scores))
     return max(results, key=lambda result: result[0])[1:]

@@ -358,8 +358,12 @@ def paper_results(**filters: str | None) -> list[dict[str, Any]]:
     if unknown:
         raise ValueError(f"unknown keys {unknown}; the entries have {columns}")
 
-    entries = [dict(zip(columns, row, strict=True)) for row in stored["rows"]]
-    return [entry for entry in entries if filters.items() <= entry.items()]
+    entries = []
+    for row in stored["rows"]:
+        entry = dict(zip(columns, row, strict=True))
+        if filters.items() <= entry.items():
+            entries.append(entry)
+    return entries
 
 
 def package_versions() -> dict[str, str]:

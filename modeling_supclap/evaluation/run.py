@@ -78,7 +78,9 @@ def evaluate(
 def score_split(split: EmbeddedSplit, options: EvaluationOptions) -> Results:
     """Run the evaluation tasks on an embedded split, from `embed_split` or `split_from_predictions`."""
     assert split.model is not None
-    labels = {label for row in split.rows for label in row.get("labels") or ()}
+    labels: set[str] = set()
+    for row in split.rows:
+        labels.update(row.get("labels") or ())
     protocol: dict[str, Any] = {
         "dataset": None,
         "origin": options.data.get("dataset"),

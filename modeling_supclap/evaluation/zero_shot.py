@@ -182,7 +182,9 @@ def _score_multi_label(
     """Compute mAP over the classes with at least one clip. Its bootstrap interval resamples the classes."""
     columns, num_clips = np.flatnonzero(truth.any(axis=0)), len(truth)
     names = np.array(classes)[columns]
-    precisions = np.array([average_precision(similarity[:, column], truth[:, column]) for column in columns])
+    precisions = np.empty(len(columns))
+    for number, column in enumerate(columns):
+        precisions[number] = average_precision(similarity[:, column], truth[:, column])
     interval = options.intervals.draw({"mAP": precisions}, names)["mAP"]
     relevant = list(map(range, truth.sum(axis=0)[columns].tolist()))
     chance = chance_scores(relevant, num_clips, map_cutoff=num_clips)[f"mAP@{num_clips}"]

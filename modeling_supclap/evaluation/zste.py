@@ -67,7 +67,11 @@ def evaluate_zste(
 
     # The bootstrap cluster of a composed clip is the set of its source recordings.
     source = dict(zip(split.ids.tolist(), split.sources.tolist(), strict=True))
-    clusters = np.array(["+".join(sorted({source[name] for name in record["clip_ids"]})) for record in task_records])
+    cluster_names = []
+    for record in task_records:
+        sources = {source[clip_id] for clip_id in record["clip_ids"]}
+        cluster_names.append("+".join(sorted(sources)))
+    clusters = np.array(cluster_names)
     ids = np.array([record["id"] for record in task_records])
 
     ask = partial(
@@ -76,8 +80,12 @@ def evaluate_zste(
     scores: dict[str, Any] = {}
     arrays: dict[str, np.ndarray] = {}
     for task in zste.tasks:
-        indices = [index for index, record in enumerate(task_records) if record["family"] == ZSTE_FAMILIES[task]]
-        questions, task_clips = [task_records[index] for index in indices], clips.select(indices)
+        indices, questions = [], []
+        for index, record in enumerate(task_records):
+            if record["family"] == ZSTE_FAMILIES[task]:
+                indices.append(index)
+                questions.append(record)
+        task_clips = clips.select(indices)
         task_ids, task_clusters = ids[indices], clusters[indices]
         ranks = []
         for language in languages:
@@ -123,11 +131,15 @@ def _score_task(
     prompts = [ask(task, record, language=language) for record in records]
 
     # One column per distinct text; select those of the candidates of each question.
-    texts = list(dict.fromkeys(text for prompt in prompts for text in prompt.texts))
-    column = {text: number for number, text in enumerate(texts)}
-    similarity = clips.similarity(split.texts(texts, language))[:].T
-    pairs = zip(similarity, prompts, strict=True)
-    cosines = [row[[column[text] for text in prompt.texts]].tolist() for row, prompt in pairs]
+    column: dict[str, int] = {}
+    for prompt in prompts:
+        for text in prompt.texts:
+            column.setdefault(text, len(column))
+    similarity = clips.similarity(split.texts(list(column), language))[:].T
+    cosines = []
+    for row, prompt in zip(similarity, prompts, strict=True):
+        columns = [column[text] for text in prompt.texts]
+        cosines.append(row[columns].tolist())
 
     relevant, tasks = [prompt.right for prompt in prompts], [task] * len(prompts)
     outcomes = zste_outcomes(cosines, relevant, tasks)
@@ -176,11 +188,13 @@ def embed_records(
         except ValueError as error:
             raise BadAudioError(f"cannot join {' and '.join(record['clip_ids'])}: {error}") from error
 
-    composed = [[record["family"], *map(split.files.get, record["clip_ids"])] for record in records]
+    composed, recordings = [], []
+    for record in records:
+        composed.append([record["family"], *map(split.files.get, record["clip_ids"])])
+        recordings.append(Recording(partial(read, record), None, " and ".join(record["clip_ids"])))
     key = {"zste": composed, "join": asdict(join), "seconds": [whole, half]}
     # A gap between the sounds can make a pair slightly longer than the model's limit; it is then split into chunks.
     pair_policy = replace(policy, max_audio_seconds=None)
-    recordings = [Recording(partial(read, record), None, " and ".join(record["clip_ids"])) for record in records]
     embedded = embed_recordings(model, recordings, pair_policy, split.cache, key, "error", split.batch_size)
     return embedded, {"single": whole, "pair": half}
 
