@@ -147,7 +147,8 @@ def get_state_dict(loaded: Any, name: str) -> tuple[dict[str, torch.Tensor], lis
     others: list[str] = []
     for container in ("state_dict", "model"):
         if not others and isinstance(loaded.get(container), Mapping):
-            tensors, others = dict(loaded[container]), [str(entry) for entry in loaded if entry != container]
+            tensors, others = dict(loaded[container]), list(map(str, loaded))
+            others.remove(container)
 
     if "embed_tokens" in others:
         others.remove("embed_tokens")

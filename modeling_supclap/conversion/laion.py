@@ -88,7 +88,9 @@ def htsat_from_tensors(tensors: Tensors) -> tuple[dict[str, torch.Tensor], dict[
 
     used, aside = tensors.set_aside(HTSAT_ASIDE)
     encoder = used.rename(HTSAT_NAMES)
-    for fused in [name for name in encoder if ".attention.self.qkv." in name]:
+    for fused in list(encoder):
+        if ".attention.self.qkv." not in fused:
+            continue
         # Split the fused projection into query, key and value: (3 d, ...) -> three times (d, ...)
         for part, rows in zip(("query", "key", "value"), encoder.pop(fused).chunk(3), strict=True):
             encoder[fused.replace(".qkv.", f".{part}.")] = rows
@@ -101,14 +103,18 @@ def _htsat_fields(encoder: Tensors) -> dict[str, Any]:
     stages = encoder.count_layers("layers.")
     table = "blocks.0.attention.self.relative_position_bias_table"
     offsets = encoder.get_shape(f"layers.0.{table}", 2)[0]
+    depths, heads = [], []
+    for stage in range(stages):
+        depths.append(encoder.count_layers(f"layers.{stage}.blocks."))
+        heads.append(encoder.get_shape(f"layers.{stage}.{table}", 2)[1])
 
     config: dict[str, Any] = {
         "spec_size": 256,  # spec_size and patch_size are the published values; tensor shapes do not determine them
         "patch_size": 4,
         "patch_embeds_hidden_size": width,
         "hidden_size": width * 2 ** (stages - 1),
-        "depths": [encoder.count_layers(f"layers.{stage}.blocks.") for stage in range(stages)],
-        "num_attention_heads": [encoder.get_shape(f"layers.{stage}.{table}", 2)[1] for stage in range(stages)],
+        "depths": depths,
+        "num_attention_heads": heads,
         "num_hidden_layers": stages,
         "num_mel_bins": encoder.get_shape("batch_norm.weight", 1)[0],
         # A window has (2 window_size - 1)^2 relative positions.

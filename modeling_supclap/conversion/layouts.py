@@ -63,7 +63,8 @@ class Layout:
             is_patch = self.patch_mels is not None and name.endswith("patch_embed.proj.weight")
             if is_patch and value.shape[2:3] != (self.patch_mels,):
                 return False
-        return all(any(re.match(mark, name) for name in tensors) for mark in self.marks)
+        patterns = map(re.compile, self.marks)
+        return all(any(map(pattern.match, tensors)) for pattern in patterns)
 
 
 @dataclass(frozen=True)

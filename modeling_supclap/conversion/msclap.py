@@ -88,7 +88,7 @@ def prepare_gpt2_tokenizer(tokenizer: PreTrainedTokenizerBase, config: Any = Non
 
     tokenizer.add_special_tokens({"pad_token": GPT2_PADDING})
     # With a template, truncation keeps the end token of a long text. An end token in the text itself would be cut off.
-    special = [(token, vocabulary[token]) for token in (GPT2_BLANK, GPT2_END)]
+    special = [(GPT2_BLANK, vocabulary[GPT2_BLANK]), (GPT2_END, vocabulary[GPT2_END])]
     template = processors.TemplateProcessing(single=f"$A {GPT2_BLANK} {GPT2_END}", special_tokens=special)
     tokenizer.backend_tokenizer.post_processor = template
 

@@ -42,10 +42,11 @@ _MEL_FIELDS = {
     "fmax": "f_max",
 }
 _MEL_DEFAULTS = {"sample_rate": 48000, "mel_bins": 64, "window_size": 1024, "hop_size": 480, "fmin": 50, "fmax": 14000}
-# Fields of `audio_cfg` and of `naflexvit_cfg` with the same names in NaFlexConfig.
-_PATCH_FIELDS = ("patch_freq", "patch_time", "patch_pad_mode")
+# Fields of `audio_cfg` and of `naflexvit_cfg` -> fields of NaFlexConfig, with the same names.
+_PATCH_FIELDS = {"patch_freq": "patch_freq", "patch_time": "patch_time", "patch_pad_mode": "patch_pad_mode"}
 _OWN_FIELDS = {"model_type", "n_mels", "layer_norm_eps", "initializer_range", *_PATCH_FIELDS}
-_VIT_FIELDS = tuple(sorted(NaFlexConfig.__annotations__.keys() - _OWN_FIELDS))
+_VIT_NAMES = sorted(NaFlexConfig.__annotations__.keys() - _OWN_FIELDS)
+_VIT_FIELDS = dict(zip(_VIT_NAMES, _VIT_NAMES, strict=True))
 # Fields of `text_cfg` -> fields of ModernTextConfig.
 _TEXT_FIELDS = {
     "context_length": "max_position_embeddings",
@@ -62,7 +63,7 @@ _SAME_TEXT_FIELDS = (
     *("pre_norm", "qk_norm", "attn_gated", "attention_bias", "mlp_bias", "gate_bias", "value_residual", "reg_tokens"),
     *("ls_init_value", "rope_temperature"),
 )
-_TEXT_FIELDS |= {name: name for name in _SAME_TEXT_FIELDS}
+_TEXT_FIELDS |= dict(zip(_SAME_TEXT_FIELDS, _SAME_TEXT_FIELDS, strict=True))
 # These fields change the embeddings but no shape, and OpenCLIP's defaults may change: they must be in the file.
 _TEXT_REQUIRED = ("heads", "pool_type", "attention_mode", "mlp_type", "norm_type", "norm_eps")
 
@@ -194,8 +195,9 @@ def supclap_from_open_clip(
     for name in ("logit_scale", "logit_bias"):
         if name in renamed:
             renamed[name] = renamed[name].reshape(1)
-    for name in [name for name in renamed if name.endswith(".position_ids")]:  # a constant buffer of older versions
-        del renamed[name]
+    for name in list(renamed):
+        if name.endswith(".position_ids"):  # a constant buffer of older versions
+            del renamed[name]
     config = SupCLAPConfig(
         audio_config=audio_config,
         text_config=text_config,
@@ -226,22 +228,21 @@ def _read_audio(audio_cfg: Mapping[str, Any], origin: str) -> tuple[NaFlexConfig
     _refuse_fields(audio_cfg, _AUDIO_FIXED, known, f"{origin}: audio_cfg")
     _refuse_fields(vit_cfg, _VIT_FIXED, {*_VIT_IGNORED, *_VIT_FIELDS}, f"{origin}: naflexvit_cfg")
 
-    fields = {name: vit_cfg[name] for name in _VIT_FIELDS if name in vit_cfg}
-    fields |= {name: audio_cfg[name] for name in _PATCH_FIELDS if name in audio_cfg}
+    fields = _to_our_names(vit_cfg, _VIT_FIELDS) | _to_our_names(audio_cfg, _PATCH_FIELDS)
     extractor = extractor_from_audio_cfg(audio_cfg)
     return NaFlexConfig(n_mels=extractor.feature_size, **fields), extractor
 
 
 def extractor_from_audio_cfg(audio_cfg: Mapping[str, Any]) -> CEDFeatureExtractor:
     """Build the feature extractor for the mel fields of an `audio_cfg`. Missing fields have OpenCLIP's defaults."""
-    mel = {**_MEL_DEFAULTS, **{name: audio_cfg[name] for name in _MEL_FIELDS if name in audio_cfg}}
+    mel = {**_MEL_DEFAULTS, **audio_cfg}
     return CEDFeatureExtractor(
         n_fft=mel["window_size"],
         top_db=1000.0,  # no limit: the floor of the power is 110 dB below full scale
         min_frames=1,
         pad_to_samples=mel["window_size"],
         chunk_length=CHUNK_SECONDS,
-        **{ours: mel[theirs] for theirs, ours in _MEL_FIELDS.items()},
+        **_to_our_names(mel, _MEL_FIELDS),
     )
 
 
@@ -254,7 +255,7 @@ def _read_text(text_cfg: Mapping[str, Any], origin: str) -> tuple[ModernTextConf
     if lacking := [name for name in _TEXT_REQUIRED if name not in text_cfg]:
         raise ValueError(f"{where} lacks {', '.join(lacking)}; add the values with which the model was trained")
 
-    fields = {ours: text_cfg[theirs] for theirs, ours in _TEXT_FIELDS.items() if theirs in text_cfg}
+    fields = _to_our_names(text_cfg, _TEXT_FIELDS)
     if fields["pool_type"] == "argmax":
         fields["pool_type"] = "eos"
     projection = "linear_bias" if text_cfg.get("proj_bias") else "linear"
@@ -270,6 +271,23 @@ def _read_hf_text(text_cfg: Mapping[str, Any], origin: str) -> tuple[Any, dict[s
         raise ValueError(f"{where} has hf_pooler_type={pooler!r}; supported are {', '.join(_POOLERS)}")
     options = {"text_pooling": _POOLERS[pooler], "text_projection_type": "linear"}
     return AutoConfig.from_pretrained(text_cfg["hf_model_name"]), options
+
+
+def _to_our_names(settings: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields of OpenCLIP's settings that exist, under our names. `names` is `{their name: our name}`."""
+    fields = {}
+    for theirs, ours in names.items():
+        if theirs in settings:
+            fields[ours] = settings[theirs]
+    return fields
+
+
+def _to_their_names(config: Any, names: Mapping[str, str]) -> dict[str, Any]:
+    """Return attributes of a configuration under OpenCLIP's names. `names` is `{their name: our name}`."""
+    fields = {}
+    for theirs, ours in names.items():
+        fields[theirs] = getattr(config, ours)
+    return fields
 
 
 def _refuse_fields(fields: Mapping[str, Any], fixed: Mapping[str, Any], known: Any, where: str) -> None:
@@ -390,12 +408,11 @@ def save_open_clip(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str
         raise ValueError(f"OpenCLIP's format is written for CLAP2's towers (naflex, modern_text), not {kinds}")
 
     audio, text, extractor = config.audio_config, config.text_config, processor.feature_extractor
-    audio_cfg = {theirs: getattr(extractor, ours) for theirs, ours in _MEL_FIELDS.items()}
-    audio_cfg |= {name: getattr(audio, name) for name in _PATCH_FIELDS}
+    audio_cfg = _to_their_names(extractor, _MEL_FIELDS) | _to_their_names(audio, _PATCH_FIELDS)
     audio_cfg |= {**_AUDIO_FIXED, "proj_act": config.projection_hidden_act}
     del audio_cfg["enable_fusion"]
-    audio_cfg["naflexvit_cfg"] = {name: getattr(audio, name) for name in _VIT_FIELDS}
-    text_cfg = {theirs: getattr(text, ours) for theirs, ours in _TEXT_FIELDS.items()}
+    audio_cfg["naflexvit_cfg"] = _to_their_names(audio, _VIT_FIELDS)
+    text_cfg = _to_their_names(text, _TEXT_FIELDS)
     has_bias = config.text_projection_type == "linear_bias"
     text_cfg |= {**_TEXT_FIXED, "variable_text": True, "proj_bias": has_bias}
     text_cfg |= {"tokenizer_type": "tiktoken", "tiktoken_name": "r50k_base"}
@@ -427,10 +444,13 @@ def compare_with_open_clip(folder: str | Path, model: SupCLAPModel, processor: S
     inputs = processor(audio=wave.numpy(), sampling_rate=rate_hz, text="a high tone", return_tensors="pt")
     with torch.no_grad():
         ours = model(**inputs)
-        audio = theirs.eval().encode_audio({key: value.unsqueeze(0) for key, value in clip.items()}, normalize=True)
+        batch = {key: value.unsqueeze(0) for key, value in clip.items()}
+        audio = theirs.eval().encode_audio(batch, normalize=True)
         text = theirs.encode_text(inputs["input_ids"], normalize=True)
-    pairs = {"audio": (audio, ours.audio_embeds), "text": (text, ours.text_embeds)}
-    return {part: float(torch.cosine_similarity(*embeds)) for part, embeds in pairs.items()}
+    return {
+        "audio": float(torch.cosine_similarity(audio, ours.audio_embeds)),
+        "text": float(torch.cosine_similarity(text, ours.text_embeds)),
+    }
 
 
 def open_clip_tensors(model: SupCLAPModel) -> dict[str, torch.Tensor]:

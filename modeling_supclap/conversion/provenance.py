@@ -67,7 +67,10 @@ class Origin:
 
 def known_license(repository: str) -> str:
     """Look up the license of a Hub repository in `KNOWN_LICENSES`. Return "" if it is not listed."""
-    return next((license for pattern, license in KNOWN_LICENSES.items() if re.fullmatch(pattern, repository)), "")
+    for pattern, license in KNOWN_LICENSES.items():
+        if re.fullmatch(pattern, repository):
+            return license
+    return ""
 
 
 def read_provenance(folder: str | Path) -> list[dict[str, Any]]:
@@ -161,7 +164,10 @@ def _tower(part: str, kind: str, source: str, recorded: Iterable[Mapping[str, An
     if not entries:
         return Origin(part, kind, public_name(source), (stated_license(source) if source else "") or assumed)
 
-    entry = {each.name: entries[0][each.name] for each in fields(Origin) if each.name in entries[0]}
+    entry = {}
+    for field in fields(Origin):
+        if field.name in entries[0]:
+            entry[field.name] = entries[0][field.name]
     entry |= {"part": part, "kind": kind, "source": public_name(str(entry["source"] or ""))}
     entry["license"] = str(entry.get("license") or "").lower() or assumed
     return Origin(**entry)

@@ -50,7 +50,10 @@ class Tensors(dict[str, torch.Tensor]):
 
     def below(self, prefix: str) -> Tensors:
         """Return the tensors with this name prefix, and remove the prefix from their names."""
-        matching = {name.removeprefix(prefix): self[name] for name in self if name.startswith(prefix)}
+        matching = {}
+        for name, value in self.items():
+            if name.startswith(prefix):
+                matching[name.removeprefix(prefix)] = value
         return Tensors(matching, self.origin)
 
     def set_aside(self, reasons: Mapping[str, str]) -> tuple[Tensors, dict[str, int]]:
@@ -75,8 +78,11 @@ class Tensors(dict[str, torch.Tensor]):
 
     def count_layers(self, prefix: str) -> int:
         """Return the number of layers with names `<prefix><index>.`: the highest index + 1."""
-        matches = [re.match(re.escape(prefix) + r"(\d+)\.", name) for name in self]
-        return max((int(match[1]) + 1 for match in matches if match), default=0)
+        count = 0
+        for name in self:
+            if match := re.match(re.escape(prefix) + r"(\d+)\.", name):
+                count = max(count, int(match[1]) + 1)
+        return count
 
     def count_heads(self, width: int, head_dim: int = 64) -> int:
         """Return the number of attention heads, width / head_dim. Raise ValueError if it is not a whole number.
@@ -149,6 +155,9 @@ def fill_exactly(model: nn.Module, tensors: Mapping[str, torch.Tensor], origin: 
 
 def refuse_faults(origin: str, target: str, faults: Mapping[str, list[str]]) -> None:
     """Raise ValueError if a list in `{fault: [tensor name, ...]}` is not empty."""
-    messages = [f"{len(names)} {fault} ({', '.join(names[:3])})" for fault, names in faults.items() if names]
+    messages = []
+    for fault, names in faults.items():
+        if names:
+            messages.append(f"{len(names)} {fault} ({', '.join(names[:3])})")
     if messages:
         raise ValueError(f"{origin} does not fit {target}: {', '.join(messages)}")
