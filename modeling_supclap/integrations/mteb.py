@@ -161,7 +161,10 @@ class SupCLAPEncoder(AbsEncoder):
 
 def _collate(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
     """Batch rows by column, with audio at its own sampling rate."""
-    return {column: [row[column] for row in rows] for column in rows[0]}
+    batch = {}
+    for column in rows[0]:
+        batch[column] = [row[column] for row in rows]
+    return batch
 
 
 def load_task(name: str) -> Any:

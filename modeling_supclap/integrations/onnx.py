@@ -170,18 +170,27 @@ def _batches(model: SupCLAPModel, processor: SupCLAPProcessor, waveforms: bool) 
     lengths = [[1.0, 1.2 * window], [least], [window / 2], [0.999 * window], [1.001 * window]]
     lengths += [[least, 1.0, window / 2], [3 * window, window, 1.0, 1.5 * window]]
     audio = [_audio_inputs(processor, seconds) for seconds in lengths]
-    masks = [(batch["input_features"], batch.get("audio_attention_mask")) for batch in audio]
     if waveforms:
-        audio = [{"waveform": torch.from_numpy(np.stack(_noise(extractor, each[:1] * len(each))))} for each in lengths]
-    elif model._run_encoder is not None and all(mask is not None and len(mask[0]) == len(x[0]) for x, mask in masks):
+        for index, seconds in enumerate(lengths):
+            clips = _noise(extractor, seconds[:1] * len(seconds))
+            audio[index] = {"waveform": torch.from_numpy(np.stack(clips))}
+    elif model._run_encoder is not None and all(map(_has_frame_mask, audio)):
         # `run_encoder` encodes clips of equal length together, without a mask.
         for index, seconds in enumerate(lengths):
             features = _audio_inputs(processor, seconds[:1] * len(seconds))["input_features"]
             audio[index] = {"input_features": features}
 
-    words = ([5, 1], [1], [9], [1, 4, 30], [700, 2], [12] * 5)
-    texts = [_text_inputs(processor, [" ".join(["rain"] * count) for count in counts]) for counts in words]
+    texts: list[dict[str, Tensor]] = []
+    for counts in ([5, 1], [1], [9], [1, 4, 30], [700, 2], [12] * 5):
+        captions = [" ".join(["rain"] * count) for count in counts]
+        texts.append(_text_inputs(processor, captions))
     return {"audio": audio, "text": texts}
+
+
+def _has_frame_mask(batch: Mapping[str, Tensor]) -> bool:
+    """Return whether a batch has an attention mask with one value per frame of its input features."""
+    mask = batch.get("audio_attention_mask")
+    return mask is not None and len(mask[0]) == len(batch["input_features"][0])
 
 
 def _audio_inputs(processor: SupCLAPProcessor, seconds: Sequence[float]) -> dict[str, Tensor]:
@@ -197,8 +206,11 @@ def _audio_inputs(processor: SupCLAPProcessor, seconds: Sequence[float]) -> dict
 def _noise(extractor: Any, seconds: Sequence[float]) -> list[np.ndarray]:
     """Return noise of the given durations, float32 (samples,) each."""
     rng = np.random.default_rng(0)
-    lengths = [round(duration * extractor.sampling_rate) for duration in seconds]
-    return [0.1 * rng.standard_normal(length).astype(np.float32) for length in lengths]
+    clips = []
+    for duration in seconds:
+        length = round(duration * extractor.sampling_rate)
+        clips.append(0.1 * rng.standard_normal(length).astype(np.float32))
+    return clips
 
 
 def _text_inputs(processor: SupCLAPProcessor, texts: list[str]) -> dict[str, Tensor]:
@@ -210,7 +222,9 @@ def _export(graph: Graph, batches: Sequence[Mapping[str, Tensor]], path: Path) -
     """Export one graph. The axes in which the batches differ are dynamic."""
     name, inputs = path.stem, batches[0]
     tower = graph.model.audio_model if name == "audio" else graph.model.text_model
-    shapes = [dict.fromkeys(axes, torch.export.Dim.DYNAMIC) for axes in _find_varying_axes(batches).values()]
+    shapes = []
+    for axes in _find_varying_axes(batches).values():
+        shapes.append(dict.fromkeys(axes, torch.export.Dim.DYNAMIC))
 
     # Hide the exporter's warnings about packages that are not needed, such as torchvision.
     level = logging.root.manager.disable
@@ -239,9 +253,9 @@ def _export(graph: Graph, batches: Sequence[Mapping[str, Tensor]], path: Path) -
 def _find_varying_axes(batches: Sequence[Mapping[str, Tensor]]) -> dict[str, list[int]]:
     """Return the axes of each input in which the batches differ, the batch axis first."""
     varying = {}
-    for name, values in batches[0].items():
-        sizes = [batch[name].shape for batch in batches]
-        varying[name] = [axis for axis in range(values.ndim) if len({size[axis] for size in sizes}) > 1]
+    for name in batches[0]:
+        sizes = np.array([batch[name].shape for batch in batches])  # (batches, axes)
+        varying[name] = np.flatnonzero((sizes != sizes[0]).any(axis=0)).tolist()
     return varying
 
 

@@ -108,7 +108,10 @@ class SupCLAPModule(InputModule):
         texts = list(map(_as_text, inputs))
         if None not in texts:
             language = language or self.language
-            languages: Any = [one.get("language", language) if isinstance(one, Mapping) else language for one in inputs]
+            languages: Any = []
+            for one in inputs:
+                own = one.get("language", language) if isinstance(one, Mapping) else language
+                languages.append(own)
             if not any(languages):
                 languages = None
             elif None in languages:
@@ -119,7 +122,10 @@ class SupCLAPModule(InputModule):
             raise ValueError("the batch has both texts and recordings; encode them in two calls")
 
         rate_hz = int(self.processor.feature_extractor.sampling_rate)
-        audio = [one["audio"] if isinstance(one, Mapping) and set(one) == {"audio"} else one for one in inputs]
+        audio = []
+        for one in inputs:
+            is_wrapped = isinstance(one, Mapping) and set(one) == {"audio"}
+            audio.append(one["audio"] if is_wrapped else one)
         recordings, _ = as_recordings(audio, sampling_rate or rate_hz)
         method = self.processor.resampling_method
         clips = [recording.read(rate_hz, resampling_method=method) for recording in recordings]
