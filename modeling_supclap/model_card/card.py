@@ -50,7 +50,9 @@ def model_card(facts: CardFacts) -> ModelCard:
     language = next((code for code in LANGUAGES if first in (code, get_iso_639_1(code))), "eng")
     phrases = label_phrases("esc50")
     entries = Path(__file__).with_name("citations.bib").read_text(encoding="utf-8").strip().split("\n\n")
-    bibliography = {entry[entry.index("{") + 1 : entry.index(",")]: entry for entry in entries}
+    bibliography = {}
+    for entry in entries:
+        bibliography[entry[entry.index("{") + 1 : entry.index(",")]] = entry
 
     environment = Environment(
         loader=PackageLoader("modeling_supclap.model_card", "."),
@@ -68,7 +70,7 @@ def model_card(facts: CardFacts) -> ModelCard:
         bound=[part for part in parts if "-nc" in part.license],
         unknown=[part for part in parts if part.source and not part.license],
         language=language,
-        captions=json.dumps([phrases[label][language] for label in ("dog", "rain")], ensure_ascii=False),
+        captions=json.dumps([phrases["dog"][language], phrases["rain"][language]], ensure_ascii=False),
         objective=_describe_objective(facts.arguments),
         arguments=yaml.safe_dump(dict(facts.arguments), allow_unicode=True, width=100) if facts.arguments else "",
         results=format_card_scores(scores) if scores else "",

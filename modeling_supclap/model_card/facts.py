@@ -112,7 +112,10 @@ def count_licenses(rows: Any) -> dict[str, int]:
 def _relevant_arguments(args: Any, recorded: Mapping[str, Any], objective: str = "") -> dict[str, Any]:
     """Select recipe arguments, main hyperparameters, and training arguments that differ from their default."""
     plain = args.to_dict()
-    relevant = {name: value for name, value in recorded.items() if name not in plain and value not in (None, [], {})}
+    relevant = {}
+    for name, value in recorded.items():
+        if name not in plain and value not in (None, [], {}):
+            relevant[name] = value
     for each in fields(args):
         value = plain.get(each.name)
         is_empty = value in (None, [], {}) or (value is False and each.default is not True)
@@ -164,7 +167,10 @@ def public_command(arguments: Sequence[str]) -> str:
 
 def versions_of(results: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """Return the package versions in the first results that contain versions, or else the installed versions."""
-    return next((dict(each["versions"]) for each in results if "versions" in each), None) or package_versions()
+    for each in results:
+        if "versions" in each:
+            return dict(each["versions"]) or package_versions()
+    return package_versions()
 
 
 def code_commit() -> str:

@@ -207,7 +207,10 @@ def render_hits(
         address = f"recordings/{quote(hit.file)}"
         strips[hit.file] = {"number": len(strips), "length": length, "windows": windows, "address": address}
 
-    lost = {name for name in strips if not _is_there(name, str(recordings or searcher.index.about["folder"]))}
+    lost, folder = set(), str(recordings or searcher.index.about["folder"])
+    for name in strips:
+        if not _is_there(name, folder):
+            lost.add(name)
     environment = Environment(loader=PackageLoader("modeling_supclap.search", "."), autoescape=True, trim_blocks=True)
     return environment.get_template("hits.html.j2").render(hits=hits, strips=strips, lost=lost, clock=clock)
 

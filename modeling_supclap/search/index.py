@@ -314,7 +314,10 @@ class SoundIndex:
             query = query.nprobes(256).refine_factor(30)
 
         # LanceDB's distance is 1 - dot product.
-        return [{**row, "score": 1.0 - row["_distance"]} for row in self._read(query.to_list)]
+        rows = self._read(query.to_list)
+        for row in rows:
+            row["score"] = 1.0 - row["_distance"]
+        return rows
 
     def _read(self, read: Callable[[], Any]) -> Any:
         """Call `read`. If it fails, retry once, because another process may have replaced the table."""

@@ -140,7 +140,9 @@ class Searcher:
         limit = k = min(k, max(num_windows, 1))
         while True:
             rows = self.index.nearest(vector, limit, within, exact)
-            hits = [Hit(row["file"], row["start_seconds"], row["end_seconds"], row["score"]) for row in rows]
+            hits = []
+            for row in rows:
+                hits.append(Hit(row["file"], row["start_seconds"], row["end_seconds"], row["score"]))
             if merge_overlaps:
                 hits = without_overlaps(hits)
             if len(hits) >= k or len(rows) < limit or limit >= num_windows:
