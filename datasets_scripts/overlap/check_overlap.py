@@ -80,10 +80,14 @@ def compare(
             if not clip["source"].startswith(FILE_SOURCE):
                 by_source[clip["source"]][side].append(clip)
 
+    shared = {}
+    for source in sorted(by_source):
+        if all(by_source[source]):
+            shared[source] = by_source[source]
     return {
         "sets": [{"name": first, "clips": len(clips[0])}, {"name": second, "clips": len(clips[1])}],
         "threshold": THRESHOLD,
-        "shared_sources": {source: by_source[source] for source in sorted(by_source) if all(by_source[source])},
+        "shared_sources": shared,
         "copies": _copies(clips, prints, quiet),
         "not_compared": not_compared,
     }
@@ -169,9 +173,12 @@ def _copies(clips: list[list[Clip]], prints: list[list[Any]], quiet: bool) -> li
     for query, clip in zip(progress(prints[1], "comparing", len(prints[1]), "clips", quiet), clips[1], strict=True):
         for match in [] if query is None else index.search(query):
             other = clips[0][match.clip]
-            numbers = {name: round(value, 4) for name, value in match._asdict().items() if name != "clip"}
             same_source = other["source"] == clip["source"]
-            pairs.append({"first": other, "second": clip, "same_source": same_source, **numbers})
+            pair = {"first": other, "second": clip, "same_source": same_source}
+            for name, value in match._asdict().items():
+                if name != "clip":
+                    pair[name] = round(value, 4)
+            pairs.append(pair)
     return sorted(pairs, key=lambda pair: (-pair["score"], pair["first"]["clip_id"], pair["second"]["clip_id"]))
 
 

@@ -192,7 +192,9 @@ class TemporalItems:
 
         self._phrases: dict[str, dict[str, str]] = {}
         for label in self.labels:
-            self._phrases[label] = {language: label_phrase(label, language, phrases) for language in self.languages}
+            self._phrases[label] = {}
+            for language in self.languages:
+                self._phrases[label][language] = label_phrase(label, language, phrases)
 
         self.pairs = shuffled(itertools.permutations(self.labels, 2), seed, "pairs")
         self._length = len(self.pairs) if pairs_per_epoch is None else pairs_per_epoch

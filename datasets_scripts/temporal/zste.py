@@ -52,9 +52,12 @@ def zste_set(rows: Sequence[Row], seed: int, num_items: int) -> list[dict[str, A
 
     queues = []
     for label in shuffled(items.labels, seed, "classes"):
-        queues.append(shuffled([(recording.clip_id, label) for recording in items.recordings[label]], seed, "single"))
+        clips = [(recording.clip_id, label) for recording in items.recordings[label]]
+        queues.append(shuffled(clips, seed, "single"))
     in_turn = filter(None, itertools.chain.from_iterable(itertools.zip_longest(*queues)))
-    singles = {(clip_id,): [label] for clip_id, label in itertools.islice(in_turn, num_items)}
+    singles = {}
+    for clip_id, label in itertools.islice(in_turn, num_items):
+        singles[(clip_id,)] = [label]
 
     # Later epochs may sample the same recordings again. Use each pair of recordings once.
     pairs: dict[tuple[str, ...], list[str]] = {}
@@ -196,6 +199,8 @@ def _add_wrong_candidates(
     extended = list(candidates)
     for kind, pairs in (("one", one_present), ("none", list(itertools.permutations(absent, 2)))):
         if len(extended) < num_candidates:
-            others = [(sentence, *pair) for sentence, pair in itertools.product(sentences, pairs)]
+            others = []
+            for sentence, pair in itertools.product(sentences, pairs):
+                others.append((sentence, *pair))
             extended += shuffled(others, *key, kind)
     return extended[:num_candidates]

@@ -113,7 +113,8 @@ class ChatTranslator:
             target=get_language_name(target),
             script=_SCRIPTS.get(target, "in its standard spelling"),
         )
-        numbered = json.dumps({str(number): text for number, text in enumerate(texts, 1)}, ensure_ascii=False)
+        by_number = {str(number): text for number, text in enumerate(texts, 1)}
+        numbered = json.dumps(by_number, ensure_ascii=False)
 
         try:
             answer = self._client.chat.completions.with_raw_response.create(

@@ -98,7 +98,8 @@ class FinishedBatches:
 
     def _remember(self, batch: Mapping[str, Any]) -> None:
         source, target = batch["pair"]
-        self.answers |= {((source, target), text): answer for text, answer in batch["translations"].items()}
+        for text, answer in batch["translations"].items():
+            self.answers[(source, target), text] = answer
 
 
 def translate_texts(
@@ -170,7 +171,8 @@ def complete_translations(
         for line in read_translations(path).to_pylist() if path.exists() else []:
             lines[line["clip_id"], line["caption_index"], line["language"]] = line
 
-        others = sorted({line["model"] for line in lines.values()} - {translator.name, None})
+        models = {line["model"] for line in lines.values()}
+        others = sorted(models - {translator.name, None})
         if others and not fill_gaps:
             problem = f"{path} has translations by {listing(others)}, not {translator.name}"
             raise ValueError(f"{problem}: choose another output, or set fill_gaps to keep them")

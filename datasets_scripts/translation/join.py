@@ -103,7 +103,10 @@ def _require_language(captions: Mapping[str, Any], language: str) -> None:
 def _report(errors: Problems, gaps: Problems, strict: bool) -> None:
     """Raise ValueError if there are errors. For gaps, raise ValueError if `strict` is set, and otherwise warn."""
     problems = errors or gaps
-    message = "; ".join(f"{len(names)} {problem}: {listing(names)}" for problem, names in problems.items())
+    parts = []
+    for problem, names in problems.items():
+        parts.append(f"{len(names)} {problem}: {listing(names)}")
+    message = "; ".join(parts)
     if errors:
         raise ValueError(message)
     if gaps and strict:
@@ -123,7 +126,8 @@ class _Join:
         # {clip id: {language: {caption index: (text, source hash)}}}
         self.lines: dict[str, dict[str, dict[int, tuple[str, str | None]]]] = {}
         names = ("clip_id", "language", "caption_index", "text", "source_hash")
-        for clip_id, language, index, text, digest in zip(*(table[name].to_pylist() for name in names), strict=True):
+        columns = [table[name].to_pylist() for name in names]
+        for clip_id, language, index, text, digest in zip(*columns, strict=True):
             self.lines.setdefault(clip_id, {}).setdefault(language, {})[index] = text, digest
 
     def captions(self, clip_id: str, captions: Captions, errors: Problems, gaps: Problems) -> dict[str, list[str]]:

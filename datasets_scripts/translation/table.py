@@ -125,7 +125,9 @@ def _check(table: pa.Table, named: str) -> None:
     problems = []
     for fault, rows in faulty.items():
         first = rows.slice(0, 5).to_pylist()
-        names = [f"{row['clip_id']!r} caption {row['caption_index']} in {row['language']!r}" for row in first]
+        names = []
+        for row in first:
+            names.append(f"{row['clip_id']!r} caption {row['caption_index']} in {row['language']!r}")
         if names:
             problems.append(f"{len(rows)} translations {fault}: {listing(names, count=len(rows))}")
     if problems:
