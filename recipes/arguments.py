@@ -195,7 +195,9 @@ def _make_parser(groups: Sequence[Any]) -> HfArgumentParser:
             raise ValueError(message)
 
     parser = Parser(list(groups), allow_abbrev=False, add_help=False)
-    texts = {name: text for group in groups for name, text in option_texts(group).items()}
+    texts: dict[str, str] = {}
+    for group in groups:
+        texts |= option_texts(group)
     for action in parser._actions:
         action.help = texts.get(action.dest, action.help or "").replace("%", "%%")
     return parser

@@ -97,7 +97,8 @@ def collect_scores(tables: Mapping[str, Models], allow_different: bool = False) 
                     others = {seed: score.value for seed, score in of_baseline.get(place, {}).items()}
                     found = compare_seeds(runs, baseline, place, values, others)
                 line |= {"chance": first.chance, "difference": None if found is None else found.value}
-                line |= {f"difference_{end}": getattr(found, end, None) for end in ("low", "high")}
+                for end in ("low", "high"):
+                    line[f"difference_{end}"] = getattr(found, end, None)
                 lines.append({**line, "p_value": getattr(found, "p_value", None)})
     return lines
 

@@ -226,7 +226,9 @@ def make_plan(args: CorpusArguments, corpus: Corpus, model: EmbeddingModel, shar
     options: dict[str, Any] = {"model": args.model, "dataset": args.dataset, "folder": args.folder}
     if args.table is not None:
         options |= {"table": args.table, "path_column": args.path_column, "id_column": args.id_column}
-    config = {name: value for name, value in args.builder_options.items() if name not in ("data_dir", "cache_dir")}
+    config = dict(args.builder_options)
+    for folder in ("data_dir", "cache_dir"):
+        config.pop(folder, None)
     if config:
         options["dataset_config"] = config
     require_storage(model.encode_text(["sound"], "eng", 1).shape[1], args.dtype, args.width)
@@ -261,7 +263,10 @@ def start_output(output: Path, plan: Mapping[str, Any], shard: Shard) -> None:
     plan_path = output / "plan.json"
     if plan_path.is_file():
         stored = json.loads(plan_path.read_text(encoding="utf-8"))
-        changed = sorted(name for name in plan.keys() | stored.keys() if stored.get(name) != plan.get(name))
+        changed = []
+        for name in sorted(plan.keys() | stored.keys()):
+            if stored.get(name) != plan.get(name):
+                changed.append(name)
         if changed:
             raise FileExistsError(f"{output} was started with another {', '.join(changed)}; choose another output")
     elif output.is_dir() and any(output.iterdir()):

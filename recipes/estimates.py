@@ -67,7 +67,10 @@ def estimate(parsed: Sequence[Any], num_clips: int = 0) -> Estimate | None:
     """
     data, model_args, _, args = parsed
     options = data.builder_options
-    clips = num_clips or options.get("num_train") or sum(TRAIN_CLIPS.get(part, 0) for part in data.dataset.split("+"))
+    clips = num_clips or options.get("num_train") or 0
+    if not clips:
+        for part in data.dataset.split("+"):
+            clips += TRAIN_CLIPS.get(part, 0)
     if not clips:
         return None
     if args.every_caption:

@@ -166,7 +166,8 @@ def read_suite(args: EvaluationArguments, words: Sequence[str]) -> dict[str, Eva
     entries: Any = [{"dataset": name} for name in args.suite]
     if words[0].endswith((".yaml", ".yml")):
         shared, words = read_settings(words[0]), words[1:]
-        shared = {key: value for key, value in shared.items() if key not in ("dataset", "data_dir", "dataset_config")}
+        for key in ("dataset", "data_dir", "dataset_config"):
+            shared.pop(key, None)
     if args.suite[0].endswith((".yaml", ".yml")):
         with open(args.suite[0], encoding="utf-8") as file:  # YAML errors name the file
             entries = yaml.safe_load(file)

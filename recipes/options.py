@@ -66,7 +66,8 @@ class DatasetArguments:
         """Name and options of the data, without folder names. A resumed run must have the same values."""
         from modeling_supclap.datasets_scripts.public_names import redact
 
-        options = {name: value for name, value in self.builder_options.items() if name != "data_dir"}
+        options = dict(self.builder_options)
+        options.pop("data_dir", None)
         return redact({"dataset": self.origin, **options}, from_anywhere=True)
 
     def load_splits(self) -> dict[str, Any]:
@@ -126,7 +127,9 @@ class DataArguments(DatasetArguments):
                 raise ValueError(f"got {entry} in datasets; expected `dataset`, and a unique `name`")
             data_dir = options.pop("data_dir", self.data_dir and os.path.join(self.data_dir, name))
             share: dict[str, Any] = {"balance_labels": self.balance_labels}
-            share |= {key: options.pop(key) for key in ("repeats", "weight", "balance_labels") if key in options}
+            for key in ("repeats", "weight", "balance_labels"):
+                if key in options:
+                    share[key] = options.pop(key)
             streaming = options.pop("streaming", self.streaming)
             arguments = {"allow_missing": self.allow_missing, "streaming": streaming}
             parts[name] = DataArguments(dataset, data_dir, options, **arguments)
@@ -143,7 +146,9 @@ class DataArguments(DatasetArguments):
     @property
     def builder_options(self) -> dict[str, Any]:
         """All options of the builder. If `datasets` is set: `{dataset name: options}`, without `data_dir`."""
-        options = {name: {**as_mapping(part.dataset_config), **part.share} for name, part in self.parts.items()}
+        options = {}
+        for name, part in self.parts.items():
+            options[name] = {**as_mapping(part.dataset_config), **part.share}
         return options or super().builder_options
 
     @property
@@ -168,14 +173,18 @@ class DataArguments(DatasetArguments):
         if self.parts:
             from modeling_supclap.datasets_scripts.mixture import mix
 
-            sets = {name: part.load_splits() for name, part in self.parts.items()}
-            shares = {name: part.share for name, part in self.parts.items()}
+            sets, shares = {}, {}
+            for name, part in self.parts.items():
+                sets[name], shares[name] = part.load_splits(), part.share
             return mix(sets, shares, self.dataset_temperature)
 
         options = self.builder_options
         if self.streaming:
             splits = load_splits(self.dataset, streaming=True, **options)
-            return {name: rows if name == "train" else rows.to_dataset() for name, rows in splits.items()}
+            for name, rows in splits.items():
+                if name != "train":
+                    splits[name] = rows.to_dataset()
+            return splits
 
         translations = options.pop("translations", None)
         builder = load_builder(self.dataset, **options)

@@ -50,8 +50,11 @@ def format_heading(column: str) -> str:
 
 def _spell(name: str) -> str:
     words = {**DIRECTIONS, "eng": "", "eval": "", "ms": "milliseconds", "objective": "of the objective"}
-    spelled = (words.get(word, word) for word in name.replace("_", " ").split())
-    return " ".join(filter(None, spelled))
+    spelled = []
+    for word in name.replace("_", " ").split():
+        if other := words.get(word, word):
+            spelled.append(other)
+    return " ".join(spelled)
 
 
 def markdown_lines(table: Sequence[Sequence[str]]) -> list[str]:

@@ -95,8 +95,10 @@ def command_name() -> str:
 
 def is_first_process() -> bool:
     """Return whether this process has rank 0 in the launcher's environment variables, or is the only process."""
-    ranks = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
-    return next((os.environ[name] for name in ranks if name in os.environ), "0") == "0"
+    for name in ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK"):
+        if name in os.environ:
+            return os.environ[name] == "0"
+    return True
 
 
 def report_stop(advice: str = "") -> None:

@@ -124,7 +124,10 @@ def format_hits(hits: Sequence[Hit]) -> str:
     """
     from modeling_supclap.search.app import clock
 
-    lines = [f"{hit.score:.3f}  {clock(hit.start_seconds)}-{clock(hit.end_seconds)}  {hit.file}" for hit in hits]
+    lines = []
+    for hit in hits:
+        times = f"{clock(hit.start_seconds)}-{clock(hit.end_seconds)}"
+        lines.append(f"{hit.score:.3f}  {times}  {hit.file}")
     return "\n".join(lines) or "no indexed recording to search"
 
 
@@ -139,7 +142,8 @@ def main() -> None:
     else:
         from modeling_supclap.search.app import serve
 
-        options = {name: value for name, value in vars(arguments).items() if name != "command"}
+        options = dict(vars(arguments))
+        del options["command"]
         serve(**options)
 
 

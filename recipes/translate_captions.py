@@ -41,11 +41,16 @@ def load_captions(args: CaptionArguments) -> list[Caption]:
         raise ValueError(f"got dataset={args.dataset!r} and captions={args.captions!r}; set exactly one of them")
     captions = from_builder(args) if args.captions is None else read_caption_file(Path(args.captions))
 
-    blank = [f"{clip_id!r} caption {index}" for clip_id, index, text in captions if not clean(text)]
+    blank: list[str] = []
+    counts: Counter[str] = Counter()
+    for clip_id, index, text in captions:
+        name = f"{clip_id!r} caption {index}"
+        counts[name] += 1
+        if not clean(text):
+            blank.append(name)
     if blank:
         raise ValueError(f"{len(blank)} captions are blank or damaged: {listing(blank)}")
-    counts = Counter((clip_id, index) for clip_id, index, _ in captions)
-    repeated = [f"{clip_id!r} caption {index}" for (clip_id, index), count in counts.items() if count > 1]
+    repeated = [name for name, count in counts.items() if count > 1]
     if repeated:
         raise ValueError(f"{len(repeated)} captions are repeated: {listing(repeated)}")
     return captions
@@ -146,8 +151,9 @@ def main() -> None:
         back_translator.check(language, english)
 
     def complete(path: Path, items: list[Item], model: Translator, options: TranslatorArguments) -> dict[Key, str]:
-        names = ("prompt", "num_beams", "dtype", "request_options")
-        settings = {name: getattr(options, name) for name in names}
+        settings = {}
+        for name in ("prompt", "num_beams", "dtype", "request_options"):
+            settings[name] = getattr(options, name)
         return complete_translations(path, items, model, args.batch_size, settings, args.fill_gaps)
 
     items = []
@@ -158,14 +164,15 @@ def main() -> None:
 
     backs: dict[Key, str] = {}
     if encoder is not None:
-        chosen = sample([Item(*key, text, key[2], english) for key, text in texts.items()], check.back_sample)
+        translated = [Item(*key, text, key[2], english) for key, text in texts.items()]
+        chosen = sample(translated, check.back_sample)
         backs = complete(output.with_suffix(".back.parquet"), chosen, back_translator, back_args)
 
     report = {}
+    sources = {caption[:2]: caption.text for caption in captions}
     for language in languages:
         forward = {key[:2]: text for key, text in texts.items() if key[2] == language}
         back = {key[:2]: text for key, text in backs.items() if key[2] == language}
-        sources = {caption[:2]: caption.text for caption in captions}
         report[language] = report_translations(sources, forward, back, encoder, check.threshold, check.num_worst)
 
     arguments = redact({**vars(caption_args), **vars(args), **vars(check)}, from_anywhere=True)
