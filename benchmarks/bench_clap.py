@@ -257,7 +257,8 @@ def measure_slopes(folder: Path, task: str, programs: list[str], short: int, lon
     found: dict[str, list[tuple[float, float]]] = {program: [] for program in programs}
     for _ in range(rounds):
         for program in programs:
-            first, second = (run(task, program, str(folder), str(size)) for size in (short, long))
+            first = run(task, program, str(folder), str(short))
+            second = run(task, program, str(folder), str(long))
             found[program].append((1000 * (second["cpu"] - first["cpu"]) / items, second["peak"]))
     return found
 
@@ -295,7 +296,9 @@ def measure_shares(folder: Path, paths: Paths) -> list[Row]:
     for batch in (paths[:BATCH], paths[:BATCH]):  # the first time warms up
         seconds |= dict.fromkeys(seconds, 0.0)
         clips = [clock("decoding", partial(read_audio, path)) for path in batch]
-        waves = [clock("resampling", partial(processor.as_waveforms, [clip], rate_hz))[0] for clip, rate_hz in clips]
+        waves = []
+        for clip, rate_hz in clips:
+            waves.append(clock("resampling", partial(processor.as_waveforms, [clip], rate_hz))[0])
         audio = clock("spectrogram", partial(processor, audio=waves, sampling_rate=RATE_HZ, return_tensors="pt"))
         text = processor(text=list(map(describe, batch)), return_tensors="pt")
         model.train()
@@ -334,7 +337,10 @@ def measure(
         shares = measure_shares(folder, paths)
 
     def pick(found: dict[str, list[tuple[float, float]]], column: int) -> dict[str, list[float]]:
-        return {program: [numbers[column] for numbers in found[program]] for program in programs}
+        picked = {}
+        for program in programs:
+            picked[program] = [numbers[column] for numbers in found[program]]
+        return picked
 
     return [
         *make_rows("training, CPU time per clip and epoch", "ms", pick(trained, 0), "<= 0.75"),

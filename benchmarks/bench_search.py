@@ -116,7 +116,10 @@ def time_peers(windows: np.ndarray, queries: np.ndarray, approximate: bool) -> d
         inverted.nprobe = 32
         results |= _timed("FAISS, inverted file", list(queries), lambda query: len(inverted.search(query[None], 10)))
         same = zip(inverted.search(queries, 10)[1], flat.search(queries, 10)[1], strict=True)
-        results["recall@10 of FAISS"] = float(np.mean([len(set(a) & set(b)) / 10 for a, b in same]))
+        recalls = []
+        for found, nearest in same:
+            recalls.append(len(set(found) & set(nearest)) / 10)
+        results["recall@10 of FAISS"] = float(np.mean(recalls))
     return results
 
 

@@ -61,7 +61,8 @@ class PeerModule(ContrastiveModule):
         order = lengths.argsort(descending=True) if self.ordered else torch.arange(len(lengths)).view(count, -1).T
         parts = []
         for rows in order.flatten().split(count):
-            chunk = {name: tensor[rows, : int(lengths[rows].max())] for name, tensor in inputs.items()}
+            length = int(lengths[rows].max())
+            chunk = {name: tensor[rows, :length] for name, tensor in inputs.items()}
             embed = partial(checkpoint, self._run, use_reentrant=False) if self.recomputed else self._run
             parts.append(embed(chunk))
         return torch.cat(parts)[order.flatten().argsort()]
@@ -167,7 +168,10 @@ def on_device(batch: Batch, device: torch.device) -> Batch:
 def require_equal_gradients(plain: nn.Module, ours: nn.Module, batch: Batch) -> None:
     """Assert that the gradients of both modules agree in float64, to a relative difference of 1e-12."""
     plain, ours = copy.deepcopy(plain).double(), copy.deepcopy(ours).double()
-    exact = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in batch.items()}
+    exact = dict(batch)
+    for name, tensor in batch.items():
+        if tensor.is_floating_point():
+            exact[name] = tensor.double()
     run_step(plain, exact)
     run_step(ours, exact)
 

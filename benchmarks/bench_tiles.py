@@ -58,7 +58,8 @@ def run_step(
     noise = torch.randn(clips, texts_per_clip, dim, generator=draw)
     text = F.normalize(audio.unsqueeze(1) + 0.2 * noise, dim=-1)  # (N, K, d)
     rows = slice(process * clips // world, (process + 1) * clips // world)
-    audio, text = (embeds[rows].to(dtype).clone().requires_grad_() for embeds in (audio, text))
+    audio = audio[rows].to(dtype).clone().requires_grad_()
+    text = text[rows].to(dtype).clone().requires_grad_()
 
     def step(audio: Tensor, text: Tensor) -> Tensor:
         with distributed_tiles():
@@ -123,10 +124,13 @@ def measure(
     """Measure peak memory, and its growth with the batch size, for each loss and each number of processes."""
     rows = []
     for name in only:
-        plain, tiled = (run_processes(name, 1024, dim, size, dtype=torch.float64) for size in (None, 128))
+        plain = run_processes(name, 1024, dim, None, dtype=torch.float64)
+        tiled = run_processes(name, 1024, dim, 128, dtype=torch.float64)
         require_equal(tiled, plain[0])
 
-        alone = {count: run_processes(name, count, dim, chunk) for count in clips}
+        alone = {}
+        for count in clips:
+            alone[count] = run_processes(name, count, dim, chunk)
         for world in processes:
             peaks = []
             for count in clips:

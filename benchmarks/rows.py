@@ -39,9 +39,11 @@ class Row:
     def cells(self) -> tuple[str, ...]:
         """The table cells as strings, in the order of `HEADER`."""
         met = {None: "", True: "yes", False: "no"}[self.is_met]
-        numbers = (self.least, self.median or self.least)
-        least, median = (f"{n if isinstance(n, int) else f'{n:.3g}'} {self.unit}" for n in numbers)
-        return self.benchmark, self.what, self.bound, least, median, met
+        cells = []
+        for number in (self.least, self.median or self.least):
+            digits = str(number) if isinstance(number, int) else f"{number:.3g}"
+            cells.append(f"{digits} {self.unit}")
+        return (self.benchmark, self.what, self.bound, *cells, met)
 
 
 def get_device() -> torch.device:
