@@ -62,7 +62,9 @@ def window_table(
     """
     embeds = np.asarray(chunks.embeds, np.float32).reshape(-1, dim)
     vectors = compress(embeds, precision, width)
-    columns = {name: pa.array([value] * len(chunks.onset_seconds), pa.string()) for name, value in fields.items()}
+    columns = {}
+    for name, value in fields.items():
+        columns[name] = pa.array([value] * len(chunks.onset_seconds), pa.string())
     columns["start_seconds"] = pa.array(chunks.onset_seconds, pa.float64())
     columns["end_seconds"] = pa.array(chunks.offset_seconds, pa.float64())
     columns[vector_name] = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
