@@ -29,12 +29,15 @@ def write_sounds(paths: list[Path], seconds: float = 0.5) -> None:
         soundfile.write(path, 0.5 * builders.tone(200.0 + 15 * number, round(seconds * RATE_HZ)), RATE_HZ)
 
 
-def make_data(folder: Path, num_train: int = 26, num_classes: int = 10) -> Path:
-    """Write the folder of `--data_dir`, which contains a folder for each dataset of the papers."""
+def make_data(folder: Path, num_train: int = 74, num_classes: int = 10) -> Path:
+    """Write the folder of `--data_dir`, which contains a folder for each dataset of the papers.
+
+    AudioCaps has a batch of table 12, and ESC-50 enough classes for a batch of TeminAL's pairs.
+    """
     made = dataset_folders.audiocaps(folder / "audiocaps", train=num_train, held_out=26)
     write_sounds(made.audio)
-    make_clotho(folder / "clotho", num_train)
-    make_wavcaps(folder / "wavcaps", num_train + 6)
+    make_clotho(folder / "clotho", 26)
+    make_wavcaps(folder / "wavcaps", 32)
     labels = list(label_phrases("esc50"))[:num_classes]
     clips = []
     for number, label in enumerate(labels):
