@@ -14,9 +14,9 @@ from transformers import BertConfig, BertModel, ClapFeatureExtractor, ClapProces
 
 from modeling_supclap.datasets_scripts import load_splits
 from modeling_supclap.datasets_scripts.builders.captions import label_phrases
-from modeling_supclap.datasets_scripts.schema import LANGUAGES
 from modeling_supclap.datasets_scripts.translation.join import read_captions
 from modeling_supclap.datasets_scripts.translation.table import SCHEMA, source_hash, write_translations
+from modeling_supclap.languages import LANGUAGES
 from modeling_supclap.recipes import convert_checkpoint
 
 RATE_HZ = 16_000
@@ -61,7 +61,7 @@ def make_clotho(folder: Path, count: int) -> None:
         write_sounds([folder / part / name for name in names])
     # The source of an evaluation clip is a recording of ESC-50.
     heading = ["file_name", "sound_id", "start_end_samples", "license"]
-    lines = [[name, number, "[0, 1]", "CC0"] for number, name in enumerate(names)]
+    lines = [[name, str(number), "[0, 1]", "CC0"] for number, name in enumerate(names)]
     dataset_folders.write_csv(folder / "clotho_metadata_evaluation.csv", [heading, *lines])
 
 
@@ -76,7 +76,8 @@ def make_urbansound8k(folder: Path) -> None:
     for fold in range(1, 11):
         for number, label in enumerate(["air_conditioner", "car_horn"]):
             name = f"{50_000 + fold}-{number}-0-0.wav"
-            lines.append([name, 50_000 + 10 * fold + number, 0, 0.5, 1, fold, number, label])
+            numbers = [50_000 + 10 * fold + number, 0, 0.5, 1, fold, number]
+            lines.append([name, *map(str, numbers), label])
             paths.append(folder / "audio" / f"fold{fold}" / name)
     write_sounds(paths)
     write_sounds(paths[:1], seconds=0.05)  # the shortest clip of the published dataset

@@ -82,7 +82,8 @@ def chance_loss(args: Any) -> float | None:
 
     The mean over both directions of `kcl` and `cacl` is ln N. Support vectors, negatives and nested widths add terms.
     """
-    if not isinstance(args, ContrastiveOptions) or args.svr != "none" or args.positives != "clip":
+    is_plain = isinstance(args, ContrastiveOptions) and args.svr == "none" and args.positives == "clip"
+    if not is_plain:
         return None
     directions = {"infonce": 2, "kcl": 1, "cacl": 1}.get(args.loss)
     if directions is None or args.negatives_per_clip or args.matryoshka_widths:

@@ -58,7 +58,7 @@ def with_model(model: Any, processor: Any) -> Result:
 
 
 def with_pipeline(folder: Path) -> Result:
-    classify = pipeline("zero-shot-audio-classification", model=str(folder), trust_remote_code=True)
+    classify: Any = pipeline("zero-shot-audio-classification", model=str(folder), trust_remote_code=True)
     scores = []
     for result in classify(CLIPS, candidate_labels=LABELS, hypothesis_template="{}"):
         by_label = {each["label"]: each["score"] for each in result}
@@ -85,7 +85,7 @@ def with_our_sentence_module(folder: Path) -> Result:
 def with_mteb(folder: Path) -> Result:
     models = pytest.importorskip("mteb.models.model_implementations.clap_models")
     encoder = models.ClapZeroShotWrapper(str(folder), revision="main", device="cpu")
-    rows = [{"audio": {"array": clip, "sampling_rate": RATE_HZ}} for clip in CLIPS]
+    rows: Any = [{"audio": {"array": clip, "sampling_rate": RATE_HZ}} for clip in CLIPS]
     audio = encoder.get_audio_embeddings(DataLoader(rows, batch_size=2), show_progress_bar=False)
     with torch.no_grad():
         text = encoder.get_text_embeddings([{"text": LABELS}], show_progress_bar=False)

@@ -9,13 +9,12 @@ import pytest
 import soundfile
 from dataset_folders import touch
 
+from modeling_supclap.datasets_scripts.audio_files import SUFFIXES, walk
 from modeling_supclap.datasets_scripts.builders.recordings import (
-    SUFFIXES,
     Recordings,
     duration_seconds,
     find_segments,
     stem_of,
-    walk,
 )
 
 VIDEO = "Y_abcdefgh-"  # eleven characters that begin with Y

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import reference
@@ -67,7 +68,7 @@ MASK = torch.tensor([[1, 1, 1], [1, 0, 1], [0, 0, 0], [1, 0, 0], [0, 1, 1]]).boo
 def test_negatives_equal_the_loops(groups: list[int] | None, mask: Tensor | None, chunk_size: int | None) -> None:
     audio, text = related_pair(5, 7)
     ids = None if groups is None else torch.tensor(groups)
-    options = {"group_ids": ids, "chunk_size": chunk_size, "negatives": WRONG, "negative_mask": mask}
+    options: dict[str, Any] = {"group_ids": ids, "chunk_size": chunk_size, "negatives": WRONG, "negative_mask": mask}
     rows, pairs = [], 0.0
     for i, clip in enumerate(audio.tolist()):
         wrong = [
@@ -77,7 +78,7 @@ def test_negatives_equal_the_loops(groups: list[int] | None, mask: Tensor | None
         scores = [SCALE * value for value in right + wrong]
         rows.append(reference.log_ratio(scores, reference.positives_of(i, 5, groups)))
         pairs += sum(reference.binary_cross_entropy(10 * value - 9, False) for value in wrong) / 5
-    to_audio = reference.one_direction(text, audio, SCALE, groups)
+    to_audio = reference.one_direction(text.tolist(), audio.tolist(), SCALE, groups)
     assert info_nce(audio, text, SCALE, **options).item() == pytest.approx(reference.mean(rows) + to_audio, abs=1e-12)
     expected = reference.sigmoid_loss(audio, text, 10.0, -9.0, groups) + pairs
     assert sigmoid_loss(audio, text, 10.0, -9.0, **options).item() == pytest.approx(expected, abs=1e-12)

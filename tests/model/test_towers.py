@@ -107,7 +107,7 @@ def text_encoder(name: str):
     if name == "xlmr":
         return XLMRobertaModel(XLMRobertaConfig(**ROBERTA_LIKE)), builders.clap_processor().tokenizer
     if name == "modern":
-        ids = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
+        ids: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
         config = ModernTextConfig(**SIZES, **ids, qk_norm=True, attn_gated=True, value_residual=True)
         return ModernTextModel(config), builders.bert_tokenizer()
     model = {

@@ -9,7 +9,9 @@ from modeling_supclap.recipes.train_supclap import OPTIONS
 
 def memory_gib(model: str) -> float:
     words = ["--dataset", "audiocaps", "--model", model, "--per_device_train_batch_size", "2", "--output_dir", "out"]
-    return estimate(parse_arguments(OPTIONS, words), num_clips=100).memory_gib
+    found = estimate(parse_arguments(OPTIONS, words), num_clips=100)
+    assert found is not None
+    return found.memory_gib
 
 
 def test_a_small_local_model_needs_little(tmp_path):

@@ -3,6 +3,7 @@
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import builders
 import pytest
@@ -30,6 +31,11 @@ def train_on(rows, evaluation=None, front_end=None, **options):
     )
 
 
+def trainer_of(model: Any, args: Any) -> SupCLAPTrainer:
+    """Build a trainer with any kind of model and arguments."""
+    return SupCLAPTrainer(model, args, MISSING, None, processor())
+
+
 STREAM = Dataset.from_list([{"clip_id": "a"}]).to_iterable_dataset()
 MISSING = [{"clip_id": str(number), "audio_path": "missing.wav", "captions": {"eng": ["a"]}} for number in range(9)]
 
@@ -51,13 +57,11 @@ MISSING = [{"clip_id": str(number), "audio_path": "missing.wav", "captions": {"e
         (train_on(MISSING, {"few": STREAM}), "IterableDataset"),
         (train_on({"a": MISSING, "b": MISSING}), r"\['a', 'b'\].*mix"),
         (
-            lambda folder: SupCLAPTrainer(builders.clap_model(), arguments(folder), MISSING, None, processor()),
+            lambda folder: trainer_of(builders.clap_model(), arguments(folder)),
             "ClapModel.*supclap_from_clap",
         ),
         (
-            lambda folder: SupCLAPTrainer(
-                builders.supclap_model(), TrainingArguments(str(folder), use_cpu=True), MISSING, None, processor()
-            ),
+            lambda folder: trainer_of(builders.supclap_model(), TrainingArguments(str(folder), use_cpu=True)),
             "TrainingArguments.*SupCLAPTrainingArguments",
         ),
     ],
