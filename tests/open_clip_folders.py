@@ -87,7 +87,7 @@ AUDIO_D = {
     "attn_pool_num_heads": 8,
 }
 # Configurations of the towers, and the type of the text projection.
-MODELS = {
+MODELS: dict[str, tuple[dict[str, Any], dict[str, Any], Any]] = {
     "A": (AUDIO_A, TEXT_A, "linear"),
     "B": (AUDIO_B, TEXT_B, "linear"),
     "C": (AUDIO_C, TEXT_C, "linear_bias"),

@@ -25,7 +25,7 @@ def test_killed_jobs_have_the_results_of_undisturbed_jobs(tmp_path):
 
 
 def test_broken_input_is_accepted_or_rejected_by_name(tmp_path):
-    printed = run_campaign(tmp_path, "fuzz", "--inputs", "500")
+    printed = run_campaign(tmp_path, "fuzz", "--inputs", "700")
     assert "fault" not in printed
     for kind in ("audio", "texts", "losses", "metrics", "yaml", "rows", "search", "options", "streams", "splits"):
         assert f"{kind}: refused" in printed

@@ -254,10 +254,10 @@ class ProcessorTest(processing.ProcessorTesterMixin, unittest.TestCase):
     def setUp(self):
         # The tests pass no sampling rate, which our extractor requires. They also compare saved and loaded
         # configurations, which would differ by the entry `auto_map` for the code in a saved folder.
-        def as_waveform_at_16_khz(clip, from_hz, to_hz, name):
-            return as_waveform(clip, 16000, to_hz, name)
+        def as_waveform_at_16_khz(clip, from_hz, to_hz, name, resampling_method):
+            return as_waveform(clip, 16000, to_hz, name, resampling_method)
 
-        at_16_khz = mock.patch("modeling_supclap.feature_extraction_ced.as_waveform", as_waveform_at_16_khz)
+        at_16_khz = mock.patch("modeling_supclap.audio_input.as_waveform", as_waveform_at_16_khz)
         for patch in (at_16_khz, *(mock.patch.object(kind, "_auto_class", None) for kind in CARRIED)):
             patch.start()
             self.addCleanup(patch.stop)

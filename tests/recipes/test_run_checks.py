@@ -35,7 +35,7 @@ def test_a_fifth_of_the_recordings_may_be_missing(tmp_path, monkeypatch, lost, i
 
 def evaluated(tmp_path, **evaluation):
     """Return a row that trains on AudioCaps and evaluates its training split."""
-    made = dataset_folders.audiocaps(tmp_path / "audiocaps", train=6, held_out=3)
+    made = dataset_folders.audiocaps(tmp_path / "audiocaps", train=24, held_out=3)
     train = {
         "dataset": "audiocaps",
         "data_dir": made.config["data_dir"],
@@ -56,17 +56,17 @@ def test_an_overlap_with_the_training_data_is_refused_or_reported(tmp_path, caps
         [
             (
                 {},
-                "missing: data of audiocaps for evaluate: 6 of 9 clips of audiocaps are in the training data of row",
+                "missing: data of audiocaps for evaluate: 24 of 27 clips of audiocaps are in the training data of row",
             ),
             (
                 {"allow_trained": True},
-                "found: 6 of 9 clips of audiocaps are in the training data of row; they are evaluated",
+                "found: 24 of 27 clips of audiocaps are in the training data of row; they are evaluated",
             ),
             (
                 {"exclude_trained": True},
-                "found: 6 of 9 clips of audiocaps are in the training data of row; they are left out",
+                "found: 24 of 27 clips of audiocaps are in the training data of row; they are left out",
             ),
-            ({"split": "test"}, "found: audiocaps: 6 train, 3 validation, 3 test recordings"),
+            ({"split": "test"}, "found: audiocaps: 24 train, 3 validation, 3 test recordings"),
         ]
     ):
         check_inputs("table", [evaluated(tmp_path / str(number), **evaluation)], args)

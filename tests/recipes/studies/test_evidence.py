@@ -249,20 +249,20 @@ def test_missing_inputs_of_any_study_are_named_before_the_first_run(train, tmp_p
 
 
 def test_a_folder_of_esc10_is_complete_if_the_recordings_in_its_table_exist(tmp_path, capsys):
-    folder = esc50_folder(tmp_path / "esc10", count=4, num_folds=4)
+    folder = esc50_folder(tmp_path / "esc10", count=12, num_folds=4)
     args = ReproductionArguments(data_dir=str(folder), output_dir=str(tmp_path), rows=["bi_dynamic"])
     name, study = "evidence/svr_esc10", STUDIES["evidence/svr_esc10"]
     assert evidence.check_study(name, study, args) == ["infonce", "bi_dynamic"]
 
     evidence.check_study(name, study, replace(args, dry_run=True))
     printed = capsys.readouterr().out
-    assert "found: esc50: 8 train, 4 validation, 4 test recordings, about 0.0022 hours" in printed  # 16 of 0.5 s
+    assert "found: esc50: 32 train, 4 validation, 12 test recordings, about 0.0067 hours" in printed  # 48 of 0.5 s
     assert "missing" not in printed
 
-    for path in sorted(folder.glob("audio/*.wav"))[:4]:
+    for path in sorted(folder.glob("audio/*.wav"))[:12]:
         path.unlink()
     find_data.cache_clear()
-    with pytest.raises(FileNotFoundError, match="4 of the 16 recordings"):
+    with pytest.raises(FileNotFoundError, match="12 of the 48 recordings"):
         evidence.check_study(name, study, args)
 
 
