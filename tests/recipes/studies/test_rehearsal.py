@@ -89,6 +89,6 @@ def test_a_run_uses_the_settings_of_the_page(rehearsal, monkeypatch, name):
         used = Results.load(folder).content["training"]["arguments"]
         names = RECIPES[step.recipe][1][0].__dataclass_fields__.keys() | {"temperature", "train_temperature"}
         for key in (names | {"learning_rate", "svr", "shared_radius", "radius_order"}) & used.keys() & resolved.keys():
-            if key in ("data_dir", "datasets", "share") or resolved[key] == "of the start model":
+            if key in ("data_dir", "datasets", "share", "allow_missing") or resolved[key] == "of the start model":
                 continue
             assert used[key] == resolved[key], (row.name, key)
