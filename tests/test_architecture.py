@@ -35,22 +35,32 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-@cache
-def imports(path: Path) -> frozenset[str]:
-    """Return the full names of all modules that a file imports, at any level."""
+def modules(statement: ast.Import | ast.ImportFrom, path: Path) -> list[str]:
+    """Return the full names of the modules that a statement in a file imports, or imports from."""
+    if isinstance(statement, ast.Import):
+        return [alias.name for alias in statement.names]
     package = module_name(path).split(".")
     if path.stem != "__init__":
         package.pop()
+    base = package[: len(package) - statement.level + 1] if statement.level else []
+    return [".".join([*base, *filter(None, [statement.module])])]
 
+
+def modules_and_members(statement: ast.Import | ast.ImportFrom, path: Path) -> list[str]:
+    """Return the names of `modules`, and of what the statement takes from them, which may be modules too."""
+    names = modules(statement, path)
+    if isinstance(statement, ast.ImportFrom):
+        names += [f"{names[0]}.{alias.name}" for alias in statement.names]
+    return names
+
+
+@cache
+def imports(path: Path) -> frozenset[str]:
+    """Return the full names of all modules that a file imports, at any level."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.level:
-            base = package[: len(package) - node.level + 1]
-            found.add(".".join([*base, *filter(None, [node.module])]))
-        elif isinstance(node, ast.ImportFrom):
-            found.add(node.module or "")
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            found.update(modules(node, path))
     return frozenset(found)
 
 
@@ -66,19 +76,9 @@ def foreign(path: Path) -> set[str]:
 
 def loads(path: Path) -> set[Path]:
     """Return the files of this project that a file imports at module level, with their packages."""
-    package = module_name(path).split(".")
-    if path.stem != "__init__":
-        package.pop()
-
     names: set[str] = set()
     for node in _at_module_level(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names.update(alias.name for alias in node.names)
-            continue
-        base = package[: len(package) - node.level + 1] if node.level else []
-        module = ".".join([*base, *filter(None, [node.module])])
-        names.update([module, *(f"{module}.{alias.name}" for alias in node.names)])
-
+        names.update(modules_and_members(node, path))
     found = {file for name in names if (file := file_of(name))}
     return found | {file.parent / "__init__.py" for file in found}
 
@@ -113,18 +113,10 @@ def closure(*paths: Path) -> set[Path]:
 
 def mentions(path: Path) -> set[Path]:
     """Return the files of this project that a file imports anywhere: also in functions, for types, and by name."""
-    package = module_name(path).split(".")
-    if path.stem != "__init__":
-        package.pop()
-
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else []
-            module = ".".join([*base, *filter(None, [node.module])])
-            names.update([module, *(f"{module}.{alias.name}" for alias in node.names)])
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names.update(modules_and_members(node, path))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             names.add(node.value)
     found = {file for name in names if (file := file_of(name))}
