@@ -185,6 +185,9 @@ class FolderConfig(RowConfig):
         super().__post_init__()
         if self.data_dir is None:
             raise ValueError(f"{self.DATASET} requires data_dir: {self.LAYOUT}, or a Hub dataset with these files")
+        for name in ("num_test", "num_validation"):  # of the datasets that `draw_sources` splits
+            if getattr(self, name, 0) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; expected 0 or more")
 
     def check_languages(self) -> None:
         """Check `languages`. If the dataset has only English captions, `languages` must include English."""

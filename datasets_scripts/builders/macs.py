@@ -35,12 +35,6 @@ class MACSConfig(FolderConfig):
     num_validation: int = 0
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("num_test", "num_validation"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; expected 0 or more")
-
 
 class MACS(RowBuilder):
     """MACS builder. The label of a clip is its scene, such as "public_square", and its source is the place."""

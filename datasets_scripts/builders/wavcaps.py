@@ -69,9 +69,6 @@ class WavCapsConfig(FolderConfig):
         for given, valid in ((self.parts or (), PARTS), (self.blacklists, BLACKLISTS)):
             if isinstance(given, str) or not set(given) <= set(valid):
                 raise ValueError(f"got {given!r}; expected a list of names from {list(valid)}")
-        for name in ("num_test", "num_validation"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; expected 0 or more")
 
     def tables(self) -> dict[str, Path]:
         """Return `{collection: path of its JSON file}`; raise FileNotFoundError if a selected file is missing."""

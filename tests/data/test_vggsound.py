@@ -53,3 +53,5 @@ def test_validation_is_drawn_from_training_videos(tmp_path):
     assert len(splits["test"]) == made.counts["test"]
     with pytest.raises(ValueError, match="validation"):
         load(tmp_path / "data", num_validation=99)
+    with pytest.raises(ValueError, match="num_validation is -1"):
+        load(tmp_path / "data", num_validation=-1)
