@@ -100,16 +100,21 @@ def estimate(parsed: Sequence[Any], num_clips: int = 0) -> Estimate | None:
     return Estimate(steps, hours, memory / 2**30)
 
 
-@cache
 def _local_shape(name: str | None) -> SupCLAPModel | None:
     """Build a SupCLAP model of a local folder without weights (on the meta device). Return None for other models."""
     if name is None or not Path(name, "config.json").is_file():
         return None
-    fields = json.loads(Path(name, "config.json").read_text(encoding="utf-8"))
+    return _saved_shape(Path(name, "config.json").read_text(encoding="utf-8"))
+
+
+@cache
+def _saved_shape(config: str) -> SupCLAPModel | None:
+    """Build a model without weights from the text of its `config.json`. Return None if it is not a SupCLAP model."""
+    fields = json.loads(config)
     if fields.get("model_type") != SupCLAPConfig.model_type:
         return None
     with torch.device("meta"):
-        return SupCLAPModel(SupCLAPConfig.from_pretrained(name))
+        return SupCLAPModel(SupCLAPConfig.from_dict(fields))
 
 
 @cache

@@ -17,11 +17,16 @@ from modeling_supclap.conversion.layouts import FUSION_REMARK
 from modeling_supclap.recipes.running import say
 
 
-@cache
 def has_model(name: str) -> bool:
     """Return whether a model exists as a local folder, in the Hub cache, or on the Hub."""
+    return Path(name).exists() or _is_published(name)
+
+
+@cache
+def _is_published(name: str) -> bool:
+    """Return whether a model is in the Hub cache or on the Hub, which is asked once per name."""
     try:
-        return Path(name).exists() or bool(PreTrainedConfig.get_config_dict(name))
+        return bool(PreTrainedConfig.get_config_dict(name))
     except (OSError, ValueError):
         return False
 

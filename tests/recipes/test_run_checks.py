@@ -5,9 +5,11 @@ from pathlib import Path
 
 import dataset_folders
 import pytest
+from builders import save_supclap
 from recordings import esc50_folder
 
 from modeling_supclap.recipes import estimates
+from modeling_supclap.recipes.models import has_model
 from modeling_supclap.recipes.options import ReproductionArguments
 from modeling_supclap.recipes.run_checks import check_inputs, find_data
 from modeling_supclap.recipes.runs import Row, Step
@@ -94,3 +96,13 @@ def test_the_temperature_of_each_training_is_printed(tmp_path, capsys):
     row.runs[0][0].settings.update(temperature=0.05, train_temperature=False)
     check_inputs("table", [row], ReproductionArguments(output_dir=str(tmp_path), dry_run=True))
     assert "temperature 0.05, fixed" in capsys.readouterr().out
+
+
+def test_a_model_is_looked_for_in_the_folder_of_today(tmp_path, monkeypatch):
+    """A relative name can mean another folder later in the same process, and a folder can appear."""
+    for folder in ("without", "with"):
+        (tmp_path / folder).mkdir()
+        monkeypatch.chdir(tmp_path / folder)
+        assert not has_model("models/start")
+    save_supclap(tmp_path / "with" / "models" / "start")
+    assert has_model("models/start")
