@@ -69,7 +69,8 @@ def measure(texts: int = 4785, clips: int = 957, dim: int = 512, rounds: int = 5
     ways: dict[str, Callable[[], Any]] = {}
     for name, ranker in rankers.items():
         ways[name] = partial(ranker, queries, gallery, relevant)
-        few = slice(0, 2000)  # scores within 1e-6 tie in the package, and products of another shape round differently
+        # scores within 1e-6 tie in the package, and products of another shape round differently
+        few = slice(0, 2000)
         moved = np.abs(ranker(queries[few], gallery, relevant[few]) - expected[few]).max()
         assert moved <= 3 + clips / 10_000, f"{name} computes ranks that differ by {moved}"
 
@@ -77,7 +78,9 @@ def measure(texts: int = 4785, clips: int = 957, dim: int = 512, rounds: int = 5
     shape = f"R@k and mAP@10, {texts:,} texts x {clips:,} clips"
     rows = [Row("evaluation", f"{shape}: memory beyond the embeddings", megabytes, None, "<= 64", "MB")]
     for name in list(ways)[1:]:
-        rows.append(Row("evaluation", f"{shape}: our time / {name}", *compare(seconds, "ours", name), "<= 1.2"))
+        rows.append(
+            Row("evaluation", f"{shape}: our time / {name}", *compare(seconds, "ours", name), "<= 1.2")
+        )
     return rows
 
 

@@ -61,7 +61,9 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from rows import HEADER, print_rows
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", nargs="+", choices=(*BENCHMARKS, "gpu"), help="Benchmarks to run.")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--large", action="store_true", help="Large inputs.")
@@ -82,7 +84,11 @@ def main() -> None:
     print()
     print_rows(rows)
     print(*failed, sep="\n")
-    lines = ["# Benchmarks", "", f"{datetime.date.today()}, in {time.perf_counter() - started:.0f} s, `make {target}`:"]
+    lines = [
+        "# Benchmarks",
+        "",
+        f"{datetime.date.today()}, in {time.perf_counter() - started:.0f} s, `make {target}`:",
+    ]
     lines += [f"{describe_machine()}.", "", f"| {' | '.join(HEADER)} |", "|---|---|---|---:|---:|---|"]
     for row in rows:
         lines.append(f"| {' | '.join(row.cells)} |")

@@ -64,7 +64,9 @@ def folder_lock(path: str | Path) -> Iterator[None]:
     try:
         lock.acquire()
     except Timeout as error:
-        raise InUseError(f"another run is writing {path}; wait until it ends, or choose another output") from error
+        raise InUseError(
+            f"another run is writing {path}; wait until it ends, or choose another output"
+        ) from error
 
     try:
         yield

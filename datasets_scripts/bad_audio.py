@@ -42,7 +42,9 @@ class BadClip(NamedTuple):
     reason: str
 
 
-def read_recording(source: str | bytes, name: str, rate_hz: int, segment: Segment = (None, None)) -> np.ndarray:
+def read_recording(
+    source: str | bytes, name: str, rate_hz: int, segment: Segment = (None, None)
+) -> np.ndarray:
     """Read and check a recording (a path or its bytes) or its segment; return int16 samples `(samples,)` at `rate_hz`.
 
     Raises:
@@ -65,7 +67,9 @@ def measure_content(source: str | bytes, name: str) -> tuple[int, str]:
         return os.path.getsize(source), file_sha256(source)
 
 
-def check_recording(source: str | bytes, name: str, min_seconds: float = 0.0, segment: Segment = (None, None)) -> float:
+def check_recording(
+    source: str | bytes, name: str, min_seconds: float = 0.0, segment: Segment = (None, None)
+) -> float:
     """Check a recording or its segment, reading it in blocks, and return its duration in seconds.
 
     BadAudioError is raised as in `read_recording`, and if the recording is shorter than `min_seconds`.
@@ -237,7 +241,9 @@ def source_of(row: Mapping[str, Any]) -> str | bytes:
     Raises ValueError if the row contains int16 samples, because the original recording is then not available.
     """
     if row.get("samples") is not None:
-        raise ValueError(f"clip {row['clip_id']!r} is already stored as int16 samples; prepare the original recordings")
+        raise ValueError(
+            f"clip {row['clip_id']!r} is already stored as int16 samples; prepare the original recordings"
+        )
     audio = row.get("audio") or {}
     return audio.get("bytes") or row["audio_path"]
 

@@ -55,7 +55,9 @@ _WHOLE_BYTES = 2**23  # the same if their length is unknown
 
 # Announced and actual size of the data chunk in the libsndfile log (WAV, AIFF, Wave64, RF64, AU). libsndfile reads a
 # truncated file as if it were complete.
-_ANNOUNCED = re.compile(r"^ *(?:data|SSND|riff|Riff size|Data Size) *: (\d+) \(should be (\d+)\)", re.MULTILINE)
+_ANNOUNCED = re.compile(
+    r"^ *(?:data|SSND|riff|Riff size|Data Size) *: (\d+) \(should be (\d+)\)", re.MULTILINE
+)
 # Playlists can follow the first bytes of a format. FFmpeg would recognise them and fetch the files listed there.
 _PLAYLIST = re.compile(rb"<MPD|#EXTM3U|ffconcat|c=IN IP|://", re.IGNORECASE)
 # Formats of FFmpeg whose length is only estimated from their bit rate.
@@ -97,7 +99,12 @@ class Samples(Sound):
     """Recording in memory: float samples, or int16 samples that `parts` converts to float."""
 
     def __init__(self, samples: np.ndarray, rate_hz: int, label: str) -> None:
-        self.samples, self.frames, self.rate_hz, self.label = samples, len(samples), check_rate(rate_hz, label), label
+        self.samples, self.frames, self.rate_hz, self.label = (
+            samples,
+            len(samples),
+            check_rate(rate_hz, label),
+            label,
+        )
 
     def parts(self, start: int = 0, count: int | None = None) -> Iterator[np.ndarray]:
         part = self.samples[start : None if count is None else start + count]
@@ -227,7 +234,9 @@ class _Cut(Sound):
             self.close()
             span = f"from {start_seconds:g} s to {'its end' if end_seconds is None else f'{end_seconds:g} s'}"
             seconds = whole.frames / self.rate_hz
-            raise BadAudioError(f"{self.label} has no part {span}: it lasts {seconds:.4f} s; correct start_seconds")
+            raise BadAudioError(
+                f"{self.label} has no part {span}: it lasts {seconds:.4f} s; correct start_seconds"
+            )
 
     def parts(self, start: int = 0, count: int | None = None) -> Iterator[np.ndarray]:
         left = max(0, self.frames - start)
@@ -242,7 +251,11 @@ def cut(whole: Sound, start_seconds: float | None, end_seconds: float | None) ->
 
     BadAudioError is raised if the part is empty, or ends after the recording by more than 0.1 s.
     """
-    return whole if start_seconds is None and end_seconds is None else _Cut(whole, start_seconds or 0.0, end_seconds)
+    return (
+        whole
+        if start_seconds is None and end_seconds is None
+        else _Cut(whole, start_seconds or 0.0, end_seconds)
+    )
 
 
 def open_recording(source: Source, name: str) -> Sound:
@@ -302,7 +315,9 @@ def _open_mp3(parts: list[Part], name: str) -> Sound:
     for part in parts:
         kind = part.kind
         if part.announced is not None and not _is_placeholder(part.announced, part.num_frames):
-            _check_length(part.num_frames * kind.frame_samples, part.announced * kind.frame_samples, kind.rate_hz, name)
+            _check_length(
+                part.num_frames * kind.frame_samples, part.announced * kind.frame_samples, kind.rate_hz, name
+            )
     if not any(part.num_frames for part in parts):
         raise BadAudioError(f"{name} is empty: it contains no samples")
     files = [_File(io.BytesIO(part.content), name) for part in parts if part.num_frames]
@@ -450,7 +465,9 @@ def _ffmpeg_blocks(decoder: Any) -> Iterator[np.ndarray]:
         time = max(time, float(first)) + len(block) / rate_hz
 
 
-def _not_audio(content: Content, form: Format | None, name: str, reader: str, error: Exception) -> BadAudioError:
+def _not_audio(
+    content: Content, form: Format | None, name: str, reader: str, error: Exception
+) -> BadAudioError:
     about = f"{name} ({len(content)} bytes)"
     if form is None:
         return BadAudioError(f"{about} is not audio that {reader} can decode: {_first_line(error)}")
@@ -482,7 +499,9 @@ def _check_samples(waveform: np.ndarray, name: str, start: int = 0) -> np.ndarra
         raise BadAudioError(f"{name} contains NaN or infinite samples, the first at {first}")
     peak = max(waveform.max(), -waveform.min())
     if peak > MAX_AMPLITUDE:
-        raise BadAudioError(f"{name} has a peak of {peak:.6g}, but full scale is 1; divide integer samples by 32768")
+        raise BadAudioError(
+            f"{name} has a peak of {peak:.6g}, but full scale is 1; divide integer samples by 32768"
+        )
     return waveform
 
 
@@ -490,5 +509,7 @@ def check_rate(rate_hz: int, name: str) -> int:
     """Return the sampling rate; raise BadAudioError if it is below 200 Hz or above 10 MHz."""
     if not LEAST_RATE_HZ <= rate_hz <= MOST_RATE_HZ:
         expected = f"{LEAST_RATE_HZ} to {MOST_RATE_HZ}"
-        raise BadAudioError(f"{name} has a sampling rate of {rate_hz} Hz; expected {expected}: correct its header")
+        raise BadAudioError(
+            f"{name} has a sampling rate of {rate_hz} Hz; expected {expected}: correct its header"
+        )
     return rate_hz

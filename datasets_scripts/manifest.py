@@ -47,7 +47,8 @@ def make_manifest(
         data_dir: Original dataset. The manifest has the hashes of its tables and texts outside `ignored_folder`.
     """
     splits, bad = {}, {}
-    audio, digest = Counter(files=0, bytes=0), hashlib.sha256()  # one hash of the paths and hashes of all recordings
+    # one hash of the paths and hashes of all recordings
+    audio, digest = Counter(files=0, bytes=0), hashlib.sha256()
     licenses: Counter[str] = Counter()
     for split, of_split in notes.items():
         bad[split] = [note for note in of_split if "reason" in note]

@@ -177,11 +177,15 @@ def expected_counts(
     """
     used = {key for each in options.values() for key in ("repeats", "weight") if key in each}
     if len(used) + (temperature is not None) > 1:
-        raise ValueError(f"got {sorted(used)} and temperature {temperature}; use one of them for all datasets")
+        raise ValueError(
+            f"got {sorted(used)} and temperature {temperature}; use one of them for all datasets"
+        )
     key = next(iter(used), "repeats")
     factors = np.array([options.get(name, {}).get(key, 1) for name in sets], np.float64)
     if not (factors > 0).all() or not (temperature is None or temperature > 0):
-        raise ValueError(f"got {key} {factors.tolist()} and temperature {temperature}; expected positive values")
+        raise ValueError(
+            f"got {key} {factors.tolist()} and temperature {temperature}; expected positive values"
+        )
 
     if items is None:
         items = {name: np.ones(len(rows), np.int64) for name, rows in sets.items()}
@@ -200,7 +204,9 @@ def expected_counts(
             weights = np.array([sum(1 / clips[label] for label in of_row) for of_row in labels], np.float64)
             if not weights.all():
                 clip_id = rows["clip_id"][int(weights.argmin())]
-                raise ValueError(f"clip {clip_id!r} has no label; balance_labels requires labels; remove it for {name}")
+                raise ValueError(
+                    f"clip {clip_id!r} has no label; balance_labels requires labels; remove it for {name}"
+                )
         expected[name] = weights * total / weights.sum() / items[name]
     return expected
 

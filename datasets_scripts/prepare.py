@@ -57,7 +57,8 @@ from modeling_supclap.datasets_scripts.schema import AUDIO_COLUMNS, without_audi
 ROW_GROUP_ROWS = 100  # recommended for the Hub viewer, which reads a whole row group to show one row
 ROW_GROUP_BYTES = 64 * 1024**2
 CELL_BYTES = 2**31 - 2  # maximum size of one value in Arrow
-_WORK = ".prepare"  # folder in the output folder: shards of an unfinished run, and a hash of its options and data
+# folder in the output folder: shards of an unfinished run, and a hash of its options and data
+_WORK = ".prepare"
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,9 @@ def prepare(
 def _refuse_segments(splits: Mapping[str, datasets.Dataset]) -> None:
     """Raise ValueError if rows are parts of recordings, because the original files contain more than these parts."""
     for split, rows in splits.items():
-        if "end_seconds" in rows.column_names and any(segment_of(row) != (None, None) for row in without_audio(rows)):
+        if "end_seconds" in rows.column_names and any(
+            segment_of(row) != (None, None) for row in without_audio(rows)
+        ):
             raise ValueError(
                 f"rows of {split!r} are parts of recordings, and storage 'original' keeps whole files; choose flac16k, "
                 "flac48k, int16 or reference"
@@ -138,7 +141,12 @@ def _refuse_segments(splits: Mapping[str, datasets.Dataset]) -> None:
 
 def audio_root(request: Request, splits: Mapping[str, datasets.Dataset]) -> str | None:
     """Return `data_dir` if it contains all recordings, otherwise their common parent folder, or None without one."""
-    parents = {os.path.dirname(path) for rows in splits.values() for path in rows["audio_path"] if os.path.isabs(path)}
+    parents = {
+        os.path.dirname(path)
+        for rows in splits.values()
+        for path in rows["audio_path"]
+        if os.path.isabs(path)
+    }
     data_dir = request.options.get("data_dir")
     try:
         common = os.path.commonpath(parents)
@@ -197,12 +205,16 @@ def _make_entry(row: Mapping[str, Any], root: str | None, storage: str) -> Entry
         if STORAGES[storage].codec != "none" and segment != (None, None):
             stored |= {"start_seconds": None, "end_seconds": None}  # the stored audio is the segment
         if payload_bytes(columns) > CELL_BYTES:
-            size = f"{payload_bytes(columns)} bytes as {storage}, more than the {CELL_BYTES} of a Parquet cell"
+            size = (
+                f"{payload_bytes(columns)} bytes as {storage}, more than the {CELL_BYTES} of a Parquet cell"
+            )
             raise BadAudioError(f"{stored['audio_path']} takes {size}; cut it, or choose another storage")
     except MissingDecoderError:
         raise
     except BadAudioError as error:
-        return Entry(None, {"clip_id": row["clip_id"], "audio_path": stored["audio_path"], "reason": str(error)})
+        return Entry(
+            None, {"clip_id": row["clip_id"], "audio_path": stored["audio_path"], "reason": str(error)}
+        )
 
     captions = {language: len(texts) for language, texts in row["captions"].items() if texts}
     about = {"audio_path": stored["audio_path"], "captions": captions, "license": row["license"]}
@@ -214,7 +226,13 @@ def _relative(path: str, root: str | None) -> str:
 
 
 def _write_split(
-    folder: Path, split: str, rows: datasets.Dataset, request: Request, root: str | None, workers: int, quiet: bool
+    folder: Path,
+    split: str,
+    rows: datasets.Dataset,
+    request: Request,
+    root: str | None,
+    workers: int,
+    quiet: bool,
 ) -> list[dict[str, Any]]:
     """Write the rows of a split that are not in finished shards yet; return the records of all its shards."""
     types = datasets.Features({**without_audio(rows).features, **STORAGES[request.storage].features()})
@@ -377,7 +395,9 @@ def _claim(folder: Path, plan: str, overwrite: bool) -> bool:
     if manifest.is_file() and last_plan == plan and not overwrite:
         return True
     if manifest.is_file() and not overwrite:
-        raise FileExistsError(f"{folder} contains another prepared set; choose another folder, or set --overwrite")
+        raise FileExistsError(
+            f"{folder} contains another prepared set; choose another folder, or set --overwrite"
+        )
     if last_plan is None and not manifest.is_file() and folder.is_dir() and any(folder.iterdir()):
         raise FileExistsError(f"{folder} is not empty and not a prepared set; choose another folder")
 
@@ -420,7 +440,9 @@ def _finish(
 
     types = {**without_audio(next(iter(splits.values()))).features, **STORAGES[request.storage].features()}
     data_dir = request.options.get("data_dir")
-    manifest = make_manifest(settings, datasets.Features(types), notes, records, builder.report(), data_dir, folder)
+    manifest = make_manifest(
+        settings, datasets.Features(types), notes, records, builder.report(), data_dir, folder
+    )
 
     if request.storage == "reference":
         manifest["audio_example"] = next(
@@ -445,7 +467,9 @@ def push(folder: str | Path, repo_id: str, private: bool = False) -> str:
     from huggingface_hub import HfApi
 
     if PreparedSet(folder).manifest["storage"] == "reference":
-        raise ValueError("storage 'reference' contains no audio to upload; prepare the set with another storage")
+        raise ValueError(
+            "storage 'reference' contains no audio to upload; prepare the set with another storage"
+        )
     api = HfApi()
     address = api.create_repo(repo_id, repo_type="dataset", private=private, exist_ok=True)
     patterns = ["data/*.parquet", "README.md", MANIFEST]
@@ -466,18 +490,28 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--out", required=True, help="output folder")
     storages = "; ".join(f"{name}: {storage.meaning}" for name, storage in STORAGES.items())
 
-    parser.add_argument("--storage", choices=STORAGES, default="original", help=f"storage of the audio; {storages}")
-    parser.add_argument("--workers", type=int, default=min(8, os.cpu_count() or 1), help="number of reading processes")
-    parser.add_argument("--shard_size", type=convert_file_size_to_int, default="500MB", help="size of a Parquet file")
+    parser.add_argument(
+        "--storage", choices=STORAGES, default="original", help=f"storage of the audio; {storages}"
+    )
+    parser.add_argument(
+        "--workers", type=int, default=min(8, os.cpu_count() or 1), help="number of reading processes"
+    )
+    parser.add_argument(
+        "--shard_size", type=convert_file_size_to_int, default="500MB", help="size of a Parquet file"
+    )
     parser.add_argument(
         "--on_bad_audio", choices=ON_BAD_AUDIO, default="skip",
         help="bad recordings: stop at the first one (error), leave them out and list them in the manifest (skip, the "
         "default), or also print each of them (report)",
     )  # fmt: skip
 
-    parser.add_argument("--push_to_hub", metavar="USER/NAME", help="upload the set to this dataset repository")
+    parser.add_argument(
+        "--push_to_hub", metavar="USER/NAME", help="upload the set to this dataset repository"
+    )
     parser.add_argument("--private", action="store_true", help="make a new repository private")
-    parser.add_argument("--overwrite", action="store_true", help="replace another prepared set in the output folder")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace another prepared set in the output folder"
+    )
     parser.add_argument("--cache_dir", help="cache folder of the builder's rows")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
 
@@ -485,7 +519,9 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     named = argv[0] if argv and argv[0] in names else None
     fields = [] if named is None else add_builder_options(parser, find_builder(named).BUILDER_CONFIG_CLASS)
     arguments = parser.parse_args(argv)
-    arguments.builder_options = {name: getattr(arguments, name) for name in fields if hasattr(arguments, name)}
+    arguments.builder_options = {
+        name: getattr(arguments, name) for name in fields if hasattr(arguments, name)
+    }
     return arguments
 
 

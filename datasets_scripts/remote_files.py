@@ -61,9 +61,12 @@ def use_files(address: str, use: Callable[[Any, str], R]) -> R:
         try:
             return use(*fsspec.core.url_to_fs(address, **options))
         except Exception as error:
-            reason = re.sub(r"\w+://[^\s'\"]+", lambda match: public_name(match[0]), str(error.__cause__ or error))
+            reason = re.sub(
+                r"\w+://[^\s'\"]+", lambda match: public_name(match[0]), str(error.__cause__ or error)
+            )
             problem = f"{type(error).__name__}: {reason}"
-            cause = error.__cause__  # fsspec also raises FileNotFoundError for server errors, and names their status
+            # fsspec also raises FileNotFoundError for server errors, and names their status
+            cause = error.__cause__
             is_missing = isinstance(error, FileNotFoundError)
             if is_missing and (cause is None or getattr(cause, "status", None) in (404, 410)):
                 raise FileNotFoundError(f"there is no file {name}") from error

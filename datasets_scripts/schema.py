@@ -121,9 +121,13 @@ def check_rows(rows: Any) -> None:
     """
     kind = type(rows).__name__
     if hasattr(rows, "iterrows"):
-        raise ValueError(f"rows are a {kind}; pass datasets.Dataset.from_pandas(rows), or rows.to_dict('records')")
+        raise ValueError(
+            f"rows are a {kind}; pass datasets.Dataset.from_pandas(rows), or rows.to_dict('records')"
+        )
     if isinstance(rows, Mapping):
-        raise ValueError(f"rows are a {kind} with the keys {list(rows)[:8]}; pass a list of rows or a datasets.Dataset")
+        raise ValueError(
+            f"rows are a {kind} with the keys {list(rows)[:8]}; pass a list of rows or a datasets.Dataset"
+        )
     if isinstance(rows, Dataset):
         _check_row("the dataset", rows.features)
     elif isinstance(rows, list | tuple):
@@ -136,7 +140,9 @@ def check_rows(rows: Any) -> None:
 def _check_row(name: str, row: Any) -> None:
     """Check the fields of a row, or the columns of a dataset as `{column: type}`."""
     if not isinstance(row, Mapping):
-        raise ValueError(f"{name} is {str(row)[:80]!r}; a row is a dict with the keys {list(Row.__annotations__)}")
+        raise ValueError(
+            f"{name} is {str(row)[:80]!r}; a row is a dict with the keys {list(Row.__annotations__)}"
+        )
     if "clip_id" not in row or not {"captions", "labels"} & row.keys():
         raise ValueError(
             f"{name} has the fields {list(row)}; a row needs clip_id, audio_path, and captions {{'eng': ['rain']}} or "
@@ -147,11 +153,15 @@ def _check_row(name: str, row: Any) -> None:
     captions = row.get("captions")
     if not isinstance(captions, Mapping):
         if captions is not None:
-            raise ValueError(f"{name} has the captions {captions!r}; pass a dict such as {{'eng': ['a caption']}}")
+            raise ValueError(
+                f"{name} has the captions {captions!r}; pass a dict such as {{'eng': ['a caption']}}"
+            )
         captions = {}
     for field, value in [*captions.items(), ("labels", row.get("labels"))]:
         if isinstance(value, str | Value) and value != Value("null"):
-            raise ValueError(f"{name} has {value!r} as {field}; pass a list of strings, such as ['a dog barks']")
+            raise ValueError(
+                f"{name} has {value!r} as {field}; pass a list of strings, such as ['a dog barks']"
+            )
 
 
 def stable_id(text: str) -> int:
@@ -303,7 +313,9 @@ def require_captions(
     nowhere = [language for language in languages if language not in present]
     if nowhere:
         problem = f"no {split} clip has a caption in {nowhere}; the clips have captions in {sorted(present)}"
-        raise ValueError(f"{problem}: set these languages, or the language of a table with --caption_language")
+        raise ValueError(
+            f"{problem}: set these languages, or the language of a table with --caption_language"
+        )
 
     has_captions = np.stack([counts[language] > 0 for language in languages], axis=-1)
     lacking = np.flatnonzero(~_suffices(has_captions, scheme))

@@ -89,7 +89,8 @@ class RowStream(IterableDataset[Row]):
         parts: list[Any] = [None if self._counts is None else self._counts.tolist()]
         for group in self.row_groups:
             names = []
-            while isinstance(group.location, tuple) and isinstance(group.location[1], RowGroup):  # of a mixture
+            # of a mixture
+            while isinstance(group.location, tuple) and isinstance(group.location[1], RowGroup):
                 name, group = group.location
                 names.append(name)
             parts.append([*names, os.path.basename(group.path), str(group.location), group.rows])
@@ -122,7 +123,9 @@ class RowStream(IterableDataset[Row]):
         Every epoch has the same length. With a count of 2.5, an epoch contains two or three copies of each row. The
         column `repetition` contains the number of the copy.
         """
-        num_rows = round(sum(group.rows * count for group, count in zip(self.row_groups, counts, strict=True)))
+        num_rows = round(
+            sum(group.rows * count for group, count in zip(self.row_groups, counts, strict=True))
+        )
         return self._changed(_counts=np.array(counts, np.float64), num_rows=num_rows)
 
     def map(self, function: Callable[[Row], Row], features: datasets.Features | None = None) -> RowStream:
@@ -210,9 +213,13 @@ class EpochReader:
             random, groups = np.random.default_rng([stream._seed or 0, epoch]), stream.row_groups
             if stream._counts is not None:
                 sizes = [group.rows for group in groups]
-                groups = _repeat(groups, draw_copies(np.multiply(sizes, stream._counts), stream.num_rows, random))
+                groups = _repeat(
+                    groups, draw_copies(np.multiply(sizes, stream._counts), stream.num_rows, random)
+                )
             shuffled = [groups[number] for number in random.permutation(len(groups))]
-            self.shards = [shuffled[shard::SHUFFLE_SHARDS] for shard in range(min(SHUFFLE_SHARDS, len(shuffled)))]
+            self.shards = [
+                shuffled[shard::SHUFFLE_SHARDS] for shard in range(min(SHUFFLE_SHARDS, len(shuffled)))
+            ]
         self._groups: dict[int, tuple[RowGroup, Callable[[int], Row], np.ndarray]] = {}
         self._starts: list[list[int]] = []  # for each shard, the number of rows before each of its row groups
         for shard in self.shards:
@@ -220,7 +227,8 @@ class EpochReader:
 
         # The shards yield one row each in turn. When the shortest shards end, a new segment continues with the others.
         lengths = [starts[-1] for starts in self._starts]
-        self._segments: list[tuple[int, int, list[int]]] = []  # first position, first row of each shard, shards
+        # first position, first row of each shard, shards
+        self._segments: list[tuple[int, int, list[int]]] = []
         position = first_row = 0
         for length in sorted(set(lengths)):
             remaining = [shard for shard, of_shard in enumerate(lengths) if of_shard > first_row]
@@ -231,14 +239,17 @@ class EpochReader:
     def __getitem__(self, index: int) -> Row:
         stream = self.stream
         position = index * stream._num_processes + stream._process
-        start, first_row, shards = self._segments[bisect_right(self._segments, position, key=itemgetter(0)) - 1]
+        start, first_row, shards = self._segments[
+            bisect_right(self._segments, position, key=itemgetter(0)) - 1
+        ]
         row, number = divmod(position - start, len(shards))
         shard, row = shards[number], first_row + row
 
         index = bisect_right(self._starts[shard], row) - 1
         group = self.shards[shard][index]
         if shard not in self._groups or self._groups[shard][0] != group:
-            self._groups.pop(shard, None)  # free it before reading the next: one row group per shard is in memory
+            # free it before reading the next: one row group per shard is in memory
+            self._groups.pop(shard, None)
             order = np.arange(group.of_rows or group.rows)
             if stream._seed is not None:
                 key = [stream._seed, self.epoch, group.start, group.repetition]

@@ -57,7 +57,9 @@ class ParquetSplit:
 
         shards = prepared.manifest["splits"][split]["shards"]
         for path, shard in zip(prepared.shard_paths(split), shards, strict=True):
-            self.row_groups += [RowGroup(path, number, rows) for number, rows in enumerate(shard["row_groups"])]
+            self.row_groups += [
+                RowGroup(path, number, rows) for number, rows in enumerate(shard["row_groups"])
+            ]
 
     def read(self, group: RowGroup, columns: Sequence[str]) -> Callable[[int], Row]:
         table = with_absolute_paths(_read_row_group(group.path, group.location, columns), self._root)
@@ -92,12 +94,16 @@ class HubSplit:
         self.row_groups: list[RowGroup] = []
         for group, numbers in zip(row_groups, captioned, strict=True):
             if len(numbers):
-                self.row_groups.append(group._replace(location=(*group.location[:2], numbers), rows=len(numbers)))
+                self.row_groups.append(
+                    group._replace(location=(*group.location[:2], numbers), rows=len(numbers))
+                )
         num_rows = sum(group.rows for group in row_groups)
         num_captioned = sum(map(len, captioned))
         if num_captioned < num_rows:
             count = num_rows - num_captioned
-            logger.warning("%s: left out %d of %d rows without a recording or a caption", split, count, num_rows)
+            logger.warning(
+                "%s: left out %d of %d rows without a recording or a caption", split, count, num_rows
+            )
 
         paths = sorted({group.path for group in row_groups})
         versions = [use_files(path, lambda system, name: system.ukey(name)) for path in paths]
@@ -123,7 +129,10 @@ class HubSplit:
 
     def read(self, group: RowGroup, columns: Sequence[str]) -> Callable[[int], Row]:
         audio = self._columns.audio
-        needed = [*self._columns.described, f"{audio}.path" if self._has_path and "audio" not in columns else audio]
+        needed = [
+            *self._columns.described,
+            f"{audio}.path" if self._has_path and "audio" not in columns else audio,
+        ]
         number_in_file, first_row, numbers = group.location
         table = _read_row_group(group.path, number_in_file, needed)
         recordings_stored = as_stored_audio(table.column(audio), audio)
@@ -141,7 +150,9 @@ class HubSplit:
             values = table.slice(number, 1).to_pylist()[0]
             stored = values[audio]
             if stored is None:
-                raise ValueError(f"{group.path}: row {first_row + number} has no recording; remove it from the table")
+                raise ValueError(
+                    f"{group.path}: row {first_row + number} has no recording; remove it from the table"
+                )
             row = self._columns.describe(values, stored["path"], f"{self.split}-{first_row + number:06d}")
             row["audio"] = stored
             return {name: row[name] for name in columns}
@@ -181,7 +192,9 @@ class TarSplit:
                 self._left_out[0],
             )
         if not self.row_groups:
-            raise ValueError(f"{paths[0]} contains no recordings; supported suffixes are {', '.join(SUFFIXES)}")
+            raise ValueError(
+                f"{paths[0]} contains no recordings; supported suffixes are {', '.join(SUFFIXES)}"
+            )
 
     def read(self, group: RowGroup, columns: Sequence[str]) -> Callable[[int], Row]:
         first, last = group.location
@@ -221,7 +234,9 @@ class TarSplit:
             captions = captions or about.get(name)
         if not captions:
             content = parts.get(config.caption_suffix.lower(), b"")
-            captions = decode_text(content, key + config.caption_suffix, config.languages, config.encoding).splitlines()
+            captions = decode_text(
+                content, key + config.caption_suffix, config.languages, config.encoding
+            ).splitlines()
 
         return {
             "clip_id": key,
@@ -241,7 +256,9 @@ class TarSplit:
         headers = [member for member in read_file(path, _read_headers) if not _is_hidden(member.name)]
         for key, members in groupby(headers, lambda member: self._split_name(member.name)[0]):
             if key in keys:
-                raise ValueError(f"{path}: the members of sample {key!r} are not adjacent; pack with tar --sort=name")
+                raise ValueError(
+                    f"{path}: the members of sample {key!r} are not adjacent; pack with tar --sort=name"
+                )
             keys.add(key)
             files = list(members)
             for member in files:
@@ -277,7 +294,10 @@ class TarSplit:
 
 def _is_hidden(name: str) -> bool:
     """Return whether a member of a tar is an entry of macOS, such as "._a.wav", or another hidden file."""
-    return any(part.startswith(("._", "__MACOSX")) for part in name.split("/")) or name.rsplit("/", 1)[-1][:1] == "."
+    return (
+        any(part.startswith(("._", "__MACOSX")) for part in name.split("/"))
+        or name.rsplit("/", 1)[-1][:1] == "."
+    )
 
 
 def _captions_by_language(captions: Any, language: str, languages: Sequence[str]) -> dict[str, list[str]]:
@@ -285,7 +305,9 @@ def _captions_by_language(captions: Any, language: str, languages: Sequence[str]
     by_language = captions if isinstance(captions, Mapping) else {language: captions}
     unknown = sorted(set(by_language) - set(languages))
     if unknown:
-        raise ValueError(f"the captions have the languages {unknown}; add them to languages, now {list(languages)}")
+        raise ValueError(
+            f"the captions have the languages {unknown}; add them to languages, now {list(languages)}"
+        )
     texts = {code: _as_texts(by_language.get(code) or []) for code in languages}
     return {code: [text.strip() for text in of_code if text.strip()] for code, of_code in texts.items()}
 
@@ -304,7 +326,9 @@ def _read_headers(file: Any) -> list[tarfile.TarInfo]:
     except tarfile.ReadError:
         file.seek(0)
         if file.read(2) == b"\x1f\x8b":
-            error = tarfile.ReadError("it is compressed with gzip; unpack it with gunzip, to read single samples")
+            error = tarfile.ReadError(
+                "it is compressed with gzip; unpack it with gunzip, to read single samples"
+            )
         raise ValueError(f"no tar file: {error}") from error
 
 
@@ -374,8 +398,12 @@ def load_parquet(**options: Any) -> dict[str, RowStream]:
 def _read_footer(file: Any) -> pyarrow.parquet.FileMetaData:
     footer = pyarrow.parquet.read_metadata(file)
     for number in range(footer.num_row_groups):
-        for column in range(footer.num_columns):  # pyarrow aborts the process if it reads the statistics of such a file
-            if footer.row_group(number).column(column).physical_type != footer.schema.column(column).physical_type:
+        # pyarrow aborts the process if it reads the statistics of such a file
+        for column in range(footer.num_columns):
+            if (
+                footer.row_group(number).column(column).physical_type
+                != footer.schema.column(column).physical_type
+            ):
                 raise ValueError(f"column {column} of row group {number} has another type than the schema")
     return footer
 
@@ -478,6 +506,8 @@ def load_tars(**options: Any) -> dict[str, RowStream]:
         for suffix in (".tar.gz", ".tgz"):
             with suppress(FileNotFoundError):
                 (path, *_), *_ = _find_files(str(config.data_dir), suffix).values()
-                raise ValueError(f"{path} is compressed; unpack it with gunzip, to read single samples") from None
+                raise ValueError(
+                    f"{path} is compressed; unpack it with gunzip, to read single samples"
+                ) from None
         raise
     return {split: RowStream(TarSplit(paths, config)) for split, paths in files.items()}

@@ -20,7 +20,8 @@ class MetricName:
     display: str
     higher_is_better: bool = True
     percent: bool = True  # whether to show a fraction in 0..1 as a percentage
-    digits: int | None = 1  # decimal places; None: three significant digits, and none after the point from 1,000
+    # decimal places; None: three significant digits, and none after the point from 1,000
+    digits: int | None = 1
 
     def format(self, value: float, signed: bool = False) -> str:
         """Format a value as a string, multiplied by 100 if `percent` is set. `signed` adds a plus to positive values.
@@ -67,7 +68,9 @@ METRICS = {
     "train_runtime": MetricName("seconds of training and evaluations", False, percent=False, digits=0),
     "epoch_runtime": MetricName("seconds per epoch, with its evaluation", False, percent=False, digits=0),
     "peak_memory_mib": MetricName("peak GPU memory in MiB", higher_is_better=False, percent=False, digits=0),
-    "trained_parameters": MetricName("parameters that train", higher_is_better=False, percent=False, digits=0),
+    "trained_parameters": MetricName(
+        "parameters that train", higher_is_better=False, percent=False, digits=0
+    ),
 }
 """Display format of each metric. R@k, mAP@k, nDCG@k and the ZSTE tasks are not listed; use `get_metric` for them."""
 

@@ -85,7 +85,9 @@ class Recording(NamedTuple):
         if source is None:
             raise ValueError(f"{self.name} has no audio: it is None")
         if rate_hz is None:
-            raise ValueError(f"{self.name} is an array without a sampling rate; pass sampling_rate=, in hertz")
+            raise ValueError(
+                f"{self.name} is an array without a sampling rate; pass sampling_rate=, in hertz"
+            )
         waveform = as_waveform(source, rate_hz, target_hz, self.name, resampling_method)
         offset = first * target_hz
         return waveform[start - offset : None if stop is None else stop - offset]
@@ -121,7 +123,8 @@ def as_recordings(audio: Any, sampling_rate: Any = None) -> tuple[list[Recording
             name, clip = str(getattr(clip, "name", name)), clip.read()
             if isinstance(clip, str):
                 raise ValueError(f"{name} is open as text; open it in binary mode, 'rb'")
-        elif _is_pair(clip):  # (rate, samples) from scipy and Gradio, (samples, rate) from torchaudio and librosa
+        elif _is_pair(clip):
+            # (rate, samples) from scipy and Gradio, (samples, rate) from torchaudio and librosa
             rate_hz, clip = clip if np.ndim(clip[0]) == 0 else clip[::-1]
         elif isinstance(clip, Mapping):
             array = "raw" if "raw" in clip else "array"  # "raw" in the pipelines of transformers
@@ -131,7 +134,9 @@ def as_recordings(audio: Any, sampling_rate: Any = None) -> tuple[list[Recording
                 clip, rate_hz = clip.get("bytes") or clip.get("path"), None
             else:
                 keys = sorted(clip)
-                raise ValueError(f'{name} has the keys {keys}; it needs "array" and "sampling_rate", "bytes" or "path"')
+                raise ValueError(
+                    f'{name} has the keys {keys}; it needs "array" and "sampling_rate", "bytes" or "path"'
+                )
         recordings.append(Recording(clip, rate_hz, name))
 
     return recordings, is_one
@@ -148,10 +153,14 @@ def one_for_each(name: str, value: Any, count: int, kind: Any) -> list[Any]:
 
     values = list(value)
     if len(values) != count:
-        raise ValueError(f"got {len(values)} values of {name} for {count} inputs; pass one, or one for each input")
+        raise ValueError(
+            f"got {len(values)} values of {name} for {count} inputs; pass one, or one for each input"
+        )
     for index, single in enumerate(values):
         if not isinstance(single, kind):
-            raise ValueError(f"{name}[{index}] is {single!r}, which has the wrong type; pass one value for each input")
+            raise ValueError(
+                f"{name}[{index}] is {single!r}, which has the wrong type; pass one value for each input"
+            )
     return values
 
 
@@ -174,10 +183,14 @@ def as_waveforms(
     is_array = isinstance(audio, (np.ndarray, torch.Tensor))
     if is_array and audio.ndim not in (1, 2):
         shape = tuple(audio.shape)
-        raise ValueError(f"audio has shape {shape}; pass one clip (samples,), an array (clips, samples) or a list")
+        raise ValueError(
+            f"audio has shape {shape}; pass one clip (samples,), an array (clips, samples) or a list"
+        )
     if not is_array and not isinstance(audio, (list, tuple)):
         kind = type(audio).__name__
-        raise ValueError(f"audio must be arrays or lists of numbers, got {kind}; for files, call model.encode_audio")
+        raise ValueError(
+            f"audio must be arrays or lists of numbers, got {kind}; for files, call model.encode_audio"
+        )
     if not len(audio):
         raise ValueError("audio contains no clip; pass at least one")
     is_one = audio.ndim == 1 if is_array else isinstance(audio[0], _NUMBER)
@@ -232,21 +245,31 @@ def as_waveform(
     if samples.dtype in (np.int16, np.int32):
         samples = np.multiply(samples, np.float32(-1 / np.iinfo(samples.dtype).min), dtype=np.float32)
     elif samples.dtype.kind in "US":
-        raise ValueError(f"{name} has dtype {samples.dtype}, as a path has; read the file, or call model.encode_audio")
+        raise ValueError(
+            f"{name} has dtype {samples.dtype}, as a path has; read the file, or call model.encode_audio"
+        )
     elif samples.dtype.kind != "f":
-        raise ValueError(f"{name} has dtype {samples.dtype}; pass floats of full scale 1, or int16 or int32 PCM")
+        raise ValueError(
+            f"{name} has dtype {samples.dtype}; pass floats of full scale 1, or int16 or int32 PCM"
+        )
 
     waveform = samples.astype(np.float32, copy=False)
     if waveform.ndim != 1:
         if waveform.ndim != 2 or min(waveform.shape) > MAX_CHANNELS:
-            raise ValueError(f"{name} has shape {waveform.shape}; pass (samples,) or at most {MAX_CHANNELS} channels")
+            raise ValueError(
+                f"{name} has shape {waveform.shape}; pass (samples,) or at most {MAX_CHANNELS} channels"
+            )
         waveform = waveform.mean(axis=0 if waveform.shape[0] <= MAX_CHANNELS else 1)
 
     peak = max(waveform.max(), -waveform.min())  # NaN or infinite if any sample is
     if not np.isfinite(peak):
-        raise ValueError(f"{name} contains NaN or infinite samples, the first at {np.isfinite(waveform).argmin()}")
+        raise ValueError(
+            f"{name} contains NaN or infinite samples, the first at {np.isfinite(waveform).argmin()}"
+        )
     if peak > MAX_AMPLITUDE:
-        raise ValueError(f"{name} reaches {peak:.6g}, but floats have full scale 1; divide integer samples by 32768")
+        raise ValueError(
+            f"{name} reaches {peak:.6g}, but floats have full scale 1; divide integer samples by 32768"
+        )
 
     if not isinstance(from_hz, _NUMBER):
         raise ValueError(f"sampling_rate must be one number in hertz, for example 16000, got {from_hz!r}")
@@ -324,7 +347,9 @@ def _read_file(
 
     if (audio := _import_audio()) is not None:
         shown = name if isinstance(file, bytes) else None
-        return audio.read_audio(file, name=shown, offset_seconds=offset_seconds, duration_seconds=duration_seconds)
+        return audio.read_audio(
+            file, name=shown, offset_seconds=offset_seconds, duration_seconds=duration_seconds
+        )
 
     soundfile = importlib.import_module("soundfile")
     if not isinstance(file, bytes) and not os.path.isfile(file):

@@ -160,7 +160,9 @@ def chunk_embeddings(
             if len(chunks[-1].content) < min_samples:  # a file may be shorter than its header states
                 seconds = (first + len(waveform)) / rate_hz
                 shortest = min_samples / rate_hz
-                raise ValueError(f"{recording.name} ends after {seconds:.4f} s; the minimum is {shortest} s per chunk")
+                raise ValueError(
+                    f"{recording.name} ends after {seconds:.4f} s; the minimum is {shortest} s per chunk"
+                )
             return chunks
         except (OSError, ValueError, RuntimeError, MemoryError) as error:
             if on_bad_audio == "error":
@@ -385,7 +387,9 @@ def encode_text(  # type: ignore[misc]
     embeds = []
 
     with inference(model):
-        for start in logging.tqdm(range(0, len(distinct), batch_size), disable=not show_progress_bar, unit="texts"):
+        for start in logging.tqdm(
+            range(0, len(distinct), batch_size), disable=not show_progress_bar, unit="texts"
+        ):
             batch, languages = zip(*distinct[start : start + batch_size], strict=True)
             text_languages = None if languages[0] is None else list(languages)
             inputs = processor(text=list(batch), language=text_languages, return_tensors="pt")
@@ -397,7 +401,9 @@ def encode_text(  # type: ignore[misc]
     bad = joined.isfinite().all(dim=-1).logical_not().nonzero()
     if len(bad):
         raise ValueError(f"the embedding of {distinct[int(bad[0])][0]!r} is zero or not finite; {_DAMAGED}")
-    ordered = joined[torch.tensor([positions[pair] for pair in pairs], dtype=torch.long, device=joined.device)]
+    ordered = joined[
+        torch.tensor([positions[pair] for pair in pairs], dtype=torch.long, device=joined.device)
+    ]
     ordered = ordered[0] if isinstance(texts, str) else ordered
     return ordered.cpu().numpy() if convert_to_numpy and not convert_to_tensor else ordered
 
@@ -449,7 +455,9 @@ class EncodingMixin:
         name = getattr(self, "name_or_path", "")
         advice = "assign one, model.processor = SupCLAPProcessor.from_pretrained(...), or pass processor="
         if not name:
-            raise ValueError(f"this model was not loaded from a folder or the Hub, so it has no processor; {advice}")
+            raise ValueError(
+                f"this model was not loaded from a folder or the Hub, so it has no processor; {advice}"
+            )
 
         # If this file runs as remote code, the user already trusts the repository.
         is_remote = type(self).__module__.startswith("transformers_modules")
@@ -459,7 +467,9 @@ class EncodingMixin:
         try:
             self._processor = SupCLAPProcessor.from_pretrained(name, **options)
         except Exception as error:
-            raise ValueError(f"cannot load a processor from {name}, the model's folder: {error}; {advice}") from error
+            raise ValueError(
+                f"cannot load a processor from {name}, the model's folder: {error}; {advice}"
+            ) from error
         return self._processor
 
     @processor.setter
@@ -484,7 +494,9 @@ class EncodingMixin:
         to_numpy = isinstance(first, np.ndarray) and isinstance(second, np.ndarray)
         left, right = torch.atleast_2d(torch.as_tensor(first)), torch.atleast_2d(torch.as_tensor(second))
         if left.shape[-1] != right.shape[-1]:
-            raise ValueError(f"got embeddings of dimensions {left.shape[-1]} and {right.shape[-1]}; use one model")
+            raise ValueError(
+                f"got embeddings of dimensions {left.shape[-1]} and {right.shape[-1]}; use one model"
+            )
         dtype = torch.promote_types(left.dtype, right.dtype)
         dtype = dtype if dtype.is_floating_point else torch.float32
         left = torch.nn.functional.normalize(left.to(dtype), dim=-1)
@@ -557,7 +569,9 @@ def min_clip_samples(feature_extractor: Any) -> int:
     25 ms.
     """
     has_limit = {"audio_attention_mask", "is_longer"}.isdisjoint(feature_extractor.model_input_names)
-    return getattr(feature_extractor, "min_samples", feature_extractor.sampling_rate // 20 if has_limit else 1)
+    return getattr(
+        feature_extractor, "min_samples", feature_extractor.sampling_rate // 20 if has_limit else 1
+    )
 
 
 def max_window_seconds(config: Any, feature_extractor: Any) -> float | None:
@@ -624,7 +638,9 @@ def _embed_chunks(
             window.append(chunk)
             num_samples += chunk.stop - chunk.start
             is_batch = len(window) >= batch_size or num_samples >= max_samples
-            is_enough = len(window) >= _BATCHES_AT_ONCE * batch_size or num_samples >= _SECONDS_AT_ONCE * rate_hz
+            is_enough = (
+                len(window) >= _BATCHES_AT_ONCE * batch_size or num_samples >= _SECONDS_AT_ONCE * rate_hz
+            )
             if is_batch and is_enough:
                 break
         if not window:
@@ -657,7 +673,9 @@ def inference(model: Any) -> Iterator[None]:
 
 def audio_inputs(model: Any, processor: SupCLAPProcessor, waveforms: list[np.ndarray]) -> Any:
     """Compute the inputs for `get_audio_features` from waveforms (samples,), on the model's device."""
-    inputs = processor(audio=waveforms, sampling_rate=processor.feature_extractor.sampling_rate, return_tensors="pt")
+    inputs = processor(
+        audio=waveforms, sampling_rate=processor.feature_extractor.sampling_rate, return_tensors="pt"
+    )
     # SupCLAP models convert the dtype after the batch norm of CED, which is in float32.
     return inputs.to(model.device, dtype=None if hasattr(model, "run_audio_tower") else model.dtype)
 

@@ -49,7 +49,8 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
     """
 
     model_input_names = ["input_features", "audio_attention_mask"]  # noqa: RUF012, as in transformers
-    resampling_method = "sinc_interp_hann"  # the default of torchaudio, with which CED and Dasheng were trained
+    # the default of torchaudio, with which CED and Dasheng were trained
+    resampling_method = "sinc_interp_hann"
 
     def __init__(
         self,
@@ -84,14 +85,18 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
     @classmethod
     def from_config(cls, config: Any) -> Self:
         """Build a feature extractor with the spectrogram settings of a `CEDConfig`."""
-        fields = {name: getattr(config, name) for name in ("n_fft", "win_size", "hop_size", "f_min", "f_max", "center")}
+        fields = {
+            name: getattr(config, name)
+            for name in ("n_fft", "win_size", "hop_size", "f_min", "f_max", "center")
+        }
         return cls(feature_size=config.n_mels, min_frames=config.patch_frames, **fields)
 
     @property
     def min_samples(self) -> int:
         """Minimum length of a clip in samples, enough for one patch: 2400 samples (0.15 s) for CED."""
         hops = (self.min_frames - 1) * self.hop_size
-        least = max(hops, self.n_fft // 2 + 1) if self.center else hops + self.n_fft  # mirroring needs n_fft / 2 + 1
+        # mirroring needs n_fft / 2 + 1
+        least = max(hops, self.n_fft // 2 + 1) if self.center else hops + self.n_fft
         return least if self.pad_to_samples < least else 1
 
     def __call__(
@@ -189,7 +194,13 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
         FFT bins where the mel filters are zero.
         """
         window, bands = _front_end(
-            self.n_fft, self.win_size, self.f_min, self.f_max, self.feature_size, self.sampling_rate, waveforms.device
+            self.n_fft,
+            self.win_size,
+            self.f_min,
+            self.f_max,
+            self.feature_size,
+            self.sampling_rate,
+            waveforms.device,
         )
 
         # (..., samples) -> (..., T, n_fft) -> (..., T, n_fft / 2 + 1), complex
@@ -208,7 +219,13 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
 
 @lru_cache(maxsize=8)
 def _front_end(
-    n_fft: int, win_size: int, f_min: float, f_max: float | None, n_mels: int, rate_hz: int, device: torch.device
+    n_fft: int,
+    win_size: int,
+    f_min: float,
+    f_max: float | None,
+    n_mels: int,
+    rate_hz: int,
+    device: torch.device,
 ) -> tuple[torch.Tensor, list[tuple[int, int, torch.Tensor]]]:
     """Return the window (n_fft,) and a list of mel filters.
 

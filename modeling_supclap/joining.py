@@ -78,7 +78,9 @@ def load_tower(kind: Literal["audio", "text"], name: str, pooling: str = "mean")
         raise OSError(f"cannot load the {kind} tower {name!r}; {advice}. {error}") from error
     if "model_type" not in fields:
         if os.path.isfile(os.path.join(name, "adapter_config.json")):
-            raise ValueError(f"{name} is a LoRA adapter without an encoder; merge it into its base model and save that")
+            raise ValueError(
+                f"{name} is a LoRA adapter without an encoder; merge it into its base model and save that"
+            )
         raise ValueError(f"{name} is not a checkpoint: it has no config.json with a model_type")
 
     config = config_from_dict(fields)
@@ -112,7 +114,9 @@ def _load_tower_of_model(kind: Literal["audio", "text"], name: str, pooling: str
     model = AutoModel.from_pretrained(name, dtype=torch.float32)
     expected = model.config.text_pooling
     if kind == "text" and pooling != expected:
-        raise ValueError(f"text_pooling is {pooling!r}, but {name} was trained with {expected!r}; pass {expected!r}")
+        raise ValueError(
+            f"text_pooling is {pooling!r}, but {name} was trained with {expected!r}; pass {expected!r}"
+        )
     tower: PreTrainedModel = getattr(model, f"{kind}_model")
     return tower
 
@@ -127,7 +131,9 @@ def _load_feature_extractor(name: str) -> SequenceFeatureExtractor:
         # Load by class, because the published files name a class of their own code.
         return CEDFeatureExtractor.from_pretrained(name)
     except (OSError, ValueError) as error:
-        raise OSError(f"no feature extractor can be loaded from the folder or Hub id {name!r}: {error}") from error
+        raise OSError(
+            f"no feature extractor can be loaded from the folder or Hub id {name!r}: {error}"
+        ) from error
 
 
 def load_tokenizer(name: Any, **kwargs: Any) -> PreTrainedTokenizerBase:
@@ -141,7 +147,9 @@ def load_tokenizer(name: Any, **kwargs: Any) -> PreTrainedTokenizerBase:
             return _read_sentencepiece(str(name), **kwargs)
         return AutoTokenizer.from_pretrained(str(name), **kwargs)
     except (OSError, ValueError, TypeError) as error:  # TypeError: the vocabulary file is missing
-        raise OSError(f"cannot load a tokenizer from folder or Hub id {name!r}: {error}{missing_protobuf()}") from error
+        raise OSError(
+            f"cannot load a tokenizer from folder or Hub id {name!r}: {error}{missing_protobuf()}"
+        ) from error
 
 
 def _read_sentencepiece(path: str, **kwargs: Any) -> NllbTokenizer:

@@ -99,7 +99,9 @@ def localize(
     if (frames := getattr(model.audio_model.config, "target_length", None)) is not None:
         # CED uses centred frames, so n frames span n - 1 hops.
         max_seconds = (frames - 1) * extractor.hop_size / rate_hz
-    chunk_samples = get_chunk_samples(chunk_seconds, rate_hz, min_samples / rate_hz, max_seconds, default_seconds)
+    chunk_samples = get_chunk_samples(
+        chunk_seconds, rate_hz, min_samples / rate_hz, max_seconds, default_seconds
+    )
     text_embeds = encode_text(model, as_list(texts), processor, language, convert_to_tensor=True)
 
     step_samples = 0.0
@@ -141,7 +143,9 @@ def localize(
     return Localization(scores.cpu().numpy(), starts_seconds, ends_seconds)
 
 
-def _steps_of_time(model: Any, extractor: Any, hidden: torch.Tensor, chunk_samples: int) -> tuple[torch.Tensor, float]:
+def _steps_of_time(
+    model: Any, extractor: Any, hidden: torch.Tensor, chunk_samples: int
+) -> tuple[torch.Tensor, float]:
     """Convert the tower output to time steps, (B, steps, D). Return them and the length of a step in samples."""
     config = model.audio_model.config
     match config.model_type:
@@ -152,20 +156,25 @@ def _steps_of_time(model: Any, extractor: Any, hidden: torch.Tensor, chunk_sampl
             return hidden.mean(dim=2).transpose(1, 2), extractor.nb_max_samples / hidden.shape[3]
         case "cnn14":  # (B, steps, channels); every block except the last halves the number of frames
             return hidden, extractor.hop_length * 2 ** (len(config.channels) - 1)
-        case "naflex":  # (B, rows * steps, D): time is the fastest axis; each step keeps its rows for the pooling
+        # (B, rows * steps, D): time is the fastest axis; each step keeps its rows for the pooling
+        case "naflex":
             by_row = hidden.unflatten(1, (config.n_mels // config.patch_freq, -1))
             return by_row.transpose(1, 2).flatten(2), config.patch_time * extractor.hop_size
         case other:  # (B, steps, D), for the clip or for the fixed length that clips are padded to
             pooling, tower = model.config.audio_pooling, model.audio_model
             has_times = hasattr(tower, "_get_feat_extract_output_lengths")
             if not has_times or pooling == "pooler" or (pooling is None and has_pooler(tower)):
-                raise ValueError(f"localize needs a tower that averages its output over time, which {other!r} does not")
+                raise ValueError(
+                    f"localize needs a tower that averages its output over time, which {other!r} does not"
+                )
             seconds = max_chunk_seconds(extractor)
             samples = chunk_samples if seconds is None else seconds * extractor.sampling_rate
             return hidden, samples / hidden.shape[1]
 
 
-def _pool(tower: Any, steps: torch.Tensor, centers: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> torch.Tensor:
+def _pool(
+    tower: Any, steps: torch.Tensor, centers: np.ndarray, starts: np.ndarray, ends: np.ndarray
+) -> torch.Tensor:
     """Pool the time steps in each window with the tower's pooling, (steps, D) -> (T, D).
 
     A step belongs to a window if the window contains its center.

@@ -50,8 +50,14 @@ class CEDAttention(nn.Module):
         qkv = self.qkv(hidden_states).view(batch, tokens, 3, -1, self.head_dim)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
         implementation = self.config._attn_implementation
-        attend: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
-        options = {"dropout": self.config.attn_drop_rate if self.training else 0.0, "scaling": self.scaling, **kwargs}
+        attend: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(
+            implementation, eager_attention_forward
+        )
+        options = {
+            "dropout": self.config.attn_drop_rate if self.training else 0.0,
+            "scaling": self.scaling,
+            **kwargs,
+        }
         mixed, weights = attend(self, query, key, value, attention_mask, **options)
         return self.proj_drop(self.proj(mixed.reshape(batch, tokens, width))), weights
 
@@ -73,7 +79,8 @@ class CEDBlock(GradientCheckpointingLayer):
             drop2=nn.Dropout(config.drop_rate),
         )
         self.mlp = nn.Sequential(mlp)
-        self.drop_path = ClapDropPath(drop_path_rate)  # stochastic depth, Huang et al., 2016, arXiv 1603.09382
+        # stochastic depth, Huang et al., 2016, arXiv 1603.09382
+        self.drop_path = ClapDropPath(drop_path_rate)
 
     def forward(self, hidden_states: torch.Tensor, attention_mask: Any = None, **kwargs: Any) -> torch.Tensor:
         """Map (B, N, D) to (B, N, D)."""
@@ -106,7 +113,9 @@ class CEDPatchConv2d(nn.Conv2d):
         images = frames.transpose(1, 2)[:, : rows * height, : columns * width]
 
         # (B, mels, T) -> (B, rows, height, columns, width) -> (B, rows, columns, height * width)
-        patches = images.unflatten(1, (rows, height)).unflatten(3, (columns, width)).transpose(2, 3).flatten(3)
+        patches = (
+            images.unflatten(1, (rows, height)).unflatten(3, (columns, width)).transpose(2, 3).flatten(3)
+        )
         return nn.functional.linear(patches, self.weight.flatten(1), self.bias).movedim(-1, 1)
 
 
@@ -171,7 +180,9 @@ class CEDModel(StrictLoadingMixin, PreTrainedModel):
             init.normal_(module.freq_pos_embed, std=std)
 
     @torch.no_grad()
-    def fit_normalisation(self, input_features: torch.Tensor, audio_attention_mask: torch.Tensor | None = None) -> None:
+    def fit_normalisation(
+        self, input_features: torch.Tensor, audio_attention_mask: torch.Tensor | None = None
+    ) -> None:
         """Set the mean and variance of each mel band from a few hundred clips. The arguments are as in `forward`."""
         frames = input_features.transpose(1, 2)
         frames = frames.flatten(0, 1) if audio_attention_mask is None else frames[audio_attention_mask.bool()]
@@ -226,7 +237,9 @@ class CEDModel(StrictLoadingMixin, PreTrainedModel):
         tokens = self.pos_drop(patches.flatten(2).transpose(1, 2))
         attention_mask = None
         if is_padded:
-            attention_mask = create_bidirectional_mask(self.config, tokens, mask, allow_is_bidirectional_skip=False)
+            attention_mask = create_bidirectional_mask(
+                self.config, tokens, mask, allow_is_bidirectional_skip=False
+            )
 
         for block in self.blocks:
             tokens = block(tokens, attention_mask, **kwargs)
@@ -234,7 +247,9 @@ class CEDModel(StrictLoadingMixin, PreTrainedModel):
         # (N, tokens, D) -> (B, chunks, tokens, D), with zeros for the chunks that were not computed
         hidden = self.norm(tokens)
         if live is not None:
-            hidden = hidden.new_zeros(token_mask.shape[:2].numel(), *hidden.shape[1:]).index_copy(0, live, hidden)
+            hidden = hidden.new_zeros(token_mask.shape[:2].numel(), *hidden.shape[1:]).index_copy(
+                0, live, hidden
+            )
         hidden = hidden.unflatten(0, chunks.shape[:2])
 
         weights = token_mask.unsqueeze(-1).to(hidden.dtype)

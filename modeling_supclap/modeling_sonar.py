@@ -50,4 +50,6 @@ class SonarTextModel(StrictLoadingMixin, M2M100Encoder):
         if attention_mask is None and input_ids is not None and self.config.pad_token_id is not None:
             attention_mask = input_ids.ne(self.config.pad_token_id).long()
         outputs = super().forward(input_ids, attention_mask, inputs_embeds, return_dict=True, **kwargs)
-        return BaseModelOutputWithPooling(pooler_output=mean_pool(outputs.last_hidden_state, attention_mask), **outputs)
+        return BaseModelOutputWithPooling(
+            pooler_output=mean_pool(outputs.last_hidden_state, attention_mask), **outputs
+        )

@@ -58,7 +58,9 @@ def read_sentence_modules(name: str, pooling: str | None = None) -> SentenceModu
             activation = _ACTIVATIONS[settings["activation_function"].rpartition(".")[2].rstrip("()")]
             bias = settings.get("bias", True)
             dense.append({"out_features": settings["out_features"], "activation": activation, "bias": bias})
-            files = (_find(name, f"{module['path']}/{file}") for file in ("model.safetensors", "pytorch_model.bin"))
+            files = (
+                _find(name, f"{module['path']}/{file}") for file in ("model.safetensors", "pytorch_model.bin")
+            )
             if (local := next(filter(None, files), None)) is None:
                 raise ValueError(f"{name} has no weights for its module {module['path']}; download it again")
             weights.append(load_state_dict(local))

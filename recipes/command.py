@@ -93,7 +93,8 @@ def _source(module: str) -> Path:
 
 def _launch(module: str, words: Sequence[str]) -> int:
     """Run a recipe under `accelerate launch`, without the traceback of the launcher. Return the exit status."""
-    os.environ.setdefault("LOGLEVEL", "CRITICAL")  # silences torch's launcher; the processes print their own errors
+    # silences torch's launcher; the processes print their own errors
+    os.environ.setdefault("LOGLEVEL", "CRITICAL")
     from accelerate.commands import launch
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -104,7 +105,9 @@ def _launch(module: str, words: Sequence[str]) -> int:
     try:
         # Run by path, not by module name, so that files in the current folder cannot shadow imports.
         launch.simple_launcher = _run_here
-        launch.launch_command(launch.launch_command_parser().parse_args(["--quiet", str(_source(module)), *words]))
+        launch.launch_command(
+            launch.launch_command_parser().parse_args(["--quiet", str(_source(module)), *words])
+        )
     except SystemExit as error:
         return int(error.code or 0)
     except SignalException as error:
@@ -113,7 +116,10 @@ def _launch(module: str, words: Sequence[str]) -> int:
         process, failure = error.get_first_failure()
         if failure.exitcode < 0:  # a killed process prints no message
             signal_name = signal.Signals(-failure.exitcode).name
-            print(f"supclap: error: process {process} (pid {failure.pid}) was killed by {signal_name}", file=sys.stderr)
+            print(
+                f"supclap: error: process {process} (pid {failure.pid}) was killed by {signal_name}",
+                file=sys.stderr,
+            )
         return STOPPED_BY_SIGTERM if failure.exitcode == STOPPED_BY_SIGTERM else 1
     return 0
 

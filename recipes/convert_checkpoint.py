@@ -37,7 +37,9 @@ def format_parts(conversion: Conversion) -> str:
     width = max(len(part.part) for part in conversion.parts)
     lines = [f"{'part':{width}}  tensors   parameters  license"]
     for part in conversion.parts:
-        lines.append(f"{part.part:{width}}  {part.tensors:7,}  {part.parameters:11,}  {part.license or 'none stated'}")
+        lines.append(
+            f"{part.part:{width}}  {part.tensors:7,}  {part.parameters:11,}  {part.license or 'none stated'}"
+        )
     for description, count in conversion.set_aside.items():
         lines.append(f"set aside: {count:,} tensors, {description}")
     return "\n".join([*lines, conversion.remark]).rstrip()
@@ -50,7 +52,9 @@ def merge_adapters(checkpoint: Path, weights: Mapping[str, torch.Tensor], folder
     from modeling_supclap.training.lora import merge_checkpoint
 
     with writing_folder(folder) as written:
-        merge_checkpoint(checkpoint, SupCLAPConfig.from_pretrained(checkpoint), weights).save_pretrained(written)
+        merge_checkpoint(checkpoint, SupCLAPConfig.from_pretrained(checkpoint), weights).save_pretrained(
+            written
+        )
         SupCLAPProcessor.from_pretrained(checkpoint).save_pretrained(written)
     print(f"{checkpoint}: merged its adapters; the model is in {folder}")
 
@@ -64,7 +68,9 @@ def print_comparison(folder: Path) -> None:
     try:
         cosines = compare_with_open_clip(folder, *load_open_clip(folder))
     except ImportError:
-        print('to compare embeddings with OpenCLIP, install it: pip install "open_clip_torch>=4.2.1" tiktoken')
+        print(
+            'to compare embeddings with OpenCLIP, install it: pip install "open_clip_torch>=4.2.1" tiktoken'
+        )
         return
     print("cosine to OpenCLIP: " + ", ".join(f"{part} {cosine:.6f}" for part, cosine in cosines.items()))
 
@@ -93,15 +99,27 @@ TARGETS: dict[str, Any] = {"supclap": None, "clap": write_clap, "open_clip": wri
 
 def main(arguments: list[str] | None = None) -> None:
     """Parse the command line, convert the checkpoint, and save the model."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("source", help="File, folder, Hub id, or a file in a Hub repository (owner/name/file.pt).")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "source", help="File, folder, Hub id, or a file in a Hub repository (owner/name/file.pt)."
+    )
     parser.add_argument("--out", required=True, type=Path, help="New or empty output folder.")
-    parser.add_argument("--kind", default="auto", choices=("auto", *KINDS), help="Accept only this kind of checkpoint.")
-    parser.add_argument("--part", default="whole", choices=("whole", "audio", "text"), help="Convert only one tower.")
-    parser.add_argument("--tokenizer", help="Hub id, folder or Meta's SentencePiece file; default: from the source.")
+    parser.add_argument(
+        "--kind", default="auto", choices=("auto", *KINDS), help="Accept only this kind of checkpoint."
+    )
+    parser.add_argument(
+        "--part", default="whole", choices=("whole", "audio", "text"), help="Convert only one tower."
+    )
+    parser.add_argument(
+        "--tokenizer", help="Hub id, folder or Meta's SentencePiece file; default: from the source."
+    )
     parser.add_argument("--revision", help="Commit, branch or tag of the Hub repository.")
     parser.add_argument("--verify", action="store_true", help="Reload the written model and compare it.")
-    parser.add_argument("--to", default="supclap", choices=tuple(TARGETS), help="Format of the output folder.")
+    parser.add_argument(
+        "--to", default="supclap", choices=tuple(TARGETS), help="Format of the output folder."
+    )
     args = parser.parse_args(arguments)
 
     require_torchaudio()
@@ -123,7 +141,12 @@ def main(arguments: list[str] | None = None) -> None:
     print(format_parts(conversion))
 
     name = args.tokenizer
-    if name is None and conversion.reads_text and checkpoint.config and list(checkpoint.folder.glob("tokenizer*.json")):
+    if (
+        name is None
+        and conversion.reads_text
+        and checkpoint.config
+        and list(checkpoint.folder.glob("tokenizer*.json"))
+    ):
         name = checkpoint.folder
     tokenizer = None if name is None else load_tokenizer(name)
     if conversion.layout.kind == "open-clip" and args.part != "audio":
@@ -134,7 +157,9 @@ def main(arguments: list[str] | None = None) -> None:
     if conversion.layout.kind == "open-clip" and args.verify and args.part == "whole":
         print_comparison(checkpoint.folder)
     if tokenizer is None and conversion.reads_text:
-        print(f"no tokenizer was saved; pass --tokenizer (in training: the tokenizer of {conversion.layout.tokenizer})")
+        print(
+            f"no tokenizer was saved; pass --tokenizer (in training: the tokenizer of {conversion.layout.tokenizer})"
+        )
 
 
 if __name__ == "__main__":

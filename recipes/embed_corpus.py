@@ -78,7 +78,9 @@ class Clips(Sequence[Clip]):
 class Corpus:
     """Recordings to embed, from all splits. Paths in the manifest are relative to the folder `root`."""
 
-    def __init__(self, splits: Mapping[str, Any], root: str | None = None, pad_short_clips: bool = False) -> None:
+    def __init__(
+        self, splits: Mapping[str, Any], root: str | None = None, pad_short_clips: bool = False
+    ) -> None:
         self.splits, self.root, self.pad_short_clips = splits, root, pad_short_clips
         self.clips = Clips(splits)
 
@@ -204,7 +206,9 @@ def main() -> None:
             write_manifest(output, plan, describe_files(paths))
         elif state.is_main_process:
             write_json(output / "shards" / f"{shard.name}.json", describe_files(paths))
-            say(f"shard {shard.name} of {output} is complete; after the last one, run the command with --finish true")
+            say(
+                f"shard {shard.name} of {output} is complete; after the last one, run the command with --finish true"
+            )
 
 
 def choose_clips_per_file(args: CorpusArguments, clips: int, processes: int) -> int:
@@ -268,7 +272,9 @@ def start_output(output: Path, plan: Mapping[str, Any], shard: Shard) -> None:
             if stored.get(name) != plan.get(name):
                 changed.append(name)
         if changed:
-            raise FileExistsError(f"{output} was started with another {', '.join(changed)}; choose another output")
+            raise FileExistsError(
+                f"{output} was started with another {', '.join(changed)}; choose another output"
+            )
     elif output.is_dir() and any(output.iterdir()):
         raise FileExistsError(f"{output} is not empty and contains no embeddings; choose another output")
 
@@ -280,7 +286,9 @@ def start_output(output: Path, plan: Mapping[str, Any], shard: Shard) -> None:
         write_json(plan_path, plan)
 
 
-def write_files(model: EmbeddingModel, corpus: Corpus, args: CorpusArguments, state: PartialState) -> list[Path]:
+def write_files(
+    model: EmbeddingModel, corpus: Corpus, args: CorpusArguments, state: PartialState
+) -> list[Path]:
     """Embed recordings and write this process's share of the missing files. Return the paths of all files."""
     from modeling_supclap.datasets_scripts.progress import progress
 
@@ -340,7 +348,9 @@ def write_file(
         if chunks.error is not None:
             audio_path = corpus.splits[clip.split][clip.row]["audio_path"]
             shown = public_name(corpus.relative(audio_path))
-            reason = corpus.relative(str(chunks.error).replace(audio_path, shown) if audio_path else str(chunks.error))
+            reason = corpus.relative(
+                str(chunks.error).replace(audio_path, shown) if audio_path else str(chunks.error)
+            )
             bad.append({"clip_id": clip.clip_id, "audio_path": shown, "reason": reason})
 
     table = pa.concat_tables(tables).combine_chunks().replace_schema_metadata({"bad_audio": json.dumps(bad)})

@@ -84,7 +84,8 @@ def estimate(parsed: Sequence[Any], num_clips: int = 0) -> Estimate | None:
 
     texts = captions_per_clip(args.loss, args.languages, args.languages_per_clip, args.negatives_per_clip)
     seconds = min(args.max_audio_seconds, options.get("duration_seconds", 10.0))
-    tokens = {"audio": 25 * seconds, "text": TOKENS_PER_CAPTION * texts}  # 25 patches of 16 x 16 per second of audio
+    # 25 patches of 16 x 16 per second of audio
+    tokens = {"audio": 25 * seconds, "text": TOKENS_PER_CAPTION * texts}
     work, activations = 0.0, 0.0
     for name, tower in (("audio", model.audio_model), ("text", model.text_model)):
         weights = tower.num_parameters(exclude_embeddings=True)

@@ -67,13 +67,19 @@ def load_items(
 
     from modeling_supclap.datasets_scripts.builders.captions import label_phrases
     from modeling_supclap.datasets_scripts.schema import without_audio
-    from modeling_supclap.datasets_scripts.temporal.items import TemporalItems, one_per_class, recordings_by_label
+    from modeling_supclap.datasets_scripts.temporal.items import (
+        TemporalItems,
+        one_per_class,
+        recordings_by_label,
+    )
     from modeling_supclap.training.rows import filter_bad_audio
 
     if splits is None:
         splits = load_splits(args, training)
     if "train" not in splits and not args.pool_splits:
-        raise ValueError(f"{args.dataset} has only the splits {list(splits)}; use --pool_splits true to train on them")
+        raise ValueError(
+            f"{args.dataset} has only the splits {list(splits)}; use --pool_splits true to train on them"
+        )
     if args.pool_splits:
         splits = {"train": concatenate_datasets(list(splits.values()))}
     elif args.train_fraction < 1:
@@ -94,7 +100,9 @@ def load_items(
         try:
             phrases = label_phrases(args.origin)
         except ValueError as error:
-            raise ValueError(f"{error}; use --languages eng --prompts labels to train on the labels") from error
+            raise ValueError(
+                f"{error}; use --languages eng --prompts labels to train on the labels"
+            ) from error
     make_items = partial(
         TemporalItems,
         seed=training.seed,
@@ -173,7 +181,8 @@ def run_stage(
     stage_args = TemporalTrainingArguments(**{**shared, **changed})
     stage_args.training_data = args.training_data
     selection, scored = (
-        TemporalTrainer(model, stage_args, items[0], eval_items, processing_class=processor) for eval_items in items[1:]
+        TemporalTrainer(model, stage_args, items[0], eval_items, processing_class=processor)
+        for eval_items in items[1:]
     )
 
     train(selection, last)
@@ -192,7 +201,9 @@ def score_stages(
     from modeling_supclap.datasets_scripts.schema import without_audio
 
     args, language = trainer.args, trainer.args.eval_languages[0]
-    model = evaluation.load_embedding_model(trainer.clap, trainer.processor, name=Path(args.output_dir or ".").name)
+    model = evaluation.load_embedding_model(
+        trainer.clap, trainer.processor, name=Path(args.output_dir or ".").name
+    )
     intervals = evaluation.Intervals(seed=args.seed)
     scores: dict[str, Any] = {}
     arrays: dict[str, Any] = {}
@@ -210,7 +221,11 @@ def score_stages(
         "languages": [language],
         "intervals": {"method": "percentile bootstrap over pairs", **vars(intervals)},
         "seed": args.seed,
-        "temporal": {"pairs": len(trainer.eval_items), "seed": args.seed, "max_audio_seconds": args.max_audio_seconds},
+        "temporal": {
+            "pairs": len(trainer.eval_items),
+            "seed": args.seed,
+            "max_audio_seconds": args.max_audio_seconds,
+        },
     }
     return evaluation.make_results(model, {"temporal": {language: scores}}, arrays, protocol)
 
@@ -228,7 +243,8 @@ def count_trained(model: SupCLAPModel) -> dict[str, float]:
     for tower in ("text", "audio"):
         trains, total = 0, 0
         for name, weight in model.named_parameters():
-            if name.startswith(f"{tower}_") and ".original_module." not in name:  # PEFT's copy of a trained module
+            # PEFT's copy of a trained module
+            if name.startswith(f"{tower}_") and ".original_module." not in name:
                 trains += weight.numel() * weight.requires_grad
                 total += weight.numel()
         counts |= {f"{tower}_trained": trains, f"{tower}_share": trains / total}
@@ -248,7 +264,9 @@ def train_and_save(
     if post_args.model is None:
         raise ValueError("no model was given; pass --model with a folder or a Hub id")
     if args.sharding == "fsdp":
-        raise ValueError("post-training does not support FSDP; launch it without --fsdp and FSDP configuration")
+        raise ValueError(
+            "post-training does not support FSDP; launch it without --fsdp and FSDP configuration"
+        )
     clock = Clock()
     set_seed(args.seed)
     args.training_data = post_args.identity
@@ -307,7 +325,9 @@ def save_model(
         ClapProcessor.from_pretrained(start).save_pretrained(output / "clap")
 
 
-def count_captions(stages: Sequence[str], states: Sequence[TrainerState], args: TemporalTrainingArguments) -> int:
+def count_captions(
+    stages: Sequence[str], states: Sequence[TrainerState], args: TemporalTrainingArguments
+) -> int:
     """Count the captions that all stages have trained on."""
     texts = len(args.languages) if args.text_scheme == "kcl" else 1
     pairs_per_step = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
@@ -318,7 +338,9 @@ def count_captions(stages: Sequence[str], states: Sequence[TrainerState], args: 
     return captions
 
 
-def write_run(trainer: TemporalTrainer, results: evaluation.Results, train_rows: Any, start: str, clock: Clock) -> None:
+def write_run(
+    trainer: TemporalTrainer, results: evaluation.Results, train_rows: Any, start: str, clock: Clock
+) -> None:
     """Write results, report, trained sources and the model card to the output folder, and print the scores."""
     from modeling_supclap.datasets_scripts.overlap.trained_sources import save_trained_sources
     from modeling_supclap.evaluation.report import write_report

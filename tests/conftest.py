@@ -27,7 +27,8 @@ from transformers.utils import logging  # noqa: E402
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor  # noqa: E402
 
-collect_ignore_glob = ["conftest.py", "*/conftest.py"]  # they have no doctests, and pytest imports them by itself
+# they have no doctests, and pytest imports them by itself
+collect_ignore_glob = ["conftest.py", "*/conftest.py"]
 
 METRICS = Path(__file__).parents[1] / "metrics"
 logging.disable_progress_bar()
@@ -124,7 +125,9 @@ _refused: list[str] = []
 
 def _refuse_process(event: str) -> None:
     if _tests_without_processes:
-        _refused.append(f"{_tests_without_processes[0]} starts a process ({event}); mark it with pytest.mark.process")
+        _refused.append(
+            f"{_tests_without_processes[0]} starts a process ({event}); mark it with pytest.mark.process"
+        )
         raise RuntimeError(_refused[-1])
 
 

@@ -47,7 +47,8 @@ def make_data(folder: Path, num_train: int = 74, num_classes: int = 10) -> Path:
             clips.append(ESC50Clip(name, take % 5 + 1, label, source, sound))
     write_esc50(folder / "esc50", clips, RATE_HZ)
     make_urbansound8k(folder / "urbansound8k")
-    made = dataset_folders.vggsound(folder / "vggsound")  # the test split has a video of AudioCaps' training split
+    # the test split has a video of AudioCaps' training split
+    made = dataset_folders.vggsound(folder / "vggsound")
     write_sounds(made.audio)
     return folder
 
@@ -66,7 +67,9 @@ def make_clotho(folder: Path, count: int) -> None:
 
 
 def make_wavcaps(folder: Path, count: int) -> None:
-    entries = [{"id": str(number), "caption": f"sound number {number}", "duration": 0.5} for number in range(count)]
+    entries = [
+        {"id": str(number), "caption": f"sound number {number}", "duration": 0.5} for number in range(count)
+    ]
     dataset_folders.write_json(folder / "json_files" / "SoundBible" / "sb_final.json", {"data": entries})
     write_sounds([folder / "SoundBible_flac" / f"{entry['id']}.flac" for entry in entries])
 
@@ -91,7 +94,11 @@ def make_translations(data_dir: Path, folder: Path) -> None:
         for rows in load_splits(dataset, data_dir=str(data_dir / dataset)).values():
             for caption in read_captions(rows):
                 for language in LANGUAGES[1:]:
-                    line = {"clip_id": caption.clip_id, "caption_index": caption.caption_index, "language": language}
+                    line = {
+                        "clip_id": caption.clip_id,
+                        "caption_index": caption.caption_index,
+                        "language": language,
+                    }
                     line |= {"text": f"{language} {caption.text}", "source_hash": source_hash(caption.text)}
                     lines.append({name: line.get(name) for name in SCHEMA.names})
         write_translations(folder / f"{dataset}.parquet", lines)
@@ -103,12 +110,20 @@ def make_models(folder: Path) -> None:
     ced.mkdir(parents=True)
     sizes = {"embed_dim": 64, "depth": 1, "num_heads": 1}
     (ced / "config.json").write_text(json.dumps({**builders.PUBLISHED_CED_CONFIG, **sizes}))
-    tensors = published.ced_hub(published.random(published.ced_encoder()), published.random(published.ced_head()))
+    tensors = published.ced_hub(
+        published.random(published.ced_encoder()), published.random(published.ced_head())
+    )
     save_file(tensors, ced / "model.safetensors", metadata={"format": "pt"})
 
     sonar = folder / "cointegrated" / "SONAR_200_text_encoder"
     builders.nllb_tokenizer().save_pretrained(sonar)
-    fields = {"model_type": "m2m_100", "vocab_size": 400, "d_model": 64, "encoder_layers": 1, "encoder_ffn_dim": 128}
+    fields = {
+        "model_type": "m2m_100",
+        "vocab_size": 400,
+        "d_model": 64,
+        "encoder_layers": 1,
+        "encoder_ffn_dim": 128,
+    }
     fields |= {"encoder_attention_heads": 1, "encoder_layerdrop": 0, "architectures": ["M2M100Encoder"]}
     (sonar / "config.json").write_text(json.dumps(fields))
     save_file(published.random(published.sonar_hub()), sonar / "model.safetensors", metadata={"format": "pt"})
@@ -120,9 +135,9 @@ def make_models(folder: Path) -> None:
 
     laion = folder / "laion" / "clap-htsat-unfused"
     published.laion_model().save_pretrained(laion)
-    ClapProcessor(ClapFeatureExtractor(truncation="rand_trunc"), builders.clap_processor().tokenizer).save_pretrained(
-        laion
-    )
+    ClapProcessor(
+        ClapFeatureExtractor(truncation="rand_trunc"), builders.clap_processor().tokenizer
+    ).save_pretrained(laion)
 
     builders.bert_tokenizer().save_pretrained(folder / "bert")
     builders.gpt2_tokenizer().save_pretrained(folder / "gpt2")

@@ -48,7 +48,14 @@ TEXT_C = {
     "gate_bias": True,
     "rope_temperature": 1000,
 }
-AUDIO_A = {**AUDIO, "patch_freq": 16, "patch_time": 20, "init_values": 1e-5, "reg_tokens": 1, "pre_norm": True}
+AUDIO_A = {
+    **AUDIO,
+    "patch_freq": 16,
+    "patch_time": 20,
+    "init_values": 1e-5,
+    "reg_tokens": 1,
+    "pre_norm": True,
+}
 AUDIO_B = {
     **AUDIO_A,
     "patch_freq": 8,

@@ -11,14 +11,22 @@ GOOD = np.full(80, 0.1)
 # Patterns for captions by language: the phrase named first sounds first, the phrase named second sounds first, or both
 # sound together. Latin words are case-sensitive: "Après X, on entend Y".
 ORDER_WORDS = {
-    "eng": (r" before | followed by |, then |^After ", r" after | preceded by ", r" while | same time| together "),
+    "eng": (
+        r" before | followed by |, then |^After ",
+        r" after | preceded by ",
+        r" while | same time| together ",
+    ),
     "fra": (r" avant |, puis |, et ensuite |^Après ", r" après ", r" pendant | en même temps| à la fois "),
     "deu": (
         r", bevor |, danach | und dann |^Nachdem ",
         r", nachdem |, davor ",
         r", während | zugleich | zur selben Zeit",
     ),
-    "spa": (r" antes que | y luego |; después, |^Tras ", r" tras |, y antes ", r" mientras | a la vez | mismo tiempo "),
+    "spa": (
+        r" antes que | y luego |; después, |^Tras ",
+        r" tras |, y antes ",
+        r" mientras | a la vez | mismo tiempo ",
+    ),
     "nld": (r" vóór | gevolgd | daarna |^Na ", r" na | voorafgegaan ", r" terwijl | tegelijk | samen "),
     "cat": (
         r" abans que | i després | tot seguit, |^Un cop ",

@@ -17,7 +17,8 @@ SISTERS = (
     "recipes",
 )  # next to the package in the checkout, inside it in an installation
 HUB = sorted(path for path in PACKAGE.glob("*.py") if path.stem != "__init__")
-NEVER_SAVED = {"joining", "localization", "sentence_modules"}  # files at the root that no saved model contains
+# files at the root that no saved model contains
+NEVER_SAVED = {"joining", "localization", "sentence_modules"}
 
 
 def files(folder: str) -> list[Path]:
@@ -145,7 +146,11 @@ def test_hub_files_are_flat_and_need_little(path):
     assert foreign(path) <= allowed
     assert ours(path) <= {other.stem for other in HUB}, f"{path.name} imports what is not uploaded with it"
 
-    levels = {node.level for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.ImportFrom)}
+    levels = {
+        node.level
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.ImportFrom)
+    }
     assert levels <= {0, 1}, f"{path.name}: an import from further up does not survive an upload"
 
 
@@ -171,8 +176,13 @@ def test_nobody_imports_recipes():
             assert not within(ours(path), "recipes"), path
 
 
-EXTRAS = [f"modeling_supclap/{name}" for name in ("search", "conversion", "integrations", "model_card")] + ["recipes"]
-CORE = [f"modeling_supclap/{name}" for name in ("losses", "training", "evaluation")] + ["metrics", "datasets_scripts"]
+EXTRAS = [f"modeling_supclap/{name}" for name in ("search", "conversion", "integrations", "model_card")] + [
+    "recipes"
+]
+CORE = [f"modeling_supclap/{name}" for name in ("losses", "training", "evaluation")] + [
+    "metrics",
+    "datasets_scripts",
+]
 
 
 def test_the_core_loads_no_extra():
@@ -219,12 +229,17 @@ def test_files_that_are_never_saved_are_imported_by_name():
 
 def test_only_distributed_uses_ranks():
     for path in files("modeling_supclap"):
-        names = {node.attr for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Attribute)}
+        names = {
+            node.attr
+            for node in ast.walk(ast.parse(path.read_text("utf-8")))
+            if isinstance(node, ast.Attribute)
+        }
         assert path.name == "distributed.py" or not names & {"get_rank", "all_gather", "all_reduce"}, path
 
 
 def test_every_folder_is_named_in_the_rules():
-    rooms = [path for folder in ROOT.glob("[!.]*/") for path in folder.rglob("*.py")]  # without .venv and .cache
+    # without .venv and .cache
+    rooms = [path for folder in ROOT.glob("[!.]*/") for path in folder.rglob("*.py")]
     assert len(rooms) > 100
     assert not [path for path in rooms if path.stem in ("utils", "common", "helpers", "misc")]
 
@@ -250,4 +265,6 @@ def test_the_best_step_of_a_test_is_not_its_last():
         loads_best = '"load_best_model_at_end": True' in text or "load_best_model_at_end=True" in text
         if path.stem not in ("test_architecture", "test_trainer"):  # the latter defines it
             assert "best_global_step" not in names, f"{path}: call best_step of test_trainer.py"
-            assert not loads_best or "best_step(" in text, f"{path}: check the step with best_step of test_trainer.py"
+            assert not loads_best or "best_step(" in text, (
+                f"{path}: check the step with best_step of test_trainer.py"
+            )

@@ -22,7 +22,9 @@ class AudioSetConfig(FolderConfig):
     """AudioSet configuration. `data_dir` must contain `class_labels_indices.csv` and at least one table of clips."""
 
     DATASET = "AudioSet"
-    LAYOUT = "the folder that holds balanced_train_segments.csv, eval_segments.csv and class_labels_indices.csv"
+    LAYOUT = (
+        "the folder that holds balanced_train_segments.csv, eval_segments.csv and class_labels_indices.csv"
+    )
     TABLES: ClassVar = {
         "train": ("balanced_train_segments.csv",),
         "test": ("eval_segments.csv",),
@@ -33,7 +35,9 @@ class AudioSetConfig(FolderConfig):
         """Return the tables by their keys in `TABLES`. Raise FileNotFoundError without class names or clips."""
         tables = super().tables()
         if "classes" not in tables or len(tables) < 2:
-            raise FileNotFoundError(f"{self.folder} has only {sorted(map(str, tables.values()))}; need {self.LAYOUT}")
+            raise FileNotFoundError(
+                f"{self.folder} has only {sorted(map(str, tables.values()))}; need {self.LAYOUT}"
+            )
         return tables
 
 
@@ -51,7 +55,8 @@ class AudioSet(RowBuilder):
         clips: list[tuple[str, Line, Segment]] = []
         for split, path in tables.items():
             for line in read_csv(path, COLUMNS, header=False):
-                if not line.values["YTID"].startswith("#"):  # comment lines, one of them with the column names
+                # comment lines, one of them with the column names
+                if not line.values["YTID"].startswith("#"):
                     clips.append((split, line, (line.values["YTID"], start_seconds(line, "start_seconds"))))
 
         ends = {segment: _read_end(line) for _, line, segment in clips}
@@ -62,7 +67,9 @@ class AudioSet(RowBuilder):
             if unknown:
                 raise ValueError(f"{line.where}: the class {unknown[0]!r} is not in {CLASSES}")
             labels, clip_id = [names[mid] for mid in mids], "{}_{}".format(*segment)
-            clip = Clip(clip_id, caption_classes(labels), f"youtube:{segment[0]}", "unknown (YouTube)", labels)
+            clip = Clip(
+                clip_id, caption_classes(labels), f"youtube:{segment[0]}", "unknown (YouTube)", labels
+            )
             collection.add(split, clip, clip_id, paths.get(segment))
         return collection
 

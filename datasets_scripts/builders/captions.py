@@ -84,7 +84,9 @@ def check_languages(languages: Sequence[str]) -> tuple[str, ...]:
 
     unknown = set(languages) - set(LANGUAGES)
     if unknown:
-        raise ValueError(f"no captions in {sorted(unknown)}; the supported languages are {list(LANGUAGES)} (ISO 639-3)")
+        raise ValueError(
+            f"no captions in {sorted(unknown)}; the supported languages are {list(LANGUAGES)} (ISO 639-3)"
+        )
     if not languages or len(set(languages)) < len(languages):
         raise ValueError(f"languages is {list(languages)}; expected at least one, without repeats")
     return tuple(languages)
@@ -101,12 +103,16 @@ def read_caption_columns(given: Sequence[str] | Mapping[str, str]) -> dict[str, 
     columns = {}
     for language, column in pairs:
         if not re.fullmatch("[a-z]{3}", language) or not column:
-            raise ValueError(f"caption_columns is {given!r}; expected LANGUAGE=COLUMN, such as deu=Beschreibung")
+            raise ValueError(
+                f"caption_columns is {given!r}; expected LANGUAGE=COLUMN, such as deu=Beschreibung"
+            )
         columns[column] = language
     return columns
 
 
-def merge_captions(parts: Sequence[Mapping[str, Sequence[str]]], languages: Sequence[str]) -> dict[str, list[str]]:
+def merge_captions(
+    parts: Sequence[Mapping[str, Sequence[str]]], languages: Sequence[str]
+) -> dict[str, list[str]]:
     """Merge captions of one recording from several lines, `{language: [caption, ...]}` each, without repeats.
 
     Captions with the same index in two languages count as translations. Therefore, lines with equally many captions in
@@ -127,7 +133,9 @@ def merge_captions(parts: Sequence[Mapping[str, Sequence[str]]], languages: Sequ
                 others += [(language, text) for text in of_language]
 
     merged: dict[str, list[str]] = {language: [] for language in languages}
-    merged |= {language: list(texts) for language, texts in zip(present, zip(*parallel, strict=True), strict=False)}
+    merged |= {
+        language: list(texts) for language, texts in zip(present, zip(*parallel, strict=True), strict=False)
+    }
     distinct = {language: set(texts) for language, texts in merged.items()}
     for language, text in others:
         if text not in distinct[language]:
@@ -144,7 +152,9 @@ def check_merged_languages(unmarked: Sequence[str], language: str, marked: Mappi
     """
     merged = [column for column, of_column in marked.items() if of_column == language]
     if unmarked and merged:
-        advice = f"set --caption_language, or --caption_columns {language}={unmarked[0]} {language}={merged[0]}"
+        advice = (
+            f"set --caption_language, or --caption_columns {language}={unmarked[0]} {language}={merged[0]}"
+        )
         raise ValueError(f"columns {[*unmarked, *merged]} would all be captions in {language!r}; {advice}")
 
 

@@ -37,5 +37,7 @@ class ESC50(FoldBuilder):
         clips = []
         for line in lines:
             values = line.values
-            clips.append(FoldClip(values["filename"], read_fold(line), values["category"], values["src_file"], license))
+            clips.append(
+                FoldClip(values["filename"], read_fold(line), values["category"], values["src_file"], license)
+            )
         return clips

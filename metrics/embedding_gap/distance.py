@@ -7,7 +7,8 @@ from numpy.typing import ArrayLike
 
 from modeling_supclap.metrics.recall.ranking import as_matrix, get_norms
 
-_BLOCK_ROWS = 128  # rows per block; with 512 dimensions, the float64 copies of a block fit into the cache of a core
+# rows per block; with 512 dimensions, the float64 copies of a block fit into the cache of a core
+_BLOCK_ROWS = 128
 
 
 def gap_and_distance(other_embeds: ArrayLike, english_embeds: ArrayLike) -> dict[str, float]:

@@ -30,7 +30,12 @@ from .provenance import known_license
 OPEN_CLIP_CONFIG = "open_clip_config.json"
 OPEN_CLIP_WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 # In order of preference; an index lists the files of a sharded checkpoint.
-WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+WEIGHTS = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 # Files other than weights: configurations, tokenizer files, and the card with the license.
 SMALL_FILES = ["*.json", "*.txt", "sentencepiece*.model", "spm.model", "tokenizer.model", "README.md"]
@@ -141,7 +146,9 @@ def get_state_dict(loaded: Any, name: str) -> tuple[dict[str, torch.Tensor], lis
         ValueError: There are no tensors, some values are not tensors, or there are two different embeddings.
     """
     if not isinstance(loaded, Mapping):
-        raise ValueError(f"{name} contains a {type(loaded).__name__}; a checkpoint is a mapping of names to tensors")
+        raise ValueError(
+            f"{name} contains a {type(loaded).__name__}; a checkpoint is a mapping of names to tensors"
+        )
 
     tensors: dict[str, Any] = dict(loaded)
     others: list[str] = []
@@ -159,7 +166,9 @@ def get_state_dict(loaded: Any, name: str) -> tuple[dict[str, torch.Tensor], lis
     for key, value in tensors.items():
         if not isinstance(value, torch.Tensor):
             kind = type(value).__name__
-            raise ValueError(f"{name} contains {key!r} of type {kind}; expected a mapping of names to tensors")
+            raise ValueError(
+                f"{name} contains {key!r} of type {kind}; expected a mapping of names to tensors"
+            )
     if not tensors:
         raise ValueError(f"{name} contains no tensors")
     return {key: value.detach() for key, value in tensors.items()}, others
@@ -182,7 +191,9 @@ def _download(origin: str, revision: str | None) -> tuple[Path, str, str]:
             snapshot_download(repository, revision=revision, allow_patterns=[f"{prefix}pytorch_model*.bin"])
         return folder, repository, folder.name
     except (OSError, HfHubHTTPError) as error:
-        raise OSError(f"{origin} is not a local path, and downloading from the Hub failed: {error}") from error
+        raise OSError(
+            f"{origin} is not a local path, and downloading from the Hub failed: {error}"
+        ) from error
 
 
 def find_file(name: str | Path, file: str) -> str | None:
@@ -211,7 +222,9 @@ def _weight_files(folder: Path) -> tuple[Path, ...]:
         if path.is_file() and path.suffix == ".json":
             parts = sorted(set(_read_json(path, "weight_map").values()))
             if lacking := [part for part in parts if not (folder / part).is_file()]:
-                raise ValueError(f"{folder} lacks {len(lacking)} of the files in {path.name}, e.g. {lacking[:3]}")
+                raise ValueError(
+                    f"{folder} lacks {len(lacking)} of the files in {path.name}, e.g. {lacking[:3]}"
+                )
             return tuple(map(folder.joinpath, parts))
         if path.is_file():
             return (path,)

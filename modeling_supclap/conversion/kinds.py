@@ -49,9 +49,15 @@ def find_kind(name: str) -> str:
         return "sentence_transformers"
 
     if model_type is None:
-        files = f", it contains {', '.join(sorted(os.listdir(name))[:8]) or 'nothing'}" if os.path.isdir(name) else ""
+        files = (
+            f", it contains {', '.join(sorted(os.listdir(name))[:8]) or 'nothing'}"
+            if os.path.isdir(name)
+            else ""
+        )
         raise ValueError(f"{name} has no config.json{files}; pass {ACCEPTED}")
-    remote = " It has code of its own (auto_map), which this package does not run." if "auto_map" in fields else ""
+    remote = (
+        " It has code of its own (auto_map), which this package does not run." if "auto_map" in fields else ""
+    )
     raise ValueError(f"{name} is a {model_type!r} model; pass {ACCEPTED}.{remote}")
 
 
@@ -75,7 +81,9 @@ def load_model(name: str) -> SupCLAPModel:
         case "supclap":
             model = SupCLAPModel.from_pretrained(name)
         case other:
-            raise ValueError(f"{name} is a {other} model, which can be evaluated and searched with, but not trained")
+            raise ValueError(
+                f"{name} is a {other} model, which can be evaluated and searched with, but not trained"
+            )
     return model
 
 

@@ -74,7 +74,9 @@ def laion_feature_extractor(fused: bool = False) -> ClapFeatureExtractor:
     Args:
         fused: Whether the model has fusion layers for long clips; these models use different mel filters.
     """
-    return ClapFeatureExtractor(frequency_min=50, frequency_max=14_000, truncation="fusion" if fused else "rand_trunc")
+    return ClapFeatureExtractor(
+        frequency_min=50, frequency_max=14_000, truncation="fusion" if fused else "rand_trunc"
+    )
 
 
 def htsat_from_tensors(tensors: Tensors) -> tuple[dict[str, torch.Tensor], dict[str, int], dict[str, Any]]:
@@ -109,7 +111,8 @@ def _htsat_fields(encoder: Tensors) -> dict[str, Any]:
         heads.append(encoder.get_shape(f"layers.{stage}.{table}", 2)[1])
 
     config: dict[str, Any] = {
-        "spec_size": 256,  # spec_size and patch_size are the published values; tensor shapes do not determine them
+        # spec_size and patch_size are the published values; tensor shapes do not determine them
+        "spec_size": 256,
         "patch_size": 4,
         "patch_embeds_hidden_size": width,
         "hidden_size": width * 2 ** (stages - 1),

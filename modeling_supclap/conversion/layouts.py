@@ -144,7 +144,9 @@ def convert_checkpoint(checkpoint: Checkpoint, kind: str = "auto", part: str = "
     return Conversion(layout, model, feature_extractor, parts, set_aside, remark)
 
 
-def _get_parts(model: PreTrainedModel, is_audio: bool, checkpoint: Checkpoint, layout: Layout) -> tuple[Origin, ...]:
+def _get_parts(
+    model: PreTrainedModel, is_audio: bool, checkpoint: Checkpoint, layout: Layout
+) -> tuple[Origin, ...]:
     """Return the origin of each model part: the towers, the projections and the logit scale."""
     tower = "" if isinstance(model, SupCLAPModel) else "audio_model." if is_audio else "text_model."
     tensors = Counter((tower + name).split(".")[0] for name in model.state_dict())
@@ -189,7 +191,9 @@ def _convert_ced(checkpoint: Checkpoint) -> Converted:
     for name in ("n_fft", "win_size", "hop_size", "f_min", "f_max", "center", "feature_size"):
         ours, theirs = getattr(extractor, name), getattr(described, name)
         if ours != theirs:
-            raise ValueError(f"{checkpoint.origin}: {name} is {ours} for the extractor, {theirs} in config.json")
+            raise ValueError(
+                f"{checkpoint.origin}: {name} is {ours} for the extractor, {theirs} in config.json"
+            )
     return model, extractor, aside
 
 
@@ -216,7 +220,9 @@ def _convert_laion(checkpoint: Checkpoint) -> Converted:
 
 def _convert_clap_hub(checkpoint: Checkpoint) -> Converted:
     if checkpoint.config.get("model_type") != ClapConfig.model_type:
-        raise ValueError(f"{checkpoint.origin} has no config.json of a CLAP next to its weights; give the whole folder")
+        raise ValueError(
+            f"{checkpoint.origin} has no config.json of a CLAP next to its weights; give the whole folder"
+        )
     feature_extractor = AutoFeatureExtractor.from_pretrained(checkpoint.folder)
     model = supclap_from_clap(load_clap(checkpoint.folder))
     return model, feature_extractor, {"logit scale of the text direction": 1}

@@ -41,7 +41,14 @@ _MEL_FIELDS = {
     "fmin": "f_min",
     "fmax": "f_max",
 }
-_MEL_DEFAULTS = {"sample_rate": 48000, "mel_bins": 64, "window_size": 1024, "hop_size": 480, "fmin": 50, "fmax": 14000}
+_MEL_DEFAULTS = {
+    "sample_rate": 48000,
+    "mel_bins": 64,
+    "window_size": 1024,
+    "hop_size": 480,
+    "fmin": 50,
+    "fmax": 14000,
+}
 # Fields of `audio_cfg` and of `naflexvit_cfg` -> fields of NaFlexConfig, with the same names.
 _PATCH_FIELDS = {"patch_freq": "patch_freq", "patch_time": "patch_time", "patch_pad_mode": "patch_pad_mode"}
 _OWN_FIELDS = {"model_type", "n_mels", "layer_norm_eps", "initializer_range", *_PATCH_FIELDS}
@@ -59,8 +66,26 @@ _TEXT_FIELDS = {
 }
 # Fields of `text_cfg` with the same names in ModernTextConfig.
 _SAME_TEXT_FIELDS = (
-    *("vocab_size", "mlp_ratio", "mlp_type", "pool_type", "attention_mode", "norm_type", "norm_eps", "norm_placement"),
-    *("pre_norm", "qk_norm", "attn_gated", "attention_bias", "mlp_bias", "gate_bias", "value_residual", "reg_tokens"),
+    *(
+        "vocab_size",
+        "mlp_ratio",
+        "mlp_type",
+        "pool_type",
+        "attention_mode",
+        "norm_type",
+        "norm_eps",
+        "norm_placement",
+    ),
+    *(
+        "pre_norm",
+        "qk_norm",
+        "attn_gated",
+        "attention_bias",
+        "mlp_bias",
+        "gate_bias",
+        "value_residual",
+        "reg_tokens",
+    ),
     *("ls_init_value", "rope_temperature"),
 )
 _TEXT_FIELDS |= dict(zip(_SAME_TEXT_FIELDS, _SAME_TEXT_FIELDS, strict=True))
@@ -108,7 +133,14 @@ _VIT_IGNORED = {
 _TEXT_IGNORED = {
     "hf_tokenizer_name", "proj_bias", "tiktoken_name", "tokenizer_kwargs", "tokenizer_type", "variable_text",
 }  # fmt: skip
-_HF_FIELDS = {"hf_model_name", "hf_pooler_type", "hf_proj_type", "hf_model_pretrained", "context_length", "vocab_size"}
+_HF_FIELDS = {
+    "hf_model_name",
+    "hf_pooler_type",
+    "hf_proj_type",
+    "hf_model_pretrained",
+    "context_length",
+    "vocab_size",
+}
 _POOLERS = {"mean_pooler": "mean", "cls_last_hidden_state_pooler": "cls", "cls_pooler": "pooler"}
 _TOP_IGNORED = {
     "embed_dim", "audio_cfg", "text_cfg", "custom_text", "init_logit_bias", "init_logit_scale", "model_type",
@@ -250,10 +282,14 @@ def _read_text(text_cfg: Mapping[str, Any], origin: str) -> tuple[ModernTextConf
     """Read the `text_cfg` of a text tower with `text_arch = "modern"`."""
     where = f"{origin}: text_cfg"
     if "text_arch" not in text_cfg:
-        raise ValueError(f"{where} has neither text_arch nor hf_model_name: CLIP's own text tower is not supported")
+        raise ValueError(
+            f"{where} has neither text_arch nor hf_model_name: CLIP's own text tower is not supported"
+        )
     _refuse_fields(text_cfg, _TEXT_FIXED, {*_TEXT_IGNORED, *_TEXT_FIELDS}, where)
     if lacking := [name for name in _TEXT_REQUIRED if name not in text_cfg]:
-        raise ValueError(f"{where} lacks {', '.join(lacking)}; add the values with which the model was trained")
+        raise ValueError(
+            f"{where} lacks {', '.join(lacking)}; add the values with which the model was trained"
+        )
 
     fields = _to_our_names(text_cfg, _TEXT_FIELDS)
     if fields["pool_type"] == "argmax":
@@ -349,7 +385,9 @@ def prepare_open_clip_tokenizer(tokenizer: PreTrainedTokenizerBase, config: Any)
         )
     probe = tokenizer("a")["input_ids"]
     if (probe[0], probe[-1]) != expected[:2]:
-        raise ValueError(f"the tokenizer encodes 'a' as {probe}, without BOS {expected[0]} and EOS {expected[1]}")
+        raise ValueError(
+            f"the tokenizer encodes 'a' as {probe}, without BOS {expected[0]} and EOS {expected[1]}"
+        )
 
 
 def _add_special_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -385,13 +423,20 @@ def load_open_clip_tokenizer(
     has_config = find_file(folder, "tokenizer_config.json") is not None
     if name is None and own is not None and not has_config:
         return PreTrainedTokenizerFast(tokenizer_file=own)
-    names = [name, folder if has_config else None, text_cfg.get("hf_tokenizer_name"), text_cfg.get("hf_model_name")]
+    names = [
+        name,
+        folder if has_config else None,
+        text_cfg.get("hf_tokenizer_name"),
+        text_cfg.get("hf_model_name"),
+    ]
     names.append(GPT2 if text_cfg.get("tiktoken_name") == "r50k_base" else None)
     for candidate in names:
         if candidate is not None:
             return AutoTokenizer.from_pretrained(candidate)
     kind = text_cfg.get("tiktoken_name") or text_cfg.get("tokenizer_type")
-    raise ValueError(f"{folder} has no tokenizer.json, and its tokenizer {kind!r} is unknown; pass --tokenizer")
+    raise ValueError(
+        f"{folder} has no tokenizer.json, and its tokenizer {kind!r} is unknown; pass --tokenizer"
+    )
 
 
 def save_open_clip(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str | Path) -> None:
@@ -405,7 +450,9 @@ def save_open_clip(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str
     config: Any = model.config
     kinds = (config.audio_config.model_type, config.text_config.model_type)
     if kinds != (NaFlexConfig.model_type, ModernTextConfig.model_type):
-        raise ValueError(f"OpenCLIP's format is written for CLAP2's towers (naflex, modern_text), not {kinds}")
+        raise ValueError(
+            f"OpenCLIP's format is written for CLAP2's towers (naflex, modern_text), not {kinds}"
+        )
 
     audio, text, extractor = config.audio_config, config.text_config, processor.feature_extractor
     audio_cfg = _to_their_names(extractor, _MEL_FIELDS) | _to_their_names(audio, _PATCH_FIELDS)
@@ -426,7 +473,9 @@ def save_open_clip(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str
         processor.tokenizer.save_pretrained(written)
 
 
-def compare_with_open_clip(folder: str | Path, model: SupCLAPModel, processor: SupCLAPProcessor) -> dict[str, float]:
+def compare_with_open_clip(
+    folder: str | Path, model: SupCLAPModel, processor: SupCLAPProcessor
+) -> dict[str, float]:
     """Embed a tone and a text with OpenCLIP and with our model. Return the cosine of each pair.
 
     Args:
@@ -439,7 +488,9 @@ def compare_with_open_clip(folder: str | Path, model: SupCLAPModel, processor: S
 
     rate_hz = processor.feature_extractor.sampling_rate
     wave = torch.sin(2 * torch.pi * 440 * torch.arange(2 * rate_hz) / rate_hz)
-    theirs, _, preprocess = open_clip.create_model_and_transforms(f"local-dir:{folder}", require_pretrained=True)
+    theirs, _, preprocess = open_clip.create_model_and_transforms(
+        f"local-dir:{folder}", require_pretrained=True
+    )
     clip = preprocess(max_seq_len=None)((wave.unsqueeze(0), rate_hz))
     inputs = processor(audio=wave.numpy(), sampling_rate=rate_hz, text="a high tone", return_tensors="pt")
     with torch.no_grad():

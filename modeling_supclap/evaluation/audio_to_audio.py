@@ -7,7 +7,12 @@ from typing import Any
 import numpy as np
 
 from modeling_supclap.metrics.names import RECALL_CUTOFFS, RETRIEVAL_METRICS
-from modeling_supclap.metrics.recall.ranking import TILE_QUERIES, LazySimilarity, chance_scores, retrieval_outcomes
+from modeling_supclap.metrics.recall.ranking import (
+    TILE_QUERIES,
+    LazySimilarity,
+    chance_scores,
+    retrieval_outcomes,
+)
 
 from .embed import EmbeddedSplit
 from .options import EvaluationOptions
@@ -45,7 +50,9 @@ def evaluate_audio_to_audio(
             sizes.append(np.stack([is_correct[rows].sum(axis=1), is_candidate[rows].sum(axis=1)]))
             queries.append(start + rows)
     if not queries:
-        raise ValueError(f"no two recordings among the {len(labels)} clips share a label; there is nothing to retrieve")
+        raise ValueError(
+            f"no two recordings among the {len(labels)} clips share a label; there is nothing to retrieve"
+        )
 
     indices = np.concatenate(queries)
     arrays = {}

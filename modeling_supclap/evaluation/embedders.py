@@ -50,16 +50,24 @@ class SentenceEmbedder:
         self.model.eval()
         lacking = {"audio", "text"} - set(self.model.modalities)
         if lacking:
-            raise ValueError(f"{name} embeds {', '.join(map(str, self.model.modalities))}, not {lacking.pop()}")
+            raise ValueError(
+                f"{name} embeds {', '.join(map(str, self.model.modalities))}, not {lacking.pop()}"
+            )
 
         extractor = getattr(self.model[0].processor, "feature_extractor", None)
         self.sampling_rate = int(getattr(extractor, "sampling_rate", 16000))
         self.chunk_seconds = min(max_chunk_seconds(extractor) or CHUNK_SECONDS, CHUNK_SECONDS)
         self.device = self.model.device
-        settings = [str(self.model.prompts), str(self.model.default_prompt_name), str(self.model[0].processor)]
+        settings = [
+            str(self.model.prompts),
+            str(self.model.default_prompt_name),
+            str(self.model[0].processor),
+        ]
         self.fingerprint = weights_fingerprint(self.model, *settings)
 
-    def encode_audio(self, waveforms: Sequence[np.ndarray], sampling_rate: int, batch_size: int = 32) -> np.ndarray:
+    def encode_audio(
+        self, waveforms: Sequence[np.ndarray], sampling_rate: int, batch_size: int = 32
+    ) -> np.ndarray:
         """Embed waveforms (samples,), (N, d) with unit norm."""
         clips = [{"array": waveform, "sampling_rate": sampling_rate} for waveform in waveforms]
         return self._encode(self.model.encode_document, clips, batch_size)

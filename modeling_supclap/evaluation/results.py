@@ -22,7 +22,13 @@ from modeling_supclap.datasets_scripts.atomic_files import atomic_write, write_j
 from modeling_supclap.datasets_scripts.public_names import redact
 from modeling_supclap.metrics.bootstrap import bootstrap_intervals
 from modeling_supclap.metrics.comparison import Cell
-from modeling_supclap.metrics.names import METRICS, MORE_RETRIEVAL_METRICS, RETRIEVAL_METRICS, MetricName, get_metric
+from modeling_supclap.metrics.names import (
+    METRICS,
+    MORE_RETRIEVAL_METRICS,
+    RETRIEVAL_METRICS,
+    MetricName,
+    get_metric,
+)
 
 from .. import __version__
 from .cache import pack_arrays
@@ -175,7 +181,12 @@ def score(
     {'value': 0.5, 'low': 0.4, 'high': 0.6, 'chance': 0.1}
     """
     low, high = (None, None) if interval is None else (float(interval[0]), float(interval[1]))
-    fields = {"value": float(value), "low": low, "high": high, "chance": None if chance is None else float(chance)}
+    fields = {
+        "value": float(value),
+        "low": low,
+        "high": high,
+        "chance": None if chance is None else float(chance),
+    }
     return fields if order_blind is None else {**fields, "order_blind": float(order_blind)}
 
 
@@ -275,10 +286,14 @@ class Results:
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
-            raise ValueError(f"{path} is not JSON ({error}); pass the folder of results or its results.json") from error
+            raise ValueError(
+                f"{path} is not JSON ({error}); pass the folder of results or its results.json"
+            ) from error
         schema = content.get("schema") if isinstance(content, dict) else type(content).__name__
         if schema != SCHEMA:
-            raise ValueError(f"{path} has the schema {schema!r}, expected {SCHEMA!r}; evaluate again with this version")
+            raise ValueError(
+                f"{path} has the schema {schema!r}, expected {SCHEMA!r}; evaluate again with this version"
+            )
 
         outcomes = path.with_name("outcomes.npz")
         packed = outcomes.read_bytes()

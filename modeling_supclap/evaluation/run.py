@@ -42,7 +42,11 @@ TASKS = {
 
 
 def evaluate(
-    model: Any, rows: Any, options: EvaluationOptions | None = None, cache: EmbeddingCache | None = None, **changes: Any
+    model: Any,
+    rows: Any,
+    options: EvaluationOptions | None = None,
+    cache: EmbeddingCache | None = None,
+    **changes: Any,
 ) -> Results:
     """Evaluate a model on a dataset split, and return the scores, the settings and the outcome of each query.
 

@@ -39,7 +39,9 @@ def list_recordings(folder: str | Path) -> tuple[str, dict[str, Any]]:
         for name in recordings.files:
             paths[name] = recordings.folder / name
     if not paths:
-        raise FileNotFoundError(f"{folder} contains no recordings; supported suffixes are {', '.join(SUFFIXES)}")
+        raise FileNotFoundError(
+            f"{folder} contains no recordings; supported suffixes are {', '.join(SUFFIXES)}"
+        )
     return root, paths
 
 

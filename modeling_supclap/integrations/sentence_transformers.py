@@ -36,7 +36,14 @@ except ImportError as error:
 
 
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
-_MODEL_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "input_features", "audio_attention_mask", "is_longer")
+_MODEL_INPUTS = (
+    "input_ids",
+    "attention_mask",
+    "token_type_ids",
+    "input_features",
+    "audio_attention_mask",
+    "is_longer",
+)
 
 
 class SupCLAPModule(InputModule):
@@ -115,7 +122,9 @@ class SupCLAPModule(InputModule):
             if not any(languages):
                 languages = None
             elif None in languages:
-                raise ValueError("only some texts of the batch have a language; pass language= for the others")
+                raise ValueError(
+                    "only some texts of the batch have a language; pass language= for the others"
+                )
             prompted = [f"{prompt or ''}{text}" for text in texts]
             return dict(self.processor(text=prompted, language=languages, return_tensors="pt"))
         if texts.count(None) < len(texts):

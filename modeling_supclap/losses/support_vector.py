@@ -305,7 +305,11 @@ class DynamicRadius(nn.Module):
         nn.init.zeros_(last.weight)
         nn.init.constant_(last.bias, init)
         self.layers = nn.Sequential(
-            nn.Linear(num_similarities, hidden_size), nn.ReLU(), nn.Linear(hidden_size, hidden_size), nn.ReLU(), last
+            nn.Linear(num_similarities, hidden_size),
+            nn.ReLU(),
+            nn.Linear(hidden_size, hidden_size),
+            nn.ReLU(),
+            last,
         )
 
     def forward(self, scaled_similarities: Tensor, group_ids: Tensor | None = None) -> Tensor:
@@ -372,7 +376,9 @@ class DynamicRadius(nn.Module):
         return radius.to(torch.promote_types(radius.dtype, torch.float32))
 
 
-def radius_constraint(anchors: Tensor, targets: Tensor, radius: float | Tensor, detach_distance: bool = True) -> Tensor:
+def radius_constraint(
+    anchors: Tensor, targets: Tensor, radius: float | Tensor, detach_distance: bool = True
+) -> Tensor:
     """Compute the penalty for radii outside [0, distance of the pair] (SupCLAP appendix B).
 
     L = mean(relu(R - distance) + relu(-R)). The negatives push an anchor away. R > distance would invert the

@@ -44,7 +44,9 @@ def tiled_symmetric_contrast(
             logits = logit_scale * audio[rows] @ text.mT  # (n, N)
             texts = logits if negatives is None else torch.cat([logits, negatives[rows]], dim=-1)
             # Subtract the positives first, so that small losses are not lost to rounding.
-            return (texts - audio_positives[rows, None]).logsumexp(-1), (logits - text_positives).logsumexp(-2)
+            return (texts - audio_positives[rows, None]).logsumexp(-1), (logits - text_positives).logsumexp(
+                -2
+            )
 
         per_clip, per_tile = zip(*checkpoint_tiles(row_and_column_sums, len(audio), chunk_size), strict=True)
         return torch.cat(per_clip).mean() + torch.stack(per_tile).logsumexp(0).mean()
@@ -73,7 +75,9 @@ def tiled_row_contrast(
         def row_sums(rows: slice) -> Tensor:
             logits = logit_scale * anchors[rows] @ targets.mT  # (n, N)
             if decoupled:
-                logits = logits.masked_fill(positive_mask(len(anchors), group_ids, logits.device, rows), -torch.inf)
+                logits = logits.masked_fill(
+                    positive_mask(len(anchors), group_ids, logits.device, rows), -torch.inf
+                )
             return (logits - positives[rows, None]).logsumexp(-1)
 
         return torch.cat(checkpoint_tiles(row_sums, len(anchors), chunk_size)).mean()

@@ -43,7 +43,8 @@ class CardFacts:
     clips: int | None = None  # number of training clips
     licenses: Mapping[str, int] = field(default_factory=dict)  # license -> number of training clips
     results: Sequence[Mapping[str, Any]] = ()  # contents of `results.json` files
-    base_model: str | Sequence[str] | None = None  # initial model of the training; None: read it from the model
+    # initial model of the training; None: read it from the model
+    base_model: str | Sequence[str] | None = None
     license: str | None = None  # None: derive it from the licenses of the encoders
     tags: Sequence[str] = ()  # additional Hub tags
     command: str = ""  # command line of the training run
@@ -55,7 +56,9 @@ def facts_of_run(trainer: Any) -> CardFacts:
     """Collect the model card information from a `SupCLAPTrainer`, and the results in its output folder."""
     args, folder = trainer.args, Path(trainer.args.output_dir or ".")
     results = read_results(folder)
-    of_run = results[0] if results and "training" in results[0] else {"training": {}, "protocol": {}, "scores": {}}
+    of_run = (
+        results[0] if results and "training" in results[0] else {"training": {}, "protocol": {}, "scores": {}}
+    )
     recorded = of_run["training"].get("arguments", {})
 
     objective = type(trainer.module.objective).__name__ if trainer.has_own_objective else ""

@@ -58,10 +58,14 @@ def serve(
     try:
         socket.create_server((host, port)).close()  # fail before loading the model
     except OSError as error:
-        raise OSError(f"cannot listen on {host}, port {port}: {error.strerror}; choose another --port") from error
+        raise OSError(
+            f"cannot listen on {host}, port {port}: {error.strerror}; choose another --port"
+        ) from error
 
     searcher = Searcher(index, model, device)
-    page = launch_page(searcher, find_recordings(searcher, recordings), server_name=host, server_port=port, share=share)
+    page = launch_page(
+        searcher, find_recordings(searcher, recordings), server_name=host, server_port=port, share=share
+    )
     print(f"serving the page at {page.share_url or page.local_url}; press Ctrl-C to stop", flush=True)
     page.block_thread()
 
@@ -71,7 +75,8 @@ def launch_page(searcher: Searcher, recordings: str | Path, **options: Any) -> A
     page, root = make_page(searcher, recordings), Path(recordings).resolve()
     import gradio
 
-    theme = gradio.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"])  # no fonts to download
+    # no fonts to download
+    theme = gradio.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"])
     app, _, _ = page.launch(css=STYLE, theme=theme, quiet=True, prevent_thread_lock=True, **options)
     copies = tempfile.TemporaryDirectory(prefix="supclap-playback-")
     app.state.playback = copies  # removed with the page
@@ -104,7 +109,9 @@ def find_recordings(searcher: Searcher, recordings: str | Path | None = None) ->
     """Return the absolute path of the recordings folder, by default the indexed folder. Raise if it does not exist."""
     root = Path(recordings or searcher.index.about["folder"]).resolve()
     if not root.is_dir():
-        raise FileNotFoundError(f"the folder of recordings {root} does not exist; pass their folder with --recordings")
+        raise FileNotFoundError(
+            f"the folder of recordings {root} does not exist; pass their folder with --recordings"
+        )
     return root
 
 
@@ -141,7 +148,9 @@ def make_page(searcher: Searcher, recordings: str | Path) -> Any:
     with gradio.Blocks(title="Search recordings", analytics_enabled=False) as page:
         gradio.HTML(lambda: render_heading(searcher, root))
         with gradio.Row():
-            text = gradio.Textbox(label="Sound to search for", placeholder="rain on a tin roof", scale=4, min_width=280)
+            text = gradio.Textbox(
+                label="Sound to search for", placeholder="rain on a tin roof", scale=4, min_width=280
+            )
             language = gradio.Dropdown(languages, value="eng", label="Language", scale=1)
         button = gradio.Button("Search", variant="primary")
         with gradio.Accordion("By example, number of hits", open=False):
@@ -161,7 +170,10 @@ def render_heading(searcher: Searcher, root: Path) -> str:
     """Render the title, the number of searchable files, and a list of the files that cannot be searched, as HTML."""
     files = searcher.index.known_files()
     problems = {name: str(row["problem"]) for name, row in files.items() if row["problem"]}
-    lines = ["<h1>Search recordings</h1>", f"<p>{len(files) - len(problems)} files, by text or by example</p>"]
+    lines = [
+        "<h1>Search recordings</h1>",
+        f"<p>{len(files) - len(problems)} files, by text or by example</p>",
+    ]
     if problems:
         lines.append(f"<details><summary>{len(problems)} more files cannot be searched</summary><ul>")
         for name, problem in sorted(problems.items()):
@@ -211,7 +223,9 @@ def render_hits(
     for name in strips:
         if not _is_there(name, folder):
             lost.add(name)
-    environment = Environment(loader=PackageLoader("modeling_supclap.search", "."), autoescape=True, trim_blocks=True)
+    environment = Environment(
+        loader=PackageLoader("modeling_supclap.search", "."), autoescape=True, trim_blocks=True
+    )
     return environment.get_template("hits.html.j2").render(hits=hits, strips=strips, lost=lost, clock=clock)
 
 

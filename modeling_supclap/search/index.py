@@ -119,7 +119,9 @@ class SoundIndex:
         ValueError: The index is damaged.
     """
 
-    def __init__(self, folder: str | Path, dim: int | None = None, about: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, folder: str | Path, dim: int | None = None, about: dict[str, str] | None = None
+    ) -> None:
         self.folder = str(folder)
         missing = f"there is no index in {folder}; create one with `supclap search index`"
         if dim is None and "://" not in self.folder and not Path(folder).is_dir():
@@ -168,7 +170,9 @@ class SoundIndex:
         """Metadata of the index. Raises ValueError if a key is missing, as in a database of another program."""
         about = self._metadata()
         if missing := ", ".join(key for key in _ABOUT if key not in about):
-            raise ValueError(f"{self.folder} has no metadata {missing}; use an index made by `supclap search index`")
+            raise ValueError(
+                f"{self.folder} has no metadata {missing}; use an index made by `supclap search index`"
+            )
         return about
 
     def _metadata(self) -> dict[str, str]:
@@ -234,10 +238,12 @@ class SoundIndex:
             self.windows.create_index("vector", config=config, replace=True)
 
         # Delete old versions now, because they double the size on disk. Processes that read them retry in `_read`.
-        for table in (self.files, self.windows, self.windows):  # twice, because the first call may write a new index
+        # twice, because the first call may write a new index
+        for table in (self.files, self.windows, self.windows):
             table.optimize(cleanup_older_than=timedelta(milliseconds=1))
         if new_rows and is_large:
-            return self.measure_recall(self.draw_vectors(20))  # last, because the calls above may change the index
+            # last, because the calls above may change the index
+            return self.measure_recall(self.draw_vectors(20))
         return None
 
     @property
@@ -248,7 +254,12 @@ class SoundIndex:
     def draw_vectors(self, count: int, seed: int = 0) -> list[list[float]]:
         """Sample the embeddings of random windows, as queries for `measure_recall`."""
         indices = np.random.default_rng(seed).choice(self.windows.count_rows(), size=count, replace=False)
-        return self.windows.take_offsets(sorted(indices.tolist())).select(["vector"]).to_arrow()["vector"].to_pylist()
+        return (
+            self.windows.take_offsets(sorted(indices.tolist()))
+            .select(["vector"])
+            .to_arrow()["vector"]
+            .to_pylist()
+        )
 
     def measure_recall(self, vectors: Sequence[Any]) -> float:
         """Compute the recall@10 of the approximate index compared with exact search, for query embeddings (d,)."""
@@ -259,7 +270,9 @@ class SoundIndex:
                 num_matches += _place(row) in map(_place, exact)
         return num_matches / (10 * len(vectors))
 
-    def nearest(self, vector: Any, limit: int, within: str | None = None, exact: bool = False) -> list[dict[str, Any]]:
+    def nearest(
+        self, vector: Any, limit: int, within: str | None = None, exact: bool = False
+    ) -> list[dict[str, Any]]:
         """Return the windows with the highest cosine to an embedding.
 
         `within` limits the search to one file. `exact` scores all windows even if there is an approximate index.
@@ -288,7 +301,9 @@ class SoundIndex:
         version = self.windows.version
         if self._loaded is None or self._loaded[0] != version:  # another process may have changed the table
             table = self._read(self.windows.to_arrow)
-            vectors = table["vector"].combine_chunks().flatten().to_numpy().reshape(len(table), self._stored_size)
+            vectors = (
+                table["vector"].combine_chunks().flatten().to_numpy().reshape(len(table), self._stored_size)
+            )
             self._loaded = version, table.select(_COLUMNS), vectors
         _, table, vectors = self._loaded
         chosen = np.arange(len(table)) if within is None else np.flatnonzero(pc.equal(table["file"], within))
@@ -328,7 +343,9 @@ class SoundIndex:
             return read()
         except failures as error:
             reason = str(error).splitlines()[0]
-            raise ValueError(f"the index {self.folder} is damaged: {reason}; delete it and index again") from error
+            raise ValueError(
+                f"the index {self.folder} is damaged: {reason}; delete it and index again"
+            ) from error
 
 
 class IndexedFile(NamedTuple):
@@ -449,7 +466,12 @@ def _storage(about: Mapping[str, str]) -> tuple[str, int | None]:
 
 
 def _create_or_check(
-    model: EmbeddingModel, index: str | Path, root: str, settings: dict[str, str], precision: str, width: int | None
+    model: EmbeddingModel,
+    index: str | Path,
+    root: str,
+    settings: dict[str, str],
+    precision: str,
+    width: int | None,
 ) -> None:
     """Create the index, or raise ValueError if it was built with another model or other settings."""
     about = {"model": model.name, "fingerprint": model.fingerprint or "", **settings}
@@ -468,7 +490,9 @@ def _create_or_check(
             raise ValueError(f"{index} has {key} {stored[key]!r}, not {value!r}; use another, or delete it")
 
 
-def _find_changed(store: SoundIndex, known: Mapping[str, dict[str, Any]], files: Mapping[str, Path]) -> list[str]:
+def _find_changed(
+    store: SoundIndex, known: Mapping[str, dict[str, Any]], files: Mapping[str, Path]
+) -> list[str]:
     """Return the names of new and changed files. Store the times of files that have only new times."""
     changed, moved = [], []
     for name, path in files.items():
@@ -532,7 +556,9 @@ def _embed_files(
             before.append((_stamp(files[name]), _digest(files[name])))
             yield Recording(str(files[name]), None, name)
 
-    embedded = model.chunk_embeddings(recordings(), window_seconds, hop_seconds, batch_size, num_workers, "skip")
+    embedded = model.chunk_embeddings(
+        recordings(), window_seconds, hop_seconds, batch_size, num_workers, "skip"
+    )
     for name, windows in zip(names, embedded, strict=True):
         stamp, digest = before.popleft()
         # If the file changed during reading, or FFmpeg is missing, do not store its stamp and digest, so that the next

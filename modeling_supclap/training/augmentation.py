@@ -69,7 +69,8 @@ class SpecAugment:
             self._generator.manual_seed(stable_id(f"{self._args.seed} {step} {self._args.process_index}"))
 
         spectrograms = features.mT if self.time_is_last else features
-        grid = spectrograms.reshape(len(features), -1, *spectrograms.shape[-2:])  # (B, channels, frames, bands)
+        # (B, channels, frames, bands)
+        grid = spectrograms.reshape(len(features), -1, *spectrograms.shape[-2:])
         frames, bands = grid.shape[2:]
         mask = grid.new_ones(len(grid), frames, dtype=torch.long) if mask is None else mask
         lengths = mask.sum(dim=1) * frames // mask.shape[1]
@@ -77,7 +78,8 @@ class SpecAugment:
         in_bands = self._spans(torch.full_like(lengths, bands), bands, *self._bands)
 
         is_clip = (torch.arange(frames, device=grid.device) < lengths[:, None])[:, None, :, None]
-        is_masked = is_clip & (in_time[:, None, :, None] | in_bands[:, None, None, :])  # (B, 1, frames, bands)
+        # (B, 1, frames, bands)
+        is_masked = is_clip & (in_time[:, None, :, None] | in_bands[:, None, None, :])
         means = grid.masked_fill(~is_clip, torch.nan).nanmean(dim=(1, 2, 3), keepdim=True)
         masked = torch.where(is_masked, means, grid).view(spectrograms.shape)
         return masked.mT if self.time_is_last else masked
@@ -107,12 +109,17 @@ class WaveformAugmentation:
 
     def __init__(self, args: SupCLAPTrainingArguments, rate_hz: int) -> None:
         self.rate_hz, self.seed, self.gain_db = rate_hz, args.seed, args.random_gain_db
-        self.prob, self.snr_db = args.background_prob, (min(args.background_snr_db), max(args.background_snr_db))
+        self.prob, self.snr_db = (
+            args.background_prob,
+            (min(args.background_snr_db), max(args.background_snr_db)),
+        )
         self.backgrounds: list[str] = []
         if args.background_dir is not None:
             self.backgrounds = list_recordings(args.background_dir)
             if not self.backgrounds:
-                raise FileNotFoundError(f"background_dir {args.background_dir} has no recordings; pass another folder")
+                raise FileNotFoundError(
+                    f"background_dir {args.background_dir} has no recordings; pass another folder"
+                )
 
     def __call__(self, waveform: np.ndarray, row: Mapping[str, Any], epoch: int) -> np.ndarray:
         """Return the augmented waveform, float32 (samples,). `row` is the dataset row of the clip."""

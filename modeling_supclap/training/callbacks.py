@@ -204,10 +204,14 @@ class EMACallback(TrainerCallback):
         weights = self.trained()
         for name, weight in weights.items():
             if torch.finfo(weight.dtype).bits < 32:
-                raise ValueError(f"ema_decay needs float32 weights, but {name} is {weight.dtype}; load it in float32")
+                raise ValueError(
+                    f"ema_decay needs float32 weights, but {name} is {weight.dtype}; load it in float32"
+                )
         if self.checkpoint is not None:
             self._average = [weight.clone() for weight in weights.values()]
-            for name, value in torch.load(Path(self.checkpoint, TRAINED_WEIGHTS), "cpu", weights_only=True).items():
+            for name, value in torch.load(
+                Path(self.checkpoint, TRAINED_WEIGHTS), "cpu", weights_only=True
+            ).items():
                 weights[name].copy_(value)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -232,7 +236,9 @@ class UntrainedCallback(TrainerCallback):
         self.module = module
         self._known: list[str] = []
 
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
+    def on_epoch_begin(
+        self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any
+    ) -> None:
         if args.sharding is not None:
             return
         trained = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
@@ -299,7 +305,9 @@ class LanguageErrorsCallback(TrainerCallback):
       respect to all trainable weights.
     """
 
-    def __init__(self, module: ContrastiveModule, collator: TrainingCollator, rows: Any, averages: Averages) -> None:
+    def __init__(
+        self, module: ContrastiveModule, collator: TrainingCollator, rows: Any, averages: Averages
+    ) -> None:
         self.model, self.collator, self.rows, self.averages = module.model, collator, rows, averages
         self._batch: Mapping[str, Tensor] = {}
         module.register_forward_pre_hook(self._keep_batch, with_kwargs=True)
@@ -324,7 +332,9 @@ class LanguageErrorsCallback(TrainerCallback):
         names = {"input_features", "audio_attention_mask", "is_longer"} & self._batch.keys()
         audio = {name: self._batch[name] for name in names}
         audio_embeds = self.model.get_audio_features(**audio).pooler_output
-        tokens = self.collator.processor(text=texts, language=languages, return_tensors="pt").to(audio_embeds.device)
+        tokens = self.collator.processor(text=texts, language=languages, return_tensors="pt").to(
+            audio_embeds.device
+        )
         text_embeds = self.model.get_text_features(**tokens).pooler_output
         text_embeds = text_embeds.unflatten(0, (len(trained), -1))  # (N K, d) -> (N, K, d)
 

@@ -33,10 +33,14 @@ def refuse_unsupported(
     """
     if not isinstance(model, SupCLAPModel):
         kind = type(model).__name__
-        advice = "convert it with modeling_supclap.conversion.supclap_from_clap" if "Clap" in kind else "pass one"
+        advice = (
+            "convert it with modeling_supclap.conversion.supclap_from_clap" if "Clap" in kind else "pass one"
+        )
         raise ValueError(f"the model is a {kind}, but SupCLAPTrainer trains a SupCLAPModel; {advice}")
     if not isinstance(args, SupCLAPTrainingArguments):
-        raise ValueError(f"args is {type(args).__name__}; pass SupCLAPTrainingArguments, with the same arguments")
+        raise ValueError(
+            f"args is {type(args).__name__}; pass SupCLAPTrainingArguments, with the same arguments"
+        )
     if isinstance(train_rows, Mapping):
         raise ValueError(
             f"train_dataset is a dict of {list(train_rows)[:5]}; join several datasets with "
@@ -45,7 +49,9 @@ def refuse_unsupported(
     if processor is None:
         raise ValueError("processing_class is missing; pass the SupCLAPProcessor of the model")
     if args.n_gpu > 1:
-        raise ValueError(f"one process sees {args.n_gpu} GPUs; start one process per GPU with `accelerate launch`")
+        raise ValueError(
+            f"one process sees {args.n_gpu} GPUs; start one process per GPU with `accelerate launch`"
+        )
     if objective is None and args.loss == "siglip" and model.logit_bias is None:
         raise ValueError("loss='siglip' needs a model with a bias: --logit_bias -10 --temperature 0.1")
     if args.features_on_device and not processor.runs_on_device:
@@ -63,12 +69,16 @@ def refuse_unsupported(
         )
     config: Any = args.accelerator_config
     if config.dispatch_batches:
-        raise ValueError("dispatch_batches is true, but the clips of two batches differ in length; leave it out")
+        raise ValueError(
+            "dispatch_batches is true, but the clips of two batches differ in length; leave it out"
+        )
 
     if args.sharding == "fsdp" and args.track_language_errors:
         raise ValueError("track_language_errors does not support FSDP; set it to false")
     if args.sharding is not None and args.ema_decay is not None:
-        raise ValueError("ema_decay does not support FSDP and DeepSpeed, which shard the weights; leave it out")
+        raise ValueError(
+            "ema_decay does not support FSDP and DeepSpeed, which shard the weights; leave it out"
+        )
 
     for rows in (train_rows, *(eval_rows.values() if isinstance(eval_rows, Mapping) else [eval_rows])):
         _refuse_rows(rows, args)
@@ -79,7 +89,9 @@ def refuse_unsupported(
         metric = str(args.metric_for_best_model).removeprefix("eval_")
         if not metric.startswith(tuple(f"{name}_" for name in eval_rows)):
             first = f"{next(iter(eval_rows), '')}_{metric}"
-            raise ValueError(f"metric_for_best_model is {metric!r}; name one of the evaluation sets, such as {first!r}")
+            raise ValueError(
+                f"metric_for_best_model is {metric!r}; name one of the evaluation sets, such as {first!r}"
+            )
 
 
 def _has_negatives(rows: Any) -> bool:
@@ -99,18 +111,23 @@ def refuse_unknown_metric(metric: str, names: Sequence[str], prefixes: Collectio
         prefixes: Names of evaluation sets and of datasets in a mixture, which may be before a name.
     """
     name = metric.removeprefix("eval_")
-    if name in names or re.search("(?:^|_)(?:perpendicular|radius)_", name):  # those of drift, which depend on the loss
+    # those of drift, which depend on the loss
+    if name in names or re.search("(?:^|_)(?:perpendicular|radius)_", name):
         return
     if any(name == f"{prefix}_{known}" for prefix in prefixes for known in names):
         return
     reason = "; it has no loss, because a contrastive loss depends on the batches" if name == "loss" else ""
     examples = ", ".join(names[:4])
-    raise ValueError(f"metric_for_best_model is {metric!r}, which no evaluation has{reason}; choose one of {examples}")
+    raise ValueError(
+        f"metric_for_best_model is {metric!r}, which no evaluation has{reason}; choose one of {examples}"
+    )
 
 
 def idle_parameters(module: nn.Module) -> list[str]:
     """Return the names of the trainable parameters without gradient after a backward pass."""
-    return [name for name, weight in module.named_parameters() if weight.requires_grad and weight.grad is None]
+    return [
+        name for name, weight in module.named_parameters() if weight.requires_grad and weight.grad is None
+    ]
 
 
 def to_float32(model: SupCLAPModel) -> None:

@@ -65,7 +65,8 @@ class IndexedRows(Dataset[Row]):
             if self._captions is not None:
                 clips = np.array([index for index, _ in self._captions])
             if SAMPLING in columns:
-                from modeling_supclap.datasets_scripts.mixture import counts_in_epoch  # here: few runs need it
+                # here: few runs need it
+                from modeling_supclap.datasets_scripts.mixture import counts_in_epoch
 
                 counts = counts_in_epoch(rows, np.bincount(clips))
             else:
@@ -144,7 +145,9 @@ class ContrastiveCollator:
     def _limit_seconds(self, clip_seconds: float | None) -> None:
         if clip_seconds is not None:
             share = clip_seconds / self.recordings_per_clip
-            self.max_audio_seconds = share if self.max_audio_seconds is None else min(self.max_audio_seconds, share)
+            self.max_audio_seconds = (
+                share if self.max_audio_seconds is None else min(self.max_audio_seconds, share)
+            )
 
     def _read(self, row: Row, crop_position: float = 0.0) -> np.ndarray:
         return read_row(
@@ -158,7 +161,9 @@ class ContrastiveCollator:
             resampling_method=self.processor.resampling_method,
         )
 
-    def _inputs(self, clips: Sequence[np.ndarray], captions: Sequence[Sequence[tuple[str, str]]]) -> dict[str, Any]:
+    def _inputs(
+        self, clips: Sequence[np.ndarray], captions: Sequence[Sequence[tuple[str, str]]]
+    ) -> dict[str, Any]:
         """Build the model inputs and their lengths. `captions` contains K pairs (language, text) for each row."""
         languages, texts = map(list, zip(*chain.from_iterable(captions), strict=True))
         extractor = self.processor.feature_extractor
@@ -168,7 +173,10 @@ class ContrastiveCollator:
             # 16-bit integers if the conversion is exact.
             waveforms = self.processor.as_waveforms(clips, self.rate_hz)
             samples = list(map(to_int16, waveforms))
-            if any((clip / np.float32(32768) != whole).any() for clip, whole in zip(samples, waveforms, strict=True)):
+            if any(
+                (clip / np.float32(32768) != whole).any()
+                for clip, whole in zip(samples, waveforms, strict=True)
+            ):
                 samples = waveforms
             batch["samples"] = pad_sequence(list(map(torch.from_numpy, samples)), batch_first=True)
             batch["sample_counts"] = torch.tensor(list(map(len, samples)))
@@ -190,14 +198,19 @@ class ContrastiveCollator:
         return batch
 
     def _batch(
-        self, rows: Sequence[Row], crop_positions: Sequence[float], captions: Sequence[Sequence[tuple[str, str]]]
+        self,
+        rows: Sequence[Row],
+        crop_positions: Sequence[float],
+        captions: Sequence[Sequence[tuple[str, str]]],
     ) -> dict[str, Any]:
         """Build the model inputs for B rows, with group ids and clip indices."""
         clips = []
         for row, position, of_row in zip(rows, crop_positions, captions, strict=True):
             for language, text in of_row:
                 if not isinstance(text, str) or not text.strip():
-                    raise ValueError(f"clip {row['clip_id']!r} has the {language} caption {text!r}; write or remove it")
+                    raise ValueError(
+                        f"clip {row['clip_id']!r} has the {language} caption {text!r}; write or remove it"
+                    )
             clips.append(self._augment(self._read(row, position), row))
         return {
             **self._inputs(clips, captions),
@@ -333,7 +346,9 @@ class TrainingCollator(ContrastiveCollator):
         texts = [row["captions"][language] for language in languages]
         count = min(map(len, texts))
         number = random.integers(count) if fixed_number is None else min(fixed_number, count - 1)
-        return position, [(language, captions[number]) for language, captions in zip(languages, texts, strict=True)]
+        return position, [
+            (language, captions[number]) for language, captions in zip(languages, texts, strict=True)
+        ]
 
 
 class EvaluationCollator(ContrastiveCollator):

@@ -87,7 +87,9 @@ class ContrastiveModule(nn.Module):
             "text": FrozenCache([model.text_model, model.text_dense]),
         }
         # In a plain list, so that they are not registered a second time.
-        self._batch_norms = [(name, part) for name, part in model.named_modules() if isinstance(part, _BatchNorm)]
+        self._batch_norms = [
+            (name, part) for name, part in model.named_modules() if isinstance(part, _BatchNorm)
+        ]
 
     def train(self, mode: bool = True) -> ContrastiveModule:
         """Set training or evaluation mode. With `cache_frozen="always"`, frozen towers stay in evaluation mode."""
@@ -135,7 +137,9 @@ class ContrastiveModule(nn.Module):
         """
         for name, layer in self._batch_norms:
             if layer.training:
-                raise ValueError(f"{name} is in training mode and would use the statistics of a chunk; call its eval()")
+                raise ValueError(
+                    f"{name} is in training mode and would use the statistics of a chunk; call its eval()"
+                )
 
         count = len(input_ids)
         texts = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
@@ -146,7 +150,11 @@ class ContrastiveModule(nn.Module):
         text_embeds = self._embed("text", texts, count, text_lengths, text_keys)
         text_embeds = text_embeds.unflatten(0, input_ids.shape[:2])  # (B K, d) -> (B, K, d)
 
-        audio = {"input_features": input_features, "audio_attention_mask": audio_attention_mask, "is_longer": is_longer}
+        audio = {
+            "input_features": input_features,
+            "audio_attention_mask": audio_attention_mask,
+            "is_longer": is_longer,
+        }
         audio_embeds = self._embed("audio", audio, count, audio_lengths)
         if len(audio_embeds) > count:
             audio_embeds = audio_embeds.unflatten(0, (count, -1))  # (B R, d) -> (B, R, d)
@@ -199,7 +207,8 @@ class ContrastiveModule(nn.Module):
 
             if cache.is_repeatable(pool, present):
                 in_chunks = partial(embed_in_chunks, pool, chunk_size=self.chunk_size or count, **options)
-                return project(cache(in_chunks, present, keys=keys, **options))  # (count R, width) -> (count R, d)
+                # (count R, width) -> (count R, d)
+                return project(cache(in_chunks, present, keys=keys, **options))
 
         if kind == "text":
             options["tokens"] = self.model.text_model.get_input_embeddings()
@@ -209,7 +218,9 @@ class ContrastiveModule(nn.Module):
         chunk_size = self.chunk_size
         if chunk_size is None:
             # Keep the activations of one clip or text per row, those of `kept_tokens`, or the minimum for a GPU.
-            one_per_row = kept_cells = count * (1 if lengths is None else max(1, *lengths[:: len(rows) // count]))
+            one_per_row = kept_cells = count * (
+                1 if lengths is None else max(1, *lengths[:: len(rows) // count])
+            )
             on_gpu = rows.device.type in _KEPT_TOKENS
             if is_cut and self.kept_tokens is not None:
                 kept_cells = self.kept_tokens * _CELLS_PER_TOKEN[kind]
@@ -220,7 +231,9 @@ class ContrastiveModule(nn.Module):
             if not (is_cut and on_gpu) or kept_cells < one_per_row:
                 chunk_size, options["fewest_cells"] = count, _MIN_CHUNK_CELLS[kind]
 
-        return embed_in_chunks(lambda chunk: project(run_tower(**chunk).pooler_output), present, chunk_size, **options)
+        return embed_in_chunks(
+            lambda chunk: project(run_tower(**chunk).pooler_output), present, chunk_size, **options
+        )
 
     def compile_blocks(self, **options: Any) -> None:
         """Compile the repeated blocks of both towers, for any batch size and length, with options of `torch.compile`.

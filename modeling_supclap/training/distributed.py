@@ -15,14 +15,17 @@ class _GatherWithGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
         gathered = tensor.new_empty(dist.get_world_size() * len(tensor), *tensor.shape[1:])
-        gather_into = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its new name in torch 2.13
+        # its new name in torch 2.13
+        gather_into = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
         gather_into(gathered, tensor.contiguous())
         return gathered
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
         if torch.is_grad_enabled():
-            raise RuntimeError("got create_graph=True for embeddings of several processes; use a single process")
+            raise RuntimeError(
+                "got create_graph=True for embeddings of several processes; use a single process"
+            )
         own = gradient.new_empty(len(gradient) // dist.get_world_size(), *gradient.shape[1:])
         reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
         reduce_scatter(own, gradient.contiguous())  # the sum over processes of the rows of this process

@@ -19,7 +19,13 @@ from torch import Tensor
 
 from ..losses.contrastive import sigmoid_contrast, softmax_contrast
 from ..losses.similarity import at_least_float32, positive_mask, similarity_matrix
-from ..losses.support_vector import DynamicRadius, Similarity, displacement_ratio, positive_distance, support_vectors
+from ..losses.support_vector import (
+    DynamicRadius,
+    Similarity,
+    displacement_ratio,
+    positive_distance,
+    support_vectors,
+)
 
 
 def decompose(force: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
@@ -60,7 +66,9 @@ def contrastive_forces(logits: Tensor, targets: Tensor, logit_scale: float | Ten
         return pull, logit_scale * (negatives @ targets)
 
 
-def distance_change(gradient: Tensor, anchors: Tensor, targets: Tensor, learning_rate: float) -> tuple[Tensor, Tensor]:
+def distance_change(
+    gradient: Tensor, anchors: Tensor, targets: Tensor, learning_rate: float
+) -> tuple[Tensor, Tensor]:
     """Compute the two terms by which a step of gradient descent changes the distance of each pair (SupCLAP eq. 12).
 
     An anchor t moves to t - learning_rate F. Its gradient F has a component F_parallel in the direction of its target
@@ -86,7 +94,9 @@ def distance_change(gradient: Tensor, anchors: Tensor, targets: Tensor, learning
     """
     parallel, perpendicular = decompose(gradient, pull_direction(anchors, targets))
     slope = 2 * (anchors - targets) - learning_rate * parallel
-    return -learning_rate * (slope * parallel).sum(dim=-1), learning_rate**2 * perpendicular.square().sum(dim=-1)
+    return -learning_rate * (slope * parallel).sum(dim=-1), learning_rate**2 * perpendicular.square().sum(
+        dim=-1
+    )
 
 
 def drift_cosine(updates: Tensor, anchors: Tensor, targets: Tensor, literal: bool = False) -> Tensor:
@@ -260,7 +270,9 @@ def perpendicular_components(
     generator = torch.Generator().manual_seed(0)
     total, square = torch.zeros_like(text_embeds), torch.zeros_like(text_embeds[:, 0])
     for _ in range(num_batches):
-        keys = torch.rand(logits.shape, generator=generator).to(logits.device).masked_fill(positives, torch.inf)
+        keys = (
+            torch.rand(logits.shape, generator=generator).to(logits.device).masked_fill(positives, torch.inf)
+        )
         drawn = keys.topk(batch_size - 1, dim=-1, largest=False).indices
         is_in_batch = own.scatter(1, drawn, True)
         _, push = contrastive_forces(logits.masked_fill(~is_in_batch, -torch.inf), audio_embeds, logit_scale)
@@ -324,7 +336,9 @@ def radius_by_hard_negatives(
             mixed = torch.randperm(radius.num_negatives, generator=torch.Generator().manual_seed(1))
             negatives = negatives[:, mixed.to(negatives.device)]
         inputs = torch.cat([positive, negatives], dim=-1)  # (N, num_similarities)
-        radii[f"radius_hard_{count}"] = radius.layers(inputs.to(next(radius.layers.parameters()).dtype)).mean()
+        radii[f"radius_hard_{count}"] = radius.layers(
+            inputs.to(next(radius.layers.parameters()).dtype)
+        ).mean()
     return radii
 
 

@@ -95,7 +95,8 @@ def embed_in_chunks(
     }
 
     def embed_chunk(rows: Tensor | None, width: int, states: list[Any] | None = None) -> Tensor:
-        if states:  # the backward pass: repeat the random numbers of numpy and Python, as torch does with its own
+        # the backward pass: repeat the random numbers of numpy and Python, as torch does with its own
+        if states:
             current = _random_states()
             _set_random_states(states[0])
             try:
@@ -105,7 +106,8 @@ def embed_in_chunks(
         if states is not None:
             states.append(_random_states())
 
-        chunk = {}  # sliced here and again in the backward pass, so that no second copy of the batch stays in memory
+        # sliced here and again in the backward pass, so that no second copy of the batch stays in memory
+        chunk = {}
         for name, values in inputs.items():
             columns = values if mask is None else values[..., :width]
             chunk[name] = columns if rows is None else columns[rows]
@@ -153,7 +155,9 @@ def _cut(
             rows, width = chunks[-1]
             cells = len(rows) * width
             is_full = cells + width > kept_cells if chunk_size is None else len(rows) == chunk_size
-            much_shorter = fewest_cells is not None and cells >= fewest_cells and length <= _MUCH_SHORTER * width
+            much_shorter = (
+                fewest_cells is not None and cells >= fewest_cells and length <= _MUCH_SHORTER * width
+            )
         if not chunks or is_full or much_shorter:
             chunks.append(([], length))
         chunks[-1][0].append(row)
@@ -203,4 +207,6 @@ class _UsedRows(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
         if ctx.weight.grad is None:
             return torch.zeros_like(ctx.weight).index_add_(0, ctx.used, upstream), None
-        return torch.sparse_coo_tensor(ctx.used[None], upstream, ctx.weight.shape, check_invariants=False), None
+        return torch.sparse_coo_tensor(
+            ctx.used[None], upstream, ctx.weight.shape, check_invariants=False
+        ), None

@@ -133,7 +133,9 @@ class SupportVectorRegularizer(nn.Module):
                 loss = partial(support_vector_sigmoid_loss, logit_bias=logit_bias, **options)
             else:
                 loss = partial(support_vector_loss, decoupled=self.decoupled, **options)
-            terms = torch.stack([loss(*pair, radius, logit_scale) for pair, radius in zip(pairs, radii, strict=True)])
+            terms = torch.stack(
+                [loss(*pair, radius, logit_scale) for pair, radius in zip(pairs, radii, strict=True)]
+            )
             terms = scale * terms if scale else terms
             base, svr = base_loss(), terms.sum()
 
@@ -172,7 +174,9 @@ class ContrastiveObjective(nn.Module):
         if loss not in LOSSES:
             raise ValueError(f"got loss={loss!r}; it must be one of {', '.join(LOSSES)}")
         if loss == "reweighted" and chunk_size is not None:
-            raise ValueError(f"got loss='reweighted' with loss_chunk_size={chunk_size}; leave loss_chunk_size out")
+            raise ValueError(
+                f"got loss='reweighted' with loss_chunk_size={chunk_size}; leave loss_chunk_size out"
+            )
         self.loss, self.regularizer, self.chunk_size = loss, regularizer, chunk_size
         self.reweighting: Any = reweighting
         if loss == "reweighted" and reweighting == "pull":
@@ -274,14 +278,18 @@ class MatryoshkaObjective(nn.Module):
         """Regularizer of the objective, or None."""
         return getattr(self.objective, "regularizer", None)
 
-    def forward(self, audio_embeds: Tensor, text_embeds: Tensor, *inputs: Any, **named: Any) -> tuple[Tensor, Logs]:
+    def forward(
+        self, audio_embeds: Tensor, text_embeds: Tensor, *inputs: Any, **named: Any
+    ) -> tuple[Tensor, Logs]:
         """Compute the loss of a batch, `()`, and the values to log: those of the whole width, and the loss of each."""
         total, logs = self.objective(audio_embeds, text_embeds, *inputs, **named)
         radii = getattr(self.regularizer, "batch_radii", {})
         last = dict(radii)  # for callbacks, which compare them with the whole embeddings
         for width in self.widths:
             if width >= audio_embeds.shape[-1]:
-                raise ValueError(f"got width {width} for embeddings of width {audio_embeds.shape[-1]}; leave it out")
+                raise ValueError(
+                    f"got width {width} for embeddings of width {audio_embeds.shape[-1]}; leave it out"
+                )
             audio, text = at_least_float32(audio_embeds[..., :width], text_embeds[..., :width])
             loss, _ = self.objective(F.normalize(audio, dim=-1), F.normalize(text, dim=-1), *inputs, **named)
             total = total + loss
@@ -301,12 +309,15 @@ class TemporalObjective(nn.Module):
         **alphas: Keyword arguments of `teminal_a_weights` or `teminal_b_weights`.
     """
 
-    def __init__(self, stage: str, beta: float = 1.0, two_term_overlay: bool = False, **alphas: float) -> None:
+    def __init__(
+        self, stage: str, beta: float = 1.0, two_term_overlay: bool = False, **alphas: float
+    ) -> None:
         super().__init__()
         if stage not in ("a", "b"):
             raise ValueError(f"got stage={stage!r}; it must be a or b")
         self.stage, self.beta, self.alphas, self.two_term_overlay = stage, beta, alphas, two_term_overlay
-        self._weights(1, torch.tensor([[0, 0, 1]]))  # raises now, not in the first step, if an alpha is out of range
+        # raises now, not in the first step, if an alpha is out of range
+        self._weights(1, torch.tensor([[0, 0, 1]]))
 
     def forward(
         self,
@@ -335,13 +346,15 @@ class TemporalObjective(nn.Module):
             raise ValueError(f"got audio of shape {shape}; stage {self.stage} expects (N, {roles}, d)")
 
         audio = audio_embeds.transpose(0, 1).flatten(0, 1)  # (N, R, d) -> (R N, d)
-        text = text_embeds.unflatten(1, (roles, -1)).permute(2, 1, 0, 3).flatten(1, 2)  # (N, R K, d) -> (K, R N, d)
+        # (N, R K, d) -> (K, R N, d)
+        text = text_embeds.unflatten(1, (roles, -1)).permute(2, 1, 0, 3).flatten(1, 2)
         groups = None if group_ids is None else group_ids.T.flatten()  # (N, R) -> (R N,)
 
         weights = self._weights(len(audio_embeds), class_ids).to(audio)  # (R N, R N)
         if groups is not None:
             is_positive = groups.unsqueeze(1) == groups
-            weights = torch.where(is_positive, weights.clamp_min(1), weights)  # alphas apply to negatives only
+            # alphas apply to negatives only
+            weights = torch.where(is_positive, weights.clamp_min(1), weights)
 
         loss = temporal_nce(audio, text, logit_scale, weights, self.beta, groups)
         return loss, {f"loss_teminal_{self.stage}": loss.detach()}
@@ -382,13 +395,17 @@ def build_objective(args: SupCLAPTrainingArguments) -> ContrastiveObjective:
     if args.loss == "reweighted":
         raise ValueError(f"got loss='reweighted' with svr={args.svr!r}; this baseline needs svr=none")
     if args.loss == "siglip" and args.svr_decoupled:
-        raise ValueError("got svr_decoupled with loss='siglip'; it changes a softmax, which siglip does not have")
+        raise ValueError(
+            "got svr_decoupled with loss='siglip'; it changes a softmax, which siglip does not have"
+        )
     init = math.nan if args.radius_init is None else args.radius_init
     radii: dict[str, nn.Module] = {}
     directions = ["t2a"] if args.svr.startswith("uni") else ["t2a", "a2t"]
     if args.shared_radius:
         if len(directions) < 2:
-            raise ValueError(f"got shared_radius with svr={args.svr!r}, which has one direction; use bi-static")
+            raise ValueError(
+                f"got shared_radius with svr={args.svr!r}, which has one direction; use bi-static"
+            )
         directions = ["both"]
     for direction in directions:
         if args.svr.endswith("static"):

@@ -72,7 +72,8 @@ def split_by_rate(
 
     groups, optimizer.param_groups[:] = list(optimizer.param_groups), []
     for group in groups:
-        by_rate: dict[float, list[nn.Parameter]] = {group["lr"]: []}  # the general rate first: it is the logged one
+        # the general rate first: it is the logged one
+        by_rate: dict[float, list[nn.Parameter]] = {group["lr"]: []}
         for parameter in group["params"]:
             by_rate.setdefault(rate_of.get(id(parameter), group["lr"]), []).append(parameter)
         for rate, chosen in by_rate.items():

@@ -31,7 +31,9 @@ Curve = tuple[str, Sequence[Sequence[Mapping[str, Any]]]]
 """Tuple of a log key and a list of log histories, one per seed."""
 
 
-def plot_training_curves(log_history: Sequence[Mapping[str, Any]], path: str | Path, language: str = "eng") -> None:
+def plot_training_curves(
+    log_history: Sequence[Mapping[str, Any]], path: str | Path, language: str = "eng"
+) -> None:
     """Plot loss, validation recall, temperature, radius and throughput over the training steps.
 
     Args:
@@ -67,7 +69,9 @@ def plot_drift(log_history: Sequence[Mapping[str, Any]], path: str | Path) -> No
     """
     tracked = [entry for entry in log_history if "drift_cosine" in entry]
     if not tracked:
-        raise ValueError(f"the {len(log_history)} entries of the log contain no drift_cosine; train with track_drift")
+        raise ValueError(
+            f"the {len(log_history)} entries of the log contain no drift_cosine; train with track_drift"
+        )
     panels: dict[str, dict[str, Curve]] = {}
     for title, suffix in (
         ("drift (cosine of update and pull)", ""),
@@ -82,7 +86,11 @@ def plot_drift(log_history: Sequence[Mapping[str, Any]], path: str | Path) -> No
 
     window = max(1, len(tracked) // 10)
     pairs = panels["positive pairs (share of the batch)"] = {}
-    for label, first in (("start", 0), ("middle", (len(tracked) - window) // 2), ("end", len(tracked) - window)):
+    for label, first in (
+        ("start", 0),
+        ("middle", (len(tracked) - window) // 2),
+        ("end", len(tracked) - window),
+    ):
         pairs[label] = "positive_similarity_histogram", [tracked[first : first + window]]
     plot_runs(panels, path)
 
@@ -96,7 +104,8 @@ def plot_runs(panels: Mapping[str, Mapping[str, Curve]], path: str | Path) -> No
     `panels` is `{panel title: {curve label: (log key, log histories)}}`, with one log history per seed. Raise
     ValueError if no run has logged the keys of a panel.
     """
-    from matplotlib.figure import Figure  # the import takes a second, which would delay the first training step
+    # the import takes a second, which would delay the first training step
+    from matplotlib.figure import Figure
 
     rows, columns = -(-len(panels) // 3), min(len(panels), 3)
     figure = Figure(figsize=(4.5 * columns, 3.6 * rows), layout="constrained")
@@ -127,7 +136,8 @@ def _draw_panel(axes: Axes, title: str, curves: Mapping[str, Curve]) -> None:
         # The mean over the seeds, up to the last step of the shortest run.
         shortest = min(logged, key=len)
         steps = [entry["step"] for entry in shortest]
-        by_seed = np.array([[entry[key] for entry in entries[: len(steps)]] for entries in logged])  # (seeds, length)
+        # (seeds, length)
+        by_seed = np.array([[entry[key] for entry in entries[: len(steps)]] for entries in logged])
         axes.plot(steps, by_seed.mean(axis=0), marker="." if len(steps) < 40 else None, label=label)
 
         if len(seeds) > 1:

@@ -9,7 +9,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from modeling_supclap.datasets_scripts import bad_audio
-from modeling_supclap.datasets_scripts.schema import hash_rows, require_captions, warn_of_shared_captions, without_audio
+from modeling_supclap.datasets_scripts.schema import (
+    hash_rows,
+    require_captions,
+    warn_of_shared_captions,
+    without_audio,
+)
 from modeling_supclap.datasets_scripts.stream import EpochBatches, EpochRows, RowStream
 
 from ..processing_supclap import SupCLAPProcessor
@@ -99,7 +104,8 @@ def as_plain_rows(rows: Any, args: SupCLAPTrainingArguments) -> Any:
     """Return rows in the format of `schema.Row`: those of `UsableRows`, or of a dataset, which is converted."""
     if isinstance(rows, IndexedRows):  # of this trainer
         return rows
-    from modeling_supclap.datasets_scripts.builders.hf import ensure_rows  # reads Parquet: only if rows are given
+    # reads Parquet: only if rows are given
+    from modeling_supclap.datasets_scripts.builders.hf import ensure_rows
 
     return rows.rows if isinstance(rows, UsableRows) else ensure_rows(rows, args.languages[0])
 
@@ -151,7 +157,9 @@ def read_in_epochs(usable: UsableRows | None, args: SupCLAPTrainingArguments) ->
 
     batch = args.train_batch_size * args.world_size
     if count < batch:
-        raise ValueError(f"{count} clips are fewer than a batch of {batch}; lower per_device_train_batch_size")
+        raise ValueError(
+            f"{count} clips are fewer than a batch of {batch}; lower per_device_train_batch_size"
+        )
     if not args.dataloader_drop_last and args.world_size == 1 and count % batch == 1:
         raise ValueError(f"{count} clips leave a last batch of one clip; set dataloader_drop_last to true")
     if args.track_language_errors:

@@ -63,7 +63,13 @@ from .checks import idle_parameters, refuse_unknown_metric, refuse_unsupported, 
 from .collator import EvaluationCollator, IndexedRows, TrainingCollator
 from .contrastive_module import ContrastiveModule
 from .drift import perpendicular_components, radius_by_hard_negatives
-from .objectives import MatryoshkaObjective, SupportVectorRegularizer, build_objective, load_objective, start_radii
+from .objectives import (
+    MatryoshkaObjective,
+    SupportVectorRegularizer,
+    build_objective,
+    load_objective,
+    start_radii,
+)
 from .parameter_groups import as_rates, decays, split_by_rate
 from .rows import as_plain_rows, dataset_names, make_usable, plain_rows, read_in_epochs, record_of
 from .training_args import SupCLAPTrainingArguments
@@ -140,7 +146,8 @@ class SupCLAPTrainer(Trainer):
         self._ema = EMACallback(self.module, args.ema_decay or 0)
         self._frozen: dict[str, str] = {}  # file of frozen weights and its hash, see `write_frozen`
         self._logs = Averages()
-        self._recent: list[tuple[int, torch.Tensor, dict[str, torch.Tensor], torch.Tensor]] = []  # since the last check
+        # since the last check
+        self._recent: list[tuple[int, torch.Tensor, dict[str, torch.Tensor], torch.Tensor]] = []
         self.throughput, self._best = ThroughputCallback(self._logs), BestCheckpointCallback()
         self._own_optimizer, self._own_scheduler = optimizers
         self._has_checked_gradients = False
@@ -168,10 +175,13 @@ class SupCLAPTrainer(Trainer):
             objective = load_objective(args.loss) if ":" in args.loss else build_objective(args)
         if args.sharding is not None:  # sharded parameters cannot be set in the first step
             start_radii(objective, math.sqrt(2))  # the distance of orthogonal embeddings
-        cache_frozen = args.cache_frozen if args.sharding is None else "never"  # each pass then needs all processes
+        # each pass then needs all processes
+        cache_frozen = args.cache_frozen if args.sharding is None else "never"
         if args.matryoshka_widths:
             objective = MatryoshkaObjective(objective, args.matryoshka_widths)
-            self.clap.config.matryoshka_widths = sorted({*args.matryoshka_widths, self.clap.config.projection_dim})
+            self.clap.config.matryoshka_widths = sorted(
+                {*args.matryoshka_widths, self.clap.config.projection_dim}
+            )
         return ContrastiveModule(self.clap, objective, args.cached_chunk_size, cache_frozen, args.kept_tokens)
 
     def _build_collators(self, args: Any) -> tuple[TrainingCollator, Any]:
@@ -224,7 +234,8 @@ class SupCLAPTrainer(Trainer):
             self.module.compile_blocks(backend=args.torch_compile_backend, mode=args.torch_compile_mode)
         jit: Any = self.pop_callback(JITCheckpointCallback)
         if jit is not None:
-            jit.jit_manager.kill_wait = 0  # checkpoints appear only when they are complete, so a kill is harmless
+            # checkpoints appear only when they are complete, so a kill is harmless
+            jit.jit_manager.kill_wait = 0
             self.add_callback(SigtermCallback(jit.jit_manager))
         has_bar = self.pop_callback(ProgressCallback) is not None and sys.stderr.isatty()
         self.pop_callback(PrinterCallback)  # without bars it would print all 40 values of a log
@@ -243,7 +254,9 @@ class SupCLAPTrainer(Trainer):
 
         def with_drift(prediction: Any) -> dict[str, float]:
             device = self.clap.logit_scale.device
-            audio_embeds, text_embeds = (torch.from_numpy(embeds).to(device) for embeds in in_row_order(prediction))
+            audio_embeds, text_embeds = (
+                torch.from_numpy(embeds).to(device) for embeds in in_row_order(prediction)
+            )
             groups = [group_id(row, self.args.positives) for row in without_audio(rows.rows)]
             scale, group_ids = self.clap.logit_scale.exp(), torch.tensor(groups, device=device)
             pairs = audio_embeds, text_embeds[:, 0], scale
@@ -286,7 +299,9 @@ class SupCLAPTrainer(Trainer):
             prepared |= self.processor.on_device(samples, counts)
         if self._spec_augment is not None and self.module.training:
             mask = prepared.get("audio_attention_mask")
-            prepared["input_features"] = self._spec_augment(prepared["input_features"], mask, self.state.global_step)
+            prepared["input_features"] = self._spec_augment(
+                prepared["input_features"], mask, self.state.global_step
+            )
         return prepared
 
     def _get_dataloader(self, *args: Any, **kwargs: Any) -> DataLoader[Any]:
@@ -321,7 +336,11 @@ class SupCLAPTrainer(Trainer):
         return optimizer
 
     def compute_loss(
-        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
     ) -> Any:
         """Run the forward pass and return the loss. If the loss is not finite, the run stops at the next log."""
         outputs = model(**inputs)
@@ -351,7 +370,9 @@ class SupCLAPTrainer(Trainer):
 
     def hyperparameter_search(self, *args: Any, **kwargs: Any) -> Any:
         """Raise NotImplementedError, because a trainer has one model and one objective, and cannot create new ones."""
-        raise NotImplementedError("hyperparameter_search is not supported; create a new trainer for each trial")
+        raise NotImplementedError(
+            "hyperparameter_search is not supported; create a new trainer for each trial"
+        )
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Lock the output folder, check the checkpoint to resume from, and train as in the Trainer.
@@ -387,7 +408,11 @@ class SupCLAPTrainer(Trainer):
     def _refuse_unknown_metric(self) -> None:
         """Raise ValueError before the first step if `metric_for_best_model` is of no evaluation of this trainer."""
         args = self.args
-        is_used = args.eval_strategy != "no" and self.eval_rows is not None and args.metric_for_best_model is not None
+        is_used = (
+            args.eval_strategy != "no"
+            and self.eval_rows is not None
+            and args.metric_for_best_model is not None
+        )
         if not is_used or self.compute_metrics is not None:  # the user's own metrics have any names
             return
         sets = self.eval_rows if isinstance(self.eval_rows, dict) else {"": self.eval_rows}
@@ -412,7 +437,11 @@ class SupCLAPTrainer(Trainer):
         loss = super().training_step(*args, **kwargs)
         if not self._has_checked_gradients:
             self._has_checked_gradients = True
-            waits = self.args.world_size > 1 and self.args.sharding is None and not self.args.ddp_find_unused_parameters
+            waits = (
+                self.args.world_size > 1
+                and self.args.sharding is None
+                and not self.args.ddp_find_unused_parameters
+            )
             idle = idle_parameters(self.module) if waits else []
             if idle:
                 raise ValueError(
@@ -463,7 +492,8 @@ class SupCLAPTrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log as in the Trainer, and add the objective's values and the throughput."""
         self._require_finite_losses()
-        if {"loss", "learning_rate"} <= logs.keys():  # from the Trainer, not from `compute_loss` of a subclass
+        # from the Trainer, not from `compute_loss` of a subclass
+        if {"loss", "learning_rate"} <= logs.keys():
             logs = {**logs, **self._logs.drain()}
             logs["clips_per_second"] = 1 / logs.pop("seconds_per_clip")
             logs["process_seconds"] = self.throughput.process_seconds
@@ -483,13 +513,16 @@ class SupCLAPTrainer(Trainer):
         sets: Any = self.eval_dataset
         rows = sets if eval_dataset is None else eval_dataset
         if isinstance(rows, dict):
-            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)  # calls this for each of them
+            # calls this for each of them
+            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
 
         rows = _indexed(as_plain_rows(sets[rows] if isinstance(rows, str) else rows, self.args))
         with self._evaluating(rows):
             return super().evaluate(rows, ignore_keys, metric_key_prefix)
 
-    def predict(self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test") -> Any:
+    def predict(
+        self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
+    ) -> Any:
         """Embed a split. The `predictions` of the result are audio `(N, d)` and text embeddings `(N, K, d)`."""
         rows: Any = _indexed(as_plain_rows(test_dataset, self.args))
         with self._evaluating(rows):
@@ -501,12 +534,20 @@ class SupCLAPTrainer(Trainer):
         self._require_finite_losses()
         self._set_precision()
         args = self.args
-        before = self.data_collator, self.compute_metrics, args.dataloader_drop_last, args.dataloader_persistent_workers
+        before = (
+            self.data_collator,
+            self.compute_metrics,
+            args.dataloader_drop_last,
+            args.dataloader_persistent_workers,
+        )
         self.data_collator = self.evaluation_collator
         args.dataloader_drop_last = False
-        args.dataloader_persistent_workers = False  # the Trainer would evaluate the rows of the first call again
+        # the Trainer would evaluate the rows of the first call again
+        args.dataloader_persistent_workers = False
         custom, ours = self.compute_metrics, self._metrics_of(rows)
-        self.compute_metrics = ours if custom is None else lambda prediction: ours(prediction) | custom(prediction)
+        self.compute_metrics = (
+            ours if custom is None else lambda prediction: ours(prediction) | custom(prediction)
+        )
         try:
             with self._ema:
                 yield
@@ -515,7 +556,11 @@ class SupCLAPTrainer(Trainer):
             args.dataloader_drop_last, args.dataloader_persistent_workers = before[2:]
 
     def prediction_step(
-        self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
     ) -> tuple[None, Any, Any]:
         # No loss, because a contrastive loss depends on how the split is batched.
         inputs = self._prepare_inputs(inputs)
@@ -548,7 +593,9 @@ class SupCLAPTrainer(Trainer):
                 os.replace(folder, unfinished / "replaced")
             os.replace(unfinished / folder.name, folder)
             shutil.rmtree(unfinished)
-            rotate_checkpoints(str(output), self.args.save_total_limit, self.state.best_model_checkpoint, True)
+            rotate_checkpoints(
+                str(output), self.args.save_total_limit, self.state.best_model_checkpoint, True
+            )
         self.accelerator.wait_for_everyone()
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(folder))
@@ -570,7 +617,9 @@ class SupCLAPTrainer(Trainer):
             if isinstance(part, ExportableState):
                 states: Any = self.state.stateful_callbacks
                 name = type(part).__name__
-                states[name] = [*states[name], part.state()] if isinstance(states[name], list) else part.state()
+                states[name] = (
+                    [*states[name], part.state()] if isinstance(states[name], list) else part.state()
+                )
         # The path of the best checkpoint is left out: its step identifies it, even if the folder is moved.
         replace(self.state, best_model_checkpoint=None).save_to_json(str(Path(folder, TRAINER_STATE_NAME)))
         if args.save_only_model:  # a run cannot resume without its optimizer
@@ -605,14 +654,18 @@ class SupCLAPTrainer(Trainer):
         broken = [name for name, w in floats.items() if not torch.stack(w.aminmax()).isfinite().all()]
         if broken:
             step = self.state.global_step
-            raise FloatingPointError(f"step {step}: {len(broken)} weights are not finite, e.g. {broken[0]}; not saved")
+            raise FloatingPointError(
+                f"step {step}: {len(broken)} weights are not finite, e.g. {broken[0]}; not saved"
+            )
 
         if isinstance(output_dir, CheckpointFolder):
             self._save_to_resume(output_dir, weights, is_gathered=state_dict is not None)
         elif self.args.should_save:
             self._save_for_inference(Path(output_dir or self.args.output_dir or "."), weights)
 
-    def _save_to_resume(self, folder: CheckpointFolder, weights: dict[str, torch.Tensor], is_gathered: bool) -> None:
+    def _save_to_resume(
+        self, folder: CheckpointFolder, weights: dict[str, torch.Tensor], is_gathered: bool
+    ) -> None:
         """Save the weights of the model and of the objective.
 
         A checkpoint contains only the trained weights, and `write_frozen` writes the frozen ones to the output folder.
@@ -623,7 +676,9 @@ class SupCLAPTrainer(Trainer):
         for name, weight in self.module.state_dict(keep_vars=True).items():
             if not is_whole and isinstance(weight, nn.Parameter) and not weight.requires_grad:
                 frozen.add(name)
-        if sum(weights[name].nbytes for name in frozen) < 0.01 * sum(weight.nbytes for weight in weights.values()):
+        if sum(weights[name].nbytes for name in frozen) < 0.01 * sum(
+            weight.nbytes for weight in weights.values()
+        ):
             frozen = set()  # a few idle weights are not worth a second file
         super()._save(folder, {name: w for name, w in weights.items() if name not in frozen})
         if self.args.should_save:
@@ -638,10 +693,13 @@ class SupCLAPTrainer(Trainer):
 
     def _save_for_inference(self, folder: Path, weights: dict[str, torch.Tensor]) -> None:
         """Save the model without its objective, and its processor. Adapters are merged in the saved model."""
-        inference = {name.removeprefix("model."): w for name, w in weights.items() if name.startswith("model.")}
+        inference = {
+            name.removeprefix("model."): w for name, w in weights.items() if name.startswith("model.")
+        }
         adapters = getattr(self.clap, "peft_config", None)
         if adapters:
-            from .lora import active_adapters, merged_copy, whole_weights  # here, because only adapters need peft
+            # here, because only adapters need peft
+            from .lora import active_adapters, merged_copy, whole_weights
 
             whole = whole_weights(self.clap, inference)
             merged_copy(self.clap.config, adapters, whole, active_adapters(self.clap)).save_pretrained(folder)
@@ -658,7 +716,11 @@ class SupCLAPTrainer(Trainer):
             lists = {"languages": given("language"), "tags": given("tags")}
             lists["dataset"] = given("dataset_tags") or given("dataset")
             facts: dict[str, Any] = {name: [v] if isinstance(v, str) else v for name, v in lists.items()}
-            facts |= {"name": given("model_name"), "license": given("license"), "base_model": given("finetuned_from")}
+            facts |= {
+                "name": given("model_name"),
+                "license": given("license"),
+                "base_model": given("finetuned_from"),
+            }
             write_card_of_run(self, **facts)
 
 

@@ -68,30 +68,39 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
 
     def __post_init__(self) -> None:
         if self.greater_is_better is None and self.metric_for_best_model is not None:
-            lower_is_better = ("loss", *(name for name, metric in METRICS.items() if not metric.higher_is_better))
+            lower_is_better = (
+                "loss",
+                *(name for name, metric in METRICS.items() if not metric.higher_is_better),
+            )
             suffixes = tuple(f"_{name}" for name in lower_is_better)
             self.greater_is_better = not f"_{self.metric_for_best_model}".endswith(suffixes)
         super().__post_init__()
-        if self.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy"):  # they follow this metric, not the loss
+        # they follow this metric, not the loss
+        if self.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy"):
             direction = {"mode": "max" if self.greater_is_better else "min"}
             given: Any = self.lr_scheduler_kwargs or {}
             self.lr_scheduler_kwargs = {**direction, **given}
         self.dataloader_persistent_workers &= self.dataloader_num_workers > 0
         accelerator_config: Any = self.accelerator_config
         accelerator_config.non_blocking = self.dataloader_pin_memory
-        if self.tf32 is None and not self.use_cpu and is_torch_tf32_available():  # now that the process has its device
+        # now that the process has its device
+        if self.tf32 is None and not self.use_cpu and is_torch_tf32_available():
             self.tf32 = True
         num_launched = int(os.environ.get("WORLD_SIZE", "1"))
         if num_launched > self.world_size:  # each process would train alone and write the same files
             size = self.world_size
-            raise ValueError(f"only {size} of {num_launched} processes train together; on CPUs, set --use_cpu true")
+            raise ValueError(
+                f"only {size} of {num_launched} processes train together; on CPUs, set --use_cpu true"
+            )
 
         for name, (value, reason) in _UNSUPPORTED.items():
             if getattr(self, name) != value:
                 raise ValueError(f"{name} is {getattr(self, name)!r}, but {reason}; leave it at {value!r}")
         for name in ("languages", "eval_languages"):
             if isinstance(getattr(self, name), str):
-                raise ValueError(f"{name} is the string {getattr(self, name)!r}; pass a list, such as ['eng']")
+                raise ValueError(
+                    f"{name} is the string {getattr(self, name)!r}; pass a list, such as ['eng']"
+                )
             for language in getattr(self, name):
                 require_language_code(language)
 
@@ -103,7 +112,9 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
         if ":" in self.loss and self.svr != "none":
             raise ValueError(f"svr is {self.svr!r}, but {self.loss} replaces loss and svr; set svr to none")
         if self.max_steps <= 0 and self.num_train_epochs <= 0:
-            raise ValueError(f"num_train_epochs is {self.num_train_epochs}; set it or max_steps to a positive value")
+            raise ValueError(
+                f"num_train_epochs is {self.num_train_epochs}; set it or max_steps to a positive value"
+            )
 
         if not self.languages:
             raise ValueError("languages is empty; set at least one, such as eng")
@@ -124,14 +135,18 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
         options.require_valid_ranges(self)
         as_rates(self.learning_rates)
         if self.negatives_per_clip and self.loss not in ("infonce", "siglip") and ":" not in self.loss:
-            raise ValueError(f"negatives_per_clip is set with loss {self.loss}; it requires infonce or siglip")
+            raise ValueError(
+                f"negatives_per_clip is set with loss {self.loss}; it requires infonce or siglip"
+            )
         if self.negatives_per_clip and self.track_language_errors:
             raise ValueError("got track_language_errors with negatives_per_clip; leave out one of them")
         if self.early_stopping_patience is not None and not self.load_best_model_at_end:
             raise ValueError("early_stopping_patience requires load_best_model_at_end; set it to true")
         if self.per_device_train_batch_size * self.world_size < 2:
             size = self.per_device_train_batch_size
-            raise ValueError(f"per_device_train_batch_size is {size}; it must be 2 or more, to have negatives")
+            raise ValueError(
+                f"per_device_train_batch_size is {size}; it must be 2 or more, to have negatives"
+            )
 
         self.eval_languages = self.eval_languages or list(self.languages)
 
@@ -140,7 +155,8 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
         """Device of this process. The Trainer joins the launched processes here; on CPUs it ignores `ddp_timeout`."""
         uses_cpus = self.use_cpu or strtobool(os.environ.get("ACCELERATE_USE_CPU", "false"))
         if uses_cpus and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            os.environ.setdefault("ACCELERATE_TORCH_DEVICE", "cpu")  # transformers 5.17 cannot resume on cpu:0
+            # transformers 5.17 cannot resume on cpu:0
+            os.environ.setdefault("ACCELERATE_TORCH_DEVICE", "cpu")
             PartialState(cpu=True, backend=self.ddp_backend, timeout=timedelta(seconds=self.ddp_timeout))
         return super()._setup_devices
 
@@ -154,7 +170,9 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the fields for `training_args.bin`, without the Hub token and local paths."""
-        state = {name: redact(value) if isinstance(value, str) else value for name, value in vars(self).items()}
+        state = {
+            name: redact(value) if isinstance(value, str) else value for name, value in vars(self).items()
+        }
         return state | {"hub_token": None}
 
     @property
@@ -174,10 +192,19 @@ class TemporalTrainingArguments(options.TemporalOptions, SupCLAPTrainingArgument
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("loss", "loss_chunk_size", "svr", "every_caption", "track_language_errors", "negatives_per_clip"):
+        for name in (
+            "loss",
+            "loss_chunk_size",
+            "svr",
+            "every_caption",
+            "track_language_errors",
+            "negatives_per_clip",
+        ):
             value = getattr(self, name)
             if value != getattr(options.ContrastiveOptions, name):
-                raise ValueError(f"{name} is {value!r}, but TeminAL defines its loss and captions; leave it out")
+                raise ValueError(
+                    f"{name} is {value!r}, but TeminAL defines its loss and captions; leave it out"
+                )
 
     @property
     def stage_beta(self) -> float:
@@ -188,7 +215,11 @@ class TemporalTrainingArguments(options.TemporalOptions, SupCLAPTrainingArgument
     @property
     def alphas(self) -> dict[str, float]:
         """Candidate weights of this stage, `{option name: weight}`."""
-        names = ("same", "diff") if self.stage == "a" else ("same_time", "cross_time", "same_overlay", "cross_overlay")
+        names = (
+            ("same", "diff")
+            if self.stage == "a"
+            else ("same_time", "cross_time", "same_overlay", "cross_overlay")
+        )
         return {f"alpha_{name}": getattr(self, f"alpha_{name}") for name in names}
 
 

@@ -53,7 +53,9 @@ def check_study(name: str, study: Mapping[str, Any], args: ReproductionArguments
     """
     seeds = args.seeds
     if len(seeds) < 2:
-        raise ValueError(f"seeds is {seeds}; an interval over seeds requires at least two, and evidence at least five")
+        raise ValueError(
+            f"seeds is {seeds}; an interval over seeds requires at least two, and evidence at least five"
+        )
     if TUNING_SEED in seeds:
         raise ValueError(f"seeds is {seeds}, but {TUNING_SEED} is the seed of the tuning; choose other seeds")
     varied = sorted(as_mapping(args.settings).keys() & {*study["grid"], "num_train_epochs", "max_steps"})
@@ -182,7 +184,9 @@ def find_folder(name: str, args: ReproductionArguments) -> str:
     """Return the path of a folder in `data_dir`. Raise if it does not exist."""
     folder = Path(args.data_dir or ".", name)
     if not folder.is_dir():
-        raise FileNotFoundError(f"folder {folder} of recordings does not exist; pass its parent folder with --data_dir")
+        raise FileNotFoundError(
+            f"folder {folder} of recordings does not exist; pass its parent folder with --data_dir"
+        )
     return str(folder)
 
 
@@ -205,7 +209,9 @@ def tune(arm: str, study: Mapping[str, Any], args: ReproductionArguments) -> lis
             say(f"{arm}: {settings} is left out, because training diverged: {error}")
         tuning.append({"settings": settings, "validation": score})
     if all(run["validation"] is None for run in tuning):
-        raise FloatingPointError(f"{arm} diverges with all settings {study['grid']}; lower the learning rates")
+        raise FloatingPointError(
+            f"{arm} diverges with all settings {study['grid']}; lower the learning rates"
+        )
     return tuning
 
 
@@ -273,7 +279,11 @@ def summarize_arms(
     summary: dict[str, dict[str, Any]] = {}
     for arm, of_arm in points.items():
         tuned = dict(find_best(tuning[arm]))
-        about: dict[str, Any] = {"model": study["arms"][arm]["model"], "tuned": tuned, "tuning": list(tuning[arm])}
+        about: dict[str, Any] = {
+            "model": study["arms"][arm]["model"],
+            "tuned": tuned,
+            "tuning": list(tuning[arm]),
+        }
         about |= {"points": list(of_arm), "scores": []}
         for runs in of_arm:
             about["scores"].append(_as_dict(summarize([run["score"] for run in runs], is_share=is_share)))
@@ -399,7 +409,9 @@ def plot_curves(content: Mapping[str, Any], path: Path) -> None:
             if not has_cost(arm, cost):
                 continue
             costs = [np.mean([run[cost] for run in runs]) for runs in arm["points"]]
-            mean, low, high = ([100 * score[key] for score in arm["scores"]] for key in ("mean", "low", "high"))
+            mean, low, high = (
+                [100 * score[key] for score in arm["scores"]] for key in ("mean", "low", "high")
+            )
             panel.plot(costs, mean, marker="o", label=arm["model"], color=f"C{number}")
             panel.fill_between(costs, low, high, alpha=0.15, color=f"C{number}")
             all_costs += costs
@@ -452,18 +464,25 @@ def render_study(content: Mapping[str, Any], figure: str) -> str:
             text = f"not reached{after}" if cost in costs else ""
             ratio = arm["to_90"].get(cost)
             line.append(text if ratio is None else format_interval(ratio, RATIO))
-        line.append(", ".join(f"{np.mean([run[cost] for run in arm['points'][-1]]):,.0f} {cost}" for cost in costs))
+        line.append(
+            ", ".join(f"{np.mean([run[cost] for run in arm['points'][-1]]):,.0f} {cost}" for cost in costs)
+        )
         table.append(line)
 
     tuned = []
     for arm in content["arms"].values():
-        edges = f"; {describe_edges(arm['tuning'])}" if arm.get("tuning") else ""  # older files have no tuning scores
+        # older files have no tuning scores
+        edges = f"; {describe_edges(arm['tuning'])}" if arm.get("tuning") else ""
         tuned.append(f"- {arm['model']}: `{arm['tuned']}`{edges}")
     verdict = f"Verdict: **{content['verdict']}**."
     if "converge" not in verdict:
-        verdict += " The baseline has converged." if content["converged"] else " The baseline has not converged."
+        verdict += (
+            " The baseline has converged." if content["converged"] else " The baseline has not converged."
+        )
     columns = ", ".join(map(format_heading, content["columns"]))
-    elsewhere = " Arms without seconds were trained on another machine, or one of their runs has no valid time."
+    elsewhere = (
+        " Arms without seconds were trained on another machine, or one of their runs has no valid time."
+    )
     if all(has_cost(arm, "seconds") for arm in content["arms"].values()):
         elsewhere = ""
     lines = [

@@ -38,7 +38,9 @@ def table_lines(content: Mapping[str, Any]) -> list[list[str]]:
     for row in rows:
         columns |= dict.fromkeys(row["scores"])
     has_datasets = len({row["dataset"] for row in rows}) > 1
-    costs = [name for name in ("steps", "captions", "seconds") if any(name in row.get("cost", {}) for row in rows)]
+    costs = [
+        name for name in ("steps", "captions", "seconds") if any(name in row.get("cost", {}) for row in rows)
+    ]
 
     headings = [format_heading(column) + _format_levels(column, rows) for column in columns]
     lines = [["row", *(["data"] if has_datasets else []), *costs, *headings]]
@@ -84,10 +86,14 @@ def caption(content: Mapping[str, Any]) -> str:
         for kind, what in (("trained", "are scored"), ("excluded", "are left out")):
             if overlap.get(kind):
                 trained = f"{overlap[kind]:,} of {overlap['clips']:,} clips of {row['dataset']}"
-                overlaps[f" **Trained on**: {trained} are in the training data of {row['model']} and {what}."] = None
+                overlaps[
+                    f" **Trained on**: {trained} are in the training data of {row['model']} and {what}."
+                ] = None
     text += "".join(overlaps)
     if any(row.get("cost") for row in rows):
-        text += " Captions: number of captions that the text encoder embeds in training. Seconds: processor time."
+        text += (
+            " Captions: number of captions that the text encoder embeds in training. Seconds: processor time."
+        )
     return text
 
 

@@ -72,7 +72,9 @@ def find_jobs(names: Sequence[str], args: ReproductionArguments) -> list[TableJo
     for job in table_jobs:
         groups += [list_rows(group, args) for group in job.table["groups"]]
     rows = {row for group in groups for row in group}
-    copied = () if args.controls is None else [control["row"] for control in read_settings(args.controls).values()]
+    copied = (
+        () if args.controls is None else [control["row"] for control in read_settings(args.controls).values()]
+    )
     _reject_unknown("rows", [*args.rows, *copied], rows, [*studies, *of_scale])
     if table_jobs:
         datasets = {dataset for job in table_jobs for dataset in job.table[args.scale]}
@@ -84,7 +86,9 @@ def _reject_unknown(kind: str, named: Sequence[str], known: set[str], places: Se
     """Raise ValueError if a named row or dataset is in none of the tables and studies."""
     unknown = sorted(set(named) - known)
     if unknown:
-        raise ValueError(f"{', '.join(places)} have no {kind} {unknown}; they have {', '.join(sorted(known))}")
+        raise ValueError(
+            f"{', '.join(places)} have no {kind} {unknown}; they have {', '.join(sorted(known))}"
+        )
 
 
 def list_tables() -> dict[str, dict[str, Any]]:
@@ -119,7 +123,9 @@ def find_tables(names: Sequence[str]) -> dict[str, dict[str, Any]]:
 def find_studies(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Select studies by name. The name "evidence" selects all of them."""
     path = CONFIGS / "evidence" / "studies.yaml"
-    studies = {f"evidence/{name}": study for name, study in yaml.load(path.read_text("utf-8"), YAML_LOADER).items()}
+    studies = {
+        f"evidence/{name}": study for name, study in yaml.load(path.read_text("utf-8"), YAML_LOADER).items()
+    }
     unknown = sorted(set(names) - {"evidence", *studies})
     if unknown:
         raise ValueError(f"unknown study {unknown[0]!r}; expected one of evidence, {', '.join(studies)}")

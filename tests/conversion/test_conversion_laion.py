@@ -18,7 +18,9 @@ def test_it_embeds_as_the_model_that_was_laid_out(fused):
     assert model.state_dict().keys() == original.state_dict().keys()
     for name, value in original.state_dict().items():
         assert torch.equal(model.state_dict()[name], value), name
-    features = -40 + 20 * torch.randn(2, 4 if fused else 1, 1001, 64, generator=torch.Generator().manual_seed(0))
+    features = -40 + 20 * torch.randn(
+        2, 4 if fused else 1, 1001, 64, generator=torch.Generator().manual_seed(0)
+    )
     audio = {"input_features": features, "is_longer": torch.tensor([[True], [False]])}
     text = {"input_ids": torch.tensor([[0, 5, 6, 2], [0, 7, 2, 1]])}
     for one, other in (

@@ -59,7 +59,9 @@ def test_2022_reads_cnn14_and_the_first_token_of_bert():
 def test_golden_embeddings_of_2023():
     """The expected values are from the package msclap 1.3.4, with the full HTSAT and two layers of GPT-2."""
     audio = published.htsat(ClapAudioModel(ClapAudioConfig()))
-    aside = {name: value for name, value in audio.items() if re.search("extractor|tscam|head|attn_mask", name)}
+    aside = {
+        name: value for name, value in audio.items() if re.search("extractor|tscam|head|attn_mask", name)
+    }
     tower = {name: value for name, value in audio.items() if name not in aside}
     text = published.on_meta(published.gpt2(400, 768, 2, 1024))
     joint = published.on_meta(published.residual_projections(768, 768, 64))

@@ -93,7 +93,10 @@ def test_embeddings_equal_those_of_openclip(saved, name):
 def test_logits_equal_those_of_openclip(saved):
     model, processor = load_open_clip(saved["A"][0])
     inputs = processor(
-        audio=[folders.wave(samples) for samples in CLIPS], sampling_rate=48_000, text=CAPTIONS, return_tensors="pt"
+        audio=[folders.wave(samples) for samples in CLIPS],
+        sampling_rate=48_000,
+        text=CAPTIONS,
+        return_tensors="pt",
     )
     with torch.no_grad():
         logits = model(**inputs).logits_per_audio
@@ -188,7 +191,9 @@ def test_tensors_must_fit_exactly(saved, tmp_path, fault):
     else:
         tensors[name] = tensors[name][:, :-1].contiguous()
     save_file(tensors, weights)
-    with pytest.raises(ValueError, match=r"text_model\.blocks\.1\.mlp\.w3|audio_model\.blocks\.0\.attn\.q_norm"):
+    with pytest.raises(
+        ValueError, match=r"text_model\.blocks\.1\.mlp\.w3|audio_model\.blocks\.0\.attn\.q_norm"
+    ):
         load_open_clip(tmp_path / "model")
 
 
@@ -250,7 +255,9 @@ def test_from_pretrained_names_the_function_for_this_format(saved):
 
 
 def test_a_vision_model_of_openclip_is_not_an_audio_model(tmp_path):
-    (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": {"vision_cfg": {}, "text_cfg": {}}}))
+    (tmp_path / "open_clip_config.json").write_text(
+        json.dumps({"model_cfg": {"vision_cfg": {}, "text_cfg": {}}})
+    )
     assert not is_open_clip(str(tmp_path))
 
 
@@ -272,7 +279,14 @@ def test_gpt2_tokens_get_the_special_tokens_of_openclip():
     config.vocab_size, config.eos_token_id, config.pad_token_id, config.bos_token_id = 15, 12, 13, 14
     prepare_open_clip_tokenizer(tokenizer, config)
     assert tokenizer("abc")["input_ids"] == [14, 0, 1, 2, 12]
-    assert tokenizer("abcdefghijkabcdefghijk", truncation=True, max_length=6)["input_ids"] == [14, 0, 1, 2, 3, 12]
+    assert tokenizer("abcdefghijkabcdefghijk", truncation=True, max_length=6)["input_ids"] == [
+        14,
+        0,
+        1,
+        2,
+        3,
+        12,
+    ]
     assert tokenizer.model_max_length == 16
 
     config.vocab_size = 60
@@ -295,7 +309,11 @@ def test_a_text_tower_of_transformers(saved, tmp_path, projection):
         tensors |= {"text.proj.0.weight": first, "text.proj.2.weight": second}
     else:
         tensors["text.proj.weight"] = second @ first
-    text_cfg = {"hf_model_name": str(tmp_path / "bert"), "hf_proj_type": projection, "hf_pooler_type": "mean_pooler"}
+    text_cfg = {
+        "hf_model_name": str(tmp_path / "bert"),
+        "hf_proj_type": projection,
+        "hf_pooler_type": "mean_pooler",
+    }
     model_cfg = {**settings["model_cfg"], "text_cfg": text_cfg}
     (tmp_path / "model").mkdir()
     save_file(tensors, tmp_path / "model" / "open_clip_model.safetensors")

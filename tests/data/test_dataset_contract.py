@@ -28,7 +28,9 @@ def make(tmp_path):
 @pytest.fixture
 def load(tmp_path):
     """Return the prepared builder of a folder."""
-    return lambda name, made, **config: load_builder(name, str(tmp_path / "cache"), **{**made.config, **config})
+    return lambda name, made, **config: load_builder(
+        name, str(tmp_path / "cache"), **{**made.config, **config}
+    )
 
 
 def rows_of(builder):
@@ -183,7 +185,9 @@ def test_a_limit_takes_the_first_clips(name, make, load):
 def test_audio_may_be_elsewhere_and_in_another_format(name, make, load, tmp_path):
     made = make(name)
     for path in made.audio:
-        target = (tmp_path / "odd [place] é, #1" / path.relative_to(made.config["data_dir"])).with_suffix(".OGG")
+        target = (tmp_path / "odd [place] é, #1" / path.relative_to(made.config["data_dir"])).with_suffix(
+            ".OGG"
+        )
         target.parent.mkdir(parents=True, exist_ok=True)
         path.rename(target)
     builder = load(name, made, audio_dir=str(tmp_path / "odd [place] é, #1"))

@@ -22,13 +22,16 @@ def test_no_class_loses_its_last_source_and_a_fraction_of_zero_holds_nothing_out
 def test_a_fraction_of_each_class_replaces_the_fold():
     """[TeminAL B.5] splits ESC-50 by 0.7: 28 of the 40 recordings of a class train."""
     clips = [FoldClip(f"{i}.wav", 1 + i % 5, ("dog", "rain")[i // 40], str(i), "") for i in range(80)]
-    clips += [clip._replace(file_name=f"second {clip.file_name}") for clip in clips[:20]]  # of the same recordings
+    # of the same recordings
+    clips += [clip._replace(file_name=f"second {clip.file_name}") for clip in clips[:20]]
     splits = split_clips(clips, 1, 0.0, 0, test_fraction=0.3)
     assert not splits["validation"]
     sources = {name: {clip.freesound_id for clip in members} for name, members in splits.items()}
     assert not sources["train"] & sources["test"]
     for label in ("dog", "rain"):
-        counts = [len({c.freesound_id for c in splits[name] if c.label == label}) for name in ("train", "test")]
+        counts = [
+            len({c.freesound_id for c in splits[name] if c.label == label}) for name in ("train", "test")
+        ]
         assert counts == [28, 12]
     assert {clip.fold for clip in splits["test"]} == {1, 2, 3, 4, 5}
     assert sum(map(len, splits.values())) == 100

@@ -24,7 +24,9 @@ def test_all_clips_train_with_the_captions_of_all_annotators(tmp_path):
 
 def test_places_are_held_out(tmp_path):
     macs(tmp_path / "data")
-    splits = load_splits("macs", str(tmp_path / "cache"), data_dir=str(tmp_path / "data"), num_test=2, num_validation=1)
+    splits = load_splits(
+        "macs", str(tmp_path / "cache"), data_dir=str(tmp_path / "data"), num_test=2, num_validation=1
+    )
     sources = {name: set(rows["source"]) for name, rows in splits.items()}
     assert {name: len(places) for name, places in sources.items()} == {"train": 3, "validation": 1, "test": 2}
     assert len(set.union(*sources.values())) == 6

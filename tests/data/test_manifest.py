@@ -37,7 +37,9 @@ def manifest(tmp_path):
     request = {"dataset": "clotho", "options": {"data_dir": "source"}, "storage": "int16"}
     report = {"missing": ["z.wav", "y.wav"], "left_out": {"duplicate": ["e"]}}
     shards = {split: [SHARD] for split in NOTES}
-    return make_manifest(request, features(["eng", "fra", "deu"]), NOTES, shards, report, str(source), source / "out")
+    return make_manifest(
+        request, features(["eng", "fra", "deu"]), NOTES, shards, report, str(source), source / "out"
+    )
 
 
 def test_sums(manifest):

@@ -35,7 +35,9 @@ def make_rows(count, languages=("eng",), source="freesound", labels=(("dog",),),
         )
     made = Dataset.from_list(rows, features=features(languages))
     if samples:
-        made = made.add_column("samples", [bytes([number, 0]) for number in range(count)], feature=Value("binary"))
+        made = made.add_column(
+            "samples", [bytes([number, 0]) for number in range(count)], feature=Value("binary")
+        )
         made = made.add_column("sampling_rate_hz", [16_000] * count, feature=Value("int32"))
     return made
 
@@ -81,7 +83,9 @@ def test_counts_of_datasets(options, temperature, totals):
 def test_balanced_labels_are_equally_frequent_and_keep_the_share_of_their_dataset():
     rows = make_rows(12, labels=(("dog",), ("dog",), ("cat",)))
     sets = {"a": rows, "b": make_rows(12, labels=(("dog", "cat"), ("dog",), ("dog",)))}
-    counts = expected_counts(sets, {"a": {"balance_labels": True, "weight": 1}, "b": {"balance_labels": True}})
+    counts = expected_counts(
+        sets, {"a": {"balance_labels": True, "weight": 1}, "b": {"balance_labels": True}}
+    )
     drawn = Counter()
     for label, count in zip(rows["labels"], counts["a"], strict=True):
         drawn[label[0]] += count
@@ -102,7 +106,8 @@ def test_balanced_labels_are_equally_frequent_and_keep_the_share_of_their_datase
 )
 def test_shares_hold_for_captions_and_for_the_rows_that_are_left(options, temperature, totals):
     sets = {"a": {"train": make_rows(6)}, "b": {"train": make_rows(5)}}
-    mixed = mix(sets, options, temperature)["train"].select([1, 3, 4, 5, *range(6, 11)])  # two rows of "a" are bad
+    # two rows of "a" are bad
+    mixed = mix(sets, options, temperature)["train"].select([1, 3, 4, 5, *range(6, 11)])
     counts = counts_in_epoch(mixed, np.array([2] * 4 + [5] * 5))
     of_items = np.repeat(counts, [2] * 4 + [5] * 5)
     assert [of_items[:8].sum(), of_items[8:].sum()] == pytest.approx(totals)
@@ -112,7 +117,8 @@ def test_shares_hold_for_captions_and_for_the_rows_that_are_left(options, temper
 def test_labels_are_balanced_among_captions_and_the_rows_that_are_left():
     rows, balanced = make_rows(9, labels=(("dog",), ("dog",), ("cat",))), {"balance_labels": True}
     rows = with_counts(rows, expected_counts({"": rows}, {"": balanced})[""], balanced)
-    rows, captions = rows.select([0, 1, 2, 3, 4, 6]), np.array([1, 2, 4, 1, 3, 1])  # one of three cats is left
+    # one of three cats is left
+    rows, captions = rows.select([0, 1, 2, 3, 4, 6]), np.array([1, 2, 4, 1, 3, 1])
     drawn = Counter()
     for label, count, number in zip(rows["labels"], counts_in_epoch(rows, captions), captions, strict=True):
         drawn[label[0]] += count * number
@@ -138,7 +144,8 @@ def test_refused_options(options, temperature, message):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"), [({"a": {"repeat": 2}}, r"a has .*'repeat'.*repeats"), ({"c": {"repeats": 2}}, "'c'.*a, b")]
+    ("options", "message"),
+    [({"a": {"repeat": 2}}, r"a has .*'repeat'.*repeats"), ({"c": {"repeats": 2}}, "'c'.*a, b")],
 )
 def test_unknown_options_and_datasets_are_named(options, message):
     with pytest.raises(ValueError, match=message):
@@ -213,7 +220,11 @@ def test_recordings_shared_with_the_test_split_of_another_dataset_are_named(capl
     first, second = make_rows(6), make_rows(3)
     sets = {
         "wavcaps": {"train": first, "test": make_rows(1)},
-        "clotho": {"train": make_rows(1, source="other"), "test": second.select([0, 2]), "validation": second},
+        "clotho": {
+            "train": make_rows(1, source="other"),
+            "test": second.select([0, 2]),
+            "validation": second,
+        },
         "mine": {"train": make_rows(2, source="file")},
         "yours": {"test": make_rows(2, source="file")},
     }

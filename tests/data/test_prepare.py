@@ -118,7 +118,9 @@ def test_a_killed_run_reads_at_most_one_shard_again(whole, folder, cache, tmp_pa
 
 def test_a_second_run_on_the_folder_is_rejected_without_damage(whole, folder, cache, tmp_path, monkeypatch):
     def packing(*arguments):
-        second = ThreadPoolExecutor().submit(run, request_for(folder), tmp_path / "out", cache_dir=cache, quiet=True)
+        second = ThreadPoolExecutor().submit(
+            run, request_for(folder), tmp_path / "out", cache_dir=cache, quiet=True
+        )
         with pytest.raises(RuntimeError, match=r"\bout\b"):
             second.result()
         return pack(*arguments)
@@ -132,9 +134,35 @@ def test_a_second_run_on_the_folder_is_rejected_without_damage(whole, folder, ca
 @pytest.mark.process
 def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bytes(whole, folder, cache, tmp_path):
     out, options = tmp_path / "out", request_for(folder).options
-    words = ["esc50", "--data_dir", options["data_dir"], "--test_fold", "4", "--languages", "eng", "jpn", "--quiet"]
-    words += ["--storage", "int16", "--shard_size", "150KB", "--out", str(out), "--cache_dir", cache, "--workers", "2"]
-    for name, number in (("*/.prepare/*.json", 1), ("*.parquet", 2), ("*/data/*.parquet", 1), ("*/manifest.json", 1)):
+    words = [
+        "esc50",
+        "--data_dir",
+        options["data_dir"],
+        "--test_fold",
+        "4",
+        "--languages",
+        "eng",
+        "jpn",
+        "--quiet",
+    ]
+    words += [
+        "--storage",
+        "int16",
+        "--shard_size",
+        "150KB",
+        "--out",
+        str(out),
+        "--cache_dir",
+        cache,
+        "--workers",
+        "2",
+    ]
+    for name, number in (
+        ("*/.prepare/*.json", 1),
+        ("*.parquet", 2),
+        ("*/data/*.parquet", 1),
+        ("*/manifest.json", 1),
+    ):
         run_killed(prepare.__file__, *words, moment=Moment("os.rename", name, number))
         assert not (out / "manifest.json").exists()
     run_processes(prepare.__file__, *words, count=1)
@@ -158,7 +186,9 @@ def test_another_set_is_replaced_only_with_overwrite(folder, cache, tmp_path):
         run(request_for(folder, "reference"), out, cache_dir=cache, quiet=True)
     manifest = run(request_for(folder, "reference"), out, overwrite=True, cache_dir=cache, quiet=True)
     assert manifest["storage"] == "reference"
-    assert len(list((out / "data").iterdir())) == sum(len(about["shards"]) for about in manifest["splits"].values())
+    assert len(list((out / "data").iterdir())) == sum(
+        len(about["shards"]) for about in manifest["splits"].values()
+    )
 
 
 def test_a_folder_of_something_else_is_not_touched(folder, cache, tmp_path):
@@ -220,7 +250,9 @@ def test_odd_recordings_are_read_whole_or_listed_by_name(tmp_path, cache):
 
     rows = load_splits("prepared", data_dir=str(tmp_path / "set"))["train"]
     seconds = {row["clip_id"]: len(row["samples"]) / 2 / row["sampling_rate_hz"] for row in rows}
-    assert seconds == pytest.approx({"gsm.wav": 1.0, "piped.flac": 13_230 / 16_000, "short.wav": 0.1}, abs=0.05)
+    assert seconds == pytest.approx(
+        {"gsm.wav": 1.0, "piped.flac": 13_230 / 16_000, "short.wav": 0.1}, abs=0.05
+    )
 
 
 def test_a_recording_too_large_for_a_parquet_cell_is_listed(tmp_path, monkeypatch):
@@ -266,7 +298,9 @@ def test_a_prepared_set_can_be_prepared_in_another_way(folder, cache, tmp_path):
     assert manifest["dataset"] == "esc50"
     assert sorted(manifest["left_out"]["bad audio"]) == ["2-5", "2-9", "3-14"]
     (row,) = load_splits("prepared", cache, data_dir=str(tmp_path / "int16"))["test"].select([0])
-    expected = read_row({"audio_path": folder / row["audio_path"]}, 16_000, resampling_method="sinc_interp_hann")
+    expected = read_row(
+        {"audio_path": folder / row["audio_path"]}, 16_000, resampling_method="sinc_interp_hann"
+    )
     np.testing.assert_allclose(np.frombuffer(row["samples"], "<i2") / 32768, expected, atol=0.501 / 32768)
 
 
@@ -290,7 +324,9 @@ class TestPack:
         assert note["seconds"] == pytest.approx(1.0, abs=1e-3)
         assert pack(recording.read_bytes(), "audio/tone.ogg", storage) == (columns, note)
 
-    @pytest.mark.parametrize(("storage", "rate_hz"), [("flac16k", 16_000), ("flac48k", 48_000), ("int16", 16_000)])
+    @pytest.mark.parametrize(
+        ("storage", "rate_hz"), [("flac16k", 16_000), ("flac48k", 48_000), ("int16", 16_000)]
+    )
     def test_resampled_audio_is_within_half_a_step_of_16_bits(self, recording, storage, rate_hz):
         columns, _ = pack(str(recording), "tone.ogg", storage)
         if storage == "int16":
@@ -313,7 +349,10 @@ class TestShards:
     """Shards: limited size, rows in order, and the same bytes after an interruption."""
 
     def row(self, number, size=1000):
-        return {"clip_id": f"clip-{number:04d}", "audio": {"bytes": bytes([number % 256]) * size, "path": "a.wav"}}
+        return {
+            "clip_id": f"clip-{number:04d}",
+            "audio": {"bytes": bytes([number % 256]) * size, "path": "a.wav"},
+        }
 
     def entries(self, start, stop, bad=()):
         for number in range(start, stop):
@@ -335,13 +374,18 @@ class TestShards:
 
     def test_a_row_above_the_limit_has_its_own_shard(self, tmp_path):
         rows = [Entry(self.row(number, size), {}) for number, size in enumerate((100, 5000, 100))]
-        assert [record["rows"] for record in ShardWriter(tmp_path, "train", TYPES, 1000).write(rows)] == [1, 1, 1]
+        assert [record["rows"] for record in ShardWriter(tmp_path, "train", TYPES, 1000).write(rows)] == [
+            1,
+            1,
+            1,
+        ]
 
     def test_a_written_row_is_kept_only_in_its_table(self, tmp_path, monkeypatch):
         held = []
 
         def write_table(writer, table, **options):
-            held.append(tracemalloc.get_traced_memory()[0])  # without the memory of Arrow, which is counted separately
+            # without the memory of Arrow, which is counted separately
+            held.append(tracemalloc.get_traced_memory()[0])
 
         monkeypatch.setattr(pyarrow.parquet.ParquetWriter, "write_table", write_table)
         tracemalloc.start()
@@ -357,7 +401,9 @@ class TestShards:
         (record,) = ShardWriter(tmp_path, "train", TYPES, 10**6).write(self.entries(0, 5))
         columns = pyarrow.parquet.ParquetFile(tmp_path / record["file"]).metadata.row_group(0)
         (audio,) = [
-            columns.column(place) for place in range(3) if columns.column(place).path_in_schema == "audio.bytes"
+            columns.column(place)
+            for place in range(3)
+            if columns.column(place).path_in_schema == "audio.bytes"
         ]
         assert (audio.compression, audio.statistics) == ("UNCOMPRESSED", None)
 
@@ -367,7 +413,17 @@ class TestCommandLine:
         return ["esc50", "--data_dir", str(folder), "--out", str(out), "--cache_dir", cache, "--quiet", *more]
 
     def test_a_run_ends_with_a_table(self, folder, cache, tmp_path, capsys):
-        options = ["--test_fold", "4", "--languages", "eng", "fra", "--on_bad_audio", "report", "--storage", "int16"]
+        options = [
+            "--test_fold",
+            "4",
+            "--languages",
+            "eng",
+            "fra",
+            "--on_bad_audio",
+            "report",
+            "--storage",
+            "int16",
+        ]
         options += ["--workers", "1"]
         main(self.words(folder, tmp_path / "out", cache, *options))
         out, err = capsys.readouterr()
@@ -430,7 +486,9 @@ class DatasetHub(FakeHub):
         elif listing:
             sizes = {name: len(content) for name, content in self.files[listing[1]].items()}
             inside = [name for name in sizes if name.startswith(listing[2] + "/")]
-            self.answer([{"type": "file", "path": name, "size": sizes[name], "oid": COMMIT} for name in inside])
+            self.answer(
+                [{"type": "file", "path": name, "size": sizes[name], "oid": COMMIT} for name in inside]
+            )
         else:
             super().do_GET()
 
@@ -460,7 +518,12 @@ def test_the_script_pushes_and_the_hub_gives_it_back(folder, cache, tmp_path):
             print(error)
     """
     with fake_hub(DatasetHub) as address:
-        hub = {"HF_ENDPOINT": address, "HF_HUB_OFFLINE": "0", "HF_TOKEN": "hf_test", "HF_HUB_DISABLE_XET": "1"}
+        hub = {
+            "HF_ENDPOINT": address,
+            "HF_HUB_OFFLINE": "0",
+            "HF_TOKEN": "hf_test",
+            "HF_HUB_DISABLE_XET": "1",
+        }
         words = [prepare.__file__, tmp_path / "out", cache, folder]
         printed = run_python("-c", script, *words, HF_HOME=str(tmp_path / "home"), **hub)
         names = set(FakeHub.files["somebody/sounds"])
@@ -481,12 +544,21 @@ def test_parts_of_recordings_are_prepared_as_clips(tmp_path):
     soundfile.write(tmp_path / "data" / "long.wav", ramp, 16_000)
     table = "file_name,caption,start_seconds,end_seconds\nlong.wav,a,0,1\nlong.wav,b,1,3\n"
     (tmp_path / "data" / "metadata.csv").write_text(table)
-    options = {"data_dir": str(tmp_path / "data"), "languages": ["eng"], "validation_fraction": 0, "test_fraction": 0}
+    options = {
+        "data_dir": str(tmp_path / "data"),
+        "languages": ["eng"],
+        "validation_fraction": 0,
+        "test_fraction": 0,
+    }
     with pytest.raises(ValueError, match=r"'original'.*int16"):
-        run(Request("audio_folder", options), tmp_path / "none", cache_dir=str(tmp_path / "cache"), quiet=True)
+        run(
+            Request("audio_folder", options), tmp_path / "none", cache_dir=str(tmp_path / "cache"), quiet=True
+        )
     for storage in ("int16", "flac16k", "reference"):
         out = tmp_path / storage
-        manifest = run(Request("audio_folder", options, storage), out, cache_dir=str(tmp_path / "cache"), quiet=True)
+        manifest = run(
+            Request("audio_folder", options, storage), out, cache_dir=str(tmp_path / "cache"), quiet=True
+        )
         assert manifest["splits"]["train"]["seconds"] == 3
         rows = load_splits("prepared", str(tmp_path / "cache"), data_dir=str(out))["train"]
         for row, start, end in zip(rows, (0, 16_000), (16_000, 48_000), strict=True):

@@ -48,7 +48,14 @@ def test_walk_skips_names_that_are_not_utf8(tmp_path, caplog):
 
 @pytest.mark.parametrize(
     ("name", "stem"),
-    [("a.wav", "a"), ("b/a.FLAC", "a"), ("a.b.001", "a.b.001"), ("a.mp4", "a"), ("Glass .wav", "Glass "), ("a", "a")],
+    [
+        ("a.wav", "a"),
+        ("b/a.FLAC", "a"),
+        ("a.b.001", "a.b.001"),
+        ("a.mp4", "a"),
+        ("Glass .wav", "Glass "),
+        ("a", "a"),
+    ],
 )
 def test_a_stem_loses_only_a_suffix_of_a_medium(name, stem):
     assert stem_of(name) == stem

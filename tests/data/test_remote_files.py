@@ -53,11 +53,14 @@ def test_only_changed_files_of_a_folder_are_downloaded_again(monkeypatch):
     system, downloaded = fsspec.filesystem("memory"), []
     get_file = type(system).get_file
     monkeypatch.setattr(
-        type(system), "get_file", lambda self, name, target: (downloaded.append(name), get_file(self, name, target))
+        type(system),
+        "get_file",
+        lambda self, name, target: (downloaded.append(name), get_file(self, name, target)),
     )
     for name in ("a.wav", "deep/b.wav", "c.wav"):
         system.pipe(f"/updated/{name}", name.encode())
-    system.store["/updated/../outside.wav"] = system.store["/updated/a.wav"]  # a key that an object store may have
+    # a key that an object store may have
+    system.store["/updated/../outside.wav"] = system.store["/updated/a.wav"]
     folder = local_folder("memory://updated")
     assert sorted(downloaded) == ["/updated/a.wav", "/updated/c.wav", "/updated/deep/b.wav"]
     assert not (folder.parent / "outside.wav").exists()
@@ -80,14 +83,18 @@ def test_an_address_has_the_rows_of_its_folder(tmp_path, name):
     if name == "hf":
         rows = []
         for path in sorted(folder.glob("*.wav")):
-            rows.append({"audio": {"bytes": path.read_bytes(), "path": path.name}, "caption": f"a tone {path.stem}"})
+            rows.append(
+                {"audio": {"bytes": path.read_bytes(), "path": path.name}, "caption": f"a tone {path.stem}"}
+            )
         folder = tmp_path / "stored"
         folder.mkdir()
         stored = Dataset.from_list(rows).cast_column("audio", Audio(decode=False))
         stored.to_parquet(str(folder / "train.parquet"))
     fsspec.filesystem("memory").put(str(folder), f"/{name}", recursive=True)
     options = {"test_fraction": 0, "validation_fraction": 0}
-    local, remote = (load_splits(name, data_dir=each, **options)["train"] for each in (str(folder), f"memory://{name}"))
+    local, remote = (
+        load_splits(name, data_dir=each, **options)["train"] for each in (str(folder), f"memory://{name}")
+    )
     for column in ("clip_id", "captions", "labels", "source"):
         assert remote[column][:] == local[column][:]
     for first, second in zip(local, remote, strict=True):

@@ -31,7 +31,12 @@ def folder(tmp_path_factory):
     datasets.disable_progress_bars()
     folder = tmp_path_factory.mktemp("streams")
     make_folder(folder / "ESC", clips=120, seconds=0.2)
-    options = {"data_dir": str(folder / "ESC"), "languages": ["eng", "fra"], "test_fold": 4, "validation_fraction": 0.0}
+    options = {
+        "data_dir": str(folder / "ESC"),
+        "languages": ["eng", "fra"],
+        "test_fold": 4,
+        "validation_fraction": 0.0,
+    }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(preparing, "ROW_GROUP_ROWS", 3)
         for storage in ("int16", "reference"):
@@ -50,7 +55,9 @@ def stream(folder):
 def reads(monkeypatch):
     """List of the row groups that are read."""
     found = []
-    monkeypatch.setattr(stream_sources, "with_absolute_paths", lambda table, root: found.append(table) or table)
+    monkeypatch.setattr(
+        stream_sources, "with_absolute_paths", lambda table, root: found.append(table) or table
+    )
     return found
 
 
@@ -309,7 +316,9 @@ def test_translations_join_a_stream(folder, stream, tmp_path):
     lines = []
     for row in stream:
         for index, text in enumerate(row["captions"]["eng"]):
-            lines.append({"clip_id": row["clip_id"], "caption_index": index, "language": "deu", "text": f"({text})"})
+            lines.append(
+                {"clip_id": row["clip_id"], "caption_index": index, "language": "deu", "text": f"({text})"}
+            )
     write_translations(tmp_path / "deu.parquet", lines)
     splits = load_splits(
         "prepared", data_dir=str(folder / "int16"), streaming=True, translations=str(tmp_path / "deu.parquet")

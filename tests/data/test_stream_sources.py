@@ -23,11 +23,16 @@ def tars(tmp_path_factory):
     for number, name in enumerate(("train-000.tar", "train-001.tar", "test/000.tar")):
         with tarfile.open(folder / name, "w") as archive:
             for sample in range(40 * number, 40 * number + 40):
-                key = f"some/where/{sample:03}" + "x" * (120 if sample == 7 else 0)  # requires a longer header
+                # requires a longer header
+                key = f"some/where/{sample:03}" + "x" * (120 if sample == 7 else 0)
                 audio = io.BytesIO()
                 soundfile.write(audio, sound(sample, 0.05), 16_000, format="FLAC")
                 about = {"text": [f"sound {sample}", " "], "tag": ["noise"], "license": "CC0"}
-                parts = {".json": json.dumps(about).encode(), ".flac": audio.getvalue(), ".png": b"?" * sample}
+                parts = {
+                    ".json": json.dumps(about).encode(),
+                    ".flac": audio.getvalue(),
+                    ".png": b"?" * sample,
+                }
                 if sample % 3 == 1:
                     parts = {".flac": audio.getvalue(), ".txt": f"sound {sample}".encode()}
                 if sample % 10 == 9:
@@ -45,7 +50,9 @@ def test_tar_files_of_webdataset_are_streamed(tars, monkeypatch):
     assert {name: rows.num_rows for name, rows in splits.items()} == {"test": 36, "train": 72}
     rows = list(splits["train"])
     assert [row["clip_index"] for row in rows] == list(range(72))
-    assert [row["captions"]["eng"] for row in rows] == [[f"sound {number}"] for number in range(80) if number % 10 != 9]
+    assert [row["captions"]["eng"] for row in rows] == [
+        [f"sound {number}"] for number in range(80) if number % 10 != 9
+    ]
     for row in rows:
         validate_row({name: row[name] for name in rows[0] if name not in ("audio", "clip_index")}, ["eng"])
         number = int(row["captions"]["eng"][0].split()[1])
@@ -89,7 +96,8 @@ def test_samples_with_separated_members_are_rejected(tmp_path):
         load_splits("webdataset", data_dir=str(tmp_path), streaming=True)
     write_tar(tmp_path / "train.tar", sorted(members))
     captions = [
-        row["captions"]["eng"] for row in load_splits("webdataset", data_dir=str(tmp_path), streaming=True)["train"]
+        row["captions"]["eng"]
+        for row in load_splits("webdataset", data_dir=str(tmp_path), streaming=True)["train"]
     ]
     assert captions == [["a dog"], ["rain"]]
 

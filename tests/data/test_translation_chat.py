@@ -27,8 +27,13 @@ def chat(server, path="", **options):
 
 def test_a_batch_is_one_request_with_numbered_texts():
     with fake_endpoint() as server:
-        translator = chat(server, api_key="secret", options={"temperature": 0.5, "max_tokens": 100, "top_k": 3})
-        assert translator.translate(["Rain", 'A "dog" ça'], "eng", "zho") == ["Chinese: Rain", 'Chinese: A "dog" ça']
+        translator = chat(
+            server, api_key="secret", options={"temperature": 0.5, "max_tokens": 100, "top_k": 3}
+        )
+        assert translator.translate(["Rain", 'A "dog" ça'], "eng", "zho") == [
+            "Chinese: Rain",
+            'Chinese: A "dog" ça',
+        ]
         assert server.texts(0) == {"1": "Rain", "2": 'A "dog" ça'}
     request, seen = server.requests[0], server.seen[0]
     assert {name: request[name] for name in ("model", "temperature", "max_tokens", "top_k")} == {
@@ -136,7 +141,9 @@ def test_a_request_with_an_invalid_answer_is_repeated_then_split(answer):
 
 def test_a_failing_text_is_skipped(caplog):
     def answer(texts):
-        return completion("no" if "Wind" in texts.values() else {number: f"({text})" for number, text in texts.items()})
+        return completion(
+            "no" if "Wind" in texts.values() else {number: f"({text})" for number, text in texts.items()}
+        )
 
     with fake_endpoint(*[answer] * 20) as server:
         translations = chat(server).translate(["Rain", "Wind", "A dog", "Hail"], "eng", "fra")
@@ -146,7 +153,11 @@ def test_a_failing_text_is_skipped(caplog):
 
 @pytest.mark.parametrize(
     "content",
-    ['```json\n{"1": "Pluie"}\n```', 'Sure!\n{"1": "Pluie"}', '<think>{"1": "Rain?"}</think>\n\n{"1": "Pluie"}'],
+    [
+        '```json\n{"1": "Pluie"}\n```',
+        'Sure!\n{"1": "Pluie"}',
+        '<think>{"1": "Rain?"}</think>\n\n{"1": "Pluie"}',
+    ],
 )
 def test_text_around_the_answer_is_ignored(content):
     assert read_answer(completion(content), 1) == ["Pluie"]

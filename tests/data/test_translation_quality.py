@@ -23,7 +23,10 @@ def encoder_folder(tmp_path_factory):
 def test_embeddings_are_the_mean_over_the_tokens(encoder_folder):
     found = load_sentence_encoder(encoder_folder)(TEXTS)
     assert found.dtype == np.float32
-    tokenizer, model = AutoTokenizer.from_pretrained(encoder_folder), AutoModel.from_pretrained(encoder_folder).eval()
+    tokenizer, model = (
+        AutoTokenizer.from_pretrained(encoder_folder),
+        AutoModel.from_pretrained(encoder_folder).eval(),
+    )
     for text, row in zip(TEXTS, found, strict=True):
         with torch.no_grad():
             states = model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].double().numpy()
@@ -87,7 +90,10 @@ def test_perfect_translations_have_cosine_one(encoder_folder):
 
 
 def test_the_table_has_a_line_for_each_language():
-    reports = {"fra": report_translations(SOURCES, FRENCH, BACK, angles), "jpn": report_translations(SOURCES, {}, {})}
+    reports = {
+        "fra": report_translations(SOURCES, FRENCH, BACK, angles),
+        "jpn": report_translations(SOURCES, {}, {}),
+    }
     title, french, japanese = format_translation_report(reports, 0.7).split("\n")
     assert title == "language  captions  missing  identical  length  translated back  cosine  below 70"
     assert french.split() == ["fra", "4", "1", "1", "1.28", "3", "50.0", "66.7", "%"]

@@ -83,7 +83,9 @@ def test_text_comes_in_one_normal_form(tmp_path):
 
 def test_languages_are_chosen_and_in_the_papers_order(tmp_path):
     path = save(
-        tmp_path / "t.parquet", [*LINES, {**LINES[0], "language": "cat"}, {**LINES[0], "language": "afr"}], SCHEMA
+        tmp_path / "t.parquet",
+        [*LINES, {**LINES[0], "language": "cat"}, {**LINES[0], "language": "afr"}],
+        SCHEMA,
     )
     assert languages_of(read_translations(path)) == ["fra", "cat", "jpn", "afr"]
     assert languages_of(read_translations(path, ["jpn", "fra"])) == ["fra", "jpn"]
@@ -92,7 +94,10 @@ def test_languages_are_chosen_and_in_the_papers_order(tmp_path):
 
 
 def test_several_files_are_one_table(tmp_path):
-    one, two = save(tmp_path / "1.parquet", LINES[:2], SCHEMA), save(tmp_path / "2.parquet", LINES[2:], SCHEMA)
+    one, two = (
+        save(tmp_path / "1.parquet", LINES[:2], SCHEMA),
+        save(tmp_path / "2.parquet", LINES[2:], SCHEMA),
+    )
     assert read_translations([one, str(two)]).to_pylist() == LINES
     with pytest.raises(ValueError, match=r"'a' caption 0.*'a' caption 1"):
         read_translations([one, two, one])
@@ -153,8 +158,14 @@ def broken_utf8():
     ("table", "message"),
     [
         (pa.table({"clip_id": ["a"], "text": ["b"]}), "'caption_index', 'language'"),
-        (pa.table({"clip_id": ["a"], "caption_index": ["x"], "language": ["fra"], "text": ["b"]}), "caption_index"),
-        (pa.table({"clip_id": ["a"], "caption_index": [0.5], "language": ["fra"], "text": ["b"]}), "caption_index"),
+        (
+            pa.table({"clip_id": ["a"], "caption_index": ["x"], "language": ["fra"], "text": ["b"]}),
+            "caption_index",
+        ),
+        (
+            pa.table({"clip_id": ["a"], "caption_index": [0.5], "language": ["fra"], "text": ["b"]}),
+            "caption_index",
+        ),
         (broken_utf8(), r"t\.parquet.*UTF8"),
     ],
 )

@@ -6,7 +6,14 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules.transformer import Transformer
-from transformers import AutoConfig, AutoModel, BertConfig, BertModel, PeAudioFeatureExtractor, PeAudioProcessor
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    BertConfig,
+    BertModel,
+    PeAudioFeatureExtractor,
+    PeAudioProcessor,
+)
 
 from modeling_supclap.evaluation.embedders import PeAudioEmbedder, SentenceEmbedder
 from modeling_supclap.evaluation.fingerprints import weights_fingerprint
@@ -63,7 +70,9 @@ def pe_audio(folder):
     audio = {"dac_config": dac, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
     audio |= {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8}
     torch.manual_seed(0)
-    model = AutoModel.from_config(AutoConfig.for_model("pe_audio", text_config=text, audio_config=audio)).eval()
+    model = AutoModel.from_config(
+        AutoConfig.for_model("pe_audio", text_config=text, audio_config=audio)
+    ).eval()
     model.save_pretrained(folder)
     return model
 

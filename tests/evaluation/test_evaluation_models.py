@@ -54,9 +54,15 @@ def test_a_copy_has_the_same_fingerprint_and_another_model_has_not(tmp_path):
         lambda other: other.tokenizer.add_tokens(["thunder"]),
     ):
         other = builders.bert_processor()
-        assert load_embedding_model(fresh, other).fingerprint == load_embedding_model(fresh, processor).fingerprint
+        assert (
+            load_embedding_model(fresh, other).fingerprint
+            == load_embedding_model(fresh, processor).fingerprint
+        )
         change(other)
-        assert load_embedding_model(fresh, other).fingerprint != load_embedding_model(fresh, processor).fingerprint
+        assert (
+            load_embedding_model(fresh, other).fingerprint
+            != load_embedding_model(fresh, processor).fingerprint
+        )
     assert weights_fingerprint(fresh) != weights_fingerprint(fresh.to(torch.bfloat16))
 
 
@@ -70,7 +76,9 @@ def test_a_clap_object_needs_its_processor():
 
 
 def test_a_function_by_name(tmp_path, monkeypatch):
-    (tmp_path / "my_models.py").write_text("from fake_models import ToneModel\n\ndef load():\n    return ToneModel()\n")
+    (tmp_path / "my_models.py").write_text(
+        "from fake_models import ToneModel\n\ndef load():\n    return ToneModel()\n"
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "my_models", raising=False)
     adapted = load_embedding_model("my_models:load")
@@ -97,7 +105,12 @@ def test_custom_models_get_only_the_arguments_they_accept():
     with pytest.warns(UserWarning, match=r"Plain.*1\.414"):
         assert adapted.encode_audio(CLIPS).tolist() == pytest.approx(np.full((3, 2), 0.5**0.5))
     assert adapted.encode_text(["pluie"], "fra", batch_size=7).shape == (1, 2)
-    assert (adapted.fingerprint, adapted.min_seconds, adapted.device, adapted.dtype) == (None, 0, "unknown", "unknown")
+    assert (adapted.fingerprint, adapted.min_seconds, adapted.device, adapted.dtype) == (
+        None,
+        0,
+        "unknown",
+        "unknown",
+    )
     model = ToneModel()
     model.min_seconds, model.device, model.dtype = 0.2, torch.device("cpu"), torch.float16
     adapted = load_embedding_model(model)

@@ -86,7 +86,9 @@ def test_a_notebook_shows_the_scores_escaped():
 
 def test_tables_are_in_percent_where_scores_are_shares():
     scores = {
-        "retrieval": {"eng": {"t2a": {"R@1": score(0.5, (0.4, 0.6), 0.1), "mean_rank": score(7.25), "num_queries": 3}}},
+        "retrieval": {
+            "eng": {"t2a": {"R@1": score(0.5, (0.4, 0.6), 0.1), "mean_rank": score(7.25), "num_queries": 3}}
+        },
         "multilingual": {"all": {"MRV": score(12.5)}, "fra": {"Dis": score(0.25)}},
         "zste": {"eng": {"3A": score(0.5, None, 1 / 3, 1 / 2)}},
     }
@@ -128,7 +130,9 @@ def test_every_metric_of_the_papers_has_a_name():
 def test_intervals_are_those_of_the_bootstrap():
     outcomes = {"R@1": np.array(A, dtype=float)}
     low, high = Intervals(2000).draw(outcomes, np.arange(40))["R@1"]
-    expected = stats.bootstrap((A,), np.mean, method="percentile", n_resamples=2000, rng=0).confidence_interval
+    expected = stats.bootstrap(
+        (A,), np.mean, method="percentile", n_resamples=2000, rng=0
+    ).confidence_interval
     assert (low, high) == (pytest.approx(expected.low, abs=0.03), pytest.approx(expected.high, abs=0.03))
     assert Intervals(0).draw(outcomes, np.arange(40)) == {"R@1": None}
     assert Intervals().draw(outcomes, ["one"] * 40) == {"R@1": None}

@@ -19,7 +19,8 @@ from modeling_supclap.integrations.onnx import check_parity, export_onnx
 from modeling_supclap.recipes import export_onnx as recipe
 
 pytestmark = pytest.mark.skipif(
-    find_spec("onnxscript") is None or find_spec("onnxruntime") is None, reason="the extra onnx is not installed"
+    find_spec("onnxscript") is None or find_spec("onnxruntime") is None,
+    reason="the extra onnx is not installed",
 )
 
 CHUNK_SAMPLES = 1012 * 160
@@ -90,7 +91,9 @@ def test_recordings(exported, samples):
     np.testing.assert_allclose(np.linalg.norm(embeds, axis=1), 1, atol=1e-5)
 
 
-@pytest.mark.parametrize("texts", [["dog"], list(builders.CAPTIONS.values()), ["rain " * 600, "dog"]], ids=len)
+@pytest.mark.parametrize(
+    "texts", [["dog"], list(builders.CAPTIONS.values()), ["rain " * 600, "dog"]], ids=len
+)
 def test_texts(exported, texts):
     model, processor, _, sessions = exported
     inputs = processor(text=texts, return_tensors="pt")

@@ -37,7 +37,12 @@ def test_ced(options, samples):
 @pytest.mark.parametrize("samples", [600, 16000, 40001])
 def test_clap(padding, samples):
     extractor = ClapFeatureExtractor(
-        feature_size=32, sampling_rate=16000, max_length_s=1, hop_length=160, truncation="rand_trunc", padding=padding
+        feature_size=32,
+        sampling_rate=16000,
+        max_length_s=1,
+        hop_length=160,
+        truncation="rand_trunc",
+        padding=padding,
     )
     clips = [builders.noise(samples), tone_beside_silence(samples)]
     expected = extract_clap(extractor, clips)["input_features"]
@@ -47,7 +52,11 @@ def test_clap(padding, samples):
 
 @pytest.mark.parametrize(
     "extractor",
-    [WhisperFeatureExtractor(), ClapFeatureExtractor(truncation="fusion"), CEDFeatureExtractor(pad_to_samples=16000)],
+    [
+        WhisperFeatureExtractor(),
+        ClapFeatureExtractor(truncation="fusion"),
+        CEDFeatureExtractor(pad_to_samples=16000),
+    ],
     ids=lambda extractor: type(extractor).__name__,
 )
 def test_others_are_refused(extractor):

@@ -18,7 +18,9 @@ def naive_intervals(outcome, clusters, num_resamples, confidence, seed):
     rng = np.random.default_rng(seed)
     means = []
     for _ in range(num_resamples):
-        drawn = list(itertools.chain.from_iterable(members[i] for i in rng.integers(0, len(names), len(names))))
+        drawn = list(
+            itertools.chain.from_iterable(members[i] for i in rng.integers(0, len(names), len(names)))
+        )
         means.append(sum(drawn) / len(drawn))
     return tuple(np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2]))
 
@@ -60,7 +62,8 @@ def test_an_interval_over_seeds_covers_the_truth_and_one_over_recordings_does_no
     for trial in range(300):
         seeds = rng.normal(size=(num_seeds, 1))
         clips = 8 * rng.normal(size=60)
-        runs = 0.5 * seeds + clips + rng.normal(size=(num_seeds, 60))  # the test set is the same for all seeds
+        # the test set is the same for all seeds
+        runs = 0.5 * seeds + clips + rng.normal(size=(num_seeds, 60))
         outcome = {"x": runs.mean(axis=0)}
         recordings = bootstrap_intervals(outcome, clusters, num_resamples=300, seed=trial)["x"]
         low, high = seed_interval(runs.mean(axis=1), recordings)
@@ -106,7 +109,9 @@ def test_p_values_are_those_of_all_sign_patterns(count, tolerance):
     """For 13 clusters, sign patterns are sampled, but enumeration is still possible."""
     a, b = np.random.default_rng(count).standard_normal((2, count))
     result = paired_test({"x": a}, {"x": b}, num_resamples=20_000)["x"]
-    theirs = stats.permutation_test((a, b), lambda x, y: np.mean(x - y), permutation_type="samples", n_resamples=np.inf)
+    theirs = stats.permutation_test(
+        (a, b), lambda x, y: np.mean(x - y), permutation_type="samples", n_resamples=np.inf
+    )
     assert result["p_value"] == pytest.approx(theirs.pvalue, abs=tolerance)
     assert result["difference"] == pytest.approx((a - b).mean(), abs=1e-12)
 

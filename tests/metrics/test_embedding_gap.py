@@ -18,13 +18,18 @@ def directions(seed, *shape):
 def naive(other, english):
     n, d = len(other), len(other[0])
     gap = [sum(row[j] for row in english) / n - sum(row[j] for row in other) / n for j in range(d)]
-    return {"Gap": math.hypot(*gap), "Dis": sum(math.dist(a, b) for a, b in zip(english, other, strict=True)) / n}
+    return {
+        "Gap": math.hypot(*gap),
+        "Dis": sum(math.dist(a, b) for a, b in zip(english, other, strict=True)) / n,
+    }
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 5), (7, 3), (60, 16), (5000, 3)])
 def test_equals_loops(shape):
     other, english = directions(0, *shape), directions(1, *shape)
-    assert gap_and_distance(other, english) == pytest.approx(naive(other.tolist(), english.tolist()), abs=1e-12)
+    assert gap_and_distance(other, english) == pytest.approx(
+        naive(other.tolist(), english.tolist()), abs=1e-12
+    )
     assert gap_and_distance(other.tolist(), english.tolist()) == gap_and_distance(other, english)
 
 
@@ -55,19 +60,24 @@ def test_lower_precision_is_unit_norm_enough(dtype):
     assert scores == pytest.approx(gap_and_distance(other, english), abs=1e-3)
 
 
-@pytest.mark.parametrize(("norm", "warns"), [(1.0, False), (0.991, False), (1.009, False), (0.98, True), (1.02, True)])
+@pytest.mark.parametrize(
+    ("norm", "warns"), [(1.0, False), (0.991, False), (1.009, False), (0.98, True), (1.02, True)]
+)
 def test_the_tolerance_of_unit_norm(norm, warns):
     other, english = directions(0, 9, 4), directions(1, 9, 4)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        assert gap_and_distance(other * norm, english) == pytest.approx(gap_and_distance(other, english), abs=1e-12)
+        assert gap_and_distance(other * norm, english) == pytest.approx(
+            gap_and_distance(other, english), abs=1e-12
+        )
     assert bool(caught) == warns
 
 
 def test_memory_is_that_of_a_block():
     other, english = (np.ones((200_000, 16), np.float32) / 4 for _ in range(2))
     assert gap_and_distance(other, english) == {"Gap": 0, "Dis": 0}
-    assert traced_peak(gap_and_distance, other, english) < 12e6  # both matrices in double precision would be 51e6
+    # both matrices in double precision would be 51e6
+    assert traced_peak(gap_and_distance, other, english) < 12e6
 
 
 @pytest.mark.parametrize(
@@ -95,7 +105,9 @@ def metric(load_metric):
 def test_evaluate_accepts_whole_matrices_as_keywords(metric):
     other, english = directions(0, 10, 4), directions(1, 10, 4)
     rows = [7, 2, 5]
-    scores = metric.compute(predictions=rows, references=[1, 2, 3], other_embeds=other, english_embeds=english)
+    scores = metric.compute(
+        predictions=rows, references=[1, 2, 3], other_embeds=other, english_embeds=english
+    )
     assert scores == gap_and_distance(other[rows], english[1:4])
 
 
@@ -110,7 +122,12 @@ def test_evaluate_accepts_whole_matrices_as_keywords(metric):
             r"english_embeds.*0\.\.1.*\b2\b",
         ),
         (
-            {"predictions": np.eye(2), "references": np.eye(2), "other_embeds": np.eye(2), "english_embeds": np.eye(2)},
+            {
+                "predictions": np.eye(2),
+                "references": np.eye(2),
+                "other_embeds": np.eye(2),
+                "english_embeds": np.eye(2),
+            },
             "row index",
         ),
     ],

@@ -19,9 +19,13 @@ def test_every_score_is_in_the_table_with_its_direction():
     embeds = np.eye(4)[:2]
     perfect |= {"MRV": mean_rank_variance([[1, 1]]), **gap_and_distance(embeds, embeds)}
     worst |= {"MRV": mean_rank_variance([[0, 9]]), **gap_and_distance(-embeds, embeds)}
-    perfect["clap_score"], worst["clap_score"] = pair_similarity(embeds, embeds)[0], pair_similarity(-embeds, embeds)[0]
+    perfect["clap_score"], worst["clap_score"] = (
+        pair_similarity(embeds, embeds)[0],
+        pair_similarity(-embeds, embeds)[0],
+    )
     assert {*RETRIEVAL_METRICS, *MORE_RETRIEVAL_METRICS} < perfect.keys()
-    for name in perfect.keys() - {"num_queries", "R@5", "R@10"}:  # of four candidates, all are among the first five
+    # of four candidates, all are among the first five
+    for name in perfect.keys() - {"num_queries", "R@5", "R@10"}:
         assert get_metric(name).higher_is_better == (perfect[name] > worst[name]), name
 
 

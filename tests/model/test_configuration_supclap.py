@@ -24,7 +24,9 @@ def test_published_file_loads_unchanged(hub_folder):
         if name not in ("transformers_version", "torch_dtype")
     }
     expected = {name: builders.PUBLISHED_CED_CONFIG[name] for name in ours}
-    expected["id2label"] = {int(index): label for index, label in builders.PUBLISHED_CED_CONFIG["id2label"].items()}
+    expected["id2label"] = {
+        int(index): label for index, label in builders.PUBLISHED_CED_CONFIG["id2label"].items()
+    }
     assert ours == expected
 
 
@@ -97,7 +99,12 @@ def test_defaults_are_the_towers_of_ml_clap():
     config = SupCLAPConfig()
     assert config.audio_config.to_dict() == CEDConfig.from_size("base").to_dict()
     text = config.text_config
-    assert (text.model_type, text.vocab_size, text.hidden_size, text.num_hidden_layers) == ("m2m_100", 256206, 1024, 24)
+    assert (text.model_type, text.vocab_size, text.hidden_size, text.num_hidden_layers) == (
+        "m2m_100",
+        256206,
+        1024,
+        24,
+    )
     assert text.encoder_layerdrop == 0
     assert (config.projection_dim, config.temperature, config.text_pooling) == (1024, 0.07, "mean")
 

@@ -16,7 +16,8 @@ def test_padding_changes_nothing(name):
     together = model(IDS, IDS.ne(58).long()).pooler_output
     alone = model(IDS[1:, :3]).pooler_output[0]
     torch.testing.assert_close(together[1], alone, atol=1e-6, rtol=1e-5)
-    torch.testing.assert_close(model(IDS).pooler_output, together)  # without a mask, pad_token_id marks the padding
+    # without a mask, pad_token_id marks the padding
+    torch.testing.assert_close(model(IDS).pooler_output, together)
 
 
 @pytest.mark.parametrize(("name", "is_causal"), [("A", False), ("B", True)])

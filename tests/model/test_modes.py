@@ -55,7 +55,9 @@ def shallow(request) -> SupCLAPModel:
 @pytest.mark.parametrize("shallow", ["bert", "sonar"], indirect=True)
 def test_a_model_is_one_graph_and_trains(shallow):
     if transformers.__version__.startswith("5.17.") and shallow.config.text_config.model_type == "m2m_100":
-        pytest.skip("transformers 5.17 asks a random number in M2M100's graph whether to drop a layer, in training")
+        pytest.skip(
+            "transformers 5.17 asks a random number in M2M100's graph whether to drop a layer, in training"
+        )
     inputs = {**audio_inputs("padded"), **text_inputs(), "return_loss": True}
     shallow.train()(**inputs).loss.backward()
     expected = {name: weight.grad for name, weight in shallow.named_parameters()}
@@ -85,7 +87,9 @@ def test_ced_is_one_graph_for_any_batch(shallow, lengths, attention):
 def test_an_exported_model_accepts_any_number_of_clips(shallow):
     """`torch.export` with default settings, in which `len(tensor)` is a constant but `tensor.shape` is dynamic."""
     rows = {name: {0: torch.export.Dim.DYNAMIC} for name in ("input_features", "audio_attention_mask")}
-    program = torch.export.export(shallow.audio_model, (), audio_inputs("padded"), dynamic_shapes=rows, strict=False)
+    program = torch.export.export(
+        shallow.audio_model, (), audio_inputs("padded"), dynamic_shapes=rows, strict=False
+    )
     three = {name: values[[0, 1, 1]] for name, values in audio_inputs("padded").items()}
     expected = shallow.audio_model(**three).pooler_output
     torch.testing.assert_close(program.module()(**three).pooler_output, expected, atol=1e-5, rtol=0)
@@ -111,7 +115,9 @@ def test_one_graph_serves_clips_of_several_lengths(model):
 def test_inductor_agrees(model):
     inputs = {**audio_inputs("several chunks"), **text_inputs()}
     compiled = torch.compile(model)
-    torch.testing.assert_close(compiled(**inputs).logits_per_audio, model(**inputs).logits_per_audio, atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        compiled(**inputs).logits_per_audio, model(**inputs).logits_per_audio, atol=1e-4, rtol=0
+    )
 
 
 # ---- activation checkpointing, with its new and its old name ----
@@ -130,7 +136,9 @@ def test_checkpointing_under_both_names(kind, name, request):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         getattr(model, f"{name}_enable")()
-        checkpointed = [type(part).__name__ for part in model.modules() if getattr(part, "gradient_checkpointing", 0)]
+        checkpointed = [
+            type(part).__name__ for part in model.modules() if getattr(part, "gradient_checkpointing", 0)
+        ]
         assert "CEDBlock" in checkpointed
         assert {"BertLayer", "M2M100EncoderLayer"} & set(checkpointed)
         model(**inputs).loss.backward()

@@ -26,7 +26,9 @@ def test_a_translation_model_is_rejected_as_sonar(tmp_path, whole):
 
 def test_an_encoder_under_a_prefix_is_refused(tmp_path):
     model = SonarTextModel(builders.sonar_config())
-    model.save_pretrained(tmp_path, state_dict={f"encoder.{name}": value for name, value in model.state_dict().items()})
+    model.save_pretrained(
+        tmp_path, state_dict={f"encoder.{name}": value for name, value in model.state_dict().items()}
+    )
     with pytest.raises(ValueError, match="SonarTextModel"):
         SonarTextModel.from_pretrained(tmp_path)
 

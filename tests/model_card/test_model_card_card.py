@@ -52,7 +52,8 @@ def towers(tmp_path, monkeypatch, text):
     else:
         builders.supclap_model().text_model.save_pretrained(name := "sentence-transformers/LaBSE")
     model = SupCLAPModel.from_encoders("mispeech/ced-tiny", name, projection_dim=16)
-    monkeypatch.chdir(Path(__file__).parent)  # a folder without these sub-folders: the names are repositories again
+    # a folder without these sub-folders: the names are repositories again
+    monkeypatch.chdir(Path(__file__).parent)
     return model
 
 
@@ -141,7 +142,9 @@ def test_an_unknown_license_is_left_open(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     builders.supclap_model().text_model.save_pretrained("someone/text")
     CEDModel(builders.ced_config()).save_pretrained("mispeech/ced-mini")
-    card = model_card(facts(SupCLAPModel.from_encoders("mispeech/ced-mini", "someone/text", projection_dim=16)))
+    card = model_card(
+        facts(SupCLAPModel.from_encoders("mispeech/ced-mini", "someone/text", projection_dim=16))
+    )
     assert (card.data.license, card.data.license_name) == ("other", "licenses-of-its-parts")
     assert re.search(r"not stated.*someone/text", card.text)
 
@@ -217,7 +220,9 @@ def test_a_card_is_updated_until_it_is_edited(model, tmp_path, caplog):
     assert [entry.name for entry in tmp_path.iterdir()] == ["README.md"]
 
 
-@pytest.mark.parametrize("edit", [lambda text: text + "More.\n", lambda text: "More.\n" + text, lambda text: "Mine.\n"])
+@pytest.mark.parametrize(
+    "edit", [lambda text: text + "More.\n", lambda text: "More.\n" + text, lambda text: "Mine.\n"]
+)
 def test_any_edit_counts(model, edit):
     content = model_card(facts(model)).content
     assert is_untouched(content)
@@ -236,7 +241,9 @@ def trainer(tmp_path):
 
 
 def test_the_trainer_writes_it(trainer, tmp_path):
-    trainer.create_model_card(dataset="tones", tags="mine", model_name="my model", license="mit", language=["en", "fr"])
+    trainer.create_model_card(
+        dataset="tones", tags="mine", model_name="my model", license="mit", language=["en", "fr"]
+    )
     folder = tmp_path / "run"
     assert sorted(path.name for path in folder.iterdir()) == ["README.md", "provenance.json"]
     card = ModelCard.load(folder / "README.md")

@@ -111,7 +111,9 @@ def test_the_default_file_is_read_for_its_own_dataset_only(config, words, is_rea
 
 def test_options_of_the_builder_go_by_their_own_names(write):
     path = write("dataset: esc50\ndataset_config: {test_fold: 4, validation_fraction: 0.2}\n")
-    data, args = parse(path, "--data_dir", "d", "--test_fold", "2", "--languages", "fra", "--translations", "t.parquet")
+    data, args = parse(
+        path, "--data_dir", "d", "--test_fold", "2", "--languages", "fra", "--translations", "t.parquet"
+    )
     assert data.builder_options == {
         "test_fold": 2, "validation_fraction": 0.2, "data_dir": "d", "translations": ["t.parquet"]
     }  # fmt: skip
@@ -200,7 +202,11 @@ def test_a_scale_overrides_the_base_and_the_file_overrides_the_scale(write, tmp_
     run = write("base: full.yaml\nsvr: none\n")
     (tmp_path / "full.yaml").write_text("train_temperature: false\nlearning_rate: 1\nsvr: bi-dynamic\n")
     (tmp_path / "mini.yaml").write_text("learning_rate: 2\nsvr: bi-static\n")
-    assert read_settings(run, tmp_path / "mini.yaml") == {"train_temperature": False, "learning_rate": 2, "svr": "none"}
+    assert read_settings(run, tmp_path / "mini.yaml") == {
+        "train_temperature": False,
+        "learning_rate": 2,
+        "svr": "none",
+    }
 
 
 @pytest.mark.parametrize(
@@ -253,7 +259,14 @@ def test_help_lists_our_options_and_refers_to_those_of_transformers(capsys):
 
 @pytest.mark.parametrize(
     "recipe",
-    ["train_supclap", "posttrain_teminal", "embed_corpus", "evaluate_supclap", "reproduce", "translate_captions"],
+    [
+        "train_supclap",
+        "posttrain_teminal",
+        "embed_corpus",
+        "evaluate_supclap",
+        "reproduce",
+        "translate_captions",
+    ],
 )
 def test_every_option_is_described(recipe, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["recipe", "--help"])

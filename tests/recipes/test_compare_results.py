@@ -41,12 +41,15 @@ def test_evaluations_are_paired_with_the_first(tmp_path, capsys):
     assert table["score"].tolist() == [R1, R1]
     assert table["value"].tolist() == [0.25, 0.5]
     line = table.loc["second"]
-    assert (line["difference"], line["p_value"]) == (0.25, pytest.approx(1 / 512, abs=0.002))  # 10 signs, two-sided
+    # 10 signs, two-sided
+    assert (line["difference"], line["p_value"]) == (0.25, pytest.approx(1 / 512, abs=0.002))
     assert 0 < line["difference_low"] < 0.25 < line["difference_high"]
     assert table.loc["first"][["difference", "p_value"]].isna().all()
     printed = capsys.readouterr().out
     assert f"{tmp_path} contains no results.json" in printed
-    assert "| esc50 | text to audio R@1 | 5.0 | 25.0 (10.0 to 90.0) | 50.0 (10.0 to 90.0) | +25.0 (" in printed
+    assert (
+        "| esc50 | text to audio R@1 | 5.0 | 25.0 (10.0 to 90.0) | 50.0 (10.0 to 90.0) | +25.0 (" in printed
+    )
 
 
 def test_results_of_different_protocols_are_refused(tmp_path):
@@ -69,10 +72,15 @@ def test_results_of_different_protocols_are_refused(tmp_path):
     ],
 )
 def test_runs_on_other_data_are_another_model(tmp_path, change):
-    same = {"dataset_config": {"a": {"weight": 1}, "b": {"weight": 1}}, "data": {"train": {"rows": 16, "sha256": "x"}}}
+    same = {
+        "dataset_config": {"a": {"weight": 1}, "b": {"weight": 1}},
+        "data": {"train": {"rows": 16, "sha256": "x"}},
+    }
     folders = [save(tmp_path / "first", "m", [1, 0] * 10, {"svr": "none", "seed": 0}, **same)]
     folders.append(save(tmp_path / "again", "m", [1, 0] * 10, {"svr": "none", "seed": 1}, **same))
-    folders.append(save(tmp_path / "other", "m", [1, 1] * 10, {"svr": "none", "seed": 2}, **{**same, **change}))
+    folders.append(
+        save(tmp_path / "other", "m", [1, 1] * 10, {"svr": "none", "seed": 2}, **{**same, **change})
+    )
     run_recipe(compare_results, *folders, "--output_dir", tmp_path / "out", "--allow_different", "true")
     table = pandas.read_csv(tmp_path / "out" / "table.csv").set_index("model")
     assert table["seeds"].to_dict() == {"first": 2, "other": 1}
@@ -94,7 +102,8 @@ def test_runs_that_differ_in_their_seed_are_one_model(tmp_path):
     assert line[["low", "high"]].tolist() == pytest.approx(list(interval))
     line = table.loc["bi-static"]
     assert line["difference"] == pytest.approx(0.1)
-    assert 0 < line["difference_low"] < 0.1 < line["difference_high"]  # the seeds are equal, the recordings vary
+    # the seeds are equal, the recordings vary
+    assert 0 < line["difference_low"] < 0.1 < line["difference_high"]
     text = (tmp_path / "out" / "table.md").read_text()
     assert "| 30.0 ± 5.0 (17.6 to 42.4) | 40.0 ± 5.0 (27.6 to 52.4) | +10.0 (" in text
 
@@ -105,7 +114,8 @@ def test_evaluations_of_one_model_with_several_seeds_are_one_model(tmp_path):
     table = compare(tmp_path, *folders[:2], "--allow_different", "true")
     assert table.loc["mine", "seeds"] == 2
     again = compare(tmp_path, *folders[1:], "--allow_different", "true")
-    assert again.index.tolist() == ["mine", str(folders[2])]  # a second run with the same seed counts as another model
+    # a second run with the same seed counts as another model
+    assert again.index.tolist() == ["mine", str(folders[2])]
 
 
 @pytest.mark.process
@@ -127,7 +137,10 @@ def test_latex_is_escaped_and_compiles(tmp_path):
         head = r"\documentclass{article}\usepackage{booktabs,graphicx}\begin{document}\noindent"
         document = rf"{head}{text}\end{{document}}"
         (tmp_path / "page.tex").write_text(document.replace("% needs", "\n% needs"))
-        subprocess.run([compiler, "page.tex"], cwd=tmp_path, check=True, stdin=subprocess.DEVNULL, timeout=120)
+        subprocess.run(
+            [compiler, "page.tex"], cwd=tmp_path, check=True, stdin=subprocess.DEVNULL, timeout=120
+        )
         assert (tmp_path / "page.pdf").stat().st_size
         if "pdflatex" in compiler:
-            assert "Overfull" not in (tmp_path / "page.log").read_text()  # the table is not wider than the page
+            # the table is not wider than the page
+            assert "Overfull" not in (tmp_path / "page.log").read_text()

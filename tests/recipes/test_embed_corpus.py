@@ -62,7 +62,10 @@ def words(folder, output, *more):
 
 def rows_of(output):
     return datasets.load_dataset(
-        "parquet", data_files=str(output / "data" / "*"), split="train", cache_dir=str(output.parent / "cache")
+        "parquet",
+        data_files=str(output / "data" / "*"),
+        split="train",
+        cache_dir=str(output.parent / "cache"),
     ).with_format("numpy")
 
 
@@ -284,7 +287,9 @@ def test_bad_arguments_are_refused(arguments, error, message):
 def write_table(folder: Path, rows_per_group: int = 3) -> Path:
     """Write a Parquet table with the recordings of `folder` in reverse order, and a missing one at the end."""
     names = sorted((str(path.relative_to(folder)) for path in folder.glob("sounds/**/*.[wf]*")), reverse=True)
-    table = pa.table({"key": [f"k{number}" for number in range(len(names) + 1)], "path": [*names, "sounds/gone.wav"]})
+    table = pa.table(
+        {"key": [f"k{number}" for number in range(len(names) + 1)], "path": [*names, "sounds/gone.wav"]}
+    )
     pq.write_table(table, folder / "clips.parquet", row_group_size=rows_per_group)
     return folder / "clips.parquet"
 
@@ -322,7 +327,8 @@ def test_shards_in_any_order_are_the_whole_table(folder, tmp_path):
     for number in (0, 1):
         run_recipe(embed_corpus, *table_words(folder, output, "--shard", f"{number}/3", "--id_column", "key"))
     before = bytes_of(output / "data")
-    run_recipe(embed_corpus, *table_words(folder, output, "--shard", "1/3", "--id_column", "key"))  # nothing to do
+    # nothing to do
+    run_recipe(embed_corpus, *table_words(folder, output, "--shard", "1/3", "--id_column", "key"))
     assert bytes_of(output / "data") == before
     run_recipe(embed_corpus, "--output", output, "--finish", "true")
 

@@ -9,7 +9,15 @@ from commands import run_recipe
 from modeling_supclap.recipes import mine_negatives, train_supclap
 from modeling_supclap.recipes.mine_negatives import Captions, mine
 
-CAPTIONS = [["A dog", "a  DOG"], ["rain", "wind"], ["wind", "storm"], ["a cat"], [], ["birds"], ["rain falls"]]
+CAPTIONS = [
+    ["A dog", "a  DOG"],
+    ["rain", "wind"],
+    ["wind", "storm"],
+    ["a cat"],
+    [],
+    ["birds"],
+    ["rain falls"],
+]
 
 
 def unit(seed, count, dim=5):
@@ -49,7 +57,8 @@ def test_negatives_are_those_of_the_loops(monkeypatch, uses_audio, count, first_
     found = list(mine(captions, texts, audio, count, first_rank, margin))
     expected = by_loops(captions, texts, audio, count, first_rank, margin)
     assert [[index for index, _ in of_clip] for of_clip in found] == expected
-    assert not {1, 2, 3} & {index for index, _ in found[1]}  # "storm" is a caption of a clip that shares "wind"
+    # "storm" is a caption of a clip that shares "wind"
+    assert not {1, 2, 3} & {index for index, _ in found[1]}
     assert found[4] == []
 
 
@@ -72,7 +81,16 @@ def test_a_run_trains_on_the_negatives_that_its_start_finds(tmp_path, near):
         similarities = [row["similarity"] for row in of_clip]
         assert similarities == sorted(similarities, reverse=True)
 
-    short = ["--max_steps", 2, "--per_device_train_batch_size", 4, "--use_cpu", "true", "--eval_languages", "eng"]
+    short = [
+        "--max_steps",
+        2,
+        "--per_device_train_batch_size",
+        4,
+        "--use_cpu",
+        "true",
+        "--eval_languages",
+        "eng",
+    ]
     words = ["--model", model, *data, *short, "--negatives", table, "--negatives_per_clip", 2]
     run_recipe(train_supclap, *words, "--output_dir", tmp_path / "run")
     with pytest.raises(ValueError, match="negatives_per_clip"):

@@ -35,7 +35,9 @@ def write_captions(path, captions=CAPTIONS):
     if path.suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist(lines), path)
     elif path.suffix == ".jsonl":
-        path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines) + "\n", encoding="utf-8")
+        path.write_text(
+            "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines) + "\n", encoding="utf-8"
+        )
     else:
         quoted = [[str(value).replace('"', '""') for value in caption] for caption in captions]
         rows = ["clip_id,caption_index,text", *('"{}",{},"{}"'.format(*fields) for fields in quoted)]
@@ -45,7 +47,13 @@ def write_captions(path, captions=CAPTIONS):
 
 def test_the_printed_command_gives_a_file_that_joins_and_a_report(tmp_path, encoder, capsys):
     output = tmp_path / "out" / "synthetic.parquet"
-    config = {"num_train": 32, "num_validation": 32, "num_test": 32, "languages": ["eng"], "cache_dir": str(tmp_path)}
+    config = {
+        "num_train": 32,
+        "num_validation": 32,
+        "num_test": 32,
+        "languages": ["eng"],
+        "cache_dir": str(tmp_path),
+    }
     models = ["--model", save_nllb(tmp_path / "nllb"), "--sentence_encoder", encoder, "--num_beams", 1]
     what = ["--dataset", "synthetic", "--dataset_config", json.dumps(config), "--languages", "fra", "jpn"]
     asked = ["--splits", "test", "--back_sample", 7, "--num_worst", 3]
@@ -72,7 +80,9 @@ def test_the_printed_command_gives_a_file_that_joins_and_a_report(tmp_path, enco
     joined = load_splits("synthetic", translations={"path": str(output), "strict": False}, **config)
     by_key = {(x["clip_id"], x["language"], x["caption_index"]): x["text"] for x in table.to_pylist()}
     row = next(row for row in joined["test"] if row["captions"]["fra"])
-    assert row["captions"]["fra"] == [by_key[row["clip_id"], "fra", i] for i in range(len(row["captions"]["eng"]))]
+    assert row["captions"]["fra"] == [
+        by_key[row["clip_id"], "fra", i] for i in range(len(row["captions"]["eng"]))
+    ]
 
 
 @pytest.mark.process
@@ -81,7 +91,9 @@ def test_a_killed_and_restarted_run_writes_the_same_bytes(tmp_path, encoder):
     common = ["--captions", captions, "--model", "chat", "--languages", "fra", "deu", "--batch_size", 2]
     common += ["--sentence_encoder", encoder, "--device", "cpu"]
     with fake_endpoint() as server:
-        run_recipe(translate_captions, *common, "--endpoint", server.url, "--output", tmp_path / "whole.parquet")
+        run_recipe(
+            translate_captions, *common, "--endpoint", server.url, "--output", tmp_path / "whole.parquet"
+        )
         whole = len(server.requests)
     output = tmp_path / "killed.parquet"
     part = tmp_path / "killed.parquet.part.jsonl"
@@ -95,8 +107,13 @@ def test_a_killed_and_restarted_run_writes_the_same_bytes(tmp_path, encoder):
         run_recipe(translate_captions, *common, "--endpoint", server.url, "--output", output, "--workers", 1)
         assert len(server.requests) == whole - done
     for name in ("{}.parquet", "{}.back.parquet"):
-        assert (tmp_path / name.format("killed")).read_bytes() == (tmp_path / name.format("whole")).read_bytes()
-    reports = [json.loads((tmp_path / f"{name}.report.json").read_text())["languages"] for name in ("killed", "whole")]
+        assert (tmp_path / name.format("killed")).read_bytes() == (
+            tmp_path / name.format("whole")
+        ).read_bytes()
+    reports = [
+        json.loads((tmp_path / f"{name}.report.json").read_text())["languages"]
+        for name in ("killed", "whole")
+    ]
     assert reports[0] == reports[1]
     assert reports[0]["fra"]["cosine"] == pytest.approx(
         1, abs=1e-6
@@ -108,7 +125,14 @@ def test_another_model_may_translate_back(tmp_path, encoder, capsys):
     output = tmp_path / "out.parquet"
     back = ["--back_model", save_nllb(tmp_path / "nllb"), "--sentence_encoder", encoder, "--back_sample", 2]
     with fake_endpoint() as server:
-        what = ["--captions", write_captions(tmp_path / "captions.jsonl"), "--languages", "fra", "--output", output]
+        what = [
+            "--captions",
+            write_captions(tmp_path / "captions.jsonl"),
+            "--languages",
+            "fra",
+            "--output",
+            output,
+        ]
         run_recipe(translate_captions, *what, *back, "--model", "chat", "--endpoint", server.url)
         assert len(server.requests) == 1
     assert set(read_translations(output)["model"].to_pylist()) == {"chat"}
@@ -121,9 +145,23 @@ def test_another_model_may_translate_back(tmp_path, encoder, capsys):
 
 def test_the_check_may_be_left_out(tmp_path, capsys):
     with fake_endpoint() as server:
-        what = ["--captions", write_captions(tmp_path / "captions.csv"), "--languages", "fra", "--back_sample", 0]
+        what = [
+            "--captions",
+            write_captions(tmp_path / "captions.csv"),
+            "--languages",
+            "fra",
+            "--back_sample",
+            0,
+        ]
         run_recipe(
-            translate_captions, *what, "--model", "m", "--endpoint", server.url, "--output", tmp_path / "o.parquet"
+            translate_captions,
+            *what,
+            "--model",
+            "m",
+            "--endpoint",
+            server.url,
+            "--output",
+            tmp_path / "o.parquet",
         )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["captions.csv", "o.parquet", "o.report.json"]
     assert "fra" in capsys.readouterr().out
@@ -213,7 +251,15 @@ def test_invalid_arguments_are_rejected_at_once(arguments, message):
 
 
 def test_a_model_that_lacks_a_language_fails_before_the_work(tmp_path, encoder):
-    what = ["--captions", write_captions(tmp_path / "captions.csv"), "--languages", "fra", "swe", "--device", "cpu"]
+    what = [
+        "--captions",
+        write_captions(tmp_path / "captions.csv"),
+        "--languages",
+        "fra",
+        "swe",
+        "--device",
+        "cpu",
+    ]
     what += ["--sentence_encoder", encoder, "--model", save_nllb(tmp_path / "nllb")]
     with pytest.raises(ValueError, match="'swe'"):
         run_recipe(translate_captions, *what, "--output", tmp_path / "o.parquet")
@@ -223,7 +269,14 @@ def test_a_model_that_lacks_a_language_fails_before_the_work(tmp_path, encoder):
 def test_the_key_is_read_from_the_environment_and_not_saved(tmp_path, monkeypatch):
     monkeypatch.setenv("SOME_KEY", "sesame")
     with fake_endpoint() as server:
-        what = ["--captions", write_captions(tmp_path / "captions.csv"), "--languages", "fra", "--back_sample", 0]
+        what = [
+            "--captions",
+            write_captions(tmp_path / "captions.csv"),
+            "--languages",
+            "fra",
+            "--back_sample",
+            0,
+        ]
         where = ["--endpoint", f"{server.url}/v1?key=sesame", "--api_key_env", "SOME_KEY"]
         where += ["--output", tmp_path / "o.parquet"]
         run_recipe(translate_captions, *what, *where, "--model", "m")

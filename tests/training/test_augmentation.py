@@ -28,7 +28,12 @@ FRAMES, BANDS = 120, 24
 def options(**kwargs):
     masks = {"mask_time_prob": 0.2, "mask_time_length": 5, "mask_time_min_masks": 1}
     bands = {"mask_feature_prob": 0.3, "mask_feature_length": 3, "mask_feature_min_masks": 0}
-    waves = {"random_gain_db": 0.0, "background_dir": None, "background_snr_db": [3.0, 30.0], "background_prob": 0.5}
+    waves = {
+        "random_gain_db": 0.0,
+        "background_dir": None,
+        "background_snr_db": [3.0, 30.0],
+        "background_prob": 0.5,
+    }
     run = {"max_audio_seconds": 30.0, "seed": 3, "process_index": 0, "device": torch.device("cpu")}
     return SimpleNamespace(**{**masks, **bands, **waves, **run, **kwargs})
 
@@ -63,7 +68,10 @@ def loop_spans(generator, lengths, size, prob, length, min_masks):
 def test_spans_that_fit_into_no_clip_are_refused(given, message):
     with pytest.raises(ValueError, match=message):
         SpecAugment(builders.bert_processor(), options(**given))
-    SpecAugment(builders.bert_processor(), options(mask_feature_prob=0.0, mask_time_length=500, mask_feature_length=65))
+    SpecAugment(
+        builders.bert_processor(),
+        options(mask_feature_prob=0.0, mask_time_length=500, mask_feature_length=65),
+    )
 
 
 def test_masks_are_those_of_plain_loops_and_masked_values_the_mean_of_the_clip():
@@ -93,7 +101,8 @@ def test_as_many_frames_are_masked_as_by_transformers():
     np.random.seed(0)
     theirs = _compute_mask_indices(mask.shape, 0.3, 7, attention_mask=mask.long(), min_masks=2)
     ours = changed.any(dim=1).float()
-    for start, end in ((0, 10), (10, 20), (20, FRAMES)):  # the middle of a clip is masked more often than its ends
+    # the middle of a clip is masked more often than its ends
+    for start, end in ((0, 10), (10, 20), (20, FRAMES)):
         assert ours[:, start:end].mean() == pytest.approx(theirs[:, start:end].mean(), rel=0.1)
     assert not changed.mT[~mask].any()
 
@@ -244,7 +253,8 @@ def test_a_broken_background_is_named(tmp_path):
     augment = waveform_augmentation(background_dir=str(tmp_path), background_prob=1.0)
     with pytest.raises(ValueError, match=r"hum\.wav.*background_dir") as caught:
         augment(builders.tone(440), ROWS[0])
-    assert not isinstance(caught.value, BadAudioError)  # for which `train` suggests on_bad_audio, which skips clips
+    # for which `train` suggests on_bad_audio, which skips clips
+    assert not isinstance(caught.value, BadAudioError)
 
 
 def test_a_batch_holds_the_augmented_clips(rows):
@@ -291,7 +301,9 @@ def test_a_resumed_run_continues_bit_for_bit(tmp_path, rows, backgrounds, augmen
     settings = {**STEPS, **augmentation}
     whole = build(tmp_path / "whole", rows, model=with_dropout(), **settings)
     whole.train()
-    resumed = build(tmp_path / "whole", rows, model=builders.supclap_model(with_dropout().config, seed=99), **settings)
+    resumed = build(
+        tmp_path / "whole", rows, model=builders.supclap_model(with_dropout().config, seed=99), **settings
+    )
     checkpoint = tmp_path / "whole" / "checkpoint-4"
     assert str(backgrounds.parent) not in (checkpoint / RUN_FILE).read_text()
     resumed.train(resume_from_checkpoint=str(checkpoint))
@@ -303,7 +315,11 @@ def test_a_resumed_run_continues_bit_for_bit(tmp_path, rows, backgrounds, augmen
 def test_training_is_augmented_and_evaluation_is_not(tmp_path, rows, backgrounds):
     settings = {"max_steps": 1, "eval_strategy": "no", "save_strategy": "no", "load_best_model_at_end": False}
     plain = build(tmp_path / "plain", rows, **settings)
-    for augmentation in (MASKS, {"random_gain_db": 6.0}, {"background_dir": str(backgrounds), "background_prob": 1.0}):
+    for augmentation in (
+        MASKS,
+        {"random_gain_db": 6.0},
+        {"background_dir": str(backgrounds), "background_prob": 1.0},
+    ):
         trainer = build(tmp_path / "augmented", rows, **settings, **augmentation)
         one, other = (each.predict(rows).predictions for each in (trainer, plain))
         assert all(map(np.array_equal, one, other))

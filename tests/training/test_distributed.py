@@ -15,7 +15,9 @@ from modeling_supclap.training.distributed import (
     world_size,
 )
 
-EMBEDDINGS = torch.nn.functional.normalize(torch.randn(2, 8, 6, generator=torch.Generator().manual_seed(0)), dim=-1)
+EMBEDDINGS = torch.nn.functional.normalize(
+    torch.randn(2, 8, 6, generator=torch.Generator().manual_seed(0)), dim=-1
+)
 
 
 def gradient_of_a_shared_projection(audio, text, total):

@@ -41,7 +41,9 @@ class Straight(ContrastiveModule):
 
     def _embed(self, kind, inputs, count, *others):
         features = getattr(self.model, f"get_{kind}_features")
-        return features(**{name: tensor for name, tensor in inputs.items() if tensor is not None}).pooler_output
+        return features(
+            **{name: tensor for name, tensor in inputs.items() if tensor is not None}
+        ).pooler_output
 
 
 def batch(clips=CLIPS, texts_per_clip=1, frames=80, tokens=9):
@@ -59,7 +61,9 @@ def batch(clips=CLIPS, texts_per_clip=1, frames=80, tokens=9):
 
 
 def double(inputs):
-    return {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in inputs.items()}
+    return {
+        name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in inputs.items()
+    }
 
 
 def model_with_dropout(rate=0.2):
@@ -80,7 +84,10 @@ def step(module, inputs, seed=0):
 def difference(gradients, expected):
     """Return the largest relative difference of the gradients, except of key biases, which are only noise."""
     assert gradients.keys() == expected.keys()
-    return max(((gradients[name] - expected[name]).norm() / (expected[name].norm() + 1e-4)).item() for name in expected)
+    return max(
+        ((gradients[name] - expected[name]).norm() / (expected[name].norm() + 1e-4)).item()
+        for name in expected
+    )
 
 
 # ---- gradients of the whole batch ----
@@ -104,13 +111,16 @@ def test_gradients_are_those_of_the_whole_batch(tmp_path, options, groups, chunk
     model = builders.supclap_model(builders.supclap_config(**bias))
     objective = build_objective(arguments(tmp_path, radius_num_similarities=4, **options))
     for parameter in objective.parameters():
-        parameter.data += 0.3 * torch.randn(parameter.shape)  # some layers of a new radius predictor have no gradient
+        # some layers of a new radius predictor have no gradient
+        parameter.data += 0.3 * torch.randn(parameter.shape)
     plain = Straight(model, objective).double()
     cached = ContrastiveModule(copy.deepcopy(model), copy.deepcopy(objective), chunk_size)
     inputs = double(batch()) | ({} if groups is None else {"group_ids": torch.tensor(groups)})
 
     (expected, wanted), (outputs, gradients) = step(plain, inputs), step(cached, inputs)
-    assert [name for name, gradient in wanted.items() if gradient.norm() < 1e-4 and not name.endswith("key.bias")] == []
+    assert [
+        name for name, gradient in wanted.items() if gradient.norm() < 1e-4 and not name.endswith("key.bias")
+    ] == []
     assert difference(gradients, wanted) < 1e-12
     assert outputs.loss.item() == pytest.approx(expected.loss.item(), rel=1e-13)
     assert outputs.logs.keys() == expected.logs.keys()
@@ -124,7 +134,9 @@ def test_negatives_and_nested_widths_have_exact_gradients(tmp_path, model, chunk
     inputs["negative_mask"][1:3, 1] = False
     found = []
     for kind, size in ((Straight, None), (ContrastiveModule, chunk_size)):
-        objective = MatryoshkaObjective(build_objective(arguments(tmp_path, svr="bi-static", radius_init=0.1)), [3])
+        objective = MatryoshkaObjective(
+            build_objective(arguments(tmp_path, svr="bi-static", radius_init=0.1)), [3]
+        )
         module = kind(copy.deepcopy(model), objective, size).train()
         module.double()(**double(inputs)).loss.backward()
         found.append({name: parameter.grad for name, parameter in module.named_parameters()})
@@ -259,7 +271,9 @@ def graphs_kept(module, inputs, chunk_size):
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_dropout_is_replayed(checkpointing):
-    module = ContrastiveModule(model_with_dropout(), build_objective(arguments("unused")), chunk_size=3).double()
+    module = ContrastiveModule(
+        model_with_dropout(), build_objective(arguments("unused")), chunk_size=3
+    ).double()
     inputs = double(batch())
     for name in ("attention_mask", "audio_attention_mask"):
         inputs[name] = torch.ones_like(inputs[name])
@@ -267,7 +281,9 @@ def test_dropout_is_replayed(checkpointing):
     state = torch.get_rng_state()
     if checkpointing:
         newer = hasattr(module.model, "activation_checkpointing_enable")  # the name since transformers 5.23
-        getattr(module.model, "activation_checkpointing_enable" if newer else "gradient_checkpointing_enable")()
+        getattr(
+            module.model, "activation_checkpointing_enable" if newer else "gradient_checkpointing_enable"
+        )()
     _, gradients = step(module, inputs)
     assert difference(gradients, wanted) < 1e-12
     assert torch.equal(torch.get_rng_state(), state)
@@ -304,7 +320,9 @@ def test_random_numbers_of_any_library_are_replayed(source):
 def test_under_autocast_chunks_add_up_in_single_precision():
     tower = nn.Linear(2, 3)
     with torch.autocast("cpu", torch.bfloat16):
-        embed_in_chunks(lambda rows: tower(rows["x"]), {"x": torch.ones(400, 2)}, chunk_size=1).sum().backward()
+        embed_in_chunks(
+            lambda rows: tower(rows["x"]), {"x": torch.ones(400, 2)}, chunk_size=1
+        ).sum().backward()
     # In bfloat16, a sum of ones stops at 256.
     assert (tower.weight.grad == 400).all()
 
@@ -322,7 +340,11 @@ class PeakMemory(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         results = func(*args, **(kwargs or {}))
-        known = {tensor.untyped_storage() for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, torch.Tensor)}
+        known = {
+            tensor.untyped_storage()
+            for tensor in tree_leaves((args, kwargs))
+            if isinstance(tensor, torch.Tensor)
+        }
         for tensor in tree_leaves(results):
             if isinstance(tensor, torch.Tensor) and tensor.untyped_storage() not in known:
                 self._count(tensor.untyped_storage())
@@ -426,7 +448,9 @@ def test_inputs_that_cannot_be_chunked_are_rejected(inputs, chunk_size, message)
 
 def test_second_derivatives_through_recomputed_chunks_are_refused():
     tower, x = nn.Linear(2, 3).double(), torch.randn(5, 2, dtype=torch.float64)
-    wanted = torch.autograd.functional.hvp(lambda rows: tower(rows).tanh().square().sum(), x, torch.ones_like(x))[1]
+    wanted = torch.autograd.functional.hvp(
+        lambda rows: tower(rows).tanh().square().sum(), x, torch.ones_like(x)
+    )[1]
 
     def loss(rows, chunk_size):
         embeds = embed_in_chunks(lambda chunk: tower(chunk["x"]).tanh(), {"x": rows}, chunk_size)
@@ -441,7 +465,9 @@ def test_second_derivatives_through_recomputed_chunks_are_refused():
 def test_a_norm_over_the_batch_is_refused(model):
     module = ContrastiveModule(model, AllTexts(1)).train()
     assert module(**batch()).loss.isfinite()
-    name, norm = next((name, part) for name, part in model.named_modules() if "BatchNorm" in type(part).__name__)
+    name, norm = next(
+        (name, part) for name, part in model.named_modules() if "BatchNorm" in type(part).__name__
+    )
     norm.train()
     with pytest.raises(ValueError, match=name):
         module(**batch())

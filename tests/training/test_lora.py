@@ -104,7 +104,10 @@ def embeds(model):
         (
             clap,
             "audio_model",
-            [f"audio_encoder.layers.{stage}.blocks.{block}" for stage, block in [(0, 0), (1, 0), (2, 0), (2, 1)]]
+            [
+                f"audio_encoder.layers.{stage}.blocks.{block}"
+                for stage, block in [(0, 0), (1, 0), (2, 0), (2, 1)]
+            ]
             + ["audio_encoder.layers.3.blocks.0", "audio_encoder.layers.3.blocks.1"],
         ),
     ],
@@ -159,7 +162,9 @@ def projection(width, shared):
 
 def on_meta(audio, text, shared):
     with torch.device("meta"):
-        config = SupCLAPConfig(audio_config=audio, text_config=text, projection_dim=shared, text_pooling="pooler")
+        config = SupCLAPConfig(
+            audio_config=audio, text_config=text, projection_dim=shared, text_pooling="pooler"
+        )
         return SupCLAPModel(config)
 
 
@@ -168,7 +173,9 @@ def count(model, *prefixes):
 
 
 def count_trainable(model, *prefixes):
-    return sum(dict(model.named_parameters())[name].numel() for name in trainable(model) if name.startswith(prefixes))
+    return sum(
+        dict(model.named_parameters())[name].numel() for name in trainable(model) if name.startswith(prefixes)
+    )
 
 
 def test_a_tenth_of_clap_trains():
@@ -195,7 +202,8 @@ def test_ms_clap_2022_trains_the_part_of_the_paper():
     assert train_last_layers(model) == modules
 
     tagging_head, pooler = 527 * (2048 + 1), 768**2 + 768
-    spectrogram_layers = 2 * 513 * 1024 + 513 * 64  # fixed Fourier and mel matrices, stored as parameters there
+    # fixed Fourier and mel matrices, stored as parameters there
+    spectrogram_layers = 2 * 513 * 1024 + 513 * 64
     audio, text = ("audio_model", "audio_projection"), ("text_model", "text_projection")
     assert count_trainable(model, *audio) + tagging_head == 8_423_951
     assert count_trainable(model, *text) + pooler == 9_515_520
@@ -204,7 +212,10 @@ def test_ms_clap_2022_trains_the_part_of_the_paper():
     assert 9_515_520 / (count(model, *text) + pooler) == pytest.approx(0.0854, abs=1e-4)
 
     train_last_layers(model, audio_layers=2)
-    assert {name.split(".")[1] for name in trainable(model) if name.startswith("audio_model")} == {"conv_blocks", "fc1"}
+    assert {name.split(".")[1] for name in trainable(model) if name.startswith("audio_model")} == {
+        "conv_blocks",
+        "fc1",
+    }
 
 
 def test_bert_trains_the_number_of_the_paper():
@@ -218,7 +229,11 @@ def test_bert_trains_the_number_of_the_paper():
 
 @pytest.mark.parametrize(
     ("model", "processor"),
-    [(bert, builders.bert_processor), (bert_with_pooler, builders.bert_processor), (sonar, builders.nllb_processor)],
+    [
+        (bert, builders.bert_processor),
+        (bert_with_pooler, builders.bert_processor),
+        (sonar, builders.nllb_processor),
+    ],
 )
 def test_only_the_chosen_parameters_change(tmp_path, rows, model, processor):
     model = model()
@@ -252,7 +267,9 @@ def test_a_tower_without_blocks():
 
 
 def adapted(model):
-    return sorted(name.removesuffix(".lora_A.default.weight") for name in trainable(model) if "lora_A" in name)
+    return sorted(
+        name.removesuffix(".lora_A.default.weight") for name in trainable(model) if "lora_A" in name
+    )
 
 
 @pytest.mark.parametrize(
@@ -260,7 +277,13 @@ def adapted(model):
     [
         (bert, ["audio_model.blocks.1.attn.{}", "text_model.encoder.layer.1.attention.{}"]),
         (sonar, ["audio_model.blocks.1.attn.{}", "text_model.layers.1.self_attn.{}"]),
-        (clap, ["audio_model.audio_encoder.layers.3.blocks.1.attention.{}", "text_model.encoder.layer.1.attention.{}"]),
+        (
+            clap,
+            [
+                "audio_model.audio_encoder.layers.3.blocks.1.attention.{}",
+                "text_model.encoder.layer.1.attention.{}",
+            ],
+        ),
     ],
 )
 def test_attention_of_the_last_blocks_is_adapted(model, expected):
@@ -307,7 +330,9 @@ def test_a_merged_model_has_the_standard_layout_and_equal_outputs(tmp_path, mode
         assert torch.equal(left, right)
 
 
-@pytest.mark.skipif(transformers.__version__.startswith("5.17."), reason="leaves the modules of an adapter random")
+@pytest.mark.skipif(
+    transformers.__version__.startswith("5.17."), reason="leaves the modules of an adapter random"
+)
 def test_saved_unmerged_it_is_an_adapter_folder(tmp_path, model):
     model.save_pretrained(tmp_path / "base")
     disturb(add_lora(model, rank=2))
@@ -408,11 +433,16 @@ def test_quantised_weights_are_saved_as_floats(model, monkeypatch):
     assert torch.equal(copied.get_submodule(layer).weight, weights[f"{layer}.weight"])
     with pytest.raises(ValueError, match=r"1 weights.*logit_scale"):
         merged_copy(
-            model.config, model.peft_config, {k: v for k, v in weights.items() if k != "logit_scale"}, ["default"]
+            model.config,
+            model.peft_config,
+            {k: v for k, v in weights.items() if k != "logit_scale"},
+            ["default"],
         )
 
 
-@pytest.mark.skipif(transformers.__version__.startswith("5.17."), reason="leaves the modules of an adapter random")
+@pytest.mark.skipif(
+    transformers.__version__.startswith("5.17."), reason="leaves the modules of an adapter random"
+)
 def test_an_adapter_alone_has_the_temperature_and_no_local_path(tmp_path):
     bert_with_pooler().save_pretrained(tmp_path / "ann" / "base")
     start = SupCLAPModel.from_pretrained(tmp_path / "ann" / "base")
@@ -447,7 +477,9 @@ def test_the_trainer_saves_a_merged_model_and_checkpoints_can_be_merged(tmp_path
         model = get_peft_model(model, LoraConfig(r=2, lora_alpha=6, target_modules=TARGETS))
     else:
         add_lora(model, rank=2, alpha=6)
-    run = build(tmp_path / "run", rows, model, max_steps=4, **{**QUICK, "save_strategy": "steps", "save_steps": 4})
+    run = build(
+        tmp_path / "run", rows, model, max_steps=4, **{**QUICK, "save_strategy": "steps", "save_steps": 4}
+    )
     assert type(run.clap) is SupCLAPModel
     run.train()
     run.save_model()

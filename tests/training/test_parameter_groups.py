@@ -69,7 +69,9 @@ RATES = {"text_model": 1e-5, "text_model.encoder.layer.1": 3e-5, "logit_scale": 
 
 
 def test_each_part_has_its_rate(tmp_path, rows):
-    trainer = build(tmp_path, rows, svr="bi-static", weight_decay=0.1, learning_rates=RATES, max_steps=2, **QUICK)
+    trainer = build(
+        tmp_path, rows, svr="bi-static", weight_decay=0.1, learning_rates=RATES, max_steps=2, **QUICK
+    )
     start = trainer.clap.logit_scale.item()
     trainer.train()
     rate_of = {}
@@ -81,9 +83,10 @@ def test_each_part_has_its_rate(tmp_path, rows):
         for part in sorted(RATES, key=len):
             if f"{name.removeprefix('model.')}.".startswith(f"{part}."):
                 expected = RATES[part]
-        assert rate_of[id(parameter)] == (expected, 0.1 if decays(name, parameter) and "bias" not in name else 0.0), (
-            name
-        )
+        assert rate_of[id(parameter)] == (
+            expected,
+            0.1 if decays(name, parameter) and "bias" not in name else 0.0,
+        ), name
     assert trainer.clap.logit_scale.item() == start
     logged = [entry["learning_rate"] for entry in trainer.state.log_history if "learning_rate" in entry]
     assert logged[0] == 1e-3  # the general rate is the logged one
@@ -110,7 +113,9 @@ def test_parts_without_trainable_parameters_are_named(tmp_path, rows):
         )
 
 
-@pytest.mark.parametrize("value", ["text_model", "[1]", {"text_model": "fast"}, {"text_model": -1}, '{"a": NaN}', 3])
+@pytest.mark.parametrize(
+    "value", ["text_model", "[1]", {"text_model": "fast"}, {"text_model": -1}, '{"a": NaN}', 3]
+)
 def test_rates_that_are_no_mapping_of_numbers_are_refused(value):
     with pytest.raises(ValueError, match="learning_rates"):
         as_rates(value)

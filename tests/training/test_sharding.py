@@ -111,7 +111,9 @@ def train_sharded(folder, kind):
         rank = args.process_index
         Path(folder, f"tones{rank}").mkdir(exist_ok=True)
         rows = tone_rows(Path(folder, f"tones{rank}"), count=8)
-        trainer = SupCLAPTrainer(builders.supclap_model(), args, rows, processing_class=builders.bert_processor())
+        trainer = SupCLAPTrainer(
+            builders.supclap_model(), args, rows, processing_class=builders.bert_processor()
+        )
         trainer.train(f"{folder}/out/checkpoint-1" if resumes else None)
         trainer.save_model()
         weights = {name: weight.full_tensor() for name, weight in trainer.module.model.named_parameters()}

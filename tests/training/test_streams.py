@@ -37,10 +37,17 @@ def folder(tmp_path_factory):
     """Prepared set of 30 training clips, in row groups of two."""
     folder = tmp_path_factory.mktemp("streams")
     make_folder(folder / "ESC", clips=40, seconds=0.2)
-    options = {"data_dir": str(folder / "ESC"), "languages": ["eng", "fra"], "test_fold": 4, "validation_fraction": 0.0}
+    options = {
+        "data_dir": str(folder / "ESC"),
+        "languages": ["eng", "fra"],
+        "test_fold": 4,
+        "validation_fraction": 0.0,
+    }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(preparing, "ROW_GROUP_ROWS", 2)
-        prepare(Request("esc50", options, "int16"), folder / "int16", cache_dir=str(folder / "cache"), quiet=True)
+        prepare(
+            Request("esc50", options, "int16"), folder / "int16", cache_dir=str(folder / "cache"), quiet=True
+        )
     return folder
 
 
@@ -61,7 +68,9 @@ def hub(folder):
         file = io.BytesIO()
         soundfile.write(file, np.frombuffer(row["samples"], "<i2"), row["sampling_rate_hz"], format="WAV")
         audio = {"bytes": file.getvalue(), "path": Path(row["audio_path"]).name}
-        stored.append({"audio": audio, "captions": row["captions"]["eng"], "caption_fra": row["captions"]["fra"][0]})
+        stored.append(
+            {"audio": audio, "captions": row["captions"]["eng"], "caption_fra": row["captions"]["fra"][0]}
+        )
     made = datasets.Dataset.from_list(stored).cast_column("audio", datasets.Audio(decode=False))
     for number in range(2):
         path = folder / "hub" / "data" / f"train-{number:05d}-of-00002.parquet"
@@ -179,7 +188,9 @@ def train_and_report(data_dir, output, batch_size):
 def test_two_processes_see_the_batches_of_one_and_resume(folder, hub, tmp_path, name):
     train_and_report(str(folder / name), str(tmp_path), "4")
     run_processes(__file__, str(folder / name), str(tmp_path), "2")
-    one, first, second = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("4-0", "2-0", "2-1"))
+    one, first, second = (
+        json.loads((tmp_path / f"{name}.json").read_text()) for name in ("4-0", "2-0", "2-1")
+    )
 
     together = [sorted(a + b) for a, b in zip(first["batches"], second["batches"], strict=True)]
     assert together == list(map(sorted, one["batches"]))

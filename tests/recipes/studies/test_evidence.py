@@ -58,7 +58,11 @@ BASE = ([0.2, 0.40, 0.50], [0.2, 0.42, 0.51], [0.2, 0.41, 0.52])
 
 def judged(new, simple=BASE, converged=True, seconds_per_step=1.0):
     points = {}
-    for name, curves, seconds in (("base", BASE, 1.0), ("new", new, seconds_per_step), ("simple", simple, 1.0)):
+    for name, curves, seconds in (
+        ("base", BASE, 1.0),
+        ("new", new, seconds_per_step),
+        ("simple", simple, 1.0),
+    ):
         of_seeds = [runs(curve, seconds_per_step=seconds, seed=seed) for seed, curve in enumerate(curves)]
         points[name] = by_length(*of_seeds)
     arms = evidence.summarize_arms(points, STUDY, TUNING)
@@ -82,7 +86,10 @@ def test_verdicts():
     assert evidence.judge(arms, STUDY, False) == "open, because the baseline has not converged"
     assert judged(shifted(0.0, 0.0, 0.0))[1] == "not shown at convergence"
     assert judged(shifted(-0.1, -0.1, -0.05))[1] == "does not hold"
-    assert judged(shifted(-0.1, -0.1, -0.05), converged=False)[1] == "open, because the baseline has not converged"
+    assert (
+        judged(shifted(-0.1, -0.1, -0.05), converged=False)[1]
+        == "open, because the baseline has not converged"
+    )
     gain = shifted(0.1, 0.1, 0.05)
     assert judged(gain, simple=gain)[1] == "holds at convergence, explained by a control: Simple"
     assert judged(gain, simple=shifted(0.0, 0.0, 0.01))[1] == "holds at convergence"  # the method is better
@@ -106,7 +113,9 @@ def test_seeds_of_different_difficulty_have_their_own_level():
     curves = ([0.2, 0.40, 0.50], [0.1, 0.2, 0.3])
     points = {
         "base": by_length(*(runs(curve, seed=seed) for seed, curve in enumerate(curves))),
-        "new": by_length(*(runs([2 * value for value in curve], seed=seed) for seed, curve in enumerate(curves))),
+        "new": by_length(
+            *(runs([2 * value for value in curve], seed=seed) for seed, curve in enumerate(curves))
+        ),
     }
     arms = evidence.summarize_arms(points, STUDY, TUNING)
     assert arms["base"]["to_90"]["steps"] == pytest.approx({"mean": 1, "low": 1, "high": 1})
@@ -131,7 +140,8 @@ def test_equal_seconds_count_the_cost_of_a_step():
     }
     arms = evidence.summarize_arms(points, STUDY, TUNING)
     assert arms["new"]["differences"]["captions"]["mean"] == pytest.approx(0)
-    expected = np.mean([curve[1] - curve[2] for curve in BASE])  # 400 s: its 200 steps against 400 of the baseline
+    # 400 s: its 200 steps against 400 of the baseline
+    expected = np.mean([curve[1] - curve[2] for curve in BASE])
     assert arms["new"]["differences"]["seconds"]["mean"] == pytest.approx(expected)
 
 
@@ -150,7 +160,9 @@ def train(monkeypatch):
     """Fake training: the score rises with epochs and learning rate, and is constant after 20 epochs."""
 
     def train(settings):
-        value = 0.2 + 0.01 * min(settings["num_train_epochs"], 20) + (settings["learning_rate"] == 2e-3) * 0.05
+        value = (
+            0.2 + 0.01 * min(settings["num_train_epochs"], 20) + (settings["learning_rate"] == 2e-3) * 0.05
+        )
         value += 0.001 * (settings["seed"] % 3)
         arguments = {"loss": "infonce", "languages": ["eng"]}
         arguments |= {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1}
@@ -158,7 +170,12 @@ def train(monkeypatch):
         training = {"steps": steps, "seconds": 1.0, "process_seconds": steps / 10, "arguments": arguments}
         training["best_validation"] = {"eval_mean_recall": value}
         scores = {"retrieval": {"eng": {d: {"R@1": score(value, None, 0.01)} for d in ("t2a", "a2t")}}}
-        content = {"schema": SCHEMA, "protocol": {"languages": ["eng"]}, "scores": scores, "training": training}
+        content = {
+            "schema": SCHEMA,
+            "protocol": {"languages": ["eng"]},
+            "scores": scores,
+            "training": training,
+        }
         return Results(content)
 
     return fake_training(monkeypatch, train)
@@ -168,7 +185,9 @@ def test_a_study_from_the_command_line(train, tmp_path, monkeypatch, capsys):
     words = ["evidence/svr", "--rows", "bi_dynamic", "--seeds", "0", "1", "--output_dir", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["supclap reproduce", *words])
     grid = {"learning_rate": [1e-3, 2e-3, 4e-3]}
-    monkeypatch.setattr(select, "find_studies", lambda names: {name: {**STUDIES[name], "grid": grid} for name in names})
+    monkeypatch.setattr(
+        select, "find_studies", lambda names: {name: {**STUDIES[name], "grid": grid} for name in names}
+    )
     reproduce.main()
 
     tuning = [settings for settings in train if settings["seed"] == evidence.TUNING_SEED]
@@ -183,7 +202,9 @@ def test_a_study_from_the_command_line(train, tmp_path, monkeypatch, capsys):
     assert content["converged"]
     assert content["verdict"] == "not shown at convergence"
     assert content["seeds"] == [0, 1]
-    assert [point["score"] for point in content["arms"]["infonce"]["points"][-1]] == pytest.approx([0.45, 0.451])
+    assert [point["score"] for point in content["arms"]["infonce"]["points"][-1]] == pytest.approx(
+        [0.45, 0.451]
+    )
     text = (tmp_path / "mini" / "evidence_svr_selected.md").read_text()
     assert "not shown at convergence" in text
     assert "45.1 (44.4 to 45.7)" in text
@@ -235,7 +256,14 @@ def test_a_dry_run_trains_nothing(train, tmp_path, monkeypatch, capsys):
 
 
 def test_missing_inputs_of_any_study_are_named_before_the_first_run(train, tmp_path, monkeypatch, capsys):
-    words = ["evidence/svr", "evidence/augmentation", "--output_dir", str(tmp_path), "--data_dir", str(tmp_path)]
+    words = [
+        "evidence/svr",
+        "evidence/augmentation",
+        "--output_dir",
+        str(tmp_path),
+        "--data_dir",
+        str(tmp_path),
+    ]
     monkeypatch.setattr(sys, "argv", ["supclap reproduce", *words])
     with pytest.raises(FileNotFoundError, match="samples"):
         reproduce.main()
@@ -256,7 +284,8 @@ def test_a_folder_of_esc10_is_complete_if_the_recordings_in_its_table_exist(tmp_
 
     evidence.check_study(name, study, replace(args, dry_run=True))
     printed = capsys.readouterr().out
-    assert "found: esc50: 32 train, 4 validation, 12 test recordings, about 0.0067 hours" in printed  # 48 of 0.5 s
+    # 48 of 0.5 s
+    assert "found: esc50: 32 train, 4 validation, 12 test recordings, about 0.0067 hours" in printed
     assert "missing" not in printed
 
     for path in sorted(folder.glob("audio/*.wav"))[:12]:
@@ -326,7 +355,8 @@ def test_one_data_folder_serves_all_studies(tmp_path):
     for name in ("evidence/svr_esc10", "evidence/augmentation", "evidence/temporal"):
         arms = STUDIES[name]["arms"]
         steps = [
-            [evidence.build_steps(arm, STUDIES[name], {}, 0, args) for arm in arms] for args in (of_parent, of_esc10)
+            [evidence.build_steps(arm, STUDIES[name], {}, 0, args) for arm in arms]
+            for args in (of_parent, of_esc10)
         ]
         assert steps[0] == steps[1]  # the same settings and run folders
     (step,) = evidence.build_steps("infonce", STUDIES["evidence/svr_recordings"], {}, 0, of_parent)

@@ -49,14 +49,25 @@ def test_settings_are_those_of_the_papers(tmp_path):
     (step,) = settings_of("supclap/figure6", "figure6_pretrained", "audiocaps", "full", tmp_path)
     assert "random_weights" not in step.settings
     (step, _) = settings_of("teminal/table2", "table2_ab_1111", "esc50", "full", tmp_path)
-    assert (step.settings["num_phrasings"], 2450 // step.settings["per_device_train_batch_size"]) == (1, 28)  # [T B.5]
+    # [T B.5]
+    assert (step.settings["num_phrasings"], 2450 // step.settings["per_device_train_batch_size"]) == (1, 28)
     (step,) = settings_of("supclap/table1", "table1_infonce", "synthetic", "mini", tmp_path)
     assert step.settings["train_temperature"] is False  # from the base file of the row
     assert (step.settings["audio_encoder"], step.settings["text_encoder"]) == ("scratch", "scratch")
 
 
 PRINTED = sorted({(entry["paper"], entry["table"]) for entry in evaluation.paper_results()})
-WITHOUT_ROW = {"MMT", "ML-ACT", "CompA-CLAP", "GPA", "ReCLAP", "Cacophony", "Wav2CLIP", "AudioCLIP", "AudioClip"}
+WITHOUT_ROW = {
+    "MMT",
+    "ML-ACT",
+    "CompA-CLAP",
+    "GPA",
+    "ReCLAP",
+    "Cacophony",
+    "Wav2CLIP",
+    "AudioCLIP",
+    "AudioClip",
+}
 WITHOUT_ROW |= {"Collat", "Pengi", "Qwen-Audio", "Audio Flamingo"}  # docs/guides/papers.md
 KEYS = ("dataset", "model", "language", "direction", "metric")
 

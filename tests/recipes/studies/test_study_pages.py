@@ -17,7 +17,9 @@ def test_the_page_of_results_is_that_of_the_committed_files():
     page = pages.RESULTS_PAGE.read_text(encoding="utf-8")
     assert pages.render_results(page) == page
     assert pages.MARK in page
-    verdicts = page.partition("### Verdicts of the studies")[2].partition("### Verdicts of single tables")[0].strip()
+    verdicts = (
+        page.partition("### Verdicts of the studies")[2].partition("### Verdicts of single tables")[0].strip()
+    )
     studies = sorted(pages.RESULTS.glob("evidence/*.json"))
     assert len(verdicts.splitlines()) == 2 + len(studies)
     assert all(f"`evidence/{path.stem.removeprefix('evidence_')}`" in verdicts for path in studies)
@@ -31,7 +33,9 @@ def test_the_page_of_settings_is_that_of_the_configurations():
 
 
 def test_every_setting_of_our_choice_has_its_reason():
-    lines = [line.split(" | ") for line in pages.SETTINGS_PAGE.read_text().splitlines() if line.startswith("| `")]
+    lines = [
+        line.split(" | ") for line in pages.SETTINGS_PAGE.read_text().splitlines() if line.startswith("| `")
+    ]
     for setting, paper, _, value, relation, why in lines:
         assert relation in ("as printed", "ours", "not stated"), setting
         assert bool(paper.strip()) == (relation != "not stated"), setting

@@ -31,7 +31,9 @@ def test_cases_are_the_best_and_the_worst_captions_of_all_models():
     several = {}
     for model, more in (("one", 0), ("other", 2)):
         ranks = np.array([[0, 0], [9, 8], [0, 0], [1, 1 + more], [5, 5]])
-        several[model] = Results({"protocol": {"languages": ["eng", "fra"]}}, {**arrays, "multilingual/ranks": ranks})
+        several[model] = Results(
+            {"protocol": {"languages": ["eng", "fra"]}}, {**arrays, "multilingual/ranks": ranks}
+        )
 
     heading, *lines = tabulate_cases(several)
     assert heading == ["caption", "model", "eng", "fra"]
@@ -44,13 +46,23 @@ def test_cases_are_the_best_and_the_worst_captions_of_all_models():
     assert [line[0] for line in named[::3]] == ["poor", "good", "fair", "bad"]
     assert named[0] == ["poor", "caption", "poor", "pauvre"]
 
-    content = {"table": "atri/cases", "scale": "mini", "title": "", "claim": "", "rows": [], "cases": [heading, *lines]}
+    content = {
+        "table": "atri/cases",
+        "scale": "mini",
+        "title": "",
+        "claim": "",
+        "rows": [],
+        "cases": [heading, *lines],
+    }
     assert "| bad | one | 10: clip1 | 9: clip1 |" in markdown_table(content)
     assert "<td>10: clip1</td>" in html_table(content)
 
 
 def test_several_runs_in_one_picture(tmp_path):
-    history = [{"step": step, "drift": 0.1 * step, "bins": {"low": -1, "high": 1, "counts": [0, 1]}} for step in (0, 1)]
+    history = [
+        {"step": step, "drift": 0.1 * step, "bins": {"low": -1, "high": 1, "counts": [0, 1]}}
+        for step in (0, 1)
+    ]
     panels = {
         "drift": {"one": ("drift", [history, history[:1]]), "other": ("drift", [history])},
         "pairs": {"one": ("bins", [history])},
@@ -63,7 +75,9 @@ def test_several_runs_in_one_picture(tmp_path):
 
 def test_a_figure_has_a_panel_for_each_dataset_and_title(tmp_path):
     paired_queries([1, 0]).save(tmp_path / "run")
-    (tmp_path / "run" / "trainer_state.json").write_text('{"log_history": [{"step": 1, "few": 1, "many": 2}]}')
+    (tmp_path / "run" / "trainer_state.json").write_text(
+        '{"log_history": [{"step": 1, "few": 1, "many": 2}]}'
+    )
     runs = [[Step("train", {"seed": 0}, tmp_path / "run")]]
     rows = [Row("row", "a model", None, dataset, runs) for dataset in ("real", "made")]
     panels = arrange_curves({"few": "radius", "many": "radius", "eval_R": "recall"}, rows)

@@ -18,7 +18,10 @@ def test_captions_of_kcl_are_those_of_the_drawn_languages():
 
 
 def test_the_separation_of_pairs_is_computed_from_their_cosines():
-    arrays = {"similarity/eng/positive": np.array([0.5, 0.7]), "similarity/eng/negative": np.array([-0.1, 0.3])}
+    arrays = {
+        "similarity/eng/positive": np.array([0.5, 0.7]),
+        "similarity/eng/negative": np.array([-0.1, 0.3]),
+    }
     results = Results({}, arrays)
     places = (["similarity", kind] for kind in ("positive", "negative", "separation"))
     assert [get_value(results, [], place) for place in places] == pytest.approx([0.6, 0.1, 2.5])
