@@ -76,10 +76,67 @@ class _Chunk(NamedTuple):
     """Samples `start` to `stop` of recording number `recording`, or the error if reading failed."""
 
     recording: int
+    name: str
     start: int
     stop: int
     content: Any  # the waveform (samples,), later replaced by the embedding (d,)
     error: Exception | None = None
+
+
+class _ChunkReader(NamedTuple):
+    """Reader of recordings in chunks. The attributes are as in `chunk_embeddings`."""
+
+    rate_hz: int
+    chunk_samples: int
+    hop_samples: int
+    min_samples: int
+    skips_bad_audio: bool
+    resampling_method: str
+
+    def make_tasks(self, recordings: Iterable[Recording]) -> Iterator[_Task]:
+        """Yield tasks. Each one reads all chunks of a recording, or the chunks in a part of a long file."""
+        for index, recording in enumerate(recordings):
+            seconds = recording.get_seconds() if recording.is_file else 0.0
+            if seconds <= LONGEST_SECONDS:
+                yield _Task(seconds, partial(self.read, index, recording))
+                continue
+            starts = self.find_starts(math.ceil(seconds * self.rate_hz - 1e-3))  # tolerate rounding
+            samples_after_first = max(round(LONGEST_SECONDS * self.rate_hz) - self.chunk_samples, 0)
+            count = 1 + samples_after_first // self.hop_samples
+            for first in range(0, len(starts), count):
+                part = starts[first : first + count]
+                yield _Task(LONGEST_SECONDS, partial(self.read, index, recording, part))
+
+    def read(self, index: int, recording: Recording, starts: Sequence[int] | None = None) -> list[_Chunk]:
+        """Read the chunks that start at the given samples. If `starts` is None, read all chunks."""
+        try:
+            if starts is None:
+                first, stop = 0, None
+            else:
+                first, stop = starts[0], starts[-1] + self.chunk_samples
+            waveform = recording.read(self.rate_hz, first, stop, self.resampling_method)
+            if starts is None:
+                starts = self.find_starts(len(waveform))
+
+            chunks = []
+            for start in starts:
+                content = waveform[start - first : start - first + self.chunk_samples]
+                chunks.append(_Chunk(index, recording.name, start, start + len(content), content))
+            if len(chunks[-1].content) < self.min_samples:  # a file may be shorter than its header states
+                seconds = (first + len(waveform)) / self.rate_hz
+                shortest = self.min_samples / self.rate_hz
+                raise ValueError(
+                    f"{recording.name} ends after {seconds:.4f} s; the minimum is {shortest} s per chunk"
+                )
+            return chunks
+        except (OSError, ValueError, RuntimeError, MemoryError) as error:
+            if not self.skips_bad_audio:
+                raise
+            return [_Chunk(index, recording.name, 0, 0, None, error)]
+
+    def find_starts(self, num_samples: int) -> list[int]:
+        """Return the start of each chunk of a recording in samples."""
+        return chunk_starts(num_samples, self.chunk_samples, self.hop_samples, self.rate_hz // 10)
 
 
 def chunk_embeddings(
@@ -125,53 +182,13 @@ def chunk_embeddings(
     if not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}; it must be an integer, at least 1")
     hop_samples = hop_samples or chunk_samples
-    names: dict[int, str] = {}
-
-    max_tail_samples = rate_hz // 10
-
-    def tasks() -> Iterator[_Task]:
-        """Yield tasks. Each one reads all chunks of a recording, or the chunks in a part of a long file."""
-        for index, recording in enumerate(recordings):
-            names[index] = recording.name
-            seconds = recording.get_seconds() if recording.is_file else 0.0
-            if seconds <= LONGEST_SECONDS:
-                yield _Task(seconds, partial(read, index, recording, None))
-                continue
-            length = math.ceil(seconds * rate_hz - 1e-3)  # tolerate rounding
-            starts = chunk_starts(length, chunk_samples, hop_samples, max_tail_samples)
-            count = 1 + max(round(LONGEST_SECONDS * rate_hz) - chunk_samples, 0) // hop_samples
-            for first in range(0, len(starts), count):
-                yield _Task(LONGEST_SECONDS, partial(read, index, recording, starts[first : first + count]))
-
-    def read(index: int, recording: Recording, starts: Sequence[int] | None) -> list[_Chunk]:
-        """Read the chunks that start at the given samples. If `starts` is None, read all chunks."""
-        try:
-            if starts is None:
-                first, waveform = 0, recording.read(rate_hz, resampling_method=resampling_method)
-                starts = chunk_starts(len(waveform), chunk_samples, hop_samples, max_tail_samples)
-            else:
-                first = starts[0]
-                waveform = recording.read(rate_hz, first, starts[-1] + chunk_samples, resampling_method)
-
-            chunks = []
-            for start in starts:
-                content = waveform[start - first : start - first + chunk_samples]
-                chunks.append(_Chunk(index, start, start + len(content), content))
-            if len(chunks[-1].content) < min_samples:  # a file may be shorter than its header states
-                seconds = (first + len(waveform)) / rate_hz
-                shortest = min_samples / rate_hz
-                raise ValueError(
-                    f"{recording.name} ends after {seconds:.4f} s; the minimum is {shortest} s per chunk"
-                )
-            return chunks
-        except (OSError, ValueError, RuntimeError, MemoryError) as error:
-            if on_bad_audio == "error":
-                raise
-            return [_Chunk(index, 0, 0, None, error)]
-
-    parts = _embed_chunks(_read_ahead(tasks(), num_workers), encode, batch_size, rate_hz)
-    for index, group in groupby(parts, key=lambda chunk: chunk.recording):
-        chunks, name = list(group), names.pop(index)
+    reader = _ChunkReader(
+        rate_hz, chunk_samples, hop_samples, min_samples, on_bad_audio == "skip", resampling_method
+    )
+    tasks = reader.make_tasks(recordings)
+    parts = _embed_chunks(_read_ahead(tasks, num_workers), encode, batch_size, rate_hz)
+    for _, group in groupby(parts, key=lambda chunk: chunk.recording):
+        chunks = list(group)
         errors = [chunk.error for chunk in chunks if chunk.error is not None]
         if not errors:
             embeds = torch.stack([chunk.content for chunk in chunks])  # (chunks, d)
@@ -179,6 +196,7 @@ def chunk_embeddings(
                 seconds = np.array([(chunk.start, chunk.stop) for chunk in chunks]) / rate_hz
                 yield AudioChunks(embeds, seconds[:, 0], seconds[:, 1])
                 continue
+            name = chunks[0].name
             errors = [ValueError(f"the embedding of {name} is zero or not finite; {_DAMAGED}")]
             if on_bad_audio == "error":
                 raise errors[0]

@@ -20,6 +20,7 @@ import torch
 
 from .audio_input import as_recordings
 from .encoding import (
+    AudioChunks,
     audio_inputs,
     chunk_embeddings,
     encode_text,
@@ -122,13 +123,7 @@ def localize(
             batch_size=batch_size,
             resampling_method=processor.resampling_method,
         )
-        # Remove duplicate and padded time steps: the last chunk overlaps the previous one, and short chunks are padded.
-        inside = (np.arange(chunks.embeds.shape[1]) + 0.5) * step_samples / rate_hz
-        times = chunks.onset_seconds[:, None] + inside  # (chunks, steps)
-        previous_ends = np.concatenate([[0.0], chunks.offset_seconds[:-1]])
-        is_new = (times >= previous_ends[:, None]) & (times < chunks.offset_seconds[:, None])
-        is_new[0, 0] = True  # a recording may be shorter than half a step
-        steps, centers = chunks.embeds[torch.from_numpy(is_new).to(chunks.embeds.device)], times[is_new]
+        steps, centers = _drop_repeated_steps(chunks, step_samples, rate_hz)
 
         # The last window ends with the recording.
         seconds = chunks.offset_seconds[-1]
@@ -141,6 +136,22 @@ def localize(
         scores = model.audio_projection(pooled).float() @ text_embeds.T
 
     return Localization(scores.cpu().numpy(), starts_seconds, ends_seconds)
+
+
+def _drop_repeated_steps(
+    chunks: AudioChunks, step_samples: float, rate_hz: int
+) -> tuple[torch.Tensor, np.ndarray]:
+    """Return the time steps of a recording, (S, D), and their centers in seconds, (S,).
+
+    Repeated and padded steps are left out: the last chunk overlaps the previous one, and short chunks are padded.
+    """
+    inside = (np.arange(chunks.embeds.shape[1]) + 0.5) * step_samples / rate_hz
+    times = chunks.onset_seconds[:, None] + inside  # (chunks, steps)
+    ends = chunks.offset_seconds
+    previous_ends = np.concatenate([[0.0], ends[:-1]])
+    is_new = (times >= previous_ends[:, None]) & (times < ends[:, None])
+    is_new[0, 0] = True  # a recording may be shorter than half a step
+    return chunks.embeds[torch.from_numpy(is_new).to(chunks.embeds.device)], times[is_new]
 
 
 def _steps_of_time(

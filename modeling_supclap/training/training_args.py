@@ -67,15 +67,24 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
     training_data: dict[str, Any] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        if self.greater_is_better is None and self.metric_for_best_model is not None:
-            lower_is_better = (
-                "loss",
-                *(name for name, metric in METRICS.items() if not metric.higher_is_better),
-            )
-            suffixes = tuple(f"_{name}" for name in lower_is_better)
-            self.greater_is_better = not f"_{self.metric_for_best_model}".endswith(suffixes)
-        super().__post_init__()
-        # they follow this metric, not the loss
+        self._set_metric_direction()
+        super().__post_init__()  # the process joins the others here
+        self._set_defaults()
+        _refuse_values(self)
+        _refuse_combinations(self)
+        self.eval_languages = self.eval_languages or list(self.languages)
+
+    def _set_metric_direction(self) -> None:
+        """Set `greater_is_better` from the name of the metric that selects the best checkpoint."""
+        if self.greater_is_better is not None or self.metric_for_best_model is None:
+            return
+        lower_is_better = ["loss", *(name for name, metric in METRICS.items() if not metric.higher_is_better)]
+        suffixes = tuple(f"_{name}" for name in lower_is_better)
+        self.greater_is_better = not f"_{self.metric_for_best_model}".endswith(suffixes)
+
+    def _set_defaults(self) -> None:
+        """Set the defaults that depend on other arguments or on the device of this process."""
+        # these schedules follow the metric for the best model, not the loss
         if self.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy"):
             direction = {"mode": "max" if self.greater_is_better else "min"}
             given: Any = self.lr_scheduler_kwargs or {}
@@ -83,72 +92,8 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
         self.dataloader_persistent_workers &= self.dataloader_num_workers > 0
         accelerator_config: Any = self.accelerator_config
         accelerator_config.non_blocking = self.dataloader_pin_memory
-        # now that the process has its device
         if self.tf32 is None and not self.use_cpu and is_torch_tf32_available():
             self.tf32 = True
-        num_launched = int(os.environ.get("WORLD_SIZE", "1"))
-        if num_launched > self.world_size:  # each process would train alone and write the same files
-            size = self.world_size
-            raise ValueError(
-                f"only {size} of {num_launched} processes train together; on CPUs, set --use_cpu true"
-            )
-
-        for name, (value, reason) in _UNSUPPORTED.items():
-            if getattr(self, name) != value:
-                raise ValueError(f"{name} is {getattr(self, name)!r}, but {reason}; leave it at {value!r}")
-        for name in ("languages", "eval_languages"):
-            if isinstance(getattr(self, name), str):
-                raise ValueError(
-                    f"{name} is the string {getattr(self, name)!r}; pass a list, such as ['eng']"
-                )
-            for language in getattr(self, name):
-                require_language_code(language)
-
-        for name, valid in _CHOICES.items():
-            is_class = name == "loss" and re.fullmatch(r"[\w.]+:\w+", self.loss)
-            if getattr(self, name, valid[0]) not in valid and not is_class:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(valid)}")
-
-        if ":" in self.loss and self.svr != "none":
-            raise ValueError(f"svr is {self.svr!r}, but {self.loss} replaces loss and svr; set svr to none")
-        if self.max_steps <= 0 and self.num_train_epochs <= 0:
-            raise ValueError(
-                f"num_train_epochs is {self.num_train_epochs}; set it or max_steps to a positive value"
-            )
-
-        if not self.languages:
-            raise ValueError("languages is empty; set at least one, such as eng")
-        is_multilingual = self.loss in options.MULTILINGUAL_LOSSES
-        if (is_multilingual or self.track_language_errors) and len(self.languages) < 2:
-            option = f"loss {self.loss}" if is_multilingual else "track_language_errors"
-            raise ValueError(f"{option} needs two languages or more, got {self.languages}")
-        if self.languages_per_clip is not None and (
-            self.loss != "kcl" or not 2 <= self.languages_per_clip <= len(self.languages)
-        ):
-            raise ValueError(
-                f"languages_per_clip is {self.languages_per_clip} with loss {self.loss} and {len(self.languages)} "
-                "languages; it must be 2 or more, at most the number of languages, and requires loss kcl"
-            )
-        if self.every_caption and self.track_language_errors:
-            raise ValueError("got track_language_errors with every_caption; leave out one of them")
-
-        options.require_valid_ranges(self)
-        as_rates(self.learning_rates)
-        if self.negatives_per_clip and self.loss not in ("infonce", "siglip") and ":" not in self.loss:
-            raise ValueError(
-                f"negatives_per_clip is set with loss {self.loss}; it requires infonce or siglip"
-            )
-        if self.negatives_per_clip and self.track_language_errors:
-            raise ValueError("got track_language_errors with negatives_per_clip; leave out one of them")
-        if self.early_stopping_patience is not None and not self.load_best_model_at_end:
-            raise ValueError("early_stopping_patience requires load_best_model_at_end; set it to true")
-        if self.per_device_train_batch_size * self.world_size < 2:
-            size = self.per_device_train_batch_size
-            raise ValueError(
-                f"per_device_train_batch_size is {size}; it must be 2 or more, to have negatives"
-            )
-
-        self.eval_languages = self.eval_languages or list(self.languages)
 
     @cached_property
     def _setup_devices(self) -> torch.device:
@@ -179,6 +124,70 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
     def caption_scheme(self) -> str:
         """Caption sampling that the loss requires. It is passed as `scheme` to `collator.TrainingCollator`."""
         return self.loss if self.loss in options.MULTILINGUAL_LOSSES else "random"
+
+
+def _refuse_values(args: SupCLAPTrainingArguments) -> None:
+    """Raise ValueError if an argument has a value that is invalid with any other arguments. Change nothing."""
+    num_launched = int(os.environ.get("WORLD_SIZE", "1"))
+    if num_launched > args.world_size:  # each process would train alone and write the same files
+        size = args.world_size
+        raise ValueError(
+            f"only {size} of {num_launched} processes train together; on CPUs, set --use_cpu true"
+        )
+
+    for name, (value, reason) in _UNSUPPORTED.items():
+        if getattr(args, name) != value:
+            raise ValueError(f"{name} is {getattr(args, name)!r}, but {reason}; leave it at {value!r}")
+    for name in ("languages", "eval_languages"):
+        languages = getattr(args, name)
+        if isinstance(languages, str):
+            raise ValueError(f"{name} is the string {languages!r}; pass a list, such as ['eng']")
+        for language in languages:
+            require_language_code(language)
+    if not args.languages:
+        raise ValueError("languages is empty; set at least one, such as eng")
+
+    for name, valid in _CHOICES.items():
+        is_class = name == "loss" and re.fullmatch(r"[\w.]+:\w+", args.loss)
+        if getattr(args, name, valid[0]) not in valid and not is_class:
+            raise ValueError(f"{name} is {getattr(args, name)!r}; it must be one of {', '.join(valid)}")
+    options.require_valid_ranges(args)
+    as_rates(args.learning_rates)
+
+
+def _refuse_combinations(args: SupCLAPTrainingArguments) -> None:
+    """Raise ValueError if two arguments do not fit together. Change nothing."""
+    is_class = ":" in args.loss
+    if is_class and args.svr != "none":
+        raise ValueError(f"svr is {args.svr!r}, but {args.loss} replaces loss and svr; set svr to none")
+    if args.max_steps <= 0 and args.num_train_epochs <= 0:
+        raise ValueError(
+            f"num_train_epochs is {args.num_train_epochs}; set it or max_steps to a positive value"
+        )
+
+    num_languages = len(args.languages)
+    is_multilingual = args.loss in options.MULTILINGUAL_LOSSES
+    if (is_multilingual or args.track_language_errors) and num_languages < 2:
+        option = f"loss {args.loss}" if is_multilingual else "track_language_errors"
+        raise ValueError(f"{option} needs two languages or more, got {args.languages}")
+    if args.languages_per_clip is not None and (
+        args.loss != "kcl" or not 2 <= args.languages_per_clip <= num_languages
+    ):
+        raise ValueError(
+            f"languages_per_clip is {args.languages_per_clip} with loss {args.loss} and {num_languages} "
+            "languages; it must be 2 or more, at most the number of languages, and requires loss kcl"
+        )
+
+    if args.negatives_per_clip and args.loss not in ("infonce", "siglip") and not is_class:
+        raise ValueError(f"negatives_per_clip is set with loss {args.loss}; it requires infonce or siglip")
+    for name in ("every_caption", "negatives_per_clip"):
+        if args.track_language_errors and getattr(args, name):
+            raise ValueError(f"got track_language_errors with {name}; leave out one of them")
+    if args.early_stopping_patience is not None and not args.load_best_model_at_end:
+        raise ValueError("early_stopping_patience requires load_best_model_at_end; set it to true")
+    size = args.per_device_train_batch_size
+    if size * args.world_size < 2:
+        raise ValueError(f"per_device_train_batch_size is {size}; it must be 2 or more, to have negatives")
 
 
 @dataclass
