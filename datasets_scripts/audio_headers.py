@@ -226,9 +226,13 @@ def _identify_aiff(content: Content, start: int) -> Format:
 
 def _identify_ogg(content: Content, start: int) -> Format:
     links, _ = read_links(content, start)
-    codecs = {codec for link in links for codec in link.codecs if codec != "Skeleton"}
-    has_one = all(len([codec for codec in link.codecs if codec != "Skeleton"]) == 1 for link in links)
-    if has_one and codecs <= set(_OGG_CODECS):
+    codecs: set[str] = set()
+    has_one_each = True
+    for link in links:
+        of_link = [codec for codec in link.codecs if codec != "Skeleton"]
+        has_one_each &= len(of_link) == 1
+        codecs.update(of_link)
+    if has_one_each and codecs <= set(_OGG_CODECS):
         return Format("Ogg", "ogg", start)
     return Format(f"Ogg with {', '.join(sorted(codecs))}", "ffmpeg", start)
 

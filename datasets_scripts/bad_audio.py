@@ -267,7 +267,10 @@ def _stored_seconds(rows: Any) -> np.ndarray:
     """Compute the length of each row in seconds from its number of int16 samples; NaN if a row has no samples."""
     names = ["samples", "sampling_rate_hz"]
     if isinstance(rows, list):
-        table = pa.table({name: [row.get(name) for row in rows] for name in names})
+        columns = {}
+        for name in names:
+            columns[name] = [row.get(name) for row in rows]
+        table = pa.table(columns)
     elif set(names) <= set(getattr(rows, "column_names", None) or ()):
         table = rows.data.select(names)
     else:

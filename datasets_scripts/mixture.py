@@ -57,8 +57,10 @@ def mix(
         raise ValueError(f"balance_labels is set for {balanced}; streams do not support it; remove it")
     _check_options(options, list(sets))
     expected = expected_counts(train, options, temperature)
-    of_rows = [rows.features["captions"] for splits in sets.values() for rows in splits.values()]
-    languages = list(dict.fromkeys(chain.from_iterable(of_rows)))
+    languages: list[str] = []
+    for splits in sets.values():
+        for rows in splits.values():
+            languages += [language for language in rows.features["captions"] if language not in languages]
     parts: dict[str, list[Dataset]] = {}
     for name, splits in sets.items():
         for split, rows in splits.items():
@@ -175,7 +177,9 @@ def expected_counts(
         ValueError: More than one of repeats, weight and temperature is used, a value is not positive, or a row has no
             label and `balance_labels` is set.
     """
-    used = {key for each in options.values() for key in ("repeats", "weight") if key in each}
+    used: set[str] = set()
+    for of_set in options.values():
+        used |= {"repeats", "weight"} & of_set.keys()
     if len(used) + (temperature is not None) > 1:
         raise ValueError(
             f"got {sorted(used)} and temperature {temperature}; use one of them for all datasets"
@@ -201,7 +205,8 @@ def expected_counts(
         if options.get(name, {}).get("balance_labels"):
             labels = rows["labels"][:]
             clips = Counter(chain.from_iterable(labels))
-            weights = np.array([sum(1 / clips[label] for label in of_row) for of_row in labels], np.float64)
+            for row, of_row in enumerate(labels):
+                weights[row] = sum(1 / clips[label] for label in of_row)
             if not weights.all():
                 clip_id = rows["clip_id"][int(weights.argmin())]
                 raise ValueError(

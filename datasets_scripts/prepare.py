@@ -24,7 +24,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -141,12 +141,9 @@ def _refuse_segments(splits: Mapping[str, datasets.Dataset]) -> None:
 
 def audio_root(request: Request, splits: Mapping[str, datasets.Dataset]) -> str | None:
     """Return `data_dir` if it contains all recordings, otherwise their common parent folder, or None without one."""
-    parents = {
-        os.path.dirname(path)
-        for rows in splits.values()
-        for path in rows["audio_path"]
-        if os.path.isabs(path)
-    }
+    parents: set[str] = set()
+    for rows in splits.values():
+        parents.update(os.path.dirname(path) for path in rows["audio_path"] if os.path.isabs(path))
     data_dir = request.options.get("data_dir")
     try:
         common = os.path.commonpath(parents)
@@ -244,7 +241,7 @@ def _write_split(
     bar = progress(entries, split, len(rows), "clips", quiet, start)
     records = writer.write(_checked(bar, request.on_bad_audio))
 
-    notes = [note for record in records for note in record["notes"]]
+    notes = list(chain.from_iterable(record["notes"] for record in records))
     if notes and all("reason" in note for note in notes):
         raise ValueError(f"all {len(notes)} recordings of {split!r} are bad; the first: {notes[0]['reason']}")
     return records
@@ -425,8 +422,9 @@ def _finish(
     (folder / "data").mkdir(exist_ok=True)
     notes: dict[str, list[dict[str, Any]]] = {}
     for split, shards in records.items():
-        notes[split] = [note for shard in shards for note in shard.pop("notes")]
+        notes[split] = []
         for number, shard in enumerate(shards):
+            notes[split] += shard.pop("notes")
             finished, shard["file"] = shard["file"], f"data/{split}-{number:05d}-of-{len(shards):05d}.parquet"
             if (folder / _WORK / finished).is_file():  # otherwise an earlier run has already moved the shard
                 os.replace(folder / _WORK / finished, folder / shard["file"])
@@ -445,9 +443,8 @@ def _finish(
     )
 
     if request.storage == "reference":
-        manifest["audio_example"] = next(
-            note["audio_path"] for of_split in notes.values() for note in of_split if "reason" not in note
-        )
+        all_notes = chain.from_iterable(notes.values())
+        manifest["audio_example"] = next(note["audio_path"] for note in all_notes if "reason" not in note)
         same_drive = root is not None and Path(root).drive == folder.resolve().drive
         relative = os.path.relpath(root, folder.resolve()) if same_drive and root else None
         write_json(folder / ROOT_NOTE, {"absolute": root, "relative": relative}, one_writer=True)

@@ -234,7 +234,10 @@ def all_captions(row: Mapping[str, Any], languages: Sequence[str]) -> list[tuple
     >>> all_captions({"captions": {"eng": ["a dog", "a barking dog"], "fra": ["un chien"]}}, ["fra", "eng"])
     [('fra', 'un chien'), ('eng', 'a dog'), ('eng', 'a barking dog')]
     """
-    return [(language, text) for language in languages for text in row["captions"].get(language) or ()]
+    captions: list[tuple[str, str]] = []
+    for language in languages:
+        captions += [(language, text) for text in row["captions"].get(language) or ()]
+    return captions
 
 
 def lacking_languages(row: Mapping[str, Any], languages: Sequence[str], scheme: str = "random") -> list[str]:

@@ -308,8 +308,11 @@ def _captions_by_language(captions: Any, language: str, languages: Sequence[str]
         raise ValueError(
             f"the captions have the languages {unknown}; add them to languages, now {list(languages)}"
         )
-    texts = {code: _as_texts(by_language.get(code) or []) for code in languages}
-    return {code: [text.strip() for text in of_code if text.strip()] for code, of_code in texts.items()}
+    texts = {}
+    for code in languages:
+        stripped = [text.strip() for text in _as_texts(by_language.get(code) or [])]
+        texts[code] = [text for text in stripped if text]
+    return texts
 
 
 def _as_texts(value: Any) -> list[str]:

@@ -55,7 +55,9 @@ def run_encoder(
 
     # Pad all groups to the same number of frames and restore the order of the clips: (b, n, D) -> (B, N, D)
     order = torch.cat(rows).argsort()
-    flat = [hidden for part in parts for hidden in part.last_hidden_state]
+    flat: list[torch.Tensor] = []
+    for part in parts:
+        flat.extend(part.last_hidden_state)
     hidden = nn.utils.rnn.pad_sequence(flat, batch_first=True)
     return BaseModelOutputWithPooling(
         last_hidden_state=hidden[order],

@@ -335,7 +335,9 @@ def describe_data(dataset: str, splits: Mapping[str, Any], report: Mapping[str, 
     from modeling_supclap.datasets_scripts.builders.recordings import duration_seconds
 
     counts = ", ".join(f"{len(rows):,} {name}" for name, rows in splits.items())
-    paths = [path for rows in splits.values() for path in rows["audio_path"]]
+    paths: list[str] = []
+    for rows in splits.values():
+        paths += rows["audio_path"]
     seconds = [value for path in paths[:: len(paths) // 1000 + 1] if (value := duration_seconds(path))]
     text = f"{dataset}: {counts} recordings"
     if seconds:

@@ -20,7 +20,7 @@ subfolder with these three files.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -182,8 +182,7 @@ def evaluate_test_split(
     for name, split in {"": whole, **whole.by_dataset()}.items():
         languages = split.languages(args.eval_languages) if name else args.eval_languages
         # If every clip has the same number of captions in each language, compare languages on the same captions.
-        counts = ({len(row["captions"].get(language) or ()) for language in languages} for row in split.rows)
-        parallel = all(len(of_clip) == 1 for of_clip in counts)
+        parallel = all(_has_equal_counts(row["captions"], languages) for row in split.rows)
         options = evaluation.EvaluationOptions(
             tasks=["retrieval", "zero_shot"] if templates else ["retrieval"],
             languages=languages,
@@ -194,6 +193,11 @@ def evaluate_test_split(
         )
         results[name] = evaluation.score_split(split, options)
     return results
+
+
+def _has_equal_counts(captions: Mapping[str, Sequence[str]], languages: Iterable[str]) -> bool:
+    """Return whether a clip has the same number of captions in each language."""
+    return len({len(captions.get(language) or ()) for language in languages}) == 1
 
 
 def make_processor(rows: Any, model_args: ModelArguments, args: SupCLAPTrainingArguments) -> SupCLAPProcessor:

@@ -152,8 +152,11 @@ class AudioFolderConfig(FolderConfig):
 
     def tables(self) -> dict[str, Path]:
         """Return the caption tables as `{relative path: full path}`; raise ValueError if one folder contains two."""
-        names = {f"{name}{suffix}" for name in TABLE_NAMES for suffix in TABLE_SUFFIXES}
-        tables = {file: self.folder / file for file in self.files if os.path.basename(file) in names}
+        tables = {}
+        for file in self.files:
+            name, suffix = os.path.splitext(os.path.basename(file))
+            if name in TABLE_NAMES and suffix in TABLE_SUFFIXES:
+                tables[file] = self.folder / file
         table_of_folder: dict[str, str] = {}
         for file in tables:
             other = table_of_folder.setdefault(os.path.dirname(file), file)

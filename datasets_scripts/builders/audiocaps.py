@@ -55,7 +55,8 @@ class AudioCaps(RowBuilder):
                 seen.add(caption_id)
 
         recordings = self.config.recordings
-        paths = find_segments(recordings, list({segment for clips in splits.values() for segment in clips}))
+        segments = set[Segment]().union(*splits.values())
+        paths = find_segments(recordings, list(segments))
         for split, clips in splits.items():
             for segment, captions in clips.items():
                 # If no file is named after its video, the files are named after their captions.

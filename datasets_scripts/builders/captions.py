@@ -121,7 +121,10 @@ def merge_captions(
     >>> merge_captions([{"eng": ["Rain"]}, {"eng": ["A dog"], "fra": ["Un chien"]}], ["eng", "fra"])
     {'eng': ['A dog', 'Rain'], 'fra': ['Un chien']}
     """
-    present = [language for language in languages if any(part.get(language) for part in parts)]
+    present = []
+    for language in languages:
+        if any(part.get(language) for part in parts):
+            present.append(language)
     parallel: dict[tuple[str, ...], None] = {}
     others: list[tuple[str, str]] = []
     for part in parts:

@@ -95,7 +95,9 @@ class Collection:
             self._drop(split, "source in another split", later)
             later.update(clip.source for clip in self.clips[split])
 
-        counts = Counter(clip.audio for clips in self.clips.values() for clip in clips)
+        counts: Counter[Any] = Counter()
+        for clips in self.clips.values():
+            counts.update(clip.audio for clip in clips)
         shared = {audio for audio, count in counts.items() if count > 1}
         for split in SPLITS:
             self._drop(split, "one file for several clips", shared)

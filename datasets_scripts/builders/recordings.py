@@ -98,9 +98,13 @@ class Recordings:
 
         These are the files with `word` (in lower case) in their folder path, or else with none of the words `others`.
         """
-        folders = {file: os.path.dirname(file).casefold() for file in self.files}
-        matching = [file for file in self.files if word in folders[file]]
-        unassigned = [file for file in self.files if not any(other in folders[file] for other in others)]
+        matching, unassigned = [], []
+        for file in self.files:
+            folder = os.path.dirname(file).casefold()
+            if word in folder:
+                matching.append(file)
+            if not any(other in folder for other in others):
+                unassigned.append(file)
         return Recordings(self.folder, matching or unassigned)
 
     def fingerprint(self, sizes: bool = False) -> str:
@@ -154,7 +158,7 @@ def find_segments(
     return paths
 
 
-def duration_seconds(path: Path) -> float | None:
+def duration_seconds(path: str | Path) -> float | None:
     """Return the length of a recording from its header, or None if libsndfile cannot read it."""
     try:
         return soundfile.info(path).duration

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -74,7 +75,7 @@ class Scene(NamedTuple):
     @property
     def events(self) -> list[SceneEvent]:
         """All events, group by group."""
-        return [event for group in self.groups for event in group]
+        return list(chain.from_iterable(self.groups))
 
     @property
     def composition(self) -> str:

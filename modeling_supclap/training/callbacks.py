@@ -241,7 +241,9 @@ class UntrainedCallback(TrainerCallback):
     ) -> None:
         if args.sharding is not None:
             return
-        trained = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+        trained: set[int] = set()
+        for group in optimizer.param_groups:
+            trained.update(map(id, group["params"]))
         untrained = [
             name
             for name, weight in self.module.named_parameters()

@@ -114,7 +114,7 @@ def refuse_unknown_metric(metric: str, names: Sequence[str], prefixes: Collectio
     # those of drift, which depend on the loss
     if name in names or re.search("(?:^|_)(?:perpendicular|radius)_", name):
         return
-    if any(name == f"{prefix}_{known}" for prefix in prefixes for known in names):
+    if any(name.removeprefix(f"{prefix}_") in names for prefix in prefixes):
         return
     reason = "; it has no loss, because a contrastive loss depends on the batches" if name == "loss" else ""
     examples = ", ".join(names[:4])

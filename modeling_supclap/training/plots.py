@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,14 +119,17 @@ def plot_runs(panels: Mapping[str, Mapping[str, Curve]], path: str | Path) -> No
 def _draw_panel(axes: Axes, title: str, curves: Mapping[str, Curve]) -> None:
     xlabel = "step"
     for label, (key, seeds) in curves.items():
-        logged = [[entry for entry in history if key in entry] for history in seeds]
-        logged = [entries for entries in logged if entries]
+        logged = []
+        for history in seeds:
+            entries = [entry for entry in history if key in entry]
+            if entries:
+                logged.append(entries)
         if not logged:
             continue
 
         if isinstance(logged[0][0][key], Mapping):
             # The sum of histograms with equal bins, from the first to the last non-empty bin.
-            histograms = [entry[key] for entries in logged for entry in entries]
+            histograms = [entry[key] for entry in chain.from_iterable(logged)]
             counts = np.sum([histogram["counts"] for histogram in histograms], axis=0)
             edges = np.linspace(histograms[0]["low"], histograms[0]["high"], len(counts) + 1)
             first, last = np.flatnonzero(counts)[[0, -1]]
@@ -136,8 +140,10 @@ def _draw_panel(axes: Axes, title: str, curves: Mapping[str, Curve]) -> None:
         # The mean over the seeds, up to the last step of the shortest run.
         shortest = min(logged, key=len)
         steps = [entry["step"] for entry in shortest]
-        # (seeds, length)
-        by_seed = np.array([[entry[key] for entry in entries[: len(steps)]] for entries in logged])
+        curves_of_seeds = []
+        for entries in logged:
+            curves_of_seeds.append([entry[key] for entry in entries[: len(steps)]])
+        by_seed = np.array(curves_of_seeds)  # (seeds, length)
         axes.plot(steps, by_seed.mean(axis=0), marker="." if len(steps) < 40 else None, label=label)
 
         if len(seeds) > 1:
