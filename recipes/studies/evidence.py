@@ -106,8 +106,8 @@ def run_study(name: str, study: Mapping[str, Any], arms: Sequence[str], args: Re
                 of_epochs.append(run_and_read(steps, study["columns"]))
             points[arm].append(of_epochs)
 
-        means = [np.mean([point["validation"] for point in of_epochs]) for of_epochs in points[baseline]]
-        converged = len(means) > 1 and bool(means[-1] - means[-2] < CONVERGED_GAIN)
+        means = [average(of_epochs, "validation") for of_epochs in points[baseline]]
+        converged = len(means) > 1 and means[-1] - means[-2] < CONVERGED_GAIN
         say(f"{name}: {epochs} epochs, validation score of {baseline} {means[-1]:.3f}")
         path = write_study(name, study, points, tuning, converged, args)
         if converged:
@@ -394,7 +394,12 @@ def judge(arms: Mapping[str, Mapping[str, Any]], study: Mapping[str, Any], conve
 
 def has_cost(arm: Mapping[str, Any], cost: str) -> bool:
     """Return whether all runs of an arm have a cost of `COSTS`. Runs in earlier files may lack their seconds."""
-    return all(cost in run for runs in arm["points"] for run in runs)
+    return all(cost in run for run in itertools.chain.from_iterable(arm["points"]))
+
+
+def average(runs: Sequence[Point], key: str) -> float:
+    """Return the mean of a cost or a score over runs."""
+    return float(np.mean([run[key] for run in runs]))
 
 
 def plot_curves(content: Mapping[str, Any], path: Path) -> None:
@@ -408,10 +413,9 @@ def plot_curves(content: Mapping[str, Any], path: Path) -> None:
         for number, arm in enumerate(content["arms"].values()):
             if not has_cost(arm, cost):
                 continue
-            costs = [np.mean([run[cost] for run in runs]) for runs in arm["points"]]
-            mean, low, high = (
-                [100 * score[key] for score in arm["scores"]] for key in ("mean", "low", "high")
-            )
+            costs = [average(runs, cost) for runs in arm["points"]]
+            scores = [(score["mean"], score["low"], score["high"]) for score in arm["scores"]]
+            mean, low, high = 100 * np.transpose(scores)
             panel.plot(costs, mean, marker="o", label=arm["model"], color=f"C{number}")
             panel.fill_between(costs, low, high, alpha=0.15, color=f"C{number}")
             all_costs += costs
@@ -464,9 +468,8 @@ def render_study(content: Mapping[str, Any], figure: str) -> str:
             text = f"not reached{after}" if cost in costs else ""
             ratio = arm["to_90"].get(cost)
             line.append(text if ratio is None else format_interval(ratio, RATIO))
-        line.append(
-            ", ".join(f"{np.mean([run[cost] for run in arm['points'][-1]]):,.0f} {cost}" for cost in costs)
-        )
+        last = arm["points"][-1]
+        line.append(", ".join(f"{average(last, cost):,.0f} {cost}" for cost in costs))
         table.append(line)
 
     tuned = []

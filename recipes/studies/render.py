@@ -35,12 +35,12 @@ def table_lines(content: Mapping[str, Any]) -> list[list[str]]:
     """Format a table from `gather` as rows of text, heading first. Cells include the paper's numbers."""
     rows = content["rows"]
     columns: dict[str, None] = {}
+    recorded: set[str] = set()
     for row in rows:
         columns |= dict.fromkeys(row["scores"])
+        recorded.update(row.get("cost", {}))
     has_datasets = len({row["dataset"] for row in rows}) > 1
-    costs = [
-        name for name in ("steps", "captions", "seconds") if any(name in row.get("cost", {}) for row in rows)
-    ]
+    costs = [name for name in ("steps", "captions", "seconds") if name in recorded]
 
     headings = [format_heading(column) + _format_levels(column, rows) for column in columns]
     lines = [["row", *(["data"] if has_datasets else []), *costs, *headings]]
@@ -67,7 +67,8 @@ def _format_levels(column: str, rows: Sequence[Mapping[str, Any]]) -> str:
 def caption(content: Mapping[str, Any]) -> str:
     """Return the caption of a table, which explains its numbers."""
     rows = content["rows"]
-    seeds = ", ".join(map(str, sorted({seed for row in rows for seed in row["seeds"]})))
+    all_seeds = set[int]().union(*(row["seeds"] for row in rows))
+    seeds = ", ".join(map(str, sorted(all_seeds)))
     fewest = min((len(row["seeds"]) for row in rows), default=0)
     text = f"Scale {content['scale']}, seeds {seeds}: mean ± standard deviation over the seeds."
     if content.get("settings"):

@@ -68,16 +68,18 @@ def find_jobs(names: Sequence[str], args: ReproductionArguments) -> list[TableJo
 
     study_jobs = [StudyJob(name, study, args) for name, study in studies.items()]
     table_jobs = [TableJob(name, table, args) for name, table in of_scale.items()]
-    groups = [job.study["arms"] for job in study_jobs]
-    for job in table_jobs:
-        groups += [list_rows(group, args) for group in job.table["groups"]]
-    rows = {row for group in groups for row in group}
+    rows: set[str] = set()
+    for study_job in study_jobs:
+        rows.update(study_job.study["arms"])
+    for table_job in table_jobs:
+        for group in table_job.table["groups"]:
+            rows.update(list_rows(group, args))
     copied = (
         () if args.controls is None else [control["row"] for control in read_settings(args.controls).values()]
     )
     _reject_unknown("rows", [*args.rows, *copied], rows, [*studies, *of_scale])
     if table_jobs:
-        datasets = {dataset for job in table_jobs for dataset in job.table[args.scale]}
+        datasets = set[str]().union(*(job.table[args.scale] for job in table_jobs))
         _reject_unknown("datasets", args.datasets, datasets, list(of_scale))
     return [*study_jobs, *table_jobs]
 

@@ -160,7 +160,10 @@ def tabulate_cases(by_model: Mapping[str, Results], clips: Sequence[str] = ()) -
 
     languages = first.protocol["languages"]
     query_ids = first.arrays["multilingual/query_id"]
-    named = [query for query, name in enumerate(query_ids.tolist()) if any(clip in name for clip in clips)]
+    named = []
+    for query, name in enumerate(query_ids.tolist()):
+        if any(clip in name for clip in clips):
+            named.append(query)
     lines = [["caption", "model", *languages]]
     for query in dict.fromkeys([*named, *ordered[:2].tolist(), *ordered[2:][-2:].tolist()]):
         number = {}  # of the query in each language

@@ -131,7 +131,8 @@ def summarize_runs(
     cell = summarize(list(values.values()))
     summary: dict[str, Any] = {"values": list(values.values()), "mean": cell.value, "std": cell.std}
 
-    results, baseline_results = ({seed: run[0] for seed, run in part.items()} for part in (runs, baseline))
+    results = {seed: run[0] for seed, run in runs.items()}
+    baseline_results = {seed: run[0] for seed, run in baseline.items()}
     found = compare_seeds(results, baseline_results, place, values, others)
     if found is not None:
         summary["differences"] = list(found.values)
