@@ -101,7 +101,8 @@ class PeakBytes(TorchDispatchMode):
 
 
 def _is_dense(leaf: Any) -> bool:
-    return torch.is_tensor(leaf) and not leaf.is_sparse  # a sparse tensor stores its values in another tensor
+    # a sparse tensor stores its values in another tensor
+    return torch.is_tensor(leaf) and not leaf.is_sparse
 
 
 def build_model(width: int, vocabulary: int) -> SupCLAPModel:

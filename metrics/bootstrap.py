@@ -204,7 +204,8 @@ def _sum_clusters(
 def _sign_flip_p_value(differences: NDArray[np.float64], num_resamples: int, seed: int) -> float:
     # The same p-value as `stats.permutation_test`, which is 16 times slower because it sorts to sample signs.
     differing = differences[differences != 0]  # zeros have no sign to flip
-    observed = abs(differing.sum()) - 1e-12 * np.abs(differing).sum()  # tolerance for rounding in the sums
+    # tolerance for rounding in the sums
+    observed = abs(differing.sum()) - 1e-12 * np.abs(differing).sum()
     count = len(differing)
 
     if count <= _EXACT_CLUSTERS:

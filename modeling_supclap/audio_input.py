@@ -127,7 +127,8 @@ def as_recordings(audio: Any, sampling_rate: Any = None) -> tuple[list[Recording
             # (rate, samples) from scipy and Gradio, (samples, rate) from torchaudio and librosa
             rate_hz, clip = clip if np.ndim(clip[0]) == 0 else clip[::-1]
         elif isinstance(clip, Mapping):
-            array = "raw" if "raw" in clip else "array"  # "raw" in the pipelines of transformers
+            # "raw" in the pipelines of transformers
+            array = "raw" if "raw" in clip else "array"
             if {array, "sampling_rate"} <= clip.keys():
                 clip, rate_hz = clip[array], clip["sampling_rate"]
             elif not clip.keys().isdisjoint(("bytes", "path")):  # a value of `datasets.Audio(decode=False)`
@@ -286,7 +287,8 @@ def _as_clips(audio: Any) -> tuple[list[Any], bool]:
         return [audio], True
 
     if isinstance(audio, (np.ndarray, torch.Tensor)):
-        if isinstance(audio, np.ndarray) and audio.dtype.kind in "OU":  # of paths or of arrays
+        # an array of paths or of arrays
+        if isinstance(audio, np.ndarray) and audio.dtype.kind in "OU":
             return list(audio), False
         shape = tuple(audio.shape)
         # A second axis of size 8 or less contains channels: (samples, channels), as in soundfile.

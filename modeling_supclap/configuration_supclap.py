@@ -500,7 +500,8 @@ def config_from_dict(config: dict[str, Any] | PreTrainedConfig) -> PreTrainedCon
 
     if model_type in OWN_CONFIGS:
         return OWN_CONFIGS[model_type](**fields)
-    if model_type not in CONFIG_MAPPING:  # the error of transformers lists all of its types
+    # the error of transformers lists all of its types
+    if model_type not in CONFIG_MAPPING:
         raise ValueError(
             f"the model type {model_type!r} is unknown to transformers {__version__}; pass another encoder"
         )

@@ -100,7 +100,8 @@ class _ChunkReader(NamedTuple):
             if seconds <= LONGEST_SECONDS:
                 yield _Task(seconds, partial(self.read, index, recording))
                 continue
-            starts = self.find_starts(math.ceil(seconds * self.rate_hz - 1e-3))  # tolerate rounding
+            # 1e-3 tolerates rounding
+            starts = self.find_starts(math.ceil(seconds * self.rate_hz - 1e-3))
             samples_after_first = max(round(LONGEST_SECONDS * self.rate_hz) - self.chunk_samples, 0)
             count = 1 + samples_after_first // self.hop_samples
             for first in range(0, len(starts), count):
@@ -122,7 +123,8 @@ class _ChunkReader(NamedTuple):
             for start in starts:
                 content = waveform[start - first : start - first + self.chunk_samples]
                 chunks.append(_Chunk(index, recording.name, start, start + len(content), content))
-            if len(chunks[-1].content) < self.min_samples:  # a file may be shorter than its header states
+            # a file may be shorter than its header states
+            if len(chunks[-1].content) < self.min_samples:
                 seconds = (first + len(waveform)) / self.rate_hz
                 shortest = self.min_samples / self.rate_hz
                 raise ValueError(
@@ -412,7 +414,8 @@ def encode_text(  # type: ignore[misc]
             text_languages = None if languages[0] is None else list(languages)
             inputs = processor(text=list(batch), language=text_languages, return_tensors="pt")
             pooled = model.get_text_features(**inputs.to(model.device)).pooler_output.float()
-            embeds.append(pooled / pooled.norm(dim=-1, keepdim=True))  # NaN for a zero vector
+            # NaN for a zero vector
+            embeds.append(pooled / pooled.norm(dim=-1, keepdim=True))
 
     positions = dict(zip(distinct, range(len(distinct)), strict=True))
     joined = torch.cat(embeds) if embeds else torch.empty(0, model.config.projection_dim, device=model.device)

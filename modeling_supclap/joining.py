@@ -90,7 +90,8 @@ def load_tower(kind: Literal["audio", "text"], name: str, pooling: str = "mean")
     if kind == "audio" and config.model_type not in AUDIO_TOWERS:
         for field in _RANDOM.keys() & config.to_dict().keys():
             setattr(config, field, _RANDOM[field])
-        tower_class = AutoModel  # an encoder-decoder is loaded in full, by the weight names of its checkpoint
+        # an encoder-decoder is loaded in full, by the weight names of its checkpoint
+        tower_class = AutoModel
 
     with naming_damaged_files(name):
         tower, report = tower_class.from_pretrained(

@@ -159,7 +159,8 @@ class CEDModel(StrictLoadingMixin, PreTrainedModel):
         rows, columns = config.n_mels // self.patch_mels, config.target_length // self.patch_frames
         self.init_bn = CEDBatchNorm(config.n_mels)
         conv = CEDPatchConv2d(1, config.embed_dim, kernel_size=patch, stride=patch)
-        self.patch_embed = nn.Sequential(OrderedDict(proj=conv))  # named as in the checkpoints
+        # "proj", as in the checkpoints
+        self.patch_embed = nn.Sequential(OrderedDict(proj=conv))
         self.time_pos_embed = nn.Parameter(torch.empty(1, config.embed_dim, 1, columns))
         self.freq_pos_embed = nn.Parameter(torch.empty(1, config.embed_dim, rows, 1))
         self.pos_drop = nn.Dropout(config.drop_rate)
@@ -224,7 +225,8 @@ class CEDModel(StrictLoadingMixin, PreTrainedModel):
         inputs, mask, live = chunks.flatten(0, 1), token_mask.flatten(0, 1), None
         is_padded = audio_attention_mask is not None
         if is_padded and not torch.compiler.is_compiling():
-            counts = mask.sum(dim=-1).tolist()  # in training, the CPU waits for a GPU only here
+            # in training, the CPU waits for a GPU only here
+            counts = mask.sum(dim=-1).tolist()
             is_padded = any(0 < count < mask.shape[1] for count in counts)
             if 0 in counts:
                 live = torch.tensor([chunk for chunk, count in enumerate(counts) if count])

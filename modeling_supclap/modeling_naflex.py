@@ -335,7 +335,8 @@ class NaFlexModel(StrictLoadingMixin, PreTrainedModel):
         """Return the rotary angles of a grid of patches: half of them for the row, half for the column."""
         quarter = self.config.embed_dim // self.config.num_heads // 4
         bands = self.config.rope_temperature ** -(torch.arange(quarter, device=device) / quarter)
-        by_row = torch.arange(rows, device=device)[:, None] * bands  # (rows, head_dim / 4)
+        # (rows, head_dim / 4)
+        by_row = torch.arange(rows, device=device)[:, None] * bands
         by_column = torch.arange(columns, device=device)[:, None] * bands
 
         # (rows, columns, head_dim / 2) -> (rows * columns, head_dim / 2)

@@ -167,7 +167,8 @@ class SupCLAPModel(EncodingMixin, StrictLoadingMixin, PreTrainedModel):
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
         """Load a model (see `StrictLoadingMixin`). Weights that no embedding depends on are frozen."""
         loaded = super().from_pretrained(*args, **kwargs)
-        model = loaded[0] if isinstance(loaded, tuple) else loaded  # with output_loading_info=True
+        # a tuple with output_loading_info=True
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
         freeze_idle(model.audio_model, model.config.audio_pooling)
         freeze_idle(model.text_model, model.config.text_pooling)
         return loaded

@@ -53,7 +53,8 @@ class ClipPipeline(ZeroShotAudioClassificationPipeline):
         **unknown: Any,
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         """Return the options of a call, or the defaults that `pipeline(...)` was given."""
-        for name in unknown.keys() - {"local_files_only"}:  # `pipeline` passes this option of the Hub, too
+        # `pipeline` passes this option of the Hub, too
+        for name in unknown.keys() - {"local_files_only"}:
             raise TypeError(
                 f"the pipeline has no option {name!r}; it has candidate_labels, hypothesis_template, sampling_rate, "
                 "language, top_k, batch_size and num_workers"

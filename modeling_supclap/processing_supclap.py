@@ -259,7 +259,8 @@ class SupCLAPProcessor(ProcessorMixin):
                 raise ValueError(
                     f"caption {index} must be a string, got {type(caption).__name__}: {caption!r}"
                 )
-            if self.plain_captions:  # lower case, without punctuation and repeated spaces, as in ML-CLAP
+            # lower case, without punctuation and repeated spaces, as in ML-CLAP
+            if self.plain_captions:
                 caption = " ".join(_PUNCTUATION.sub(" ", caption.lower()).split())
             if not caption.strip():
                 raise ValueError(
@@ -298,7 +299,8 @@ class SupCLAPProcessor(ProcessorMixin):
     @property
     def max_tokens(self) -> int:
         """Maximum number of tokens per caption. If the tokenizer has no limit, it is 514 for SONAR, otherwise 512."""
-        if self.tokenizer.model_max_length < 1_000_000:  # 1e30 in transformers means no limit
+        # 1e30 in transformers means no limit
+        if self.tokenizer.model_max_length < 1_000_000:
             return self.tokenizer.model_max_length
         return SONAR_MAX_TOKENS if _language_ids(self.tokenizer) else BERT_MAX_TOKENS
 

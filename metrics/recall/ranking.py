@@ -174,7 +174,8 @@ def chance_scores(
     for m, share in zip(sizes.tolist(), repeats / repeats.sum(), strict=True):
         for name, (kind, cutoff) in parsed.items():
             ranks = np.arange(1, min(cutoff, n) + 1)
-            if kind == "R":  # cutoff > n - m: too few irrelevant candidates to fill the first ranks
+            if kind == "R":
+                # cutoff > n - m: too few irrelevant candidates to fill the first ranks
                 value = 1.0 if cutoff > n - m else -np.expm1(np.log1p(-cutoff / (n - np.arange(m))).sum())
             elif kind == "MRR":
                 # (n - m + 2,): the probability that none of the first r candidates is relevant, r = 0..n - m + 1

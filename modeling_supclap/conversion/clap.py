@@ -79,7 +79,8 @@ def supclap_from_clap(clap: ClapModel) -> SupCLAPModel:
 
     model = SupCLAPModel(config)
     fill_exactly(model, tensors, "the ClapModel")
-    for tower in (model.audio_model, model.text_model):  # the model card names the source of each tower
+    # the model card names the source of each tower
+    for tower in (model.audio_model, model.text_model):
         tower.config.name_or_path = clap.name_or_path
     return model.eval()
 

@@ -118,7 +118,8 @@ def read_checkpoint(origin: str | Path, revision: str | None = None) -> Checkpoi
         tensors.update(part)
         not_read += others
 
-    if all(name.startswith("module.") for name in tensors):  # the prefix of DistributedDataParallel
+    # DistributedDataParallel adds this prefix
+    if all(name.startswith("module.") for name in tensors):
         consume_prefix_in_state_dict_if_present(tensors, "module.")
     is_open_clip = files[0].name in OPEN_CLIP_WEIGHTS
     config_file = files[0].parent / (OPEN_CLIP_CONFIG if is_open_clip else "config.json")
@@ -273,7 +274,8 @@ def _explain_refusal(path: Path, error: str) -> str:
     last_line = error.partition("\n\nCheck the doc")[0].strip().rpartition("\n")[2]
     reason = last_line.partition("WeightsUnpickler error:")[2] or last_line
     reason = reason.partition(". Please")[0].strip(" .")
-    if "Unsupported operand" in error:  # an opcode of a later protocol than torch's default
+    # an opcode of a later protocol than torch's default
+    if "Unsupported operand" in error:
         reason = "its pickle protocol is above 2"
     keep = "{k: c[k] for k in ('state_dict', 'model', 'embed_tokens') if k in c} or c"
     return (

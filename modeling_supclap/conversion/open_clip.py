@@ -219,7 +219,8 @@ def supclap_from_open_clip(
     _refuse_old_patches(whole, audio_config)
     is_hf = bool(text_cfg.get("hf_model_name"))
     text_config, options = (_read_hf_text if is_hf else _read_text)(text_cfg, origin)
-    if is_hf and "text.proj.0.weight" in whole:  # hf_proj_type "mlp": linear, GELU, linear, without biases
+    # hf_proj_type "mlp": linear, GELU, linear, without biases
+    if is_hf and "text.proj.0.weight" in whole:
         inner = whole.get_shape("text.proj.0.weight", 2)[0]
         options["text_dense"] = [{"out_features": inner, "activation": "gelu", "bias": False}]
 

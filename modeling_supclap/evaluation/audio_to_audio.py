@@ -44,7 +44,8 @@ def evaluate_audio_to_audio(
         is_correct = (labels[block] @ labels.T > 0) & is_candidate
         rows = np.flatnonzero(is_correct.any(axis=1))
         if len(rows):
-            cosines = np.where(is_candidate, similarity[block], -2)[rows]  # below any cosine
+            # -2 is below any cosine
+            cosines = np.where(is_candidate, similarity[block], -2)[rows]
             correct = [np.flatnonzero(row).tolist() for row in is_correct[rows]]
             outcomes.append(retrieval_outcomes(cosines, correct, k=RECALL_CUTOFFS))
             sizes.append(np.stack([is_correct[rows].sum(axis=1), is_candidate[rows].sum(axis=1)]))

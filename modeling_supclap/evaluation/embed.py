@@ -222,7 +222,8 @@ def embed_split(
         raise ValueError(f"on_bad_audio is {on_bad_audio!r}; it must be error or skip")
 
     policy, cache = policy or AudioPolicy(), cache or EmbeddingCache(None)
-    model.chunk_samples(policy.chunk_seconds)  # raises if the model does not support this length
+    # raises if the model does not support this length
+    model.chunk_samples(policy.chunk_seconds)
     if policy.max_audio_seconds is not None and policy.max_audio_seconds < model.min_seconds:
         raise ValueError(
             f"max_audio_seconds is {policy.max_audio_seconds}; {model.name} needs at least {model.min_seconds:g} s"
@@ -299,7 +300,8 @@ def split_from_predictions(
     all_rows = list(without_audio(rows))
     held: dict[tuple[str, str], np.ndarray] = {}
     for row, embeds in zip(all_rows, text_embeds, strict=True):
-        for caption, embed in zip(all_captions(row, languages), embeds, strict=False):  # ignore padding
+        # embeddings after those of the captions are padding
+        for caption, embed in zip(all_captions(row, languages), embeds, strict=False):
             held.setdefault(caption, embed)
     clips = ClipEmbeddings(audio_embeds, np.ones(len(all_rows), np.int64))
     return EmbeddedSplit(all_rows, clips, model, rows, policy=policy or AudioPolicy(), held=held)
@@ -319,7 +321,8 @@ def in_row_order(prediction: Any) -> tuple[np.ndarray, np.ndarray]:
     audio_embeds, text_embeds = prediction.predictions
     for name, embeds in (("audio", audio_embeds), ("text", text_embeds)):
         bad = ~np.isfinite(embeds[order]).reshape(len(order), -1).all(axis=1)
-        if bad.any():  # comparisons with NaN are False: the clip would count as a wrong answer
+        # comparisons with NaN are False: the clip would count as a wrong answer
+        if bad.any():
             raise ValueError(
                 f"the {name} embeddings of {bad.sum()} of {len(order)} clips are not finite, "
                 f"for example clip {bad.argmax()}"
@@ -350,7 +353,8 @@ def embed_recordings(
     """
 
     def make() -> dict[str, np.ndarray]:
-        from modeling_supclap.datasets_scripts.progress import progress  # the trainer does not need it
+        # imported here, because the trainer does not need it
+        from modeling_supclap.datasets_scripts.progress import progress
 
         counts, embeds = [], []
         chunked = model.chunk_embeddings(

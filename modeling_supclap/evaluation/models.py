@@ -223,7 +223,8 @@ def _load(name: str, processor: Any, device: Any, trust_remote_code: bool) -> tu
     if not os.path.exists(name) and re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name):
         module_name, function_name = name.split(":")
         if os.getcwd() not in sys.path:
-            sys.path.insert(0, os.getcwd())  # as `python -m` does, for modules in the current folder
+            # as `python -m` does, for modules in the current folder
+            sys.path.insert(0, os.getcwd())
         module = importlib.import_module(module_name)
         if not callable(getattr(module, function_name, None)):
             raise ValueError(f"module {module_name} has no function {function_name!r}")
@@ -263,7 +264,8 @@ def _wrap_pretrained(model: Any, processor: SupCLAPProcessor, name: str, kind: s
     words = {"vocabulary": tokenizer.get_vocab()} if backend is None else json.loads(backend.to_str())
     words = {**words, "padding": None, "truncation": None}
     captions = [processor.plain_captions, processor.caption_prefix, tokenizer.model_max_length]
-    if processor.resampling_method != "sinc_interp_hann":  # the only method of earlier versions
+    # earlier versions had only this method
+    if processor.resampling_method != "sinc_interp_hann":
         captions.append(processor.resampling_method)
     configs = json.dumps([model.config.to_dict(), extractor.to_dict()], default=str)
     settings = [*json.loads(configs, object_hook=_drop_incidental), words, captions]

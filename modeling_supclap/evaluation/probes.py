@@ -177,7 +177,8 @@ def _classify(part: Part, clips: np.ndarray, embeds: np.ndarray, strength: float
 
     model = LogisticRegression(C=strength, max_iter=1000)
     truth, scores = part.truth[clips], np.zeros((len(embeds), part.truth.shape[1]))
-    columns = np.flatnonzero(truth.any(axis=0) & ~truth.all(axis=0))  # the other classes cannot be learned
+    # the other classes cannot be learned
+    columns = np.flatnonzero(truth.any(axis=0) & ~truth.all(axis=0))
     if part.is_single and len(columns):
         model.fit(part.embeds[clips], truth.argmax(axis=1))
         scores[:, model.classes_] = model.predict_proba(embeds)

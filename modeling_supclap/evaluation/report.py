@@ -295,7 +295,8 @@ def _zero_shot(results: Results) -> tuple[dict[str, float], dict[str, Any] | Non
             if counts is None or len(counts) > MAX_CLASSES_DRAWN:
                 return set_scores["per_class"], None
             shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-            rows = np.stack([counts, shares], axis=2).tolist()  # (C, C) twice -> (C, C, 2)
+            # (C, C) twice -> (C, C, 2)
+            rows = np.stack([counts, shares], axis=2).tolist()
             return set_scores["per_class"], {
                 "classes": results.arrays["zero_shot/classes"].tolist(),
                 "rows": rows,
@@ -318,7 +319,8 @@ def _cases(results: Results) -> dict[str, list[dict[str, Any]]]:
     }
     cases = {}
     for title, order in orders.items():
-        firsts: dict[str, dict[str, Any]] = {}  # show a caption that several clips share only once
+        # show a caption that several clips share only once
+        firsts: dict[str, dict[str, Any]] = {}
         for query in order.tolist():
             firsts.setdefault(texts[query], {"text": texts[query], "ranks": (ranks[query] + 1).tolist()})
         if firsts:

@@ -46,7 +46,8 @@ def similarity_figure(results: Results, languages: Sequence[str]) -> str:
     """
     figure, axes = _figure(3.4)
     curves = {}
-    for number, language in enumerate(languages, start=1):  # the color C0 is for audio in the projection
+    # the color C0 is for audio in the projection
+    for number, language in enumerate(languages, start=1):
         curves[f"correct, {language}"] = (
             results.arrays[f"similarity/{language}/positive"],
             {"color": f"C{number}"},
@@ -126,7 +127,8 @@ def _draw_projection(
         if name != "audio":
             # One line with NaN gaps instead of one line per caption halves the size of the SVG.
             starts = np.array(list(map(audio_positions.__getitem__, clips.tolist())))
-            ends = np.stack([starts, points, np.full_like(points, np.nan)], axis=1)  # (captions, 3, 2)
+            # (captions, 3, 2)
+            ends = np.stack([starts, points, np.full_like(points, np.nan)], axis=1)
             axes.plot(*ends.reshape(-1, 2).T, color="0.6", linewidth=0.5, zorder=1)
 
         if not classes:

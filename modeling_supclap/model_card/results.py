@@ -112,7 +112,8 @@ def format_card_scores(scores: Sequence[CardScore]) -> str:
     | esc50, test | text to audio | eng | 50.0 (40.0 to 60.0); chance 10.0 |
     """
     groups: dict[str, list[CardScore]] = {"retrieval": []}
-    for each in scores:  # one table with all retrieval metrics, and one table per other metric
+    # one table with all retrieval metrics, and one table per other metric
+    for each in scores:
         groups.setdefault("retrieval" if each.metric in RETRIEVAL_METRICS else each.metric, []).append(each)
 
     tables = []

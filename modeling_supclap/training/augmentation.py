@@ -35,7 +35,8 @@ class SpecAugment:
 
     def __init__(self, processor: SupCLAPProcessor, args: SupCLAPTrainingArguments) -> None:
         extractor, rate_hz = processor.feature_extractor, processor.feature_extractor.sampling_rate
-        ramp = np.linspace(-1, 1, 10 * rate_hz, dtype=np.float32)  # 10 s have more frames than mel bands
+        # 10 s have more frames than mel bands
+        ramp = np.linspace(-1, 1, 10 * rate_hz, dtype=np.float32)
         *_, rows, columns = shape = np.shape(processor(audio=[ramp], sampling_rate=rate_hz)["input_features"])
         if len(shape) < 3:
             raise ValueError(

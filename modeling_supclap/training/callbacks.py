@@ -186,7 +186,8 @@ class EMACallback(TrainerCallback):
         self.module = module
         self.checkpoint: str | None = None
         self._update = get_ema_multi_avg_fn(decay)
-        self._average: list[Tensor] = []  # empty before the first step and after the last one
+        # empty before the first step and after the last one
+        self._average: list[Tensor] = []
 
     def trained(self) -> dict[str, Tensor]:
         """Return the trainable weights, `{name: weight}`."""
@@ -266,7 +267,8 @@ class ThroughputCallback(TrainerCallback):
 
     def __init__(self, averages: Averages) -> None:
         self.averages = averages
-        self.earlier_seconds = 0.0  # CPU time logged by earlier processes of a resumed run
+        # CPU time logged by earlier processes of a resumed run
+        self.earlier_seconds = 0.0
         self._since = time.perf_counter()
         self._started = time.process_time()
 
@@ -338,7 +340,8 @@ class LanguageErrorsCallback(TrainerCallback):
             audio_embeds.device
         )
         text_embeds = self.model.get_text_features(**tokens).pooler_output
-        text_embeds = text_embeds.unflatten(0, (len(trained), -1))  # (N K, d) -> (N, K, d)
+        # (N K, d) -> (N, K, d)
+        text_embeds = text_embeds.unflatten(0, (len(trained), -1))
 
         mask = torch.tensor(trained, device=audio_embeds.device)
         scale = self.model.logit_scale.exp().squeeze()

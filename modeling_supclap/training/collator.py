@@ -50,8 +50,10 @@ class IndexedRows(Dataset[Row]):
 
     def __init__(self, rows: Any, every_caption_in: str | None = None, seed: int | None = None) -> None:
         self.rows, self.seed = rows, seed
-        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # shared with persistent workers
-        self._captions: list[tuple[int, int]] | None = None  # (clip_index, caption_number) of each item
+        # shared with persistent workers
+        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
+        # (clip_index, caption_number) of each item
+        self._captions: list[tuple[int, int]] | None = None
         if every_caption_in is not None:
             self._captions = []
             counts = caption_counts(rows).get(every_caption_in, np.zeros(len(rows), np.int64))
@@ -194,7 +196,8 @@ class ContrastiveCollator:
         if self.gives_text_keys:
             batch["text_keys"] = content_keys({name: batch[name] for name in names}, "attention_mask")
         for name in names:
-            batch[name] = batch[name].unflatten(0, (len(captions), -1))  # (B K, L) -> (B, K, L)
+            # (B K, L) -> (B, K, L)
+            batch[name] = batch[name].unflatten(0, (len(captions), -1))
         return batch
 
     def _batch(

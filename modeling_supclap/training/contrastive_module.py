@@ -144,11 +144,13 @@ class ContrastiveModule(nn.Module):
         count = len(input_ids)
         texts = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
         for name, tensor in texts.items():
-            texts[name] = None if tensor is None else tensor.flatten(0, 1)  # (B, K, L) -> (B K, L)
+            # (B, K, L) -> (B K, L)
+            texts[name] = None if tensor is None else tensor.flatten(0, 1)
 
         # Texts first: the backward pass begins with the clips and frees their activations before it reaches the texts.
         text_embeds = self._embed("text", texts, count, text_lengths, text_keys)
-        text_embeds = text_embeds.unflatten(0, input_ids.shape[:2])  # (B K, d) -> (B, K, d)
+        # (B K, d) -> (B, K, d)
+        text_embeds = text_embeds.unflatten(0, input_ids.shape[:2])
 
         audio = {
             "input_features": input_features,

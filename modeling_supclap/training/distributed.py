@@ -28,7 +28,8 @@ class _GatherWithGradient(torch.autograd.Function):
             )
         own = gradient.new_empty(len(gradient) // dist.get_world_size(), *gradient.shape[1:])
         reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
-        reduce_scatter(own, gradient.contiguous())  # the sum over processes of the rows of this process
+        # the sum over processes of the rows of this process
+        reduce_scatter(own, gradient.contiguous())
         return own
 
 

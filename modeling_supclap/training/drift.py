@@ -60,7 +60,8 @@ def contrastive_forces(logits: Tensor, targets: Tensor, logit_scale: float | Ten
     over the targets a, + is the positive, and - are the negatives. An update moves the anchor against the gradient.
     """
     negatives = logits.softmax(dim=-1).fill_diagonal_(0)  # (N, N)
-    pull = -logit_scale * negatives.sum(dim=-1, keepdim=True) * targets  # P+ - 1 without cancellation
+    # P+ - 1 without cancellation
+    pull = -logit_scale * negatives.sum(dim=-1, keepdim=True) * targets
 
     with torch.autocast(targets.device.type, enabled=False):
         return pull, logit_scale * (negatives @ targets)
@@ -178,7 +179,8 @@ def drift_statistics(
     >>> round(statistics["drift_cosine"].item(), 4), round(statistics["push_perpendicular_norm"].item(), 4)
     (0.7071, 0.5)
     """
-    cosines = similarity_matrix(text_embeds, audio_embeds)  # (N, N), [i, j] is text i, audio j
+    # (N, N), [i, j] is text i, audio j
+    cosines = similarity_matrix(text_embeds, audio_embeds)
     audio_embeds, text_embeds = at_least_float32(audio_embeds, text_embeds)
     distance = positive_distance(text_embeds, audio_embeds)  # (N,)
     pull, push = contrastive_forces(logit_scale * cosines, audio_embeds, logit_scale)

@@ -31,7 +31,8 @@ class FrozenCache:
         self._vectors: dict[bytes, Tensor] = {}
         self._bytes = 0
         self._version: int | None = None
-        self._is_repeatable: dict[bool, bool] = {}  # in training mode, and in evaluation mode
+        # in training mode, and in evaluation mode
+        self._is_repeatable: dict[bool, bool] = {}
 
     def is_frozen(self) -> bool:
         """Return whether all parameters of the tower are frozen."""
@@ -75,7 +76,8 @@ class FrozenCache:
             `(N, D)`, without gradient.
         """
         version = sum(parameter._version for parameter in self._parts.parameters())
-        if version != self._version:  # the weights have changed, for example by loading a checkpoint
+        # the weights have changed, for example by loading a checkpoint
+        if version != self._version:
             self._version, self._bytes = version, 0
             self._vectors.clear()
 
@@ -86,7 +88,8 @@ class FrozenCache:
         if missing:
             rows = torch.tensor(list(missing.values())).to(device, non_blocking=True)
             with torch.no_grad():
-                vectors = pool({name: tensor[rows] for name, tensor in inputs.items()})  # (U, D)
+                # (U, D)
+                vectors = pool({name: tensor[rows] for name, tensor in inputs.items()})
             new = dict(zip(missing, vectors.cpu(), strict=True))
             batch_vectors = {**{key: self._vectors[key] for key in keys if key not in new}, **new}
 

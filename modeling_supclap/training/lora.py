@@ -183,7 +183,8 @@ def merge_lora(model: SupCLAPModel) -> SupCLAPModel:
             model.set_submodule(name, module.get_base_layer())
 
     del model.peft_config
-    model._hf_peft_config_loaded = False  # the flag of transformers for models with adapters
+    # the flag of transformers for models with adapters
+    model._hf_peft_config_loaded = False
     return model.requires_grad_(True)
 
 
@@ -219,7 +220,8 @@ def merged_copy(
     for name, adapter in adapters.items():
         adapter = copy.deepcopy(adapter)
         if hasattr(adapter, "init_lora_weights"):
-            adapter.init_lora_weights = False  # some ways to initialise read and change the weights
+            # some ways to initialise read and change the weights
+            adapter.init_lora_weights = False
         if wrapped is None:
             wrapped = get_peft_model(plain, adapter, name)
         else:
@@ -341,7 +343,8 @@ def trainable_table(model: nn.Module) -> str:
     """
     counts, trainable = Counter[str](), Counter[str]()
     for name, parameter in model.named_parameters():
-        if ".original_module." in name:  # PEFT's copy of a module in modules_to_save, not in use
+        # PEFT's copy of a module in modules_to_save, not in use
+        if ".original_module." in name:
             continue
         part = PARTS[name.removeprefix("model.").split(".")[0]]
         counts[part] += parameter.numel()

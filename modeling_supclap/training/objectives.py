@@ -124,7 +124,8 @@ class SupportVectorRegularizer(nn.Module):
         if is_info_nce and len(radii) == 2 and chunk_size is None and not self.decoupled:
             losses = info_nce_with_support_vectors(*pairs[0], torch.stack(radii), logit_scale, **options)
             losses = scale * losses if scale else losses
-            (base, svr), terms = losses.sum(dim=1), losses[1]  # (2, 2), rows InfoNCE and SVR
+            # (2, 2), rows InfoNCE and SVR
+            (base, svr), terms = losses.sum(dim=1), losses[1]
         else:
             options["chunk_size"] = chunk_size
             loss: Callable[..., Tensor]

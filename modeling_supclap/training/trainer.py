@@ -107,7 +107,8 @@ class SupCLAPTrainer(Trainer):
     """
 
     args: SupCLAPTrainingArguments
-    loss_is_scaled_for_ga = False  # transformers 5.23 and later: the loss of a step is a mean, not a sum
+    # transformers 5.23 and later: the loss of a step is a mean, not a sum
+    loss_is_scaled_for_ga = False
 
     def __init__(
         self,
@@ -144,7 +145,8 @@ class SupCLAPTrainer(Trainer):
         self.module = self._build_module(args, objective)
         self._spec_augment = SpecAugment(processing_class, args) if args.apply_spec_augment else None
         self._ema = EMACallback(self.module, args.ema_decay or 0)
-        self._frozen: dict[str, str] = {}  # file of frozen weights and its hash, see `write_frozen`
+        # file of frozen weights and its hash, see `write_frozen`
+        self._frozen: dict[str, str] = {}
         self._logs = Averages()
         # since the last check
         self._recent: list[tuple[int, torch.Tensor, dict[str, torch.Tensor], torch.Tensor]] = []
@@ -173,7 +175,8 @@ class SupCLAPTrainer(Trainer):
         """Combine the model with its objective: by default, the one of `args.loss`."""
         if objective is None:
             objective = load_objective(args.loss) if ":" in args.loss else build_objective(args)
-        if args.sharding is not None:  # sharded parameters cannot be set in the first step
+        # sharded parameters cannot be set in the first step
+        if args.sharding is not None:
             start_radii(objective, math.sqrt(2))  # the distance of orthogonal embeddings
         # each pass then needs all processes
         cache_frozen = args.cache_frozen if args.sharding is None else "never"
@@ -230,7 +233,8 @@ class SupCLAPTrainer(Trainer):
     def _replace_launch_settings(self, args: Any) -> None:
         """Compile blocks instead of steps, save on SIGTERM between two steps, and print one line per log."""
         if args.torch_compile:
-            self.accelerator.state.dynamo_plugin.backend = DynamoBackend.NO  # it would compile whole steps
+            # the accelerator would compile whole steps
+            self.accelerator.state.dynamo_plugin.backend = DynamoBackend.NO
             self.module.compile_blocks(backend=args.torch_compile_backend, mode=args.torch_compile_mode)
         jit: Any = self.pop_callback(JITCheckpointCallback)
         if jit is not None:
@@ -238,13 +242,16 @@ class SupCLAPTrainer(Trainer):
             jit.jit_manager.kill_wait = 0
             self.add_callback(SigtermCallback(jit.jit_manager))
         has_bar = self.pop_callback(ProgressCallback) is not None and sys.stderr.isatty()
-        self.pop_callback(PrinterCallback)  # without bars it would print all 40 values of a log
+        # without bars, this callback would print all 40 values of a log
+        self.pop_callback(PrinterCallback)
         self.add_callback(SupCLAPProgressCallback() if has_bar else LineCallback())
 
     def _metrics_of(self, rows: IndexedRows) -> Callable[[Any], dict[str, float]]:
         """Build `compute_metrics` for a split: retrieval metrics, and those of `drift` on all of its pairs."""
         from ..evaluation.embed import in_row_order
-        from ..evaluation.retrieval import retrieval_metrics  # here, because only runs that evaluate need it
+
+        # imported here, because only runs that evaluate need it
+        from ..evaluation.retrieval import retrieval_metrics
 
         retrieval = retrieval_metrics(rows, self.args.eval_languages, self.args.positives)
         regularizer = getattr(self.module.objective, "regularizer", None)
@@ -413,7 +420,8 @@ class SupCLAPTrainer(Trainer):
             and self.eval_rows is not None
             and args.metric_for_best_model is not None
         )
-        if not is_used or self.compute_metrics is not None:  # the user's own metrics have any names
+        # the user's own metrics have any names
+        if not is_used or self.compute_metrics is not None:
             return
         sets = self.eval_rows if isinstance(self.eval_rows, dict) else {"": self.eval_rows}
         prefixes: set[str] = set()
@@ -585,7 +593,8 @@ class SupCLAPTrainer(Trainer):
             self._write_checkpoint(CheckpointFolder(unfinished / folder.name))
         except BaseException:
             if self.args.should_save:
-                shutil.rmtree(unfinished, ignore_errors=True)  # frees space if the disk is full
+                # frees space if the disk is full
+                shutil.rmtree(unfinished, ignore_errors=True)
             raise
 
         if self.args.should_save:

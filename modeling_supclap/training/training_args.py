@@ -129,7 +129,8 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
 def _refuse_values(args: SupCLAPTrainingArguments) -> None:
     """Raise ValueError if an argument has a value that is invalid with any other arguments. Change nothing."""
     num_launched = int(os.environ.get("WORLD_SIZE", "1"))
-    if num_launched > args.world_size:  # each process would train alone and write the same files
+    # otherwise, each process would train alone and write the same files
+    if num_launched > args.world_size:
         size = args.world_size
         raise ValueError(
             f"only {size} of {num_launched} processes train together; on CPUs, set --use_cpu true"
