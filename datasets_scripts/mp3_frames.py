@@ -179,11 +179,14 @@ def _make_part(content: Content, runs: list[Run]) -> Part:
         num_frames -= 1  # the frame of the tag is silent
         start += len(first)
     if tag in (b"Xing", b"Info"):
-        place = first.index(tag) + 8  # flags and the number of frames follow the name
+        place = first.index(tag) + 8  # flags, and the numbers of frames and bytes if flagged, follow the name
         if first[place - 1] & 1:
             announced = int.from_bytes(first[place : place + 4], "big")
             # The rest of the tag can contain the delay of the encoder.
-            first = first[:place] + num_frames.to_bytes(4, "big") + first[place + 4 :]
+            size = sum(run.stop - run.start for run in runs)
+            counts = [num_frames, size] if first[place - 1] & 2 else [num_frames]
+            stored = b"".join(count.to_bytes(4, "big") for count in counts)
+            first = first[:place] + stored + first[place + len(stored) :]
     elif tag == b"VBRI":
         place = first.index(tag) + 14
         announced = int.from_bytes(first[place : place + 4], "big")

@@ -2,6 +2,7 @@
 
 import io
 import logging
+import re
 import struct
 import sys
 import types
@@ -139,6 +140,29 @@ def test_an_mp3_that_announces_more_frames_than_it_has_is_truncated(read):
         read(encode("MP3", "MPEG_LAYER_III", 8.0)[:-3000], "half.mp3")
     with pytest.raises(BadAudioError, match=r"half\.mp3 is truncated: 0 of"):
         read(encode("MP3", "MPEG_LAYER_III")[:400], "half.mp3")
+
+
+def test_damaged_frames_of_mp3_are_named_and_silence_is_not(read, caplog, capfd):
+    sound = 0.2 * np.random.default_rng(0).standard_normal(8 * RATE_HZ)
+    sound[2 * RATE_HZ : 4 * RATE_HZ] = 0  # encoded silence
+    encoded = io.BytesIO()
+    soundfile.write(encoded, sound, RATE_HZ, format="MP3")
+    whole = encoded.getvalue()
+    with caplog.at_level(logging.WARNING, decoders.__name__):
+        assert np.count_nonzero(read(whole, "whole.mp3") == 0) > RATE_HZ
+        assert not caplog.messages and not capfd.readouterr().err
+
+        frames = [match.start() for match in re.finditer(re.escape(whole[:2]), whole)]
+        for start in (frames[-75], frames[-3]):  # within the sound, and at its end
+            side_information = slice(start + 4, start + 13)
+            damaged = bytearray(whole)
+            damaged[side_information] = b"\xff" * 9
+            waveform = read(bytes(damaged), "damaged.mp3")
+            assert len(waveform) == len(read(whole, "whole.mp3"))
+            assert "libmpg123" in capfd.readouterr().err
+            (message,) = caplog.messages
+            assert message.startswith("damaged.mp3: 0.0"), message
+            caplog.clear()
 
 
 def test_joined_mp3_may_change_their_channels(read):

@@ -83,3 +83,15 @@ def test_a_wrong_number_is_replaced_and_reported():
     (part,) = read_parts(bytes(content))
     assert part.announced == 7
     assert soundfile.info(io.BytesIO(part.content)).duration == pytest.approx(3.0, abs=0.2)
+
+
+def test_the_tag_contains_the_size_of_joined_files(capfd):
+    content = encode()
+    (part,) = read_parts(content + bytes(100) + content)
+    place = part.content.index(b"Xing") + 12
+    assert part.content[place - 5] & 2  # the size follows the number of frames
+    assert int.from_bytes(part.content[place : place + 4], "big") == len(part.content) == 2 * len(content)
+    assert int.from_bytes(content[place : place + 4], "big") == len(content)
+    with soundfile.SoundFile(io.BytesIO(part.content)) as file:
+        file.read()
+    assert not capfd.readouterr().err  # a wrong size is a warning of libmpg123, without a name
