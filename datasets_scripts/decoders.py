@@ -144,7 +144,7 @@ class _File(soundfile.SoundFile, Sound):
                 block = self.read(min(_BLOCK_FRAMES, num_frames - done), dtype="float32", always_2d=True)
                 if not len(block):
                     break
-                waveform = block.mean(axis=1)  # (frames, channels) -> (frames,)
+                waveform = _mean_of_channels(block)
                 num_lost += _count_lost_granules(waveform) if is_mp3 else 0
                 yield _check_samples(waveform, self.label, done)
                 done += len(block)
@@ -497,6 +497,15 @@ def _note(name: str, deviation: str) -> None:
     level = logging.INFO if _noted else logging.WARNING
     _noted.add(level)
     logger.log(level, "%s: %s", name, deviation)
+
+
+def _mean_of_channels(block: np.ndarray) -> np.ndarray:
+    """Return the mean of all channels: (frames, channels) -> (frames,). `block.mean(axis=1)` takes up to 20 times as long."""
+    waveform = block[:, 0].copy()
+    for channel in block.T[1:]:
+        waveform += channel
+    waveform /= np.float32(block.shape[1])
+    return waveform
 
 
 def _count_lost_granules(waveform: np.ndarray) -> int:
