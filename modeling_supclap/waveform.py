@@ -13,6 +13,8 @@ LEAST_RATE_HZ = 200
 MOST_RATE_HZ = 10_000_000
 # Largest denominator of the resampling ratio.
 MAX_RATIO_DENOMINATOR = 2000
+# Input samples that are resampled at a time, because torchaudio needs several copies of its input.
+PIECE_SAMPLES = 2**20
 # Options of `torchaudio.transforms.Resample`, by the name of a resampling method. The first has the filter of librosa's
 # method of the same name: images and aliases are more than 100 dB below the signal, as in soxr. The second is the
 # default of torchaudio, which leaves them about 30 dB below the signal.
@@ -52,9 +54,21 @@ def resample(
 
     ratio = Fraction(to_hz, from_hz).limit_denominator(MAX_RATIO_DENOMINATOR)
     resampler = _resampler(ratio.denominator, ratio.numerator, **RESAMPLING_METHODS[resampling_method])
-    resampled = resampler(torch.from_numpy(waveform.copy())).numpy()
+    # Pieces start where samples of both rates coincide, and overlap by the width of the filter.
+    step = PIECE_SAMPLES // ratio.denominator * ratio.denominator
+    margin = -(-resampler.width // ratio.denominator) * ratio.denominator
+    pieces = []
+    for start in range(0, len(waveform), step):
+        first = max(0, start - margin)
+        piece = torch.from_numpy(waveform[first : start + step + margin].copy())
+        skipped = (start - first) * ratio
+        pieces.append(resampler(piece)[int(skipped) : int(skipped + step * ratio)].numpy())
+    resampled = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
     length = -(-len(waveform) * to_hz // from_hz)
-    return np.pad(resampled[:length], (0, max(0, length - len(resampled))), mode="edge")
+    if len(resampled) < length:
+        return np.pad(resampled, (0, length - len(resampled)), mode="edge")
+    return resampled[:length]
 
 
 @lru_cache(maxsize=8)

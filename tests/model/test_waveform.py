@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from processes import run_python
 
+from modeling_supclap import waveform
 from modeling_supclap.datasets_scripts.audio import resample as resample_file
 from modeling_supclap.waveform import resample
 
@@ -19,6 +20,15 @@ def test_one_resampler_serves_files_and_arrays(rate_hz):
         assert found.shape == (16_000,)
         np.testing.assert_allclose(found[400:-400], expected[400:-400], atol=3e-3)  # of phase, at odd rates
     np.testing.assert_array_equal(found, resample(clip, rate_hz, 16_000))
+
+
+@pytest.mark.parametrize("method", waveform.RESAMPLING_METHODS)
+@pytest.mark.parametrize(("from_hz", "to_hz"), [(44_100, 16_000), (48_000, 16_000), (7999, 16_000)])
+def test_a_long_waveform_is_resampled_in_pieces(monkeypatch, from_hz, to_hz, method):
+    clip = builders.noise(30_011)
+    whole = resample(clip, from_hz, to_hz, method)
+    monkeypatch.setattr(waveform, "PIECE_SAMPLES", 9000)
+    np.testing.assert_allclose(resample(clip, from_hz, to_hz, method), whole, atol=2e-7)
 
 
 def test_resample_returns_the_same_array_at_the_same_rate():
