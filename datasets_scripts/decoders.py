@@ -154,7 +154,9 @@ class _File(soundfile.SoundFile, Sound):
 
         if num_lost:  # libmpg123 prints messages about the damage, without the name of the file
             seconds = num_lost * _GRANULE_SAMPLES / self.rate_hz
-            logger.warning("%s: %.3f s in damaged MP3 frames cannot be decoded and are silent", self.label, seconds)
+            logger.warning(
+                "%s: %.3f s in damaged MP3 frames cannot be decoded and are silent", self.label, seconds
+            )
         if self.frames < _MOST_FRAMES:
             _check_length(done, num_frames, self.rate_hz, self.label)
         if not done:
@@ -500,7 +502,7 @@ def _note(name: str, deviation: str) -> None:
 
 
 def _mean_of_channels(block: np.ndarray) -> np.ndarray:
-    """Return the mean of all channels: (frames, channels) -> (frames,). `block.mean(axis=1)` takes up to 20 times as long."""
+    """Return the mean of all channels: (frames, channels) -> (frames,), up to 20 times as fast as numpy's `mean`."""
     waveform = block[:, 0].copy()
     for channel in block.T[1:]:
         waveform += channel
