@@ -149,8 +149,9 @@ def tabulate_cases(by_model: Mapping[str, Results], clips: Sequence[str] = ()) -
 
     The captions are those of the clips whose ids contain a name of `clips`, and then the two with the best and the two
     with the worst mean rank over models and languages. The line "caption" of a case contains its translations. A cell
-    of a model contains the rank of the caption's clip, and the label of the top-ranked clip, or its id. The first line
-    is the heading.
+    of a model contains the rank of the caption's clip, and the label of the top-ranked clip, or its first caption in
+    the language, which shows whether captions of similar meaning are confused (ACL appendix D). The first line is the
+    heading.
     """
     first = next(iter(by_model.values()))
     ranks = np.mean([results.arrays["multilingual/ranks"] for results in by_model.values()], axis=(0, 2))
@@ -178,7 +179,9 @@ def tabulate_cases(by_model: Mapping[str, Results], clips: Sequence[str] = ()) -
             line = [str(texts[query]), model]
             for language, rank in zip(languages, arrays["multilingual/ranks"][query], strict=True):
                 clip = arrays[f"retrieval/{language}/t2a/top"][number[language], 0]
-                line.append(f"{rank + 1}: {arrays['clips/label'][clip] or arrays['clips/id'][clip]}")
+                caption = (arrays[f"captions/{language}/clip"] == clip).argmax()
+                text = arrays["clips/label"][clip] or arrays[f"captions/{language}/text"][caption]
+                line.append(f"{rank + 1}: {text}")
             lines.append(line)
     return lines
 

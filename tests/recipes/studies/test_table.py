@@ -27,6 +27,8 @@ def test_cases_are_the_best_and_the_worst_captions_of_all_models():
         "retrieval/fra/t2a/top": np.array([[4], [3], [2], [1], [0]]),
         "captions/eng/text": np.array(["good", "bad", "good", "fair", "poor"]),
         "captions/fra/text": np.array(["pauvre", "moyen", "bon", "mauvais", "bon"]),
+        "captions/eng/clip": np.arange(5),
+        "captions/fra/clip": np.arange(5)[::-1],
     }
     several = {}
     for model, more in (("one", 0), ("other", 2)):
@@ -40,7 +42,7 @@ def test_cases_are_the_best_and_the_worst_captions_of_all_models():
     assert lines[0] == ["good", "caption", "good", "bon"]
     assert lines[1] == ["good", "one", "1: bark", "1: bark"]
     assert lines[5] == ["fair", "other", "2: rain", "4: rain"]
-    assert lines[10] == ["bad", "one", "10: clip1", "9: clip1"]
+    assert lines[10] == ["bad", "one", "10: bad", "9: mauvais"]  # the captions of the top-ranked clip without a label
     assert [line[0] for line in lines[::3]] == ["good", "fair", "poor", "bad"]
     _, *named = tabulate_cases(several, ["clip4"])
     assert [line[0] for line in named[::3]] == ["poor", "good", "fair", "bad"]
@@ -54,8 +56,8 @@ def test_cases_are_the_best_and_the_worst_captions_of_all_models():
         "rows": [],
         "cases": [heading, *lines],
     }
-    assert "| bad | one | 10: clip1 | 9: clip1 |" in markdown_table(content)
-    assert "<td>10: clip1</td>" in html_table(content)
+    assert "| bad | one | 10: bad | 9: mauvais |" in markdown_table(content)
+    assert "<td>10: bad</td>" in html_table(content)
 
 
 def test_several_runs_in_one_picture(tmp_path):
