@@ -75,6 +75,8 @@ def refuse_unsupported(
 
     if args.sharding == "fsdp" and args.track_language_errors:
         raise ValueError("track_language_errors does not support FSDP; set it to false")
+    if args.sharding is not None and args.hard_negatives_per_batch:
+        raise ValueError("hard_negatives_per_batch does not support FSDP and DeepSpeed; leave it out")
     if args.sharding is not None and args.ema_decay is not None:
         raise ValueError(
             "ema_decay does not support FSDP and DeepSpeed, which shard the weights; leave it out"
@@ -83,8 +85,9 @@ def refuse_unsupported(
     for rows in (train_rows, *(eval_rows.values() if isinstance(eval_rows, Mapping) else [eval_rows])):
         _refuse_rows(rows, args)
     columns = getattr(train_rows, "column_names", None) or ()
-    if args.track_language_errors and not {EXPECTED_COUNT, SAMPLING}.isdisjoint(columns):
-        raise ValueError("got track_language_errors for rows with expected counts; leave it out")
+    for name in ("track_language_errors", "hard_negatives_per_batch"):
+        if getattr(args, name) and not {EXPECTED_COUNT, SAMPLING}.isdisjoint(columns):
+            raise ValueError(f"got {name} for rows with expected counts; leave it out")
     if isinstance(eval_rows, Mapping) and args.load_best_model_at_end:
         metric = str(args.metric_for_best_model).removeprefix("eval_")
         if not metric.startswith(tuple(f"{name}_" for name in eval_rows)):
@@ -146,8 +149,8 @@ def _refuse_rows(rows: Any, args: SupCLAPTrainingArguments) -> None:
         name = type(rows).__name__
         raise ValueError(f"{name} has no length; use a map-style dataset or load_splits(..., streaming=True)")
     needs_all = args.on_bad_audio != "error" or args.every_caption or args.track_language_errors
-    if isinstance(rows, RowStream) and needs_all:
+    if isinstance(rows, RowStream) and (needs_all or args.hard_negatives_per_batch):
         raise ValueError(
-            "streaming does not support on_bad_audio='skip' or 'report', every_caption or track_language_errors, which "
-            "need the whole split; run prepare.py first to filter bad recordings"
+            "streaming does not support on_bad_audio='skip' or 'report', every_caption, track_language_errors or "
+            "hard_negatives_per_batch, which need the whole split; run prepare.py first to filter bad recordings"
         )

@@ -53,19 +53,19 @@ class IndexedRows(Dataset[Row]):
         # shared with persistent workers
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
         # (clip_index, caption_number) of each item
-        self._captions: list[tuple[int, int]] | None = None
+        self.captions: list[tuple[int, int]] | None = None
         if every_caption_in is not None:
-            self._captions = []
+            self.captions = []
             counts = caption_counts(rows).get(every_caption_in, np.zeros(len(rows), np.int64))
             for index, count in enumerate(counts.tolist()):
-                self._captions += [(index, number) for number in range(max(1, count))]
+                self.captions += [(index, number) for number in range(max(1, count))]
 
         self.expected: np.ndarray | None = None  # expected count of each item
         columns = getattr(rows, "column_names", None) or ()
         if seed is not None and (SAMPLING in columns or EXPECTED_COUNT in columns):
             clips = np.arange(len(rows))
-            if self._captions is not None:
-                clips = np.array([index for index, _ in self._captions])
+            if self.captions is not None:
+                clips = np.array([index for index, _ in self.captions])
             if SAMPLING in columns:
                 # here: few runs need it
                 from modeling_supclap.datasets_scripts.mixture import counts_in_epoch
@@ -83,14 +83,14 @@ class IndexedRows(Dataset[Row]):
     def __len__(self) -> int:
         if self.expected is not None:
             return max(1, round(self.expected.sum()))
-        return len(self.rows if self._captions is None else self._captions)
+        return len(self.rows if self.captions is None else self.captions)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         added: dict[str, int] = {}
         if self.expected is not None:
             index, added["repetition"] = self._find_copy(self.expected, index)
-        if self._captions is not None:
-            index, added["caption_number"] = self._captions[index]
+        if self.captions is not None:
+            index, added["caption_number"] = self.captions[index]
         return {**self.rows[index], "clip_index": index, **added}
 
     def _find_copy(self, expected: np.ndarray, position: int) -> tuple[int, int]:

@@ -254,14 +254,13 @@ def perpendicular_components(
         group_ids: (N,) integers; clips with the same id as a text are not its negatives.
         num_batches: Number B of batches for each text. The square of the global norm is overestimated by 1 / B of the
             square of the local one.
-        pool_size: Number of pairs in the pool, counted from the first pair.
+        pool_size: Number of pairs in the pool, drawn with a fixed seed; all pairs if there are fewer.
 
     Returns:
         `{"perpendicular_global": norm of the mean, "perpendicular_local": root mean square deviation}`, 0-d tensors,
         averaged over the texts. Empty if the pool has too few negatives for a batch.
     """
-    audio_embeds, text_embeds = at_least_float32(audio_embeds[:pool_size], text_embeds[:pool_size])
-    groups = None if group_ids is None else group_ids[:pool_size]
+    audio_embeds, text_embeds, groups = _draw_pool(audio_embeds, text_embeds, group_ids, pool_size)
     positives = positive_mask(len(audio_embeds), groups, audio_embeds.device)
     if int((~positives).sum(dim=-1).min()) < batch_size - 1:
         return {}
@@ -310,13 +309,12 @@ def radius_by_hard_negatives(
         logit_scale: 1 / temperature.
         group_ids: (N,) integers; clips with the same id as a text are not its negatives.
         counts: Values of K. Values larger than the number of negatives in a batch are skipped.
-        pool_size: Number of pairs in the pool, counted from the first pair.
+        pool_size: Number of pairs in the pool, drawn with a fixed seed; all pairs if there are fewer.
 
     Returns:
         `{"radius_hard_K": 0-d tensor}` for each K. Empty if the pool has too few negatives for a batch.
     """
-    audio_embeds, text_embeds = at_least_float32(audio_embeds[:pool_size], text_embeds[:pool_size])
-    groups = None if group_ids is None else group_ids[:pool_size]
+    audio_embeds, text_embeds, groups = _draw_pool(audio_embeds, text_embeds, group_ids, pool_size)
     positives = positive_mask(len(audio_embeds), groups, audio_embeds.device)
     min_negatives = int((~positives).sum(dim=-1).min())
     if min_negatives < radius.num_negatives:
@@ -342,6 +340,19 @@ def radius_by_hard_negatives(
             inputs.to(next(radius.layers.parameters()).dtype)
         ).mean()
     return radii
+
+
+def _draw_pool(
+    audio_embeds: Tensor, text_embeds: Tensor, group_ids: Tensor | None, size: int
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return `size` random pairs in their order, drawn with a fixed seed, as at least float32."""
+    count = len(audio_embeds)
+    drawn = torch.arange(count)
+    if count > size:
+        drawn = torch.randperm(count, generator=torch.Generator().manual_seed(0))[:size].sort().values
+    drawn = drawn.to(audio_embeds.device)
+    audio, text = at_least_float32(audio_embeds[drawn], text_embeds[drawn])
+    return audio, text, None if group_ids is None else group_ids[drawn]
 
 
 def similarity_histogram(cosines: Tensor, bins: int = 40) -> dict[str, Any]:

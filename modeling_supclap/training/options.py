@@ -43,6 +43,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "ema_decay": (0, math.nextafter(1, 0)),  # 1 would keep the weights of the first step
     **dict.fromkeys(("loss_chunk_size", "cached_chunk_size", "kept_tokens"), (1, math.inf)),
     "negatives_per_clip": (0, 1000),
+    "hard_negatives_per_batch": (0, math.inf),
     "matryoshka_widths": (1, math.inf),
     "early_stopping_patience": (1, math.inf),
     **dict.fromkeys(("crossfade_seconds", "gap_seconds"), (0, math.inf)),
@@ -181,6 +182,9 @@ class ContrastiveOptions:
         negatives_per_clip: Number M of wrong captions of each clip in a step, drawn from `negatives` of its row
             (see `supclap mine`). They are further columns of the audio-to-text softmax of `infonce`, or pairs of
             `siglip`. 0: none.
+        hard_negatives_per_batch: Number K of hard negatives in each batch of a device. A batch contains a clip and the
+            K clips with the most similar captions among 720 random ones. The initial text encoder computes the
+            similarities, before the first step. 0: batches are random.
         matryoshka_widths: Widths of shorter embeddings to train: the loss is also computed on the first values of all
             embeddings, and summed over the widths (Kusupati et al., 2022, arXiv 2205.13147). By default, none.
         keep_weight_dtype: Train weights that were saved in bfloat16 or float16 as they are. By default they are
@@ -252,6 +256,7 @@ class ContrastiveOptions:
     cache_frozen: str = "auto"
     attn_implementation: str | None = None
     negatives_per_clip: int = 0
+    hard_negatives_per_batch: int = 0
     matryoshka_widths: list[int] = field(default_factory=list)
     keep_weight_dtype: bool = False
     early_stopping_patience: int | None = None

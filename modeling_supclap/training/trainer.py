@@ -170,6 +170,11 @@ class SupCLAPTrainer(Trainer):
             optimizers=optimizers,
         )
         self._replace_launch_settings(args)
+        self._hard_batches: Any = None
+        if args.hard_negatives_per_batch and isinstance(source.dataset, IndexedRows):
+            from .hard_batches import order_by_captions  # here, because few runs need it
+
+            self._hard_batches = order_by_captions(self.clap, self.processor, source.dataset, args)
 
     def _build_module(self, args: SupCLAPTrainingArguments, objective: nn.Module | None) -> ContrastiveModule:
         """Combine the model with its objective: by default, the one of `args.loss`."""
@@ -295,6 +300,12 @@ class SupCLAPTrainer(Trainer):
             worker_init_fn=exit_with_parent,
             generator=torch.Generator().manual_seed(self.args.seed),
         )
+
+    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the order of `hard_negatives_per_batch`, or that of the Trainer."""
+        if self._hard_batches is not None:
+            return self._hard_batches
+        return super()._get_train_sampler(*args, **kwargs)
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """Move the inputs to the device, compute spectrograms from audio samples, and apply SpecAugment in training."""

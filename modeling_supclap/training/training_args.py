@@ -186,7 +186,14 @@ def _refuse_combinations(args: SupCLAPTrainingArguments) -> None:
             raise ValueError(f"got track_language_errors with {name}; leave out one of them")
     if args.early_stopping_patience is not None and not args.load_best_model_at_end:
         raise ValueError("early_stopping_patience requires load_best_model_at_end; set it to true")
-    size = args.per_device_train_batch_size
+    size, hard = args.per_device_train_batch_size, args.hard_negatives_per_batch
+    if hard and args.auto_find_batch_size:
+        raise ValueError("got hard_negatives_per_batch with auto_find_batch_size; leave out one of them")
+    if hard >= size * args.world_size:
+        raise ValueError(
+            f"hard_negatives_per_batch is {hard}; it must be less than the batch of all devices, "
+            f"{size * args.world_size}"
+        )
     if size * args.world_size < 2:
         raise ValueError(f"per_device_train_batch_size is {size}; it must be 2 or more, to have negatives")
 
@@ -209,6 +216,7 @@ class TemporalTrainingArguments(options.TemporalOptions, SupCLAPTrainingArgument
             "every_caption",
             "track_language_errors",
             "negatives_per_clip",
+            "hard_negatives_per_batch",
         ):
             value = getattr(self, name)
             if value != getattr(options.ContrastiveOptions, name):

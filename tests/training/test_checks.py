@@ -17,6 +17,7 @@ from test_trainer import QUICK, arguments, build, processor
 from transformers import TrainingArguments
 
 from modeling_supclap.datasets_scripts.mixture import _DatasetSplit
+from modeling_supclap.datasets_scripts.schema import EXPECTED_COUNT
 from modeling_supclap.datasets_scripts.stream import RowStream
 from modeling_supclap.training.distributed import leave_process_group
 from modeling_supclap.training.rows import UsableRows
@@ -95,14 +96,23 @@ def test_batches_of_one_process_for_all_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("wrap", [UsableRows, lambda rows: rows])
-def test_a_stream_does_not_skip_bad_recordings(tmp_path, rows, wrap):
+@pytest.mark.parametrize("option", [{"on_bad_audio": "skip"}, {"hard_negatives_per_batch": 2}])
+def test_a_stream_refuses_options_that_need_all_rows(tmp_path, rows, wrap, option):
     stream = RowStream(_DatasetSplit(Dataset.from_list(rows)))
     with pytest.raises(ValueError, match=r"streaming.*on_bad_audio='skip'"):
-        train_on(wrap(stream), on_bad_audio="skip", **QUICK)(tmp_path)
+        train_on(wrap(stream), **option, **QUICK)(tmp_path)
 
 
-def test_fsdp_refuses_language_errors(tmp_path, rows, monkeypatch):
+def test_hard_negatives_refuse_rows_with_expected_counts(tmp_path, rows):
+    counted = Dataset.from_list(rows).add_column(EXPECTED_COUNT, [1.0] * len(rows))
+    with pytest.raises(ValueError, match="hard_negatives_per_batch for rows with expected counts"):
+        train_on(counted, hard_negatives_per_batch=2, **QUICK)(tmp_path)
+
+
+def test_fsdp_refuses_language_errors_and_hard_negatives(tmp_path, rows, monkeypatch):
     monkeypatch.setattr(SupCLAPTrainingArguments, "sharding", "fsdp")
+    with pytest.raises(ValueError, match="hard_negatives_per_batch"):
+        build(tmp_path, rows, hard_negatives_per_batch=2)
     with pytest.raises(ValueError, match="track_language_errors"):
         build(tmp_path, rows, languages=["eng", "fra"], track_language_errors=True)
 

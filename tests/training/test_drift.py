@@ -238,6 +238,18 @@ def test_a_radius_of_hard_negatives_equals_that_of_a_large_batch() -> None:
     assert radius_by_hard_negatives(radius, audio, text, SCALE, torch.zeros(9)) == {}
 
 
+def test_the_pool_is_drawn_from_all_pairs() -> None:
+    """A pool of all pairs gives one number, and smaller pools give others than the first pairs."""
+    audio, text = related_pair(n=40)
+    first = perpendicular_components(audio[:20], text[:20], 2.0, batch_size=20)
+    drawn = perpendicular_components(audio, text, 2.0, batch_size=20, pool_size=20)
+    assert list(first) == list(drawn)
+    assert first["perpendicular_global"].item() != pytest.approx(drawn["perpendicular_global"].item())
+    pool = torch.randperm(40, generator=torch.Generator().manual_seed(0))[:20].sort().values
+    same = perpendicular_components(audio[pool], text[pool], 2.0, batch_size=20)
+    assert same["perpendicular_global"].item() == pytest.approx(drawn["perpendicular_global"].item())
+
+
 def test_more_hard_negatives_raise_a_radius_that_adds_similarities_up() -> None:
     audio, text = related_pair(n=40)
     radius = DynamicRadius(num_similarities=9)

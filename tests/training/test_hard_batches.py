@@ -1,0 +1,126 @@
+"""The order of the training clips in batches with hard negatives."""
+
+import numpy as np
+import pytest
+from accelerate.data_loader import BatchSamplerShard
+from recordings import tone_rows
+from test_trainer import QUICK, build
+from torch.utils.data import BatchSampler
+
+from modeling_supclap.training.collator import IndexedRows
+from modeling_supclap.training.hard_batches import HardBatches, order_by_captions
+
+BATCH, COUNT = 6, 3
+
+
+def draw_embeds(num=60, width=5):
+    embeds = np.random.default_rng(0).standard_normal((num, width)).astype(np.float32)
+    return embeds / np.linalg.norm(embeds, axis=1, keepdims=True)
+
+
+def read_batches(sampler, epoch=0):
+    sampler.set_epoch(epoch)
+    return list(BatchSampler(sampler, sampler.batch_size, drop_last=False))
+
+
+def test_each_batch_has_the_negatives_most_similar_to_its_first_item():
+    """Compare with a loop over the items that are left; the pool contains all of them."""
+    embeds, groups = draw_embeds(), np.arange(60) // 2
+    left = set(range(60))
+    batches = read_batches(HardBatches(embeds, groups, BATCH, COUNT))
+    for anchor, *others in batches:
+        left.remove(anchor)
+        similar = sorted(left, key=lambda item: -float(embeds[item] @ embeds[anchor]))
+        hardest = [item for item in similar if groups[item] != groups[anchor]][:COUNT]
+        assert set(hardest) <= set(others)
+        left -= set(others)
+    assert not left
+    assert list(map(len, batches)) == [BATCH] * 10
+
+
+def test_hard_negatives_come_from_a_random_pool():
+    embeds = draw_embeds(600)
+    means = []
+    for pool_size in (COUNT, 50, 599):
+        sampler = HardBatches(embeds, np.arange(600), BATCH, COUNT, pool_size)
+        scores = []
+        for anchor, *others in read_batches(sampler)[:20]:
+            scores += sorted(embeds[others] @ embeds[anchor])[-COUNT:]
+        means.append(np.mean(scores))
+    assert means[0] + 0.2 < means[1] < means[2] - 0.02
+
+
+def test_the_order_depends_on_the_seed_and_the_epoch():
+    inputs = draw_embeds(), np.arange(60), BATCH, COUNT
+    first = read_batches(HardBatches(*inputs, seed=1), epoch=2)
+    assert first == read_batches(HardBatches(*inputs, seed=1), epoch=2)
+    assert first != read_batches(HardBatches(*inputs, seed=1), epoch=3)
+    assert first != read_batches(HardBatches(*inputs, seed=2), epoch=2)
+
+
+def test_items_of_one_group_fill_batches_without_negatives():
+    batches = read_batches(HardBatches(draw_embeds(8), np.zeros(8, int), BATCH, COUNT))
+    assert list(map(len, batches)) == [6, 2]
+    assert sorted([*batches[0], *batches[1]]) == list(range(8))
+
+
+def test_processes_share_the_batches():
+    sampler = HardBatches(draw_embeds(), np.arange(60), BATCH, COUNT)
+    of_processes = []
+    for process in range(2):
+        batches = BatchSampler(sampler, BATCH, drop_last=True)
+        of_processes.append(list(BatchSamplerShard(batches, num_processes=2, process_index=process)))
+    whole = read_batches(sampler)
+    assert of_processes == [whole[::2], whole[1::2]]
+
+
+def train_and_record(trainer, **kwargs):
+    """Train, and return the clip indices of each batch that the data loader reads."""
+    clips, collate = [], trainer.data_collator
+
+    def record(rows):
+        clips.append([row["clip_index"] for row in rows])
+        return collate(rows)
+
+    trainer.data_collator = record
+    trainer.train(**kwargs)
+    return clips
+
+
+OPTIONS = {**QUICK, "per_device_train_batch_size": 4, "hard_negatives_per_batch": 2, "max_steps": 5}
+
+
+def test_a_trainer_uses_this_order_also_when_it_resumes(tmp_path):
+    """The resumed run uses the embeddings of the initial model, not those of the checkpoint."""
+    rows = tone_rows(tmp_path, count=12)
+    saves = {"save_steps": 2, "save_strategy": "steps", "save_total_limit": 3}
+    trainer = build(tmp_path / "run", rows, **{**OPTIONS, **saves})
+    sampler = order_by_captions(trainer.clap, trainer.processor, IndexedRows(rows), trainer.args)
+    expected = read_batches(sampler) + read_batches(sampler, epoch=1)
+    assert train_and_record(trainer)[:5] == expected[:5]
+
+    resumed = build(tmp_path / "run", rows, **OPTIONS)
+    clips = train_and_record(resumed, resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
+    assert clips[:3] == expected[2:5]
+
+
+def test_every_caption_is_an_item(tmp_path):
+    rows = tone_rows(tmp_path, count=6)
+    trainer = build(tmp_path / "run", rows, **OPTIONS)
+    sampler = order_by_captions(trainer.clap, trainer.processor, IndexedRows(rows, "eng"), trainer.args)
+    texts = [text for row in rows for text in row["captions"]["eng"]]
+    embeds = trainer.clap.encode_text(texts, processor=trainer.processor, language="eng")
+    assert np.allclose(sampler.embeds, embeds, atol=1e-6)
+    assert sampler.group_ids.tolist() == np.repeat(sampler.group_ids[::2], 2).tolist()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"hard_negatives_per_batch": 4}, "hard_negatives_per_batch is 4; .*less than.* 4"),
+        ({"auto_find_batch_size": True}, "hard_negatives_per_batch with auto_find_batch_size"),
+    ],
+)
+def test_impossible_batches_are_refused(tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        build(tmp_path, [], **{**OPTIONS, **options})
