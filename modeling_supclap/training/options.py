@@ -182,8 +182,8 @@ class ContrastiveOptions:
         negatives_per_clip: Number M of wrong captions of each clip in a step, drawn from `negatives` of its row
             (see `supclap mine`). They are further columns of the audio-to-text softmax of `infonce`, or pairs of
             `siglip`. 0: none.
-        hard_negatives_per_batch: Number K of hard negatives in each batch of a device. A batch contains a clip and the
-            K clips with the most similar captions among 720 random ones. The initial text encoder computes the
+        hard_negatives_per_batch: Number K of hard negatives in each batch of all devices. A batch contains a clip and
+            the K clips with the most similar captions among 720 random ones. The initial text encoder computes the
             similarities, before the first step. 0: batches are random.
         matryoshka_widths: Widths of shorter embeddings to train: the loss is also computed on the first values of all
             embeddings, and summed over the widths (Kusupati et al., 2022, arXiv 2205.13147). By default, none.
