@@ -68,9 +68,10 @@ METRICS = {
     "train_runtime": MetricName("seconds of training and evaluations", False, percent=False, digits=0),
     "epoch_runtime": MetricName("seconds per epoch, with its evaluation", False, percent=False, digits=0),
     "peak_memory_mib": MetricName("peak GPU memory in MiB", higher_is_better=False, percent=False, digits=0),
-    "trained_parameters": MetricName(
-        "parameters that train", higher_is_better=False, percent=False, digits=0
-    ),
+    "text_trained": MetricName("trained parameters, text", higher_is_better=False, percent=False, digits=0),
+    "audio_trained": MetricName("trained parameters, audio", higher_is_better=False, percent=False, digits=0),
+    "text_share": MetricName("trained share of the parameters, text", higher_is_better=False, digits=2),
+    "audio_share": MetricName("trained share of the parameters, audio", higher_is_better=False, digits=2),
 }
 """Display format of each metric. R@k, mAP@k, nDCG@k and the ZSTE tasks are not listed; use `get_metric` for them."""
 
