@@ -131,9 +131,11 @@ def shared_sources(rows: Any, train_rows: Any, args: EvaluationArguments) -> dic
 def options_of(args: EvaluationArguments) -> evaluation.EvaluationOptions:
     """Convert the command-line arguments to `EvaluationOptions`."""
     from modeling_supclap import evaluation
+    from modeling_supclap.datasets_scripts.temporal.mixing import RenderOptions
     from modeling_supclap.datasets_scripts.temporal.zste import ZSTE_FAMILIES
 
     zste_tasks = tuple(args.zste_tasks or ZSTE_FAMILIES)
+    join = RenderOptions(match_overlay_loudness=args.zste_match_overlay_loudness)
     template_sets = {}
     for name in args.template_sets:
         if name not in evaluation.TEMPLATE_SETS:
@@ -157,7 +159,7 @@ def options_of(args: EvaluationArguments) -> evaluation.EvaluationOptions:
         template_sets=template_sets,
         zero_shot_languages=args.zero_shot_languages,
         zste=evaluation.ZSTEOptions(
-            args.zste_items, args.zste_candidates, args.seed, zste_tasks, prompts=args.zste_prompts
+            args.zste_items, args.zste_candidates, args.seed, zste_tasks, join, prompts=args.zste_prompts
         ),
         zste_languages=args.zste_languages,
         intervals=evaluation.Intervals(args.num_resamples, args.confidence, args.seed),

@@ -445,6 +445,10 @@ class EvaluationArguments(DatasetArguments):
         "Number of ZSTE clips of each kind: single, consecutive and overlaid sounds.", 200
     )
     zste_candidates: int = option("Number of candidates in ZSTE's tasks 4 and 5B.", 50)
+    zste_match_overlay_loudness: bool = option(
+        "Whether the overlaid sounds of ZSTE have equal loudness, as match_overlay_loudness in post-training.",
+        True,
+    )
     zste_prompts: str | None = option(
         "Names of sounds in the captions of ZSTE: labels or phrases. Default: as in the model's post-training; without "
         "post-training, labels for English alone, else phrases."

@@ -20,6 +20,7 @@ from modeling_supclap import datasets_scripts, evaluation
 from modeling_supclap.datasets_scripts.overlap.trained_sources import save_trained_sources
 from modeling_supclap.evaluation.results import Results
 from modeling_supclap.recipes import evaluate_supclap
+from modeling_supclap.recipes.options import EvaluationArguments
 
 CONFIG = """
 dataset: synthetic
@@ -52,6 +53,12 @@ def command(folder, model, *arguments):
         "--cache_dir": folder / "cache",
     }
     return [folder / "config.yaml", *(word for pair in options.items() for word in pair), *arguments]
+
+
+@pytest.mark.parametrize("matches", [True, False])
+def test_the_loudness_of_overlaid_sounds_is_an_option(matches):
+    args = EvaluationArguments(zste_match_overlay_loudness=matches)
+    assert evaluate_supclap.options_of(args).zste.join.match_overlay_loudness is matches
 
 
 def test_one_command_one_results_and_a_second_embeds_nothing(folder, capsys):
