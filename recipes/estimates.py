@@ -17,8 +17,8 @@ from modeling_supclap.recipes.options import as_mapping
 from modeling_supclap.training.options import captions_per_clip
 
 TRAIN_CLIPS = {"audiocaps": 49274, "clotho": 3839, "wavcaps": 398050}
-"""Number of clips in the published training splits: AudioCaps as in SupCLAP section 4.1.1, Clotho's development split,
-WavCaps without the 5,000 clips held out in SupCLAP section E.2."""
+"""Number of clips in the published training splits: AudioCaps as often distributed ("approximately 49k" in SupCLAP
+section 4.1.1), Clotho's development split, WavCaps without the 5,000 clips held out in SupCLAP section E.2."""
 
 TEST_CLIPS = {"audiocaps": 957, "clotho": 1045, "wavcaps": 5000, "vggsound": 15446}
 """Number of clips in the published test splits. AudioCaps as often distributed; the authors' list has 975."""

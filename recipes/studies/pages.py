@@ -32,6 +32,7 @@ from modeling_supclap.recipes.studies.evidence import format_interval, render_st
 from modeling_supclap.recipes.studies.plan import plan
 from modeling_supclap.recipes.studies.render import markdown_table
 from modeling_supclap.recipes.studies.select import list_tables
+from modeling_supclap.training.hard_batches import POOL_SIZE
 
 RESULTS = Path(__file__).parent / "results"
 SETTINGS = Path(__file__).parent / "paper_settings.yaml"
@@ -158,7 +159,8 @@ def render_settings() -> str:
         lines = [["setting", "paper", "section", "value", "", "why"]]
         for entry in part["settings"]:
             value, paper = values[entry["key"]], entry.get("paper")
-            relation = "not stated" if paper is None else "as printed" if value == paper else "ours"
+            rounded = round(value, entry["digits"]) if "digits" in entry else value
+            relation = "not stated" if paper is None else "as printed" if rounded == paper else "ours"
             printed = "" if paper is None else _format_setting(paper)
             cells = [f"`{entry['key']}`", printed, entry.get("section", ""), _format_setting(value), relation]
             lines.append([*cells, entry.get("why", "")])
@@ -183,12 +185,15 @@ def resolve_settings(row: Row, number: int) -> dict[str, Any]:
         values |= {
             "train_clips": TRAIN_CLIPS[values["dataset"]],
             "steps": None if cost is None else cost.steps,
+            "hard_negatives_pool": POOL_SIZE,
         }
     if step.recipe == "posttrain":
         pairs = NUM_CLASSES["esc50"] * (NUM_CLASSES["esc50"] - 1)
         share = values["train_fraction"] * (1 - values.get("dataset_config.test_fraction", 0.0))
         values |= {"pairs_of_stage_a": pairs, "items_of_stage_b": 3 * pairs}
-        values |= {"train_recordings": round(share * ALL_CLIPS["esc50"])}
+        recordings = round(share * ALL_CLIPS["esc50"])
+        values |= {"split_recordings": recordings}
+        values |= {"train_recordings": NUM_CLASSES["esc50"] if values["fixed_recordings"] else recordings}
         values |= {"items_of_a_batch": 3 * values["per_device_train_batch_size"], **count_msclap(parsed[1])}
     return values
 

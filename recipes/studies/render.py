@@ -9,8 +9,8 @@ from modeling_supclap.metrics.comparison import Cell
 from modeling_supclap.recipes.result_tables import find_metric, format_heading, html_page, markdown_lines
 
 CASES = (
-    "For each language: the rank of the caption's own clip, counted from 1, and the label of the top-ranked clip, or its "
-    "first caption."
+    "For each language: the rank of the caption's own clip, counted from 1, and the label of the top-ranked clip, or "
+    "its first caption."
 )
 
 

@@ -42,7 +42,12 @@ def test_cases_are_the_best_and_the_worst_captions_of_all_models():
     assert lines[0] == ["good", "caption", "good", "bon"]
     assert lines[1] == ["good", "one", "1: bark", "1: bark"]
     assert lines[5] == ["fair", "other", "2: rain", "4: rain"]
-    assert lines[10] == ["bad", "one", "10: bad", "9: mauvais"]  # the captions of the top-ranked clip without a label
+    assert lines[10] == [
+        "bad",
+        "one",
+        "10: bad",
+        "9: mauvais",
+    ]  # the captions of the top-ranked clip without a label
     assert [line[0] for line in lines[::3]] == ["good", "fair", "poor", "bad"]
     _, *named = tabulate_cases(several, ["clip4"])
     assert [line[0] for line in named[::3]] == ["poor", "good", "fair", "bad"]
