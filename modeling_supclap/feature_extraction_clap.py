@@ -67,11 +67,9 @@ def _fill(clip: np.ndarray, extractor: ClapFeatureExtractor) -> np.ndarray:
     """Crop a clip to its beginning, or extend it by `extractor.padding`: (samples,) -> (nb_max_samples,)."""
     most = extractor.nb_max_samples
     clip = clip[:most]
-    if extractor.padding == "repeat":
-        return np.resize(clip, most)
-    if extractor.padding == "repeatpad":
-        clip = np.tile(clip, most // len(clip))
-    return np.pad(clip, (0, most - len(clip)))
+    length = {"repeat": most, "repeatpad": most // len(clip) * len(clip)}.get(extractor.padding, len(clip))
+    repeated = np.resize(clip, length)
+    return repeated if length == most else np.pad(repeated, (0, most - length))
 
 
 def _find_repeated_frames(num_samples: int, extractor: ClapFeatureExtractor) -> tuple[int, int, int]:
@@ -97,10 +95,10 @@ def _log_mel(
     `repeated` is the result of `_find_repeated_frames`. These frames are copied.
     """
     device, size = waveforms.device, extractor.fft_window_size
-    dtype = torch.float32 if device.type == "mps" else torch.float64
-    padded = torch.nn.functional.pad(waveforms.to(dtype), (size // 2, size // 2), mode="reflect")
+    padded = torch.nn.functional.pad(waveforms, (size // 2, size // 2), mode="reflect")
     frames = padded.unfold(-1, size, extractor.hop_length)  # (B, T, size)
-    window = torch.hann_window(size, dtype=dtype, device=device)
+    dtype = torch.float32 if device.type == "mps" else torch.float64
+    window = torch.hann_window(size, dtype=dtype, device=device)  # frames times window have this type
 
     groups, top = _filter_groups(extractor, device)
     together = FRAMES_TOGETHER.get(device.type, FRAMES_TOGETHER_ELSEWHERE)

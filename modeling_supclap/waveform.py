@@ -60,9 +60,9 @@ def resample(
     pieces = []
     for start in range(0, len(waveform), step):
         first = max(0, start - margin)
-        piece = torch.from_numpy(waveform[first : start + step + margin].copy())
+        piece = np.require(waveform[first : start + step + margin], requirements=["C", "W"])
         skipped = (start - first) * ratio
-        pieces.append(resampler(piece)[int(skipped) : int(skipped + step * ratio)].numpy())
+        pieces.append(resampler(torch.from_numpy(piece))[int(skipped) : int(skipped + step * ratio)].numpy())
     resampled = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
     length = -(-len(waveform) * to_hz // from_hz)
