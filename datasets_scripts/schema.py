@@ -150,18 +150,24 @@ def _check_row(name: str, row: Any) -> None:
         )
     if isinstance(row["clip_id"], str):
         name = f"clip {row['clip_id']!r}"
-    captions = row.get("captions")
-    if not isinstance(captions, Mapping):
-        if captions is not None:
+    lists = [("labels", row.get("labels"))]
+    for texts in ("captions", "negatives"):
+        of_language = row.get(texts)
+        if of_language is None or of_language == Value("null"):
+            continue
+        if not isinstance(of_language, Mapping):
             raise ValueError(
-                f"{name} has the captions {captions!r}; pass a dict such as {{'eng': ['a caption']}}"
+                f"{name} has the {texts} {of_language!r}; pass a dict such as {{'eng': ['a caption']}}"
             )
-        captions = {}
-    for field, value in [*captions.items(), ("labels", row.get("labels"))]:
-        if isinstance(value, str | Value) and value != Value("null"):
+        lists += of_language.items()
+    for field, value in lists:
+        if isinstance(value, str | bytes | Value) and value != Value("null"):
             raise ValueError(
                 f"{name} has {value!r} as {field}; pass a list of strings, such as ['a dog barks']"
             )
+    labels = row.get("labels")
+    if isinstance(labels, list | tuple) and not all(isinstance(label, str) for label in labels):
+        raise ValueError(f"{name} has the labels {labels!r}; labels are strings, such as ['dog']")
 
 
 def stable_id(text: str) -> int:

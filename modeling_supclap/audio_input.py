@@ -5,7 +5,7 @@ import io
 import math
 import os
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -151,6 +151,8 @@ def one_for_each(name: str, value: Any, count: int, kind: Any) -> list[Any]:
     """
     if value is None or isinstance(value, kind):
         return [value] * count
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+        raise ValueError(f"{name} is {value!r}, which has the wrong type; pass one value, or a list of them")
 
     values = list(value)
     if len(values) != count:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import Dataset
 from transformers import ZeroShotAudioClassificationPipeline
@@ -106,19 +107,21 @@ class ClipPipeline(ZeroShotAudioClassificationPipeline):
                 f"hypothesis_template is {template!r}; it must contain {{}}, the place of the label"
             )
         top_k = options.get("top_k", len(labels))
-        if not isinstance(top_k, int) or top_k < 1:
+        if not isinstance(top_k, (int, np.integer)) or top_k < 1:
             raise ValueError(f"top_k is {top_k!r}; it must be an integer, at least 1")
 
         captions = [template.replace("{}", label) for label in labels]
         language = options.get("language")
         text_embeds = encode_text(self.model, captions, self.processor, language, convert_to_tensor=True)
         rate_hz = options.get("sampling_rate", self.feature_extractor.sampling_rate)
+        if batch_size is None:
+            batch_size = self._batch_size or 1
         classify = partial(
             self._classify,
             labels=labels,
             text_embeds=text_embeds,
             top_k=top_k,
-            batch_size=batch_size or self._batch_size or 1,
+            batch_size=batch_size,
             num_workers=num_workers or self._num_workers or 0,
         )
 

@@ -373,9 +373,9 @@ def _check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def as_list(texts: Any) -> list[Any]:
-    """Convert one text or a sequence of texts to a list. Raise ValueError for None or a dict."""
-    if texts is None:
-        raise ValueError("got None; pass a text or a list of texts")
+    """Convert one text or a sequence of texts to a list. Raise ValueError for None, bytes or a dict."""
+    if texts is None or isinstance(texts, bytes):
+        raise ValueError(f"got {texts!r}; pass a text or a list of texts")
     if isinstance(texts, Mapping):
         kind = type(texts).__name__
         raise ValueError(

@@ -118,6 +118,10 @@ class EvaluationOptions:
             value = getattr(self, name)
             if isinstance(value, str):
                 raise ValueError(f"{name} is the string {value!r}; pass a list, such as {[value]}")
+        if not isinstance(self.template_sets, Mapping):
+            raise ValueError(
+                f"template_sets is {self.template_sets!r}; pass a dict of lists, such as {{'supclap': ['a {{}}']}}"
+            )
         if not self.tasks or set(self.tasks) - set(TASK_NAMES):
             raise ValueError(f"tasks is {list(self.tasks)}; choose from {', '.join(TASK_NAMES)}")
         if unknown := set(self.retrieval_metrics) - set(MORE_RETRIEVAL_METRICS):

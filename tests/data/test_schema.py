@@ -118,11 +118,15 @@ class MapStyle:
         ({"captions": {"eng": ["A dog"], "fra": "Un chien"}}, "fra.*list"),
         ({"labels": "dog"}, "labels.*list"),
         ({"captions": "A dog"}, r"captions.*\{'eng'"),
+        ({"negatives": {"eng": "A cat"}}, "eng.*list"),
+        ({"negatives": "A cat"}, r"negatives.*\{'eng'"),
     ],
 )
 def test_a_string_is_not_a_list_in_any_form_of_rows(form, change, message):
     check_rows(form([ROW, ROW]))
-    check_rows(form([{**ROW, "labels": None, "captions": {"eng": ["A dog"], "fra": None}}]))
+    check_rows(
+        form([{**ROW, "labels": None, "captions": {"eng": ["A dog"], "fra": None}, "negatives": None}])
+    )
     with pytest.raises(ValueError, match=message):
         check_rows(form([{**ROW, **change}]))
 
@@ -130,6 +134,10 @@ def test_a_string_is_not_a_list_in_any_form_of_rows(form, change, message):
 def test_the_row_with_a_string_is_named():
     with pytest.raises(ValueError, match=r"clip 'second' has 'dog' as labels"):
         check_rows([ROW, {**ROW, "clip_id": "second", "labels": "dog"}])
+    with pytest.raises(ValueError, match=r"clip 'second' has the labels \['dog', 2\]"):
+        check_rows([ROW, {**ROW, "clip_id": "second", "labels": ["dog", 2]}])
+    with pytest.raises(ValueError, match="b'dog' as labels"):
+        check_rows([{**ROW, "labels": b"dog"}])
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,9 @@ def test_letters_are_not_queries_or_classes(rows):
     for name in ("tasks", "languages", "classes"):
         with pytest.raises(ValueError, match=rf"{name} is the string 'eng'"):
             EvaluationOptions(**{name: "eng"})
+    for templates in ("a {}", ["a {}"]):
+        with pytest.raises(ValueError, match=r"template_sets is .*a \{\}"):
+            EvaluationOptions(template_sets=templates)
 
 
 def test_languages_that_no_task_uses_are_named():

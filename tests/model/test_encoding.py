@@ -386,6 +386,8 @@ SILENT = np.full(16000, np.nan, dtype=np.float32)
         ([CLIPS[0], CLIPS[1], CLIPS[2][:2000]], {"sampling_rate": 16000}, r"clip 2.*0\.1250"),
         ([CLIPS[0]] * 2, {"sampling_rate": [16000]}, r"\b1\b.*sampling_rate.*\b2\b"),
         ([CLIPS[0]], {"sampling_rate": ["fast"]}, r"sampling_rate\[0\].*'fast'"),
+        ([CLIPS[0]] * 5, {"sampling_rate": "16000"}, "sampling_rate is '16000'"),
+        ([CLIPS[0]], {"sampling_rate": {"a.wav": 16000}}, r"sampling_rate is \{'a.wav': 16000\}"),
         ([CLIPS[0]], {"sampling_rate": 16000, "batch_size": 0}, "batch_size.*0"),
         ([CLIPS[0]], {"sampling_rate": 16000, "batch_size": None}, "batch_size.*None"),
         ([CLIPS[0]], {"sampling_rate": 16000, "chunk_seconds": float("inf")}, "chunk_seconds.*inf"),
@@ -412,6 +414,7 @@ def test_bad_audio_is_named(model, processor, audio, options, message):
         (["rain", 3], {}, "text 1.*3"),
         # Captions by language: the keys of a dict are not texts.
         ({"eng": ["rain"], "fra": ["pluie"]}, {}, "'eng', 'fra'"),
+        (b"rain", {}, "b'rain'"),
         (["rain"], {"language": ["eng", "fra"]}, r"\b2\b.*language.*\b1\b"),
         (["rain", "dog"], {"language": ["eng", None]}, r"language\[1\].*None"),
         (["rain"], {"batch_size": 0}, "batch_size.*0"),

@@ -111,6 +111,7 @@ def test_rate_language_and_number_of_labels(tmp_path):
         assert classify(audio, language=languages, top_k=2, **options) == result[:2]
     assert scores(classify(CLIPS[0], sampling_rate=44_100)) != pytest.approx(expected, abs=1e-4)
     assert len(classify(CLIPS[0], top_k=5)) == 3
+    assert len(classify(CLIPS[0], top_k=np.int64(1))) == 1
     with pytest.raises(ValueError, match="'klingon'"):
         classify(CLIPS[0], language="klingon")
 
@@ -137,6 +138,7 @@ def test_labels_with_commas_between_them(tmp_path):
         ({"candidate_labels": ["rain"], "hypothesis_template": "a sound"}, ValueError, "'a sound'"),
         ({"candidate_labels": ["rain"], "top_k": 0}, ValueError, "top_k is 0"),
         ({"candidate_labels": ["rain"], "topk": 1}, TypeError, "'topk'"),
+        ({"candidate_labels": ["rain"], "batch_size": 0}, ValueError, "batch_size is 0"),
         ({"candidate_labels": ["rain"], "sampling_rate": 44.1}, ValueError, "44.1"),
         ({"candidate_labels": ["rain"], "language": ["eng", "fra"]}, ValueError, "language"),
     ],
