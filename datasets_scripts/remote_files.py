@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import logging
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -117,3 +119,38 @@ def local_folder(address: str | Path) -> Path:
 
     use_files(address, download)
     return folder
+
+
+def unpacked_name(name: str) -> str:
+    """Return the name of a tar file without the suffix of gzip.
+
+    >>> unpacked_name("a.tar.gz"), unpacked_name("a.tgz"), unpacked_name("a.tar")
+    ('a.tar', 'a.tar', 'a.tar')
+    """
+    return re.sub(r"(\.tar\.gz|\.tgz)$", ".tar", name)
+
+
+def unpacked_tar(address: str) -> str:
+    """Unpack a `.tar.gz` or `.tgz` file into the cache of `datasets`, and return the path of the `.tar` file.
+
+    Compressed files can only be read from their beginning. A later call unpacks the file only if it has changed.
+    """
+    import datasets
+
+    def unpack(system: Any, path: str) -> str:
+        version = hashlib.sha256(f"{address} {system.ukey(path)}".encode()).hexdigest()
+        name = os.path.basename(unpacked_name(path))
+        target = Path(datasets.config.HF_DATASETS_CACHE, "tars", version, name)
+        if not target.is_file():
+            logger.warning("%s is unpacked once to %s", public_name(address), target)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with (
+                system.open(path, "rb") as file,
+                gzip.open(file) as content,
+                atomic_write(target) as unfinished,
+                unfinished.open("wb") as output,
+            ):
+                shutil.copyfileobj(content, output, 2**20)
+        return str(target)
+
+    return use_files(address, unpack)

@@ -9,7 +9,6 @@ import re
 import tarfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -26,7 +25,7 @@ from .audio_files import SUFFIXES
 from .builders.hf import Columns, HubDatasetConfig, as_stored_audio, identify_recordings, name_splits
 from .builders.text_encodings import decode_text
 from .prepared import STORAGES, PreparedSet, with_absolute_paths
-from .remote_files import read_file, use_files
+from .remote_files import read_file, unpacked_name, unpacked_tar, use_files
 from .schema import FILE_SOURCE, features
 from .stream import ROWS_OF_A_GROUP, SHUFFLE_SHARDS, Row, RowGroup, RowStream
 
@@ -326,13 +325,13 @@ def _read_headers(file: Any) -> list[tarfile.TarInfo]:
     try:
         with tarfile.open(fileobj=file, mode="r:") as archive:
             return [member for member in archive if not member.isdir()]
-    except tarfile.ReadError:
+    except tarfile.ReadError as error:
         file.seek(0)
-        if file.read(2) == b"\x1f\x8b":
-            error = tarfile.ReadError(
-                "it is compressed with gzip; unpack it with gunzip, to read single samples"
-            )
-        raise ValueError(f"no tar file: {error}") from error
+        is_gzip = file.read(2) == b"\x1f\x8b"
+        reason = (
+            "it is compressed with gzip; rename it to .tar.gz, so that it is unpacked" if is_gzip else error
+        )
+        raise ValueError(f"no tar file: {reason}") from None  # `use_files` would show the cause
 
 
 def _read_row_group(path: str, number: int, columns: Sequence[str]) -> pyarrow.Table:
@@ -445,11 +444,13 @@ def _hold_out(groups: list[RowGroup], fraction: float, seed: int) -> tuple[list[
     return rest, [groups[number] for number in drawn]
 
 
-def _find_files(data_dir: str, suffix: str) -> dict[str, list[str]]:
-    """Return the files of a folder as `{split: [file, ...]}` (see `TarConfig.data_dir`)."""
+def _find_files(data_dir: str, *suffixes: str) -> dict[str, list[str]]:
+    """Return the files of a folder with one of the suffixes as `{split: [file, ...]}` (see `TarConfig.data_dir`)."""
 
     def find(system: Any, folder: str) -> list[tuple[str, str]]:
-        paths = sorted(system.glob(f"{folder.rstrip('/')}/**/*{suffix}"))
+        paths: list[str] = []
+        for suffix in suffixes:
+            paths += sorted(system.glob(f"{folder.rstrip('/')}/**/*{suffix}"))
         return [(path[len(folder) :], system.unstrip_protocol(path)) for path in paths]
 
     files = use_files(str(data_dir), find)
@@ -460,7 +461,7 @@ def _find_files(data_dir: str, suffix: str) -> dict[str, list[str]]:
         splits.setdefault(names[words[path]] if path in words else "train", []).append(address)
 
     if not splits:
-        raise FileNotFoundError(f"data_dir {data_dir} contains no {suffix} file")
+        raise FileNotFoundError(f"data_dir {data_dir} contains no {' or '.join(suffixes)} file")
     return splits
 
 
@@ -501,16 +502,19 @@ class TarConfig:
 
 
 def load_tars(**options: Any) -> dict[str, RowStream]:
-    """Stream WebDataset tar files; return `{split: stream}`. The options are the fields of `TarConfig`."""
+    """Stream WebDataset tar files; return `{split: stream}`. The options are the fields of `TarConfig`.
+
+    Files with the suffixes `.tar.gz` and `.tgz` are unpacked once into the cache of `datasets`.
+    """
     config = TarConfig(**options)
-    try:
-        files = _find_files(str(config.data_dir), ".tar")
-    except FileNotFoundError:
-        for suffix in (".tar.gz", ".tgz"):
-            with suppress(FileNotFoundError):
-                (path, *_), *_ = _find_files(str(config.data_dir), suffix).values()
-                raise ValueError(
-                    f"{path} is compressed; unpack it with gunzip, to read single samples"
-                ) from None
-        raise
-    return {split: RowStream(TarSplit(paths, config)) for split, paths in files.items()}
+    streams = {}
+    for split, paths in _find_files(str(config.data_dir), ".tar", ".tar.gz", ".tgz").items():
+        tars = []
+        for path in paths:
+            name = unpacked_name(path)
+            if name == path:
+                tars.append(path)
+            elif name not in paths:  # not unpacked beside it
+                tars.append(unpacked_tar(path))
+        streams[split] = RowStream(TarSplit(tars, config))
+    return streams

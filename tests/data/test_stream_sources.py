@@ -5,6 +5,8 @@ import io
 import json
 import tarfile
 
+import datasets
+import fsspec
 import numpy as np
 import pytest
 import soundfile
@@ -177,13 +179,52 @@ def test_captions_of_a_tar_may_have_own_keys_and_encodings(tmp_path):
         rows_of_tar(tmp_path, caption_suffix="caption", caption_key="about")
 
 
-def test_a_tar_that_cannot_be_streamed_is_named(tmp_path):
-    (tmp_path / "a.tar.gz").write_bytes(gzip.compress(b"x"))
-    with pytest.raises(ValueError, match=r"a\.tar\.gz is compressed"):
+@pytest.mark.parametrize("suffix", [".tar.gz", ".tgz"])
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_compressed_tar_is_unpacked_once(tmp_path, monkeypatch, suffix, remote):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    data = tmp_path / "data"
+    data.mkdir()
+    write_tar(data / "test-0.tar", [("b.flac", b"2"), ("b.txt", b"a dog")])
+    write_tar(data / "train-0.tar", [("a.flac", b"1"), ("a.txt", b"rain")])
+    expected = rows_of_tar(data)
+    compressed = data / f"train-0{suffix}"
+    compressed.write_bytes(gzip.compress((data / "train-0.tar").read_bytes()))
+    assert rows_of_tar(data) == expected  # not twice
+    assert not (tmp_path / "cache").exists()
+
+    (data / "train-0.tar").unlink()
+    folder = data
+    if remote:
+        folder = f"memory://{tmp_path.name}"
+        fsspec.filesystem("memory").put(str(data), f"/{tmp_path.name}", recursive=True)
+    for _ in range(2):
+        splits = load_splits("webdataset", data_dir=str(folder), streaming=True)
+        assert splits.keys() == {"train", "test"}
+        assert list(splits["train"]) == expected
+    (unpacked,) = (tmp_path / "cache").rglob("*.*")
+    assert unpacked.name == "train-0.tar"
+
+    write_tar(data / "new.tar", [("a.flac", b"1"), ("a.txt", b"wind")])
+    compressed.write_bytes(gzip.compress((data / "new.tar").read_bytes()))
+    (data / "new.tar").unlink()
+    if remote:
+        fsspec.filesystem("memory").put(str(compressed), f"/{tmp_path.name}/{compressed.name}")
+    assert [row["captions"]["eng"] for row in rows_of_tar(folder)] == [["wind"]]
+
+
+def test_a_tar_that_cannot_be_streamed_is_named(tmp_path, monkeypatch, tmp_path_factory):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
+    (tmp_path / "a.tar").write_bytes(gzip.compress(b"x"))
+    with pytest.raises(OSError, match=r"a\.tar cannot be read.*\.tar\.gz"):
         rows_of_tar(tmp_path)
-    (tmp_path / "a.tar.gz").rename(tmp_path / "a.tar")
-    with pytest.raises(OSError, match=r"a\.tar cannot be read.*gzip"):
+    (tmp_path / "a.tar").rename(tmp_path / "a.tar.gz")
+    with pytest.raises(OSError, match=r"a\.tar cannot be read.*no tar file"):
         rows_of_tar(tmp_path)
+    (tmp_path / "a.tar.gz").write_bytes(gzip.compress(bytes(20_000))[:-9])
+    with pytest.raises(OSError, match=r"a\.tar\.gz cannot be read"):
+        rows_of_tar(tmp_path)
+    (tmp_path / "a.tar.gz").unlink()
     write_tar(tmp_path / "a.tar", [("notes.txt", b"rain")])
     with pytest.raises(ValueError, match=r"a\.tar contains no recordings"):
         rows_of_tar(tmp_path)
