@@ -19,6 +19,7 @@ from .public_names import inline_markdown
 
 _METADATA_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".txt")
 _PACKAGES = ("datasets", "numpy", "pyarrow", "soundfile", "supclap", "torch", "torchaudio", "torchcodec")
+SHORT_SECONDS = 0.15  # minimum of CED, the longest one of the supported models
 
 # Licence identifiers of the Hub; any other licence is "other".
 _HUB_LICENSES = {
@@ -60,7 +61,11 @@ def make_manifest(
             audio.update(files=1, bytes=note["source_bytes"])
             digest.update(f"{note['audio_path']}\0{note['source_sha256']}\n".encode())
 
-        about = {"clips": len(good), "seconds": round(sum((note["seconds"] for note in good), 0.0), 6)}
+        seconds = [note["seconds"] for note in good]
+        about = {"clips": len(good), "seconds": round(sum(seconds, 0.0), 6)}
+        short = sum(length < SHORT_SECONDS for length in seconds)
+        if short:
+            about["short_clips"] = short
         splits[split] = {**about, "captions": dict(captions), "shards": list(shards[split])}
     return {
         "format": FORMAT,
@@ -100,14 +105,21 @@ def versions() -> dict[str, str]:
 
 def summary_table(manifest: Mapping[str, Any]) -> str:
     """Format the statistics of each split and the number of missing and excluded clips as a text table."""
-    lines = [f"{'split':<12}{'clips':>8}{'hours':>9}{'captions':>10}{'corrupt':>9}  languages"]
+    lines = [f"{'split':<12}{'clips':>8}{'hours':>9}{'captions':>10}{'unusable':>9}  languages"]
     for split, about in manifest["splits"].items():
         captions, bad = about["captions"], len(manifest["bad_audio"][split])
         numbers = f"{about['clips']:>8}{about['seconds'] / 3600:>9.2f}{sum(captions.values()):>10}{bad:>9}"
         lines.append(f"{split:<12}{numbers}  {' '.join(captions)}")
 
     absent = {"missing recordings": manifest["missing"], **manifest["left_out"]}
-    return "\n".join([*lines, "; ".join(f"{reason}: {len(clips)}" for reason, clips in absent.items())])
+    lines.append("; ".join(f"{reason}: {len(clips)}" for reason, clips in absent.items()))
+    short = sum(about.get("short_clips", 0) for about in manifest["splits"].values())
+    if short:
+        lines.append(
+            f"{short} of the clips are shorter than {SHORT_SECONDS} s, the minimum of CED, which refuses them without "
+            "--pad_short_clips true"
+        )
+    return "\n".join(lines)
 
 
 def write_card(path: str | Path, manifest: Mapping[str, Any]) -> None:

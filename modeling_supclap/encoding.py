@@ -81,6 +81,7 @@ class _Chunk(NamedTuple):
     stop: int
     content: Any  # the waveform (samples,), later replaced by the embedding (d,)
     error: Exception | None = None
+    is_silent: bool = False
 
 
 class _ChunkReader(NamedTuple):
@@ -122,7 +123,8 @@ class _ChunkReader(NamedTuple):
             chunks = []
             for start in starts:
                 content = waveform[start - first : start - first + self.chunk_samples]
-                chunks.append(_Chunk(index, recording.name, start, start + len(content), content))
+                chunk = _Chunk(index, recording.name, start, start + len(content), content)
+                chunks.append(chunk._replace(is_silent=not content.any()))
             # a file may be shorter than its header states
             if len(chunks[-1].content) < self.min_samples:
                 seconds = (first + len(waveform)) / self.rate_hz
@@ -152,6 +154,7 @@ def chunk_embeddings(
     num_workers: int = 0,
     on_bad_audio: str = "error",
     resampling_method: str = "kaiser_best",
+    refuse_silence: bool = False,
 ) -> Iterator[AudioChunks]:
     """Split recordings into chunks and embed the chunks.
 
@@ -165,6 +168,7 @@ def chunk_embeddings(
         num_workers: Number of threads that prefetch audio; 0 reads in the calling thread.
         on_bad_audio: "error" raises at the first bad recording; "skip" yields it with zero chunks and its error.
         resampling_method: Filter for recordings at other sampling rates, as in `SupCLAPProcessor`.
+        refuse_silence: Whether a recording is unusable if all of its samples are zero, as in training.
 
     Yields:
         `AudioChunks` of each recording, in input order, with embeddings as tensors.
@@ -191,18 +195,28 @@ def chunk_embeddings(
     parts = _embed_chunks(_read_ahead(tasks, num_workers), encode, batch_size, rate_hz)
     for _, group in groupby(parts, key=lambda chunk: chunk.recording):
         chunks = list(group)
-        errors = [chunk.error for chunk in chunks if chunk.error is not None]
-        if not errors:
+        error = _find_error(chunks, refuse_silence)
+        if error is None:
             embeds = torch.stack([chunk.content for chunk in chunks])  # (chunks, d)
-            if embeds.isfinite().all():
-                seconds = np.array([(chunk.start, chunk.stop) for chunk in chunks]) / rate_hz
-                yield AudioChunks(embeds, seconds[:, 0], seconds[:, 1])
-                continue
-            name = chunks[0].name
-            errors = [ValueError(f"the embedding of {name} is zero or not finite; {_DAMAGED}")]
-            if on_bad_audio == "error":
-                raise errors[0]
-        yield AudioChunks(torch.empty(0, 0), np.empty(0), np.empty(0), errors[0])
+            seconds = np.array([(chunk.start, chunk.stop) for chunk in chunks]) / rate_hz
+            yield AudioChunks(embeds, seconds[:, 0], seconds[:, 1])
+        elif on_bad_audio == "error":
+            raise error
+        else:
+            yield AudioChunks(torch.empty(0, 0), np.empty(0), np.empty(0), error)
+
+
+def _find_error(chunks: Sequence[_Chunk], refuse_silence: bool) -> Exception | None:
+    """Return why a recording is unusable, from all of its embedded chunks, or None if it is usable."""
+    for chunk in chunks:
+        if chunk.error is not None:
+            return chunk.error
+    name = chunks[0].name
+    if refuse_silence and all(chunk.is_silent for chunk in chunks):
+        return ValueError(f"{name} is silent: every sample is zero")
+    if not all(chunk.content.isfinite().all() for chunk in chunks):
+        return ValueError(f"the embedding of {name} is zero or not finite; {_DAMAGED}")
+    return None
 
 
 def embed_recordings(

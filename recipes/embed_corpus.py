@@ -101,9 +101,21 @@ class Corpus:
         return (text or "").replace(f"{self.root}/", "") if self.root else text or ""
 
     def recording(self, clip: Clip, model: EmbeddingModel) -> Recording:
-        """Return a recording that is read on demand. If it is too short for the model, it is padded or refused."""
+        """Return a recording that is read on demand: a file in parts, and other rows as a whole.
+
+        If it is too short for the model, it is padded or refused.
+        """
         from modeling_supclap.audio_input import Recording
-        from modeling_supclap.datasets_scripts.audio import read_row
+        from modeling_supclap.datasets_scripts.audio import read_row, segment_of
+        from modeling_supclap.datasets_scripts.schema import AUDIO_COLUMNS
+
+        columns = getattr(self.splits[clip.split], "column_names", None) or ()
+        row_without_audio = self.clips.rows[clip.split][clip.row]
+        path = row_without_audio["audio_path"]
+        # An address would be downloaded for each part.
+        is_file = path is not None and "://" not in path and segment_of(row_without_audio) == (None, None)
+        if is_file and not self.pad_short_clips and set(columns).isdisjoint(AUDIO_COLUMNS):
+            return Recording(path, None, path)
 
         def read(rate_hz: int) -> np.ndarray:
             row = self.splits[clip.split][clip.row]
@@ -315,6 +327,7 @@ def write_files(
                 batch_size=args.batch_size,
                 num_workers=args.num_workers,
                 on_bad_audio="skip",
+                refuse_silence=True,
             ):
                 embedded.append(chunks)
                 bar.update()

@@ -99,6 +99,7 @@ class EmbeddingModel:
         batch_size: int = 32,
         num_workers: int = 0,
         on_bad_audio: str = "error",
+        refuse_silence: bool = False,
     ) -> Iterator[encoding.AudioChunks]:
         """Split recordings into chunks and embed the chunks, as in `encoding.chunk_embeddings`.
 
@@ -116,6 +117,7 @@ class EmbeddingModel:
             num_workers=num_workers,
             on_bad_audio=on_bad_audio,
             resampling_method=self.resampling_method,
+            refuse_silence=refuse_silence,
         )
 
 

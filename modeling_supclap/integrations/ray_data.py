@@ -59,7 +59,12 @@ class EmbedRecordings:
         errors = [""] * len(paths)
         recordings, _ = as_recordings(paths)
         embedded = self.model.chunk_embeddings(
-            recordings, self.chunk_seconds, None, self.batch_size, self.num_workers, on_bad_audio="skip"
+            recordings,
+            self.chunk_seconds,
+            batch_size=self.batch_size,
+            num_workers=self.num_workers,
+            on_bad_audio="skip",
+            refuse_silence=True,
         )
         for number, chunks in enumerate(embedded):
             if chunks.error is not None:

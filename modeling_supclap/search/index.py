@@ -557,7 +557,7 @@ def _embed_files(
             yield Recording(str(files[name]), None, name)
 
     embedded = model.chunk_embeddings(
-        recordings(), window_seconds, hop_seconds, batch_size, num_workers, "skip"
+        recordings(), window_seconds, hop_seconds, batch_size, num_workers, "skip", refuse_silence=True
     )
     for name, windows in zip(names, embedded, strict=True):
         stamp, digest = before.popleft()

@@ -52,6 +52,16 @@ def test_sums(manifest):
     assert manifest["source_files"]["audio"] == {"files": 3, "bytes": 30, "sha256": digest}
 
 
+def test_clips_that_are_too_short_for_ced_are_counted(tmp_path):
+    notes = {
+        "train": [{**NOTE, "audio_path": f"{at}.wav", "captions": {}, "seconds": at} for at in (0.1499, 0.15)]
+    }
+    request = {"dataset": "clotho", "options": {}, "storage": "int16"}
+    manifest = make_manifest(request, features(["eng"]), notes, {"train": [SHARD]}, {}, None, tmp_path)
+    assert manifest["splits"]["train"]["short_clips"] == 1
+    assert "1 of the clips are shorter than 0.15 s" in summary_table(manifest)
+
+
 def test_metadata_are_hashed_without_the_prepared_set_itself(manifest):
     expected = {"path": "captions.csv", "bytes": 4, "sha256": hashlib.sha256(b"a,b\n").hexdigest()}
     assert manifest["source_files"]["metadata"] == [expected]
@@ -59,10 +69,12 @@ def test_metadata_are_hashed_without_the_prepared_set_itself(manifest):
 
 def test_the_table(manifest):
     lines = [line.split() for line in summary_table(manifest).splitlines()]
-    assert lines[0][:5] == ["split", "clips", "hours", "captions", "corrupt"]
+    assert lines[0][:5] == ["split", "clips", "hours", "captions", "unusable"]
     assert lines[1] == ["train", "2", "1.00", "4", "1", "eng", "fra"]
     assert lines[2] == ["test", "1", "0.50", "4", "0", "fra"]
     assert "missing recordings: 2; duplicate: 1" in summary_table(manifest)
+    assert "short_clips" not in manifest["splits"]["train"]
+    assert "shorter" not in summary_table(manifest)
 
 
 def test_the_card(manifest, tmp_path):

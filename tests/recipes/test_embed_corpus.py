@@ -18,11 +18,15 @@ from prepared_sets import make_folder, sound
 from processes import Moment, run_killed, run_processes
 
 from modeling_supclap import SupCLAPModel, encoding
+from modeling_supclap.audio_input import Recording
 from modeling_supclap.datasets_scripts import load_splits
 from modeling_supclap.datasets_scripts.atomic_files import InUseError, folder_lock
+from modeling_supclap.datasets_scripts.prepare import Request, prepare
+from modeling_supclap.evaluation import load_embedding_model
 from modeling_supclap.evaluation.vectors import PRECISIONS, compress
 from modeling_supclap.recipes import embed_corpus
 from modeling_supclap.recipes.options import CorpusArguments
+from modeling_supclap.search import build_index
 
 ROOT = Path(__file__).parents[2]
 RECIPE = "recipes/embed_corpus.py"
@@ -118,6 +122,39 @@ def test_short_recordings_are_padded_if_requested(folder, tmp_path):
     assert {entry["clip_id"] for entry in bad} == BAD - {"short.wav"}
     with pytest.raises(FileExistsError, match="pad_short_clips"):
         run_recipe(embed_corpus, *words(folder, tmp_path / "out"))
+
+
+def test_embed_index_and_prepare_agree_on_unusable_recordings(folder, tmp_path):
+    """`BAD` is that of embed. Only prepare knows no model, so that it keeps short clips, and counts them."""
+    sounds = folder / "sounds"
+    report = build_index(load_embedding_model(folder / "model"), sounds, tmp_path / "index", 1.5, 1.5)
+    assert report.unreadable.keys() == BAD
+
+    texts = "".join(f"{path.relative_to(sounds)},a sound\n" for path in sorted(sounds.rglob("*.*")))
+    (tmp_path / "clips.csv").write_text(f"file_name,caption\n{texts}", encoding="utf-8")
+    options = {"data_dir": str(tmp_path), "audio_dir": str(sounds), "languages": ["eng"]}
+    options |= {"test_fraction": 0, "validation_fraction": 0}
+    manifest = prepare(Request("audio_folder", options), tmp_path / "out", quiet=True)
+    bad = {note["audio_path"] for note in manifest["bad_audio"]["train"]}
+    assert {name.removeprefix("sounds/") for name in bad} == BAD - {"short.wav"}
+    assert manifest["splits"]["train"]["short_clips"] == 1
+
+
+def test_a_long_file_is_embedded_in_parts(folder, whole, tmp_path, monkeypatch):
+    stops = []
+    read = Recording.read
+
+    def record(self, rate_hz, start=0, stop=None, *options):
+        stops.append(stop)
+        return read(self, rate_hz, start, stop, *options)
+
+    monkeypatch.setattr(Recording, "read", record)
+    monkeypatch.setattr(encoding, "LONGEST_SECONDS", 2.0)
+    run_recipe(embed_corpus, *words(folder, tmp_path / "out"))
+    assert sum(stop is not None for stop in stops) >= 6  # parts of the recordings of 2.1 to 4.1 s
+    parts, expected = rows_of(tmp_path / "out"), rows_of(whole)
+    assert parts["clip_id"][:] == expected["clip_id"][:]
+    np.testing.assert_allclose(parts["embedding"][:], expected["embedding"][:], atol=1e-4)
 
 
 def test_unusable_recordings_are_listed_without_private_paths(folder, whole):

@@ -123,6 +123,20 @@ def test_a_recording_shorter_than_the_model_takes_is_listed(fake_model, folder):
     assert "the minimum is 1.5 s" in report.unreadable["short.ogg"]
 
 
+@pytest.mark.parametrize("longest", [300.0, 22.5])
+def test_a_silent_recording_is_listed_and_silence_in_a_recording_is_not(
+    fake_model, folder, monkeypatch, longest
+):
+    monkeypatch.setattr(encoding, "LONGEST_SECONDS", longest)  # read whole, and in parts
+    silence = np.zeros(60 * RATE)
+    soundfile.write(folder / "silent.wav", silence, RATE)
+    silence[-100:] = 0.5
+    soundfile.write(folder / "late.wav", silence, RATE)
+    report = build(fake_model, folder)
+    assert list(report.unreadable) == ["silent.wav"]
+    assert "silent" in report.unreadable["silent.wav"]
+
+
 def test_a_file_shorter_than_its_header_is_listed(fake_model, folder, monkeypatch):
     monkeypatch.setattr(encoding, "LONGEST_SECONDS", 22.5)  # eight windows
     monkeypatch.setattr(Recording, "get_seconds", lambda self: 70.0 if "long" in self.name else 1.0)
