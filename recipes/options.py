@@ -325,10 +325,7 @@ class TrainedPartArguments:
             say(trainable_table(model))
 
     def finished(self, model: SupCLAPModel, folder: str | Path | None) -> SupCLAPModel:
-        """Return the model to save in `folder`, with the adapters merged into its weights. Save the adapters if asked.
-
-        With FSDP, each process has only a part of the weights, so that the adapters cannot be saved alone.
-        """
+        """Return the model to save in `folder`, with merged adapters. Also save the adapters alone if requested."""
         if self.lora_rank is None:
             return model
         from modeling_supclap.training.lora import merge_lora, save_adapter

@@ -248,6 +248,11 @@ def train_and_save(
     from modeling_supclap.recipes.models import report_temperature
     from modeling_supclap.training.trainer import SupCLAPTrainer
 
+    if part_args.save_adapter and args.sharding is not None:
+        raise ValueError(
+            f"save_adapter does not support {args.sharding}, because each process has only a part of the weights; "
+            "leave it out: the whole model is saved"
+        )
     clock = Clock()
     args.resume_from_checkpoint = find_checkpoint(args)
     args.training_data = data_args.identity_in_training
@@ -292,8 +297,9 @@ def save_trained(trainer: SupCLAPTrainer, part_args: TrainedPartArguments) -> No
     from modeling_supclap import SupCLAPModel
 
     args = trainer.args
-    part_args.finished(trainer.clap, args.output_dir)
-    trainer.save_model()
+    if not trainer.is_fsdp_enabled:
+        part_args.finished(trainer.clap, args.output_dir)
+    trainer.save_model()  # of a sharded model, after merging the adapters into the gathered weights
     if trainer.is_fsdp_enabled:  # sharded weights compute only within the trainer's forward pass
         trainer.accelerator.wait_for_everyone()
         saved: Any = SupCLAPModel.from_pretrained(args.output_dir or ".")

@@ -56,6 +56,9 @@ _OF_TRANSFORMERS = {
 """Arguments of transformers that a resumed run must not change. Their values are restored from the checkpoint or change
 the batches. `tf32` is not among them, because it depends on the GPU."""
 
+_NOT_OF_ADAPTERS = {"auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision"}
+"""Entries of an adapter's configuration that do not affect the training."""
+
 _BATCHING = ("split_batches", "dispatch_batches", "even_batches", "use_seedable_sampler")
 _SELECTION = ("metric_for_best_model", "greater_is_better", "eval_languages")
 
@@ -270,6 +273,9 @@ def _settings(
     settings["clips_per_step"] = args.train_batch_size * args.world_size
     settings["objective"] = type(module.objective).__name__
     settings["batching"] = {name: getattr(args.accelerator_config, name, None) for name in _BATCHING}
+    adapters = getattr(module.model, "peft_config", None) or {}
+    if adapters:
+        settings["adapters"] = {name: _adapter_settings(adapter) for name, adapter in adapters.items()}
     if optimizer is not None:
         values = {
             name: value for name, value in optimizer.defaults.items() if isinstance(value, (int, float, bool))
@@ -282,6 +288,16 @@ def _settings(
             "workers": batches.workers,
             "processes": args.world_size,
         }
+    return settings
+
+
+def _adapter_settings(adapter: Any) -> dict[str, Any]:
+    """Return the configuration of an adapter of PEFT without the name of its base model and versions."""
+    settings = {}
+    for name, value in adapter.to_dict().items():
+        if name not in _NOT_OF_ADAPTERS:
+            value = sorted(value) if isinstance(value, set) else value
+            settings[name] = json.loads(json.dumps(value, default=str))
     return settings
 
 

@@ -51,6 +51,14 @@ def losses(folder: Path) -> list[float]:
     return [entry["loss"] for entry in history if "loss" in entry]
 
 
+@pytest.mark.parametrize("sharding", ["fsdp", "deepspeed"])
+def test_adapters_of_a_sharded_model_cannot_be_saved_alone(tmp_path, monkeypatch, sharding):
+    monkeypatch.setattr(SupCLAPTrainingArguments, "sharding", sharding)
+    options = ["--output_dir", tmp_path, "--train_last_layers", 1, "--lora_rank", 2, "--save_adapter", "true"]
+    with pytest.raises(ValueError, match=f"save_adapter.*{sharding}"):
+        run_recipe(train_supclap, ROOT / SMOKE, *options, "--track_language_errors", "false")
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("recipe") / "run"

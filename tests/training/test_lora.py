@@ -1,6 +1,7 @@
 """Partial training: exactly the selected parameters train, and merged adapters change only the weights."""
 
 import json
+import re
 from types import SimpleNamespace
 
 import builders
@@ -354,6 +355,14 @@ def test_lora_trains_checkpoints_resumes_and_saves(tmp_path, rows):
     resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-4"))
     for name, value in whole.model.state_dict().items():
         assert torch.equal(value, resumed.model.state_dict()[name]), name
+
+    for change, setting in (
+        ({"rank": 4}, "adapters.default.r was 2 and is 4"),
+        ({"rank": 2, "alpha": 5}, "adapters.default.lora_alpha was 16 and is 5"),
+    ):
+        changed = build(tmp_path / "run", rows, add_lora(bert(), **change), **options)
+        with pytest.raises(ValueError, match=re.escape(setting)):
+            changed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-4"))
 
     trained, names = embeds(whole.clap), list(whole.clap.state_dict())
     whole.save_model(str(tmp_path / "final"))

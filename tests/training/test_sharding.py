@@ -14,6 +14,7 @@ from accelerate.utils import DistributedType
 from commands import run_recipe
 from processes import ROOT, assert_same_training, run_processes
 from recordings import tone_rows
+from safetensors.torch import load_file
 from torch.distributed.fsdp import fully_shard
 
 from modeling_supclap import SupCLAPModel, SupCLAPTrainer
@@ -136,19 +137,25 @@ def test_a_sharded_run_saves_the_whole_model_and_resumes(tmp_path, kind):
 
 @pytest.mark.process
 @pytest.mark.skipif(not dist.is_available(), reason="torch is built without torch.distributed")
-def test_the_recipe_evaluates_a_sharded_model(tmp_path):
-    run_processes(__file__, str(tmp_path), "recipe")
+@pytest.mark.parametrize("job", ["recipe", "recipe with adapters"])
+def test_the_recipe_evaluates_a_sharded_model(tmp_path, job):
+    run_processes(__file__, str(tmp_path), job)
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["scores"]["retrieval"]
     assert {"README.md", "report.html", "model.safetensors"} <= {path.name for path in tmp_path.iterdir()}
+    assert not any(
+        "lora" in name or "base_layer" in name for name in load_file(tmp_path / "model.safetensors")
+    )
 
 
 if __name__ == "__main__":
     folder, job = sys.argv[1:]
-    if job == "recipe":
+    if job.startswith("recipe"):
         shard_on_cpus()
         options = ["--track_language_errors", "false", "--use_cpu", "true", "--fsdp", "full_shard"]
         options += ["--fsdp_config", json.dumps(fsdp_config("SHARDED_STATE_DICT")), "--output_dir", folder]
+        if "adapters" in job:
+            options += ["--lora_rank", "2", "--train_last_layers", "1"]
         run_recipe(train_supclap, ROOT / "recipes" / "configs" / "smoke.yaml", *options)
     elif job.endswith("STATE_DICT"):
         shard_on_cpus()
