@@ -115,6 +115,16 @@ class Samples(Sound):
         yield _check_samples(part, self.label)
 
 
+class _Bytes(io.BytesIO):
+    """Content of a file. A seek to a negative position, as in damaged files, has no effect instead of raising."""
+
+    def seek(self, position: int, whence: int = io.SEEK_SET) -> int:
+        try:
+            return super().seek(position, whence)
+        except ValueError:
+            return self.tell()
+
+
 class _File(soundfile.SoundFile, Sound):
     """Recording in a file that libsndfile decodes."""
 
@@ -296,7 +306,7 @@ def _open_content(source: Source, content: Content, name: str) -> Sound:
     try:
         if form is not None and form.decoder == "ogg":
             return _open_ogg(source, content, form.start, name)
-        file = _File(io.BytesIO(source) if isinstance(source, bytes) else source, name)
+        file = _File(_as_file(source), name)
     except soundfile.SoundFileError as error:
         if form is not None and _import_ffmpeg()[0] is not None:
             return _open_with_ffmpeg(source, content, form, name)
@@ -312,12 +322,16 @@ def _open_content(source: Source, content: Content, name: str) -> Sound:
     if file.is_seekable:
         return file
     file.close()
-    reopen = partial(_File, io.BytesIO(source) if isinstance(source, bytes) else source, name)
-    return _Forward(partial(_file_blocks, reopen), file.rate_hz, name, keep=len(content) <= _WHOLE_BYTES)
+    blocks = partial(_file_blocks, source, name)
+    return _Forward(blocks, file.rate_hz, name, keep=len(content) <= _WHOLE_BYTES)
 
 
-def _file_blocks(reopen: Callable[[], _File]) -> Iterator[np.ndarray]:
-    with closing(reopen()) as file:
+def _as_file(source: Source) -> Any:
+    return _Bytes(source) if isinstance(source, bytes) else source
+
+
+def _file_blocks(source: Source, name: str) -> Iterator[np.ndarray]:
+    with closing(_File(_as_file(source), name)) as file:
         yield from file.parts()
 
 
@@ -330,7 +344,7 @@ def _open_mp3(parts: list[Part], name: str) -> Sound:
             )
     if not any(part.num_frames for part in parts):
         raise BadAudioError(f"{name} is empty: it contains no samples")
-    files = [_File(io.BytesIO(part.content), name) for part in parts if part.num_frames]
+    files = [_File(_Bytes(part.content), name) for part in parts if part.num_frames]
     return files[0] if len(files) == 1 else _Chain(files, name)
 
 
@@ -339,8 +353,8 @@ def _open_ogg(source: Source, content: Content, start: int, name: str) -> Sound:
     if not is_whole:
         raise BadAudioError(f"{name} is truncated: it ends within a page")
     if len(links) == 1 and links[0].has_end_mark:
-        return _File(io.BytesIO(source) if isinstance(source, bytes) else source, name)
-    files = [_File(io.BytesIO(link.read(content)), name) for link in links]
+        return _File(_as_file(source), name)
+    files = [_File(_Bytes(link.read(content)), name) for link in links]
     return files[0] if len(files) == 1 else _Chain(files, name)
 
 
@@ -352,7 +366,7 @@ def _open_unfinished(content: Content, name: str) -> _File:
     corrected: Any = bytearray(content) if isinstance(content, bytes) else content
     for position, value in corrections:
         corrected[position : position + len(value)] = value
-    file = _File(io.BytesIO(corrected) if isinstance(content, bytes) else corrected, name)
+    file = _File(_Bytes(corrected) if isinstance(content, bytes) else corrected, name)
     _note(name, f"its header announces no data; all {file.frames} samples to the end of the file are read")
     return file
 
@@ -481,6 +495,8 @@ def _not_audio(
     about = f"{name} ({len(content)} bytes)"
     if form is None:
         return BadAudioError(f"{about} is not audio that {reader} can decode: {_first_line(error)}")
+    if "no specified stream" in str(error):
+        return BadAudioError(f"{about} is {form.name} without sound; leave it out")
     return BadAudioError(
         f"{about} is {form.name} that {reader} cannot decode: {_first_line(error)}; convert it to FLAC"
     )
@@ -489,6 +505,8 @@ def _not_audio(
 def _first_line(error: Exception) -> str:
     """Return the first line of a decoder error, without source file names and line numbers."""
     message = getattr(error, "error_string", None) or str(error) or type(error).__name__
+    if "No audio frames were decoded" in message:
+        return "it contains no frame that can be decoded"
     if "does not exist" in message:  # libsndfile, if it takes a file for MP3 by its suffix
         return "its format is unknown"
     return re.sub(r"^\w+, \S+\.cpp:\d+, ", "", message.splitlines()[0])

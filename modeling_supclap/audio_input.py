@@ -245,7 +245,7 @@ def as_waveform(
 
     if not samples.size:
         raise ValueError(f"{name} is empty, with shape {samples.shape}")
-    if samples.dtype in (np.int16, np.int32):
+    if samples.dtype.kind == "i" and samples.dtype.itemsize in (2, 4):  # in either byte order
         samples = np.multiply(samples, np.float32(-1 / np.iinfo(samples.dtype).min), dtype=np.float32)
     elif samples.dtype.kind in "US":
         raise ValueError(

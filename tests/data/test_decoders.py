@@ -76,6 +76,25 @@ def test_a_tenth_of_a_second_may_be_missing(read, missing, is_whole, caplog):
             read(content)
 
 
+def test_a_long_recording_without_seeking_can_be_read_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(decoders, "_WHOLE_BYTES", 0)
+    content = encode("WAV", "GSM610", rate_hz=8000)
+    (tmp_path / "phone.wav").write_bytes(content)
+    for source in (content, tmp_path / "phone.wav"):
+        with closing(open_recording(source, "phone.wav")) as recording:
+            assert recording.frames == 16_000
+            whole = recording.read_mono()
+            np.testing.assert_array_equal(recording.read_mono(8000, 100), whole[8000:8100])
+
+
+@pytest.mark.filterwarnings("error")
+def test_damaged_aiff_in_memory_prints_nothing(capfd):
+    content = encode("AIFF").replace(b"SSND", b"odd ")  # libsndfile then seeks to -1
+    with pytest.raises(BadAudioError, match=r"odd\.aiff"):
+        read_audio(content, name="odd.aiff")
+    assert not capfd.readouterr().err
+
+
 @pytest.mark.parametrize("suffix", ["au", "snd", "gsm.wav", "mp3", "txt"])
 def test_a_text_is_refused_whatever_its_suffix(read, suffix):
     with pytest.raises(BadAudioError, match=r"text\."):
@@ -238,6 +257,22 @@ def test_every_ffmpeg_decode_is_compared_with_its_header(read, ffmpeg, suffix):
     ffmpeg.announced = 1.2
     with pytest.raises(BadAudioError, match=rf"sound\.{suffix} is truncated: 16000 of 19200"):
         read(content, name)
+
+
+@pytest.mark.parametrize(
+    ("problem", "reason"),
+    [
+        ("The best audio stream is unknown and there is no specified stream. ", "without sound"),
+        ("No audio frames were decoded. Probably because start_seconds is too high(0)", "no frame"),
+    ],
+)
+def test_messages_of_ffmpeg_are_replaced_by_reasons(read, ffmpeg, monkeypatch, problem, reason):
+    def fail(source):
+        raise RuntimeError(problem)
+
+    monkeypatch.setattr(sys.modules["torchcodec.decoders"], "AudioDecoder", fail)
+    with pytest.raises(BadAudioError, match=rf"film\.webm.*{reason}"):
+        read(FFMPEG_FILES["webm"], "film.webm")
 
 
 @pytest.mark.parametrize("suffix", FFMPEG_FILES)

@@ -12,7 +12,7 @@ import pytest
 import soundfile
 import torch
 
-from modeling_supclap.audio_input import Recording, as_recordings
+from modeling_supclap.audio_input import Recording, as_recordings, as_waveform
 from modeling_supclap.waveform import RESAMPLING_METHODS, resample
 
 CLIP = builders.noise(8000)
@@ -117,6 +117,19 @@ def test_unreadable_recordings_are_named(path):
         as_recordings([path.open(encoding="latin-1")])
     with pytest.raises(ValueError, match="clip 0 has no audio"):
         as_recordings({"bytes": None, "path": None})[0][0].read(16000)
+
+
+def test_a_rate_in_quotes_is_named():
+    with pytest.raises(ValueError, match="sampling_rate is '16000'"):
+        as_recordings([CLIP, CLIP], "16000")
+
+
+@pytest.mark.parametrize("kind", ["<i2", ">i2", "<i4", ">i4"])
+def test_pcm_may_have_either_byte_order(kind):
+    largest = 2.0 ** (8 * int(kind[-1]) - 1)
+    waveform = as_waveform((CLIP * (largest - 1)).astype(kind), 16000, 16000)
+    assert waveform.dtype == np.float32
+    np.testing.assert_allclose(waveform, CLIP, atol=1e-4)
 
 
 @pytest.mark.parametrize("rate_hz", [8000, 16000, 22050, 44100])
