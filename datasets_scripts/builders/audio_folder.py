@@ -18,8 +18,8 @@ lines. A caption column is required; all other columns are optional:
 - `split`: train, validation or test. Without this column, the names of the sub-folders determine the splits. If there
   are no such sub-folders, validation and test recordings are sampled at random.
 - `start_seconds` and `end_seconds`: the clip is this part of a recording; `start` and `end`, `start_time` and
-  `end_time`, or `begin` and `end` are also accepted. Without a value, it starts or ends with the recording. All parts
-  of one recording are in the same split.
+  `end_time`, `begin` and `end`, or `onset` and `offset` are also accepted. Without a value, it starts or ends with the
+  recording. All parts of one recording are in the same split.
 - `label` or `labels`, `source`, `license`, `clip_id` and `events`: fields of the row. By default the source of a clip
   is its file name, and its id is its path.
 
@@ -271,7 +271,7 @@ def read_tables(config: AudioFolderConfig) -> Iterator[Record]:
             file_name = values["file_name"]
             if not isinstance(file_name, str) or not file_name.strip():
                 column = config.columns.get("file_name", "file_name")
-                advice = f"set audio_column to one of {list(line.values)}"
+                advice = f"set audio_column to one of {list(line.values)}, which are in the first line of the table"
                 raise ValueError(f"{line.where}: {column} is {file_name!r}; expected a path; {advice}")
 
             name = PurePosixPath(table).parent / file_name.strip().replace("\\", "/")

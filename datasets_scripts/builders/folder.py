@@ -322,9 +322,13 @@ class RowBuilder(datasets.GeneratorBasedBuilder):
             raise ValueError(f"{config.DATASET}: no clips left in {source}: {counts or 'it lists none'}")
 
         folder, files = config.recordings.folder, config.recordings.files
+        name, advice = Path(collection.missing[0]).name, ""
+        for file in files if hasattr(config, "audio_dir") else ():
+            if Path(file).name == name:
+                advice = f"Set audio_dir to {folder / Path(file).parent}, which contains {name}. "
         raise FileNotFoundError(
             f"{config.DATASET}: {folder} contains {listing(files, 3) if files else 'no audio'}, and none of the "
-            f"{len(collection.missing):,} recordings, such as {collection.missing[0]}. "
+            f"{len(collection.missing):,} recordings, such as {collection.missing[0]}. {advice}"
             f"Searched for {', '.join(self.NAMINGS)} with the suffixes {', '.join(SUFFIXES)}"
         )
 

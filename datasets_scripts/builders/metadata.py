@@ -4,6 +4,7 @@ import csv
 import hashlib
 import io
 import json
+import logging
 import math
 import os
 import re
@@ -17,8 +18,17 @@ from ..schema import SEGMENT_COLUMNS
 from .recordings import listing
 from .text_encodings import decode_text
 
+logger = logging.getLogger(__name__)
+
 SOURCES = Path(__file__).parents[1]  # the code and phrases that produce the rows
-_SEGMENT_PAIRS = (("start", "end"), ("start_time", "end_time"), ("start_sec", "end_sec"), ("begin", "end"))
+_SEGMENT_PAIRS = (
+    ("start", "end"),
+    ("start_time", "end_time"),
+    ("start_sec", "end_sec"),
+    ("begin", "end"),
+    ("onset", "offset"),
+)
+_UNUSED_PAIR = ("offset", "duration")  # start and length of a part, in other projects
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
 
 
@@ -186,7 +196,17 @@ def find_segment_columns(names: Iterable[str], columns: Mapping[str, str] | None
     for pair in _SEGMENT_PAIRS if not chosen else ():
         if present.issuperset(pair):
             return dict(zip(SEGMENT_COLUMNS, pair, strict=True))
+    if not chosen and present.issuperset(_UNUSED_PAIR):
+        _warn_of_unused_pair()
     return chosen
+
+
+@cache  # once
+def _warn_of_unused_pair() -> None:
+    unused, expected = " and ".join(_UNUSED_PAIR), " and ".join(SEGMENT_COLUMNS)
+    logger.warning(
+        "the columns %s are not used, and whole recordings are read; for parts, add %s", unused, expected
+    )
 
 
 def read_segment(values: Mapping[str, Any], where: str) -> tuple[float | None, float | None]:

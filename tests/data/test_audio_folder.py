@@ -15,6 +15,7 @@ from dataset_folders import touch, write_csv
 
 from modeling_supclap.datasets_scripts import load_builder, load_splits
 from modeling_supclap.datasets_scripts.audio import read_row
+from modeling_supclap.datasets_scripts.builders import metadata
 
 NAMES = [f"{number}.wav" for number in range(10)]
 
@@ -422,7 +423,9 @@ def test_it_reads_what_audiofolder_of_datasets_reads(folder, load, tmp_path):
     assert {audio["path"]: [text] for audio, text in zip(paths, theirs["caption"], strict=True)} == ours
 
 
-@pytest.mark.parametrize("names", [("start_seconds", "end_seconds"), ("start", "end"), ("from", "to")])
+@pytest.mark.parametrize(
+    "names", [("start_seconds", "end_seconds"), ("start", "end"), ("onset", "offset"), ("from", "to")]
+)
 def test_a_table_may_have_parts_of_recordings(tmp_path, load, names):
     for name in ("long", "other"):
         soundfile.write(touch(tmp_path / "data", [f"{name}.flac"])[0], np.linspace(0, 0.9, 16_000), 1000)
@@ -453,6 +456,25 @@ def test_a_start_alone_is_no_part_of_the_recording(folder, load):
         [["file_name", "caption", "start_time"], *([name, "A", "30"] for name in NAMES)],
     )
     assert "start_seconds" not in next(iter(rows_of(load()).values()))
+
+
+def test_a_length_beside_a_start_is_not_silently_ignored(folder, load, caplog):
+    metadata._warn_of_unused_pair.cache_clear()
+    table = [["file_name", "caption", "offset", "duration"], *([name, "A", "3", "2"] for name in NAMES)]
+    write_csv(folder / "metadata.csv", table)
+    assert "start_seconds" not in next(iter(rows_of(load()).values()))
+    assert ["offset and duration" in message for message in caplog.messages] == [True]
+
+
+def test_names_without_their_folder_name_the_option(tmp_path, load):
+    touch(tmp_path / "data" / "audio", NAMES)
+    write_csv(
+        tmp_path / "data" / "metadata.csv", [["file_name", "caption"], *([name, "A"] for name in NAMES)]
+    )
+    folder = tmp_path / "data" / "audio"
+    with pytest.raises(FileNotFoundError, match=rf"Set audio_dir to {folder}, which contains 0\.wav"):
+        load().as_dataset()
+    assert rows_of(load(audio_dir=str(folder))).keys() == set(NAMES)
 
 
 @pytest.mark.parametrize(("start", "end"), [("soon", 2), (-1, 2), (3, 2), ("nan", 2)])

@@ -40,6 +40,14 @@ def test_a_text_in_none_of_the_languages_is_refused(language):
         decode_text(text.encode(encoding), "a.csv", ["eng", "fra"])
 
 
+def test_koi8_is_not_taken_for_cp1251():
+    text = "file_name,caption\na.wav,сильный дождь стучит по крыше\n"
+    assert decode_text(text.encode("cp1251"), "a.csv", ["rus"]) == text
+    with pytest.raises(ValueError, match=r"a\.csv.*cp1251"):
+        decode_text(text.encode("koi8-r"), "a.csv", ["rus"])
+    assert decode_text(text.encode("koi8-r"), "a.csv", ["rus"], "koi8-r") == text
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
 def test_unicode_needs_no_language(encoding, caplog):
     assert decode_text(TEXTS["zho"][1].encode(encoding), "a.csv", ["eng"]) == TEXTS["zho"][1]
