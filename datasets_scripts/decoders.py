@@ -46,6 +46,7 @@ class MissingDecoderError(BadAudioError):
 
 
 _TOLERANCE_SECONDS = 0.1  # encoders pad the last frame, and some headers announce a few bytes too many
+_AVI_TOLERANCE_BYTES = 1000
 _BLOCK_FRAMES = 2**20  # frames per read, because a header may announce more frames than fit in memory
 _MP3_PREROLL_FRAMES = 2**14  # decoded before a part, because a frame of MP3 needs data of earlier ones
 _GRANULE_SAMPLES = 576  # part of an MP3 frame that is decoded at a time
@@ -301,10 +302,16 @@ def _open_content(source: Source, content: Content, name: str) -> Sound:
         parts = read_parts(content if form.stop is None else content[: form.stop], form.start)
         if parts:  # none in the free format
             return _open_mp3(parts, name)
+    if form is not None and form.start and form.decoder == "libsndfile" and isinstance(source, bytes):
+        # libsndfile skips a tag, but loses as many bytes at the end of data in memory.
+        rest = source[form.start :]
+        return _open_content(rest, rest, name)
     if form is not None and form.decoder == "ffmpeg":
+        _check_container(content, form, name)
         return _open_with_ffmpeg(source, content, form, name)
     try:
         if form is not None and form.decoder == "ogg":
+            _check_container(content, form, name)
             return _open_ogg(source, content, form.start, name)
         file = _File(_as_file(source), name)
     except soundfile.SoundFileError as error:
@@ -348,10 +355,19 @@ def _open_mp3(parts: list[Part], name: str) -> Sound:
     return files[0] if len(files) == 1 else _Chain(files, name)
 
 
-def _open_ogg(source: Source, content: Content, start: int, name: str) -> Sound:
-    links, is_whole = read_links(content, start)
-    if not is_whole:
+def _check_container(content: Content, form: Format, name: str) -> None:
+    """Raise BadAudioError if an Ogg or AVI file is truncated; decoders read it as if it were complete."""
+    if form.name.startswith("Ogg") and not read_links(content, form.start)[1]:
         raise BadAudioError(f"{name} is truncated: it ends within a page")
+    if form.name == "AVI":
+        actual = len(content) - form.start
+        announced = 8 + int.from_bytes(content[form.start + 4 : form.start + 8], "little")
+        if announced > actual + _AVI_TOLERANCE_BYTES and not _is_placeholder(announced, actual):
+            raise BadAudioError(f"{name} is truncated: it announces {announced} bytes, but it has {actual}")
+
+
+def _open_ogg(source: Source, content: Content, start: int, name: str) -> Sound:
+    links, _ = read_links(content, start)
     if len(links) == 1 and links[0].has_end_mark:
         return _File(_as_file(source), name)
     files = [_File(_Bytes(link.read(content)), name) for link in links]

@@ -275,6 +275,24 @@ def test_messages_of_ffmpeg_are_replaced_by_reasons(read, ffmpeg, monkeypatch, p
         read(FFMPEG_FILES["webm"], "film.webm")
 
 
+def test_truncated_containers_of_ffmpeg_are_refused(read, ffmpeg):
+    with pytest.raises(BadAudioError, match=r"flac\.oga is truncated"):
+        read(FFMPEG_FILES["oga"][:-100], "flac.oga")
+    for size, is_whole in ((0, True), (100, True), (1100, True), (1109, False), (2**32 - 1, True)):
+        content = b"RIFF" + size.to_bytes(4, "little") + FFMPEG_FILES["avi"][8:]
+        if is_whole:
+            assert len(read(content, "film.avi")) == RATE_HZ
+        else:
+            with pytest.raises(BadAudioError, match=rf"film\.avi is truncated: it announces {size + 8}"):
+                read(content, "film.avi")
+
+
+@pytest.mark.parametrize("form", ["WAV", "AIFF", "FLAC"])
+def test_a_tag_before_the_header_costs_no_sound(read, form):
+    tag = b"ID3\4\0\0\0\0\x08\0" + bytes(1024)
+    np.testing.assert_array_equal(read(tag + encode(form), "tagged.bin"), read(encode(form), "plain.bin"))
+
+
 @pytest.mark.parametrize("suffix", FFMPEG_FILES)
 def test_without_ffmpeg_the_format_and_a_solution_are_named(read, monkeypatch, suffix):
     monkeypatch.setitem(sys.modules, "torchcodec.decoders", None)
