@@ -117,12 +117,12 @@ class Samples(Sound):
 
 
 class _Bytes(io.BytesIO):
-    """Content of a file. A seek to a negative position, as in damaged files, has no effect instead of raising."""
+    """Content of a file. A seek to an impossible position, as in damaged files, has no effect instead of raising."""
 
     def seek(self, position: int, whence: int = io.SEEK_SET) -> int:
         try:
             return super().seek(position, whence)
-        except ValueError:
+        except (ValueError, OverflowError):
             return self.tell()
 
 
@@ -470,8 +470,10 @@ def _announced_seconds(metadata: Any, content: Content, form: Format) -> float |
     """Return the length that the header announces, without the time before the first sample; None if it has none."""
     if form.name == "AAC":
         return count_aac_seconds(content, form.start) or None
-    if form.name in _ESTIMATED:
-        return None
+    if form.name in _ESTIMATED or (
+        form.name.startswith("Ogg") and len(read_links(content, form.start)[0]) > 1
+    ):
+        return None  # of a chain, only the length of one part is known
     seconds = metadata.duration_seconds_from_header
     if seconds is None:  # Matroska has only the length of the whole file
         seconds = getattr(metadata, "duration_seconds", None)

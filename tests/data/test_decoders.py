@@ -275,6 +275,12 @@ def test_messages_of_ffmpeg_are_replaced_by_reasons(read, ffmpeg, monkeypatch, p
         read(FFMPEG_FILES["webm"], "film.webm")
 
 
+def test_the_length_of_a_chain_is_counted_and_not_announced(ffmpeg):
+    ffmpeg.announced, ffmpeg.decoded = 1.0, 2 * RATE_HZ
+    assert header_seconds(FFMPEG_FILES["oga"]) == 1.0
+    assert header_seconds(2 * FFMPEG_FILES["oga"]) == 2.0
+
+
 def test_truncated_containers_of_ffmpeg_are_refused(read, ffmpeg):
     with pytest.raises(BadAudioError, match=r"flac\.oga is truncated"):
         read(FFMPEG_FILES["oga"][:-100], "flac.oga")
