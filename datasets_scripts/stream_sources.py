@@ -428,8 +428,8 @@ def _columns_with_nulls(row_group: pyarrow.parquet.RowGroupMetaData) -> frozense
     for number in range(row_group.num_columns):
         chunk = row_group.column(number)
         about, name = chunk.statistics, chunk.path_in_schema.partition(".")[0]
-        count = about.null_count if about is not None and about.has_null_count else 0
-        nulls[name] = min(nulls.get(name, count), count)
+        if about is not None and about.has_null_count:
+            nulls[name] = min(nulls.get(name, about.null_count), about.null_count)
     return frozenset(name for name, count in nulls.items() if count)
 
 

@@ -278,9 +278,11 @@ def _find_captions(types: datasets.Features, config: HubDatasetConfig) -> dict[s
         raise ValueError(f"there is no column {absent}; set caption_column to one of {texts}")
     for name in columns:
         if name not in texts:
-            raise ValueError(
-                f"column {name!r} contains {types[name]}, not text; set caption_column to one of {texts}"
-            )
+            advice = f"set caption_column to one of {texts}"
+            if isinstance(types[name], dict):
+                keys = list(types[name])
+                advice = f"rename its keys {keys} to ISO 639-3 codes of languages, such as 'eng', or {advice}"
+            raise ValueError(f"column {name!r} contains {types[name]}, not text; {advice}")
     return columns
 
 

@@ -292,6 +292,7 @@ KINDS = {
     "bytes": [sound(number)["bytes"] for number in range(3)],
     "structs": [sound(number) for number in range(3)],
     "only bytes": [{"bytes": sound(number)["bytes"]} for number in range(3)],
+    "no paths": [{"bytes": sound(number)["bytes"], "path": None} for number in range(3)],
 }
 
 
@@ -314,6 +315,13 @@ def test_parquet_may_hold_recordings_in_any_form(tmp_path, kind, streaming):
         ]
     for row, waveform in zip(rows, expected, strict=True):
         np.testing.assert_array_equal(read_row(row, builders.RATE_HZ), waveform)
+
+
+def test_other_codes_of_languages_are_named(tmp_path):
+    table = pa.table({"audio": [sound(0)], "captions": [{"en": "low"}]})
+    pq.write_table(table, tmp_path / "train.parquet")
+    with pytest.raises(ValueError, match=r"captions.*\['en'\].*ISO 639-3"):
+        load_splits("hf", data_dir=str(tmp_path), cache_dir=str(tmp_path / "cache"))
 
 
 @pytest.mark.parametrize("streaming", [False, True])
