@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +10,20 @@ import numpy as np
 import pyarrow as pa
 
 from modeling_supclap.datasets_scripts.audio import Address
-from modeling_supclap.datasets_scripts.audio_files import SUFFIXES
+from modeling_supclap.datasets_scripts.audio_files import SUFFIXES, is_audio_name, walk
 from modeling_supclap.datasets_scripts.builders.recordings import Recordings
 from modeling_supclap.datasets_scripts.remote_files import use_files
 
 from ..encoding import AudioChunks
 from .vectors import compress
 
+logger = logging.getLogger(__name__)
+
 
 def list_recordings(folder: str | Path) -> tuple[str, dict[str, Any]]:
     """List the recordings in a folder and its subfolders. The folder may be an fsspec address, such as "s3://...".
+
+    Files with other suffixes than those of audio are left out; a warning states their number and one name.
 
     Returns:
         Tuple of the absolute folder or address, and `{relative path: Path or Address}`, sorted by relative path.
@@ -31,13 +36,21 @@ def list_recordings(folder: str | Path) -> tuple[str, dict[str, Any]]:
         root, *files = use_files(str(folder), _list_files)
         root = root.rstrip("/")
         for file in files:
-            if file.lower().endswith(SUFFIXES):
-                paths[file.removeprefix(f"{root}/")] = Address(file)
+            paths[file.removeprefix(f"{root}/")] = Address(file)
     else:
-        recordings = Recordings(folder)
-        root = str(recordings.folder)
-        for name in recordings.files:
-            paths[name] = recordings.folder / name
+        path = Recordings(folder, ()).folder
+        root = str(path)
+        for name in walk(path):
+            paths[name] = path / name
+
+    left_out = [name for name in paths if not is_audio_name(name)]
+    for name in left_out:
+        del paths[name]
+    if left_out and paths:
+        count = len(left_out)
+        logger.warning(
+            "%s: left out %d files without a suffix of audio, such as %s", root, count, left_out[0]
+        )
     if not paths:
         raise FileNotFoundError(
             f"{folder} contains no recordings; supported suffixes are {', '.join(SUFFIXES)}"

@@ -10,7 +10,7 @@ from modeling_supclap.encoding import AudioChunks
 from modeling_supclap.evaluation.windows import list_recordings, window_table
 
 
-def test_a_folder_and_its_address_have_the_same_recordings(tmp_path):
+def test_a_folder_and_its_address_have_the_same_recordings(tmp_path, caplog):
     (tmp_path / "deep").mkdir()
     for name in ("b.wav", "deep/a.FLAC", "notes.txt"):
         (tmp_path / name).touch()
@@ -22,6 +22,7 @@ def test_a_folder_and_its_address_have_the_same_recordings(tmp_path):
     root, addresses = list_recordings("memory://listed")
     assert list(addresses) == list(paths)
     assert addresses["b.wav"] == Address(f"{root}/b.wav")
+    assert ["1 files" in message and "notes.txt" in message for message in caplog.messages] == [True, True]
 
 
 @pytest.mark.parametrize("folder", ["", "memory://nothing here"])
