@@ -52,9 +52,10 @@ def write_json(path: str | Path, content: Any, one_writer: bool = False, **style
 
 
 @contextmanager
-def folder_lock(path: str | Path) -> Iterator[None]:
+def folder_lock(path: str | Path, wait_seconds: float = 0) -> Iterator[None]:
     """Hold an exclusive lock on a file or folder during the block; raise InUseError if another process has the lock.
 
+    With `wait_seconds`, wait this long for the other process before the error.
     The same process may acquire the lock several times. The lock file is `<path>.lock`; `path` itself need not exist.
     The operating system releases the lock when the process ends, even if it is killed.
     """
@@ -62,7 +63,7 @@ def folder_lock(path: str | Path) -> Iterator[None]:
     target.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(target.with_name(target.name + ".lock"), timeout=0, is_singleton=True)
     try:
-        lock.acquire()
+        lock.acquire(timeout=wait_seconds)
     except Timeout as error:
         raise InUseError(
             f"another run is writing {path}; wait until it ends, or choose another output"

@@ -32,7 +32,7 @@ _HUB_LICENSES = {
 def make_manifest(
     request: Mapping[str, Any],
     types: datasets.Features,
-    notes: Mapping[str, Sequence[Mapping[str, Any]]],
+    notes: Mapping[str, Iterable[Mapping[str, Any]]],
     shards: Mapping[str, Sequence[Mapping[str, Any]]],
     report: Mapping[str, Any],
     data_dir: str | None,
@@ -47,23 +47,28 @@ def make_manifest(
         report: Recordings and clips without a row (see `RowBuilder.report`).
         data_dir: Original dataset. The manifest has the hashes of its tables and texts outside `ignored_folder`.
     """
-    splits, bad = {}, {}
+    splits: dict[str, Any] = {}
+    bad: dict[str, list[Mapping[str, Any]]] = {}
     # one hash of the paths and hashes of all recordings
     audio, digest = Counter(files=0, bytes=0), hashlib.sha256()
     licenses: Counter[str] = Counter()
     for split, of_split in notes.items():
-        bad[split] = [note for note in of_split if "reason" in note]
-        good = [note for note in of_split if "reason" not in note]
+        bad[split] = []
         captions: Counter[str] = Counter()
-        for note in good:
+        clips, short, seconds = 0, 0, 0.0
+        for note in of_split:
+            if "reason" in note:
+                bad[split].append(note)
+                continue
+            clips += 1
+            seconds += note["seconds"]
+            short += note["seconds"] < SHORT_SECONDS
             captions.update(note["captions"])
             licenses[note["license"]] += 1
             audio.update(files=1, bytes=note["source_bytes"])
             digest.update(f"{note['audio_path']}\0{note['source_sha256']}\n".encode())
 
-        seconds = [note["seconds"] for note in good]
-        about = {"clips": len(good), "seconds": round(sum(seconds, 0.0), 6)}
-        short = sum(length < SHORT_SECONDS for length in seconds)
+        about = {"clips": clips, "seconds": round(seconds, 6)}
         if short:
             about["short_clips"] = short
         splits[split] = {**about, "captions": dict(captions), "shards": list(shards[split])}

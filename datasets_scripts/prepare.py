@@ -6,6 +6,13 @@
 Then `load_splits("prepared", data_dir="prepared/esc50")` returns the splits. Every recording is read completely; bad
 recordings are excluded and listed in `manifest.json`. A killed run resumes where it stopped. The same data produce the
 same bytes, for any number of workers.
+
+Many machines share a dataset by ranges of its rows. Each writes one shard, without waiting for others:
+
+    supclap prepare esc50 --data_dir ESC-50 --out prepared/esc50 --shard 17/100
+    supclap prepare esc50 --data_dir ESC-50 --out prepared/esc50 --finish
+
+From Python, the same steps are `write_shard` and `finish`; `make_entries` returns the rows to write.
 """
 
 # `map(num_proc=...)` and `to_parquet` of `datasets` are not used: they keep a second copy of all audio in the cache,
@@ -16,48 +23,51 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import io
 import json
 import os
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
-from itertools import chain, islice
-from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from itertools import chain
+from pathlib import Path
+from typing import Any
 
 import datasets
-import pyarrow
-import pyarrow.parquet
-import soundfile
 from datasets.utils.py_utils import convert_file_size_to_int
 from tqdm import tqdm
 
 from modeling_supclap.datasets_scripts import builder_names, find_builder, load_builder
-from modeling_supclap.datasets_scripts.atomic_files import file_sha256, folder_lock, write_json, write_text
-from modeling_supclap.datasets_scripts.audio import BadAudioError, MissingDecoderError, Segment, segment_of
-from modeling_supclap.datasets_scripts.bad_audio import (
-    ON_BAD_AUDIO,
-    check_recording,
-    map_in_order,
-    measure_content,
-    naming,
-    read_recording,
-    source_of,
-)
-from modeling_supclap.datasets_scripts.builders.options import add_builder_options
+from modeling_supclap.datasets_scripts.atomic_files import folder_lock, write_json
+from modeling_supclap.datasets_scripts.audio import BadAudioError, segment_of
+from modeling_supclap.datasets_scripts.bad_audio import ON_BAD_AUDIO
+from modeling_supclap.datasets_scripts.builders.options import add_builder_options, parse_boolean
 from modeling_supclap.datasets_scripts.manifest import make_manifest, summary_table, versions, write_card
 from modeling_supclap.datasets_scripts.prepared import FORMAT, MANIFEST, ROOT_NOTE, STORAGES, PreparedSet
 from modeling_supclap.datasets_scripts.progress import progress
 from modeling_supclap.datasets_scripts.public_names import redact
-from modeling_supclap.datasets_scripts.schema import AUDIO_COLUMNS, without_audio
+from modeling_supclap.datasets_scripts.schema import without_audio
+from modeling_supclap.datasets_scripts.shard_writer import (
+    Entry,
+    ShardWriter,
+    make_entries,
+    pack,
+    relative_path,
+)
+from modeling_supclap.datasets_scripts.shards import (
+    Shard,
+    changed_settings,
+    is_complete,
+    join_records,
+    read_plan,
+    split_ranges,
+    start_plan,
+    write_record,
+)
 
-ROW_GROUP_ROWS = 100  # recommended for the Hub viewer, which reads a whole row group to show one row
-ROW_GROUP_BYTES = 64 * 1024**2
-CELL_BYTES = 2**31 - 2  # maximum size of one value in Arrow
-# folder in the output folder: shards of an unfinished run, and a hash of its options and data
+__all__ = ["Entry", "Request", "Shard", "finish", "make_entries", "pack", "prepare", "push", "write_shard"]
+
+# folder in the output folder: the plan, and the files of shards until `finish` moves them (see `shards`)
 _WORK = ".prepare"
 
 
@@ -69,7 +79,7 @@ class Request:
         dataset: Dataset name (see `load_splits`).
         options: Builder options of the dataset.
         storage: Storage format of the audio, a key of `prepared.STORAGES`.
-        shard_bytes: Approximate maximum size of a shard in bytes.
+        shard_bytes: Approximate maximum size of a Parquet file in bytes.
         on_bad_audio: "error" stops at the first bad recording; "skip" excludes bad recordings and lists them in the
             manifest; "report" does the same and prints each of them.
     """
@@ -92,7 +102,7 @@ def prepare(
     """Check all recordings of a dataset, and write Parquet files, a manifest and a dataset card; return the manifest.
 
     An interrupted run with the same options is resumed. If the output is already complete and `overwrite` is not set,
-    nothing is written.
+    nothing is written. Many machines prepare one dataset with `write_shard` and `finish`.
 
     Args:
         overwrite: Whether to replace a prepared dataset in the output folder.
@@ -105,26 +115,131 @@ def prepare(
         RuntimeError: Another run is writing to the folder.
         ValueError: All recordings of a split are bad, or an option is invalid.
     """
-    for name, valid in (("storage", STORAGES), ("on_bad_audio", ON_BAD_AUDIO)):
-        if getattr(request, name) not in valid:
-            raise ValueError(f"{name} is {getattr(request, name)!r}; expected one of {', '.join(valid)}")
-    if request.shard_bytes < 1:
-        raise ValueError(f"shard_bytes is {request.shard_bytes}; expected at least 1")
-
     with folder_lock(out):
+        source = _Source.load(request, cache_dir)
+        folder, plan = Path(out), source.plan()
+        plan["recordings"] = _hash_recordings(source.splits, with_times=True)
+        if _claim(folder, plan, overwrite):
+            return PreparedSet(folder).manifest
+        _write_shard(source, folder / _WORK, Shard(0, 1), workers, quiet)
+        return _join(source, folder, 1)
+
+
+def write_shard(
+    request: Request,
+    out: str | Path,
+    shard: Shard,
+    workers: int = 1,
+    cache_dir: str | None = None,
+    quiet: bool = False,
+) -> None:
+    """Write one shard of a dataset that many machines prepare: the part `shard` of its rows, in files of its own.
+
+    Shards are written in any order and at the same time, into the same folder or into copies that are joined. A killed
+    shard continues after its last file when it is written again, and nothing is written if it is complete. After the
+    last one, `finish` joins them. The rows are counted through all splits. The same number of shards results in the
+    same bytes.
+
+    Args:
+        cache_dir: Cache folder for the rows of the builder. If machines share it, the first one lists the recordings.
+
+    Raises:
+        BadAudioError: As in `prepare`.
+        FileExistsError: The output folder contains shards of other rows, options or package versions, which the message
+            names, recordings of this shard have another size than in an earlier run, or it contains other files.
+        InUseError: Another process is writing this shard.
+        ValueError: An option is invalid.
+    """
+    source, folder = _Source.load(request, cache_dir), Path(out)
+    work = folder / _WORK
+    with folder_lock(folder, wait_seconds=60):  # other shards may start at the same time
+        _refuse_other_files(folder)
+        start_plan(work, {**source.plan(), "shards": shard.count})
+    with shard.lock(work):
+        # Modification times differ between the copies of several machines.
+        start_plan(shard.path(work), {"recordings": _hash_recordings(source.parts(shard), with_times=False)})
+        _write_shard(source, work, shard, workers, quiet)
+
+
+def finish(request: Request, out: str | Path, cache_dir: str | None = None) -> dict[str, Any]:
+    """Join the shards of `write_shard` to a prepared dataset, write its manifest and card, and return the manifest.
+
+    The arguments are those of `write_shard`. If the dataset is complete, nothing is written.
+
+    Raises:
+        FileExistsError: The shards were written with other rows, options or package versions, which the message names.
+        FileNotFoundError: There are no shards, or one of their files is missing.
+        ValueError: Shards are missing, or all recordings of a split are bad.
+    """
+    folder = Path(out)
+    with folder_lock(folder, wait_seconds=60):
+        stored = read_plan(folder / _WORK)
+        if stored is None or "shards" not in stored:
+            raise FileNotFoundError(f"{folder} contains no shards; write them first, with --shard")
+        source = _Source.load(request, cache_dir)
+        start_plan(folder / _WORK, {**source.plan(), "shards": stored["shards"]})
+        if (folder / MANIFEST).is_file():
+            return PreparedSet(folder).manifest
+        return _join(source, folder, stored["shards"])
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Dataset to prepare: its request, builder, splits, and the folder of its recordings."""
+
+    request: Request
+    builder: Any
+    splits: Mapping[str, datasets.Dataset]
+    root: str | None
+
+    @classmethod
+    def load(cls, request: Request, cache_dir: str | None) -> _Source:
+        """Check the request and load the rows of the dataset."""
+        for name, valid in (("storage", STORAGES), ("on_bad_audio", ON_BAD_AUDIO)):
+            if getattr(request, name) not in valid:
+                raise ValueError(f"{name} is {getattr(request, name)!r}; expected one of {', '.join(valid)}")
+        if request.shard_bytes < 1:
+            raise ValueError(f"shard_bytes is {request.shard_bytes}; expected at least 1")
+
         builder = load_builder(request.dataset, cache_dir=cache_dir, **request.options)
         splits = builder.as_dataset()
         if STORAGES[request.storage].codec == "file":
             _refuse_segments(splits)
-        root = audio_root(request, splits)
-        folder, plan = Path(out), _plan(request, splits, root)
-        if _claim(folder, plan, overwrite):
-            return PreparedSet(folder).manifest
+        return cls(request, builder, splits, audio_root(request, splits))
 
-        records = {}
-        for split, rows in splits.items():
-            records[split] = _write_split(folder / _WORK, split, rows, request, root, workers, quiet)
-        return _finish(request, builder, splits, records, root, folder)
+    @property
+    def types(self) -> datasets.Features:
+        """Features of the prepared rows."""
+        rows = without_audio(next(iter(self.splits.values())))
+        return datasets.Features({**rows.features, **STORAGES[self.request.storage].features()})
+
+    def parts(self, shard: Shard) -> dict[str, datasets.Dataset]:
+        """Return the rows of a shard in each split."""
+        lengths = {split: len(rows) for split, rows in self.splits.items()}
+        parts = {}
+        for split, numbers in split_ranges(shard.rows(sum(lengths.values())), lengths).items():
+            parts[split] = self.splits[split].select(numbers)
+        return parts
+
+    def plan(self) -> dict[str, Any]:
+        """Return all inputs of a preparation but the recordings: the request, package versions and a hash of the rows.
+
+        Options are hashed, because they may contain passwords.
+        """
+        plan = {**asdict(self.request), "format": FORMAT, "versions": versions()}
+        for name, value in plan.pop("options").items():
+            text = json.dumps(value, default=str, sort_keys=True)
+            plan[f"options.{name}"] = hashlib.sha256(text.encode()).hexdigest()
+        if self.request.on_bad_audio == "report":  # excludes the same clips as "skip"
+            plan["on_bad_audio"] = "skip"
+
+        digest = hashlib.sha256()
+        for split, rows in self.splits.items():
+            digest.update(split.encode())
+            for batch in without_audio(rows).iter(1000):
+                batch["audio_path"] = [relative_path(path, self.root) for path in batch["audio_path"]]
+                digest.update(json.dumps(batch).encode())
+        return {**plan, "rows": digest.hexdigest()}
 
 
 def _refuse_segments(splits: Mapping[str, datasets.Dataset]) -> None:
@@ -153,98 +268,29 @@ def audio_root(request: Request, splits: Mapping[str, datasets.Dataset]) -> str 
         return None
 
 
-def pack(
-    source: str | bytes, name: str, storage: str, segment: Segment = (None, None)
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Check a recording (a path or its bytes) or its segment, and encode it in a storage format of `prepared.STORAGES`.
+def _write_shard(source: _Source, work: Path, shard: Shard, workers: int, quiet: bool) -> None:
+    """Write the rows of a shard that are not in its finished files yet, and then its record: the files of each split.
 
-    Return the audio columns of the row, and the statistics "seconds", "source_bytes" and "source_sha256" for the
-    manifest. A bad recording raises BadAudioError with `name`.
+    The caller has the lock of the shard.
     """
-    codec, stored_hz, _ = STORAGES[storage]
-    columns: dict[str, Any] = {}
-    file_name = PurePosixPath(name)
-
-    # Recordings are decoded in blocks, so that only the encoded result is in memory as a whole.
-    if stored_hz is None:
-        if codec == "file":
-            with naming(name):
-                source = source if isinstance(source, bytes) else Path(source).read_bytes()
-            columns = {"audio": {"bytes": source, "path": file_name.name}}
-        seconds = check_recording(source, name, segment=segment)
-    else:
-        samples = read_recording(source, name, stored_hz, segment)
-        seconds = len(samples) / stored_hz
-        if codec == "int16":
-            columns = {"samples": samples.tobytes(), "sampling_rate_hz": stored_hz}
-        else:
-            encoded = io.BytesIO()
-            soundfile.write(encoded, samples, stored_hz, format="FLAC", subtype="PCM_16")
-            columns = {"audio": {"bytes": encoded.getvalue(), "path": file_name.with_suffix(".flac").name}}
-
-    source_bytes, digest = measure_content(source, name)
-    return columns, {"seconds": seconds, "source_bytes": source_bytes, "source_sha256": digest}
-
-
-class Entry(NamedTuple):
-    """Row to write (None if the recording is bad), and its note for the manifest."""
-
-    row: dict[str, Any] | None
-    note: dict[str, Any]
-
-
-def _make_entry(row: Mapping[str, Any], root: str | None, storage: str) -> Entry:
-    stored = {name: value for name, value in row.items() if name not in AUDIO_COLUMNS}
-    stored["audio_path"] = _relative(row["audio_path"], root)
-    try:
-        segment = segment_of(row)
-        columns, note = pack(source_of(row), stored["audio_path"], storage, segment)
-        if STORAGES[storage].codec != "none" and segment != (None, None):
-            stored |= {"start_seconds": None, "end_seconds": None}  # the stored audio is the segment
-        if payload_bytes(columns) > CELL_BYTES:
-            size = (
-                f"{payload_bytes(columns)} bytes as {storage}, more than the {CELL_BYTES} of a Parquet cell"
-            )
-            raise BadAudioError(f"{stored['audio_path']} takes {size}; cut it, or choose another storage")
-    except MissingDecoderError:
-        raise
-    except BadAudioError as error:
-        return Entry(
-            None, {"clip_id": row["clip_id"], "audio_path": stored["audio_path"], "reason": str(error)}
-        )
-
-    captions = {language: len(texts) for language, texts in row["captions"].items() if texts}
-    about = {"audio_path": stored["audio_path"], "captions": captions, "license": row["license"]}
-    return Entry({**stored, **columns}, {**about, **note})
-
-
-def _relative(path: str, root: str | None) -> str:
-    return Path(os.path.relpath(path, root)).as_posix() if root is not None and os.path.isabs(path) else path
-
-
-def _write_split(
-    folder: Path,
-    split: str,
-    rows: datasets.Dataset,
-    request: Request,
-    root: str | None,
-    workers: int,
-    quiet: bool,
-) -> list[dict[str, Any]]:
-    """Write the rows of a split that are not in finished shards yet; return the records of all its shards."""
-    types = datasets.Features({**without_audio(rows).features, **STORAGES[request.storage].features()})
-    writer = ShardWriter(folder, split, types, request.shard_bytes)
-
-    start = writer.next_row
-    unread: Sequence[Any] = rows.select(range(start, len(rows))) if start < len(rows) else []
-    entries = map_in_order(partial(_make_entry, root=root, storage=request.storage), unread, workers)
-    bar = progress(entries, split, len(rows), "clips", quiet, start)
-    records = writer.write(_checked(bar, request.on_bad_audio))
-
-    notes = list(chain.from_iterable(record["notes"] for record in records))
-    if notes and all("reason" in note for note in notes):
-        raise ValueError(f"all {len(notes)} recordings of {split!r} are bad; the first: {notes[0]['reason']}")
-    return records
+    if is_complete(work, shard):
+        return
+    request, folder = source.request, shard.path(work)
+    folder.mkdir(parents=True, exist_ok=True)
+    files: dict[str, list[str]] = {}
+    for split, rows in source.parts(shard).items():
+        files[split] = []
+        if not len(rows):
+            continue
+        writer = ShardWriter(folder, split, source.types, request.shard_bytes)
+        start = writer.next_row
+        unread: Sequence[Any] = rows.select(range(start, len(rows))) if start < len(rows) else []
+        entries = make_entries(unread, request.storage, source.root, workers)
+        bar = progress(entries, split, len(rows), "clips", quiet, start)
+        records = writer.write(_checked(bar, request.on_bad_audio))
+        for record in records:
+            files[split].append(f"{shard.name}/{record['file']}")
+    write_record(work, shard, files)
 
 
 def _checked(entries: tqdm, on_bad_audio: str) -> Iterator[Entry]:
@@ -258,202 +304,129 @@ def _checked(entries: tqdm, on_bad_audio: str) -> Iterator[Entry]:
         yield entry
 
 
-class ShardWriter:
-    """Writer of Parquet shards of limited size that can resume after an interruption.
-
-    The working folder contains each finished shard and a JSON record of its content. The division into shards depends
-    only on the rows. A new run therefore continues after the last record, and writes the same bytes. A shard with a
-    single row may exceed `shard_bytes`.
-    """
-
-    def __init__(self, folder: str | Path, split: str, types: datasets.Features, shard_bytes: int) -> None:
-        self.folder, self.split = Path(folder), split
-        self.schema, self.shard_bytes = types.arrow_schema, shard_bytes
-        self.records: list[dict[str, Any]] = []
-        while (path := self._record_path()).is_file():
-            self.records.append(json.loads(path.read_text(encoding="utf-8")))
-
-    @property
-    def next_row(self) -> int:
-        """Index of the first row of the split that is not in a finished shard."""
-        return sum(len(record["notes"]) for record in self.records)
-
-    def write(self, entries: Iterable[Entry]) -> list[dict[str, Any]]:
-        """Write the rows of the split that are not in a finished shard, and return the records of all its shards.
-
-        The keys of a record are "file", "rows", "row_groups", "bytes", "payload_bytes", "sha256" and "notes".
-        """
-        rest = iter(entries)
-        pending = list(islice(rest, 1))  # a list, so that `_write_shard` can free a row with hours of audio
-        while pending:
-            self._write_shard(pending, rest)
-        return self.records
-
-    def _write_shard(self, pending: list[Entry], rest: Iterator[Entry]) -> None:
-        """Write one shard with the entry in `pending` and entries of `rest`.
-
-        The first entry that exceeds the size limit is put in `pending`, for the next shard.
-        """
-        path = self._record_path().with_suffix(".parquet")
-        unfinished = self.folder / f"{self.split}.part"
-        notes: list[dict[str, Any]] = []
-        group: list[dict[str, Any]] = []
-        groups: list[int] = []
-        payload = group_bytes = 0
-        entry: Entry | None = pending.pop()
-
-        # No compression, because the audio is already compressed or faster to read without it, and the text is small.
-        # Without compression the bytes of a shard depend only on the rows.
-        options = {"compression": "none", "use_dictionary": False, "write_statistics": False}
-        with pyarrow.parquet.ParquetWriter(unfinished, self.schema, version="2.6", **options) as parquet:
-
-            def flush() -> None:
-                if group:
-                    table = pyarrow.Table.from_pylist(group, self.schema)
-                    groups.append(len(group))
-                    group.clear()  # frees memory before writing; the table contains a copy
-                    parquet.write_table(table, row_group_size=len(table))
-                    del table
-                    pyarrow.default_memory_pool().release_unused()
-
-            while entry is not None:
-                size = 0 if entry.row is None else payload_bytes(entry.row)
-                if payload and payload + size > self.shard_bytes:
-                    break
-
-                notes.append(entry.note)
-                if entry.row is not None:
-                    if group_bytes + size > ROW_GROUP_BYTES or len(group) == ROW_GROUP_ROWS:
-                        flush()
-                        group_bytes = 0
-                    group.append(entry.row)
-                    group_bytes += size
-                    payload += size
-                entry = next(rest, None)
-            flush()
-
-        if entry is not None:
-            pending.append(entry)
-        os.replace(unfinished, path)
-        record = {
-            "file": path.name,
-            "rows": sum(groups),
-            "row_groups": groups,
-            "bytes": path.stat().st_size,
-            "payload_bytes": payload,
-            "sha256": file_sha256(path),
-            "notes": notes,
-        }
-        write_json(self._record_path(), record, one_writer=True)
-        self.records.append(record)
-
-    def _record_path(self) -> Path:
-        return self.folder / f"{self.split}-{len(self.records):05d}.json"
-
-
-def payload_bytes(value: Any) -> int:
-    """Estimate the size of a value in bytes: 1 per byte or character, 8 per number, 0 for None.
-
-    >>> payload_bytes({"clip_id": "a1", "audio": {"bytes": b"1234", "path": None}, "labels": ["dog"]})
-    9
-    """
-    if isinstance(value, Mapping):
-        return sum(map(payload_bytes, value.values()))
-    if isinstance(value, (list, tuple)):
-        return sum(map(payload_bytes, value))
-    if isinstance(value, (str, bytes)):
-        return len(value)
-    return 0 if value is None else 8
-
-
-def _plan(request: Request, splits: Mapping[str, datasets.Dataset], root: str | None) -> str:
-    """Hash all inputs of a preparation: options, package versions, rows, and the size and mtime of the audio files."""
-    options = asdict(request)
-    if request.on_bad_audio == "report":  # excludes the same clips as "skip"
-        options["on_bad_audio"] = "skip"
-    digest = hashlib.sha256(json.dumps([FORMAT, options, versions()], default=str, sort_keys=True).encode())
-    for split, rows in splits.items():
-        digest.update(split.encode())
-        for row in without_audio(rows):
-            digest.update(json.dumps({**row, "audio_path": _relative(row["audio_path"], root)}).encode())
-            if os.path.exists(row["audio_path"]):
-                state = os.stat(row["audio_path"])
-                digest.update(f"{state.st_size}:{state.st_mtime_ns}".encode())
+def _hash_recordings(splits: Mapping[str, datasets.Dataset], with_times: bool) -> str:
+    """Hash the sizes, and optionally the modification times, of all audio files."""
+    digest = hashlib.sha256()
+    for rows in splits.values():
+        for path in rows["audio_path"]:
+            if os.path.exists(path):
+                state = os.stat(path)
+                digest.update(f"{state.st_size}:{state.st_mtime_ns if with_times else ''}\n".encode())
     return digest.hexdigest()
 
 
-def _claim(folder: Path, plan: str, overwrite: bool) -> bool:
-    """Prepare the output folder; return True if it already contains the complete result.
+def _claim(folder: Path, plan: Mapping[str, Any], overwrite: bool) -> bool:
+    """Prepare the output folder for one run; return True if it already contains the complete result.
 
-    `plan` is a hash of all inputs. If an unfinished run in the folder had other inputs, its files are deleted.
+    If an unfinished run in the folder had another plan, its files are deleted, unless they are shards.
     """
-    note, manifest = folder / _WORK / "plan", folder / MANIFEST
-    last_plan = note.read_text(encoding="utf-8") if note.is_file() else None
-    if manifest.is_file() and last_plan == plan and not overwrite:
+    stored, is_whole = read_plan(folder / _WORK), (folder / MANIFEST).is_file()
+    changed = changed_settings(stored or {}, plan)
+    if is_whole and not changed and not overwrite:
         return True
-    if manifest.is_file() and not overwrite:
+    if is_whole and not overwrite:
+        what = f" with different {', '.join(changed)}" if stored else ""
         raise FileExistsError(
-            f"{folder} contains another prepared set; choose another folder, or set --overwrite"
+            f"{folder} contains another prepared set{what}; choose another folder, or set --overwrite"
         )
-    if last_plan is None and not manifest.is_file() and folder.is_dir() and any(folder.iterdir()):
-        raise FileExistsError(f"{folder} is not empty and not a prepared set; choose another folder")
+    if stored is not None and "shards" in stored and not overwrite:
+        raise FileExistsError(
+            f"{folder} contains shards {stored['shards']}; finish them, choose another folder, or set --overwrite"
+        )
+    _refuse_other_files(folder)
 
-    if last_plan != plan or manifest.is_file():
-        manifest.unlink(missing_ok=True)
+    if changed or is_whole:
+        (folder / MANIFEST).unlink(missing_ok=True)
         for part in (folder / _WORK, folder / "data"):
             shutil.rmtree(part, ignore_errors=True)
-        note.parent.mkdir(parents=True)
-        write_text(note, plan, one_writer=True)
+        start_plan(folder / _WORK, plan)
     return False
 
 
-def _finish(
-    request: Request,
-    builder: Any,
-    splits: Mapping[str, datasets.Dataset],
-    records: Mapping[str, Sequence[dict[str, Any]]],
-    root: str | None,
-    folder: Path,
-) -> dict[str, Any]:
-    """Move the shards to the output folder, and write the dataset card and the manifest.
+def _refuse_other_files(folder: Path) -> None:
+    """Raise FileExistsError if a folder contains files, and neither a prepared dataset nor an unfinished one."""
+    is_ours = (folder / MANIFEST).is_file() or (folder / _WORK).is_dir()
+    if not is_ours and folder.is_dir() and any(folder.iterdir()):
+        raise FileExistsError(f"{folder} is not empty and not a prepared set; choose another folder")
+
+
+def _join(source: _Source, folder: Path, count: int) -> dict[str, Any]:
+    """Move the files of all shards to the output folder, and write the dataset card and the manifest.
 
     The manifest is written last, because it marks the dataset as complete.
     """
-    (folder / "data").mkdir(exist_ok=True)
-    notes: dict[str, list[dict[str, Any]]] = {}
-    for split, shards in records.items():
-        notes[split] = []
-        for number, shard in enumerate(shards):
-            notes[split] += shard.pop("notes")
-            finished, shard["file"] = shard["file"], f"data/{split}-{number:05d}-of-{len(shards):05d}.parquet"
-            if (folder / _WORK / finished).is_file():  # otherwise an earlier run has already moved the shard
-                os.replace(folder / _WORK / finished, folder / shard["file"])
+    files = {}
+    for split, names in join_records(folder / _WORK, count).items():
+        files[split] = [folder / _WORK / "shards" / name for name in names]
+        _require_usable(split, _read_notes(files[split]))
 
+    (folder / "data").mkdir(exist_ok=True)
+    records: dict[str, list[dict[str, Any]]] = {}
+    notes = {}
+    for split, paths in files.items():
+        records[split] = []
+        for number, path in enumerate(paths):
+            record = _read_record(path)
+            del record["notes"]
+            record["file"] = f"data/{split}-{number:05d}-of-{len(paths):05d}.parquet"
+            if path.is_file():  # otherwise an earlier run has already moved the file
+                os.replace(path, folder / record["file"])
+            elif not (folder / record["file"]).is_file():
+                raise FileNotFoundError(f"{path} is missing; copy the files of all shards to one folder")
+            records[split].append(record)
+        notes[split] = _read_notes(paths)
+
+    request = source.request
     settings = {
-        "dataset": getattr(builder, "origin", request.dataset),
+        "dataset": getattr(source.builder, "origin", request.dataset),
         "options": dict(sorted(redact(request.options, from_anywhere=True).items())),
         "storage": request.storage,
         "shard_bytes": request.shard_bytes,
     }
-
-    types = {**without_audio(next(iter(splits.values()))).features, **STORAGES[request.storage].features()}
     data_dir = request.options.get("data_dir")
     manifest = make_manifest(
-        settings, datasets.Features(types), notes, records, builder.report(), data_dir, folder
+        settings, source.types, notes, records, source.builder.report(), data_dir, folder
     )
-
+    all_paths = list(chain.from_iterable(files.values()))
     if request.storage == "reference":
-        all_notes = chain.from_iterable(notes.values())
-        manifest["audio_example"] = next(note["audio_path"] for note in all_notes if "reason" not in note)
-        same_drive = root is not None and Path(root).drive == folder.resolve().drive
-        relative = os.path.relpath(root, folder.resolve()) if same_drive and root else None
-        write_json(folder / ROOT_NOTE, {"absolute": root, "relative": relative}, one_writer=True)
+        good = (note["audio_path"] for note in _read_notes(all_paths) if "reason" not in note)
+        manifest["audio_example"] = next(good)
+        _save_root(source.root, folder)
     write_card(folder / "README.md", manifest)
     write_json(folder / MANIFEST, manifest, one_writer=True)
 
-    for path in (folder / _WORK).glob("*-*.json"):
-        path.unlink()
+    for path in all_paths:
+        path.with_suffix(".json").unlink()
     return manifest
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    """Read the record of a finished file (see `ShardWriter.write`)."""
+    return json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+
+
+def _read_notes(paths: Sequence[Path]) -> Iterator[dict[str, Any]]:
+    """Yield the notes of all rows in some finished files, of which one is in memory at a time."""
+    for path in paths:
+        yield from _read_record(path)["notes"]
+
+
+def _require_usable(split: str, notes: Iterable[Mapping[str, Any]]) -> None:
+    """Raise ValueError if all recordings of a split are bad."""
+    reasons = []
+    for note in notes:
+        if "reason" not in note:
+            return
+        reasons.append(note["reason"])
+    if reasons:
+        raise ValueError(f"all {len(reasons)} recordings of {split!r} are bad; the first: {reasons[0]}")
+
+
+def _save_root(root: str | None, folder: Path) -> None:
+    """Save the folder of the recordings for `PreparedSet.audio_root`."""
+    same_drive = root is not None and Path(root).drive == folder.resolve().drive
+    relative = os.path.relpath(root, folder.resolve()) if same_drive and root else None
+    write_json(folder / ROOT_NOTE, {"absolute": root, "relative": relative}, one_writer=True)
 
 
 def push(folder: str | Path, repo_id: str, private: bool = False) -> str:
@@ -509,6 +482,14 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--overwrite", action="store_true", help="replace another prepared set in the output folder"
     )
+    parser.add_argument(
+        "--shard", metavar="17/100",
+        help="write this part of the rows (the first is 0/100) to an output folder that many machines share",
+    )  # fmt: skip
+    parser.add_argument(
+        "--finish", nargs="?", const=True, default=False, type=parse_boolean, metavar="true|false",
+        help="join the shards after the last one; the other options are those of the shards",
+    )  # fmt: skip
     parser.add_argument("--cache_dir", help="cache folder of the builder's rows")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
 
@@ -516,6 +497,11 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     named = argv[0] if argv and argv[0] in names else None
     fields = [] if named is None else add_builder_options(parser, find_builder(named).BUILDER_CONFIG_CLASS)
     arguments = parser.parse_args(argv)
+    for name in ("finish", "overwrite", "push_to_hub"):
+        if arguments.shard and getattr(arguments, name):
+            parser.error(f"--{name} is not for a shard; after the last one, run the command with --finish")
+    if arguments.finish and arguments.overwrite:
+        parser.error("--finish does not write the shards, so --overwrite has no effect")
     arguments.builder_options = {
         name: getattr(arguments, name) for name in fields if hasattr(arguments, name)
     }
@@ -526,7 +512,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Prepare a dataset as set on the command line, and upload it if requested."""
     args = parse_arguments(sys.argv[1:] if argv is None else argv)
     request = Request(args.dataset, args.builder_options, args.storage, args.shard_size, args.on_bad_audio)
-    manifest = prepare(request, args.out, args.workers, args.overwrite, args.cache_dir, args.quiet)
+    if args.shard:
+        shard = Shard.parse(args.shard)
+        write_shard(request, args.out, shard, args.workers, args.cache_dir, args.quiet)
+        print(
+            f"shard {args.shard} of {args.out} is complete; after the last one, run the command with --finish"
+        )
+        return
+    if args.finish:
+        manifest = finish(request, args.out, args.cache_dir)
+    else:
+        manifest = prepare(request, args.out, args.workers, args.overwrite, args.cache_dir, args.quiet)
     print(f"{summary_table(manifest)}\nprepared in {args.out}")
     if args.push_to_hub:
         print(f"uploaded to {push(args.out, args.push_to_hub, args.private)}")

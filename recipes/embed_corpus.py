@@ -10,7 +10,7 @@ identical files. Unusable recordings are skipped and listed in `manifest.json`.
 A corpus for many machines is a table of paths. Each machine embeds one range of its rows, without waiting for others:
 
     supclap embed --table clips.parquet --path_column path --shard 17/100 --output embeddings/corpus
-    supclap embed --table clips.parquet --path_column path --finish true --output embeddings/corpus
+    supclap embed --table clips.parquet --path_column path --finish --output embeddings/corpus
 
 Load the result with `datasets.load_dataset("parquet", data_files="embeddings/my_sounds/data/*")`. The columns are
 `clip_id`, `split`, `start_seconds`, `end_seconds` and `embedding` (`--dtype`, unit norm). `--dtype int8` or `binary`,
@@ -22,14 +22,20 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from modeling_supclap.datasets_scripts.atomic_files import atomic_write, folder_lock, write_json
+from modeling_supclap.datasets_scripts.shards import (
+    Shard,
+    join_records,
+    read_plan,
+    split_ranges,
+    start_plan,
+    write_record,
+)
 from modeling_supclap.recipes.arguments import parse_arguments
 from modeling_supclap.recipes.options import CorpusArguments
 from modeling_supclap.recipes.running import join_processes, run_command, say
@@ -66,12 +72,12 @@ class Clips(Sequence[Clip]):
         """Return one clip, or a list of clips for a slice."""
         if not isinstance(index, slice):
             return self[index : index + 1][0]
-        clips, offset = [], 0
+        lengths = {split: len(rows) for split, rows in self.rows.items()}
         start, stop, _ = index.indices(len(self))
-        for split, rows in self.rows.items():
-            for number in range(max(start - offset, 0), min(stop - offset, len(rows))):
-                clips.append(Clip(rows[number]["clip_id"], split, number))
-            offset += len(rows)
+        clips = []
+        for split, numbers in split_ranges(range(start, stop), lengths).items():
+            for number in numbers:
+                clips.append(Clip(self.rows[split][number]["clip_id"], split, number))
         return clips
 
 
@@ -155,30 +161,6 @@ def load_corpus(args: CorpusArguments) -> Corpus:
     return Corpus({"all": rows}, root, args.pad_short_clips)
 
 
-@dataclass(frozen=True)
-class Shard:
-    """Part `number` of `count` equal parts of a corpus, by ranges of rows."""
-
-    number: int
-    count: int
-
-    @classmethod
-    def parse(cls, text: str | None) -> Shard:
-        """Parse "17/100"; None is the whole corpus. Raise ValueError if it is not a number from 0 and a count."""
-        match = re.fullmatch(r"(\d+)/(\d+)", text or "0/1")
-        if match is None or int(match[1]) >= int(match[2]):
-            raise ValueError(f"shard is {text!r}; expected a number from 0 and a count, from 0/100 to 99/100")
-        return cls(int(match[1]), int(match[2]))
-
-    @property
-    def name(self) -> str:
-        return f"{self.number:05d}-of-{self.count:05d}"
-
-    def rows(self, total: int) -> range:
-        """Return the rows of this part of `total` rows."""
-        return range(total * self.number // self.count, total * (self.number + 1) // self.count)
-
-
 def main() -> None:
     """Run the command: write the missing Parquet files and the manifest."""
     (args,) = parse_arguments((CorpusArguments,), about=__doc__)
@@ -207,30 +189,33 @@ def main() -> None:
     args.clips_per_file = choose_clips_per_file(args, len(corpus.clips), state.num_processes)
 
     plan = make_plan(args, corpus, model, shard)
-    locked = output / "data" / f"embeddings-{shard.name}" if shard.count > 1 else output
-    with folder_lock(locked) if state.is_main_process else nullcontext():
+    if state.is_main_process and shard.count > 1:
+        with folder_lock(output, wait_seconds=60):  # shards may start at the same time
+            start_output(output, plan)
+    lock = shard.lock(output) if shard.count > 1 else folder_lock(output)
+    with lock if state.is_main_process else nullcontext():
         if state.is_main_process:
-            start_output(output, plan, shard)
+            start_output(output, plan)
+            remove_unfinished(output, shard)
         state.wait_for_everyone()
         paths = write_files(model, corpus, args, state)
         state.wait_for_everyone()
         if state.is_main_process and shard.count == 1:
             write_manifest(output, plan, describe_files(paths))
         elif state.is_main_process:
-            write_json(output / "shards" / f"{shard.name}.json", describe_files(paths))
+            write_record(output, shard, describe_files(paths))
             say(
-                f"shard {shard.name} of {output} is complete; after the last one, run the command with --finish true"
+                f"shard {args.shard} of {output} is complete; after the last one, run the command with --finish"
             )
 
 
 def choose_clips_per_file(args: CorpusArguments, clips: int, processes: int) -> int:
     """Return the number of recordings per file: as given, as in an earlier run, or at least four files a process."""
-    plan_path = Path(args.output, "plan.json")
     if args.clips_per_file is not None:
         return args.clips_per_file
-    if plan_path.is_file():
-        return int(json.loads(plan_path.read_text(encoding="utf-8"))["clips_per_file"])
-    in_shard = len(Shard.parse(args.shard).rows(clips))
+    if stored := read_plan(Path(args.output)):
+        return int(stored["clips_per_file"])
+    in_shard = math.ceil(clips / Shard.parse(args.shard).count)  # the same for all shards
     return max(1, min(10_000, math.ceil(in_shard / (4 * processes))))
 
 
@@ -267,35 +252,20 @@ def make_plan(args: CorpusArguments, corpus: Corpus, model: EmbeddingModel, shar
     return plan
 
 
-def start_output(output: Path, plan: Mapping[str, Any], shard: Shard) -> None:
-    """Create the output folder, or reuse a folder with the same `plan` (settings). Remove unfinished files.
-
-    Shards may start at the same time: each writes the plan if there is none, and then compares the one in the folder.
-    """
-    if shard.count > 1:
-        (output / "shards").mkdir(parents=True, exist_ok=True)
-        if not (output / "plan.json").is_file():
-            write_json(output / "plan.json", plan)
-    plan_path = output / "plan.json"
-    if plan_path.is_file():
-        stored = json.loads(plan_path.read_text(encoding="utf-8"))
-        changed = []
-        for name in sorted(plan.keys() | stored.keys()):
-            if stored.get(name) != plan.get(name):
-                changed.append(name)
-        if changed:
-            raise FileExistsError(
-                f"{output} was started with another {', '.join(changed)}; choose another output"
-            )
-    elif output.is_dir() and any(output.iterdir()):
+def start_output(output: Path, plan: Mapping[str, Any]) -> None:
+    """Create the output folder, or reuse a folder with the same `plan` (settings)."""
+    others = [path for path in output.glob("*") if path.name != "plan.json.tmp"]
+    if read_plan(output) is None and others:
         raise FileExistsError(f"{output} is not empty and contains no embeddings; choose another output")
+    start_plan(output, plan)
+    (output / "data").mkdir(exist_ok=True)
 
-    (output / "data").mkdir(parents=True, exist_ok=True)
+
+def remove_unfinished(output: Path, shard: Shard) -> None:
+    """Remove the unfinished files of killed runs on this shard, or on the whole output."""
     pattern = "*.tmp" if shard.count == 1 else f"embeddings-{shard.name}-*.tmp"
     for unfinished in (output / "data").glob(pattern):
         unfinished.unlink()
-    if shard.count == 1:
-        write_json(plan_path, plan)
 
 
 def write_files(
@@ -388,36 +358,42 @@ def describe_files(paths: Sequence[Path]) -> dict[str, Any]:
 
 
 def finish(output: Path) -> None:
-    """Join the records of all shards to the manifest. Raise if a shard is missing."""
-    plan_path = output / "plan.json"
-    if not plan_path.is_file():
+    """Join the records of all shards to the manifest. Raise if a shard or one of its files is missing."""
+    plan, manifest_path = read_plan(output), output / "manifest.json"
+    if plan is None:
         raise FileNotFoundError(f"{output} has no plan.json; run the command with --shard first")
-    plan = json.loads(plan_path.read_text(encoding="utf-8"))
-    joined: dict[str, Any] = {"chunks": 0, "files": [], "bad_audio": []}
-    missing = []
-    for number in range(plan.get("shards", 0)):
-        path = output / "shards" / f"{Shard(number, plan['shards']).name}.json"
-        if not path.is_file():
-            missing.append(f"{number}/{plan['shards']}")
-            continue
-        for name, value in json.loads(path.read_text(encoding="utf-8")).items():
-            joined[name] += value
-    if missing or not plan.get("shards"):
-        named = ", ".join(missing[:20]) or "all, because it was written without --shard"
-        raise ValueError(f"{output} lacks {len(missing)} shards: {named}; run them, then --finish true")
-    write_manifest(output, plan, joined)
+    if "shards" in plan:
+        described = join_records(output, plan["shards"])
+    elif manifest_path.is_file():  # the output of one process, or of the only shard
+        described = json.loads(manifest_path.read_text(encoding="utf-8"))
+    else:
+        raise ValueError(f"{output} is not divided into shards; run its command again, without --finish")
+
+    for file in described["files"]:
+        if not (output / file["file"]).is_file():
+            raise FileNotFoundError(
+                f"{output} lacks {file['file']}; copy the files of all shards to one folder"
+            )
+    write_manifest(output, plan, described)
 
 
 def write_manifest(output: Path, plan: Mapping[str, Any], described: Mapping[str, Any]) -> None:
-    """Write `manifest.json` with files, unusable recordings and versions. Its presence means the output is complete."""
+    """Write `manifest.json` with files, unusable recordings and versions. Its presence means the output is complete.
+
+    The same manifest is not written again, so that it names the versions that wrote the files.
+    """
     from modeling_supclap.datasets_scripts.manifest import installed_versions
 
-    versions = installed_versions(["supclap", "torch", "transformers", "torchaudio", "soundfile"])
-    write_json(output / "manifest.json", {**plan, **described, "versions": versions}, one_writer=True)
+    path, content = output / "manifest.json", {**plan, **described}
+    stored = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    content["versions"] = stored.get("versions")
+    if content != stored:
+        packages = ["supclap", "torch", "transformers", "torchaudio", "soundfile"]
+        write_json(path, {**content, "versions": installed_versions(packages)})
     bad, chunks = described["bad_audio"], described["chunks"]
     say(f"{output} contains {plan['clips'] - len(bad)} of {plan['clips']} recordings in {chunks} chunks")
     if bad:
-        say(f"{len(bad)} unusable recordings are listed in {output / 'manifest.json'}")
+        say(f"{len(bad)} unusable recordings are listed in {path}")
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ def _argument_type(hint: Any) -> dict[str, Any]:
     members = typing.get_args(hint) if is_union else (hint,)
 
     if bool in members:
-        return {"type": _boolean, "metavar": "true|false"}
+        return {"type": parse_boolean, "metavar": "true|false"}
     if {list, tuple, Sequence}.intersection(map(typing.get_origin, members)):
         return {"nargs": "+", "metavar": "VALUE"}
     for kind in (str, float, int):  # str first, so that "0123" stays a string
@@ -55,7 +55,8 @@ def _argument_type(hint: Any) -> dict[str, Any]:
     return {"type": yaml.safe_load, "metavar": "YAML"}
 
 
-def _boolean(text: str) -> bool:
+def parse_boolean(text: str) -> bool:
+    """Parse "true" or "false", as the type of an argument."""
     if text.lower() not in ("true", "false"):
         raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
     return text.lower() == "true"

@@ -3,26 +3,35 @@
 import hashlib
 import io
 import json
+import os
+import pickle
 import re
+import shutil
 import sys
-import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import datasets
 import numpy as np
-import pyarrow.parquet
 import pytest
 import soundfile
 from fake_hub import COMMIT, FakeHub, fake_hub
 from prepared_sets import make_folder, sound
 from processes import Moment, run_killed, run_processes, run_python
 
-from modeling_supclap.datasets_scripts import load_splits, prepare
-from modeling_supclap.datasets_scripts.atomic_files import file_sha256
-from modeling_supclap.datasets_scripts.audio import BadAudioError, MissingDecoderError, read_row
-from modeling_supclap.datasets_scripts.prepare import Entry, Request, ShardWriter, main, pack
+from modeling_supclap.datasets_scripts import load_splits, prepare, shard_writer
+from modeling_supclap.datasets_scripts.atomic_files import InUseError
+from modeling_supclap.datasets_scripts.audio import BadAudioError, read_row
+from modeling_supclap.datasets_scripts.prepare import (
+    Request,
+    Shard,
+    finish,
+    main,
+    make_entries,
+    pack,
+    write_shard,
+)
 from modeling_supclap.datasets_scripts.prepare import prepare as run
-from modeling_supclap.datasets_scripts.prepared import STORAGES
 from modeling_supclap.recipes.running import run_command
 
 SHARD_BYTES = 150_000
@@ -107,7 +116,7 @@ def test_a_killed_run_reads_at_most_one_shard_again(whole, folder, cache, tmp_pa
             raise KeyboardInterrupt
         return pack(source, name, *options)
 
-    monkeypatch.setattr(prepare, "pack", counting)
+    monkeypatch.setattr(shard_writer, "pack", counting)
     with pytest.raises(KeyboardInterrupt):
         run(request_for(folder), out, cache_dir=cache, quiet=True)
     assert not (out / "manifest.json").exists()
@@ -125,7 +134,7 @@ def test_a_second_run_on_the_folder_is_rejected_without_damage(whole, folder, ca
             second.result()
         return pack(*arguments)
 
-    monkeypatch.setattr(prepare, "pack", packing)
+    monkeypatch.setattr(shard_writer, "pack", packing)
     run(request_for(folder), tmp_path / "out", cache_dir=cache, quiet=True)
     assert files_of(tmp_path / "out") == files_of(whole[0])
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
@@ -170,7 +179,7 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bytes(whole, fo
 
 
 def test_a_complete_set_is_left_alone(whole, folder, cache, monkeypatch):
-    monkeypatch.setattr(prepare, "pack", None)
+    monkeypatch.setattr(shard_writer, "pack", None)
     assert run(request_for(folder), whole[0], cache_dir=cache, quiet=True) == whole[1]
 
 
@@ -255,24 +264,6 @@ def test_odd_recordings_are_read_whole_or_listed_by_name(tmp_path, cache):
     )
 
 
-def test_a_recording_too_large_for_a_parquet_cell_is_listed(tmp_path, monkeypatch):
-    soundfile.write(tmp_path / "long.wav", sound(1), 44_100)
-    row = {"clip_id": "a", "audio_path": str(tmp_path / "long.wav"), "captions": {}, "license": ""}
-    monkeypatch.setattr(prepare, "CELL_BYTES", len(sound(1)))
-    entry = prepare._make_entry(row, str(tmp_path), "original")
-    assert entry.row is None
-    assert "long.wav takes" in entry.note["reason"]
-    assert prepare._make_entry(row, str(tmp_path), "reference").row is not None
-
-
-def test_a_missing_decoder_stops_the_run_with_every_policy(tmp_path, monkeypatch):
-    (tmp_path / "a.m4a").write_bytes(b"\0\0\0\x20ftypM4A " + bytes(100))
-    monkeypatch.setitem(sys.modules, "torchcodec.decoders", None)
-    row = {"clip_id": "a", "audio_path": str(tmp_path / "a.m4a")}
-    with pytest.raises(MissingDecoderError, match="FFmpeg"):
-        prepare._make_entry(row, None, "original")
-
-
 def test_a_prepared_set_contains_no_local_paths(folder, cache, tmp_path):
     for storage in ("int16", "reference"):
         run(request_for(folder, storage), tmp_path / storage, cache_dir=cache, quiet=True)
@@ -304,108 +295,177 @@ def test_a_prepared_set_can_be_prepared_in_another_way(folder, cache, tmp_path):
     np.testing.assert_allclose(np.frombuffer(row["samples"], "<i2") / 32768, expected, atol=0.501 / 32768)
 
 
-RATE_HZ = 44_100
-TONE = (0.5 * np.sin(np.arange(RATE_HZ) / 20)).astype(np.float32)
+def write_all(folder, cache, out, order, count):
+    for number in order:
+        write_shard(request_for(folder), out, Shard(number, count), cache_dir=cache, quiet=True)
+    return finish(request_for(folder), out, cache)
 
 
-class TestPack:
-    @pytest.fixture
-    def recording(self, tmp_path):
-        path = tmp_path / "tone.ogg"
-        soundfile.write(path, TONE, RATE_HZ)
-        return path
-
-    @pytest.mark.parametrize("storage", STORAGES)
-    def test_columns_are_those_that_the_features_name(self, recording, storage):
-        columns, note = pack(str(recording), "audio/tone.ogg", storage)
-        assert columns.keys() == STORAGES[storage].features().keys()
-        assert note["source_sha256"] == hashlib.sha256(recording.read_bytes()).hexdigest()
-        assert note["source_bytes"] == recording.stat().st_size
-        assert note["seconds"] == pytest.approx(1.0, abs=1e-3)
-        assert pack(recording.read_bytes(), "audio/tone.ogg", storage) == (columns, note)
+class TestMachines:
+    """Shards of many machines: joined, they are the dataset that one run writes."""
 
     @pytest.mark.parametrize(
-        ("storage", "rate_hz"), [("flac16k", 16_000), ("flac48k", 48_000), ("int16", 16_000)]
+        "count", [1, 3, 30]
+    )  # 30: more than the 24 rows, and shards with only a bad recording
+    def test_shards_in_any_order_are_the_whole_set(self, whole, folder, cache, tmp_path, count):
+        order = [*range(1, count), 0, count - 1]  # the last one twice
+        joined = write_all(folder, cache, tmp_path / "out", order, count)
+        assert json.loads((tmp_path / "out" / "manifest.json").read_text(encoding="utf-8")) == joined
+        for split, about in joined["splits"].items():
+            rows = [shard["rows"] for shard in about.pop("shards")]
+            expected = dict(whole[1]["splits"][split])
+            assert sum(rows) == sum(shard["rows"] for shard in expected.pop("shards"))
+            assert about == expected
+        assert {**joined, "splits": None} == {**whole[1], "splits": None}  # also the hash of all recordings
+        if count == 1:
+            assert {name: value for name, value in files_of(tmp_path / "out").items() if "data/" in name} == {
+                name: value for name, value in files_of(whole[0]).items() if "data/" in name
+            }
+
+        expected, found = (
+            load_splits("prepared", cache, data_dir=str(out)) for out in (whole[0], tmp_path / "out")
+        )
+        for split, rows in expected.items():
+            assert found[split].to_list() == rows.to_list()
+
+    @pytest.mark.process
+    def test_a_killed_machine_loses_nothing_and_writes_nothing_twice(self, folder, cache, tmp_path):
+        write_all(folder, cache, tmp_path / "expected", (0, 1), 2)
+        out = tmp_path / "out"
+        words = [
+            "esc50",
+            "--data_dir",
+            str(folder),
+            "--test_fold",
+            "4",
+            "--languages",
+            "eng",
+            "jpn",
+            "--quiet",
+        ]
+        words += ["--storage", "int16", "--shard_size", "150KB", "--out", str(out), "--cache_dir", cache]
+        killed = Moment("os.rename", "*/00000-of-00002/*.json", 3)  # the plan, and two finished files
+        run_killed(prepare.__file__, *words, "--workers", "2", "--shard", "0/2", moment=killed)
+        run_processes(prepare.__file__, *words, "--workers", "1", "--shard", "1/2", count=1)
+        with pytest.raises(ValueError, match=r"lacks 1 of 2 shards: 0/2"):
+            finish(request_for(folder), out, cache)
+
+        finished = {path: path.stat().st_mtime_ns for path in out.glob(".prepare/shards/*/*.json")}
+        assert len(finished) > 3
+        run_processes(prepare.__file__, *words, "--workers", "1", "--shard", "0/2", count=1)
+        assert {path: path.stat().st_mtime_ns for path in finished} == finished
+        moved = Moment("os.rename", "*/data/*.parquet", 2)
+        run_killed(prepare.__file__, *words, "--finish", moment=moved)
+        finish(request_for(folder), out, cache)
+        assert files_of(out) == files_of(tmp_path / "expected")
+
+    def test_nothing_is_read_or_written_again(self, folder, cache, tmp_path, monkeypatch):
+        out = tmp_path / "out"
+        manifest = write_all(folder, cache, out, (0, 1), 2)
+        files = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
+        monkeypatch.setattr(shard_writer, "pack", None)
+        assert write_all(folder, cache, out, (1, 0), 2) == manifest
+        assert {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()} == files
+
+    def test_two_machines_do_not_write_one_shard(self, folder, cache, tmp_path):
+        def write(number):
+            write_shard(request_for(folder), tmp_path / "out", Shard(number, 2), cache_dir=cache, quiet=True)
+
+        write(0)
+        with Shard(1, 2).lock(tmp_path / "out" / ".prepare"), ThreadPoolExecutor() as another:
+            with pytest.raises(InUseError, match="00001-of-00002"):
+                another.submit(write, 1).result()
+            another.submit(write, 0).result()
+
+    @pytest.mark.parametrize(
+        ("changed", "name"),
+        [
+            ({"storage": "flac16k"}, "storage"),
+            ({"shard_bytes": 10**6}, "shard_bytes"),
+            ({"on_bad_audio": "error"}, "on_bad_audio"),
+            ({"options": {"test_fold": 3}}, r"options\.test_fold"),
+            ({"options": {"languages": ["eng"]}}, r"options\.languages.*rows"),
+        ],
     )
-    def test_resampled_audio_is_within_half_a_step_of_16_bits(self, recording, storage, rate_hz):
-        columns, _ = pack(str(recording), "tone.ogg", storage)
-        if storage == "int16":
-            assert columns["sampling_rate_hz"] == rate_hz
-            samples = np.frombuffer(columns["samples"], "<i2") / 32768
-        else:
-            assert columns["audio"]["path"] == "tone.flac"
-            samples, found_hz = soundfile.read(io.BytesIO(columns["audio"]["bytes"]))
-            assert found_hz == rate_hz
-        method = "sinc_interp_hann" if rate_hz == 16_000 else "kaiser_best"
-        expected = read_row({"audio_path": recording}, rate_hz, resampling_method=method)
-        np.testing.assert_allclose(samples, expected, atol=0.501 / 32768)
+    def test_another_option_is_refused_by_name(self, folder, cache, tmp_path, changed, name):
+        request = request_for(folder)
+        write_shard(request, tmp_path / "out", Shard(0, 2), cache_dir=cache, quiet=True)
+        before = files_of(tmp_path)
+        options = {**request.options, **changed.pop("options", {})}
+        other = replace(request, options=options, **changed)
+        with pytest.raises(FileExistsError, match=rf"\bout\b.*different .*{name}"):
+            write_shard(other, tmp_path / "out", Shard(1, 2), cache_dir=cache, quiet=True)
+        with pytest.raises(FileExistsError, match=rf"\bout\b.*different .*{name}"):
+            finish(other, tmp_path / "out", cache)
+        assert files_of(tmp_path) == before
 
+    def test_another_dataset_or_number_of_shards_is_refused_by_name(self, cache, tmp_path):
+        folder, out = make_folder(tmp_path / "ESC", clips=12), tmp_path / "out"
+        write_shard(request_for(folder), out, Shard(0, 2), cache_dir=cache, quiet=True)
+        with pytest.raises(FileExistsError, match="shards"):
+            write_shard(request_for(folder), out, Shard(1, 3), cache_dir=cache, quiet=True)
+        with pytest.raises(FileExistsError, match="shards 2"):
+            run(request_for(folder), out, cache_dir=cache, quiet=True)
+        samples, rate_hz = soundfile.read(folder / "audio" / "1-0.wav")
+        soundfile.write(folder / "audio" / "1-0.wav", samples, rate_hz, subtype="PCM_24")  # another size
+        with pytest.raises(FileExistsError, match="different recordings"):
+            write_all(folder, cache, out, (0, 1), 2)
+        make_folder(folder, clips=16)
+        with pytest.raises(FileExistsError, match="different rows"):
+            write_shard(request_for(folder), out, Shard(0, 2), cache_dir=cache, quiet=True)
 
-TEXT, BYTES = datasets.Value("string"), datasets.Value("binary")
-TYPES = datasets.Features({"clip_id": TEXT, "audio": {"bytes": BYTES, "path": TEXT}})
+    def test_copies_of_the_recordings_may_have_other_times(self, cache, tmp_path):
+        folder, out = make_folder(tmp_path / "ESC", clips=12), tmp_path / "out"
+        write_shard(request_for(folder), out, Shard(0, 1), cache_dir=cache, quiet=True)
+        for path in (folder / "audio").iterdir():
+            os.utime(path, (0, 0))
+        write_shard(request_for(folder), out, Shard(0, 1), cache_dir=cache, quiet=True)
+        assert finish(request_for(folder), out, cache)["source_files"]["audio"]["files"] == 12
 
+    def test_shards_are_not_mixed_with_the_set_of_one_run_or_other_files(
+        self, whole, folder, cache, tmp_path
+    ):
+        before = files_of(whole[0])
+        with pytest.raises(FileExistsError, match="recordings, shards"):
+            write_shard(request_for(folder), whole[0], Shard(0, 2), cache_dir=cache, quiet=True)
+        with pytest.raises(FileNotFoundError, match="no shards"):
+            finish(request_for(folder), whole[0], cache)
+        assert files_of(whole[0]) == before
+        (tmp_path / "thesis.tex").write_text("chapter 1")
+        with pytest.raises(FileExistsError, match="not a prepared set"):
+            write_shard(request_for(folder), tmp_path, Shard(0, 2), cache_dir=cache, quiet=True)
+        assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
-class TestShards:
-    """Shards: limited size, rows in order, and the same bytes after an interruption."""
+    def test_a_lost_file_is_named(self, folder, cache, tmp_path):
+        write_shard(request_for(folder), tmp_path / "out", Shard(0, 1), cache_dir=cache, quiet=True)
+        lost = next((tmp_path / "out").rglob("train-00001.parquet"))
+        lost.unlink()
+        with pytest.raises(FileNotFoundError, match="train-00001"):
+            finish(request_for(folder), tmp_path / "out", cache)
+        assert not (tmp_path / "out" / "manifest.json").exists()
 
-    def row(self, number, size=1000):
-        return {
-            "clip_id": f"clip-{number:04d}",
-            "audio": {"bytes": bytes([number % 256]) * size, "path": "a.wav"},
-        }
+    def test_folders_of_machines_without_a_shared_disk_are_copied_together(
+        self, whole, folder, cache, tmp_path
+    ):
+        for number in range(2):
+            out = tmp_path / f"machine{number}"
+            write_shard(request_for(folder), out, Shard(number, 2), cache_dir=cache, quiet=True)
+            shutil.copytree(out, tmp_path / "out", dirs_exist_ok=True)
+        manifest = finish(request_for(folder), tmp_path / "out", cache)
+        assert manifest["source_files"] == whole[1]["source_files"]
 
-    def entries(self, start, stop, bad=()):
-        for number in range(start, stop):
-            yield Entry(None if number in bad else self.row(number), {"number": number})
-
-    def test_shards_are_bounded_and_hold_all_rows_in_order(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(prepare, "ROW_GROUP_ROWS", 4)
-        records = ShardWriter(tmp_path, "train", TYPES, 10_000).write(self.entries(0, 50, bad=(3, 9, 49)))
-        files = [pyarrow.parquet.ParquetFile(tmp_path / record["file"]) for record in records]
-        for record, file in zip(records, files, strict=True):
-            groups = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
-            assert record["row_groups"] == groups
-            assert record["rows"] == sum(groups)
-            assert record["payload_bytes"] <= 10_000
-            assert record["sha256"] == file_sha256(tmp_path / record["file"])
-        found = [read for file in files for read in file.read().to_pylist()]
-        assert found == [self.row(number) for number in range(50) if number not in (3, 9, 49)]
-        assert [note["number"] for record in records for note in record["notes"]] == list(range(50))
-
-    def test_a_row_above_the_limit_has_its_own_shard(self, tmp_path):
-        rows = [Entry(self.row(number, size), {}) for number, size in enumerate((100, 5000, 100))]
-        assert [record["rows"] for record in ShardWriter(tmp_path, "train", TYPES, 1000).write(rows)] == [
-            1,
-            1,
-            1,
+    def test_entries_of_a_range_are_those_of_the_whole_split(self, folder, cache):
+        rows = load_splits("esc50", cache, **request_for(folder).options)["train"]
+        entries = list(make_entries(rows, "int16", str(folder)))
+        assert [entry.note["audio_path"] for entry in entries] == [
+            f"audio/{clip_id}.wav" for clip_id in rows["clip_id"]
         ]
-
-    def test_a_written_row_is_kept_only_in_its_table(self, tmp_path, monkeypatch):
-        held = []
-
-        def write_table(writer, table, **options):
-            # without the memory of Arrow, which is counted separately
-            held.append(tracemalloc.get_traced_memory()[0])
-
-        monkeypatch.setattr(pyarrow.parquet.ParquetWriter, "write_table", write_table)
-        tracemalloc.start()
-        try:
-            ShardWriter(tmp_path, "train", TYPES, 10**6).write(
-                Entry(self.row(number, 10**7), {}) for number in range(1)
-            )
-        finally:
-            tracemalloc.stop()
-        assert max(held) < 10**6
-
-    def test_audio_is_neither_compressed_nor_indexed(self, tmp_path):
-        (record,) = ShardWriter(tmp_path, "train", TYPES, 10**6).write(self.entries(0, 5))
-        columns = pyarrow.parquet.ParquetFile(tmp_path / record["file"]).metadata.row_group(0)
-        (audio,) = [
-            columns.column(place)
-            for place in range(3)
-            if columns.column(place).path_in_schema == "audio.bytes"
+        parts = [rows.select(range(4, len(rows))), rows.select(range(4))]
+        assert [entry for part in parts for entry in make_entries(part, "int16", str(folder))] == [
+            *entries[4:],
+            *entries[:4],
         ]
-        assert (audio.compression, audio.statistics) == ("UNCOMPRESSED", None)
+        assert pickle.loads(pickle.dumps(entries)) == entries  # an engine sends them between processes
 
 
 class TestCommandLine:
@@ -438,6 +498,9 @@ class TestCommandLine:
             (["synthetic", "--out", "x", "--data_dir", "d"], "unrecognized arguments: --data_dir d"),
             (["esc50"], "the following arguments are required: --out"),
             (["esc50", "--out", "x", "--shard_size", "big"], "value: 'big'"),
+            (["esc50", "--out", "x", "--shard", "0/2", "--finish"], "--finish"),
+            (["esc50", "--out", "x", "--shard", "0/2", "--push_to_hub", "a/b"], "--push_to_hub"),
+            (["esc50", "--out", "x", "--finish", "--overwrite"], "--overwrite"),
         ],
     )
     def test_invalid_arguments_print_one_line(self, words, message, capsys):
@@ -454,6 +517,19 @@ class TestCommandLine:
             run_command(main)
         err = capsys.readouterr().err
         assert re.fullmatch(r"supclap prepare: error: .*nowhere.*\n", err)
+
+    def test_shards_and_finish(self, folder, cache, tmp_path, capsys):
+        words = self.words(folder, tmp_path / "out", cache, "--workers", "1", "--storage", "reference")
+        for number in (1, 0):
+            main([*words, "--shard", f"{number}/2"])
+        assert "shard 0/2" in capsys.readouterr().out
+        with pytest.raises(ValueError, match="2/2"):
+            main([*words, "--shard", "2/2"])
+        for finished in (["--finish"], ["--finish", "true"]):
+            main([*words, *finished])
+            assert re.search(r"^train\s+13\s", capsys.readouterr().out, re.MULTILINE)
+        rows = load_splits("prepared", cache, data_dir=str(tmp_path / "out"))["train"]
+        assert read_row(rows[0], 16_000).any()
 
     def test_help_lists_the_options_of_the_builder(self, capsys):
         with pytest.raises(SystemExit):

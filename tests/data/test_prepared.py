@@ -10,8 +10,7 @@ import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 from prepared_sets import make_folder
 
-from modeling_supclap.datasets_scripts import load_splits
-from modeling_supclap.datasets_scripts import prepare as preparing
+from modeling_supclap.datasets_scripts import load_splits, shard_writer
 from modeling_supclap.datasets_scripts.audio import read_row
 from modeling_supclap.datasets_scripts.prepare import Request, prepare
 from modeling_supclap.datasets_scripts.prepared import Prepared, PreparedSet
@@ -30,7 +29,7 @@ def folder(tmp_path_factory):
     datasets.disable_progress_bars()
     folder = tmp_path_factory.mktemp("sets")
     patch = pytest.MonkeyPatch()
-    patch.setattr(preparing, "ROW_GROUP_ROWS", 3)  # several row groups per shard, as in large sets
+    patch.setattr(shard_writer, "ROW_GROUP_ROWS", 3)  # several row groups per shard, as in large sets
     make_folder(folder / "ESC")
     for storage in STORAGES:
         request = Request("esc50", options(folder), storage, 200_000)

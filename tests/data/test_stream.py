@@ -15,8 +15,7 @@ from processes import run_python
 from torch.utils.data import DataLoader
 from web_server import flaky, served
 
-from modeling_supclap.datasets_scripts import load_splits, remote_files, stream_sources
-from modeling_supclap.datasets_scripts import prepare as preparing
+from modeling_supclap.datasets_scripts import load_splits, remote_files, shard_writer, stream_sources
 from modeling_supclap.datasets_scripts.prepare import Request, prepare
 from modeling_supclap.datasets_scripts.stream import SHUFFLE_SHARDS, EpochBatches, draw_copies
 from modeling_supclap.datasets_scripts.translation.table import write_translations
@@ -38,7 +37,7 @@ def folder(tmp_path_factory):
         "validation_fraction": 0.0,
     }
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(preparing, "ROW_GROUP_ROWS", 3)
+        patch.setattr(shard_writer, "ROW_GROUP_ROWS", 3)
         for storage in ("int16", "reference"):
             request = Request("esc50", options, storage, 50_000)
             prepare(request, folder / storage, cache_dir=str(folder / "cache"), quiet=True)

@@ -1,5 +1,8 @@
 """Batches and frames of recordings on a cluster: the embeddings of `encode_audio`, and errors by row."""
 
+import re
+from pathlib import Path
+
 import builders
 import numpy as np
 import pandas as pd
@@ -10,7 +13,12 @@ import soundfile
 from processes import run_python
 
 from modeling_supclap import SupCLAPModel
+from modeling_supclap.datasets_scripts import load_splits
+from modeling_supclap.datasets_scripts.prepare import Request, prepare
+from modeling_supclap.datasets_scripts.prepared import PreparedSet
 from modeling_supclap.integrations.ray_data import EmbedRecordings, embed_frames
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -59,38 +67,91 @@ def test_frames_of_spark(corpus):
     check(corpus, joined["key"], joined["embedding"], joined["error"])
 
 
-CLUSTER = """
-import os, signal, sys, threading, time
+def blocks(language):
+    """Return the code blocks of the guide."""
+    guide = (ROOT / "docs" / "guides" / "machines.md").read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```", guide, re.MULTILINE | re.DOTALL)
+
+
+START = """
+import os, signal, sys
 import ray
-from modeling_supclap.integrations.ray_data import EmbedRecordings
 
 folder = sys.argv[1]
-
-
-class Killed(EmbedRecordings):
-    def __call__(self, batch):
-        mark = f"{folder}/killed"
-        if 0 in batch["key"] and not os.path.exists(mark):  # the first attempt dies with its worker
-            open(mark, "w").close()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().__call__(batch)
-
-
 ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)  # two actors, and slots to read and write
-rows = ray.data.read_parquet(f"{folder}/clips.parquet")
-rows.map_batches(
-    Killed, fn_constructor_args=[f"{folder}/model"], fn_constructor_kwargs={"device": "cpu"}, batch_size=4,
-    compute=ray.data.ActorPoolStrategy(size=2),
-).write_parquet(f"{folder}/embeddings")
+
+
+def die_once():
+    if not os.path.exists(f"{folder}/killed"):
+        open(f"{folder}/killed", "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+KILLED_ACTOR = """
+from modeling_supclap.integrations import ray_data
+
+
+class EmbedRecordings(ray_data.EmbedRecordings):
+    def __call__(self, batch):
+        if 0 in batch["key"]:
+            die_once()
+        return super().__call__(batch)
 """
 
 
 @pytest.mark.process
 @pytest.mark.slow
-def test_two_actors_of_ray_lose_nothing_when_one_is_killed(corpus):
+def test_two_actors_of_ray_lose_nothing_when_one_is_killed(corpus, tmp_path):
     pytest.importorskip("ray.data")
     folder, _ = corpus
-    run_python("-c", CLUSTER, folder, RAY_ENABLE_UV_RUN_RUNTIME_ENV="0")
-    assert (folder / "killed").exists()
-    rows = pq.read_table(folder / "embeddings").to_pydict()
+    (code,) = [block for block in blocks("text") if "EmbedRecordings" in block]
+    for words, here in (
+        ("from modeling_supclap.integrations.ray_data import EmbedRecordings\n", KILLED_ACTOR),
+        ("s3://bucket/embeddings", f"{tmp_path}/embeddings"),
+        ("s3://bucket", str(folder)),
+        ('["outputs/tuned"]', f'["{folder}/model"], fn_constructor_kwargs={{"device": "cpu"}}'),
+        ("batch_size=256, num_gpus=1", "batch_size=4"),
+        ("size=100", "size=2"),
+    ):
+        assert words in code
+        code = code.replace(words, here)
+    run_python("-c", START + code, tmp_path, RAY_ENABLE_UV_RUN_RUNTIME_ENV="0")
+    assert (tmp_path / "killed").exists()
+    rows = pq.read_table(tmp_path / "embeddings").to_pydict()
     check(corpus, rows["key"], np.array(rows["embedding"]), rows["error"])
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_tasks_of_ray_prepare_the_set_of_one_run_when_one_is_killed(tmp_path):
+    pytest.importorskip("ray")
+    sounds, options = tmp_path / "my_sounds", {"languages": ["eng"]}
+    sounds.mkdir()
+    lines = ["file_name,caption"]
+    for number in range(20):
+        soundfile.write(sounds / f"{number}.wav", builders.noise(8000, seed=number), 16000)
+        lines.append(f"{number}.wav,sound number {number}")
+    (sounds / "metadata.csv").write_text("\n".join(lines))
+
+    (tasks,) = [block for block in blocks("python") if "write_shard" in block]
+    (ray_block,) = [block for block in blocks("text") if "ray.remote(write)" in block]
+    loop = "for number in range(4):  # in any order, on any machine, at the same time\n    write(number)\n"
+    assert loop in tasks
+    tasks = tasks.replace('"my_sounds"', repr(str(sounds))).replace('"prepared/', f'"{tmp_path}/')
+    killed = """
+    from modeling_supclap.datasets_scripts import shard_writer
+    pack = shard_writer.pack
+    shard_writer.pack = lambda *words: (number == 2 and words[0].endswith("wav") and die_once()) or pack(*words)
+"""
+    tasks = tasks.replace("def write(number):\n", f"def write(number):{killed}").replace(loop, ray_block)
+    run_python("-c", START + tasks, tmp_path, RAY_ENABLE_UV_RUN_RUNTIME_ENV="0")
+    assert (tmp_path / "killed").exists()
+
+    request = Request("audio_folder", {"data_dir": str(sounds), **options}, storage="int16")
+    whole = prepare(request, tmp_path / "whole", cache_dir=str(tmp_path / "rows"), quiet=True)
+    joined = PreparedSet(tmp_path / "corpus").manifest
+    assert joined["source_files"] == whole["source_files"]
+    found, expected = (load_splits("prepared", data_dir=str(tmp_path / name)) for name in ("corpus", "whole"))
+    assert {split: rows.to_list() for split, rows in found.items()} == {
+        split: rows.to_list() for split, rows in expected.items()
+    }

@@ -19,9 +19,10 @@ from processes import Moment, run_killed, run_processes
 
 from modeling_supclap import SupCLAPModel, encoding
 from modeling_supclap.audio_input import Recording
-from modeling_supclap.datasets_scripts import load_splits
+from modeling_supclap.datasets_scripts import load_splits, manifest
 from modeling_supclap.datasets_scripts.atomic_files import InUseError, folder_lock
 from modeling_supclap.datasets_scripts.prepare import Request, prepare
+from modeling_supclap.datasets_scripts.shards import Shard
 from modeling_supclap.evaluation import load_embedding_model
 from modeling_supclap.evaluation.vectors import PRECISIONS, compress
 from modeling_supclap.evaluation.windows import list_recordings
@@ -361,7 +362,7 @@ def test_shards_in_any_order_are_the_whole_table(folder, tmp_path):
     write_table(folder)
     output = tmp_path / "out"
     run_recipe(embed_corpus, *table_words(folder, output, "--shard", "2/3", "--id_column", "key"))
-    with pytest.raises(ValueError, match=r"lacks 2 shards: 0/3, 1/3"):
+    with pytest.raises(ValueError, match=r"lacks 2 of 3 shards: 0/3, 1/3"):
         run_recipe(embed_corpus, "--output", output, "--finish", "true")
     for number in (0, 1):
         run_recipe(embed_corpus, *table_words(folder, output, "--shard", f"{number}/3", "--id_column", "key"))
@@ -395,9 +396,64 @@ def test_a_shard_that_does_not_exist_is_refused(folder, tmp_path, shard):
 def test_shards_do_not_wait_for_each_other(folder, tmp_path):
     write_table(folder)
     output = tmp_path / "out"
-    with folder_lock(output / "data" / "embeddings-00000-of-00002"):  # another machine writes the first shard
+    run_recipe(embed_corpus, *table_words(folder, output, "--shard", "0/2"))
+    with Shard(0, 2).lock(output), ThreadPoolExecutor() as another:  # a machine writes the first shard
+        with pytest.raises(InUseError, match="00000-of-00002"):
+            another.submit(run_recipe, embed_corpus, *table_words(folder, output, "--shard", "0/2")).result()
         run_recipe(embed_corpus, *table_words(folder, output, "--shard", "1/2"))
-    assert [path.name for path in (output / "shards").iterdir()] == ["00001-of-00002.json"]
+    assert {path.name for path in (output / "shards").iterdir()} == {
+        "00000-of-00002.json",
+        "00001-of-00002.json",
+    }
+
+
+@pytest.mark.process
+def test_a_killed_shard_loses_nothing_and_writes_nothing_twice(folder, tmp_path):
+    write_table(folder)
+    outputs = tmp_path / "whole", tmp_path / "out"
+    for number in range(2):
+        run_recipe(embed_corpus, *table_words(folder, outputs[0], "--shard", f"{number}/2"))
+    first, second = (table_words(folder, outputs[1], "--shard", f"{number}/2") for number in range(2))
+    run_killed(RECIPE, *first, moment=Moment("os.rename", "*/data/*.parquet", 2))
+    done = {path: path.stat().st_mtime_ns for path in outputs[1].glob("data/*.parquet")}
+    assert len(done) == 1
+    run_recipe(embed_corpus, *second)
+    with pytest.raises(ValueError, match="lacks 1 of 2 shards: 0/2"):
+        run_recipe(embed_corpus, "--output", outputs[1], "--finish")
+
+    run_recipe(embed_corpus, *first)
+    run_recipe(embed_corpus, "--output", outputs[1], "--finish")
+    run_recipe(embed_corpus, "--output", outputs[0], "--finish")
+    assert bytes_of(outputs[1]) == bytes_of(outputs[0])
+    assert all(path.stat().st_mtime_ns == written for path, written in done.items())
+
+
+def test_a_shard_does_not_write_to_a_folder_of_something_else(folder, tmp_path):
+    write_table(folder)
+    (tmp_path / "thesis.tex").write_text("chapter 1")
+    with pytest.raises(FileExistsError, match=tmp_path.name):
+        run_recipe(embed_corpus, *table_words(folder, tmp_path, "--shard", "0/2"))
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_finishing_again_changes_nothing_and_notices_lost_files(folder, tmp_path, count, capsys, monkeypatch):
+    write_table(folder)
+    output = tmp_path / "out"
+    for number in range(count):
+        run_recipe(embed_corpus, *table_words(folder, output, "--shard", f"{number}/{count}"))
+    run_recipe(embed_corpus, "--output", output, "--finish")
+    before, printed = bytes_of(output), capsys.readouterr().out
+    monkeypatch.setattr(manifest, "installed_versions", lambda names: {"torch": "another"})
+    run_recipe(embed_corpus, "--output", output, "--finish", "true")
+    assert bytes_of(output) == before
+    assert "contains 10 of 15 recordings" in printed
+    assert printed.endswith(capsys.readouterr().out)
+
+    lost = next((output / "data").iterdir())
+    lost.unlink()
+    with pytest.raises(FileNotFoundError, match=lost.name):
+        run_recipe(embed_corpus, "--output", output, "--finish")
 
 
 def test_half_precision_halves_the_file(folder, tmp_path):
@@ -416,6 +472,9 @@ def test_files_have_a_size_that_shares_the_work():
         assert embed_corpus.choose_clips_per_file(args, clips, processes) == expected
     sharded = CorpusArguments(output="nowhere", shard="1/10")
     assert embed_corpus.choose_clips_per_file(sharded, 2000, 1) == 50
+    for shard in ("0/2", "1/2"):  # 16 and 17 clips, in files of the same size
+        args = CorpusArguments(output="nowhere", shard=shard)
+        assert embed_corpus.choose_clips_per_file(args, 33, 1) == 5
 
 
 def test_smaller_embeddings_are_those_of_the_whole_ones(folder, whole, tmp_path):

@@ -18,8 +18,7 @@ from recordings import tone_rows
 from test_trainer import arguments, losses, processor
 from web_server import served
 
-from modeling_supclap.datasets_scripts import load_splits
-from modeling_supclap.datasets_scripts import prepare as preparing
+from modeling_supclap.datasets_scripts import load_splits, shard_writer
 from modeling_supclap.datasets_scripts.mixture import mix
 from modeling_supclap.datasets_scripts.prepare import Request, prepare
 from modeling_supclap.training.distributed import leave_process_group
@@ -44,7 +43,7 @@ def folder(tmp_path_factory):
         "validation_fraction": 0.0,
     }
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(preparing, "ROW_GROUP_ROWS", 2)
+        patch.setattr(shard_writer, "ROW_GROUP_ROWS", 2)
         prepare(
             Request("esc50", options, "int16"), folder / "int16", cache_dir=str(folder / "cache"), quiet=True
         )
