@@ -267,8 +267,9 @@ def evaluate(
     cached = "" if cache.folder is None else f", {run['cache']['read']} read from {cache.folder}"
     print(results.table())
     print(
-        f"{len(results.protocol['missing_clips'])} clips missing; {run['cache']['embedded']} sets of embeddings "
-        f"computed{cached}; {path} and {report.name} ({run['seconds']['all']:.0f} s)"
+        f"{len(results.protocol['missing_clips'])} clips missing; {run['cache']['embedded']} arrays of embeddings "
+        f"(recordings, or captions in one language) computed{cached}; {path} and {report.name} "
+        f"({run['seconds']['all']:.0f} s)"
     )
     return results
 

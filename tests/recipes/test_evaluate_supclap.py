@@ -305,7 +305,7 @@ def test_one_of_two_processes_without_a_gpu_evaluates(folder, monkeypatch):
     options = ["--output_dir", folder / "two", "--cache_dir", "none", "--tasks", "retrieval"]
     arguments = [*command(folder, "model0"), *options, "--num_resamples", "0"]
     printed = processes.run_processes("recipes/evaluate_supclap.py", *arguments)
-    assert printed.count("sets of embeddings") == 1
+    assert printed.count("arrays of embeddings") == 1
     assert (folder / "two" / "results.json").exists()
 
 
@@ -355,7 +355,7 @@ def test_a_suite_of_three_models_has_one_table(folder, tmp_path, capsys):
             assert words in text.replace("scriptsize", "")
 
     run_recipe(evaluate_supclap, *arguments[:-2])  # other resamples: all embeddings are cached
-    assert set(re.findall(r"(\d+) sets of embeddings", capsys.readouterr().out)) == {"0"}
+    assert set(re.findall(r"(\d+) arrays of embeddings", capsys.readouterr().out)) == {"0"}
 
 
 @pytest.mark.parametrize(
