@@ -290,7 +290,10 @@ def main() -> None:
         )
     missing = [name for name in args.model if ":" not in name and not has_model(name)]
     if missing:
-        raise FileNotFoundError(f"model {', '.join(missing)} does not exist, as a folder or on the Hub")
+        raise FileNotFoundError(
+            f"{', '.join(missing)} is neither a local folder nor in the cache, and the Hub has no such model or "
+            "cannot be reached"
+        )
 
     # Read every dataset before the first evaluation.
     suite = read_suite(args, sys.argv[1:]) if args.suite else {str(args.mteb or args.dataset): args}

@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 SPLITS = ("train", "validation", "test")
 REPORT_NAME = "report.json"  # the saved `RowBuilder.report`, in the cache folder of the rows
 ENGLISH = LANGUAGES[0]
+_SHOWN_NAMES = 5  # missing or excluded clips to name in the log; more of them are counted
 
 
 class Clip(NamedTuple):
@@ -293,7 +294,11 @@ class RowBuilder(datasets.GeneratorBasedBuilder):
             write_json(path, report)
 
         without = {"audio missing": report["missing"], **report["left_out"]}
-        counts = [f"{len(clip_ids):,} {reason}" for reason, clip_ids in without.items() if clip_ids]
+        counts = []
+        for reason, names in without.items():
+            shown = f" ({', '.join(names)})" if len(names) <= _SHOWN_NAMES else ""
+            if names:
+                counts.append(f"{len(names):,} {reason}{shown}")
         if counts:
             lists = path if path.is_file() else "report()"
             logger.warning(

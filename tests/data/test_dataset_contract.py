@@ -123,9 +123,21 @@ def test_missing_audio_is_counted_listed_and_not_fatal(name, make, load, caplog,
     assert str(gone) not in {row["audio_path"] for row in rows}
     (missing,) = builder.report()["missing"]
     assert (missing.rsplit("/", 1)[-1].rsplit(".", 1)[0]).rsplit("_", 1)[0] in gone.name
-    (message,) = [record.message for record in caplog.records if "1 audio missing" in record.message]
+    (message,) = [
+        record.message for record in caplog.records if f"1 audio missing ({missing})" in record.message
+    ]
     with open(message.rsplit(" in ", 1)[1]) as file:
         assert json.load(file) == builder.report()
+
+
+def test_more_than_five_missing_names_are_only_counted(load, caplog, tmp_path):
+    made = dataset_folders.audio_folder(tmp_path / "sounds")
+    for path in made.audio[:6]:
+        path.unlink()
+    with caplog.at_level(logging.WARNING):
+        builder = load("audio_folder", made)
+    assert len(builder.report()["missing"]) == 6
+    assert "6 audio missing; listed in" in caplog.text
 
 
 @EACH_FOLDER
