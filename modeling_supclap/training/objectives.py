@@ -99,7 +99,7 @@ class SupportVectorRegularizer(nn.Module):
         base_loss: Callable[[], Tensor],
         is_info_nce: bool = False,
     ) -> tuple[Tensor, Logs]:
-        """Compute the regularized loss, `()`, and the values to log, `{name: value}`.
+        """Compute the regularized loss, `()`, and detached values to log, `{name: value}`.
 
         The arguments are those of the base loss. `text_embeds` is `(N, d)`, or `(K, N, d)` for a multilingual loss.
 
@@ -141,14 +141,14 @@ class SupportVectorRegularizer(nn.Module):
             base, svr = base_loss(), terms.sum()
 
         total = base.add(svr, alpha=self.alpha)
-        logs: Logs = {f"loss_{self.base}": base}
+        logs: Logs = {f"loss_{self.base}": base.detach()}
         for direction, pair, radius, term in zip(self.directions, pairs, radii, terms.detach(), strict=True):
             self.batch_radii[direction] = radius.detach()
             logs |= {f"loss_svr_{direction}": term, f"radius_{direction}": self.batch_radii[direction].mean()}
             if isinstance(self.radius_of(direction), DynamicRadius):
                 constraint = radius_constraint(*pair, radius, detach_distance=not self.constraint_gradients)
                 total = total + self.beta * constraint
-                logs[f"loss_constraint_{direction}"] = constraint
+                logs[f"loss_constraint_{direction}"] = constraint.detach()
         return total, logs
 
 

@@ -141,6 +141,7 @@ def test_support_vectors_are_added_to_any_base_loss(named, directions, chunk_siz
         svr += support_vector_loss(anchors, targets, regularizer.radii[name].radius.expand(6), SCALE)
     torch.testing.assert_close(total, 617 * weight + 0.5 * svr)
     assert logs[f"loss_{named.get('base', 'infonce')}"] == 2 * 617
+    assert not any(value.requires_grad for value in logs.values())
     total.backward()
     assert weight.grad == 617
 
