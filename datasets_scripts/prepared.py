@@ -99,6 +99,11 @@ class PreparedSet:
             self.base = str(data_dir).rstrip("/") if remote else str(folder.resolve())
             content = read_file(f"{self.base}/{MANIFEST}", lambda file: file.read())
         elif "/" in str(data_dir) and is_hub_id(data_dir):
+            if folder.parent.is_dir():  # a mistyped folder
+                raise FileNotFoundError(
+                    f"{data_dir} does not exist, but the folder {folder.parent} does; a dataset of this name on the "
+                    f"Hub is hf://datasets/{data_dir}"
+                )
             from huggingface_hub import hf_hub_download
             from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError
 

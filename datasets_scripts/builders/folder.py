@@ -9,7 +9,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -262,6 +262,12 @@ class FolderConfig(RowConfig):
         }
 
 
+@cache
+def _warn_once(message: str) -> None:
+    """Log a warning once in this process, because a sweep loads the same dataset in every run."""
+    logger.warning(message)
+
+
 class RowBuilder(datasets.GeneratorBasedBuilder):
     """Base class of the dataset builders; subclasses implement `collect`."""
 
@@ -301,9 +307,7 @@ class RowBuilder(datasets.GeneratorBasedBuilder):
                 counts.append(f"{len(names):,} {reason}{shown}")
         if counts:
             lists = path if path.is_file() else "report()"
-            logger.warning(
-                "%s: clips without a row: %s; listed in %s", self.config.DATASET, ", ".join(counts), lists
-            )
+            _warn_once(f"{self.config.DATASET}: clips without a row: {', '.join(counts)}; listed in {lists}")
 
     @property
     def _report_path(self) -> Path:

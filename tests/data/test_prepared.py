@@ -194,6 +194,13 @@ class TestDamage:
         with pytest.raises(FileNotFoundError, match="prepared/mine"):
             PreparedSet("prepared/mine")
 
+    def test_the_hub_is_not_asked_for_a_mistyped_folder(self, monkeypatch, tmp_path):
+        (tmp_path / "run").mkdir()
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr("huggingface_hub.hf_hub_download", None)
+        with pytest.raises(FileNotFoundError, match=r"run/g_prt .*hf://datasets/run/g_prt"):
+            PreparedSet("run/g_prt")
+
     @pytest.mark.parametrize("other", [1, 3])
     def test_another_format(self, broken, other):
         manifest = (broken / "manifest.json").read_text(encoding="utf-8")
