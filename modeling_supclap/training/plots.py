@@ -128,29 +128,10 @@ def _draw_panel(axes: Axes, title: str, curves: Mapping[str, Curve]) -> None:
             continue
 
         if isinstance(logged[0][0][key], Mapping):
-            # The sum of histograms with equal bins, from the first to the last non-empty bin.
-            histograms = [entry[key] for entry in chain.from_iterable(logged)]
-            counts = np.sum([histogram["counts"] for histogram in histograms], axis=0)
-            edges = np.linspace(histograms[0]["low"], histograms[0]["high"], len(counts) + 1)
-            first, last = np.flatnonzero(counts)[[0, -1]]
-            axes.stairs(counts[first : last + 1] / counts.sum(), edges[first : last + 2], label=label)
+            _draw_histogram(axes, label, [entry[key] for entry in chain.from_iterable(logged)])
             xlabel = "cosine"
-            continue
-
-        # The mean over the seeds, up to the last step of the shortest run.
-        shortest = min(logged, key=len)
-        steps = [entry["step"] for entry in shortest]
-        curves_of_seeds = []
-        for entries in logged:
-            curves_of_seeds.append([entry[key] for entry in entries[: len(steps)]])
-        by_seed = np.array(curves_of_seeds)  # (seeds, length)
-        axes.plot(steps, by_seed.mean(axis=0), marker="." if len(steps) < 40 else None, label=label)
-
-        if len(seeds) > 1:
-            axes.fill_between(steps, by_seed.min(axis=0), by_seed.max(axis=0), alpha=0.15)
-        elif key.startswith("radius_mean_"):
-            std = np.array([entry[key.replace("mean", "std")] for entry in shortest])
-            axes.fill_between(steps, by_seed[0] - std, by_seed[0] + std, alpha=0.15)
+        else:
+            _draw_curve(axes, label, key, logged, has_seeds=len(seeds) > 1)
 
     if not axes.has_data():
         names = " or ".join(sorted({key for key, _ in curves.values()}))
@@ -158,3 +139,28 @@ def _draw_panel(axes: Axes, title: str, curves: Mapping[str, Curve]) -> None:
     axes.set(title=title, xlabel=xlabel)
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
+
+
+def _draw_histogram(axes: Axes, label: str, histograms: Sequence[Mapping[str, Any]]) -> None:
+    """Draw the sum of histograms with equal bins, from the first to the last non-empty bin."""
+    counts = np.sum([histogram["counts"] for histogram in histograms], axis=0)
+    edges = np.linspace(histograms[0]["low"], histograms[0]["high"], len(counts) + 1)
+    first, last = np.flatnonzero(counts)[[0, -1]]
+    axes.stairs(counts[first : last + 1] / counts.sum(), edges[first : last + 2], label=label)
+
+
+def _draw_curve(axes: Axes, label: str, key: str, logged: Sequence[Sequence[Any]], has_seeds: bool) -> None:
+    """Draw the mean over the runs in `logged`, up to the last step of the shortest run, and its band."""
+    shortest = min(logged, key=len)
+    steps = [entry["step"] for entry in shortest]
+    values = []
+    for entries in logged:
+        values.append([entry[key] for entry in entries[: len(steps)]])
+    by_seed = np.array(values)  # (seeds, length)
+    axes.plot(steps, by_seed.mean(axis=0), marker="." if len(steps) < 40 else None, label=label)
+
+    if has_seeds:
+        axes.fill_between(steps, by_seed.min(axis=0), by_seed.max(axis=0), alpha=0.15)
+    elif key.startswith("radius_mean_"):
+        std = np.array([entry[key.replace("mean", "std")] for entry in shortest])
+        axes.fill_between(steps, by_seed[0] - std, by_seed[0] + std, alpha=0.15)
