@@ -1,6 +1,7 @@
 """Streams of a prepared set: each row once, an order that depends only on seed and epoch, and resumption at any row."""
 
 import io
+import shutil
 import sys
 import threading
 from bisect import bisect_right
@@ -172,6 +173,14 @@ def test_a_dataset_of_it_has_all_rows_in_order(stream, tmp_path):
     part.load_state_dict({"epoch": 1, "rows": 5})
     assert ids(part.to_dataset(str(tmp_path))) == ids(stream)
     assert part.state_dict()["rows"] == 5
+
+
+def test_a_moved_set_is_the_same_dataset_in_the_cache(folder, stream, tmp_path):
+    shutil.copytree(folder / "int16", tmp_path / "moved")
+    moved = load_splits("prepared", data_dir=str(tmp_path / "moved"), streaming=True)["train"]
+    files = stream.to_dataset(str(tmp_path)).cache_files
+    assert files
+    assert moved.to_dataset(str(tmp_path)).cache_files == files
 
 
 def test_rows_before_the_position_are_not_read(stream, reads):

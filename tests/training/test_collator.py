@@ -251,8 +251,12 @@ def test_crops_move_in_training_and_stay_in_evaluation(processor, rows, tmp_path
     torch.testing.assert_close(evaluation([row])["input_features"], expected["input_features"])
 
 
-@pytest.mark.parametrize(("given", "expected"), [(None, 1.0), (0.3, 0.3), (30.0, 1.0)])
-def test_clips_are_no_longer_than_the_model_takes(given, expected):
+@pytest.mark.parametrize(
+    ("recordings_per_clip", "given", "expected"),
+    [(1, None, 1.0), (1, 0.3, 0.3), (1, 30.0, 1.0), (2, None, 0.5), (2, 0.6, 0.5)],
+)
+def test_clips_are_no_longer_than_the_model_takes(monkeypatch, recordings_per_clip, given, expected):
+    monkeypatch.setattr(TrainingCollator, "recordings_per_clip", recordings_per_clip)
     clap = processor_from_clap(builders.clap_processor())  # of one second
     assert TrainingCollator(clap, max_audio_seconds=given).max_audio_seconds == pytest.approx(expected)
 
