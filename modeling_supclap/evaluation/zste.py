@@ -72,14 +72,7 @@ def evaluate_zste(
     families = set(map(ZSTE_FAMILIES.get, zste.tasks))
     task_records = [record for record in records if record["family"] in families]
     clips, clip_seconds = embed_records(split, task_records, zste.join)
-
-    # The bootstrap cluster of a composed clip is the set of its source recordings.
-    source = dict(zip(split.ids.tolist(), split.sources.tolist(), strict=True))
-    cluster_names = []
-    for record in task_records:
-        sources = {source[clip_id] for clip_id in record["clip_ids"]}
-        cluster_names.append("+".join(sorted(sources)))
-    clusters = np.array(cluster_names)
+    clusters = _find_clusters(split, task_records)
     ids = np.array([record["id"] for record in task_records])
 
     ask = partial(
@@ -124,6 +117,16 @@ def evaluate_zste(
         "clip_seconds": clip_seconds,
     }
     return {"zste": scores}, arrays, {"zste": protocol}
+
+
+def _find_clusters(split: EmbeddedSplit, records: Sequence[Mapping[str, Any]]) -> np.ndarray:
+    """Return the bootstrap cluster of each composed clip: the set of its source recordings, as text."""
+    source = dict(zip(split.ids.tolist(), split.sources.tolist(), strict=True))
+    clusters = []
+    for record in records:
+        sources = {source[clip_id] for clip_id in record["clip_ids"]}
+        clusters.append("+".join(sorted(sources)))
+    return np.array(clusters)
 
 
 def _score_task(

@@ -41,18 +41,21 @@ def refuse_unsupported(
         raise ValueError(
             f"args is {type(args).__name__}; pass SupCLAPTrainingArguments, with the same arguments"
         )
-    if isinstance(train_rows, Mapping):
-        raise ValueError(
-            f"train_dataset is a dict of {list(train_rows)[:5]}; join several datasets with "
-            "modeling_supclap.datasets_scripts.mixture.mix"
-        )
     if processor is None:
         raise ValueError("processing_class is missing; pass the SupCLAPProcessor of the model")
+    _refuse_options(model, args, processor, has_own_objective=objective is not None)
+    _refuse_datasets(train_rows, eval_rows, args)
+
+
+def _refuse_options(
+    model: SupCLAPModel, args: SupCLAPTrainingArguments, processor: SupCLAPProcessor, has_own_objective: bool
+) -> None:
+    """Raise ValueError if the arguments do not fit the model, its processor or the launch."""
     if args.n_gpu > 1:
         raise ValueError(
             f"one process sees {args.n_gpu} GPUs; start one process per GPU with `accelerate launch`"
         )
-    if objective is None and args.loss == "siglip" and model.logit_bias is None:
+    if args.loss == "siglip" and not has_own_objective and model.logit_bias is None:
         raise ValueError("loss='siglip' needs a model with a bias: --logit_bias -10 --temperature 0.1")
     if args.features_on_device and not processor.runs_on_device:
         kind = type(processor.feature_extractor).__name__
@@ -62,10 +65,6 @@ def refuse_unsupported(
     if wide:
         raise ValueError(
             f"matryoshka_widths has {wide}; they must be below projection_dim {model.config.projection_dim}"
-        )
-    if args.negatives_per_clip and train_rows is not None and not _has_negatives(train_rows):
-        raise ValueError(
-            "negatives_per_clip is set, but no training row has `negatives`; write them with `supclap mine`"
         )
     config: Any = args.accelerator_config
     if config.dispatch_batches:
@@ -82,7 +81,20 @@ def refuse_unsupported(
             "ema_decay does not support FSDP and DeepSpeed, which shard the weights; leave it out"
         )
 
-    for rows in (train_rows, *(eval_rows.values() if isinstance(eval_rows, Mapping) else [eval_rows])):
+
+def _refuse_datasets(train_rows: Any, eval_rows: Any, args: SupCLAPTrainingArguments) -> None:
+    """Raise ValueError if the rows cannot be used with the arguments."""
+    if isinstance(train_rows, Mapping):
+        raise ValueError(
+            f"train_dataset is a dict of {list(train_rows)[:5]}; join several datasets with "
+            "modeling_supclap.datasets_scripts.mixture.mix"
+        )
+    if args.negatives_per_clip and train_rows is not None and not _has_negatives(train_rows):
+        raise ValueError(
+            "negatives_per_clip is set, but no training row has `negatives`; write them with `supclap mine`"
+        )
+    eval_sets = eval_rows.values() if isinstance(eval_rows, Mapping) else [eval_rows]
+    for rows in (train_rows, *eval_sets):
         _refuse_rows(rows, args)
     columns = getattr(train_rows, "column_names", None) or ()
     for name in ("track_language_errors", "hard_negatives_per_batch"):
