@@ -228,6 +228,8 @@ class TarSplit:
         config, suffix = self.config, self._find_audio(parts)
         assert suffix is not None
         about = json.loads(parts.get(".json", b"{}"))
+        if not isinstance(about, Mapping):
+            raise ValueError(f"its .json file contains {about!r:.60}; expected an object with captions")
         captions: Any = None
         for name in filter(None, (config.caption_key, "captions", "caption", "text")):
             captions = captions or about.get(name)

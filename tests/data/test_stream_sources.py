@@ -133,6 +133,12 @@ def test_a_sample_that_cannot_be_read_is_named(tmp_path, note):
         list(load_splits("webdataset", data_dir=str(tmp_path), streaming=True)["train"])
 
 
+def test_a_json_file_that_is_no_object_is_named(tmp_path):
+    write_tar(tmp_path / "train.tar", [("a.flac", b"1"), ("a.json", b'["rain"]')])
+    with pytest.raises(ValueError, match=r"sample 'a'.*\['rain'\].*object"):
+        rows_of_tar(tmp_path)
+
+
 def test_tar_files_belong_to_the_split_that_a_word_of_their_path_names(tmp_path):
     (tmp_path / "latest").mkdir()
     for name in ("development-0", "evaluation-0", "validation_0", "latest/device"):
