@@ -10,8 +10,8 @@ logger = logging.getLogger(__name__)
 # libsndfile decodes these formats, and FFmpeg the others.
 _OF_LIBSNDFILE = """.wav .wave .flac .ogg .oga .opus .mp3 .mp2 .aif .aiff .aifc .au .snd .caf .w64 .rf64 .voc
 .sph .gsm"""
-_OF_FFMPEG = """.m4a .m4b .aac .mp4 .m4v .mov .webm .weba .mkv .mka .3gp .3g2 .wma .asf .amr .awb .spx .wv .ape .mpc
-.tta .tak .dsf .dff .ac3 .eac3 .dts .ts .mts .m2ts .mpg .mpeg .avi .flv .ra .rm"""
+_OF_FFMPEG = """.m4a .m4b .aac .mp4 .m4v .f4v .mov .webm .weba .mkv .mka .3gp .3g2 .wma .wmv .asf .amr .awb
+.spx .ogv .wv .ape .mpc .tta .tak .dsf .dff .ac3 .eac3 .dts .ts .mts .m2ts .mpg .mpeg .avi .flv .ra .rm"""
 
 SUFFIXES = (*_OF_LIBSNDFILE.split(), *_OF_FFMPEG.split())
 """Suffixes of audio files and of videos, in order of preference. The content decides how a file is decoded."""

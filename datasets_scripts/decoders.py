@@ -527,7 +527,7 @@ def _first_line(error: Exception) -> str:
         return "it contains no frame that can be decoded"
     if "does not exist" in message:  # libsndfile, if it takes a file for MP3 by its suffix
         return "its format is unknown"
-    return re.sub(r"^\w+, \S+\.cpp:\d+, ", "", message.splitlines()[0])
+    return re.sub(r"^\w+, \S+\.cpp:\d+, ", "", message.splitlines()[0].removesuffix(" Likely causes:"))
 
 
 def _note(name: str, deviation: str) -> None:
