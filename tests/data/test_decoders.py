@@ -184,6 +184,15 @@ def test_damaged_frames_of_mp3_are_named_and_silence_is_not(read, caplog, capfd)
             assert message.startswith("damaged.mp3: 0.0"), message
             caplog.clear()
 
+        # libmpg123 also decodes, and reports, frames before a part of the recording
+        damaged = bytearray(whole)
+        damaged[frames[-75] + 4 : frames[-75] + 13] = b"\xf7" * 9
+        read(
+            bytes(damaged), "part.mp3", offset_seconds=(len(frames) - 60) * 576 / RATE_HZ, duration_seconds=1
+        )
+        assert "libmpg123" in capfd.readouterr().err
+        assert "part.mp3" in caplog.text
+
 
 def test_joined_mp3_may_change_their_channels(read):
     joined = read(bare_mp3(2.0) + bare_mp3(1.0, channels=2), "advert.mp3")
