@@ -78,6 +78,9 @@ class HubDatasetConfig:
             )
 
 
+_RECORDINGS: tuple[Any, ...] = (datasets.Audio, datasets.Video)
+
+
 class HubDataset:
     """Builder for datasets that the `datasets` library supports.
 
@@ -137,6 +140,8 @@ class HubDataset:
         columns = Columns(rows.features, self.config)
         rows = rows.flatten_indices() if rows._indices is not None else rows
         stored = as_stored_audio(rows.select_columns(columns.audio).data.column(columns.audio), columns.audio)
+        if self.config.data_dir:
+            stored = _resolve_paths(stored, Path(self.config.data_dir).expanduser().absolute())
         # The feature of `Audio` would need FFmpeg to store a path, but not to describe one that is stored.
         kind = datasets.Features({"audio": datasets.Audio(decode=False)})
         audio = datasets.Dataset(pyarrow.table({"audio": stored}).cast(kind.arrow_schema))
@@ -193,7 +198,7 @@ class Columns:
     """
 
     def __init__(self, types: datasets.Features, config: HubDatasetConfig) -> None:
-        audio = [name for name, kind in types.items() if isinstance(kind, datasets.Audio)]
+        audio = [name for name, kind in types.items() if isinstance(kind, _RECORDINGS)]
         self.audio = config.audio_column or (audio[0] if len(audio) == 1 else "audio")
         if self.audio not in types:
             raise ValueError(
@@ -340,22 +345,36 @@ def _encode(value: Mapping[str, Any] | None) -> bytes | None:
 @contextmanager
 def _storing_audio_as_paths() -> Iterator[None]:
     """Let `datasets` store the paths of a folder of recordings without FFmpeg, which only decoding needs."""
-    encode = datasets.Audio.encode_example
+    encoders = {kind: kind.encode_example for kind in _RECORDINGS}
 
-    def encode_example(self: datasets.Audio, value: Any) -> Any:
+    def encode_example(self: Any, value: Any) -> Any:
         if isinstance(value, (str, Path)):
             return {"bytes": None, "path": str(value)}
         if isinstance(value, bytes):
             return {"bytes": value, "path": None}
         if isinstance(value, dict) and not value.keys() & {"array"}:
             return {"bytes": value.get("bytes"), "path": value.get("path")}
-        return encode(self, value)
+        return encoders[type(self)](self, value)
 
-    datasets.Audio.encode_example = encode_example
+    for kind in _RECORDINGS:
+        kind.encode_example = encode_example
     try:
         yield
     finally:
-        datasets.Audio.encode_example = encode
+        for kind, encode in encoders.items():
+            kind.encode_example = encode
+
+
+def _resolve_paths(stored: pyarrow.ChunkedArray, folder: Path) -> pyarrow.ChunkedArray:
+    """Replace relative paths of recordings without bytes by paths in `folder`, if such files are there."""
+    has_bytes = pc.any(pc.is_valid(pc.struct_field(stored, "bytes"))).as_py()
+    if has_bytes or not folder.is_dir():
+        return stored
+    rows = stored.to_pylist()
+    for row in rows:
+        if row is not None and (folder / row["path"]).is_file():
+            row["path"] = str(folder / row["path"])
+    return pyarrow.chunked_array([pyarrow.array(rows, stored.type)])
 
 
 def _item_type(kind: Any) -> Any:

@@ -317,6 +317,34 @@ def test_parquet_may_hold_recordings_in_any_form(tmp_path, kind, streaming):
         np.testing.assert_array_equal(read_row(row, builders.RATE_HZ), waveform)
 
 
+@pytest.mark.parametrize("column", ["audio", "path"])
+def test_relative_paths_of_a_table_start_at_its_folder(tmp_path, column):
+    (tmp_path / "data" / "sounds").mkdir(parents=True)
+    lines = [f"{column},caption"]
+    for number in range(3):
+        (tmp_path / "data" / "sounds" / f"{number}.wav").write_bytes(sound(number)["bytes"])
+        lines.append(f"sounds/{number}.wav,tone {number}")
+    (tmp_path / "data" / "train.csv").write_text("\n".join(lines))
+    options = {"cache_dir": str(tmp_path / "cache"), "validation_fraction": 0, "test_fraction": 0}
+    rows = load_splits("hf", data_dir=str(tmp_path / "data"), audio_column=column, **options)["train"]
+    for number, row in enumerate(rows):
+        expected = soundfile.read(io.BytesIO(sound(number)["bytes"]), dtype="float32")[0]
+        np.testing.assert_array_equal(read_row(row, builders.RATE_HZ), expected)
+
+
+def test_a_folder_of_videos_is_loaded_without_ffmpeg(tmp_path):
+    (tmp_path / "data").mkdir()
+    for number in range(2):
+        (tmp_path / "data" / f"{number}.mp4").write_bytes(b"\0\0\0\x20ftypisom" + bytes([number]))
+    (tmp_path / "data" / "metadata.csv").write_text("file_name,caption\n0.mp4,a dog\n1.mp4,rain\n")
+    options = {"cache_dir": str(tmp_path / "cache"), "validation_fraction": 0, "test_fraction": 0}
+    rows = load_splits("hf", data_dir=str(tmp_path / "data"), **options)["train"]
+    assert [row["audio"]["path"] for row in rows] == [
+        str(tmp_path / "data" / f"{number}.mp4") for number in range(2)
+    ]
+    assert [row["captions"]["eng"] for row in rows] == [["a dog"], ["rain"]]
+
+
 def test_other_codes_of_languages_are_named(tmp_path):
     table = pa.table({"audio": [sound(0)], "captions": [{"en": "low"}]})
     pq.write_table(table, tmp_path / "train.parquet")
