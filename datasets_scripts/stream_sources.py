@@ -49,10 +49,10 @@ class ParquetSplit:
     def __init__(self, prepared: PreparedSet, split: str) -> None:
         self.features = datasets.Features.from_dict(prepared.manifest["features"])
         self.licenses: dict[str, int] = prepared.manifest["licenses"]  # of all splits
-        self.digest = f"{prepared.digest} {split}"
+        self._root = prepared.audio_root()
+        self.digest = f"{prepared.digest} {split} {self._root}"  # cached rows contain absolute paths
         self.content = prepared.digest  # part of `RowStream.content_hash`
         self.row_groups: list[RowGroup] = []
-        self._root = prepared.audio_root()
 
         shards = prepared.manifest["splits"][split]["shards"]
         for path, shard in zip(prepared.shard_paths(split), shards, strict=True):

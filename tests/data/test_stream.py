@@ -1,6 +1,7 @@
 """Streams of a prepared set: each row once, an order that depends only on seed and epoch, and resumption at any row."""
 
 import io
+import os
 import shutil
 import sys
 import threading
@@ -181,6 +182,16 @@ def test_a_moved_set_is_the_same_dataset_in_the_cache(folder, stream, tmp_path):
     files = stream.to_dataset(str(tmp_path)).cache_files
     assert files
     assert moved.to_dataset(str(tmp_path)).cache_files == files
+
+
+def test_the_cache_has_no_paths_of_recordings_that_were_moved(folder, tmp_path):
+    shutil.copytree(folder / "ESC", tmp_path / "moved")
+    roots = []
+    for audio_dir in (folder / "ESC", tmp_path / "moved"):
+        options = {"data_dir": str(folder / "reference"), "audio_dir": str(audio_dir)}
+        rows = load_splits("prepared", streaming=True, **options)["train"].to_dataset(str(tmp_path))
+        roots.append(os.path.commonpath(rows["audio_path"]).startswith(str(audio_dir)))
+    assert roots == [True, True]
 
 
 def test_rows_before_the_position_are_not_read(stream, reads):
