@@ -13,6 +13,7 @@ from modeling_supclap.recipes.runs import RECIPES
 from modeling_supclap.recipes.studies.pages import resolve_settings
 from modeling_supclap.recipes.studies.plan import plan
 from modeling_supclap.recipes.studies.select import list_tables
+from modeling_supclap.recipes.studies.table import list_columns
 
 TABLES = {name: table for name, table in list_tables().items() if "full" in table}
 SHORT = {
@@ -22,6 +23,10 @@ SHORT = {
     "dataloader_num_workers": 0,
     "per_device_eval_batch_size": 26,
 }
+
+
+NOT_MEASURED = {"training peak_memory_mib", "multilingual eng Gap", "multilingual eng Dis"}
+"""Columns without a value on the CPU, or in English, from which the distances are measured."""
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +80,9 @@ def test_the_table_is_written(rehearsal, monkeypatch, name):
     args = ReproductionArguments(scale="full", data_dir=".", seeds=[0])
     planned = {(row.name, row.dataset): row for row in plan(name, TABLES[name], args)}
     assert {(row["row"], row["dataset"]) for row in content["rows"]} == planned.keys()
-    assert all(row["scores"] for row in content["rows"])
+    for row in content["rows"]:
+        lacking = set(list_columns(TABLES[name], "full")) - row["scores"].keys()
+        assert lacking <= NOT_MEASURED, row["row"]
 
 
 @pytest.mark.slow
