@@ -27,7 +27,7 @@ from modeling_supclap.recipes.estimates import ALL_CLIPS, TRAIN_CLIPS, estimate
 from modeling_supclap.recipes.options import ReproductionArguments, as_mapping
 from modeling_supclap.recipes.posttrain_teminal import count_trained
 from modeling_supclap.recipes.result_tables import find_metric, markdown_lines
-from modeling_supclap.recipes.runs import RECIPES, Row
+from modeling_supclap.recipes.runs import RECIPES, Row, Step
 from modeling_supclap.recipes.studies.evidence import format_interval, render_study
 from modeling_supclap.recipes.studies.plan import plan
 from modeling_supclap.recipes.studies.render import markdown_table
@@ -166,7 +166,54 @@ def render_settings() -> str:
             lines.append([*cells, entry.get("why", "")])
         where = f"`{name}`, row `{part['row']}`, {part['dataset']}"
         parts += [f"## {part['title']}", "", f"{where}:", "", *markdown_lines(lines), ""]
-    return "\n".join([*parts, page["choices"]])
+    return "\n".join([*parts, page["choices"], *render_costs()])
+
+
+def render_costs() -> list[str]:
+    """Return a table with the estimated cost of each full-scale table, as lines of Markdown."""
+    args = ReproductionArguments(scale="full", data_dir=".", seeds=[0])
+    num_seeds = len(ReproductionArguments().seeds)
+    lines = [["table", "trainings", "steps of a run", "hours, one GPU", "GiB, one GPU", "GiB, eight GPUs"]]
+    every: dict[Path, Any] = {}
+    for name, table in list_tables().items():
+        if "full" not in table:
+            continue
+        steps: dict[Path, Any] = {}
+        for row in plan(name, table, args):
+            steps |= {step.folder: step for step in row.runs[0] if step.recipe != "evaluate"}
+        costs = [estimate_cost(step) for step in steps.values()]
+        every |= dict(zip(steps, costs, strict=True))
+        lines.append([f"`{name}`", str(num_seeds * len(costs)), *_sum_costs(costs, num_seeds)])
+    lines.append(
+        ["all, shared runs once", str(num_seeds * len(every)), *_sum_costs([*every.values()], num_seeds)]
+    )
+    return [*markdown_lines(lines), ""]
+
+
+def estimate_cost(step: Step) -> tuple[int, float, float, float]:
+    """Estimate steps and hours of a training, and its memory in GiB with one GPU and with eight, 0 if unknown."""
+    parsed = parse_arguments(RECIPES[step.recipe][1], [], settings=step.settings)
+    args = parsed[-1]
+    if step.recipe == "posttrain":
+        pairs = NUM_CLASSES["esc50"] * (NUM_CLASSES["esc50"] - 1)
+        steps = pairs // args.per_device_train_batch_size * args.num_train_epochs * len(parsed[0].stages)
+        return int(steps), 0.0, 0.0, 0.0
+    cost = estimate(parsed)
+    assert cost is not None
+    args.per_device_train_batch_size //= 8
+    shared = estimate(parsed)
+    assert shared is not None
+    return cost.steps, cost.hours, cost.memory_gib, shared.memory_gib
+
+
+def _sum_costs(costs: Sequence[tuple[int, float, float, float]], num_seeds: int) -> list[str]:
+    """Format the range of the steps, the sum of the hours of all seeds, and the largest memory."""
+    steps, hours, memory, shared = zip(*costs, strict=True)
+    low, high = min(steps), max(steps)
+    cells = [f"{low:,}" if low == high else f"{low:,} to {high:,}"]
+    for value, digits in ((num_seeds * sum(hours), 0), (max(memory), 1), (max(shared), 1)):
+        cells.append(f"{value:,.{digits}f}" if value else "")
+    return cells
 
 
 def resolve_settings(row: Row, number: int) -> dict[str, Any]:
