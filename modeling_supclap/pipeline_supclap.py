@@ -120,7 +120,7 @@ class ClipPipeline(ZeroShotAudioClassificationPipeline):
             self._classify,
             labels=labels,
             text_embeds=text_embeds,
-            top_k=top_k,
+            top_k=int(top_k),
             batch_size=batch_size,
             num_workers=num_workers or self._num_workers or 0,
         )
