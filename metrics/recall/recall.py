@@ -9,9 +9,11 @@ import datasets
 import numpy as np
 
 from modeling_supclap.metrics import array_metric  # From: supclap
-
-# From: supclap
-from modeling_supclap.metrics.recall import LazySimilarity, relevant_from_qrels, retrieval_scores
+from modeling_supclap.metrics.recall import (  # From: supclap
+    LazySimilarity,
+    relevant_from_qrels,
+    retrieval_scores,
+)
 
 
 class Recall(array_metric.ArrayMetric):
