@@ -234,8 +234,22 @@ class ContrastiveModule(nn.Module):
                 chunk_size, options["fewest_cells"] = count, _MIN_CHUNK_CELLS[kind]
 
         return embed_in_chunks(
-            lambda chunk: project(run_tower(**chunk).pooler_output), present, chunk_size, **options
+            lambda chunk: project(run_tower(**chunk).pooler_output),
+            present,
+            chunk_size,
+            parameters=self._get_parameters(kind),
+            **options,
         )
+
+    def _get_parameters(self, kind: str) -> list[nn.Parameter] | None:
+        """Return the trainable parameters of a tower and its projection, or None if they are sharded."""
+        parameters = []
+        for name, parameter in self.model.named_parameters():
+            if name.startswith(f"{kind}_") and parameter.requires_grad:
+                parameters.append(parameter)
+        # FSDP has its own types; DeepSpeed leaves empty parameters.
+        is_whole = all(type(part) is nn.Parameter and part.numel() for part in parameters)
+        return parameters if is_whole else None
 
     def compile_blocks(self, **options: Any) -> None:
         """Compile the repeated blocks of both towers, for any batch size and length, with options of `torch.compile`.

@@ -7,16 +7,12 @@ output before the projection, so that the projection can still be trained.
 from __future__ import annotations
 
 import hashlib
-import pickle
-import random
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .grad_cache import Rows
+from .grad_cache import Rows, random_states, set_random_states
 
 LIMIT_BYTES = 2 << 30
 """Maximum CPU memory for the cached vectors of a tower, per process. When it is full, new vectors are not cached."""
@@ -48,13 +44,11 @@ class FrozenCache:
         if mode not in self._is_repeatable:
             row = {name: tensor[:1] for name, tensor in inputs.items()}
             device = next(iter(row.values())).device
-            devices = [device] if device.type == "cuda" else []
-            with torch.random.fork_rng(devices), torch.no_grad():
-                before = _random_states(devices)
+            before = random_states(device)
+            with torch.no_grad():
                 pool(row)
-                self._is_repeatable[mode] = pickle.dumps(before) == pickle.dumps(_random_states(devices))
-            random.setstate(before[0])
-            np.random.set_state(before[1])
+            self._is_repeatable[mode] = before == random_states(device)
+            set_random_states(before, device)
         return self._is_repeatable[mode]
 
     def __call__(
@@ -97,11 +91,6 @@ class FrozenCache:
                 self._vectors |= new
                 self._bytes += vectors.nbytes
         return torch.stack([batch_vectors[key] for key in keys]).to(device, non_blocking=True)
-
-
-def _random_states(devices: Iterable[torch.device]) -> list[Any]:
-    states = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
-    return [random.getstate(), np.random.get_state(), *(state.numpy() for state in states)]
 
 
 def content_keys(inputs: Rows, mask: str | None) -> list[bytes]:

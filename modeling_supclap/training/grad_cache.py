@@ -2,13 +2,15 @@
 
 Rows of similar length are embedded together, and each chunk is padded only to its longest row. If the activations of a
 batch exceed a limit, some chunks do not keep them. The backward pass then recomputes the activations of these chunks
-with the same random numbers of torch, numpy and Python, by non-reentrant PyTorch checkpointing.
+with the same random numbers of torch, numpy and Python.
 """
 
 from __future__ import annotations
 
+import pickle
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -42,12 +44,13 @@ def embed_in_chunks(
     fewest_cells: int | None = None,
     tokens: nn.Embedding | None = None,
     lengths: Sequence[int] | None = None,
+    parameters: Iterable[Tensor] | None = None,
 ) -> Tensor:
     """Embed a batch in chunks, with the same gradients as `embed(inputs)`.
 
     Memory is counted in cells. A cell is one token or frame of one row in a chunk, including padding. The longest rows
-    come first. The last chunks keep their activations, because the backward pass begins with them. The backward pass
-    repeats the forward pass of the other chunks. A batch of one chunk keeps its activations.
+    come first. The last chunks may keep their activations, because the backward pass begins with them. It repeats the
+    forward pass of the other chunks. A batch of one chunk keeps its activations.
 
     Args:
         embed: Function from rows of the batch to their embeddings `(n, d)`. The embedding of a row must not depend on
@@ -56,12 +59,15 @@ def embed_in_chunks(
         chunk_size: Maximum rows per chunk. None: as many rows as fit into `kept_cells` cells.
         mask: Name of the input that is 1 for real tokens or frames and 0 for padding, `(N, L)`. The last axis of each
             input must then have size L or 1. None: all rows have the same length.
-        kept_cells: Maximum cells with activations in memory. 0: those of the last chunk.
+        kept_cells: Maximum cells whose activations are kept for the backward pass. 0: all chunks are recomputed.
         fewest_cells: If a chunk has at least this number of cells, a row of at most 0.75 times the length of its
             longest row starts a new chunk. None: each chunk is filled.
         tokens: Embedding table that `embed` uses for `input_ids`. If there are several chunks, the table is read once
             per batch. Its gradient, which is as large as the table, is then computed once, not once per chunk.
         lengths: `real_lengths` of the mask. None: computed from the mask.
+        parameters: All tensors with a gradient that `embed` uses, except the inputs, and not sharded. The forward pass
+            of a recomputed chunk then needs no autograd graph, which would leave gaps between freed activations. None:
+            use PyTorch checkpointing.
 
     Returns:
         `(N, d)`, in input order.
@@ -94,18 +100,7 @@ def embed_in_chunks(
         "cache_enabled": torch.is_autocast_cache_enabled() and len(chunks) == 1,
     }
 
-    def embed_chunk(rows: Tensor | None, width: int, states: list[Any] | None = None) -> Tensor:
-        # the backward pass: repeat the random numbers of numpy and Python, as torch does with its own
-        if states:
-            current = _random_states()
-            _set_random_states(states[0])
-            try:
-                return embed_chunk(rows, width)
-            finally:
-                _set_random_states(current)
-        if states is not None:
-            states.append(_random_states())
-
+    def embed_chunk(rows: Tensor | None, width: int) -> Tensor:
         # sliced here and again in the backward pass, so that no second copy of the batch stays in memory
         chunk = {}
         for name, values in inputs.items():
@@ -116,31 +111,86 @@ def embed_in_chunks(
 
     if len(chunks) == 1:
         return embed_chunk(None, chunks[0][1])
-    if tokens is not None:
-        embed = _with_shared_rows(embed, tokens, inputs["input_ids"])
+    sources = None if parameters is None else [*parameters, *inputs.values()]
+    if tokens is not None and _has_dense_gradient(tokens):
+        used, table_rows = _read_used_rows(tokens, inputs["input_ids"])
+        embed = _with_table(embed, tokens, used, table_rows)
+        if sources is not None:
+            sources = [table_rows, *(tensor for tensor in sources if tensor is not tokens.weight)]
 
     parts, order = [], []
     cells = sum(len(indices) * width for indices, width in chunks)  # of this and all later chunks
-    for number, (indices, width) in enumerate(chunks):
+    for indices, width in chunks:
         rows = torch.tensor(indices).to(device, non_blocking=True)
         order.append(rows)
-        is_kept = cells <= kept_cells or (kept_cells == 0 and number == len(chunks) - 1)
-        if is_kept or not torch.is_grad_enabled():
-            parts.append(embed_chunk(rows, width))
+        embed_rows = partial(embed_chunk, rows, width)
+        if cells <= kept_cells or not torch.is_grad_enabled():
+            parts.append(embed_rows())
         else:
-            recomputed = checkpoint(embed_chunk, rows, width, [], use_reentrant=False)
-            parts.append(refuse_second_derivatives(recomputed))
+            parts.append(_embed_twice(_replay_random_numbers(embed_rows, device), sources))
         cells -= len(indices) * width
     return torch.cat(parts)[torch.cat(order).argsort()]
 
 
-def _random_states() -> tuple[Any, Any]:
-    return random.getstate(), np.random.get_state()
+def random_states(device: torch.device) -> list[bytes]:
+    """Return the states of the random number generators of Python, numpy and torch, the last also for the device."""
+    states = [pickle.dumps(random.getstate()), pickle.dumps(np.random.get_state())]
+    states.append(torch.get_rng_state().numpy().tobytes())
+    if device.type != "cpu":
+        states.append(torch.get_device_module(device).get_rng_state(device).numpy().tobytes())
+    return states
 
 
-def _set_random_states(states: tuple[Any, Any]) -> None:
-    random.setstate(states[0])
-    np.random.set_state(states[1])
+def set_random_states(states: Sequence[bytes], device: torch.device) -> None:
+    """Restore the result of `random_states`."""
+    random.setstate(pickle.loads(states[0]))
+    np.random.set_state(pickle.loads(states[1]))
+    tensors = [torch.frombuffer(bytearray(state), dtype=torch.uint8) for state in states[2:]]
+    torch.set_rng_state(tensors[0])
+    if device.type != "cpu":
+        torch.get_device_module(device).set_rng_state(tensors[1], device)
+
+
+def _replay_random_numbers(function: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
+    """Wrap a function, so that later calls draw the random numbers of the first, and do not change the states."""
+    first: list[bytes] = []
+
+    def call() -> Tensor:
+        current = random_states(device)
+        if not first:
+            first.extend(current)
+            return function()
+        set_random_states(first, device)
+        try:
+            return function()
+        finally:
+            set_random_states(current, device)
+
+    return call
+
+
+def _embed_twice(embed_rows: Callable[[], Tensor], sources: Sequence[Tensor] | None) -> Tensor:
+    """Call a function now without keeping its activations, and again in the backward pass."""
+    if sources is None:
+        embeds = checkpoint(embed_rows, use_reentrant=False, preserve_rng_state=False)
+    else:
+        embeds = _Recomputed.apply(embed_rows, *(tensor for tensor in sources if tensor.requires_grad))
+    return refuse_second_derivatives(embeds)
+
+
+class _Recomputed(torch.autograd.Function):
+    """Autograd function that calls `embed_rows` in both passes. Its inputs are all `sources` of the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, embed_rows: Callable[[], Tensor], *sources: Tensor) -> Tensor:
+        ctx.embed_rows, ctx.sources = embed_rows, sources
+        return embed_rows()
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        with torch.enable_grad():
+            embeds = ctx.embed_rows()
+        return None, *torch.autograd.grad(embeds, ctx.sources, upstream, allow_unused=True)
 
 
 def _cut(
@@ -164,19 +214,26 @@ def _cut(
     return chunks
 
 
-def _with_shared_rows(embed: Embed, tokens: nn.Embedding, input_ids: Tensor) -> Embed:
-    """Wrap `embed`, so that it looks up tokens in a smaller table, which contains only the tokens of the batch."""
-    weight, padding = tokens.weight, tokens.padding_idx
-    whole = weight.shape == (tokens.num_embeddings, tokens.embedding_dim)  # False for a sharded table
-    if not (weight.requires_grad and whole and torch.is_grad_enabled()):
-        return embed
+def _has_dense_gradient(tokens: nn.Embedding) -> bool:
+    """Return whether each chunk would compute a gradient of the whole table, which a sharded table does not have."""
+    is_whole = tokens.weight.shape == (tokens.num_embeddings, tokens.embedding_dim)
+    return tokens.weight.requires_grad and is_whole and torch.is_grad_enabled()
 
-    used = input_ids.unique()  # (U,)
-    indices = torch.zeros(len(weight), dtype=torch.long, device=input_ids.device)
-    indices[used] = torch.arange(len(used), device=input_ids.device)
-    rows = _UsedRows.apply(weight, used)  # (U, D)
-    if padding is not None:  # the padding token gets no gradient
-        rows = torch.where((used == padding).unsqueeze(1), rows.detach(), rows)
+
+def _read_used_rows(tokens: nn.Embedding, input_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the token ids of the batch (U,), and their rows of the embedding table (U, D)."""
+    used = input_ids.unique()
+    rows: Tensor = _UsedRows.apply(tokens.weight, used)
+    if tokens.padding_idx is not None:  # the padding token gets no gradient
+        rows = torch.where((used == tokens.padding_idx).unsqueeze(1), rows.detach(), rows)
+    return used, rows
+
+
+def _with_table(embed: Embed, tokens: nn.Embedding, used: Tensor, rows: Tensor) -> Embed:
+    """Wrap `embed`, so that it looks up tokens in the smaller table `rows`."""
+    weight, padding = tokens.weight, tokens.padding_idx
+    indices = torch.zeros(len(weight), dtype=torch.long, device=used.device)
+    indices[used] = torch.arange(len(used), device=used.device)
 
     def embed_with_rows(chunk: Rows) -> Tensor:
         hook = tokens.register_forward_pre_hook(lambda module, ids: (indices[ids[0]],))

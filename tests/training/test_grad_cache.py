@@ -158,7 +158,7 @@ def test_several_texts_a_clip_are_cut_by_texts(model, chunk_size):
 
 
 def test_gradients_within_the_limits_of_a_gpu(model, monkeypatch):
-    """Chunks are limited by tokens and frames: three captions per clip need several chunks; the last one is kept."""
+    """Chunks are limited by tokens and frames: three captions per clip need several chunks, recomputed."""
     inputs = double(batch(texts_per_clip=3))
     widths = []
     _, wanted = step(Straight(model, AllTexts(3)).double(), inputs)
@@ -221,7 +221,8 @@ def test_rows_of_several_clips_of_unequal_length(model):
 
 
 @pytest.mark.parametrize("padding", [None, 0, 1, 5])
-def test_the_table_of_token_embeddings_gets_one_gradient(padding):
+@pytest.mark.parametrize("has_parameters", [False, True])
+def test_the_table_of_token_embeddings_gets_one_gradient(padding, has_parameters):
     tokens = nn.Embedding(50, 4, padding_idx=padding).double()
     ids = torch.tensor([[3, 9, 5], [1, 0, 0], [9, 7, 1], [0, 5, 30]])
     weights = torch.linspace(-1, 1, ids.numel() * 4, dtype=torch.float64).view(4, 3, 4)
@@ -235,11 +236,46 @@ def test_the_table_of_token_embeddings_gets_one_gradient(padding):
         return (tokens(rows["input_ids"]) * rows["weights"]).sum(dim=(1, 2)).unsqueeze(1)
 
     for passes in (1, 2):  # the gradient of the whole table is allocated once, and used rows are added to it
-        embeds = embed_in_chunks(embed, {"input_ids": ids, "weights": weights}, chunk_size=1, tokens=tokens)
+        embeds = embed_in_chunks(
+            embed,
+            {"input_ids": ids, "weights": weights},
+            chunk_size=1,
+            tokens=tokens,
+            parameters=tokens.parameters() if has_parameters else None,
+        )
         embeds.sum().backward()
         assert [gradient.is_sparse for gradient in gradients] == [False, True][:passes]
         torch.testing.assert_close(tokens.weight.grad, passes * wanted, atol=1e-15, rtol=0)
     torch.testing.assert_close(tokens(ids), nn.functional.embedding(ids, tokens.weight))
+
+
+@pytest.mark.parametrize("has_parameters", [False, True])
+def test_inputs_get_their_gradients(has_parameters):
+    tower = nn.Linear(2, 3).double()
+    x = torch.randn(5, 2, dtype=torch.float64, requires_grad=True)
+    tower(x).tanh().square().sum().backward()
+    wanted = [x.grad, *(parameter.grad for parameter in tower.parameters())]
+
+    x.grad = None
+    tower.zero_grad()
+    parameters = tower.parameters() if has_parameters else None
+    embeds = embed_in_chunks(lambda rows: tower(rows["x"]).tanh(), {"x": x}, 2, parameters=parameters)
+    embeds.square().sum().backward()
+    found = [x.grad, *(parameter.grad for parameter in tower.parameters())]
+    torch.testing.assert_close(found, wanted, atol=1e-14, rtol=0)
+
+
+def test_recomputed_chunks_have_a_graph_only_in_the_backward_pass(model, monkeypatch):
+    """A graph of small nodes between large activations would keep the memory of these activations from being reused."""
+    calls = []
+    run = model.run_text_tower
+    monkeypatch.setattr(
+        model, "run_text_tower", lambda **rows: calls.append(torch.is_grad_enabled()) or run(**rows)
+    )
+    outputs = ContrastiveModule(model, AllTexts(1), chunk_size=3).train()(**batch())
+    assert calls == [False, False, False]
+    outputs.loss.backward()
+    assert calls[3:] == [True, True, True]
 
 
 # ---- training modes ----
@@ -291,8 +327,9 @@ def test_dropout_is_replayed(checkpointing):
     assert difference(others, wanted) > 1e-3
 
 
+@pytest.mark.parametrize("has_parameters", [False, True])
 @pytest.mark.parametrize("source", [np.random.random, random.random, lambda: torch.rand(()).item()])
-def test_random_numbers_of_any_library_are_replayed(source):
+def test_random_numbers_of_any_library_are_replayed(source, has_parameters):
     tower = nn.Linear(3, 2, bias=False).double()
     inputs = {"x": torch.randn(7, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))}
     drawn, gradients, states = [], [], []
@@ -307,12 +344,14 @@ def test_random_numbers_of_any_library_are_replayed(source):
             calls.append(source())
             return calls[-1] * tower(rows["x"])
 
-        embed_in_chunks(embed, inputs, 2, kept_cells=kept).square().sum().backward()
+        parameters = tower.parameters() if has_parameters else None
+        embeds = embed_in_chunks(embed, inputs, 2, kept_cells=kept, parameters=parameters)
+        embeds.square().sum().backward()
         drawn.append(calls)
         gradients.append(tower.weight.grad.clone())
         states.append(source())
     assert drawn[0] == drawn[1][:4]
-    assert drawn[1][4:] == drawn[0][2::-1]  # the recomputed chunks, last first
+    assert drawn[1][4:] == drawn[0][::-1]  # the recomputed chunks, last first
     assert torch.equal(*gradients)
     assert states[0] == states[1]  # the backward pass does not change the state
 
@@ -383,7 +422,7 @@ def test_eight_captions_take_the_memory_of_one(model):
     assert peak_bytes(model, 16, texts_per_clip=8) < peak_bytes(model, 16, kind=Straight)
 
 
-def test_only_the_last_chunk_is_not_embedded_again():
+def test_chunks_are_embedded_again_from_the_last_to_the_first():
     tower, embedded = nn.Linear(3, 2), []
 
     def embed(rows):
@@ -393,7 +432,7 @@ def test_only_the_last_chunk_is_not_embedded_again():
     embeds = embed_in_chunks(embed, {"x": torch.arange(7.0).unsqueeze(1).expand(7, 3)}, chunk_size=3)
     assert embedded == [[0, 1, 2], [3, 4, 5], [6]]
     embeds.sum().backward()
-    assert embedded[3:] == [[3, 4, 5], [0, 1, 2]]
+    assert embedded[3:] == [[6], [3, 4, 5], [0, 1, 2]]
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
@@ -446,14 +485,19 @@ def test_inputs_that_cannot_be_chunked_are_rejected(inputs, chunk_size, message)
         embed_in_chunks(lambda rows: rows["x"], inputs, chunk_size)
 
 
-def test_second_derivatives_through_recomputed_chunks_are_refused():
+@pytest.mark.parametrize("has_parameters", [False, True])
+def test_second_derivatives_through_recomputed_chunks_are_refused(has_parameters):
     tower, x = nn.Linear(2, 3).double(), torch.randn(5, 2, dtype=torch.float64)
+    parameters = list(tower.parameters()) if has_parameters else None
     wanted = torch.autograd.functional.hvp(
         lambda rows: tower(rows).tanh().square().sum(), x, torch.ones_like(x)
     )[1]
 
     def loss(rows, chunk_size):
-        embeds = embed_in_chunks(lambda chunk: tower(chunk["x"]).tanh(), {"x": rows}, chunk_size)
+        inputs = {"x": rows}
+        embeds = embed_in_chunks(
+            lambda chunk: tower(chunk["x"]).tanh(), inputs, chunk_size, parameters=parameters
+        )
         return embeds.square().sum()
 
     found = torch.autograd.functional.hvp(lambda rows: loss(rows, 5), x, torch.ones_like(x))[1]

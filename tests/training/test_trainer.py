@@ -621,6 +621,7 @@ def train_and_report(folder, report, batch):
             "per_device_train_batch_size": int(batch),
             "max_steps": 2,
             "loss_chunk_size": 3 if svr.endswith("tiles") else None,
+            "cached_chunk_size": 3 if svr.endswith("tiles") else None,
             "negatives_per_clip": 2 if "negatives" in svr else 0,
             "matryoshka_widths": [3, 7] if "nested" in svr else [],
             "positives": "captions" if loss in ("kcl", "cacl") else "clip",
