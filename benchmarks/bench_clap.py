@@ -326,7 +326,7 @@ def measure_shares(folder: Path, paths: Paths) -> list[Row]:
 
 
 def measure(
-    data_dir: Path | None = None, clips: int = 96, embedded: int = 160, rounds: int = 2, cached: int = 128
+    data_dir: Path | None = None, clips: int = 96, embedded: int = 160, rounds: int = 2, cached: int = 256
 ) -> list[Row]:
     """Compare the programs. Return the rows of their results table."""
     import torch
