@@ -96,6 +96,8 @@ def refuse_other_data(step: Step) -> None:
     """
     from modeling_supclap.evaluation.results import Results
 
+    if step.recipe == "negatives":  # has no results
+        return
     is_read = step.settings.get("data_dir") is not None or bool(step.settings.get("datasets"))
     recorded = Results.load(step.folder).content.get("data")
     if not is_read or not recorded:
@@ -132,6 +134,7 @@ def find_record(step: Step) -> dict[str, Any]:
         "folds",
         "dataset_temperature",
         "streaming",
+        "negatives",
     )
     data_args = parse_arguments(RECIPES[step.recipe][1], [], settings=step.settings)[0]
     key = json.dumps(
@@ -162,7 +165,7 @@ def check_step(step: Step, args: Any, scratch: Path) -> Check:
     if step.recipe == "train" and ":" not in parsed[-1].loss:
         build_objective(parsed[-1])  # raises for options that do not fit together
     check = Check(missing=find_missing_models(step))
-    if step.recipe != "evaluate":
+    if step.recipe in ("train", "posttrain"):
         check.found.append(f"{step.settings.get('model') or 'new model'}: {describe_temperature(parsed)}")
 
     settings, count = step.settings, 0
@@ -227,6 +230,8 @@ def check_data(step: Step, parsed: Sequence[Any], scratch: Path) -> list[str]:
         earlier = scratch / Path(model or "").name
         return str(earlier) if model is not None and earlier.is_dir() else model
 
+    if step.recipe == "negatives":
+        return []
     if step.recipe != "evaluate":
         rows = load_training_rows(step, parsed)
         folder = scratch / step.folder.name
@@ -261,7 +266,7 @@ def load_training_rows(step: Step, parsed: Sequence[Any]) -> Any:
         items = posttrain_teminal.load_items(parsed[0], training)[0]
         rows, count, unit = items.rows, len(items), "pairs"
     else:
-        splits = parsed[0].load_splits()
+        splits = replace(parsed[0], negatives=None).load_splits()  # an earlier step may write the negatives
         check_splits(splits, parsed[0], training)
         rows, count, unit = splits["train"], len(splits["train"]), "clips"
     batch = training.per_device_train_batch_size

@@ -25,11 +25,13 @@ from modeling_supclap.datasets_scripts.atomic_files import write_text
 from modeling_supclap.datasets_scripts.public_names import redact
 from modeling_supclap.recipes import evaluate_supclap, options, posttrain_teminal, train_supclap
 from modeling_supclap.recipes.running import is_first_process, join_processes, say
+from modeling_supclap.recipes.studies import negatives
 
 RECIPES: dict[str, tuple[Callable[[], Any], tuple[Any, ...]]] = {
     "train": (train_supclap.main, train_supclap.OPTIONS),
     "posttrain": (posttrain_teminal.main, posttrain_teminal.OPTIONS),
     "evaluate": (evaluate_supclap.main, (options.EvaluationArguments,)),
+    "negatives": (negatives.main, (negatives.NegativesArguments,)),
 }
 """Recipes that `Step` can run, `{name: (main function, option dataclasses)}`."""
 
@@ -44,9 +46,11 @@ class Step:
 
     @property
     def is_done(self) -> bool:
-        """Whether the folder contains results that can be loaded."""
+        """Whether the folder contains results that can be loaded, or the table of negatives."""
         from modeling_supclap.evaluation.results import Results
 
+        if self.recipe == "negatives":
+            return Path(self.folder, negatives.TABLE).is_file()
         with suppress(OSError, ValueError):
             return bool(Results.load(self.folder).content)
         return False
@@ -76,8 +80,10 @@ def build_step(row: str, recipe: str, settings: dict[str, Any], args: Any) -> St
     if args.allow_missing and recipe == "train":
         settings["allow_missing"] = True
 
-    # The hash excludes the data path and the parent folder of the starting model, so that both can be moved.
+    # The hash excludes the data path and the parent folder of other runs, so that both can be moved.
     hashed = {**settings, "model": Path(settings.get("model") or "").name}
+    if settings.get("negatives"):
+        hashed["negatives"] = Path(settings["negatives"]).parent.name
     for key in ("data_dir", "seed", "allow_missing"):
         hashed.pop(key, None)
     digest = hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()[:8]

@@ -25,6 +25,7 @@ from modeling_supclap.recipes.result_tables import find_metric, format_heading, 
 from modeling_supclap.recipes.run_checks import check_inputs
 from modeling_supclap.recipes.running import is_first_process, say
 from modeling_supclap.recipes.runs import Row, Step, build_step, reads_folder, run_step
+from modeling_supclap.recipes.studies.negatives import TABLE
 from modeling_supclap.recipes.studies.render import note_few_seeds
 from modeling_supclap.recipes.studies.table import get_stem
 from modeling_supclap.recipes.studies.values import get_cost, get_value, load_run
@@ -141,9 +142,10 @@ def write_study(
 def build_steps(
     arm: str, study: Mapping[str, Any], settings: Mapping[str, Any], seed: int, args: ReproductionArguments
 ) -> list[Step]:
-    """List the steps of one run: train the initial model, train the arm, and evaluate it.
+    """List the steps of one run: train the initial model, write negatives, train the arm, and evaluate it.
 
-    Post-training continues the initial model; training uses its encoders. The data depend on the seed: it selects the
+    Post-training continues the initial model; training uses its encoders, or continues it too if the study has
+    `continues`. The data depend on the seed: it selects the
     test fold of ESC-50, and is added to the seed of generated data. Recordings for scenes are in folders of
     `args.data_dir`. ESC-10 is the folder "esc10" in `args.data_dir`, or `args.data_dir` itself; the path of background
     recordings is relative to it.
@@ -170,9 +172,14 @@ def build_steps(
     if "start" in study:
         start = add_seed(read_settings(CONFIGS / study["start"]))
         steps.append(build_step("start", "train", start, args))
-        names = ["model"] if study.get("recipe") == "posttrain" else ["audio_encoder", "text_encoder"]
+        continues = study.get("recipe") == "posttrain" or study.get("continues")
+        names = ["model"] if continues else ["audio_encoder", "text_encoder"]
         merged |= dict.fromkeys(names, str(steps[0].folder))
     merged = add_seed({**merged, **settings, **as_mapping(args.settings)})
+    if "negatives" in study["arms"][arm]:
+        table = {name: merged[name] for name in ("model", "dataset", "dataset_config", "seed")}
+        steps.append(build_step(arm, "negatives", table | study["arms"][arm]["negatives"], args))
+        merged["negatives"] = str(steps[-1].folder / TABLE)
     steps.append(build_step(arm, study.get("recipe", "train"), merged, args))
     if "evaluate" in study:
         evaluation = {**add_seed(study["evaluate"]), "model": str(steps[-1].folder)}

@@ -33,6 +33,8 @@ def load_run(run: Sequence[Step]) -> Run:
     log: list[dict[str, Any]] = []
     training: dict[str, Any] = {}
     for step in run:
+        if step.recipe == "negatives":  # writes a table, and no results
+            continue
         results = Results.load(step.folder)
         training = results.content.get("training") or training
         for folder in (step.folder, step.folder / "stage_b"):
@@ -158,8 +160,13 @@ def get_cost(runs: Sequence[Run]) -> dict[str, float]:
             costs["captions"].append(training["captions"])
         elif "steps" in training:
             arguments = training["arguments"]
-            languages_per_clip = arguments.get("languages_per_clip")  # not in older results
-            texts = captions_per_clip(arguments["loss"], arguments["languages"], languages_per_clip)
+            languages_per_clip = arguments.get("languages_per_clip")  # not in older results, as negatives_per_clip
+            texts = captions_per_clip(
+                arguments["loss"],
+                arguments["languages"],
+                languages_per_clip,
+                arguments.get("negatives_per_clip", 0),
+            )
             clips = arguments["per_device_train_batch_size"] * arguments["gradient_accumulation_steps"]
             clips *= training.get("processes", 1)
             costs["captions"].append(training["steps"] * clips * texts)
