@@ -32,6 +32,7 @@ from modeling_supclap.recipes.studies.evidence import format_interval, render_st
 from modeling_supclap.recipes.studies.plan import plan
 from modeling_supclap.recipes.studies.render import markdown_table
 from modeling_supclap.recipes.studies.select import list_tables
+from modeling_supclap.recipes.studies.vectors import render_vectors
 from modeling_supclap.training.hard_batches import POOL_SIZE
 
 RESULTS = Path(__file__).parent / "results"
@@ -59,6 +60,9 @@ def render_results(page: str) -> str:
         content = json.loads(path.read_text(encoding="utf-8"))
         if "study" in content:
             parts += ["", render_study(content, f"images/{path.stem}.png").rstrip()]
+            continue
+        if path.stem == "vectors":
+            parts += ["", render_vectors(content).rstrip()]
             continue
         parts += ["", markdown_table(content).rstrip()]
         if (RESULTS_PAGE.parent / "images" / f"{path.stem}.png").exists():

@@ -160,11 +160,10 @@ def get_cost(runs: Sequence[Run]) -> dict[str, float]:
             costs["captions"].append(training["captions"])
         elif "steps" in training:
             arguments = training["arguments"]
-            languages_per_clip = arguments.get("languages_per_clip")  # not in older results, as negatives_per_clip
             texts = captions_per_clip(
                 arguments["loss"],
                 arguments["languages"],
-                languages_per_clip,
+                arguments.get("languages_per_clip"),  # not in older results
                 arguments.get("negatives_per_clip", 0),
             )
             clips = arguments["per_device_train_batch_size"] * arguments["gradient_accumulation_steps"]

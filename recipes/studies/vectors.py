@@ -5,14 +5,14 @@
 For each seed, two models are trained on generated scenes with the same settings: one with the loss of the whole
 embeddings ("whole"), and one with nested widths ("nested", Matryoshka). The test clips of each are stored with each
 width and precision that `supclap search index` offers, and searched with all test captions. Binary vectors are also
-searched by the number of different bits alone, without rescoring. Finished runs are not repeated. The output is a table
-as JSON and Markdown.
+searched by the number of different bits alone, without rescoring. Finished runs, also those of `supclap reproduce
+evidence/negatives`, are not repeated. The output is a table as JSON and Markdown.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,9 @@ from modeling_supclap.recipes.studies.render import note_few_seeds
 if TYPE_CHECKING:
     from modeling_supclap.evaluation.models import EmbeddingModel
 
-CONFIG = "evidence/vectors.yaml"
+CONFIG = "evidence/negatives_start.yaml"
+"""Settings of both models. The whole ones are those from which the arms of `evidence/negatives` continue."""
+
 WIDTHS = (64, 32, 16, 8)
 FORMS = ("float32", "float16", "int8", "binary", "binary, not rescored")
 TOPS = (1, 10)
@@ -43,7 +45,7 @@ SHARE = MetricName("share")
 class VectorArguments:
     """Seeds and folders of the comparison."""
 
-    seeds: list[int] = option("Seeds of the data and of both models.", [0, 1, 2, 3, 4])
+    seeds: list[int] = option("Seeds of the data and of both models.", [0, 1, 2, 3, 4])  # noqa: RUF009
     output_dir: str = option("Folder of the runs and of the table.", "outputs/reproduce")
     scale = "mini"
     data_dir = None
@@ -60,7 +62,7 @@ def train(nested: bool, seed: int, args: VectorArguments) -> Path:
     settings["dataset_config"] = {**settings["dataset_config"], "seed": seed}
     if nested:
         settings["matryoshka_widths"] = list(WIDTHS[1:])
-    step = build_step("nested" if nested else "whole", "train", settings, args)
+    step = build_step("nested" if nested else "start", "train", settings, args)
     run_step(step)
     return step.folder
 
@@ -136,20 +138,21 @@ def render_vectors(content: Mapping[str, Any]) -> str:
             for of_model in content["models"].values():
                 values = of_model[name][f"R@{top}"]
                 change = difference(values, of_model[first][f"R@{top}"])
-                cells.append(_format(summarize(values)))
+                cells.append(_format(replace(summarize(values, is_share=True), std=None)))
                 if name != first:
                     cells[-1] += f"; {_format(change, signed=True)}"
         pair = [of_model[name]["R@1"] for of_model in content["models"].values()]
         cells.append(_format(difference(pair[1], pair[0]), signed=True))
         table.append(cells)
-    count = len(content["seeds"])
+    seeds, widths = (", ".join(map(str, values)) for values in (content["seeds"], WIDTHS[::-1]))
+    captions = f"{min(content['captions']):,} to {max(content['captions']):,}"
     lines = [
         f"### vectors: {content['title']}",
         "\n".join(markdown_lines(table)),
-        f"Text to audio, in percent: mean and 95 % t-interval over the seeds {', '.join(map(str, content['seeds']))}, "
-        "and the difference to the first line of the same model, paired by seed. Each seed has its own "
-        f"{content['clips']} test clips and {content['captions'][0]:,} or so captions. Whole: trained with the loss of the "
-        f"whole embeddings; nested: with the widths {', '.join(map(str, WIDTHS[::-1]))}.{note_few_seeds(count)}",
+        f"Text to audio, in percent: mean and 95 % t-interval over the seeds {seeds}, and the difference to the first "
+        "line of the same model, paired by seed. Each seed has its own "
+        f"{content['clips']} test clips and {captions} captions. Whole: trained with the loss of the whole embeddings; "
+        f"nested: with the widths {widths}.{note_few_seeds(len(content['seeds']))}",
     ]
     return "\n\n".join(lines) + "\n"
 
@@ -172,11 +175,14 @@ def main() -> None:
             clips, texts, own = embed_test(load_embedding_model(str(folder), device="cpu"), seed)
             lines.append(compute_recalls(clips, texts, own))
             sizes.append((len(clips), len(texts)))
-            say(f"seed {seed}, {name}: {lines[-1]}")
+            say(
+                f"seed {seed}, {name}: R@1 {lines[-1][f'{WIDTHS[0]} {FORMS[0]}']['R@1']:.3f} of whole float32 vectors"
+            )
     content: dict[str, Any] = {"title": "Recall and bytes of smaller vectors", "seeds": args.seeds}
     content |= {"clips": sizes[0][0], "captions": [size[1] for size in sizes[::2]]}
     content["models"] = {name: collect(lines) for name, lines in by_model.items()}
     stem = Path(args.output_dir, args.scale, "vectors")
+    stem.parent.mkdir(parents=True, exist_ok=True)
     write_json(stem.with_suffix(".json"), content)
     write_text(stem.with_suffix(".md"), render_vectors(content))
     say(f"\n{render_vectors(content)}\n{stem.with_suffix('.md')}, also as .json")

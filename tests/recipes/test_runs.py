@@ -8,6 +8,7 @@ from recordings import tone_rows
 from results_fixtures import query_results
 
 from modeling_supclap.datasets_scripts import load_splits
+from modeling_supclap.datasets_scripts.negatives import add_negatives, write_negatives
 from modeling_supclap.recipes import run_checks
 from modeling_supclap.recipes.run_checks import refuse_other_data
 from modeling_supclap.recipes.runs import Step
@@ -67,3 +68,27 @@ def test_data_that_are_gone_are_not_compared(finished, tmp_path):
     refuse_other_data(step)
     del step.settings["data_dir"]
     refuse_other_data(step)
+
+
+def test_runs_on_other_negatives_are_compared_with_their_own(finished, tmp_path):
+    source = finished().settings
+    splits = load_splits("audio_folder", data_dir=source["data_dir"], languages=["eng"])
+    clip_id = splits["train"][0]["clip_id"]
+    steps = []
+    for text in ("wind", "a dog"):
+        path = tmp_path / f"{text}.parquet"
+        write_negatives(path, [{"clip_id": clip_id, "language": "eng", "text": text, "similarity": 0.5}])
+        step = Step("train", {**source, "negatives": str(path)}, tmp_path / text)
+        record = record_splits({**splits, "train": add_negatives(splits["train"], path)})
+        query_results([1, 0], data=record).save(step.folder)
+        steps.append(step)
+    for step in steps:
+        refuse_other_data(step)
+    with pytest.raises(ValueError, match="train had other clip ids or captions"):
+        refuse_other_data(Step("train", steps[0].settings, steps[1].folder))
+    table = Step("negatives", source, tmp_path / "table")
+    assert not table.is_done
+    table.folder.mkdir()
+    (table.folder / "negatives.parquet").touch()
+    assert table.is_done
+    refuse_other_data(table)  # has no results

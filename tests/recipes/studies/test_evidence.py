@@ -227,6 +227,21 @@ def test_a_study_from_the_command_line(train, tmp_path, monkeypatch, capsys):
     assert not train  # finished runs are not repeated
 
 
+def test_runs_on_other_negatives_have_other_folders(tmp_path):
+    study, args = STUDIES["evidence/negatives"], ReproductionArguments(output_dir=str(tmp_path))
+    folders = set()
+    for arm in study["arms"]:
+        entry = {**study["arms"][arm], "model": arm}
+        steps = evidence.build_steps("a", {**study, "arms": {"a": entry}}, {"num_train_epochs": 1}, 3, args)
+        folders.add(steps[-1].folder.name)
+        elsewhere = replace(args, output_dir=str(tmp_path / "moved"))
+        moved = evidence.build_steps(
+            "a", {**study, "arms": {"a": entry}}, {"num_train_epochs": 1}, 3, elsewhere
+        )
+        assert [step.folder.name for step in moved] == [step.folder.name for step in steps]
+    assert len(folders) == len(study["arms"])
+
+
 def test_settings_that_diverge_are_left_out_of_the_tuning(monkeypatch, tmp_path):
     def run_and_read(steps, columns):
         rate = steps[-1].settings["learning_rate"]
@@ -331,6 +346,12 @@ def test_the_recipes_take_the_settings_of_each_arm(name, tmp_path):
         (tmp_path / "samples").mkdir()
     for arm in study["arms"]:
         steps = evidence.build_steps(arm, study, {"num_train_epochs": 1}, 3, args)
+        tables = [step for step in steps if step.recipe == "negatives"]
+        assert len(tables) == ("negatives" in study["arms"][arm])
+        for table in tables:
+            assert table.settings["model"] == steps[-1].settings["model"]
+            assert steps[-1].settings["negatives"] == str(table.folder / "negatives.parquet")
+        steps = [step for step in steps if step not in tables]
         for step in steps:
             parse_arguments(RECIPES[step.recipe][1], [], settings=step.settings)
             config = step.settings["dataset_config"]
@@ -342,7 +363,8 @@ def test_the_recipes_take_the_settings_of_each_arm(name, tmp_path):
             assert [step.settings["text_encoder"] for step in steps[1:]] == expected
         else:
             assert [step.settings["model"] for step in steps[1:]] == expected
-        assert len(steps) == {"svr_trained": 2, "temporal": 3, "temporal_order": 3}.get(name.split("/")[1], 1)
+        counts = {"svr_trained": 2, "temporal": 3, "temporal_order": 3, "negatives": 2, "negatives_wrong": 2}
+        assert len(steps) == {**counts, "negatives_esc10": 2}.get(name.split("/")[1], 1)
 
 
 def test_one_data_folder_serves_all_studies(tmp_path):

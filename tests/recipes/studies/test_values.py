@@ -17,6 +17,14 @@ def test_captions_of_kcl_are_those_of_the_drawn_languages():
         assert get_cost([(results, [])])["captions"] == captions
 
 
+def test_negatives_are_captions_of_a_step():
+    arguments = {**PAPER_TRAINING["arguments"], "loss": "infonce", "negatives_per_clip": 2}
+    results = query_results(
+        [1, 1], np.arange(2), chance=0.5, training={**PAPER_TRAINING, "arguments": arguments}
+    )
+    assert get_cost([(results, [])])["captions"] == 12 * 4 * 3
+
+
 def test_the_separation_of_pairs_is_computed_from_their_cosines():
     arrays = {
         "similarity/eng/positive": np.array([0.5, 0.7]),
