@@ -95,7 +95,9 @@ def test_the_table_compares_both_models_of_each_seed(made_models, tmp_path):
     assert text == render_vectors(content)
     (line,) = [line for line in text.splitlines() if line.startswith("| 16 | float32 |")]
     mean = 100 * np.mean(content["models"]["whole"]["16 float32"]["R@1"])
+    change = mean - 100 * np.mean(content["models"]["whole"]["64 float32"]["R@1"])
     assert f"| 64 | {mean:.1f} (" in line
+    assert f"; {change:+.1f} (" in line.split("|")[4]
     assert f" | +{100 - mean:.1f} (" in line
     assert "Fewer than five seeds" in text
     with pytest.raises(ValueError, match=r"\[1\]"):
