@@ -122,7 +122,7 @@ class ClipPipeline(ZeroShotAudioClassificationPipeline):
             text_embeds=text_embeds,
             top_k=int(top_k),
             batch_size=batch_size,
-            num_workers=num_workers or self._num_workers or 0,
+            num_workers=(self._num_workers if num_workers is None else num_workers) or 0,
         )
 
         if isinstance(audios, (Iterator, Dataset)):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import MISSING, Field, dataclass, field
+from numbers import Real
 from typing import Any
 
 MULTILINGUAL_LOSSES = ("kcl", "cacl")
@@ -50,13 +51,21 @@ _RANGES: dict[str, tuple[float, float]] = {
 }
 """Smallest and largest valid value of each option. None is always valid, for options that may be off."""
 
+_LISTS = ("background_snr_db", "matryoshka_widths")
+
 
 def require_valid_ranges(options: Any) -> None:
     """Raise ValueError if an option is outside its range, or is not a finite number."""
     for name, (low, high) in _RANGES.items():
         value = getattr(options, name, None)
-        for number in value if isinstance(value, list) else [value]:
-            if number is not None and not (low <= number <= high and math.isfinite(number)):
+        if value is None:
+            continue
+        if name in _LISTS and not isinstance(value, (list, tuple)):
+            raise ValueError(f"{name} is {value!r}; pass a list of numbers")
+        for number in value if name in _LISTS else [value]:
+            if not isinstance(number, Real):
+                raise ValueError(f"{name} has the value {number!r}; expected a number")
+            if not (low <= number <= high and math.isfinite(number)):
                 most = f" and at most {high:g}" if math.isfinite(high) else ""
                 most = most.replace("at most 1", "below 1") if high == math.nextafter(1, 0) else most
                 raise ValueError(f"{name} is {number}; it must be at least {low:g}{most}")

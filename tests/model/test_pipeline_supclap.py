@@ -10,7 +10,8 @@ import torch
 from transformers import pipeline
 from transformers.pipelines.pt_utils import KeyDataset
 
-from modeling_supclap import SupCLAPProcessor
+from modeling_supclap import SupCLAPProcessor, pipeline_supclap
+from modeling_supclap.encoding import embed_recordings
 from modeling_supclap.pipeline_supclap import ClipPipeline
 from modeling_supclap.waveform import resample
 
@@ -160,6 +161,21 @@ def test_unknown_options_of_the_pipeline_are_refused(tmp_path):
     with pytest.raises(TypeError, match="'threshold'"):
         pipeline(TASK, model=str(tmp_path), threshold=0.5)
     assert pipeline(TASK, model=str(tmp_path), local_files_only=True) is not None
+
+
+def test_a_call_can_turn_off_the_threads_of_the_pipeline(tmp_path, monkeypatch):
+    builders.save_supclap(tmp_path)
+    classify = pipeline(TASK, model=str(tmp_path), num_workers=2)
+    used = []
+
+    def embed(*args: Any, num_workers: int, **options: Any):
+        used.append(num_workers)
+        return embed_recordings(*args, **options)
+
+    monkeypatch.setattr(pipeline_supclap, "embed_recordings", embed)
+    classify(CLIPS[0], candidate_labels=LABELS)
+    classify(CLIPS[0], candidate_labels=LABELS, num_workers=0)
+    assert used == [2, 0]
 
 
 def test_generators_and_datasets_are_read_as_they_are_needed(classify):
