@@ -71,7 +71,8 @@ def mine(
         audio_embeds: Embeddings of the clips, (N, d), unit norm. None: a candidate is compared with the own texts.
         count: Maximum number of texts of a clip.
         first_rank: Rank of the first text to return, 1 for the most similar one.
-        margin: Minimum distance below the similarity of the own text; with own texts as anchors, below 1.
+        margin: Minimum distance below the similarity of the own text; with own texts as anchors, below 1. A negative
+            margin keeps texts that are more similar than the own one.
     """
     import numpy as np
 

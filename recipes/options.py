@@ -543,7 +543,7 @@ class MiningArguments(DatasetArguments):
     count: int = option("Maximum number of negatives of a clip.", 8)
     first_rank: int = option("Rank of the first negative; 1 is the most similar wrong caption.", 1)
     margin: float = option(
-        "Leave out captions with a similarity above that of the own caption minus this.", 0.0
+        "Leave out captions with a similarity above that of the own caption minus this; -2 keeps all.", 0.0
     )
     batch_size: int = option("Number of recordings or captions to embed at once.", 32)
     device: str | None = option("Device such as cpu or cuda; by default, a GPU if available.")
@@ -554,8 +554,8 @@ class MiningArguments(DatasetArguments):
         for name in ("count", "first_rank", "batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if not 0 <= self.margin <= 2:
-            raise ValueError(f"margin is {self.margin}; it must be at least 0 and at most 2")
+        if not -2 <= self.margin <= 2:
+            raise ValueError(f"margin is {self.margin}; it must be at least -2 and at most 2")
 
 
 @dataclass

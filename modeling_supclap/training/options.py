@@ -65,7 +65,7 @@ def require_valid_ranges(options: Any) -> None:
         for number in value if name in _LISTS else [value]:
             if not isinstance(number, Real):
                 raise ValueError(f"{name} has the value {number!r}; expected a number")
-            if not (low <= number <= high and math.isfinite(number)):
+            if not (low <= float(number) <= high and math.isfinite(number)):
                 most = f" and at most {high:g}" if math.isfinite(high) else ""
                 most = most.replace("at most 1", "below 1") if high == math.nextafter(1, 0) else most
                 raise ValueError(f"{name} is {number}; it must be at least {low:g}{most}")

@@ -46,7 +46,8 @@ def by_loops(captions, texts, audio, count, first_rank, margin):
 
 @pytest.mark.parametrize("uses_audio", [False, True])
 @pytest.mark.parametrize(
-    ("count", "first_rank", "margin"), [(8, 1, 0.0), (2, 1, 0.0), (2, 2, 0.0), (8, 1, 0.3), (8, 1, 2.0)]
+    ("count", "first_rank", "margin"),
+    [(8, 1, 0.0), (2, 1, 0.0), (2, 2, 0.0), (8, 1, 0.3), (8, 1, -0.3), (8, 1, 2.0)],
 )
 @pytest.mark.parametrize("block", [2, 512])
 def test_negatives_are_those_of_the_loops(monkeypatch, uses_audio, count, first_rank, margin, block):
@@ -102,7 +103,7 @@ def test_a_run_trains_on_the_negatives_that_its_start_finds(tmp_path, near):
     [
         (["--near", "both"], "near is 'both'"),
         (["--count", "0"], "count is 0"),
-        (["--margin", "-0.1"], "margin is -0.1"),
+        (["--margin", "-2.5"], "margin is -2.5"),
         (["--split", "dev"], "'dev'.*train"),
     ],
 )
