@@ -301,7 +301,9 @@ def test_ctrl_c_prints_how_to_continue(environment, project):
     code, printed = finish(process)
     assert code == 130
     assert "--resume_from_checkpoint last" in printed.splitlines()[-1]
-    assert "Traceback" not in printed
+    # Python reports and loses a Ctrl-C that arrives while it starts a worker; the next one stops the run.
+    reported = re.compile("Exception ignored in.*?^KeyboardInterrupt:? *$", re.DOTALL | re.MULTILINE)
+    assert "Traceback" not in reported.sub("", printed)
 
 
 @pytest.mark.parametrize(
