@@ -345,11 +345,11 @@ def radius_by_hard_negatives(
 def _draw_pool(
     audio_embeds: Tensor, text_embeds: Tensor, group_ids: Tensor | None, size: int
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return `size` random pairs in their order, drawn with a fixed seed, as at least float32."""
+    """Return `size` random pairs, drawn with a fixed seed, as at least float32."""
     count = len(audio_embeds)
     drawn = torch.arange(count)
     if count > size:
-        drawn = torch.randperm(count, generator=torch.Generator().manual_seed(0))[:size].sort().values
+        drawn = torch.randperm(count, generator=torch.Generator().manual_seed(0))[:size]
     drawn = drawn.to(audio_embeds.device)
     audio, text = at_least_float32(audio_embeds[drawn], text_embeds[drawn])
     return audio, text, None if group_ids is None else group_ids[drawn]

@@ -112,8 +112,7 @@ def order_by_captions(
     return HardBatches(
         broadcast(embeds).cpu().numpy(),
         np.array(groups),
-        args.train_batch_size
-        * args.world_size,  # consecutive parts of a batch are for the processes of a step
+        args.train_batch_size * args.world_size,  # processes take consecutive parts of it
         args.hard_negatives_per_batch,
         seed=args.seed,
     )

@@ -157,3 +157,11 @@ def test_compiled_blocks_take_batches_of_any_length(module, gpu_limits):
     module.compile_blocks(backend=backend)
     assert [module(**each).loss.item() for each in batches] == pytest.approx(expected, rel=1e-5)
     assert 2 <= len(graphs) <= 4  # two towers, with and without padding
+
+
+def test_a_tower_with_empty_parameters_is_recomputed_by_torch(module):
+    """DeepSpeed leaves empty parameters between the layers, which autograd functions cannot have as inputs."""
+    assert module._get_parameters("text")
+    module.model.text_projection.register_parameter("sharded", torch.nn.Parameter(torch.empty(0)))
+    assert module._get_parameters("text") is None
+    assert module._get_parameters("audio")

@@ -116,6 +116,15 @@ def test_every_caption_is_an_item(tmp_path):
     assert sampler.group_ids.tolist() == np.repeat(sampler.group_ids[::2], 2).tolist()
 
 
+def test_a_batch_is_that_of_all_processes(tmp_path, monkeypatch):
+    trainer = build(tmp_path / "run", tone_rows(tmp_path, count=12), **OPTIONS)
+    rows = IndexedRows(trainer.train_dataset.rows)
+    alone = order_by_captions(trainer.clap, trainer.processor, rows, trainer.args)
+    monkeypatch.setattr(type(trainer.args), "world_size", 2)
+    together = order_by_captions(trainer.clap, trainer.processor, rows, trainer.args)
+    assert (alone.batch_size, together.batch_size) == (4, 8)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
