@@ -25,15 +25,16 @@ from modeling_supclap.datasets_scripts.atomic_files import write_text
 from modeling_supclap.datasets_scripts.public_names import redact
 from modeling_supclap.recipes import evaluate_supclap, options, posttrain_teminal, train_supclap
 from modeling_supclap.recipes.running import is_first_process, join_processes, say
-from modeling_supclap.recipes.studies import negatives
 
 RECIPES: dict[str, tuple[Callable[[], Any], tuple[Any, ...]]] = {
     "train": (train_supclap.main, train_supclap.OPTIONS),
     "posttrain": (posttrain_teminal.main, posttrain_teminal.OPTIONS),
     "evaluate": (evaluate_supclap.main, (options.EvaluationArguments,)),
-    "negatives": (negatives.main, (negatives.NegativesArguments,)),
 }
-"""Recipes that `Step` can run, `{name: (main function, option dataclasses)}`."""
+"""Recipes that `Step` can run, `{name: (main function, option dataclasses)}`. `studies.negatives` adds itself."""
+
+NEGATIVES_TABLE = "negatives.parquet"
+"""Output of a step of the recipe "negatives", which has no results."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Step:
         from modeling_supclap.evaluation.results import Results
 
         if self.recipe == "negatives":
-            return Path(self.folder, negatives.TABLE).is_file()
+            return Path(self.folder, NEGATIVES_TABLE).is_file()
         with suppress(OSError, ValueError):
             return bool(Results.load(self.folder).content)
         return False

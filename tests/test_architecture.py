@@ -176,6 +176,12 @@ def test_nobody_imports_recipes():
             assert not within(ours(path), "recipes"), path
 
 
+def test_only_reproduce_imports_the_studies():
+    for path in files("recipes"):
+        if "studies" not in path.parts and path.name != "reproduce.py":
+            assert not within(ours(path), "recipes.studies"), path
+
+
 EXTRAS = [f"modeling_supclap/{name}" for name in ("search", "conversion", "integrations", "model_card")] + [
     "recipes"
 ]

@@ -24,8 +24,8 @@ from modeling_supclap.recipes.options import ReproductionArguments, as_mapping
 from modeling_supclap.recipes.result_tables import find_metric, format_heading, markdown_lines
 from modeling_supclap.recipes.run_checks import check_inputs
 from modeling_supclap.recipes.running import is_first_process, say
-from modeling_supclap.recipes.runs import Row, Step, build_step, reads_folder, run_step
-from modeling_supclap.recipes.studies.negatives import TABLE
+from modeling_supclap.recipes.runs import NEGATIVES_TABLE, Row, Step, build_step, reads_folder, run_step
+from modeling_supclap.recipes.studies import negatives  # noqa: F401, adds its recipe
 from modeling_supclap.recipes.studies.render import note_few_seeds
 from modeling_supclap.recipes.studies.table import get_stem
 from modeling_supclap.recipes.studies.values import get_cost, get_value, load_run
@@ -179,7 +179,7 @@ def build_steps(
     if "negatives" in study["arms"][arm]:
         table = {name: merged[name] for name in ("model", "dataset", "dataset_config", "seed")}
         steps.append(build_step(arm, "negatives", table | study["arms"][arm]["negatives"], args))
-        merged["negatives"] = str(steps[-1].folder / TABLE)
+        merged["negatives"] = str(steps[-1].folder / NEGATIVES_TABLE)
     steps.append(build_step(arm, study.get("recipe", "train"), merged, args))
     if "evaluate" in study:
         evaluation = {**add_seed(study["evaluate"]), "model": str(steps[-1].folder)}

@@ -19,13 +19,12 @@ from modeling_supclap.recipes.arguments import parse_arguments
 from modeling_supclap.recipes.mine_negatives import Captions, mine_split
 from modeling_supclap.recipes.options import MiningArguments, option
 from modeling_supclap.recipes.running import say
+from modeling_supclap.recipes.runs import NEGATIVES_TABLE, RECIPES
 
 if TYPE_CHECKING:
     import numpy as np
 
 KINDS = ("mined", "random", "exchanged")
-TABLE = "negatives.parquet"
-"""File name of the table in the output folder."""
 
 
 @dataclass
@@ -119,7 +118,7 @@ def main() -> None:
     rows = args.load_splits()[args.split]
     light = list(without_audio(rows))
     table = make_table(args, rows, light)
-    path = Path(args.output_dir, TABLE)
+    path = Path(args.output_dir, NEGATIVES_TABLE)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_negatives(path, table)
     clips = len({entry["clip_id"] for entry in table})
@@ -128,6 +127,8 @@ def main() -> None:
         f"{count_same_sounds(light, table)} describe another clip with the same sounds"
     )
 
+
+RECIPES["negatives"] = (main, (NegativesArguments,))
 
 if __name__ == "__main__":
     main()

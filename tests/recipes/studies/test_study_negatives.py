@@ -8,6 +8,7 @@ from commands import run_recipe
 from modeling_supclap.datasets_scripts import load_splits
 from modeling_supclap.datasets_scripts.builders.captions import label_phrases
 from modeling_supclap.datasets_scripts.schema import without_audio
+from modeling_supclap.recipes.runs import NEGATIVES_TABLE
 from modeling_supclap.recipes.studies import negatives
 from modeling_supclap.recipes.studies.negatives import count_same_sounds, draw_random, exchange_sounds
 
@@ -65,7 +66,7 @@ def test_the_table_of_a_control_and_its_repetition(tmp_path, capsys):
     for seed in (0, 0, 1):
         folder = tmp_path / str(len(tables))
         run_recipe(negatives, *words, "--seed", seed, "--output_dir", folder)
-        tables.append(pq.read_table(folder / negatives.TABLE).to_pylist())
+        tables.append(pq.read_table(folder / NEGATIVES_TABLE).to_pylist())
     assert len(tables[0]) == 36
     assert tables[0] == tables[1] != tables[2]
     assert "36 random negatives of 12 of 12 clips" in capsys.readouterr().out
