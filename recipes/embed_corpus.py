@@ -198,7 +198,7 @@ def main() -> None:
             start_output(output, plan)
             remove_unfinished(output, shard)
         state.wait_for_everyone()
-        paths = write_files(model, corpus, args, state)
+        paths = write_files(model, corpus, args, shard, plan["clips_per_file"], state)
         state.wait_for_everyone()
         if state.is_main_process and shard.count == 1:
             write_manifest(output, plan, describe_files(paths))
@@ -232,7 +232,7 @@ def make_plan(args: CorpusArguments, corpus: Corpus, model: EmbeddingModel, shar
         config.pop(folder, None)
     if config:
         options["dataset_config"] = config
-    require_storage(model.encode_text(["sound"], "eng", 1).shape[1], args.dtype, args.width)
+    require_storage(model.dim, args.dtype, args.width)
     if args.width is not None:
         options["width"] = args.width
     if args.pad_short_clips:
@@ -269,14 +269,20 @@ def remove_unfinished(output: Path, shard: Shard) -> None:
 
 
 def write_files(
-    model: EmbeddingModel, corpus: Corpus, args: CorpusArguments, state: PartialState
+    model: EmbeddingModel,
+    corpus: Corpus,
+    args: CorpusArguments,
+    shard: Shard,
+    size: int,
+    state: PartialState,
 ) -> list[Path]:
-    """Embed recordings and write this process's share of the missing files. Return the paths of all files."""
+    """Embed the recordings of a shard, `size` per file, and write this process's share of the missing files.
+
+    Returns the paths of all files of the shard.
+    """
     from modeling_supclap.datasets_scripts.progress import progress
 
-    shard, total = Shard.parse(args.shard), len(corpus.clips)
-    rows = shard.rows(total)
-    size = args.clips_per_file or choose_clips_per_file(args, total, state.num_processes)
+    rows = shard.rows(len(corpus.clips))
     starts = range(rows.start, rows.stop, size)
     paths, missing = [], {}
     for number, start in enumerate(starts):
@@ -285,7 +291,6 @@ def write_files(
         if number % state.num_processes == state.process_index and not paths[-1].is_file():
             missing[paths[-1]] = slice(start, min(start + size, rows.stop))
 
-    width = model.encode_text(["sound"], "eng", 1).shape[1]
     count = sum(part.stop - part.start for part in missing.values())
     with progress((), "embedding", count, "recordings", quiet=not state.is_main_process) as bar:
         for path, part in missing.items():
@@ -301,7 +306,7 @@ def write_files(
             ):
                 embedded.append(chunks)
                 bar.update()
-            write_file(path, corpus, clips, embedded, width, args.dtype, args.width)
+            write_file(path, corpus, clips, embedded, model.dim, args.dtype, args.width)
     return paths
 
 

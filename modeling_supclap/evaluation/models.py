@@ -25,6 +25,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,11 @@ class EmbeddingModel:
     dtype: str = "unknown"
     resampling_method: str = "kaiser_best"
     processor: Any = None
+
+    @cached_property
+    def dim(self) -> int:
+        """Number of values of an embedding."""
+        return int(self.encode_text(["sound"], "eng", 1).shape[1])
 
     def chunk_samples(self, chunk_seconds: float | None = None) -> int:
         """Convert a chunk length to samples. None: use the model's maximum, limited to five minutes.

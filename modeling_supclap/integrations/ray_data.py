@@ -17,7 +17,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
+import torch
 
+from ..encoding import mean_embedding
 from ..evaluation.models import load_embedding_model
 
 
@@ -48,7 +50,7 @@ class EmbedRecordings:
         self.model = load_embedding_model(model, device=device)
         self.path_column, self.batch_size, self.num_workers = path_column, batch_size, num_workers
         self.chunk_seconds = min(filter(None, (chunk_seconds, self.model.chunk_seconds)), default=None)
-        self.width = self.model.encode_text(["sound"], "eng", 1).shape[1]
+        self.width = self.model.dim
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return the batch with the columns `embedding` (N, d) and `error` (N,)."""
@@ -70,8 +72,7 @@ class EmbedRecordings:
             if chunks.error is not None:
                 errors[number] = str(chunks.error)
                 continue
-            mean = np.asarray(chunks.embeds, np.float32).mean(axis=0)
-            embeds[number] = mean / np.linalg.norm(mean)
+            embeds[number] = mean_embedding(torch.as_tensor(chunks.embeds)).float().cpu()
         return {**batch, "embedding": embeds, "error": np.array(errors, dtype=object)}
 
 

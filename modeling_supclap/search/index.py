@@ -195,10 +195,10 @@ class SoundIndex:
         self._delete([entry.file for entry in entries], (self.files, self.windows))
 
         rows, tables = [], []
+        dim, (precision, width) = self.dim, _storage(self._metadata())
         for entry in entries:
             rows.append(entry.as_row())
-            precision, width = _storage(self._metadata())
-            tables.append(window_table(entry.windows, self.dim, "vector", precision, width, file=entry.file))
+            tables.append(window_table(entry.windows, dim, "vector", precision, width, file=entry.file))
         windows = pa.concat_tables(tables)
         if len(windows):
             self.windows.add(windows.cast(self.windows.schema))
@@ -475,7 +475,7 @@ def _create_or_check(
 ) -> None:
     """Create the index, or raise ValueError if it was built with another model or other settings."""
     about = {"model": model.name, "fingerprint": model.fingerprint or "", **settings}
-    dim = model.encode_text(["sound"], "eng").shape[1]
+    dim = model.dim
     require_storage(dim, precision, width)
     if precision != "float32" or width is not None:
         about |= {"precision": precision, "width": str(width or dim), "dim": str(dim)}
