@@ -122,5 +122,8 @@ def join_records(folder: Path, count: int) -> dict[str, Any]:
     for shard in shards:
         text = shard.path(folder).with_suffix(".json").read_text(encoding="utf-8")
         for name, value in json.loads(text).items():
-            joined[name] = joined[name] + value if name in joined else value
+            if name in joined:
+                joined[name] += value
+            else:
+                joined[name] = value
     return joined
