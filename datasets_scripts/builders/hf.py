@@ -160,9 +160,8 @@ class HubDataset:
         for index, recording in enumerate(identify_recordings(stored)):
             segment = tuple(described[index].get(name) for name in SEGMENT_COLUMNS)
             recordings.setdefault((recording, segment), []).append(index)
-        if (
-            len(recordings) > 1 and len(set(paths)) == 1 and not columns.segments
-        ):  # such as "audio.wav", which does not identify a recording
+        # such as "audio.wav", which does not identify a recording
+        if len(recordings) > 1 and len(set(paths)) == 1 and not columns.segments:
             for row in described:
                 row["source"] = f"{FILE_SOURCE}{row['clip_id']}"
         for indices in recordings.values():
@@ -295,7 +294,7 @@ def as_stored_audio(column: pyarrow.ChunkedArray, name: str) -> pyarrow.ChunkedA
     """Convert a column of recordings to structs of `bytes` and `path`.
 
     The column may contain such structs, paths, bytes, or decoded audio (structs of `array` and `sampling_rate`), which
-    is encoded as FLAC of 24 bits. Raises ValueError if it contains something else.
+    is encoded as WAV of 32-bit floats. Raises ValueError if it contains something else.
     """
     kind = column.type
     kind = getattr(kind, "storage_type", kind)
