@@ -117,14 +117,7 @@ def make_models(folder: Path) -> None:
 
     sonar = folder / "cointegrated" / "SONAR_200_text_encoder"
     builders.nllb_tokenizer().save_pretrained(sonar)
-    fields = {
-        "model_type": "m2m_100",
-        "vocab_size": 400,
-        "d_model": 64,
-        "encoder_layers": 1,
-        "encoder_ffn_dim": 128,
-    }
-    fields |= {"encoder_attention_heads": 1, "encoder_layerdrop": 0, "architectures": ["M2M100Encoder"]}
+    fields = {**published.SONAR_CONFIG, "architectures": ["M2M100Encoder"]}
     (sonar / "config.json").write_text(json.dumps(fields))
     save_file(published.random(published.sonar_hub()), sonar / "model.safetensors", metadata={"format": "pt"})
 

@@ -61,6 +61,11 @@ def front_end() -> dict[str, torch.Tensor]:
     }
 
 
+SONAR_CONFIG = {"model_type": "m2m_100", "vocab_size": 400, "d_model": 64, "encoder_layers": 1}
+SONAR_CONFIG |= {"encoder_ffn_dim": 128, "encoder_attention_heads": 1, "encoder_layerdrop": 0}
+"""Configuration of the encoder with the default shapes of `sonar_hub`."""
+
+
 def sonar_hub(vocabulary: int = 400, width: int = 64, layers: int = 1, ffn: int = 128) -> Shapes:
     """M2M100Encoder of the Hub: 387 tensors with 24 layers."""
     shapes: Shapes = {"embed_tokens.weight": (vocabulary, width)}

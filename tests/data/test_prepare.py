@@ -59,6 +59,12 @@ def request_for(folder, storage="int16", **options):
     return Request("esc50", options, storage, SHARD_BYTES)
 
 
+def command_for(folder, out, cache):
+    """Return the words of `supclap prepare` for `request_for(folder)`."""
+    words = ["esc50", "--data_dir", str(folder), "--test_fold", "4", "--languages", "eng", "jpn", "--quiet"]
+    return [*words, "--storage", "int16", "--shard_size", "150KB", "--out", str(out), "--cache_dir", cache]
+
+
 @pytest.fixture(scope="module")
 def whole(folder, cache, tmp_path_factory):
     out = tmp_path_factory.mktemp("whole") / "set"
@@ -142,30 +148,8 @@ def test_a_second_run_on_the_folder_is_rejected_without_damage(whole, folder, ca
 
 @pytest.mark.process
 def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bytes(whole, folder, cache, tmp_path):
-    out, options = tmp_path / "out", request_for(folder).options
-    words = [
-        "esc50",
-        "--data_dir",
-        options["data_dir"],
-        "--test_fold",
-        "4",
-        "--languages",
-        "eng",
-        "jpn",
-        "--quiet",
-    ]
-    words += [
-        "--storage",
-        "int16",
-        "--shard_size",
-        "150KB",
-        "--out",
-        str(out),
-        "--cache_dir",
-        cache,
-        "--workers",
-        "2",
-    ]
+    out = tmp_path / "out"
+    words = [*command_for(folder, out, cache), "--workers", "2"]
     for name, number in (
         ("*/.prepare/*.json", 1),
         ("*.parquet", 2),
@@ -332,18 +316,7 @@ class TestMachines:
     def test_a_killed_machine_loses_nothing_and_writes_nothing_twice(self, folder, cache, tmp_path):
         write_all(folder, cache, tmp_path / "expected", (0, 1), 2)
         out = tmp_path / "out"
-        words = [
-            "esc50",
-            "--data_dir",
-            str(folder),
-            "--test_fold",
-            "4",
-            "--languages",
-            "eng",
-            "jpn",
-            "--quiet",
-        ]
-        words += ["--storage", "int16", "--shard_size", "150KB", "--out", str(out), "--cache_dir", cache]
+        words = command_for(folder, out, cache)
         killed = Moment("os.rename", "*/00000-of-00002/*.json", 3)  # the plan, and two finished files
         run_killed(prepare.__file__, *words, "--workers", "2", "--shard", "0/2", moment=killed)
         run_processes(prepare.__file__, *words, "--workers", "1", "--shard", "1/2", count=1)

@@ -123,18 +123,9 @@ def test_laion(tmp_path, capsys):
 
 
 def test_sonar_with_a_tokenizer_in_the_same_folder(tmp_path, capsys, tokenizer):
-    fields = {
-        "model_type": "m2m_100",
-        "vocab_size": 400,
-        "d_model": 64,
-        "encoder_layers": 1,
-        "encoder_ffn_dim": 128,
-    }
     source = tmp_path / "sonar"
     builders.nllb_tokenizer().save_pretrained(source)
-    (source / "config.json").write_text(
-        json.dumps({**fields, "encoder_attention_heads": 1, "encoder_layerdrop": 0})
-    )
+    (source / "config.json").write_text(json.dumps(published.SONAR_CONFIG))
     (source / "README.md").write_text("---\nlicense: cc-by-nc-4.0\n---\n")
     save_file(SONAR, source / "model.safetensors", metadata={"format": "pt"})
     convert(source, tmp_path / "out", "--verify")

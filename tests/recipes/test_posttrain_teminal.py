@@ -26,6 +26,8 @@ from modeling_supclap.training.training_args import TemporalTrainingArguments
 BOTH_HELD_OUT = {"train_fraction": 0.34, "dataset_config": {"validation_fraction": 0}}
 HELD_OUT_OPTIONS = ["--train_fraction", "0.34", "--validation_fraction", "0", "--test_fold", "1"]
 HELD_OUT_OPTIONS += ["--pairs_per_epoch", "12"]
+ONE_EPOCH = ["--num_train_epochs", "1", "--per_device_train_batch_size", "6", "--eval_pairs", "4"]
+ONE_EPOCH += ["--use_cpu", "true"]
 BEST_EPOCH = ["--eval_strategy", "epoch", "--save_strategy", "epoch", "--load_best_model_at_end", "true"]
 
 
@@ -313,17 +315,7 @@ def test_a_model_is_needed(esc_folder, tmp_path):
 
 
 def test_only_stage_b_is_trained_if_requested(esc_folder, model_folder, tmp_path):
-    small = [
-        "--num_train_epochs",
-        "1",
-        "--per_device_train_batch_size",
-        "6",
-        "--eval_pairs",
-        "4",
-        "--use_cpu",
-        "true",
-    ]
-    words = [*in_folders(model_folder, esc_folder, tmp_path / "run"), *small, "--languages", "eng"]
+    words = [*in_folders(model_folder, esc_folder, tmp_path / "run"), *ONE_EPOCH, "--languages", "eng"]
     run_recipe(posttrain_teminal, *words, "--use_after", "false", "--stages", "b")
     assert list(Results.load(tmp_path / "run").scores["temporal"]["eng"]) == ["before", "stage_b"]
     assert not (tmp_path / "run" / "stage_a").exists()
@@ -364,19 +356,9 @@ def test_before_and_after_are_scored_on_the_same_held_out_recordings(
         return predict(self, rows, *args, **kwargs)
 
     monkeypatch.setattr(TemporalTrainer, "predict", record)
-    small = [
-        "--num_train_epochs",
-        "1",
-        "--per_device_train_batch_size",
-        "6",
-        "--eval_pairs",
-        "4",
-        "--use_cpu",
-        "true",
-    ]
     words = [
         *in_folders(model_folder, esc_folder, tmp_path / "run"),
-        *small,
+        *ONE_EPOCH,
         *BEST_EPOCH,
         "--languages",
         "eng",

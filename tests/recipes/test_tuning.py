@@ -18,22 +18,16 @@ from modeling_supclap.recipes import models, train_supclap
 from modeling_supclap.recipes.options import ModelArguments, PostTrainingArguments, TrainedPartArguments
 
 
+def make_clap_and_sounds(folder):
+    """Return the folder of a CLAP, and the options of the recipe for captioned recordings."""
+    sounds = captioned_folder(folder / "sounds", 12, ("path", "what"))
+    columns = ["--audio_column", "path", "--caption_column", "what"]
+    return builders.save_clap(folder / "clap"), ["--dataset", "audio_folder", "--data_dir", sounds, *columns]
+
+
 @pytest.mark.parametrize("part", [("--train_last_layers", "1"), ("--lora_rank", "2")])
 def test_a_clap_is_tuned_and_stays_loadable(tmp_path, part, capsys):
-    clap, sounds = (
-        builders.save_clap(tmp_path / "clap"),
-        captioned_folder(tmp_path / "sounds", 12, ("path", "what")),
-    )
-    data = [
-        "--dataset",
-        "audio_folder",
-        "--data_dir",
-        sounds,
-        "--audio_column",
-        "path",
-        "--caption_column",
-        "what",
-    ]
+    clap, data = make_clap_and_sounds(tmp_path)
     run = ["--model", clap, "--output_dir", tmp_path / "run", "--use_cpu", "true"]
     short = ["--per_device_train_batch_size", "4", "--num_train_epochs", "1", "--learning_rate", "1e-2"]
     temperature = ["--temperature", "0.03", "--train_temperature", "false"]
@@ -54,20 +48,7 @@ def test_a_clap_is_tuned_and_stays_loadable(tmp_path, part, capsys):
 
 
 def test_adapters_of_all_blocks_are_saved_alone_and_merged(tmp_path):
-    clap, sounds = (
-        builders.save_clap(tmp_path / "clap"),
-        captioned_folder(tmp_path / "sounds", 12, ("path", "what")),
-    )
-    data = [
-        "--dataset",
-        "audio_folder",
-        "--data_dir",
-        sounds,
-        "--audio_column",
-        "path",
-        "--caption_column",
-        "what",
-    ]
+    clap, data = make_clap_and_sounds(tmp_path)
     run = ["--model", clap, "--output_dir", tmp_path / "run", "--use_cpu", "true", "--learning_rate", "1e-2"]
     short = ["--per_device_train_batch_size", "4", "--num_train_epochs", "1"]
     part = ["--lora_rank", "2", "--lora_alpha", "3", "--train_last_layers", "all", "--save_adapter", "true"]
