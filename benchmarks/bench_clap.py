@@ -4,9 +4,9 @@
 
 Each program starts from the same tiny CLAP with random weights (HTSAT of four stages, RoBERTa of two layers, 48 kHz,
 10 s), reads the same recordings, and runs in a new process, in turns. A cost per clip is the slope between a short and
-a long run, so that imports do not count. `--data_dir` is a folder of recordings such as ESC-10, whose names end with
-their class; by default, recordings are generated. The recordings to embed have five sampling rates. The other programs
-need sentence-transformers and soxr.
+a long run, so that imports do not count. `--data_dir` is a folder of recordings with the class at the end of their
+names, such as ESC-10; by default, recordings are generated. The recordings to embed have five sampling rates. The
+other programs need sentence-transformers and soxr.
 """
 
 from __future__ import annotations

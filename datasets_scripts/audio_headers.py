@@ -105,7 +105,7 @@ def identify(content: Content) -> Format | None:
 
 
 def correct_sizes(content: Content) -> list[tuple[int, bytes]]:
-    """Return the corrections of a file whose header announces no data, although data follows it.
+    """Return the corrections of a file with a header that announces no data, although data follows it.
 
     Recorders write the sizes when they finish. The corrections are `[(position, bytes), ...]`; the list is empty if the
     file has no data, or its format is not WAV, RF64, AIFF, AU or Wave64.

@@ -1,4 +1,4 @@
-"""Decode recordings in blocks as mono waveforms. This module decides what a file is, and whether it is whole.
+"""Decode recordings in blocks as mono waveforms. This module identifies the format of a file, and finds truncated ones.
 
 `open_recording` identifies the format by the content. libsndfile decodes WAV, FLAC, Ogg, MP3 and others; FFmpeg
 (through torchcodec) decodes the rest (m4a, webm, ...). A file is whole if all sound that its header announces can be
@@ -63,7 +63,7 @@ _ANNOUNCED = re.compile(
 )
 # Playlists can follow the first bytes of a format. FFmpeg would recognise them and fetch the files listed there.
 _PLAYLIST = re.compile(rb"<MPD|#EXTM3U|ffconcat|c=IN IP|://", re.IGNORECASE)
-# Formats of FFmpeg whose length is only estimated from their bit rate.
+# FFmpeg only estimates the length of these formats, from their bit rate.
 _ESTIMATED = ("AAC", "AC-3", "DTS", "AMR", "MPEG video")
 _MOST_BEGIN_SECONDS = 0.5  # a later first sample is a time of day or of a broadcast, not part of the length
 _HEADERLESS = (".gsm", ".vox")  # libsndfile takes other files for raw samples by their suffix
@@ -222,7 +222,7 @@ class _Forward(Sound):
 
 
 class _Chain(Sound):
-    """Recording whose successive parts have headers of their own, such as two joined files."""
+    """Recording of successive parts with headers of their own, such as two joined files."""
 
     def __init__(self, links: list[_File], label: str) -> None:
         self._links, self.rate_hz, self.label = links, links[0].rate_hz, label
@@ -376,7 +376,7 @@ def _open_ogg(source: Source, content: Content, start: int, name: str) -> Sound:
 
 
 def _open_unfinished(content: Content, name: str) -> _File:
-    """Open a file whose header announces no data; raise BadAudioError if it has none."""
+    """Open a file with a header that announces no data; raise BadAudioError if it has none."""
     corrections = correct_sizes(content)
     if not corrections:
         raise BadAudioError(f"{name} is empty: it contains no samples")

@@ -89,7 +89,7 @@ class AudioFolderConfig(FolderConfig):
         validation_fraction: Fraction of recordings to sample for the validation split, at least one recording. Only
             used if the folder does not define its splits. 0: no validation split.
         encoding: Encoding of the tables and text files, such as "gb18030". By default UTF-8, UTF-16, or the encoding of
-            Windows for one of the languages if only one gives plausible text.
+            Windows for one of the languages if the text is plausible in only one of them.
         test_fraction: Fraction of recordings to sample for the test split. Only used if the folder does not define its
             splits. 1: test on all recordings, without a validation split.
         seed: Random seed for the sampling.

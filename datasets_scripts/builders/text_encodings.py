@@ -112,7 +112,7 @@ def _is_plausible(text: str, encoding: str) -> bool:
     script = {"cp1251": "CYRILLIC", "cp1253": "GREEK"}.get(encoding, "LATIN")
     if share(lambda character: character.isalpha() and _script_of(character) == script) < 1 - _FEW:
         return False
-    # KOI8: its capital letters are the small ones of cp1251
+    # KOI8, in which the small letters of cp1251 are capital letters
     if script == "CYRILLIC" and share(str.isupper) > 0.5:
         return False
     if encoding == "cp1252" and share(lambda character: character in "ÐÞðþ") > _FEW:  # ĞŞğş of Turkish

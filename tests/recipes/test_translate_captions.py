@@ -29,6 +29,9 @@ def encoder(tmp_path_factory):
     return save_encoder(tmp_path_factory.mktemp("encoder"))
 
 
+UNCHECKED_FRENCH = ["--languages", "fra", "--back_sample", 0]
+
+
 def write_captions(path, captions=CAPTIONS):
     """Write captions to a Parquet, CSV or JSON Lines file."""
     lines = [caption._asdict() for caption in captions]
@@ -145,14 +148,7 @@ def test_another_model_may_translate_back(tmp_path, encoder, capsys):
 
 def test_the_check_may_be_left_out(tmp_path, capsys):
     with fake_endpoint() as server:
-        what = [
-            "--captions",
-            write_captions(tmp_path / "captions.csv"),
-            "--languages",
-            "fra",
-            "--back_sample",
-            0,
-        ]
+        what = ["--captions", write_captions(tmp_path / "captions.csv"), *UNCHECKED_FRENCH]
         run_recipe(
             translate_captions,
             *what,
@@ -269,14 +265,7 @@ def test_a_model_that_lacks_a_language_fails_before_the_work(tmp_path, encoder):
 def test_the_key_is_read_from_the_environment_and_not_saved(tmp_path, monkeypatch):
     monkeypatch.setenv("SOME_KEY", "sesame")
     with fake_endpoint() as server:
-        what = [
-            "--captions",
-            write_captions(tmp_path / "captions.csv"),
-            "--languages",
-            "fra",
-            "--back_sample",
-            0,
-        ]
+        what = ["--captions", write_captions(tmp_path / "captions.csv"), *UNCHECKED_FRENCH]
         where = ["--endpoint", f"{server.url}/v1?key=sesame", "--api_key_env", "SOME_KEY"]
         where += ["--output", tmp_path / "o.parquet"]
         run_recipe(translate_captions, *what, *where, "--model", "m")
