@@ -97,9 +97,8 @@ def train_plain(folder: Path, paths: Paths, epochs: int) -> None:
             outputs = model(**audio, **text)
             logits = outputs.audio_embeds @ outputs.text_embeds.T / TEMPERATURE
             pairs = torch.arange(len(batch))
-            loss = torch.nn.functional.cross_entropy(logits, pairs) + torch.nn.functional.cross_entropy(
-                logits.T, pairs
-            )
+            loss = torch.nn.functional.cross_entropy(logits, pairs)
+            loss = loss + torch.nn.functional.cross_entropy(logits.T, pairs)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()

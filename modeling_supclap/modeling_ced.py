@@ -249,9 +249,8 @@ class CEDModel(StrictLoadingMixin, PreTrainedModel):
         # (N, tokens, D) -> (B, chunks, tokens, D), with zeros for the chunks that were not computed
         hidden = self.norm(tokens)
         if live is not None:
-            hidden = hidden.new_zeros(token_mask.shape[:2].numel(), *hidden.shape[1:]).index_copy(
-                0, live, hidden
-            )
+            zeros = hidden.new_zeros(token_mask.shape[:2].numel(), *hidden.shape[1:])
+            hidden = zeros.index_copy(0, live, hidden)
         hidden = hidden.unflatten(0, chunks.shape[:2])
 
         weights = token_mask.unsqueeze(-1).to(hidden.dtype)

@@ -44,9 +44,8 @@ def tiled_symmetric_contrast(
             logits = logit_scale * audio[rows] @ text.mT  # (n, N)
             texts = logits if negatives is None else torch.cat([logits, negatives[rows]], dim=-1)
             # Subtract the positives first, so that small losses are not lost to rounding.
-            return (texts - audio_positives[rows, None]).logsumexp(-1), (logits - text_positives).logsumexp(
-                -2
-            )
+            row_sums = (texts - audio_positives[rows, None]).logsumexp(-1)
+            return row_sums, (logits - text_positives).logsumexp(-2)
 
         per_clip, per_tile = zip(*checkpoint_tiles(row_and_column_sums, len(audio), chunk_size), strict=True)
         return torch.cat(per_clip).mean() + torch.stack(per_tile).logsumexp(0).mean()

@@ -336,10 +336,8 @@ class LanguageErrorsCallback(TrainerCallback):
         names = {"input_features", "audio_attention_mask", "is_longer"} & self._batch.keys()
         audio = {name: self._batch[name] for name in names}
         audio_embeds = self.model.get_audio_features(**audio).pooler_output
-        tokens = self.collator.processor(text=texts, language=languages, return_tensors="pt").to(
-            audio_embeds.device
-        )
-        text_embeds = self.model.get_text_features(**tokens).pooler_output
+        tokens = self.collator.processor(text=texts, language=languages, return_tensors="pt")
+        text_embeds = self.model.get_text_features(**tokens.to(audio_embeds.device)).pooler_output
         # (N K, d) -> (N, K, d)
         text_embeds = text_embeds.unflatten(0, (len(trained), -1))
 

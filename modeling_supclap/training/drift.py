@@ -95,9 +95,8 @@ def distance_change(
     """
     parallel, perpendicular = decompose(gradient, pull_direction(anchors, targets))
     slope = 2 * (anchors - targets) - learning_rate * parallel
-    return -learning_rate * (slope * parallel).sum(dim=-1), learning_rate**2 * perpendicular.square().sum(
-        dim=-1
-    )
+    progress = -learning_rate * (slope * parallel).sum(dim=-1)
+    return progress, learning_rate**2 * perpendicular.square().sum(dim=-1)
 
 
 def drift_cosine(updates: Tensor, anchors: Tensor, targets: Tensor, literal: bool = False) -> Tensor:
