@@ -46,23 +46,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("model", help="Hub id or folder of a SupCLAP model.")
+    parser.add_argument("model", help="Hub id or folder of a SupCLAP or CLAP model.")
     parser.add_argument(
         "--out", type=Path, required=True, help="Output folder, which must not contain a model."
     )
-    parser.add_argument(
-        "--waveforms", action="store_true", help="Make the spectrogram part of audio.onnx (CED, CLAP)."
-    )
+    parser.add_argument("--waveforms", action="store_true", help="Make the spectrogram part of audio.onnx.")
     args = parser.parse_args(arguments)
 
-    from modeling_supclap import SupCLAPModel, SupCLAPProcessor  # imports torch, so after --help
-    from modeling_supclap.integrations.onnx import TOLERANCE, export_onnx
+    from modeling_supclap.integrations.onnx import TOLERANCE, export_onnx  # imports torch, so after --help
+    from modeling_supclap.recipes.models import load_start
 
     if (args.out / "config.json").is_file():
         raise ValueError(
             f"{args.out} contains a model; the export would overwrite its README.md, give another folder"
         )
-    model, processor = SupCLAPModel.from_pretrained(args.model), SupCLAPProcessor.from_pretrained(args.model)
+    model, processor = load_start(args.model)
     checks = export_onnx(model, processor, args.out, args.waveforms)
     write_usage(args.out, model, processor, checks)
 

@@ -32,6 +32,8 @@ from ..processing_supclap import SupCLAPProcessor
 from .spectrogram import Spectrogram
 
 TOLERANCE = 1e-4
+# Longest recording of the check, because the memory of attention grows with the square of the length.
+_LONGEST_SECONDS = 32.0
 # Save larger weights in a separate file such as audio.onnx.data, because protobuf files are limited to 2 GB.
 _LARGEST_FILE_BYTES = 1_500_000_000
 # Model method of each graph.
@@ -90,8 +92,8 @@ def export_onnx(
             are stored in a separate file, such as `audio.onnx.data`. `onnx.json` contains the names of the inputs and
             outputs with their axes, the prefix of captions and whether they are plain, the logit scale and bias, and
             the result of `check_parity`.
-        waveforms: Whether the spectrogram is part of `audio.onnx`, for CED and CLAP. Its input is then `waveform`
-            (B, samples): mono clips of equal length, floats in [-1, 1], at the model's sampling rate.
+        waveforms: Whether the spectrogram is part of `audio.onnx`, for CED, CLAP and CLAP2. Its input is then
+            `waveform` (B, samples): mono clips of equal length, floats in [-1, 1], at the model's sampling rate.
 
     Raises:
         ImportError: onnx, onnxscript or onnxruntime is missing.
@@ -126,9 +128,9 @@ def export_onnx(
 def check_parity(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str | Path) -> list[Parity]:
     """Compare exported graphs with the model, on batches of several sizes and lengths.
 
-    The recordings are noise, from the minimum length (CED: 0.15 s) to three windows of the model (CED: 30.4 s). Some
-    batches contain one recording, others several of different length. The shortest text is one word, and the longest
-    exceeds the tokenizer's limit.
+    The recordings are noise, from the minimum length (CED: 0.15 s) to three windows of the model (CED: 30.4 s), at most
+    32 s. Some batches contain one recording, others several of different length. The shortest text is one word, and the
+    longest exceeds the tokenizer's limit.
 
     Raises:
         ValueError: An embedding differs by more than `TOLERANCE`. The message contains the shape of the worst batch.
@@ -174,8 +176,9 @@ def _batches(
     extractor: Any = processor.feature_extractor
     least = min_clip_samples(extractor) / extractor.sampling_rate
     window = max_window_seconds(model.config, extractor) or 10.0
-    lengths = [[1.0, 1.2 * window], [least], [window / 2], [0.999 * window], [1.001 * window]]
-    lengths += [[least, 1.0, window / 2], [3 * window, window, 1.0, 1.5 * window]]
+    longest = min(3 * window, _LONGEST_SECONDS)
+    lengths = [[1.0, min(1.2 * window, longest)], [least], [window / 2], [0.999 * window], [1.001 * window]]
+    lengths += [[least, 1.0, window / 2], [longest, window, 1.0, min(1.5 * window, longest)]]
     audio = [_audio_inputs(processor, seconds) for seconds in lengths]
     if waveforms:
         for index, seconds in enumerate(lengths):

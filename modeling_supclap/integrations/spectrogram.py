@@ -1,4 +1,4 @@
-"""Log-mel spectrograms of CED and CLAP as a module that `torch.onnx` can export."""
+"""Log-mel spectrograms of CED, CLAP and CLAP2 as a module that `torch.onnx` can export."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Spectrogram(nn.Module):
     def __init__(self, extractor: Any) -> None:
         super().__init__()
         self.extractor = extractor
-        if type(extractor) is CEDFeatureExtractor and not extractor.pad_to_samples:
+        if type(extractor) is CEDFeatureExtractor:
             self.n_fft, self.hop, self.center = extractor.n_fft, extractor.hop_size, extractor.center
             window = nn.functional.pad(
                 torch.hann_window(extractor.win_size), (0, self.n_fft - extractor.win_size)
@@ -55,6 +55,9 @@ class Spectrogram(nn.Module):
         is_clap = isinstance(self.extractor, ClapFeatureExtractor)
         if is_clap:
             waveform = self._fill(waveform)
+        elif self.extractor.pad_to_samples:
+            missing = torch.sym_max(self.extractor.pad_to_samples - waveform.shape[1], 0)
+            waveform = nn.functional.pad(waveform, (0, missing))
         samples = waveform.double()
         if self.center:
             samples = nn.functional.pad(samples, (self.n_fft // 2,) * 2, mode="reflect")

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import builders
 import numpy as np
+import open_clip_folders as folders
 import pytest
 import torch
 from audio_encoders import make_encoder
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
+from modeling_supclap.conversion import load_model
 from modeling_supclap.integrations import onnx as onnx_export
 from modeling_supclap.integrations.onnx import check_parity, export_onnx
 from modeling_supclap.recipes import export_onnx as recipe
@@ -24,6 +26,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 CHUNK_SAMPLES = 1012 * 160
+_INPUTS = {"audio": ("input_features", "audio_attention_mask"), "text": ("input_ids", "attention_mask")}
 
 
 def tiny(kind):
@@ -255,6 +258,93 @@ def test_other_audio_towers_are_exported(kind, tmp_path):
         processor = SupCLAPProcessor(extractor, builders.bert_tokenizer())
     checks = export_onnx(model, processor, tmp_path)
     assert len({check.batch for check in checks if check.graph == "audio"}) >= 3
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        ("A", "floor"),
+        *(pytest.param((name, "silence"), marks=pytest.mark.slow) for name in "BD"),
+        pytest.param(("C", "repeat"), marks=pytest.mark.slow),
+    ],
+    ids="-".join,
+)
+def clap2(request, tmp_path_factory):
+    """CLAP2 in OpenCLIP's format, exported with the recipe."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    name, fill = request.param
+    place = tmp_path_factory.mktemp("clap2")
+    settings = folders.write_folder(place / "model", name)
+    settings["model_cfg"]["audio_cfg"]["patch_pad_mode"] = fill
+    (place / "model" / "open_clip_config.json").write_text(json.dumps(settings))
+    recipe.main([str(place / "model"), "--out", str(place / "onnx")])
+
+    sessions = {}
+    for kind in ("audio", "text"):
+        sessions[kind] = onnxruntime.InferenceSession(place / "onnx" / f"{kind}.onnx")
+    return load_model(str(place / "model")), sessions, place / "onnx"
+
+
+@pytest.mark.parametrize(
+    "samples", [[600], [480 * 19], [480 * 20], [96_000, 17_760, 1], [9607, 48_000, 30_007, 19_207]], ids=str
+)
+def test_recordings_of_clap2(clap2, samples):
+    """A patch has 20 or 16 frames of 480 samples."""
+    model, sessions, _ = clap2
+    inputs = model.processor(
+        audio=list(map(folders.wave, samples)), sampling_rate=48_000, return_tensors="pt"
+    )
+    with torch.no_grad():
+        expected = model.get_audio_features(**inputs).pooler_output.numpy()
+    (embeds,) = sessions["audio"].run(None, {name: value.numpy() for name, value in inputs.items()})
+    np.testing.assert_allclose(embeds, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("texts", [["w1"], ["w1 w2 w3", "w4", "w5 " * 30], ["w6 w7"] * 5], ids=len)
+def test_texts_of_clap2(clap2, texts):
+    model, sessions, _ = clap2
+    inputs = model.processor(text=texts, return_tensors="pt")
+    with torch.no_grad():
+        expected = model.get_text_features(**inputs).pooler_output.numpy()
+    given = {name: inputs[name].numpy() for name in ("input_ids", "attention_mask")}
+    (embeds,) = sessions["text"].run(None, given)
+    np.testing.assert_allclose(embeds, expected, atol=1e-5)
+
+
+def test_the_check_of_clap2_has_no_recordings_of_more_than_32_seconds(clap2):
+    parity = json.loads((clap2[2] / "onnx.json").read_text())["parity"]
+    lengths = [entry["length"] for entry in parity if entry["graph"] == "audio"]
+    assert (min(lengths), max(lengths)) == (3, 3201)  # frames of 10 ms
+    assert max(entry["difference"] for entry in parity) < 1e-5
+
+
+def test_clap2_can_be_quantized(clap2):
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    model, sessions, folder = clap2
+    clips = list(map(folders.wave, (96_000, 17_760)))
+    batch = model.processor(audio=clips, sampling_rate=48_000, text=["w1 w2", "w3"], return_tensors="np")
+    for kind, names in _INPUTS.items():
+        values = {name: batch[name] for name in names}
+        small = folder / f"{kind}.int8.onnx"
+        quantize_dynamic(folder / f"{kind}.onnx", small, weight_type=QuantType.QInt8)
+        exact = sessions[kind].run(None, values)[0]
+        rounded = importlib.import_module("onnxruntime").InferenceSession(small).run(None, values)[0]
+        assert ((exact * rounded).sum(axis=1) > 0.99).all()
+        assert not np.array_equal(exact, rounded)
+
+
+@pytest.mark.slow
+def test_clap2_needs_no_processor_for_audio(tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    folders.write_folder(tmp_path / "model", "A")
+    model = load_model(str(tmp_path / "model"))
+    export_onnx(model, model.processor, tmp_path / "onnx", waveforms=True)
+    session = onnxruntime.InferenceSession(tmp_path / "onnx" / "audio.onnx")
+    for samples in (1, 600, 1025, 50_000):
+        clips = np.stack([builders.noise(samples, seed=seed) for seed in (0, 1)])
+        (embeds,) = session.run(None, {"waveform": clips})
+        np.testing.assert_allclose(embeds, model.encode_audio(list(clips), sampling_rate=48_000), atol=1e-5)
 
 
 def test_a_tower_that_cannot_be_exported_is_named(tmp_path, monkeypatch):
