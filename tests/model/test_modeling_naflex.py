@@ -1,5 +1,5 @@
-"""NaFlex tower: padding, patches, rotary positions, and recomputation in training. OpenCLIP's numbers are in
-`tests/conversion/test_conversion_open_clip.py`."""
+"""NaFlex tower: padding, patches, rotary positions; both towers of CLAP2: independence of the batch, recomputation in
+training. OpenCLIP's numbers are in `tests/conversion/test_conversion_open_clip.py`."""
 
 import open_clip_folders as folders
 import pytest
@@ -7,6 +7,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 
 from modeling_supclap import NaFlexConfig, NaFlexModel
+from modeling_supclap.conversion import load_open_clip
 from modeling_supclap.modeling_naflex import rotate
 from modeling_supclap.training.contrastive_module import ContrastiveModule
 from modeling_supclap.training.objectives import ContrastiveObjective
@@ -61,26 +62,56 @@ def test_rotation_turns_pairs_by_their_angles():
             torch.testing.assert_close(torch.stack([turned[first], turned[second]]), torch.view_as_real(z))
 
 
-def test_gradient_caching_equals_the_whole_batch():
-    model, processor = folders.build("B")
+@pytest.fixture(params=folders.MODELS)
+def by_formula(request, tmp_path):
+    """Model of `folders.MODELS` with weights by formula, and its processor."""
+    folders.write_folder(tmp_path / "model", request.param)
+    return load_open_clip(tmp_path / "model")
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@torch.no_grad()
+def test_embeddings_do_not_depend_on_the_batch(by_formula, implementation):
+    model, processor = by_formula
+    model.set_attn_implementation(implementation)
+    clips = list(map(folders.wave, (96_000, 17_760, 600, 48_001)))
+    texts = ["w1 w2 w3 w4", "w10", "w1 " * 14, "w3 w5"]
+    for dtype, tolerance in ((torch.float32, 1e-6), (torch.float64, 1e-12)):
+        for is_training in (False, True):
+            model.to(dtype).train(is_training)
+            together = embed(model, processor, clips, texts)
+            for row, pair in enumerate(zip(clips, texts, strict=True)):
+                alone = embed(model, processor, *([each] for each in pair))
+                torch.testing.assert_close(together[:, row], alone[:, 0], atol=tolerance, rtol=0)
+
+
+def embed(model, processor, clips, texts):
+    """Return the embeddings of clips and texts, (2, B, 16)."""
+    inputs = processor(audio=clips, text=texts, sampling_rate=48_000, return_tensors="pt")
+    inputs["input_features"] = inputs["input_features"].to(model.dtype)
+    outputs = model(**inputs)
+    return torch.stack([outputs.audio_embeds, outputs.text_embeds])
+
+
+@pytest.mark.parametrize("chunk_size", [1, 3])
+def test_gradient_caching_equals_the_whole_batch(by_formula, chunk_size):
+    model, processor = by_formula
     model.double()
-    clips = [folders.wave(samples) for samples in (30_000, 9000, 48_000, 600)]
-    inputs = dict(
-        processor(
-            audio=clips, sampling_rate=48_000, text=["w1 w2", "w3", "w4 w5 w6", "w7"], return_tensors="pt"
-        )
-    )
+    clips = list(map(folders.wave, (30_000, 9000, 48_000, 600)))
+    texts = ["w1 w2", "w3", "w4 w5 w6", "w7"]
+    inputs = dict(processor(audio=clips, sampling_rate=48_000, text=texts, return_tensors="pt"))
     for name in ("input_ids", "attention_mask"):
         inputs[name] = inputs[name].unsqueeze(1)
     inputs["input_features"] = inputs["input_features"].double()
     gradients = []
-    for chunk_size in (None, 1):
-        module = ContrastiveModule(model, ContrastiveObjective("infonce"), chunk_size).train()
+    for chunk in (None, chunk_size):
+        module = ContrastiveModule(model, ContrastiveObjective("infonce"), chunk).train()
         module.zero_grad()
         module(**inputs).loss.backward()
         gradients.append({name: weight.grad.clone() for name, weight in module.named_parameters()})
+    assert max(each.abs().max() for each in gradients[0].values()) > 0.1
     for name, expected in gradients[0].items():
-        torch.testing.assert_close(gradients[1][name], expected, atol=1e-9, rtol=1e-7, msg=name)
+        torch.testing.assert_close(gradients[1][name], expected, atol=1e-10, rtol=0, msg=name)
 
 
 @pytest.mark.parametrize(
