@@ -13,6 +13,7 @@ from modeling_supclap.datasets_scripts.schema import (
     caption_counts,
     check_rows,
     features,
+    hash_rows,
     lacking_languages,
     require_captions,
     validate_row,
@@ -216,3 +217,19 @@ def test_shared_captions_are_counted_in_every_form_of_rows(caplog):
     caplog.clear()
     warn_of_shared_captions(forms_of([{**row, "captions": {"eng": [row["clip_id"]]}} for row in rows])[0])
     assert not caplog.records
+
+
+@pytest.mark.parametrize("column", ["negatives", "sampling", "expected_count"])
+def test_the_hash_covers_what_changes_the_training_in_every_form_of_rows(column):
+    values = {
+        "negatives": ["a cat", "rain"],
+        "sampling": [{"dataset": "esc50", "weight": 1.0}, {"dataset": "esc50", "weight": 2.0}],
+        "expected_count": [0.25, 0.5],
+    }
+    plain = [{"clip_id": clip_id, "captions": {"eng": ["a dog"]}} for clip_id in "ab"]
+    hashes = {hash_rows(plain)}
+    for value in values[column]:
+        rows = [{**row, column: [value] if column == "negatives" else value} for row in plain]
+        hashes.add(hash_rows(rows))
+        assert hash_rows(rows) == hash_rows(datasets.Dataset.from_list(rows))
+    assert len(hashes) == 3

@@ -367,6 +367,22 @@ def test_the_processor_is_loaded_from_the_source_of_the_model(tmp_path, model, p
     assert loaded.processor is processor
 
 
+@pytest.mark.parametrize(("commit", "revision"), [("0123abc", "0123abc"), (None, "main")])
+def test_the_processor_has_the_revision_of_the_model(model, processor, monkeypatch, commit, revision):
+    asked = {}
+
+    def load(name, **options):
+        asked.update(options, name=name)
+        return processor
+
+    monkeypatch.setattr(encoding.SupCLAPProcessor, "from_pretrained", load)
+    monkeypatch.setattr(model, "name_or_path", "someone/model")
+    monkeypatch.setattr(model.config, "_commit_hash", commit, raising=False)
+    monkeypatch.setattr(model, "_processor", None)
+    assert model.processor is processor
+    assert asked == {"name": "someone/model", "revision": revision}
+
+
 def test_a_model_without_a_source_names_its_missing_processor(model):
     with pytest.raises(ValueError, match="processor"):
         model.encode_text("rain")
