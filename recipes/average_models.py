@@ -16,6 +16,16 @@ from typing import Any
 
 from modeling_supclap.recipes.running import run_command
 
+# Fields that differ between a model that is saved and one that is converted in memory.
+_INCIDENTAL = {
+    "_name_or_path",
+    "architectures",
+    "auto_map",
+    "dtype",
+    "processor_class",
+    "transformers_version",
+}
+
 
 def describe(model: Any, processor: Any) -> dict[str, Any]:
     """Return the properties that must be equal for all models, as `{name: value}`."""
@@ -23,8 +33,7 @@ def describe(model: Any, processor: Any) -> dict[str, Any]:
 
     parts = {"config": model.config.to_dict(), "feature_extractor": processor.feature_extractor.to_dict()}
     properties = {"tokenizer": processor.tokenizer.get_vocab(), **pandas.json_normalize(parts).iloc[0]}
-    left_out = ("_name_or_path", "transformers_version", "dtype")
-    return {name: value for name, value in properties.items() if not name.endswith(left_out)}
+    return {name: value for name, value in properties.items() if _INCIDENTAL.isdisjoint(name.split("."))}
 
 
 def main(arguments: list[str] | None = None) -> None:

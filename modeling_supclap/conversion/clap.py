@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -11,14 +9,11 @@ from typing import Any
 import torch
 from transformers import ClapConfig, ClapFeatureExtractor, ClapModel, ClapProcessor, PreTrainedConfig
 
-from modeling_supclap.datasets_scripts.overlap.trained_sources import FILE_NAME as TRAINED_SOURCES
-
 from ..configuration_supclap import SupCLAPConfig
 from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor, forget_last_call
 from ..strict_loading import apply_umask, naming_damaged_files
-from .folders import writing_folder
-from .provenance import PROVENANCE_FILE
+from .folders import copy_origin, writing_folder
 from .tensors import fill_exactly, refuse_faults
 
 
@@ -149,9 +144,7 @@ def save_clap(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str | Pa
         clap.save_pretrained(written)
         apply_umask(written)
         ClapProcessor(extractor, processor.tokenizer).save_pretrained(written)
-        for name in (PROVENANCE_FILE, TRAINED_SOURCES):
-            if (source := Path(model.name_or_path or os.devnull, name)).is_file():
-                shutil.copyfile(source, written / name)
+        copy_origin(model, written)
 
 
 def processor_from_clap(processor: ClapProcessor) -> SupCLAPProcessor:

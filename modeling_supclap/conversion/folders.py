@@ -1,10 +1,16 @@
 """Write a model folder completely, or not at all."""
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+from modeling_supclap.datasets_scripts.overlap.trained_sources import FILE_NAME as TRAINED_SOURCES
+
+from .provenance import PROVENANCE_FILE
 
 
 @contextmanager
@@ -23,3 +29,10 @@ def writing_folder(folder: str | Path) -> Iterator[Path]:
         written.mkdir()
         yield written
         os.replace(written, folder)
+
+
+def copy_origin(model: Any, folder: Path) -> None:
+    """Copy the files on the origin and the training recordings of a model from the folder that it was loaded from."""
+    for name in (PROVENANCE_FILE, TRAINED_SOURCES):
+        if (source := Path(model.name_or_path or os.devnull, name)).is_file():
+            shutil.copyfile(source, folder / name)

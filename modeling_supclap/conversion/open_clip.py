@@ -24,7 +24,7 @@ from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
 from ..strict_loading import apply_umask
 from .files import OPEN_CLIP_CONFIG, OPEN_CLIP_WEIGHTS, find_file, is_open_clip_audio, read_checkpoint
-from .folders import writing_folder
+from .folders import copy_origin, writing_folder
 from .tensors import Tensors
 
 # Training clips of CLAP2 last at most 30 s, and the cost of attention grows with the square of the length.
@@ -182,7 +182,9 @@ def load_open_clip(name: str | Path, tokenizer: str | None = None) -> tuple[SupC
     """
     checkpoint = read_checkpoint(name)
     model, extractor = supclap_from_open_clip(checkpoint.tensors, checkpoint.config, checkpoint.origin)
-    model.config.name_or_path = str(name)
+    # the model card names the source of each tower
+    for part in (model, model.audio_model, model.text_model):
+        part.name_or_path = part.config.name_or_path = str(name)
     words = load_open_clip_tokenizer(str(checkpoint.folder), checkpoint.config, tokenizer)
     prepare_open_clip_tokenizer(words, model.config.text_config)
     return model, SupCLAPProcessor(extractor, words)
@@ -443,7 +445,8 @@ def load_open_clip_tokenizer(
 def save_open_clip(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str | Path) -> None:
     """Save a model in OpenCLIP's format, with its tokenizer. It is the inverse of `supclap_from_open_clip`.
 
-    The folder must be empty, or must not exist; it is written completely or not at all.
+    The folder must be empty, or must not exist; it is written completely or not at all. If the model was loaded from a
+    folder, the files on its origin and its training recordings are copied.
 
     Raises:
         ValueError: The towers are not those of CLAP2, or the folder is not empty.
@@ -472,6 +475,7 @@ def save_open_clip(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str
         save_file(open_clip_tensors(model), written / OPEN_CLIP_WEIGHTS[0])
         apply_umask(written)
         processor.tokenizer.save_pretrained(written)
+        copy_origin(model, written)
 
 
 def compare_with_open_clip(

@@ -31,7 +31,7 @@ KNOWN_LICENSES = {
     r"cointegrated/SONAR.*": SONAR_LICENSE,
     r"facebook/nllb-200.*": SONAR_LICENSE,
     r"sentence-transformers/LaBSE": "apache-2.0",
-    r"laion/(clap-htsat-|larger_clap_).*": "apache-2.0",
+    r"laion/(clap-htsat-|larger_clap_|clap2-).*": "apache-2.0",
     r"lukewys/laion_clap": "cc0-1.0",
     r"microsoft/msclap": "mit",
 }

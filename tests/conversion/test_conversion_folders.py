@@ -1,7 +1,10 @@
 """Folders are written completely, or not at all."""
 
+import builders
+import open_clip_folders as folders
 import pytest
 
+from modeling_supclap.conversion import save_clap, save_open_clip
 from modeling_supclap.conversion.folders import writing_folder
 
 
@@ -28,3 +31,15 @@ def test_other_files_are_never_replaced(tmp_path):
     with pytest.raises(ValueError, match="not an empty folder"), writing_folder(tmp_path):
         pass
     assert (tmp_path / "mine").read_text() == "x"
+
+
+@pytest.mark.parametrize("save", [save_clap, save_open_clip])
+def test_a_model_in_another_format_keeps_the_files_on_its_origin(tmp_path, save):
+    model, processor = builders.pair("converted") if save is save_clap else folders.build("A")
+    (tmp_path / "ours").mkdir()
+    for name in ("provenance.json", "trained_sources.npy"):
+        (tmp_path / "ours" / name).write_text(name)
+    model.name_or_path = str(tmp_path / "ours")
+    save(model, processor, tmp_path / "theirs")
+    for name in ("provenance.json", "trained_sources.npy"):
+        assert (tmp_path / "theirs" / name).read_text() == name

@@ -10,6 +10,7 @@ import torch
 
 from modeling_supclap import SupCLAPModel
 from modeling_supclap.conversion.kinds import find_kind, load_model, load_processor
+from modeling_supclap.conversion.provenance import origins
 from modeling_supclap.evaluation.models import load_embedding_model
 from modeling_supclap.recipes.models import load_start
 
@@ -81,3 +82,5 @@ def test_one_function_loads_each_kind_with_its_processor(tmp_path):
         np.testing.assert_allclose(
             text, load_embedding_model(folder).encode_text(["w7"], "eng")[0], atol=1e-5
         )
+        if name != "ours":  # made from scratch
+            assert [part.source for part in origins(model, folder)] == [name] * 3

@@ -46,6 +46,7 @@ def test_another_record_is_refused(tmp_path, content):
         ("mispeech/dasheng-0.6B", "apache-2.0"),
         ("cointegrated/SONAR_200_text_encoder", "cc-by-nc-4.0"),
         ("laion/clap-htsat-unfused", "apache-2.0"),
+        ("laion/clap2-large-audioxl-s1B", "apache-2.0"),
         ("microsoft/msclap", "mit"),
         ("microsoft/msclap-2", ""),
         ("somebody/ced-base", ""),

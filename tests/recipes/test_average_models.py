@@ -1,15 +1,18 @@
 """Average of saved models: mean tensors, a complete folder, and errors that name the model."""
 
 import json
+from functools import partial
 
 import builders
 import pytest
 import torch
 from huggingface_hub import ModelCard
+from open_clip_folders import write_folder
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.datasets_scripts.overlap import trained_sources
 from modeling_supclap.recipes.average_models import main
+from modeling_supclap.recipes.models import load_start
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +71,18 @@ def test_models_of_clap_are_averaged(tmp_path):
     found = average([tmp_path / "0", tmp_path / "1"], tmp_path / "soup")
     scales = [builders.clap_model(seed=seed).audio_projection.linear1.weight for seed in range(2)]
     torch.testing.assert_close(found.audio_projection.linear1.weight, (scales[0] + scales[1]) / 2)
+
+
+@pytest.mark.parametrize("save", [builders.save_clap, partial(write_folder, name="A")])
+def test_a_public_model_is_averaged_with_one_that_was_tuned_from_it(tmp_path, save):
+    save(tmp_path / "public")
+    model, processor = load_start(str(tmp_path / "public"))
+    scale = model.logit_scale.item()
+    model.logit_scale.data += 1
+    model.save_pretrained(tmp_path / "tuned")
+    processor.save_pretrained(tmp_path / "tuned")
+    found = average([tmp_path / "public", tmp_path / "tuned"], tmp_path / "between")
+    assert found.logit_scale.item() == pytest.approx(scale + 0.5)
 
 
 def save_other(folder, config=None, processor=None):
