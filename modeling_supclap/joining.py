@@ -24,8 +24,8 @@ from transformers.utils import FEATURE_EXTRACTOR_NAME, cached_file
 
 from .configuration_supclap import AUDIO_TOWERS, CEDConfig, SupCLAPConfig, config_from_dict
 from .feature_extraction_ced import CEDFeatureExtractor
-from .sentence_modules import read_sentence_modules, read_text_settings
-from .strict_loading import missing_protobuf, naming_damaged_files
+from .sentence_modules import read_sentence_modules, read_text_pooling, read_text_settings
+from .strict_loading import missing_protobuf, naming_damaged_files, naming_open_clip
 from .towers import POOLINGS_OF_ALL, get_class
 
 EXAMPLES = {"audio": "mispeech/ced-base", "text": "sentence-transformers/LaBSE"}
@@ -39,13 +39,17 @@ def join_models(cls: Any, audio: str, text: str, **kwargs: Any) -> Any:
     if unknown := sorted(kwargs.keys() - known):
         raise TypeError(f"from_encoders has no option {unknown[0]!r}; it has {', '.join(sorted(known))}")
 
-    audio_model = load_tower("audio", audio)
+    with naming_open_clip(audio):
+        audio_model = load_tower("audio", audio)
     modules = read_sentence_modules(text, kwargs.get("text_pooling"))
     if modules is not None:
         kwargs["text_pooling"] = modules.pooling
         kwargs["text_dense"] = modules.dense or None
         kwargs["text_normalize"] = modules.normalize
-    text_model = load_tower("text", text, kwargs.get("text_pooling", SupCLAPConfig.text_pooling))
+    elif "text_pooling" not in kwargs:
+        kwargs["text_pooling"] = read_text_pooling(text) or SupCLAPConfig.text_pooling
+    with naming_open_clip(text):
+        text_model = load_tower("text", text, kwargs["text_pooling"])
 
     config = SupCLAPConfig(audio_config=audio_model.config, text_config=text_model.config, **kwargs)
     model = cls(config, audio_model, text_model)
@@ -61,7 +65,11 @@ def join_processors(cls: Any, audio: str, text: str, caption_prefix: str | None 
     if max_tokens is not None:
         kwargs.setdefault("model_max_length", max_tokens)
     prefix = prompt if caption_prefix is None else caption_prefix
-    return cls(_load_feature_extractor(audio), load_tokenizer(text, **kwargs), caption_prefix=prefix)
+    with naming_open_clip(audio):
+        extractor = _load_feature_extractor(audio)
+    with naming_open_clip(text):
+        tokenizer = load_tokenizer(text, **kwargs)
+    return cls(extractor, tokenizer, caption_prefix=prefix)
 
 
 def load_tower(kind: Literal["audio", "text"], name: str, pooling: str = "mean") -> PreTrainedModel:

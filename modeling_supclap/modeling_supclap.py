@@ -185,7 +185,8 @@ class SupCLAPModel(EncodingMixin, StrictLoadingMixin, PreTrainedModel):
                 that `AutoModel` and `AutoFeatureExtractor` load (AST, Whisper, wav2vec 2.0, HuBERT, ...).
             text: Hub id or folder of the text encoder: SONAR, or any encoder that `AutoModel` loads. A
                 sentence-transformers model (LaBSE, e5) keeps its pooling, dense layers and normalisation.
-                For both, a SupCLAP model provides its encoder alone, without dense layers and projection.
+                For both, a SupCLAP model provides its encoder alone, without dense layers and projection. It sets the
+                default of `text_pooling`.
             **kwargs: Further fields of `SupCLAPConfig`. If `text_pooling` differs from the pooling of a
                 sentence-transformers model, its dense layers and normalisation are not used.
 

@@ -26,7 +26,7 @@ from .auto_classes import register
 from .configuration_supclap import SupCLAPConfig
 from .feature_extraction_clap import extract_clap, extract_clap_on_device
 from .languages import LANGUAGES, get_flores_code, require_language_code
-from .strict_loading import missing_protobuf
+from .strict_loading import missing_protobuf, naming_open_clip
 from .waveform import RESAMPLING_METHODS
 
 logger = logging.get_logger(__name__)
@@ -116,15 +116,17 @@ class SupCLAPProcessor(ProcessorMixin):
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Self:
         """Load a processor as in transformers. If this fails, the error message lists the required files."""
-        try:
-            return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
-        except (OSError, ValueError) as error:
-            kind = ValueError if isinstance(error, ValueError) else OSError
-            raise kind(
-                f"no processor can be loaded from {pretrained_model_name_or_path}: {error}{missing_protobuf()}\n"
-                "A processor folder contains processor_config.json and the tokenizer files. To build a processor from "
-                "two encoders, call SupCLAPProcessor.from_encoders(audio, text)"
-            ) from error
+        name = pretrained_model_name_or_path
+        with naming_open_clip(name):
+            try:
+                return super().from_pretrained(name, *args, **kwargs)
+            except (OSError, ValueError) as error:
+                kind = ValueError if isinstance(error, ValueError) else OSError
+                raise kind(
+                    f"no processor can be loaded from {name}: {error}{missing_protobuf()}\n"
+                    "A processor folder contains processor_config.json and the tokenizer files. To build a processor "
+                    "from two encoders, call SupCLAPProcessor.from_encoders(audio, text)"
+                ) from error
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
         """Save as in transformers, without the truncation and padding of the tokenizer's last call."""

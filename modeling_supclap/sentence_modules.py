@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 from transformers.modeling_utils import load_state_dict
-from transformers.utils import cached_file
 
-from .hub_ids import is_hub_id
+from .strict_loading import find_file
 
 # From the names of pooling modes in sentence-transformers (before and since version 6) to `text_pooling`.
 _POOLINGS = {
@@ -58,10 +57,10 @@ def read_sentence_modules(name: str, pooling: str | None = None) -> SentenceModu
             activation = _ACTIVATIONS[settings["activation_function"].rpartition(".")[2].rstrip("()")]
             bias = settings.get("bias", True)
             dense.append({"out_features": settings["out_features"], "activation": activation, "bias": bias})
-            files = (
-                _find(name, f"{module['path']}/{file}") for file in ("model.safetensors", "pytorch_model.bin")
-            )
-            if (local := next(filter(None, files), None)) is None:
+            folder = module["path"]
+            local = find_file(name, f"{folder}/model.safetensors")
+            local = local or find_file(name, f"{folder}/pytorch_model.bin")
+            if local is None:
                 raise ValueError(f"{name} has no weights for its module {module['path']}; download it again")
             weights.append(load_state_dict(local))
         elif kind == "Normalize":
@@ -88,6 +87,11 @@ def read_text_settings(name: str) -> tuple[str, int | None]:
     return prompt, (_read_json(name, "sentence_bert_config.json") or {}).get("max_seq_length")
 
 
+def read_text_pooling(name: str) -> str | None:
+    """Read the text pooling of a SupCLAP model from its folder or Hub id. Return None for other models."""
+    return (_read_json(name, "config.json") or {}).get("text_pooling")
+
+
 def _read_pooling(settings: dict[str, Any]) -> str:
     """Return "mean", "cls" or "last" for a pooling configuration, or "" if the pooling is unsupported."""
     if not settings.get("include_prompt", True):
@@ -100,12 +104,5 @@ def _read_pooling(settings: dict[str, Any]) -> str:
 
 
 def _read_json(name: str, path: str) -> Any:
-    local = _find(name, path)
+    local = find_file(name, path)
     return None if local is None else json.loads(Path(local).read_text(encoding="utf-8"))
-
-
-def _find(name: str, path: str) -> str | None:
-    if not Path(name).is_dir() and not is_hub_id(name):
-        return None  # loading the tower raises an error for this name
-    optional = ("missing_entries", "connection_errors", "gated_repo")
-    return cached_file(name, path, **{f"_raise_exceptions_for_{error}": False for error in optional})

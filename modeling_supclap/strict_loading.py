@@ -9,9 +9,17 @@ from typing import Any, Self
 
 import transformers
 from transformers.modeling_utils import load_state_dict
-from transformers.utils import is_protobuf_available
+from transformers.utils import cached_file, is_protobuf_available
 
 from .hub_ids import is_hub_id
+
+
+def find_file(name: Any, file: str) -> str | None:
+    """Return the local path of a file in a folder or Hub repository, downloaded if needed; None if there is none."""
+    try:
+        return cached_file(name, file, _raise_exceptions_for_missing_entries=False)
+    except OSError:
+        return None
 
 
 @contextmanager
@@ -50,6 +58,23 @@ def damaged(path: Path, error: Exception) -> str:
     return f"cannot read weights from {path} ({cause}); the file is damaged or incomplete, download it again"
 
 
+@contextmanager
+def naming_open_clip(name: Any) -> Iterator[None]:
+    """Context manager that names the function to call if the folder or repository is in OpenCLIP's format only."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        if name is None or find_file(name, "open_clip_config.json") is None:
+            raise
+        config = find_file(name, "config.json")
+        if config is not None and '"supclap"' in Path(config).read_text(encoding="utf-8"):
+            raise
+        raise ValueError(
+            f"{name} is in OpenCLIP's format; load an audio model with modeling_supclap.conversion.load_model, or "
+            f"convert it with `supclap convert {name} --out FOLDER` and pass the folder"
+        ) from error
+
+
 def missing_protobuf() -> str:
     """Return an installation hint if protobuf is missing, else ""."""
     if is_protobuf_available():
@@ -65,11 +90,6 @@ def _check_source(name: Any) -> None:
     if not os.path.isdir(path) and not is_hub_id(path):
         raise OSError(f"folder {path} does not exist; pass a model folder or a Hub id such as name/model")
 
-    if os.path.isfile(os.path.join(path, "open_clip_config.json")):
-        raise ValueError(
-            f"{path} is a model in OpenCLIP's format; load an audio model with "
-            "modeling_supclap.conversion.load_open_clip, or convert it with supclap convert"
-        )
     adapter = Path(path, "adapter_config.json")
     if not adapter.is_file():
         return
@@ -111,7 +131,8 @@ class StrictLoadingMixin:
         """
         _check_source(pretrained_model_name_or_path)
         options = {**kwargs, "output_loading_info": True}
-        with naming_damaged_files(pretrained_model_name_or_path):
+        name = pretrained_model_name_or_path
+        with naming_open_clip(name), naming_damaged_files(name):
             loaded = super().from_pretrained(pretrained_model_name_or_path, *args, **options)  # type: ignore[misc]
         if kwargs.get("output_loading_info"):
             return loaded

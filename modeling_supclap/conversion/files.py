@@ -20,7 +20,6 @@ from huggingface_hub import ModelCard, hf_hub_download, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 from safetensors.torch import load_file
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
-from transformers.utils import cached_file
 
 from ..hub_ids import is_hub_id
 from ..strict_loading import damaged
@@ -195,14 +194,6 @@ def _download(origin: str, revision: str | None) -> tuple[Path, str, str]:
         raise OSError(
             f"{origin} is not a local path, and downloading from the Hub failed: {error}"
         ) from error
-
-
-def find_file(name: str | Path, file: str) -> str | None:
-    """Return the local path of a file in a folder or Hub repository, downloaded if needed; None if there is none."""
-    try:
-        return cached_file(name, file, _raise_exceptions_for_missing_entries=False)
-    except OSError:
-        return None
 
 
 def is_open_clip_audio(folder: str | Path) -> bool:

@@ -9,8 +9,8 @@ from transformers import ClapProcessor, PreTrainedConfig
 
 from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
+from ..strict_loading import find_file
 from .clap import load_clap, processor_from_clap, supclap_from_clap
-from .files import find_file
 from .open_clip import is_open_clip, load_open_clip, load_open_clip_processor
 
 ACCEPTED = (

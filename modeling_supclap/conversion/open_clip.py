@@ -22,8 +22,8 @@ from ..configuration_supclap import ModernTextConfig, NaFlexConfig, SupCLAPConfi
 from ..feature_extraction_ced import CEDFeatureExtractor
 from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
-from ..strict_loading import apply_umask
-from .files import OPEN_CLIP_CONFIG, OPEN_CLIP_WEIGHTS, find_file, is_open_clip_audio, read_checkpoint
+from ..strict_loading import apply_umask, find_file
+from .files import OPEN_CLIP_CONFIG, OPEN_CLIP_WEIGHTS, is_open_clip_audio, read_checkpoint
 from .folders import copy_origin, writing_folder
 from .tensors import Tensors
 

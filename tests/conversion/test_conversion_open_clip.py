@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, BertConfig, BertModel, GPT2Tokenizer
 
-from modeling_supclap import SupCLAPModel, SupCLAPProcessor
+from modeling_supclap import CEDModel, SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.conversion import (
     is_open_clip,
     load_open_clip,
@@ -249,9 +249,40 @@ def test_a_folder_with_both_formats_is_read_as_openclip(saved, tmp_path):
     load_embedding_model(tmp_path / "model", device="cpu")
 
 
-def test_from_pretrained_names_the_function_for_this_format(saved):
-    with pytest.raises(ValueError, match="load_open_clip"):
-        SupCLAPModel.from_pretrained(saved["A"][0])
+@pytest.mark.parametrize("has_config", [False, True])
+def test_from_pretrained_names_the_function_for_this_format(saved, tmp_path, has_config):
+    name = str(tmp_path / "clap2")
+    shutil.copytree(saved["A"][0], name)
+    if has_config:
+        (tmp_path / "clap2" / "config.json").write_text(json.dumps({"model_type": "clap2"}))
+    BertModel(BertConfig(**builders.bert_config())).save_pretrained(tmp_path / "bert")
+    CEDModel(builders.ced_config()).save_pretrained(tmp_path / "ced")
+    bert, ced = str(tmp_path / "bert"), str(tmp_path / "ced")
+    for load in (
+        lambda: SupCLAPModel.from_pretrained(name),
+        lambda: SupCLAPProcessor.from_pretrained(name),
+        lambda: SupCLAPModel.from_encoders(name, bert),
+        lambda: SupCLAPModel.from_encoders(ced, name),
+        lambda: SupCLAPProcessor.from_encoders(name, bert),
+    ):
+        with pytest.raises(ValueError, match=r"load_model.*supclap convert") as error:
+            load()
+        assert len(str(error.value)) < 500
+
+
+def test_the_towers_of_a_converted_folder_are_joined_with_others(saved, tmp_path):
+    model, processor = load_open_clip(saved["A"][0])
+    for part in (model, processor):
+        part.save_pretrained(tmp_path / "clap2")
+    CEDModel(builders.ced_config()).save_pretrained(tmp_path / "ced")
+    joined = SupCLAPModel.from_encoders(str(tmp_path / "ced"), str(tmp_path / "clap2"), projection_dim=8)
+    assert joined.config.text_pooling == "pooler"
+    words = SupCLAPProcessor.from_encoders(str(tmp_path / "ced"), str(tmp_path / "clap2"))(
+        text=CAPTIONS, return_tensors="pt"
+    )
+    with torch.no_grad():
+        found, expected = (each.text_model(**words).pooler_output for each in (joined, model))
+    torch.testing.assert_close(found, expected)
 
 
 def test_a_vision_model_of_openclip_is_not_an_audio_model(tmp_path):

@@ -11,6 +11,7 @@ from transformers import AutoModel, M2M100ForConditionalGeneration, M2M100Model
 from transformers.models.m2m_100.modeling_m2m_100 import M2M100Encoder
 
 from modeling_supclap import CEDModel, SonarTextModel, SupCLAPModel
+from modeling_supclap.strict_loading import find_file
 
 DECODER = {"decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 8}
 
@@ -71,6 +72,21 @@ def test_a_clap_is_rejected_as_a_supclap_model(tmp_path):
     clap.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="SupCLAPModel"):
         SupCLAPModel.from_pretrained(tmp_path, config=builders.supclap_config(clap.config.text_config))
+
+
+def test_a_file_is_found_in_a_folder(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    assert find_file(tmp_path, "config.json") == str(tmp_path / "config.json")
+    for name in (tmp_path, tmp_path / "config.json", "./nowhere", "nobody/nothing", ""):
+        assert find_file(name, "weights.bin") is None
+
+
+def test_a_folder_with_both_formats_keeps_its_own_error(tmp_path):
+    builders.save_supclap(tmp_path)
+    (tmp_path / "open_clip_config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"cut")
+    with pytest.raises(OSError, match="damaged"):
+        SupCLAPModel.from_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077])
