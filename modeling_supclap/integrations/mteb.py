@@ -45,8 +45,8 @@ class SupCLAPEncoder(AbsEncoder):
     The revision in mteb, which names the folder of cached results, is the fingerprint of the weights and settings.
 
     Args:
-        model_name: Folder or Hub id of a SupCLAP model.
-        revision: Branch, tag or commit on the Hub. None: use the latest version.
+        model_name: Folder or Hub id of a model that `load_embedding_model` loads.
+        revision: Branch, tag or commit of a SupCLAP model on the Hub. None: use the latest version.
         device: Torch device. None: use a GPU if there is one.
         language: ISO 639-3 code of the texts, for tasks with several languages or with a language that the tokenizer
             does not support. None: use the tokenizer's setting.
@@ -67,6 +67,8 @@ class SupCLAPEncoder(AbsEncoder):
         **kwargs: Any,
     ) -> None:
         hub: dict[str, Any] = {} if revision is None else {"revision": revision}
+        if model is None and not hub and not kwargs:
+            model = load_embedding_model(model_name, processor, device)
         if not isinstance(model, EmbeddingModel):
             loaded: Any = model or SupCLAPModel.from_pretrained(model_name, **hub, **kwargs)
             loaded = loaded.to(device or default_device()).eval()

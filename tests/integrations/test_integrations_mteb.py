@@ -1,10 +1,12 @@
 """The model in mteb: scores of small tasks, compared with scores computed by hand."""
 
 import sys
+from functools import partial
 from typing import Any
 
 import builders
 import numpy as np
+import open_clip_folders as folders
 import pandas
 import pytest
 from commands import run_recipe
@@ -221,6 +223,16 @@ def test_a_folder_by_name_and_the_metadata_of_mteb(tmp_path, encoder):
     assert "jpn-Jpan" in meta.languages
     text = Loader({"text": LABELS}, ["text"])
     np.testing.assert_array_equal(loaded.encode(text, **CALL), encoder.encode(text, **CALL))
+
+
+@pytest.mark.parametrize("save", [builders.save_clap, partial(folders.write_folder, name="A")])
+def test_public_models_are_loaded_by_name(tmp_path, save):
+    save(tmp_path / "public")
+    encoder = SupCLAPEncoder(str(tmp_path / "public"), device="cpu")
+    expected = load_embedding_model(tmp_path / "public", device="cpu").encode_text(LABELS, None)
+    found = encoder.encode(Loader({"text": LABELS}, ["text"]), **CALL)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert encoder.mteb_model_meta.embed_dim == expected.shape[1]
 
 
 def encode_calls(encoder, cache):
