@@ -99,6 +99,21 @@ class Plain:
         return np.full((len(texts), 2), 0.5**0.5)
 
 
+class WithArgument(Plain):
+    """Model that is told the sampling rate of the waveforms."""
+
+    def encode_audio(self, waveforms, sampling_rate):
+        return torch.ones(len(waveforms), 2)
+
+
+def test_a_custom_model_that_states_or_receives_a_rate_gives_no_warning(recwarn):
+    load_embedding_model(WithArgument())
+    with_attribute = Plain()
+    with_attribute.sampling_rate = 16000
+    assert load_embedding_model(with_attribute).sampling_rate_hz == 16000
+    assert not recwarn.list
+
+
 def test_custom_models_get_only_the_arguments_they_accept():
     with pytest.warns(UserWarning, match="48000"):
         adapted = load_embedding_model(Plain())

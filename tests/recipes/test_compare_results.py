@@ -108,6 +108,16 @@ def test_runs_that_differ_in_their_seed_are_one_model(tmp_path):
     assert "| 30.0 ± 5.0 (17.6 to 42.4) | 40.0 ± 5.0 (27.6 to 52.4) | +10.0 (" in text
 
 
+def test_several_seeds_with_different_protocols_are_refused(tmp_path):
+    folders = []
+    for kind in ("clip", "captions"):
+        for seed in (1, 2):
+            words = {"seed": seed, "data_seed": seed, "model": kind}
+            folders.append(save(tmp_path / f"{kind}{seed}", "x", [1, 0], words, positives=kind))
+    with pytest.raises(ValueError, match="positives"):
+        compare(tmp_path, *folders)
+
+
 def test_evaluations_of_one_model_with_several_seeds_are_one_model(tmp_path):
     folders = [save(tmp_path / str(seed), f"runs/mine-seed{seed}", [1] * seed + [0] * 4) for seed in (1, 2)]
     folders += [save(tmp_path / "again", "others/mine-seed2", [1, 1, 0, 0])]
