@@ -304,8 +304,6 @@ class NaFlexConfig(OwnTypeMixin, PreTrainedConfig):
                 f"embed_dim={self.embed_dim} must be a multiple of 4 x num_heads={self.num_heads}, because rotary "
                 "positions split each head into four"
             )
-        if self.pool_include_prefix and self.global_pool == "avg" and self.class_token:
-            raise ValueError("pool_include_prefix with a class token requires global_pool='map', got 'avg'")
 
 
 @strict

@@ -59,20 +59,27 @@ def merge_adapters(checkpoint: Path, weights: Mapping[str, torch.Tensor], folder
     print(f"{checkpoint}: merged its adapters; the model is in {folder}")
 
 
-def print_comparison(folder: Path) -> None:
-    """Print that all fields and tensors are known, and the cosine to OpenCLIP's own embeddings if it is installed."""
+def print_comparison(folder: Path, tokenizer: str | None = None) -> None:
+    """Print that all fields and tensors are known, and the cosines to OpenCLIP's own embeddings if it is installed."""
     from modeling_supclap.conversion import load_open_clip
     from modeling_supclap.conversion.open_clip import compare_with_open_clip
 
     print("all fields of open_clip_config.json are supported, and all tensors are used")
     try:
-        cosines = compare_with_open_clip(folder, *load_open_clip(folder))
-    except ImportError:
-        print(
-            'to compare embeddings with OpenCLIP, install it: pip install "open_clip_torch>=4.2.1" tiktoken'
-        )
+        found = compare_with_open_clip(folder, *load_open_clip(folder, tokenizer))
+    except ImportError as error:
+        print(f"not compared with OpenCLIP ({error}): pip install 'open_clip_torch>=4.2.1' tiktoken")
         return
-    print("cosine to OpenCLIP: " + ", ".join(f"{part} {cosine:.6f}" for part, cosine in cosines.items()))
+    except OSError as error:
+        print(f"not compared with OpenCLIP, because it cannot download its vocabulary: {error}")
+        return
+    print(
+        f"OpenCLIP {found['version']}: token ids {'equal' if found['tokens'] else 'DIFFER'}, "
+        f"lowest cosine of audio {found['audio']:.6f}, of text {found['text']:.6f}"
+    )
+    print(
+        "please report these two lines, with the name and revision of the model, to the authors of this package"
+    )
 
 
 def write_open_clip(source: str, folder: Path) -> None:
@@ -155,7 +162,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     print(f"{type(conversion.model).__name__} is in {args.out}{', verified' if args.verify else ''}")
     if conversion.layout.kind == "open-clip" and args.verify and args.part == "whole":
-        print_comparison(checkpoint.folder)
+        print_comparison(checkpoint.folder, args.tokenizer)
     if tokenizer is None and conversion.reads_text:
         print(
             f"no tokenizer was saved; pass --tokenizer (in training: the tokenizer of {conversion.layout.tokenizer})"

@@ -123,7 +123,13 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 def build(name: str) -> tuple[SupCLAPModel, SupCLAPProcessor]:
     """Build a model of `MODELS` with random weights, and its processor."""
-    audio, text, projection = MODELS[name]
+    return build_from(*MODELS[name])
+
+
+def build_from(
+    audio: dict[str, Any], text: dict[str, Any], projection: Any
+) -> tuple[SupCLAPModel, SupCLAPProcessor]:
+    """Build a model with random weights from the fields of its towers, and its processor."""
     config = SupCLAPConfig(
         audio_config=NaFlexConfig(**audio),
         text_config=ModernTextConfig(**text),

@@ -27,7 +27,11 @@ from .provenance import known_license
 
 # OpenCLIP's configuration and weights. A repository may have them beside those of transformers.
 OPEN_CLIP_CONFIG = "open_clip_config.json"
-OPEN_CLIP_WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
+OPEN_CLIP_WEIGHTS = (
+    "open_clip_model.safetensors",
+    "open_clip_pytorch_model.safetensors",
+    "open_clip_pytorch_model.bin",
+)
 # In order of preference; an index lists the files of a sharded checkpoint.
 WEIGHTS = (
     "model.safetensors",
@@ -60,7 +64,7 @@ class Checkpoint:
     Args:
         origin: Hub id, or name of the file or folder.
         tensors: `{name: tensor}`, without the prefix `module.`.
-        config: Content of `config.json` next to the weights, or of `open_clip_config.json` next to OpenCLIP's weights;
+        config: Content of the `open_clip_config.json` of an audio model next to the weights, else of `config.json`;
             empty if there is no such file.
         license: Hub license identifier from the model card; None if unknown.
         not_read: Names of ignored entries in the file, such as the optimizer.
@@ -120,9 +124,9 @@ def read_checkpoint(origin: str | Path, revision: str | None = None) -> Checkpoi
     # DistributedDataParallel adds this prefix
     if all(name.startswith("module.") for name in tensors):
         consume_prefix_in_state_dict_if_present(tensors, "module.")
-    is_open_clip = files[0].name in OPEN_CLIP_WEIGHTS
-    config_file = files[0].parent / (OPEN_CLIP_CONFIG if is_open_clip else "config.json")
-    card = files[0].parent / "README.md"
+    folder = files[0].parent
+    config_file = folder / (OPEN_CLIP_CONFIG if is_open_clip_audio(folder) else "config.json")
+    card = folder / "README.md"
     # A README next to a single file may describe something else.
     stated = ModelCard.load(card).data.get("license") if path.is_dir() and card.is_file() else None
     return Checkpoint(
@@ -185,10 +189,11 @@ def _download(origin: str, revision: str | None) -> tuple[Path, str, str]:
             path = Path(hf_hub_download(repository, file, revision=revision))
             return path, repository, path.parents[file.count("/")].name
         folder = Path(snapshot_download(repository, revision=revision, allow_patterns=SMALL_FILES))
-        prefix = "open_clip_" if is_open_clip_audio(folder) else ""
-        snapshot_download(repository, revision=revision, allow_patterns=[f"{prefix}model*.safetensors"])
-        if not list(folder.glob(f"{prefix}model*.safetensors")):
-            snapshot_download(repository, revision=revision, allow_patterns=[f"{prefix}pytorch_model*.bin"])
+        patterns = ("model*.safetensors", "pytorch_model*.bin")  # with the parts of a sharded checkpoint
+        for pattern in OPEN_CLIP_WEIGHTS if is_open_clip_audio(folder) else patterns:
+            snapshot_download(repository, revision=revision, allow_patterns=[pattern])
+            if list(folder.glob(pattern)):
+                break
         return folder, repository, folder.name
     except (OSError, HfHubHTTPError) as error:
         raise OSError(
@@ -209,7 +214,8 @@ def _weight_files(folder: Path) -> tuple[Path, ...]:
     index, the files listed in it are returned. If none exists, the folder must contain exactly one file with a suffix
     in `WEIGHT_SUFFIXES`.
     """
-    for name in OPEN_CLIP_WEIGHTS if is_open_clip_audio(folder) else WEIGHTS:
+    expected = OPEN_CLIP_WEIGHTS if is_open_clip_audio(folder) else WEIGHTS
+    for name in expected:
         path = folder / name
         if path.is_file() and path.suffix == ".json":
             parts = sorted(set(_read_json(path, "weight_map").values()))
@@ -224,7 +230,7 @@ def _weight_files(folder: Path) -> tuple[Path, ...]:
     paths = tuple(sorted(path for path in folder.iterdir() if path.suffix in WEIGHT_SUFFIXES))
     if len(paths) != 1:
         names = ", ".join(path.name for path in paths) or "none"
-        raise ValueError(f"{folder} must contain one checkpoint, such as {WEIGHTS[0]}; found {names}")
+        raise ValueError(f"{folder} must contain one checkpoint, such as {expected[0]}; found {names}")
     return paths
 
 

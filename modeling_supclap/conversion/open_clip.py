@@ -9,17 +9,20 @@ run with LAION's published weights.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils import cached_file
 
 from ..configuration_supclap import ModernTextConfig, NaFlexConfig, SupCLAPConfig
 from ..feature_extraction_ced import CEDFeatureExtractor
+from ..hub_ids import is_hub_id
 from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
 from ..strict_loading import apply_umask, find_file
@@ -29,99 +32,62 @@ from .tensors import Tensors
 
 # Training clips of CLAP2 last at most 30 s, and the cost of attention grows with the square of the length.
 CHUNK_SECONDS = 30
-# GPT-2's byte-level BPE: tiktoken's "r50k_base" has the same ids.
+# GPT-2's byte-level BPE: these vocabularies of tiktoken have the same ids. OpenCLIP adds EOS, PAD and BOS after them.
 GPT2 = "openai-community/gpt2"
+R50K = ("r50k_base", "gpt2")
+R50K_SIZES = (50260, 50257)  # number of tokens with the special tokens, and id of EOS
 
-# Fields of `audio_cfg` -> fields of CEDFeatureExtractor.
-_MEL_FIELDS = {
-    "sample_rate": "sampling_rate",
-    "mel_bins": "feature_size",
-    "window_size": "win_size",
-    "hop_size": "hop_size",
-    "fmin": "f_min",
-    "fmax": "f_max",
-}
+# Fields of OpenCLIP that are fields of our configurations, with OpenCLIP's defaults for fields that a file lacks.
 _MEL_DEFAULTS = {
-    "sample_rate": 48000,
-    "mel_bins": 64,
-    "window_size": 1024,
-    "hop_size": 480,
-    "fmin": 50,
-    "fmax": 14000,
-}
-# Fields of `audio_cfg` and of `naflexvit_cfg` -> fields of NaFlexConfig, with the same names.
-_PATCH_FIELDS = {"patch_freq": "patch_freq", "patch_time": "patch_time", "patch_pad_mode": "patch_pad_mode"}
-_OWN_FIELDS = {"model_type", "n_mels", "layer_norm_eps", "initializer_range", *_PATCH_FIELDS}
+    "sample_rate": 48000, "mel_bins": 64, "window_size": 1024, "hop_size": 480, "fmin": 50, "fmax": 14000,
+}  # fmt: skip
+_PATCH_DEFAULTS = {"patch_freq": 64, "patch_time": 4, "patch_pad_mode": "floor"}
+# NaFlexConfig has the names and defaults of `naflexvit_cfg`, which is timm's NaFlexVitCfg.
+_OWN_FIELDS = {"model_type", "n_mels", "layer_norm_eps", "initializer_range", *_PATCH_DEFAULTS}
 _VIT_NAMES = sorted(NaFlexConfig.__annotations__.keys() - _OWN_FIELDS)
-_VIT_FIELDS = dict(zip(_VIT_NAMES, _VIT_NAMES, strict=True))
-# Fields of `text_cfg` -> fields of ModernTextConfig.
-_TEXT_FIELDS = {
-    "context_length": "max_position_embeddings",
-    "width": "hidden_size",
-    "heads": "num_attention_heads",
-    "layers": "num_hidden_layers",
-    "pad_id": "pad_token_id",
-    "bos_id": "bos_token_id",
-    "eos_id": "eos_token_id",
-}
-# Fields of `text_cfg` with the same names in ModernTextConfig.
-_SAME_TEXT_FIELDS = (
-    *(
-        "vocab_size",
-        "mlp_ratio",
-        "mlp_type",
-        "pool_type",
-        "attention_mode",
-        "norm_type",
-        "norm_eps",
-        "norm_placement",
-    ),
-    *(
-        "pre_norm",
-        "qk_norm",
-        "attn_gated",
-        "attention_bias",
-        "mlp_bias",
-        "gate_bias",
-        "value_residual",
-        "reg_tokens",
-    ),
-    *("ls_init_value", "rope_temperature"),
-)
-_TEXT_FIELDS |= dict(zip(_SAME_TEXT_FIELDS, _SAME_TEXT_FIELDS, strict=True))
-# These fields change the embeddings but no shape, and OpenCLIP's defaults may change: they must be in the file.
-_TEXT_REQUIRED = ("heads", "pool_type", "attention_mode", "mlp_type", "norm_type", "norm_eps")
+_VIT_DEFAULTS = {name: getattr(NaFlexConfig(), name) for name in _VIT_NAMES}
+_TEXT_DEFAULTS = {
+    "context_length": 77, "vocab_size": 49408, "width": 512, "heads": 8, "layers": 12, "mlp_ratio": 4.0,
+    "mlp_type": "swiglu", "pool_type": "argmax", "attention_mode": "causal", "rope_temperature": 10000.0,
+    "pad_id": 0, "bos_id": None, "eos_id": None, "reg_tokens": 0, "value_residual": False, "ls_init_value": None,
+    "norm_type": "rmsnorm", "norm_eps": 1e-6, "norm_placement": "pre", "pre_norm": False, "qk_norm": False,
+    "attn_gated": False, "attention_bias": False, "mlp_bias": False, "gate_bias": None,
+}  # fmt: skip
+# Their names -> our names, where they differ.
+_OUR_NAMES = {
+    "sample_rate": "sampling_rate", "mel_bins": "feature_size", "window_size": "win_size", "fmin": "f_min",
+    "fmax": "f_max", "context_length": "max_position_embeddings", "width": "hidden_size",
+    "heads": "num_attention_heads", "layers": "num_hidden_layers", "pad_id": "pad_token_id",
+    "bos_id": "bos_token_id", "eos_id": "eos_token_id",
+}  # fmt: skip
 
-# Other fields with the only values that are supported.
-_AUDIO_FIXED = {"model_type": "naflexvit", "in_chans": 1, "rope_type": "axial", "enable_fusion": False}
-_VIT_FIXED: dict[str, Any] = {
-    "act_layer": None,
-    "attn_layer": None,
-    "attn_type": "standard",
-    "block_fn": None,
-    "embed_norm_layer": None,
-    "embed_proj_type": "linear",
-    "enable_patch_interpolator": False,
-    "fc_norm": None,
-    "final_norm": True,
-    "input_norm_layer": None,
-    "mlp_layer": None,
-    "num_kv_heads": None,
-    "pos_embed": "none",
-    "proj_bias": True,
-    "qkv_fused": True,
-    "rope_grid_indexing": "ij",
-    "rope_grid_offset": 0.0,
-    "rope_mrope_section": None,
-    "rope_ref_feat_shape": None,
-    "rope_type": "axial",
-    "swiglu_align_to": 0,
-}
-_TEXT_FIXED: dict[str, Any] = {"text_arch": "modern", "pos_embed": "rope"}
-# Fields without an effect on embeddings: of HTSAT, of training, and of OpenCLIP's own preprocessing.
+# Fields that change the embeddings, with the only values that are supported.
+_AUDIO_ONLY: dict[str, Any] = {
+    "model_type": ("naflexvit",), "in_chans": (1,), "rope_type": ("axial",), "pre_norm": (False,),
+    "training_head": (False,), "proj_act": ("gelu", "relu"),
+}  # fmt: skip
+_VIT_ONLY: dict[str, Any] = {
+    "act_layer": (None, "gelu"), "attn_layer": (None,), "attn_type": ("standard", "rope"), "block_fn": (None,),
+    "embed_norm_layer": (None,), "embed_proj_type": ("linear",), "enable_patch_interpolator": (False,),
+    "final_norm": (True,), "input_norm_layer": (None,), "mlp_layer": (None,), "num_kv_heads": (None,),
+    "pos_embed": ("none", ""), "proj_bias": (True,), "qkv_fused": (True,), "rope_grid_indexing": ("ij",),
+    "rope_grid_offset": (0,), "rope_mrope_section": (None,), "rope_ref_feat_shape": (None,), "rope_type": ("axial",),
+    "swiglu_align_to": (0,),
+}  # fmt: skip
+_TEXT_ONLY: dict[str, Any] = {
+    "text_arch": ("modern",), "pos_embed": ("rope",), "proj_type": ("linear",), "proj_bias": (False, True),
+    "hf_model_name": (None, ""), "tokenizer_mode": (None, ""),
+}  # fmt: skip
+_POOLERS = {"mean_pooler": "mean", "cls_last_hidden_state_pooler": "cls", "cls_pooler": "pooler"}
+_HF_ONLY: dict[str, Any] = {
+    "text_arch": ("clip",), "hf_proj_type": ("linear", "mlp"), "hf_pooler_type": tuple(_POOLERS),
+    "tokenizer_mode": (None, ""),
+}  # fmt: skip
+
+# Fields without an effect on embeddings: of training, of other towers, and of tokenizers (checked by their ids).
 _AUDIO_IGNORED = {
-    "audio_length", "audio_seq_len", "class_num", "clip_samples", "fusion_type", "model_name", "naflexvit_cfg",
-    "pre_norm", "pretrained", "proj_act", "training_head",
+    "audio_length", "audio_seq_len", "class_num", "clip_samples", "enable_fusion", "fusion_type", "model_name",
+    "naflexvit_cfg", "pretrained",
 }  # fmt: skip
 _VIT_IGNORED = {
     "attn_drop_rate", "drop_path_rate", "drop_rate", "dynamic_img_pad", "fix_init", "patch_drop_rate",
@@ -131,34 +97,41 @@ _VIT_IGNORED = {
     "weight_init", "zero_init_residual",
 }  # fmt: skip
 _TEXT_IGNORED = {
-    "hf_tokenizer_name", "proj_bias", "tiktoken_name", "tokenizer_kwargs", "tokenizer_type", "variable_text",
+    "act_kwargs", "block_type", "correct_cls_mask", "embed_cls", "final_ln_after_pool", "freeze_pad_embed",
+    "hf_model_config", "hf_model_pretrained", "hf_pooler_type", "hf_proj_type", "hf_tokenizer_name", "no_causal_mask",
+    "norm_kwargs", "output_tokens", "scale_attn", "scale_attn_inner", "scale_fc", "scale_heads", "scaled_cosine_attn",
+    "tiktoken_name", "tokenizer_kwargs", "tokenizer_type", "use_pad_mask", "variable_text", "zero_init_residual",
 }  # fmt: skip
-_HF_FIELDS = {
-    "hf_model_name",
-    "hf_pooler_type",
-    "hf_proj_type",
-    "hf_model_pretrained",
-    "context_length",
-    "vocab_size",
-}
-_POOLERS = {"mean_pooler": "mean", "cls_last_hidden_state_pooler": "cls", "cls_pooler": "pooler"}
 _TOP_IGNORED = {
-    "embed_dim", "audio_cfg", "text_cfg", "custom_text", "init_logit_bias", "init_logit_scale", "model_type",
-    "nonscalar_logit_scale", "output_dict",
+    "audio_cfg", "custom_text", "embed_dim", "init_logit_bias", "init_logit_scale", "nonscalar_logit_scale",
+    "output_dict", "quick_gelu", "text_cfg",
 }  # fmt: skip
 
-AUDIO_NAMES = (
-    (r"^audio\.encoder\.vit\.", "audio_model."),
-    (r"^audio\.proj\.0\.", "audio_projection.linear1."),
-    (r"^audio\.proj\.2\.", "audio_projection.linear2."),
-)
-TEXT_NAMES = ((r"^text\.text_projection\.", "text_projection.linear1."), (r"^text\.", "text_model."))
-HF_TEXT_NAMES = (
-    (r"^text\.transformer\.", "text_model."),
-    (r"^text\.proj\.weight", "text_projection.linear1.weight"),
-    (r"^text\.proj\.0\.", "text_dense.0.linear."),
-    (r"^text\.proj\.2\.", "text_projection.linear1."),
-)
+# Settings of our models that OpenCLIP's format has no field for, with the values that it implies.
+_MODEL_ONLY = {
+    "projection_type": ("mlp",), "projection_hidden_act": _AUDIO_ONLY["proj_act"], "text_dense": (None, []),
+    "text_normalize": (False,), "text_pooling": ("pooler",), "text_projection_type": ("linear", "linear_bias"),
+}  # fmt: skip
+_TOWER_ONLY = {"layer_norm_eps": (1e-6,)}
+_PROCESSOR_ONLY = {
+    "caption_prefix": ("",),
+    "plain_captions": (False,),
+    "resampling_method": ("sinc_interp_hann",),
+}
+
+# Beginnings of tensor names, theirs and ours.
+_AUDIO_NAMES = {
+    "audio.encoder.vit.": "audio_model.",
+    "audio.proj.0.": "audio_projection.linear1.",
+    "audio.proj.2.": "audio_projection.linear2.",
+}
+_TEXT_NAMES = {"text.text_projection.": "text_projection.linear1.", "text.": "text_model."}
+_HF_TEXT_NAMES = {
+    "text.transformer.": "text_model.",
+    "text.proj.weight": "text_projection.linear1.weight",
+    "text.proj.0.": "text_dense.0.linear.",
+    "text.proj.2.": "text_projection.linear1.",
+}
 
 
 def is_open_clip(name: str) -> bool:
@@ -196,9 +169,7 @@ def load_open_clip_processor(name: str | Path) -> SupCLAPProcessor:
     settings = json.loads(path.read_text(encoding="utf-8"))
     model_cfg = _get_model_cfg(settings, str(name))
     words = load_open_clip_tokenizer(str(name), settings)
-    text_cfg = model_cfg["text_cfg"]
-    if not text_cfg.get("hf_model_name"):
-        prepare_open_clip_tokenizer(words, _read_text(text_cfg, str(name))[0])
+    prepare_open_clip_tokenizer(words, _read_text(model_cfg["text_cfg"], str(name))[0])
     return SupCLAPProcessor(_read_audio(model_cfg["audio_cfg"], str(name))[1], words)
 
 
@@ -217,16 +188,17 @@ def supclap_from_open_clip(
     model_cfg = _get_model_cfg(settings, origin)
     audio_cfg, text_cfg = model_cfg["audio_cfg"], model_cfg["text_cfg"]
     audio_config, extractor = _read_audio(audio_cfg, origin)
+    text_config, options = _read_text(text_cfg, origin)
     whole = Tensors(tensors, origin)
     _refuse_old_patches(whole, audio_config)
-    is_hf = bool(text_cfg.get("hf_model_name"))
-    text_config, options = (_read_hf_text if is_hf else _read_text)(text_cfg, origin)
     # hf_proj_type "mlp": linear, GELU, linear, without biases
-    if is_hf and "text.proj.0.weight" in whole:
+    if text_cfg.get("hf_model_name") and "text.proj.0.weight" in whole:
         inner = whole.get_shape("text.proj.0.weight", 2)[0]
         options["text_dense"] = [{"out_features": inner, "activation": "gelu", "bias": False}]
 
-    renamed = whole.rename([*AUDIO_NAMES, *(HF_TEXT_NAMES if is_hf else TEXT_NAMES)])
+    text_names = _HF_TEXT_NAMES if text_cfg.get("hf_model_name") else _TEXT_NAMES
+    prefixes = {**_AUDIO_NAMES, **text_names}
+    renamed = whole.rename([("^" + re.escape(theirs), ours) for theirs, ours in prefixes.items()])
     for name in ("logit_scale", "logit_bias"):
         if name in renamed:
             renamed[name] = renamed[name].reshape(1)
@@ -247,99 +219,112 @@ def supclap_from_open_clip(
 
 def _get_model_cfg(settings: Mapping[str, Any], origin: str) -> Mapping[str, Any]:
     """Return the `model_cfg` of OpenCLIP's settings. Raise ValueError if a part is missing or unknown."""
-    model_cfg = settings.get("model_cfg")
-    if not isinstance(model_cfg, Mapping) or not {"audio_cfg", "text_cfg", "embed_dim"} <= model_cfg.keys():
+    model_cfg = settings.get("model_cfg") or {}
+    towers = (model_cfg.get("audio_cfg"), model_cfg.get("text_cfg"))
+    if not all(isinstance(tower, Mapping) for tower in towers) or "embed_dim" not in model_cfg:
         raise ValueError(
             f"{origin} has no {OPEN_CLIP_CONFIG} with audio_cfg, text_cfg and embed_dim; pass the whole folder"
         )
-    _refuse_fields(model_cfg, {}, _TOP_IGNORED, f"{origin}: model_cfg")
+    # preprocess_cfg contains settings of images
+    _read_fields(settings, {}, {}, {"model_cfg", "preprocess_cfg"}, f"{origin}: {OPEN_CLIP_CONFIG}")
+    _read_fields(model_cfg, {}, {}, _TOP_IGNORED, f"{origin}: model_cfg")
     return model_cfg
 
 
 def _read_audio(audio_cfg: Mapping[str, Any], origin: str) -> tuple[NaFlexConfig, CEDFeatureExtractor]:
     """Read `audio_cfg` with its `naflexvit_cfg`."""
     vit_cfg = audio_cfg.get("naflexvit_cfg") or {}
-    known = {*_AUDIO_IGNORED, *_MEL_FIELDS, *_PATCH_FIELDS}
-    _refuse_fields(audio_cfg, _AUDIO_FIXED, known, f"{origin}: audio_cfg")
-    _refuse_fields(vit_cfg, _VIT_FIXED, {*_VIT_IGNORED, *_VIT_FIELDS}, f"{origin}: naflexvit_cfg")
-
-    fields = _to_our_names(vit_cfg, _VIT_FIELDS) | _to_our_names(audio_cfg, _PATCH_FIELDS)
+    known = {*_AUDIO_IGNORED, *_MEL_DEFAULTS}
+    audio_cfg = {"model_type": "HTSAT", **audio_cfg}
+    fields = _read_fields(audio_cfg, _PATCH_DEFAULTS, _AUDIO_ONLY, known, f"{origin}: audio_cfg")
+    where = f"{origin}: naflexvit_cfg"
+    only = {**_VIT_ONLY, "fc_norm": (None, vit_cfg.get("global_pool") == "avg")}
+    fields |= _read_fields(vit_cfg, _VIT_DEFAULTS, only, _VIT_IGNORED, where)
+    if fields["norm_layer"] == "layernorm":
+        fields["norm_layer"] = None
     extractor = extractor_from_audio_cfg(audio_cfg)
-    return NaFlexConfig(n_mels=extractor.feature_size, **fields), extractor
+    return _build_config(NaFlexConfig, where, n_mels=extractor.feature_size, **fields), extractor
 
 
 def extractor_from_audio_cfg(audio_cfg: Mapping[str, Any]) -> CEDFeatureExtractor:
-    """Build the feature extractor for the mel fields of an `audio_cfg`. Missing fields have OpenCLIP's defaults."""
-    mel = {**_MEL_DEFAULTS, **audio_cfg}
+    """Build the feature extractor for the mel fields of an `audio_cfg`."""
+    fields = _read_fields(audio_cfg, _MEL_DEFAULTS, {}, audio_cfg, "audio_cfg")
     return CEDFeatureExtractor(
-        n_fft=mel["window_size"],
+        n_fft=fields["win_size"],
         top_db=1000.0,  # no limit: the floor of the power is 110 dB below full scale
         min_frames=1,
-        pad_to_samples=mel["window_size"],
+        pad_to_samples=fields["win_size"],
         chunk_length=CHUNK_SECONDS,
-        **_to_our_names(mel, _MEL_FIELDS),
+        **fields,
     )
 
 
-def _read_text(text_cfg: Mapping[str, Any], origin: str) -> tuple[ModernTextConfig, dict[str, Any]]:
-    """Read the `text_cfg` of a text tower with `text_arch = "modern"`."""
+def _read_text(text_cfg: Mapping[str, Any], origin: str) -> tuple[Any, dict[str, Any]]:
+    """Read `text_cfg`. Return the configuration of the text tower, and options of SupCLAPConfig."""
     where = f"{origin}: text_cfg"
-    if "text_arch" not in text_cfg:
-        raise ValueError(
-            f"{where} has neither text_arch nor hf_model_name: CLIP's own text tower is not supported"
-        )
-    _refuse_fields(text_cfg, _TEXT_FIXED, {*_TEXT_IGNORED, *_TEXT_FIELDS}, where)
-    if lacking := [name for name in _TEXT_REQUIRED if name not in text_cfg]:
-        raise ValueError(
-            f"{where} lacks {', '.join(lacking)}; add the values with which the model was trained"
-        )
+    text_cfg = {"text_arch": "clip", **text_cfg}
+    if text_cfg.get("hf_model_name"):
+        known = {"hf_model_name", *_TEXT_DEFAULTS, *_TEXT_ONLY, *_TEXT_IGNORED}
+        _read_fields(text_cfg, {}, _HF_ONLY, known, where)
+        options = {
+            "text_pooling": _POOLERS[text_cfg.get("hf_pooler_type", "mean_pooler")],
+            "text_projection_type": "linear",
+        }
+        # Some repositories pin a half precision.
+        changes = {**(text_cfg.get("hf_model_config") or {}), "dtype": None}
+        return AutoConfig.from_pretrained(text_cfg["hf_model_name"], **changes), options
 
-    fields = _to_our_names(text_cfg, _TEXT_FIELDS)
+    fields = _read_fields(text_cfg, _TEXT_DEFAULTS, _TEXT_ONLY, _TEXT_IGNORED, where)
     if fields["pool_type"] == "argmax":
         fields["pool_type"] = "eos"
+    if fields["pool_type"] == "eos" and fields["eos_token_id"] is None:
+        raise ValueError(f"{where} lacks eos_id, which the pooling requires")
     projection = "linear_bias" if text_cfg.get("proj_bias") else "linear"
-    return ModernTextConfig(**fields), {"text_pooling": "pooler", "text_projection_type": projection}
+    options = {"text_pooling": "pooler", "text_projection_type": projection}
+    return _build_config(ModernTextConfig, where, **fields), options
 
 
-def _read_hf_text(text_cfg: Mapping[str, Any], origin: str) -> tuple[Any, dict[str, Any]]:
-    """Read the `text_cfg` of a text tower of transformers. Its configuration is loaded by `hf_model_name`."""
-    where = f"{origin}: text_cfg"
-    _refuse_fields(text_cfg, {}, {*_TEXT_IGNORED, *_HF_FIELDS, "pad_id", "bos_id", "eos_id"}, where)
-    pooler = text_cfg.get("hf_pooler_type", "mean_pooler")
-    if pooler not in _POOLERS:
-        raise ValueError(f"{where} has hf_pooler_type={pooler!r}; supported are {', '.join(_POOLERS)}")
-    options = {"text_pooling": _POOLERS[pooler], "text_projection_type": "linear"}
-    return AutoConfig.from_pretrained(text_cfg["hf_model_name"]), options
+def _build_config(config_class: Any, where: str, **fields: Any) -> Any:
+    """Build a configuration. Raise ValueError, with the place of the fields, for an unsupported value."""
+    try:
+        return config_class(**fields)
+    except StrictDataclassError as error:
+        raise ValueError(f"{where} is not supported: {error}") from error
 
 
-def _to_our_names(settings: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields of OpenCLIP's settings that exist, under our names. `names` is `{their name: our name}`."""
-    fields = {}
-    for theirs, ours in names.items():
-        if theirs in settings:
-            fields[ours] = settings[theirs]
-    return fields
+def _read_fields(
+    given: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    only: Mapping[str, tuple[Any, ...]],
+    ignored: Container[str],
+    where: str,
+) -> dict[str, Any]:
+    """Return the fields of a part of OpenCLIP's settings under our names, with OpenCLIP's defaults.
 
+    Args:
+        defaults: `{their name: their default}` of the fields to return. The default also replaces null.
+        only: `{their name: supported values}`.
+        ignored: Names of the other known fields.
+        where: Name of the part for error messages.
 
-def _to_their_names(config: Any, names: Mapping[str, str]) -> dict[str, Any]:
-    """Return attributes of a configuration under OpenCLIP's names. `names` is `{their name: our name}`."""
-    fields = {}
-    for theirs, ours in names.items():
-        fields[theirs] = getattr(config, ours)
-    return fields
-
-
-def _refuse_fields(fields: Mapping[str, Any], fixed: Mapping[str, Any], known: Any, where: str) -> None:
-    """Raise ValueError for unknown fields that are set, and for known fields with an unsupported value."""
-    for name, value in fields.items():
-        if name in fixed:
-            if value != fixed[name]:
-                raise ValueError(f"{where} has {name}={value!r}; only {fixed[name]!r} is supported")
-        elif name not in known and value not in (None, False, "", [], {}):
+    Raises:
+        ValueError: A field is unknown, or has an unsupported value.
+    """
+    for name, value in given.items():
+        if name in only and value not in only[name]:
+            supported = ", ".join(map(repr, only[name]))
+            raise ValueError(f"{where} has {name}={value!r}; supported: {supported}")
+        if name not in only and name not in defaults and name not in ignored:
             raise ValueError(
                 f"{where} has the unknown field {name}={value!r}, which may change the embeddings; convert this model "
                 "with a newer version of this package, or report the field"
             )
+
+    ours = {}
+    for name, default in defaults.items():
+        value = given.get(name)
+        ours[_OUR_NAMES.get(name, name)] = default if value is None else value
+    return ours
 
 
 def _refuse_old_patches(tensors: Tensors, config: NaFlexConfig) -> None:
@@ -350,10 +335,11 @@ def _refuse_old_patches(tensors: Tensors, config: NaFlexConfig) -> None:
     values between large steps reveals the layout. Random weights have no such pattern and are accepted.
     """
     rows, columns = config.patch_freq, config.patch_time
-    weight = tensors["audio.encoder.vit.embeds.proj.weight"].float()
-    steps = weight.diff(dim=1).square().mean(dim=0)
-    if rows == columns or 1 in (rows, columns) or len(steps) != rows * columns - 1:
+    name = "audio.encoder.vit.embeds.proj.weight"
+    values = tensors.get_shape(name, 2)[1]
+    if rows == columns or 1 in (rows, columns) or values != rows * columns:
         return
+    steps = tensors[name].float().diff(dim=1).square().mean(dim=0)
     ratios = []
     for length in (columns, rows):
         is_border = torch.arange(1, rows * columns) % length == 0
@@ -366,6 +352,54 @@ def _refuse_old_patches(tensors: Tensors, config: NaFlexConfig) -> None:
         )
 
 
+def load_open_clip_tokenizer(
+    folder: str, settings: Mapping[str, Any], name: str | None = None
+) -> PreTrainedTokenizerBase:
+    """Load the tokenizer `name`, or that of an OpenCLIP checkpoint.
+
+    Without `name`, it is the tokenizer in the folder or Hub repository, else `hf_tokenizer_name` or `hf_model_name`.
+    For tiktoken's r50k_base, it is the tokenizer in the folder if that has the right size, else GPT-2's: OpenCLIP
+    uploads CLIP's tokenizer with models that use tiktoken.
+
+    For a tokenizer of transformers, OpenCLIP also cleans captions (ftfy, HTML entities, white space); this package does
+    not.
+
+    Raises:
+        ValueError: The tokenizer is unknown, or OpenCLIP changes captions before tokenization.
+    """
+    text_cfg = settings["model_cfg"]["text_cfg"]
+    is_tiktoken = text_cfg.get("tokenizer_type") == "tiktoken"
+    neutral = {"add_bos": True, "add_eos": True, "clean": None if is_tiktoken else "whitespace"}
+    for option, value in (text_cfg.get("tokenizer_kwargs") or {}).items():
+        if value not in (neutral.get(option), None, ""):
+            raise ValueError(f"{folder}: tokenizer_kwargs has {option}={value!r}, which is not supported")
+
+    own = None if name else _load_own_tokenizer(folder)
+    other = text_cfg.get("hf_tokenizer_name") or text_cfg.get("hf_model_name")
+    if is_tiktoken:
+        other = GPT2 if text_cfg.get("tiktoken_name") in R50K else None
+        eos = text_cfg.get("eos_id")
+        if own is not None and eos is not None and len(own) not in (eos, eos + 3):
+            own = None
+    if own is None and (other := name or other) is None:
+        kind = text_cfg.get("tiktoken_name") or text_cfg.get("tokenizer_type")
+        raise ValueError(f"{folder} has no tokenizer, and OpenCLIP's {kind!r} is unknown; pass --tokenizer")
+
+    tokenizer = AutoTokenizer.from_pretrained(other) if own is None else own
+    max_length = text_cfg.get("context_length") or _TEXT_DEFAULTS["context_length"]
+    tokenizer.model_max_length = min(tokenizer.model_max_length, max_length)
+    tokenizer.padding_side = "right"
+    return tokenizer
+
+
+def _load_own_tokenizer(folder: str) -> PreTrainedTokenizerBase | None:
+    """Load the tokenizer of a folder or Hub repository. None: there is none."""
+    if find_file(folder, "tokenizer_config.json"):
+        return AutoTokenizer.from_pretrained(folder)
+    path = find_file(folder, "tokenizer.json")
+    return PreTrainedTokenizerFast(tokenizer_file=path) if path else None
+
+
 def prepare_open_clip_tokenizer(tokenizer: PreTrainedTokenizerBase, config: Any) -> None:
     """Add BOS, EOS and PAD to GPT-2's tokenizer, and check the ids of a tokenizer that has them, in place.
 
@@ -374,23 +408,32 @@ def prepare_open_clip_tokenizer(tokenizer: PreTrainedTokenizerBase, config: Any)
     """
     if config.model_type != ModernTextConfig.model_type:
         return
-    if len(tokenizer) == config.vocab_size - 3 and not hasattr(tokenizer, "src_lang"):
+    plain_tokens = config.eos_token_id or config.vocab_size - 3
+    if len(tokenizer) == plain_tokens:
         _add_special_tokens(tokenizer)
     tokenizer.model_max_length = min(tokenizer.model_max_length, config.max_position_embeddings)
     tokenizer.padding_side = "right"
+    # As in tiktoken, "<eos>" in a caption is plain text. The saved tokenizer has `init_kwargs`.
+    tokenizer.split_special_tokens = tokenizer.init_kwargs["split_special_tokens"] = True
 
-    ids = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
-    expected = (config.bos_token_id, config.eos_token_id, config.pad_token_id)
-    if ids != expected or len(tokenizer) != config.vocab_size:
+    expected, ids = {}, {}
+    for name in ("bos_token", "eos_token", "pad_token"):
+        ids[name] = getattr(tokenizer, f"{name}_id")
+        expected[name] = getattr(config, f"{name}_id")
+        if expected[name] is None:  # OpenCLIP does not use it
+            expected[name] = ids[name]
+        elif ids[name] is None:  # a tokenizer.json alone does not name its special tokens
+            setattr(tokenizer, name, tokenizer.convert_ids_to_tokens(expected[name]))
+            ids[name] = getattr(tokenizer, f"{name}_id")
+    if ids != expected or len(tokenizer) > config.vocab_size:
         raise ValueError(
-            f"the tokenizer has {len(tokenizer)} tokens and the ids {ids} for BOS, EOS and PAD, the text tower "
-            f"{config.vocab_size} and {expected}; pass the tokenizer of the checkpoint, or {GPT2}"
+            f"the tokenizer has {len(tokenizer)} tokens and the ids {ids}, the text tower {config.vocab_size} and "
+            f"{expected}; pass the tokenizer of the checkpoint, or {GPT2}"
         )
     probe = tokenizer("a")["input_ids"]
-    if (probe[0], probe[-1]) != expected[:2]:
-        raise ValueError(
-            f"the tokenizer encodes 'a' as {probe}, without BOS {expected[0]} and EOS {expected[1]}"
-        )
+    ends = (ids["bos_token"], ids["eos_token"])
+    if (probe[0], probe[-1]) != ends:
+        raise ValueError(f"the tokenizer encodes 'a' as {probe}, without BOS and EOS, which are {ends}")
 
 
 def _add_special_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -404,44 +447,6 @@ def _add_special_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
     backend.post_processor = TemplateProcessing(single="<bos> $A <eos>", special_tokens=marks)
 
 
-def load_open_clip_tokenizer(
-    folder: str, settings: Mapping[str, Any], name: str | None = None
-) -> PreTrainedTokenizerBase:
-    """Load the tokenizer `name`, or that of an OpenCLIP checkpoint.
-
-    Without `name`, it is the tokenizer in the folder or Hub repository, else `hf_tokenizer_name`, else GPT-2's for
-    tiktoken's r50k_base.
-
-    Raises:
-        ValueError: The tokenizer is unknown, or OpenCLIP changes captions before tokenization.
-    """
-    text_cfg = settings["model_cfg"]["text_cfg"]
-    options = text_cfg.get("tokenizer_kwargs") or {}
-    neutral = {"add_bos": True, "add_eos": True, "clean": None}
-    for option, value in options.items():
-        if value not in (neutral.get(option), None, ""):
-            raise ValueError(f"{folder}: tokenizer_kwargs has {option}={value!r}, which is not supported")
-
-    own = find_file(folder, "tokenizer.json")
-    has_config = find_file(folder, "tokenizer_config.json") is not None
-    if name is None and own is not None and not has_config:
-        return PreTrainedTokenizerFast(tokenizer_file=own)
-    names = [
-        name,
-        folder if has_config else None,
-        text_cfg.get("hf_tokenizer_name"),
-        text_cfg.get("hf_model_name"),
-    ]
-    names.append(GPT2 if text_cfg.get("tiktoken_name") == "r50k_base" else None)
-    for candidate in names:
-        if candidate is not None:
-            return AutoTokenizer.from_pretrained(candidate)
-    kind = text_cfg.get("tiktoken_name") or text_cfg.get("tokenizer_type")
-    raise ValueError(
-        f"{folder} has no tokenizer.json, and its tokenizer {kind!r} is unknown; pass --tokenizer"
-    )
-
-
 def save_open_clip(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str | Path) -> None:
     """Save a model in OpenCLIP's format, with its tokenizer. It is the inverse of `supclap_from_open_clip`.
 
@@ -449,26 +454,36 @@ def save_open_clip(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str
     folder, the files on its origin and its training recordings are copied.
 
     Raises:
-        ValueError: The towers are not those of CLAP2, or the folder is not empty.
+        ValueError: OpenCLIP has no such model or front end, or the folder is not empty.
     """
     config: Any = model.config
-    kinds = (config.audio_config.model_type, config.text_config.model_type)
+    audio, text = config.audio_config, config.text_config
+    kinds = (audio.model_type, text.model_type)
     if kinds != (NaFlexConfig.model_type, ModernTextConfig.model_type):
         raise ValueError(
             f"OpenCLIP's format is written for CLAP2's towers (naflex, modern_text), not {kinds}"
         )
+    _refuse_settings(config, _MODEL_ONLY)
+    _refuse_settings(audio, _TOWER_ONLY)
+    _refuse_settings(processor, _PROCESSOR_ONLY)
 
-    audio, text, extractor = config.audio_config, config.text_config, processor.feature_extractor
-    audio_cfg = _to_their_names(extractor, _MEL_FIELDS) | _to_their_names(audio, _PATCH_FIELDS)
-    audio_cfg |= {**_AUDIO_FIXED, "proj_act": config.projection_hidden_act}
-    del audio_cfg["enable_fusion"]
-    audio_cfg["naflexvit_cfg"] = _to_their_names(audio, _VIT_FIELDS)
-    text_cfg = _to_their_names(text, _TEXT_FIELDS)
-    has_bias = config.text_projection_type == "linear_bias"
-    text_cfg |= {**_TEXT_FIXED, "variable_text": True, "proj_bias": has_bias}
-    text_cfg |= {"tokenizer_type": "tiktoken", "tiktoken_name": "r50k_base"}
+    audio_cfg = {"model_type": "naflexvit", "in_chans": 1, "rope_type": "axial"}
+    audio_cfg |= _get_fields(processor.feature_extractor, _MEL_DEFAULTS)
+    front_end = extractor_from_audio_cfg(audio_cfg).to_dict()
+    del front_end["chunk_length"]
+    _refuse_settings(processor.feature_extractor, {name: (value,) for name, value in front_end.items()})
+    audio_cfg |= _get_fields(audio, _PATCH_DEFAULTS)
+    audio_cfg |= {
+        "naflexvit_cfg": _get_fields(audio, _VIT_DEFAULTS),
+        "proj_act": config.projection_hidden_act,
+    }
+    text_cfg = {"text_arch": "modern", "pos_embed": "rope", "variable_text": True}
+    text_cfg |= _get_fields(text, _TEXT_DEFAULTS)
+    text_cfg |= {"proj_bias": config.text_projection_type == "linear_bias", **_name_tokenizer(processor)}
 
     model_cfg = {"embed_dim": config.projection_dim, "audio_cfg": audio_cfg, "text_cfg": text_cfg}
+    if model.logit_bias is not None:
+        model_cfg["init_logit_bias"] = config.logit_bias
     settings = json.dumps({"model_cfg": model_cfg, "preprocess_cfg": {}}, indent=2)
     with writing_folder(folder) as written:
         (written / OPEN_CLIP_CONFIG).write_text(settings, encoding="utf-8")
@@ -478,42 +493,40 @@ def save_open_clip(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str
         copy_origin(model, written)
 
 
-def compare_with_open_clip(
-    folder: str | Path, model: SupCLAPModel, processor: SupCLAPProcessor
-) -> dict[str, float]:
-    """Embed a tone and a text with OpenCLIP and with our model. Return the cosine of each pair.
+def _refuse_settings(part: Any, only: Mapping[str, tuple[Any, ...]]) -> None:
+    """Raise ValueError for an attribute that does not have one of the values which OpenCLIP's format implies."""
+    for name, values in only.items():
+        value = getattr(part, name, values[0])
+        if value not in values:
+            implied = " or ".join(map(repr, values))
+            raise ValueError(
+                f"OpenCLIP's format implies {name}={implied}, and {type(part).__name__} has {value!r}"
+            )
 
-    Args:
-        folder: Folder in OpenCLIP's format, from which the model was loaded.
 
-    Raises:
-        ImportError: `open_clip_torch` is not installed, or older than 4.2.
-    """
-    import open_clip
+def _get_fields(config: Any, names: Iterable[str]) -> dict[str, Any]:
+    """Return attributes of a configuration under OpenCLIP's names."""
+    fields = {}
+    for name in names:
+        fields[name] = getattr(config, _OUR_NAMES.get(name, name))
+    return fields
 
-    rate_hz = processor.feature_extractor.sampling_rate
-    wave = torch.sin(2 * torch.pi * 440 * torch.arange(2 * rate_hz) / rate_hz)
-    theirs, _, preprocess = open_clip.create_model_and_transforms(
-        f"local-dir:{folder}", require_pretrained=True
-    )
-    clip = preprocess(max_seq_len=None)((wave.unsqueeze(0), rate_hz))
-    inputs = processor(audio=wave.numpy(), sampling_rate=rate_hz, text="a high tone", return_tensors="pt")
-    with torch.no_grad():
-        ours = model(**inputs)
-        batch = {key: value.unsqueeze(0) for key, value in clip.items()}
-        audio = theirs.eval().encode_audio(batch, normalize=True)
-        text = theirs.encode_text(inputs["input_ids"], normalize=True)
-    return {
-        "audio": float(torch.cosine_similarity(audio, ours.audio_embeds)),
-        "text": float(torch.cosine_similarity(text, ours.text_embeds)),
-    }
+
+def _name_tokenizer(processor: SupCLAPProcessor) -> dict[str, str]:
+    """Return the fields of `text_cfg` with which OpenCLIP finds the tokenizer."""
+    tokenizer: Any = processor.tokenizer
+    if (len(tokenizer), tokenizer.eos_token_id) == R50K_SIZES:
+        return {"tokenizer_type": "tiktoken", "tiktoken_name": R50K[0]}
+    # OpenCLIP loads it from a local folder whatever its name, and from the Hub by this id.
+    name = str(tokenizer.name_or_path)
+    return {"hf_tokenizer_name": name if is_hub_id(name) else "tokenizer"}
 
 
 def open_clip_tensors(model: SupCLAPModel) -> dict[str, torch.Tensor]:
     """Return the weights of a model with CLAP2's towers, under OpenCLIP's names."""
     tensors: dict[str, torch.Tensor] = {}
     for name, value in model.state_dict().items():
-        for ours, theirs in _NAMES_BACK:
+        for theirs, ours in {**_AUDIO_NAMES, **_TEXT_NAMES}.items():
             if name.startswith(ours):
                 name = theirs + name.removeprefix(ours)
                 break
@@ -521,10 +534,49 @@ def open_clip_tensors(model: SupCLAPModel) -> dict[str, torch.Tensor]:
     return tensors
 
 
-_NAMES_BACK = (
-    ("audio_model.", "audio.encoder.vit."),
-    ("audio_projection.linear1.", "audio.proj.0."),
-    ("audio_projection.linear2.", "audio.proj.2."),
-    ("text_projection.linear1.", "text.text_projection."),
-    ("text_model.", "text."),
-)
+def compare_with_open_clip(
+    folder: str | Path, model: SupCLAPModel, processor: SupCLAPProcessor
+) -> dict[str, Any]:
+    """Embed two clips (a tone, and noise at another rate) and three texts with OpenCLIP and with our model.
+
+    Args:
+        folder: Folder in OpenCLIP's format, from which the model was loaded.
+
+    Returns:
+        `version` of OpenCLIP, `tokens` (whether all token ids are equal), and the lowest cosines `audio` and `text`.
+
+    Raises:
+        ImportError: `open_clip_torch` is not installed or older than 4.2, or tiktoken is not installed.
+        OSError: The vocabulary of tiktoken cannot be downloaded.
+    """
+    import open_clip
+
+    version = open_clip.__version__
+    if tuple(map(int, version.split(".")[:2])) < (4, 2):
+        raise ImportError(f"open_clip_torch {version} has no audio models")
+    theirs, preprocess = open_clip.create_model_from_pretrained(f"local-dir:{folder}")
+    theirs.eval()
+    texts = ["a high tone", "2 dogs bark at 9:30, cafés open;  it's LOUD!", "rain and wind " * 200]
+    ids = open_clip.get_tokenizer(f"local-dir:{folder}")(texts)
+    words = processor(text=texts, return_tensors="pt")
+
+    rate_hz = processor.feature_extractor.sampling_rate
+    tone = torch.sin(2 * torch.pi * 440 * torch.arange(2 * rate_hz) / rate_hz)
+    noise = 0.1 * torch.randn(31_337, generator=torch.Generator().manual_seed(0))
+    audio = []
+    with torch.no_grad():
+        for wave, hz in ((tone, rate_hz), (noise, 22_050)):
+            clip = preprocess(max_seq_len=None)((wave.unsqueeze(0), hz))
+            batch = {name: value.unsqueeze(0) for name, value in clip.items()}
+            inputs = processor(audio=wave.numpy(), sampling_rate=hz, return_tensors="pt")
+            ours = model.get_audio_features(**inputs).pooler_output
+            audio.append(torch.cosine_similarity(theirs.encode_audio(batch), ours))
+        text = torch.cosine_similarity(
+            theirs.encode_text(ids), model.get_text_features(**words).pooler_output
+        )
+    return {
+        "version": version,
+        "tokens": torch.equal(ids, words["input_ids"]),
+        "audio": float(torch.cat(audio).min()),
+        "text": float(text.min()),
+    }

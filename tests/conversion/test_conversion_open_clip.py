@@ -2,19 +2,25 @@
 
 import json
 import shutil
+import sys
+import types
 
 import builders
 import numpy as np
 import open_clip_folders as folders
 import pytest
 import torch
+from fake_hub import FakeHub, fake_hub
+from processes import run_python
 from safetensors.torch import load_file, save_file
-from transformers import AutoModel, BertConfig, BertModel, GPT2Tokenizer
+from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, GPT2Tokenizer
 
 from modeling_supclap import CEDModel, SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.conversion import (
     is_open_clip,
     load_open_clip,
+    load_open_clip_processor,
+    open_clip,
     read_checkpoint,
     save_conversion,
     save_open_clip,
@@ -126,56 +132,127 @@ def test_a_clip_below_one_window_is_padded_with_zeros_on_the_device_too():
     assert expected["audio_attention_mask"].sum(dim=1).tolist() == [3, 7]  # 1 + 1024 // 480, 1 + 3000 // 480
 
 
+def copy_with(source, folder, *changes):
+    """Copy a folder, and set fields (part, field, value) of its settings; the value ... removes a field."""
+    shutil.copytree(source, folder)
+    path = folder / "open_clip_config.json"
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    parts = {"settings": settings, "model_cfg": settings["model_cfg"], **settings["model_cfg"]}
+    parts["naflexvit_cfg"] = parts["audio_cfg"]["naflexvit_cfg"]
+    for part, field, value in changes:
+        if value is ...:
+            del parts[part][field]
+        else:
+            parts[part][field] = value
+    path.write_text(json.dumps(settings))
+    return folder
+
+
 @pytest.mark.parametrize(
     ("part", "field", "value"),
     [
         ("naflexvit_cfg", "rope_type", "mixed"),
         ("naflexvit_cfg", "num_kv_heads", 2),
         ("naflexvit_cfg", "final_norm", False),
+        ("naflexvit_cfg", "fc_norm", True),
+        ("naflexvit_cfg", "global_pool", "token"),
+        ("naflexvit_cfg", "patch_size", [8, 8]),
         ("naflexvit_cfg", "new_switch", True),
+        # its default may be true
+        ("naflexvit_cfg", "new_switch", False),
         ("naflexvit_cfg", "new_number", 0.5),
         ("audio_cfg", "model_type", "HTSAT"),
         ("audio_cfg", "in_chans", 4),
         ("audio_cfg", "mel_norm", "slaney"),
+        # OpenCLIP normalises before the projection, leaves the projection out, has GELU for all names but "relu"
+        ("audio_cfg", "pre_norm", True),
+        ("audio_cfg", "training_head", True),
+        ("audio_cfg", "proj_act", "tanh"),
         ("text_cfg", "pos_embed", "learned"),
+        ("text_cfg", "pool_type", "last"),
+        ("text_cfg", "proj_type", "none"),
         ("text_cfg", "window_attention", 128),
+        ("text_cfg", "tokenizer_mode", "clips"),
+        ("text_cfg", "text_arch", "clip"),
         ("model_cfg", "vision_cfg", {"layers": 12}),
+        ("model_cfg", "new_part", None),
+        ("open_clip_config.json", "audio_preprocess_cfg", {"normalize": True}),
     ],
 )
 def test_unsupported_fields_are_refused_by_name(saved, tmp_path, part, field, value):
-    folder, settings = saved["A"]
-    shutil.copytree(folder, tmp_path / "model")
-    changed = json.loads(json.dumps(settings))
-    model_cfg = changed["model_cfg"]
-    parts = {"model_cfg": model_cfg, **model_cfg, "naflexvit_cfg": model_cfg["audio_cfg"]["naflexvit_cfg"]}
-    parts[part][field] = value
-    (tmp_path / "model" / "open_clip_config.json").write_text(json.dumps(changed))
+    place = "settings" if part.endswith(".json") else part
     with pytest.raises(ValueError, match=f"{part}.*{field}"):
-        load_open_clip(tmp_path / "model")
+        load_open_clip(copy_with(saved["A"][0], tmp_path / "model", (place, field, value)))
 
 
-@pytest.mark.parametrize("field", ["attention_mode", "pool_type", "heads", "norm_eps"])
-def test_text_fields_that_no_shape_reveals_are_required(saved, tmp_path, field):
-    folder, settings = saved["A"]
-    shutil.copytree(folder, tmp_path / "model")
-    changed = json.loads(json.dumps(settings))
-    del changed["model_cfg"]["text_cfg"][field]
-    (tmp_path / "model" / "open_clip_config.json").write_text(json.dumps(changed))
-    with pytest.raises(ValueError, match=field):
-        load_open_clip(tmp_path / "model")
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (("audio_cfg", "model_type", ...), "HTSAT"),  # OpenCLIP's default
+        (("text_cfg", "text_arch", ...), "'clip'"),
+        (("text_cfg", "eos_id", None), "eos_id"),  # the pooling of B requires it
+        (("text_cfg", "width", "32"), "text_cfg.*'32'"),
+        (("model_cfg", "audio_cfg", None), "audio_cfg"),
+        (("text_cfg", "tokenizer_kwargs", {"clean": "lower"}), "clean='lower'"),
+    ],
+)
+def test_invalid_settings_are_refused(saved, tmp_path, change, named):
+    with pytest.raises(ValueError, match=rf"(?s){named}"):
+        load_open_clip(copy_with(saved["B"][0], tmp_path / "model", change))
 
 
-def test_fields_without_effect_and_switches_that_are_off_are_accepted(saved, tmp_path):
-    folder, settings = saved["A"]
-    shutil.copytree(folder, tmp_path / "model")
-    model_cfg = json.loads(json.dumps(settings))["model_cfg"]
-    model_cfg["audio_cfg"] |= {"audio_seq_len": 500, "fusion_type": "aff_2d", "later_switch": False}
-    model_cfg["audio_cfg"]["naflexvit_cfg"] |= {"drop_path_rate": 0.1, "weight_init": "jax"}
-    model_cfg |= {"init_logit_scale": 2.3, "custom_text": True}
-    (tmp_path / "model" / "open_clip_config.json").write_text(json.dumps({"model_cfg": model_cfg}))
-    model, _ = load_open_clip(tmp_path / "model")
-    expected, _ = load_open_clip(folder)
-    assert torch.equal(model.audio_projection.linear1.weight, expected.audio_projection.linear1.weight)
+def test_missing_fields_have_the_defaults_of_openclip(tmp_path):
+    """The defaults of CLIPAudioCfg, NaFlexVitCfg and CLIPTextCfg."""
+    audio = {"patch_freq": 64, "patch_time": 4, "patch_pad_mode": "floor", "global_pool": "map"}
+    text = {
+        **folders.TEXT,
+        "num_attention_heads": 8,
+        "mlp_ratio": 4.0,
+        "mlp_type": "swiglu",
+        "pool_type": "eos",
+    }
+    text |= {"attention_mode": "causal", "norm_type": "rmsnorm", "norm_eps": 1e-6, "attn_gated": False}
+    model, processor = folders.build_from(
+        {**folders.AUDIO, **audio}, {**text, "max_position_embeddings": 77}, "linear"
+    )
+    save_open_clip(model, processor, tmp_path / "all")
+    model_cfg = json.loads((tmp_path / "all" / "open_clip_config.json").read_text())["model_cfg"]
+    kept = {
+        "audio_cfg": {"model_type", "naflexvit_cfg"},
+        "naflexvit_cfg": {"embed_dim", "depth", "num_heads"},
+        "text_cfg": {"text_arch", "vocab_size", "width", "layers", "pad_id", "eos_id"},
+    }
+    removed = []
+    for part, names in kept.items():
+        fields = model_cfg["audio_cfg"]["naflexvit_cfg"] if part == "naflexvit_cfg" else model_cfg[part]
+        removed += [(part, name, ...) for name in fields.keys() - names]
+    copy_with(tmp_path / "all", tmp_path / "few", *removed)
+    found, few = load_open_clip(tmp_path / "few")
+    np.testing.assert_array_equal(
+        found.encode_audio([folders.wave(9000)], few, sampling_rate=48_000),
+        model.encode_audio([folders.wave(9000)], processor, sampling_rate=48_000),
+    )
+    np.testing.assert_array_equal(found.encode_text(CAPTIONS, few), model.encode_text(CAPTIONS, processor))
+    assert few.tokenizer.model_max_length == 16  # of the tokenizer, which is shorter than 77
+
+
+def test_fields_without_effect_and_null_are_accepted(saved, tmp_path):
+    changes = [
+        *(("audio_cfg", "audio_seq_len", 500), ("audio_cfg", "fusion_type", "aff_2d")),
+        *(("naflexvit_cfg", "drop_path_rate", 0.1), ("naflexvit_cfg", "weight_init", "jax")),
+        *(("naflexvit_cfg", "act_layer", "gelu"), ("naflexvit_cfg", "norm_layer", "layernorm")),
+        *(
+            ("text_cfg", "hf_proj_type", "mlp"),
+            ("text_cfg", "attention_bias", None),
+            ("text_cfg", "norm_type", None),
+        ),
+        *(("model_cfg", "init_logit_scale", 2.3), ("model_cfg", "quick_gelu", True)),
+        ("settings", "preprocess_cfg", {"mean": [0.5], "size": 224}),
+    ]
+    model, _ = load_open_clip(copy_with(saved["A"][0], tmp_path / "model", *changes))
+    expected, _ = load_open_clip(saved["A"][0])
+    assert model.config.audio_config.to_dict() == expected.config.audio_config.to_dict()
+    assert model.config.text_config.to_dict() == expected.config.text_config.to_dict()
 
 
 @pytest.mark.parametrize("fault", ["missing", "unexpected", "reshaped"])
@@ -240,6 +317,66 @@ def test_other_towers_cannot_be_saved_for_openclip(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("part", "field", "value"),
+    [
+        ("config", "projection_hidden_act", "tanh"),
+        ("config", "projection_type", "residual"),
+        ("config", "text_projection_type", None),
+        ("config", "text_pooling", "mean"),
+        ("config", "text_dense", [{"out_features": 32, "activation": "tanh", "bias": True}]),
+        ("audio_config", "layer_norm_eps", 1e-5),
+        ("extractor", "top_db", 80.0),
+        ("extractor", "n_fft", 2048),
+        ("processor", "caption_prefix", "query: "),
+        ("processor", "resampling_method", "kaiser_best"),
+    ],
+)
+def test_settings_that_openclip_lacks_are_not_saved(tmp_path, part, field, value):
+    model, processor = folders.build("A")
+    parts = {"config": model.config, "audio_config": model.config.audio_config, "processor": processor}
+    setattr({**parts, "extractor": processor.feature_extractor}[part], field, value)
+    with pytest.raises(ValueError, match=field):
+        save_open_clip(model, processor, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_bias_of_siglip_is_saved(tmp_path):
+    """OpenCLIP has the parameter only if `init_logit_bias` is set."""
+    model, processor = folders.build("A")
+    model.config.logit_bias, model.logit_bias = -10.0, torch.nn.Parameter(torch.tensor([-8.0]))
+    save_open_clip(model, processor, tmp_path)
+    settings = json.loads((tmp_path / "open_clip_config.json").read_text(encoding="utf-8"))
+    assert settings["model_cfg"]["init_logit_bias"] == -10
+    assert load_file(tmp_path / "open_clip_model.safetensors")["logit_bias"].shape == ()
+    assert load_open_clip(tmp_path)[0].logit_bias.item() == -8
+
+
+def gpt2_tokenizer(words: int, folder=None):
+    """Return a byte-level tokenizer like GPT-2's, with 11 letters, "<", ">" and |endoftext|, filled up to `words`."""
+    letters = [*"abcdefghijk<>", *(f"word{index}" for index in range(words - 14)), "<|endoftext|>"]
+    tokenizer = GPT2Tokenizer(vocab=dict(zip(letters, range(words), strict=True)), merges=[])
+    if folder is not None:
+        tokenizer.save_pretrained(folder)
+    return tokenizer
+
+
+@pytest.mark.parametrize(("words", "is_tiktoken"), [(50_257, True), (57, False)])
+def test_only_the_vocabulary_of_gpt2_is_saved_as_tiktoken(tmp_path, words, is_tiktoken):
+    model, processor = folders.build("A")
+    config = model.config.text_config
+    config.vocab_size, config.eos_token_id = words + 3, words
+    config.pad_token_id, config.bos_token_id = words + 1, words + 2
+    gpt2_tokenizer(words, tmp_path / "words")
+    processor.tokenizer = AutoTokenizer.from_pretrained(tmp_path / "words")
+    prepare_open_clip_tokenizer(processor.tokenizer, config)
+    save_open_clip(model, processor, tmp_path / "model")
+    text_cfg = json.loads((tmp_path / "model" / "open_clip_config.json").read_text())["model_cfg"]["text_cfg"]
+    assert text_cfg.get("tiktoken_name") == ("r50k_base" if is_tiktoken else None)
+    # OpenCLIP reads the tokenizer in the folder if there is a name, and no path of this machine is written
+    assert text_cfg.get("hf_tokenizer_name") == (None if is_tiktoken else "tokenizer")
+
+
 def test_a_folder_with_both_formats_is_read_as_openclip(saved, tmp_path):
     shutil.copytree(saved["A"][0], tmp_path / "model")
     (tmp_path / "model" / "config.json").write_text(json.dumps({"model_type": "clap2"}))
@@ -302,36 +439,152 @@ def test_a_converted_folder_loads_with_from_pretrained(saved, tmp_path):
     np.testing.assert_allclose(found[:, :8], [AUDIO["C"][0], AUDIO["C"][2]], atol=1e-5)
 
 
-def test_gpt2_tokens_get_the_special_tokens_of_openclip():
-    # A byte-level tokenizer with 12 words in place of GPT-2's 50,257.
-    vocabulary = dict(zip([*"abcdefghijk", "<|endoftext|>"], range(12), strict=True))
-    tokenizer = GPT2Tokenizer(vocab=vocabulary, merges=[])
+def test_gpt2_tokens_get_the_special_tokens_of_openclip(tmp_path):
+    tokenizer = gpt2_tokenizer(14)
     config = folders.build("A")[0].config.text_config
-    config.vocab_size, config.eos_token_id, config.pad_token_id, config.bos_token_id = 15, 12, 13, 14
+    config.vocab_size, config.eos_token_id, config.pad_token_id, config.bos_token_id = 17, 14, 15, 16
     prepare_open_clip_tokenizer(tokenizer, config)
-    assert tokenizer("abc")["input_ids"] == [14, 0, 1, 2, 12]
-    assert tokenizer("abcdefghijkabcdefghijk", truncation=True, max_length=6)["input_ids"] == [
-        14,
-        0,
-        1,
-        2,
-        3,
-        12,
-    ]
+    assert tokenizer("abc")["input_ids"] == [16, 0, 1, 2, 14]
+    long = tokenizer("abcdefghijkabcdefghijk", truncation=True, max_length=6)
+    assert long["input_ids"] == [16, 0, 1, 2, 3, 14]
     assert tokenizer.model_max_length == 16
+    # tiktoken encodes the name of a special token as plain text
+    tokenizer.save_pretrained(tmp_path)
+    for words in (tokenizer, AutoTokenizer.from_pretrained(tmp_path)):
+        assert words("<e>")["input_ids"] == words("<")["input_ids"][:-1] + words("e>")["input_ids"][1:]
+        assert 14 not in words("a<eos>")["input_ids"][:-1]
 
-    config.vocab_size = 60
-    with pytest.raises(ValueError, match=r"15 tokens.*60"):
+    config.pad_token_id = 3
+    with pytest.raises(ValueError, match=r"17 tokens.*15.*3"):
         prepare_open_clip_tokenizer(tokenizer, config)
 
 
-@pytest.mark.parametrize("projection", ["mlp", "linear"])
-def test_a_text_tower_of_transformers(saved, tmp_path, projection):
-    folder, settings = saved["A"]
+@pytest.mark.parametrize("form", ["plain folder", "plain json", "full json", "of another model", "none"])
+def test_each_form_of_the_tokenizer_gives_the_same_ids(tmp_path, monkeypatch, form):
+    """OpenCLIP uploads CLIP's tokenizer, which it does not use, with a model that uses tiktoken."""
+    monkeypatch.setattr(open_clip, "GPT2", str(tmp_path / "gpt2"))
+    plain = gpt2_tokenizer(57, tmp_path / "gpt2")
+    model, processor = folders.build("A")
+    save_open_clip(model, processor, tmp_path / "saved")
+    changes = [("text_cfg", "tokenizer_type", "tiktoken"), ("text_cfg", "tiktoken_name", "r50k_base")]
+    folder = copy_with(
+        tmp_path / "saved", tmp_path / "model", *changes, ("text_cfg", "hf_tokenizer_name", ...)
+    )
+    for path in folder.glob("tokenizer*"):
+        path.unlink()
+    if form == "plain folder":
+        plain.save_pretrained(folder)
+    elif form == "of another model":
+        gpt2_tokenizer(40, folder)
+    elif form.endswith("json"):
+        if form == "full json":
+            prepare_open_clip_tokenizer(plain, model.config.text_config)
+        plain.save_pretrained(folder)
+        (folder / "tokenizer_config.json").unlink()
+
+    for words in (load_open_clip(folder)[1].tokenizer, load_open_clip_processor(folder).tokenizer):
+        batch = words(["abc", "kab<eos>"], padding=True)
+        assert batch["input_ids"] == [[59, 0, 1, 2, 57, 58, 58, 58], [59, 10, 0, 1, 11, 4, 12, 57]]
+        assert words.model_max_length == 16
+
+
+WEIGHTS = {
+    "open_clip_pytorch_model.bin": lambda tensors, path: torch.save(tensors, path),
+    "open_clip_pytorch_model.safetensors": save_file,
+    "open_clip_model.safetensors": save_file,
+    # a checkpoint of OpenCLIP's training
+    "epoch_3.pt": lambda tensors, path: torch.save(
+        {"epoch": 3, "state_dict": {f"module.{name}": value for name, value in tensors.items()}}, path
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_of_other_names_and_precisions(saved, tmp_path, name, dtype):
+    tensors = load_file(saved["A"][0] / "open_clip_model.safetensors")
+    folder = copy_with(saved["A"][0], tmp_path / "model")
+    (folder / "open_clip_model.safetensors").unlink()
+    WEIGHTS[name]({key: value.to(dtype) for key, value in tensors.items()}, folder / name)
+    (folder / "config.json").write_text(json.dumps({"model_type": "clap2"}))
+    model, _ = load_open_clip(folder)
+    assert {value.dtype for value in model.state_dict().values()} == {torch.float32}
+    expected = tensors["audio.proj.0.weight"].to(dtype).float()
+    assert torch.equal(model.audio_projection.linear1.weight, expected)
+
+
+def test_weights_in_parts_or_of_another_format_are_refused(saved, tmp_path):
+    folder = copy_with(saved["A"][0], tmp_path / "model")
+    (folder / "open_clip_model.safetensors").rename(folder / "open_clip_model-00001-of-00002.safetensors")
+    save_file({"x": torch.ones(1)}, folder / "open_clip_model-00002-of-00002.safetensors")
+    with pytest.raises(ValueError, match=r"open_clip_model\.safetensors.*00001"):
+        load_open_clip(folder)
+    for path in folder.glob("*.safetensors"):
+        path.unlink()
+    save_file({"audio_model.x": torch.ones(1)}, folder / "model.safetensors")
+    with pytest.raises(ValueError, match=r"embeds\.proj\.weight"):
+        load_open_clip(folder)
+
+
+HUB_READER = """
+from modeling_supclap.evaluation.models import load_embedding_model
+from modeling_supclap.recipes.models import load_start
+
+print(load_embedding_model("laion/clap2-tiny", device="cpu").encode_text(["w10"], "eng")[0, :3].tolist())
+model, processor = load_start("laion/clap2-tiny")
+print(processor.tokenizer("w7")["input_ids"], model.config.name_or_path)
+"""
+
+
+@pytest.mark.process
+def test_a_model_of_the_hub_is_loaded_and_then_used_offline(saved, tmp_path):
+    big = b"not to be downloaded"
+    with fake_hub() as address:
+        files = {path.name: path.read_bytes() for path in saved["A"][0].iterdir()}
+        others = ("model.safetensors", "open_clip_pytorch_model.bin", "events.out")
+        files |= {"config.json": b'{"model_type": "clap2"}', **dict.fromkeys(others, big)}
+        FakeHub.files["laion/clap2-tiny"] = files
+        hub = {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path / "cache"), "NO_PROXY": "127.0.0.1"}
+        online = run_python("-c", HUB_READER, cwd=tmp_path, HF_HUB_OFFLINE="0", **hub)
+    first, second = online.splitlines()
+    np.testing.assert_allclose(json.loads(first), TEXT["A"][1][:3], atol=1e-5)
+    assert second == "[59, 7, 57] laion/clap2-tiny"
+    assert run_python("-c", HUB_READER, cwd=tmp_path, HF_HUB_OFFLINE="1", **hub) == online
+    assert big not in [path.read_bytes() for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+
+
+def test_the_comparison_with_openclip(saved):
+    pytest.importorskip("open_clip", minversion="4.2.0.dev0")
+    for name, (folder, _) in saved.items():
+        found = open_clip.compare_with_open_clip(folder, *load_open_clip(folder))
+        assert found["tokens"], name
+        assert min(found["audio"], found["text"]) > 1 - 1e-6, name
+
+
+def test_an_openclip_without_audio_is_refused(saved, monkeypatch):
+    monkeypatch.setitem(sys.modules, "open_clip", types.SimpleNamespace(__version__="3.3.0"))
+    with pytest.raises(ImportError, match=r"3\.3\.0"):
+        open_clip.compare_with_open_clip(saved["A"][0], *load_open_clip(saved["A"][0]))
+
+
+@pytest.mark.parametrize(
+    ("projection", "pooling"),
+    [("mlp", "mean_pooler"), ("linear", "mean_pooler"), ("linear", "cls_last_hidden_state_pooler")],
+)
+def test_a_text_tower_of_transformers(saved, tmp_path, projection, pooling):
     torch.manual_seed(1)
     sizes = {"vocab_size": 60, "hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
     bert = BertModel(BertConfig(**sizes, intermediate_size=24), add_pooling_layer=False).eval()
+    bert.config.dtype = torch.float16  # as in some repositories; OpenCLIP ignores it
     bert.config.save_pretrained(tmp_path / "bert")
+    text_cfg = {
+        "hf_model_name": str(tmp_path / "bert"),
+        "hf_proj_type": projection,
+        "hf_pooler_type": pooling,
+    }
+    folder = copy_with(
+        saved["A"][0], tmp_path / "model", ("model_cfg", "text_cfg", {**text_cfg, "context_length": 8})
+    )
     tensors = load_file(folder / "open_clip_model.safetensors")
     tensors = {key: value for key, value in tensors.items() if "text" not in key}
     tensors |= {f"text.transformer.{key}": value for key, value in bert.state_dict().items()}
@@ -340,22 +593,22 @@ def test_a_text_tower_of_transformers(saved, tmp_path, projection):
         tensors |= {"text.proj.0.weight": first, "text.proj.2.weight": second}
     else:
         tensors["text.proj.weight"] = second @ first
-    text_cfg = {
-        "hf_model_name": str(tmp_path / "bert"),
-        "hf_proj_type": projection,
-        "hf_pooler_type": "mean_pooler",
-    }
-    model_cfg = {**settings["model_cfg"], "text_cfg": text_cfg}
-    (tmp_path / "model").mkdir()
-    save_file(tensors, tmp_path / "model" / "open_clip_model.safetensors")
-    (tmp_path / "model" / "open_clip_config.json").write_text(json.dumps({"model_cfg": model_cfg}))
-    folders.tokenizer().save_pretrained(tmp_path / "model")
+    save_file(tensors, folder / "open_clip_model.safetensors")
 
-    model, _ = load_open_clip(tmp_path / "model")
+    model, processor = load_open_clip(folder)
     ids = torch.tensor([[5, 6, 7]])
     with torch.no_grad():
-        pooled = bert(ids).last_hidden_state.mean(dim=1)
+        states = bert(ids).last_hidden_state
+        pooled = states.mean(dim=1) if pooling == "mean_pooler" else states[:, 0]
         hidden = pooled @ first.T
         expected = (torch.nn.functional.gelu(hidden) if projection == "mlp" else hidden) @ second.T
         found = model.get_text_features(ids, torch.ones_like(ids)).pooler_output
     torch.testing.assert_close(found, torch.nn.functional.normalize(expected), atol=1e-5, rtol=1e-5)
+    assert processor(text="w1 " * 9, return_tensors="pt")["input_ids"].shape == (1, 8)
+
+
+@pytest.mark.parametrize(("field", "value"), [("hf_proj_type", "clap_mlp"), ("hf_pooler_type", "max_pooler")])
+def test_other_heads_of_a_transformers_tower_are_refused(saved, tmp_path, field, value):
+    text_cfg = {"hf_model_name": "someone/bert", field: value}
+    with pytest.raises(ValueError, match=f"text_cfg.*{field}"):
+        load_open_clip(copy_with(saved["A"][0], tmp_path / "model", ("model_cfg", "text_cfg", text_cfg)))

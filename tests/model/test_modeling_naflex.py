@@ -121,3 +121,15 @@ def test_gradient_caching_equals_the_whole_batch(by_formula, chunk_size):
 def test_invalid_sizes_are_refused(fields, message):
     with pytest.raises(StrictDataclassError, match=message):
         NaFlexConfig(**fields)
+
+
+@pytest.mark.parametrize("include_prefix", [False, True])
+@torch.no_grad()
+def test_the_mean_includes_class_and_register_tokens_only_if_asked(include_prefix):
+    config = NaFlexConfig(**{**folders.AUDIO_C, "class_token": True, "pool_include_prefix": include_prefix})
+    torch.manual_seed(0)
+    model, tokens = NaFlexModel(config).eval(), []
+    model.blocks[-1].register_forward_hook(lambda block, inputs, output: tokens.append(output))
+    pooled = model(features(40)).pooler_output
+    used = tokens[0] if include_prefix else tokens[0][:, 3:]
+    torch.testing.assert_close(pooled, model.fc_norm(used.mean(dim=1)))
