@@ -46,7 +46,7 @@ _PATCH_DEFAULTS = {"patch_freq": 64, "patch_time": 4, "patch_pad_mode": "floor"}
 _OWN_FIELDS = {"model_type", "n_mels", "layer_norm_eps", "initializer_range", *_PATCH_DEFAULTS}
 _VIT_NAMES = sorted(NaFlexConfig.__annotations__.keys() - _OWN_FIELDS)
 _VIT_DEFAULTS = {name: getattr(NaFlexConfig(), name) for name in _VIT_NAMES}
-_TEXT_DEFAULTS = {
+_TEXT_DEFAULTS: dict[str, Any] = {
     "context_length": 77, "vocab_size": 49408, "width": 512, "heads": 8, "layers": 12, "mlp_ratio": 4.0,
     "mlp_type": "swiglu", "pool_type": "argmax", "attention_mode": "causal", "rope_temperature": 10000.0,
     "pad_id": 0, "bos_id": None, "eos_id": None, "reg_tokens": 0, "value_residual": False, "ls_init_value": None,
