@@ -4,9 +4,10 @@
     result.start_seconds[result.scores[:, 0].argmax()]
 
 Before pooling, the output of the audio tower contains one vector per time step. A step lasts 0.16 s for CED, 0.04 s for
-Dasheng, 0.31 s for CLAP's HTSAT and 0.23 s for CNN14. The tower's own pooling is applied to the steps in each window,
-so overlapping windows need no additional forward passes. Training needs no time labels, because it uses the embeddings
-of whole clips. This file is not saved with a model.
+Dasheng, 0.31 s for CLAP's HTSAT, 0.23 s for CNN14 and 0.2 s for CLAP2 with patches of 20 frames. The tower's own
+pooling is applied to the steps in each window, so overlapping windows need no additional forward passes. Class and
+register tokens are left out, also with `pool_include_prefix`. Training needs no time labels, because it uses the
+embeddings of whole clips. This file is not saved with a model.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def localize(
         window_seconds: Length of a window in seconds.
         hop_seconds: Time between the starts of two windows in seconds.
         chunk_seconds: Chunk length for the audio tower in seconds, preferably the length of the training clips. None:
-            use 5 s, or the fixed input length of the feature extractor (CLAP: 10 s).
+            use 5 s, or the maximum of the feature extractor (CLAP: 10 s, CLAP2: 30 s).
         batch_size: Number of chunks per batch. A chunk longer than 10 s counts as several chunks.
 
     Returns:

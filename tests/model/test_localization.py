@@ -1,5 +1,7 @@
 """Localization, compared with embeddings of chunks and with known times of sounds."""
 
+from functools import partial
+
 import builders
 import numpy as np
 import open_clip_folders as folders
@@ -36,11 +38,18 @@ def cnn14():
     return model, SupCLAPProcessor(extractor, builders.bert_processor().tokenizer), None
 
 
-def naflex():
-    return *folders.build("A"), 1.99  # 200 frames, ten patches
+def naflex(name, chunk_seconds):
+    return *folders.build(name), chunk_seconds
 
 
-@pytest.mark.parametrize("make", [ced, dasheng, htsat, cnn14, naflex])
+NAFLEX = [
+    partial(naflex, "A", 1.99),  # 200 frames, ten patches
+    partial(naflex, "B", 2.07),  # 208 frames, 13 patches
+    partial(naflex, "C", 2.07),
+]
+
+
+@pytest.mark.parametrize("make", [ced, dasheng, htsat, cnn14, *NAFLEX])
 def test_windows_as_long_as_the_chunks_are_their_embeddings(make):
     model, processor, chunk_seconds = make()
     seconds = chunk_seconds or processor.feature_extractor.max_length_s
