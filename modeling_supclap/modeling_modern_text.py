@@ -257,7 +257,7 @@ class ModernTextModel(StrictLoadingMixin, PreTrainedModel):
         tokens = self.token_embedding(input_ids)
         whole_mask = token_mask
         if self.reg_tokens is not None:
-            tokens = torch.cat([self.reg_tokens.expand(len(tokens), -1, -1), tokens], dim=1)
+            tokens = torch.cat([self.reg_tokens.expand(tokens.shape[0], -1, -1), tokens], dim=1)
             whole_mask = nn.functional.pad(token_mask, (config.reg_tokens, 0), value=True)
         tokens = self.norm_pre(tokens)
 
@@ -290,7 +290,7 @@ class ModernTextModel(StrictLoadingMixin, PreTrainedModel):
         if self.config.pool_type == "mean":
             return mean_pool(hidden, token_mask)
         is_eos = (input_ids == self.config.eos_token_id) & token_mask
-        first = hidden[torch.arange(len(hidden), device=hidden.device), is_eos.int().argmax(dim=1)]
+        first = hidden[torch.arange(hidden.shape[0], device=hidden.device), is_eos.int().argmax(dim=1)]
         return torch.where(is_eos.any(dim=1, keepdim=True), first, last_pool(hidden, token_mask))
 
 

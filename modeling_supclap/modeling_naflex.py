@@ -67,7 +67,7 @@ class NaFlexPatches(nn.Module):
         prefix = []
         for token in (self.cls_token, self.reg_token):
             if token is not None:
-                prefix.append(token.expand(len(patches), -1, -1))
+                prefix.append(token.expand(patches.shape[0], -1, -1))
         embedded = self.proj(patches.to(self.proj.weight.dtype))
         return torch.cat([*prefix, embedded], dim=1)
 

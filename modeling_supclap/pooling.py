@@ -38,7 +38,7 @@ def last_pool(last_hidden_state: torch.Tensor, attention_mask: torch.Tensor | No
         return last_hidden_state[:, -1]
     positions = torch.arange(attention_mask.shape[1], device=attention_mask.device)
     last = (positions * attention_mask.bool()).argmax(dim=1)
-    return last_hidden_state[torch.arange(len(last), device=last.device), last]
+    return last_hidden_state[torch.arange(last.shape[0], device=last.device), last]
 
 
 def replace_pooled(outputs: Any, pooled: torch.Tensor) -> BaseModelOutputWithPooling:

@@ -4,6 +4,7 @@ import shutil
 import warnings
 
 import builders
+import open_clip_folders as folders
 import pytest
 import torch
 import transformers
@@ -27,8 +28,13 @@ def audio_inputs(lengths: str) -> dict[str, torch.Tensor]:
 def text_inputs() -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
     mask = torch.tensor([[1] * 7, [1] * 4 + [0] * 3])
-    ids = torch.randint(5, 170, (2, 7)) * mask + (1 - mask)
+    ids = torch.randint(5, 50, (2, 7)) * mask + (1 - mask)
     return {"input_ids": ids, "attention_mask": mask}
+
+
+@pytest.fixture
+def clap2_model() -> SupCLAPModel:
+    return folders.build("C")[0]
 
 
 # ---- torch.compile ----
@@ -44,6 +50,8 @@ def fresh_compiler():
 @pytest.fixture
 def shallow(request) -> SupCLAPModel:
     """A model with one block in each tower, because all blocks have the same graph."""
+    if request.param in folders.MODELS:
+        return folders.build(request.param)[0]
     text = (
         builders.sonar_config(encoder_layers=1)
         if request.param == "sonar"
@@ -52,7 +60,7 @@ def shallow(request) -> SupCLAPModel:
     return builders.supclap_model(builders.supclap_config(text, builders.ced_config(depth=1)))
 
 
-@pytest.mark.parametrize("shallow", ["bert", "sonar"], indirect=True)
+@pytest.mark.parametrize("shallow", ["bert", "sonar", *folders.MODELS], indirect=True)
 def test_a_model_is_one_graph_and_trains(shallow):
     if transformers.__version__.startswith("5.17.") and shallow.config.text_config.model_type == "m2m_100":
         pytest.skip(
@@ -82,22 +90,26 @@ def test_ced_is_one_graph_for_any_batch(shallow, lengths, attention):
         torch.testing.assert_close(compiled[name], expected, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("shallow", ["bert"], indirect=True)
+@pytest.mark.parametrize("shallow", ["bert", *folders.MODELS], indirect=True)
 @torch.no_grad()
 def test_an_exported_model_accepts_any_number_of_clips(shallow):
     """`torch.export` with default settings, in which `len(tensor)` is a constant but `tensor.shape` is dynamic."""
-    rows = {name: {0: torch.export.Dim.DYNAMIC} for name in ("input_features", "audio_attention_mask")}
-    program = torch.export.export(
-        shallow.audio_model, (), audio_inputs("padded"), dynamic_shapes=rows, strict=False
-    )
-    three = {name: values[[0, 1, 1]] for name, values in audio_inputs("padded").items()}
-    expected = shallow.audio_model(**three).pooler_output
-    torch.testing.assert_close(program.module()(**three).pooler_output, expected, atol=1e-5, rtol=0)
+    towers = [(shallow.audio_model, audio_inputs("padded"))]
+    if shallow.config.text_config.model_type == "modern_text":
+        towers.append((shallow.text_model, text_inputs()))
+    for tower, inputs in towers:
+        rows = {name: {0: torch.export.Dim.DYNAMIC} for name in inputs}
+        program = torch.export.export(tower, (), inputs, dynamic_shapes=rows, strict=False)
+        three = {name: values[[0, 1, 1]] for name, values in inputs.items()}
+        found, expected = program.module()(**three), tower(**three)
+        torch.testing.assert_close(found.pooler_output, expected.pooler_output, atol=1e-5, rtol=0)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["model", "clap2_model"])
 @torch.no_grad()
-def test_one_graph_serves_clips_of_several_lengths(model):
+def test_one_graph_serves_clips_of_several_lengths(kind, request):
+    model = request.getfixturevalue(kind)
     torch._dynamo.utils.counters.clear()
     compiled = torch.compile(model.audio_model, backend="eager", fullgraph=True, dynamic=True)
     for frames in (70, 120, 333):
@@ -110,9 +122,12 @@ def test_one_graph_serves_clips_of_several_lengths(model):
 
 
 @pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+@pytest.mark.parametrize("kind", ["model", "clap2_model"])
 @torch.no_grad()
-def test_inductor_agrees(model):
+def test_inductor_agrees(kind, request):
+    model = request.getfixturevalue(kind)
     inputs = {**audio_inputs("several chunks"), **text_inputs()}
     compiled = torch.compile(model)
     torch.testing.assert_close(
@@ -124,7 +139,7 @@ def test_inductor_agrees(model):
 
 
 @pytest.mark.parametrize("name", ["activation_checkpointing", "gradient_checkpointing"])
-@pytest.mark.parametrize("kind", ["model", "sonar_model"])
+@pytest.mark.parametrize("kind", ["model", "sonar_model", "clap2_model"])
 def test_checkpointing_under_both_names(kind, name, request):
     model = request.getfixturevalue(kind).train()
     if not hasattr(model, f"{name}_enable"):
@@ -139,8 +154,8 @@ def test_checkpointing_under_both_names(kind, name, request):
         checkpointed = [
             type(part).__name__ for part in model.modules() if getattr(part, "gradient_checkpointing", 0)
         ]
-        assert "CEDBlock" in checkpointed
-        assert {"BertLayer", "M2M100EncoderLayer"} & set(checkpointed)
+        assert {"CEDBlock", "NaFlexBlock"} & set(checkpointed)
+        assert {"BertLayer", "M2M100EncoderLayer", "ModernTextBlock"} & set(checkpointed)
         model(**inputs).loss.backward()
         for key, weight in model.named_parameters():
             assert torch.equal(weight.grad, expected[key]), key
@@ -160,7 +175,7 @@ DEVICE_MAPS = {
 
 
 @pytest.mark.parametrize("device_map", DEVICE_MAPS)
-@pytest.mark.parametrize("kind", ["model", "sonar_model"])
+@pytest.mark.parametrize("kind", ["model", "sonar_model", "clap2_model"])
 @torch.no_grad()
 def test_device_map(kind, device_map, request, tmp_path):
     model = request.getfixturevalue(kind)
@@ -178,6 +193,7 @@ def test_device_map(kind, device_map, request, tmp_path):
     assert torch.equal(placed.get_audio_features(**audio).pooler_output, expected)
 
 
-def test_blocks_stay_whole_on_a_device(model, sonar_model):
+def test_blocks_stay_whole_on_a_device(model, sonar_model, clap2_model):
     assert {"CEDBlock", "BertLayer"} <= set(model._no_split_modules)
     assert {"CEDBlock", "M2M100EncoderLayer"} <= set(sonar_model._no_split_modules)
+    assert {"NaFlexBlock", "ModernTextBlock"} <= set(clap2_model._no_split_modules)
