@@ -33,9 +33,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     index = commands.add_parser("index", help="build or update the index of a folder of recordings")
     index.add_argument("folder", help="folder of the recordings (with sub-folders), or its fsspec address")
-    index.add_argument(
-        "--model", required=True, help="a SupCLAP or CLAP model: folder or Hub id, or module:function"
-    )
+    index.add_argument("--model", required=True, help="folder or Hub id of a model, or module:function")
     index.add_argument("--index", required=True, help="folder of the index; created if missing")
     index.add_argument(
         "--window_seconds", type=float, default=5.0, help="window length in seconds (default: 5)"

@@ -41,6 +41,7 @@ def serve(
     device: str | None = None,
     host: str = "127.0.0.1",
     model: str | None = None,
+    trust_remote_code: bool = False,
 ) -> None:
     """Load an index and its model, and serve the search page until interrupted.
 
@@ -50,6 +51,7 @@ def serve(
         host: Address to listen on; "0.0.0.0" accepts connections from other machines.
         model: Folder or Hub id of the model, or `module:function` (a function that returns the model). None: use the
             folder or id in the index.
+        trust_remote_code: Whether a model in the format of sentence-transformers may run code from its repository.
 
     Raises:
         FileNotFoundError: The index or the folder of recordings does not exist.
@@ -62,7 +64,7 @@ def serve(
             f"cannot listen on {host}, port {port}: {error.strerror}; choose another --port"
         ) from error
 
-    searcher = Searcher(index, model, device)
+    searcher = Searcher(index, model, device, trust_remote_code)
     page = launch_page(
         searcher, find_recordings(searcher, recordings), server_name=host, server_port=port, share=share
     )

@@ -1,5 +1,6 @@
 """The search command: index, query, update, resume after an interruption, and two processes."""
 
+import inspect
 import json
 import re
 import sys
@@ -62,6 +63,30 @@ def test_index_then_query(saved, sounds, tmp_path, capsys):
     found = json.loads(search(capsys, "query", index, "--audio", sounds / "tone3.wav", "--json"))
     assert (found["hits"][0]["file"], found["stands_out"]) == ("tone3.wav", None)
     assert "1 unchanged" not in search(capsys, "index", sounds, "--model", saved, "--index", index, "--quiet")
+
+
+def test_code_of_a_model_must_be_trusted_by_index_and_by_query(sounds, tmp_path, capsys):
+    pytest.importorskip("sentence_transformers")
+    from sentence_models import save_code
+
+    folder, index = save_code(tmp_path / "model"), tmp_path / "index"
+    words = ["index", sounds, "--model", folder, "--index", index, "--quiet"]
+    with pytest.raises(SystemExit):
+        search(capsys, *words)
+    assert "--trust_remote_code" in capsys.readouterr().err
+    assert "6 files added" in search(capsys, *words, "--trust_remote_code")
+    with pytest.raises(SystemExit):
+        search(capsys, "query", index, "rain")
+    assert "--trust_remote_code" in capsys.readouterr().err
+    found = json.loads(search(capsys, "query", index, "rain", "--trust_remote_code", "--json"))
+    assert len(found["hits"]) == 6
+
+
+def test_serve_takes_all_options_of_its_command():
+    from modeling_supclap.search.app import serve
+
+    options = set(vars(search_audio.make_parser().parse_args(["serve", "index"]))) - {"command"}
+    assert options == set(inspect.signature(serve).parameters)
 
 
 @pytest.mark.parametrize(
