@@ -133,7 +133,7 @@ def read_checkpoint(origin: str | Path, revision: str | None = None) -> Checkpoi
         origin=name,
         files=files,
         tensors=tensors,
-        config=_read_json(config_file) if config_file.is_file() else {},
+        config=read_json(config_file) if config_file.is_file() else {},
         revision=commit,
         license=stated or (known_license(name) if commit else "") or None,
         not_read=tuple(not_read),
@@ -204,7 +204,7 @@ def _download(origin: str, revision: str | None) -> tuple[Path, str, str]:
 def is_open_clip_audio(folder: str | Path) -> bool:
     """Return whether a folder has an `open_clip_config.json` of an audio model."""
     path = Path(folder, OPEN_CLIP_CONFIG)
-    return path.is_file() and "audio_cfg" in _read_json(path, "model_cfg")
+    return path.is_file() and "audio_cfg" in read_json(path, "model_cfg")
 
 
 def _weight_files(folder: Path) -> tuple[Path, ...]:
@@ -218,7 +218,7 @@ def _weight_files(folder: Path) -> tuple[Path, ...]:
     for name in expected:
         path = folder / name
         if path.is_file() and path.suffix == ".json":
-            parts = sorted(set(_read_json(path, "weight_map").values()))
+            parts = sorted(set(read_json(path, "weight_map").values()))
             if lacking := [part for part in parts if not (folder / part).is_file()]:
                 raise ValueError(
                     f"{folder} lacks {len(lacking)} of the files in {path.name}, e.g. {lacking[:3]}"
@@ -234,7 +234,7 @@ def _weight_files(folder: Path) -> tuple[Path, ...]:
     return paths
 
 
-def _read_json(path: Path, key: str | None = None) -> dict[str, Any]:
+def read_json(path: Path, key: str | None = None) -> dict[str, Any]:
     """Read a JSON object from a file. If `key` is set, return the object under this key."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -258,8 +258,13 @@ def _load(path: Path) -> Any:
         raise
     except Exception as error:  # for bytes that are not a pickle, torch raises KeyError, OSError and others
         with path.open("rb") as file:
-            # torch.save writes a zip archive, or before torch 1.6 a pickle of protocol 2.
-            may_be_a_pickle = zipfile.is_zipfile(path) or file.read(1) == pickle.PROTO
+            start = file.read(4)
+        if start == b"GGUF":
+            raise ValueError(
+                f"{path} is a GGUF file; pass the model's safetensors or PyTorch weights"
+            ) from error
+        # torch.save writes a zip archive, or before torch 1.6 a pickle of protocol 2.
+        may_be_a_pickle = zipfile.is_zipfile(path) or start[:1] == pickle.PROTO
         if isinstance(error, pickle.UnpicklingError) and may_be_a_pickle:
             raise ValueError(_explain_refusal(path, str(error))) from error
         raise ValueError(damaged(path, error)) from error

@@ -258,6 +258,12 @@ def test_a_part_of_a_file(tmp_path, kind, part):
         read_checkpoint(path)
 
 
+def test_a_gguf_file_is_not_called_damaged(tmp_path):
+    (tmp_path / "model.gguf").write_bytes(b"GGUF" + bytes(60))
+    with pytest.raises(ValueError, match=r"model\.gguf is a GGUF file"):
+        read_checkpoint(tmp_path / "model.gguf")
+
+
 def test_a_file_that_may_not_be_read_is_not_called_damaged(tmp_path, monkeypatch):
     def refuse(path, **kwargs):
         raise PermissionError(13, "Permission denied", str(path))

@@ -7,8 +7,10 @@ import numpy as np
 import open_clip_folders as folders
 import pytest
 import torch
+from huggingface_hub.errors import LocalEntryNotFoundError
 
 from modeling_supclap import SupCLAPModel
+from modeling_supclap.conversion import kinds
 from modeling_supclap.conversion.kinds import find_kind, load_model, load_processor
 from modeling_supclap.conversion.provenance import origins
 from modeling_supclap.evaluation.models import load_embedding_model
@@ -27,7 +29,8 @@ def test_each_kind_is_recognised(tmp_path):
     assert find_kind(str(tmp_path / "clap2")) == "open_clip"
     assert find_kind(str(builders.save_supclap(tmp_path / "ours"))) == "supclap"
     assert find_kind(str(builders.save_clap(tmp_path / "clap"))) == "clap"
-    assert find_kind(write(tmp_path / "pe", "config.json", {"model_type": "pe_audio"})) == "pe_audio"
+    for model_type in ("pe_audio", "pe_audio_video"):
+        assert find_kind(write(tmp_path / "pe", "config.json", {"model_type": model_type})) == "pe_audio"
     write(tmp_path / "st", "config.json", {"model_type": "embedding_gemma2"})
     assert find_kind(write(tmp_path / "st", "modules.json", [])) == "sentence_transformers"
     # A model of ours that is saved for sentence-transformers stays ours.
@@ -57,15 +60,60 @@ def test_an_unknown_tower_is_refused_without_a_list_of_all_types(tmp_path, kind)
 def test_a_missing_folder_and_an_empty_one(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere"):
         find_kind(str(tmp_path / "nowhere"))
-    (tmp_path / "notes.txt").write_text("x")
-    with pytest.raises(ValueError, match=r"config\.json.*notes\.txt"):
+    (tmp_path / "notes.gguf").write_text("x")
+    with pytest.raises(ValueError, match=r"config\.json.*notes\.gguf"):
         find_kind(str(tmp_path))
+    with pytest.raises(ValueError, match=r"notes\.gguf is a file"):
+        find_kind(str(tmp_path / "notes.gguf"))
 
 
-def test_a_model_that_only_embeds_cannot_start_a_training(tmp_path):
+def test_a_hub_model_is_recognised_by_one_request(tmp_path, monkeypatch):
+    folder, requests = builders.save_supclap(tmp_path / "ours"), []
+
+    def download(name, allow_patterns):
+        requests.append((name, allow_patterns))
+        if name == "nobody/nothing":
+            raise LocalEntryNotFoundError("cannot connect\nhint")
+        return str(folder)
+
+    monkeypatch.setattr(kinds, "snapshot_download", download)
+    assert find_kind("somebody/ours") == "supclap"
+    with pytest.raises(FileNotFoundError, match=r"nobody/nothing.*cannot connect$"):
+        find_kind("nobody/nothing")
+    assert [name for name, _ in requests] == ["somebody/ours", "nobody/nothing"]
+    assert {"config.json", "open_clip_config.json", "modules.json"} <= set(requests[0][1])
+
+
+@pytest.mark.parametrize(
+    ("modules", "settings", "kind"),
+    [
+        (["Transformer", "Normalize"], {"prompts": {"query": ""}}, "clap"),
+        (["Transformer", "Dense"], {}, "sentence_transformers"),
+        (["Transformer"], {"prompts": {"query": "sound of "}}, "sentence_transformers"),
+        (["Transformer"], {"truncate_dim": 8}, "sentence_transformers"),
+    ],
+)
+def test_modules_and_prompts_make_a_clap_a_model_of_sentence_transformers(tmp_path, modules, settings, kind):
+    entries = [{"type": f"sentence_transformers.{module}"} for module in modules]
+    write(tmp_path / "model", "modules.json", entries)
+    write(tmp_path / "model", "config_sentence_transformers.json", settings)
+    assert find_kind(write(tmp_path / "model", "config.json", {"model_type": "clap"})) == kind
+
+
+def test_other_families_of_sentence_transformers_are_refused(tmp_path):
+    write(tmp_path / "model", "modules.json", [])
+    name = write(
+        tmp_path / "model", "config_sentence_transformers.json", {"model_type": "MultiVectorEncoder"}
+    )
+    with pytest.raises(ValueError, match="MultiVectorEncoder"):
+        find_kind(name)
+
+
+@pytest.mark.parametrize("load", [load_start, load_processor])
+def test_a_model_that_only_embeds_cannot_start_a_training(tmp_path, load):
     folder = write(tmp_path / "pe", "config.json", {"model_type": "pe_audio"})
     with pytest.raises(ValueError, match=r"pe_audio.*not trained"):
-        load_start(folder)
+        load(folder)
 
 
 def test_one_function_loads_each_kind_with_its_processor(tmp_path):
