@@ -279,8 +279,9 @@ def main() -> None:
     (args,) = parse_arguments((EvaluationArguments,), default_config=DEFAULT_CONFIG, about=__doc__)
 
     from modeling_supclap import evaluation
+    from modeling_supclap.conversion import find_kind
+    from modeling_supclap.evaluation.models import find_function
     from modeling_supclap.recipes.compare_results import write_tables
-    from modeling_supclap.recipes.models import has_model
 
     if not is_first_process():
         return
@@ -288,12 +289,9 @@ def main() -> None:
         raise ValueError(
             f"model is {args.model}; pass --model with distinct folders, Hub ids or module:function"
         )
-    missing = [name for name in args.model if ":" not in name and not has_model(name)]
-    if missing:
-        raise FileNotFoundError(
-            f"{', '.join(missing)} is neither a local folder nor in the cache, and the Hub has no such model or "
-            "cannot be reached"
-        )
+    for name in args.model:
+        if find_function(name) is None:
+            find_kind(name)
 
     # Read every dataset before the first evaluation.
     suite = read_suite(args, sys.argv[1:]) if args.suite else {str(args.mteb or args.dataset): args}

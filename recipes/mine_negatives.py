@@ -132,7 +132,8 @@ def main() -> None:
     if args.split not in splits:
         raise ValueError(f"there is no split {args.split!r}; the splits are {', '.join(splits)}")
     rows = splits[args.split]
-    table = mine_split(load_embedding_model(args.model, device=args.device), rows, args)
+    model = load_embedding_model(args.model, device=args.device, trust_remote_code=args.trust_remote_code)
+    table = mine_split(model, rows, args)
     if not table:
         raise ValueError(
             "no caption is wrong for a clip; lower --margin or --first_rank, or use data with more captions"

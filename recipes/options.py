@@ -394,9 +394,7 @@ class LastPartArguments(TrainedPartArguments):
 class EvaluationArguments(DatasetArguments):
     """Model, data and tasks of an evaluation."""
 
-    model: list[str] = option(
-        "SupCLAP or CLAP models (id or folder), or functions that load one (module:name).", []
-    )
+    model: list[str] = option("Models: folders, Hub ids, or functions that load one (module:name).", [])
     suite: list[str] = option(
         "Names of several datasets, each in a folder of the same name in --data_dir; or a YAML file with a list of "
         "mappings with `dataset`, `data_dir`, options of this command and of the dataset, and a `name`. The mapping "
@@ -500,7 +498,7 @@ class SplitsArguments(DatasetArguments):
 class CorpusArguments(SplitsArguments):
     """Options for the model, the recordings and the output folder."""
 
-    model: str = option("Folder or Hub id of a SupCLAP or CLAP model.", "outputs/synthetic")
+    model: str = option("Folder or Hub id of a model, or module:function.", "outputs/synthetic")
     folder: str | None = option(
         "Folder of recordings to embed, or its fsspec address (s3://...), instead of a dataset."
     )
@@ -535,7 +533,7 @@ class CorpusArguments(SplitsArguments):
 class MiningArguments(DatasetArguments):
     """Model and data of hard negatives, and which wrong captions to keep."""
 
-    model: str = option("Folder or Hub id of a SupCLAP or CLAP model.", "outputs/synthetic")
+    model: str = option("Folder or Hub id of a model, or module:function.", "outputs/synthetic")
     split: str = option("Split to find negatives for.", "train")
     output: str = option("Parquet file to write.", "negatives.parquet")
     languages: list[str] = option("ISO 639-3 codes of the captions.", ["eng"])
@@ -547,6 +545,7 @@ class MiningArguments(DatasetArguments):
     )
     batch_size: int = option("Number of recordings or captions to embed at once.", 32)
     device: str | None = option("Device such as cpu or cuda; by default, a GPU if available.")
+    trust_remote_code: bool = option("Run code from the repository of a sentence-transformers model.", False)
 
     def __post_init__(self) -> None:
         if self.near not in ("audio", "text"):

@@ -1,10 +1,14 @@
-"""Identify the weights of a model."""
+"""Identify the weights and the settings of a model."""
 
 from __future__ import annotations
 
 import hashlib
+import json
+from typing import Any
 
 import torch
+
+_INCIDENTAL = ("transformers_version", "auto_map", "architectures", "processor_class", "dtype")
 
 
 def weights_fingerprint(model: torch.nn.Module, *parts: str) -> str:
@@ -14,3 +18,29 @@ def weights_fingerprint(model: torch.nn.Module, *parts: str) -> str:
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     return digest.hexdigest()
+
+
+def settings_text(settings: Any) -> str:
+    """Serialise settings as JSON, without fields that can differ between copies of a model.
+
+    These are paths, versions and the location of code, at any depth.
+    """
+    return json.dumps(json.loads(json.dumps(settings, default=str), object_hook=_drop_incidental))
+
+
+def tokenizer_text(tokenizer: Any) -> str:
+    """Serialise the vocabulary and the rules of a tokenizer as JSON.
+
+    The backend also stores the padding and truncation of its last call, so these are excluded.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    words = {"vocabulary": tokenizer.get_vocab()} if backend is None else json.loads(backend.to_str())
+    return json.dumps({**words, "padding": None, "truncation": None})
+
+
+def _drop_incidental(fields: dict[str, Any]) -> dict[str, Any]:
+    kept = {}
+    for key in sorted(fields):
+        if not key.startswith("_") and key not in _INCIDENTAL:
+            kept[key] = fields[key]
+    return kept

@@ -37,12 +37,11 @@ from .. import encoding
 from ..audio_input import Recording
 from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
-from .fingerprints import weights_fingerprint
+from .fingerprints import settings_text, tokenizer_text, weights_fingerprint
 
 DEFAULT_RATE_HZ = 48000
 # Tolerance for the norm of a unit vector, because of half-precision rounding.
 _NORM_TOLERANCE = 1e-2
-_INCIDENTAL = ("transformers_version", "auto_map", "architectures", "processor_class", "dtype")
 
 
 @dataclass
@@ -176,7 +175,10 @@ def load_embedding_model(
         return _wrap_pretrained(model, processor, name, "clap")
     if isinstance(model, SupCLAPModel):
         return _wrap_pretrained(model, processor or model.processor, name, "supclap")
-    if callable(getattr(model, "encode_audio", None)) and callable(getattr(model, "encode_text", None)):
+    has_methods = callable(getattr(model, "encode_audio", None)) and callable(
+        getattr(model, "encode_text", None)
+    )
+    if has_methods and not isinstance(model, type):
         return _wrap_custom(model, name)
     raise ValueError(
         f"{name} is a {type(model).__name__}; pass a SupCLAP or CLAP model, its folder or Hub id, or an object with "
@@ -226,17 +228,33 @@ def check_device(device: str | torch.device) -> None:
         raise ValueError(f"device {device} is not available: {str(error).splitlines()[0]}") from error
 
 
+def find_function(name: str) -> Callable[[], Any] | None:
+    """Import the function of a `"module:function"` string, also from the current folder. None: another kind of name.
+
+    Raises:
+        ImportError: The module does not exist.
+        ValueError: The module has no such function.
+    """
+    if os.path.exists(name) or not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name):
+        return None
+    module_name, function_name = name.split(":")
+    if os.getcwd() not in sys.path:
+        # as `python -m` does, for modules in the current folder
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise ImportError(f"cannot import the module of {name}: {error}") from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise ValueError(f"module {module_name} has no function {function_name!r}")
+    return function
+
+
 def _load(name: str, processor: Any, device: Any, trust_remote_code: bool) -> tuple[Any, Any]:
     """Load a model from a folder, the Hub or a `"module:function"` string. Return (model, processor or None)."""
-    if not os.path.exists(name) and re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name):
-        module_name, function_name = name.split(":")
-        if os.getcwd() not in sys.path:
-            # as `python -m` does, for modules in the current folder
-            sys.path.insert(0, os.getcwd())
-        module = importlib.import_module(module_name)
-        if not callable(getattr(module, function_name, None)):
-            raise ValueError(f"module {module_name} has no function {function_name!r}")
-        return getattr(module, function_name)(), processor
+    if function := find_function(name):
+        return function(), processor
 
     device = device or default_device()
     check_device(device)
@@ -265,18 +283,14 @@ def _wrap_pretrained(model: Any, processor: SupCLAPProcessor, name: str, kind: s
     extractor: Any = processor.feature_extractor
     rate_hz = int(extractor.sampling_rate)
 
-    # The fingerprint includes the feature extractor and the vocabulary, because they affect the embeddings. The
-    # tokenizer backend also stores the padding and truncation of its last call, so exclude these.
+    # The fingerprint includes the feature extractor and the vocabulary, because they affect the embeddings.
     tokenizer: Any = processor.tokenizer
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    words = {"vocabulary": tokenizer.get_vocab()} if backend is None else json.loads(backend.to_str())
-    words = {**words, "padding": None, "truncation": None}
     captions = [processor.plain_captions, processor.caption_prefix, tokenizer.model_max_length]
     # earlier versions had only this method
     if processor.resampling_method != "sinc_interp_hann":
         captions.append(processor.resampling_method)
-    configs = json.dumps([model.config.to_dict(), extractor.to_dict()], default=str)
-    settings = [*json.loads(configs, object_hook=_drop_incidental), words, captions]
+    configs = map(settings_text, (model.config.to_dict(), extractor.to_dict()))
+    settings = [*configs, tokenizer_text(tokenizer), json.dumps(captions)]
     return EmbeddingModel(
         name=name,
         kind=kind,
@@ -292,21 +306,12 @@ def _wrap_pretrained(model: Any, processor: SupCLAPProcessor, name: str, kind: s
         window_seconds=encoding.max_window_seconds(model.config, extractor),
         prompts=getattr(model.config, "temporal_prompts", None),
         min_seconds=encoding.min_clip_samples(extractor) / rate_hz,
-        fingerprint=weights_fingerprint(model, *map(json.dumps, settings)),
+        fingerprint=weights_fingerprint(model, *settings),
         device=str(model.device),
         dtype=str(model.dtype).removeprefix("torch."),
         resampling_method=processor.resampling_method,
         processor=processor,
     )
-
-
-def _drop_incidental(fields: dict[str, Any]) -> dict[str, Any]:
-    """Remove settings that can differ between copies of the same model: paths, versions and code location."""
-    kept = {}
-    for key in sorted(fields):
-        if not key.startswith("_") and key not in _INCIDENTAL:
-            kept[key] = fields[key]
-    return kept
 
 
 def _accepted(function: Callable[..., Any]) -> set[str]:

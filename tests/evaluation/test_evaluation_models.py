@@ -86,6 +86,8 @@ def test_a_function_by_name(tmp_path, monkeypatch):
     assert adapted.sampling_rate_hz == 16000
     with pytest.raises(ValueError, match=r"my_models.*'lode'"):
         load_embedding_model("my_models:lode")
+    with pytest.raises(ImportError, match="no_models:load"):
+        load_embedding_model("no_models:load")
 
 
 class Plain:
@@ -193,7 +195,10 @@ def test_the_error_of_a_folder_without_a_model_lists_its_files(tmp_path):
         load_embedding_model("outputs/nothing")
 
 
-@pytest.mark.parametrize(("thing", "message"), [(3, "SupCLAP"), (torch.nn.Linear(1, 1), "encode_audio")])
+@pytest.mark.parametrize(
+    ("thing", "message"),
+    [(3, "SupCLAP"), (torch.nn.Linear(1, 1), "encode_audio"), (ToneModel, "is a type")],
+)
 def test_other_objects_are_refused_as_models(thing, message):
     with pytest.raises(ValueError, match=message):
         load_embedding_model(thing)

@@ -385,9 +385,14 @@ def test_wrong_suites_are_named(folder, tmp_path, suite, message):
     assert not (folder / "never").exists()
 
 
-def test_a_missing_model_is_named_before_the_first_evaluation(folder, tmp_path):
-    words = ["--model", folder / "model0", folder / "modle1", "--output_dir", tmp_path / "out"]
-    with pytest.raises(FileNotFoundError, match=r"modle1 is neither .* nor in the cache"):
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("nobody/modle1", "nobody/modle1 is neither .* nor in the cache"), ("no_such:load", "no_such:load")],
+)
+def test_a_missing_model_is_named_before_the_first_evaluation(folder, tmp_path, name, message):
+    words = ["--model", folder / "model0", name, "--output_dir", tmp_path / "out"]
+    words += ["--data_dir", tmp_path / "not read"]
+    with pytest.raises((FileNotFoundError, ImportError), match=message):
         run_recipe(evaluate_supclap, folder / "config.yaml", *words)
     assert not (tmp_path / "out").exists()
 
