@@ -4,6 +4,7 @@ import json
 import math
 
 import builders
+import open_clip_folders as folders
 import pytest
 import torch
 from commands import run_recipe
@@ -13,8 +14,9 @@ from recordings import captioned_folder
 from safetensors.torch import load_file
 
 from modeling_supclap import SupCLAPModel
+from modeling_supclap.conversion import load_model
 from modeling_supclap.evaluation import Results
-from modeling_supclap.recipes import models, train_supclap
+from modeling_supclap.recipes import convert_checkpoint, models, train_supclap
 from modeling_supclap.recipes.options import ModelArguments, PostTrainingArguments, TrainedPartArguments
 
 
@@ -65,6 +67,43 @@ def test_adapters_of_all_blocks_are_saved_alone_and_merged(tmp_path):
         torch.testing.assert_close(alone[name], value, msg=name)
     start = models.load_start(str(clap))[0].state_dict()
     assert not torch.equal(start["logit_scale"], merged["logit_scale"])
+
+
+def test_a_clap2_is_tuned_and_written_back(tmp_path):
+    """With adapters of all blocks, gradient caching, checkpointing, and spectrograms on the device."""
+    folders.write_folder(tmp_path / "clap2", "B")
+    _, data = make_clap_and_sounds(tmp_path)
+    run = ["--model", tmp_path / "clap2", "--output_dir", tmp_path / "run", "--use_cpu", "true"]
+    run += ["--per_device_train_batch_size", "4", "--num_train_epochs", "1", "--learning_rate", "1e-2"]
+    run += ["--lora_rank", "2", "--train_last_layers", "all", "--save_adapter", "true"]
+    run += ["--cached_chunk_size", "3", "--gradient_checkpointing", "true", "--features_on_device", "true"]
+    run_recipe(train_supclap, *data, *run)
+
+    model, adapter = SupCLAPModel.from_pretrained(tmp_path / "run"), tmp_path / "run" / "adapter"
+    base = models.load_start(str(tmp_path / "clap2"))[0]
+    assert not torch.equal(
+        base.audio_model.blocks[0].attn.gate.weight, model.audio_model.blocks[0].attn.gate.weight
+    )
+    assert json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"] == "clap2"
+    alone = PeftModel.from_pretrained(base, str(adapter)).merge_and_unload().state_dict()
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(alone[name], value, msg=name)
+    extractor = model.processor.feature_extractor
+    assert (extractor.pad_to_samples, extractor.chunk_length) == (1024, 30)
+    assert "random initialisation" not in (tmp_path / "run" / "README.md").read_text()
+
+    convert_checkpoint.main([str(tmp_path / "run"), "--to", "open_clip", "--out", str(tmp_path / "back")])
+    back, clip = load_model(str(tmp_path / "back")), builders.noise(30_000)
+    for found, expected in zip(embed(back, clip), embed(model, clip), strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+    with pytest.raises(ValueError, match="naflex"):
+        convert_checkpoint.main([str(tmp_path / "run"), "--to", "clap", "--out", str(tmp_path / "clap_back")])
+
+
+def embed(model, clip):
+    return model.encode_audio(clip, sampling_rate=48_000, convert_to_tensor=True), model.encode_text(
+        ["w1 w2", "w3"], convert_to_tensor=True
+    )
 
 
 @pytest.mark.parametrize("save", [builders.save_clap, builders.save_supclap])
