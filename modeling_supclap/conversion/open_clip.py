@@ -386,8 +386,7 @@ def load_open_clip_tokenizer(
         raise ValueError(f"{folder} has no tokenizer, and OpenCLIP's {kind!r} is unknown; pass --tokenizer")
 
     tokenizer = AutoTokenizer.from_pretrained(other) if own is None else own
-    max_length = text_cfg.get("context_length") or _TEXT_DEFAULTS["context_length"]
-    tokenizer.model_max_length = min(tokenizer.model_max_length, max_length)
+    tokenizer.model_max_length = text_cfg.get("context_length") or _TEXT_DEFAULTS["context_length"]
     tokenizer.padding_side = "right"
     return tokenizer
 
@@ -411,7 +410,7 @@ def prepare_open_clip_tokenizer(tokenizer: PreTrainedTokenizerBase, config: Any)
     plain_tokens = config.eos_token_id or config.vocab_size - 3
     if len(tokenizer) == plain_tokens:
         _add_special_tokens(tokenizer)
-    tokenizer.model_max_length = min(tokenizer.model_max_length, config.max_position_embeddings)
+    tokenizer.model_max_length = config.max_position_embeddings
     tokenizer.padding_side = "right"
     # As in tiktoken, "<eos>" in a caption is plain text. The saved tokenizer has `init_kwargs`.
     tokenizer.split_special_tokens = tokenizer.init_kwargs["split_special_tokens"] = True
@@ -479,6 +478,7 @@ def save_open_clip(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str
     }
     text_cfg = {"text_arch": "modern", "pos_embed": "rope", "variable_text": True}
     text_cfg |= _get_fields(text, _TEXT_DEFAULTS)
+    text_cfg["context_length"] = min(text_cfg["context_length"], processor.tokenizer.model_max_length)
     text_cfg |= {"proj_bias": config.text_projection_type == "linear_bias", **_name_tokenizer(processor)}
 
     model_cfg = {"embed_dim": config.projection_dim, "audio_cfg": audio_cfg, "text_cfg": text_cfg}

@@ -232,7 +232,8 @@ def test_missing_fields_have_the_defaults_of_openclip(tmp_path):
         model.encode_audio([folders.wave(9000)], processor, sampling_rate=48_000),
     )
     np.testing.assert_array_equal(found.encode_text(CAPTIONS, few), model.encode_text(CAPTIONS, processor))
-    assert few.tokenizer.model_max_length == 16  # of the tokenizer, which is shorter than 77
+    # The tokenizer in the folder has 16, which OpenCLIP ignores.
+    assert few.tokenizer.model_max_length == 77
 
 
 def test_fields_without_effect_and_null_are_accepted(saved, tmp_path):
@@ -349,6 +350,14 @@ def test_the_bias_of_siglip_is_saved(tmp_path):
     assert settings["model_cfg"]["init_logit_bias"] == -10
     assert load_file(tmp_path / "open_clip_model.safetensors")["logit_bias"].shape == ()
     assert load_open_clip(tmp_path)[0].logit_bias.item() == -8
+
+
+def test_the_shorter_context_is_saved(tmp_path):
+    model, processor = folders.build("A")
+    processor.tokenizer.model_max_length = 8
+    save_open_clip(model, processor, tmp_path)
+    settings = json.loads((tmp_path / "open_clip_config.json").read_text(encoding="utf-8"))
+    assert settings["model_cfg"]["text_cfg"]["context_length"] == 8
 
 
 def gpt2_tokenizer(words: int, folder=None):
@@ -504,6 +513,8 @@ def test_weights_of_other_names_and_precisions(saved, tmp_path, name, dtype):
     (folder / "open_clip_model.safetensors").unlink()
     WEIGHTS[name]({key: value.to(dtype) for key, value in tensors.items()}, folder / name)
     (folder / "config.json").write_text(json.dumps({"model_type": "clap2"}))
+    if name.startswith("open_clip"):
+        torch.save({"x": torch.ones(1)}, folder / "pytorch_model.bin")
     model, _ = load_open_clip(folder)
     assert {value.dtype for value in model.state_dict().values()} == {torch.float32}
     expected = tensors["audio.proj.0.weight"].to(dtype).float()
