@@ -17,7 +17,13 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import save_file
-from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 from transformers.utils import cached_file
 
 from ..configuration_supclap import ModernTextConfig, NaFlexConfig, SupCLAPConfig
@@ -394,7 +400,8 @@ def load_open_clip_tokenizer(
 def _load_own_tokenizer(folder: str) -> PreTrainedTokenizerBase | None:
     """Load the tokenizer of a folder or Hub repository. None: there is none."""
     if find_file(folder, "tokenizer_config.json"):
-        return AutoTokenizer.from_pretrained(folder)
+        # without config.json, which may be of a class that transformers lacks
+        return AutoTokenizer.from_pretrained(folder, config=PreTrainedConfig())
     path = find_file(folder, "tokenizer.json")
     return PreTrainedTokenizerFast(tokenizer_file=path) if path else None
 
