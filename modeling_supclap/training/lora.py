@@ -37,6 +37,7 @@ TEMPERATURE = ["logit_scale", "logit_bias"]
 PARTS = {
     "audio_model": "audio encoder",
     "text_model": "text encoder",
+    "text_dense": "text encoder",
     **dict.fromkeys(PROJECTIONS, "projections"),
     **dict.fromkeys(TEMPERATURE, "temperature, bias"),
     "objective": "objective",
@@ -74,8 +75,8 @@ def block_names(tower: nn.Module) -> list[str]:
 def train_last_layers(model: SupCLAPModel, audio_layers: int = 1, text_layers: int = 1) -> list[str]:
     """Freeze a model except for the last blocks of each tower, the modules after them, projections and temperature.
 
-    The modules after the blocks are, for example, a final norm or the BERT pooler. Batch norms stay frozen, because the
-    HTSAT batch norm normalizes the input.
+    The modules after the blocks are, for example, a final norm, the BERT pooler or the dense layer of LaBSE. Batch
+    norms stay frozen, because the HTSAT batch norm normalizes the input.
 
     TeminAL trains one block of each tower, with the projections (TeminAL table 5). For MS-CLAP 2022, with CNN14 and
     BERT-base, these are 7,344,128 audio and 8,924,928 text parameters. The table's 8,423,951 and 9,515,520 also count
@@ -105,6 +106,8 @@ def train_last_layers(model: SupCLAPModel, audio_layers: int = 1, text_layers: i
         *_last_modules(model, "audio_model", audio_layers),
         *_last_modules(model, "text_model", text_layers),
     ]
+    if text_layers and len(model.text_dense):
+        names.append("text_dense")
     model.requires_grad_(False)
     for name in (*names, *PROJECTIONS):
         model.get_submodule(name).requires_grad_(True)

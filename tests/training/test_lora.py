@@ -5,6 +5,7 @@ import re
 from types import SimpleNamespace
 
 import builders
+import open_clip_folders as folders
 import pytest
 import torch
 import transformers
@@ -68,6 +69,15 @@ def distilbert():
     return builders.supclap_model(builders.supclap_config(text))
 
 
+def dense():
+    layer = {"out_features": 12, "activation": "tanh", "bias": True}
+    return builders.supclap_model(builders.supclap_config(text_dense=[layer]))
+
+
+def clap2():
+    return folders.build("B")[0]
+
+
 def clap():
     return supclap_from_clap(builders.clap_model())
 
@@ -101,6 +111,8 @@ def embeds(model):
         (xlm_roberta, "text_model", ["encoder.layer.0", "encoder.layer.1"]),
         (distilbert, "text_model", ["transformer.layer.0", "transformer.layer.1"]),
         (sonar, "text_model", ["layers.0", "layers.1"]),
+        (clap2, "audio_model", ["blocks.0", "blocks.1"]),
+        (clap2, "text_model", ["blocks.0", "blocks.1"]),
         (clap, "text_model", ["encoder.layer.0", "encoder.layer.1"]),
         (
             clap,
@@ -128,6 +140,20 @@ def test_blocks_are_found(model, tower, expected):
             [*LAST_OF_CED, "text_model.encoder.layer.1", "text_model.pooler", *PROJECTIONS, "logit_bias"],
         ),
         (sonar, (1, 1), [*LAST_OF_CED, "text_model.layers.1", "text_model.layer_norm", *PROJECTIONS]),
+        (dense, (0, 1), ["text_model.encoder.layer.1", "text_dense", *PROJECTIONS]),
+        (dense, (1, 0), [*LAST_OF_CED, *PROJECTIONS]),
+        (
+            clap2,
+            (1, 1),
+            [
+                "audio_model.blocks.1",
+                "audio_model.norm",
+                "audio_model.attn_pool",
+                "text_model.blocks.1",
+                "text_model.ln_final",
+                *PROJECTIONS,
+            ],
+        ),
         (
             clap,
             (3, 1),
@@ -535,6 +561,13 @@ def test_the_table_counts_every_part(model):
     assert table["text encoder"] == (count(model, "text_model"), 0, 0.0)
     assert table["temperature, bias"] == table["objective"] == (1, 1, 100.0)
     assert table["total"][0] == sum(value.numel() for value in module.parameters())
+
+
+def test_the_table_counts_a_dense_layer_as_a_part_of_the_text_encoder():
+    model = dense()
+    train_last_layers(model, 0, 0)
+    table = parsed(trainable_table(model))
+    assert table["text encoder"] == (count(model, "text_model", "text_dense"), 0, 0.0)
 
 
 def test_the_table_counts_no_copies(model):
