@@ -47,6 +47,7 @@ def test_a_clap_is_tuned_and_stays_loadable(tmp_path, part, capsys):
     assert "text_model.encoder.layer.1.attention.self.query.weight" in moved
     assert "audio_projection.linear1.weight" in moved
     assert not [name for name in moved if "text_model.encoder.layer.0." in name or "embeddings" in name]
+    assert not (tmp_path / "run" / "adapter").exists()
 
 
 def test_adapters_of_all_blocks_are_saved_alone_and_merged(tmp_path):
