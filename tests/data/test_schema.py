@@ -233,3 +233,11 @@ def test_the_hash_covers_what_changes_the_training_in_every_form_of_rows(column)
         hashes.add(hash_rows(rows))
         assert hash_rows(rows) == hash_rows(datasets.Dataset.from_list(rows))
     assert len(hashes) == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "suffices"), [("eng fra deu", True), ("eng deu", True), ("eng", False), ("fra deu", False)]
+)
+def test_cacl_needs_english_and_one_of_the_other_languages(given, suffices):
+    row = {"captions": {language: ["a dog"] for language in given.split()}}
+    assert (lacking_languages(row, ["eng", "fra", "deu"], "cacl") == []) == suffices
