@@ -1,4 +1,4 @@
-"""A tiny model of sentence-transformers with its module in its own code."""
+"""A tiny model of sentence-transformers with its module in its own code. Padding changes its embeddings."""
 
 import json
 
@@ -17,12 +17,15 @@ class Levels(InputModule):
         self.scale = torch.nn.Parameter(torch.ones(1))
 
     def preprocess(self, inputs, prompt=None, **options):
-        values = [len(x) if isinstance(x, str) else 1000 * abs(x["array"]).mean() for x in inputs]
-        return {"values": torch.tensor(values, dtype=torch.float32)}
+        sounds = [x if isinstance(x, str) else x["array"] for x in inputs]
+        values = [len(x) if isinstance(x, str) else 1000 * abs(x).mean() for x in sounds]
+        padded = torch.zeros(len(sounds), max(len(x) for x in sounds))
+        return {"values": torch.tensor(values, dtype=torch.float32), "input_ids": padded}
 
     def forward(self, features, **options):
         values = features["values"]
-        features["sentence_embedding"] = torch.stack([values, self.scale.expand(len(values))], 1)
+        width = self.scale.expand(len(values)) * features["input_ids"].shape[1]
+        features["sentence_embedding"] = torch.stack([values, width], 1)
         return features
 
     def save(self, path, *args, **kwargs):

@@ -82,11 +82,17 @@ def test_code_of_a_model_must_be_trusted_by_index_and_by_query(sounds, tmp_path,
     assert len(found["hits"]) == 6
 
 
-def test_serve_takes_all_options_of_its_command():
-    from modeling_supclap.search.app import serve
+def test_serve_takes_all_options_of_its_command(monkeypatch):
+    from modeling_supclap.search import app
 
     options = set(vars(search_audio.make_parser().parse_args(["serve", "index"]))) - {"command"}
-    assert options == set(inspect.signature(serve).parameters)
+    assert options == set(inspect.signature(app.serve).parameters)
+
+    searcher = mock.Mock(side_effect=KeyError)
+    monkeypatch.setattr(app, "Searcher", searcher)
+    with pytest.raises(KeyError):
+        app.serve("index", port=0, device="cpu", trust_remote_code=True)
+    searcher.assert_called_once_with("index", None, "cpu", True)
 
 
 @pytest.mark.parametrize(
