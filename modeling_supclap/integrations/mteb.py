@@ -52,6 +52,7 @@ class SupCLAPEncoder(AbsEncoder):
             does not support. None: use the tokenizer's setting.
         model: Loaded model, or an `evaluation.EmbeddingModel`. None: load it from `model_name`.
         processor: Processor of the model. None: use `model.processor`.
+        trust_remote_code: Whether a model in the format of sentence-transformers may run code from its repository.
         **kwargs: Arguments for `SupCLAPModel.from_pretrained`.
     """
 
@@ -64,11 +65,12 @@ class SupCLAPEncoder(AbsEncoder):
         *,
         model: SupCLAPModel | EmbeddingModel | None = None,
         processor: SupCLAPProcessor | None = None,
+        trust_remote_code: bool = False,
         **kwargs: Any,
     ) -> None:
         hub: dict[str, Any] = {} if revision is None else {"revision": revision}
         if model is None and not hub and not kwargs:
-            model = load_embedding_model(model_name, processor, device)
+            model = load_embedding_model(model_name, processor, device, trust_remote_code=trust_remote_code)
         if not isinstance(model, EmbeddingModel):
             loaded: Any = model or SupCLAPModel.from_pretrained(model_name, **hub, **kwargs)
             loaded = loaded.to(device or default_device()).eval()

@@ -12,6 +12,7 @@ import pytest
 from commands import run_recipe
 from datasets import Dataset, DatasetDict
 from scipy.stats import pearsonr
+from sentence_models import save_code
 
 pytest.importorskip("mteb", reason="the extra mteb is not installed")
 import mteb
@@ -233,6 +234,15 @@ def test_public_models_are_loaded_by_name(tmp_path, save):
     found = encoder.encode(Loader({"text": LABELS}, ["text"]), **CALL)
     np.testing.assert_allclose(found, expected, atol=1e-6)
     assert encoder.mteb_model_meta.embed_dim == expected.shape[1]
+
+
+def test_code_of_a_repository_runs_only_if_it_is_trusted(tmp_path):
+    folder = str(save_code(tmp_path / "model"))
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        SupCLAPEncoder(folder)
+    encoder = SupCLAPEncoder(folder, device="cpu", trust_remote_code=True)
+    found = encoder.encode(Loader({"text": LABELS}, ["text"]), **CALL)
+    np.testing.assert_allclose(found, np.full((len(LABELS), 2), 0.5**0.5), atol=1e-6)
 
 
 def encode_calls(encoder, cache):
