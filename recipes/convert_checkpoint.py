@@ -134,7 +134,7 @@ def main(arguments: list[str] | None = None) -> None:
         return TARGETS[args.to](args.source, args.out)
 
     from modeling_supclap.conversion import convert_checkpoint, read_checkpoint, save_conversion
-    from modeling_supclap.conversion.open_clip import load_open_clip_tokenizer
+    from modeling_supclap.conversion.open_clip_tokenizer import load_open_clip_tokenizer
     from modeling_supclap.joining import load_tokenizer
 
     checkpoint = read_checkpoint(args.source, args.revision)

@@ -6,6 +6,7 @@ timm 1.0.31.
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -176,3 +177,18 @@ def write_folder(folder: Path, name: str) -> dict[str, Any]:
     shapes = {key: value.shape for key, value in tensors(name).items()}
     save_file(formula(shapes), folder / "open_clip_model.safetensors")
     return json.loads((folder / "open_clip_config.json").read_text(encoding="utf-8"))
+
+
+def copy_with(source: Path, folder: Path, **changes: dict[str, Any]) -> Path:
+    """Copy a folder, and change its settings: {part: {field: value}}, where the value ... removes a field."""
+    shutil.copytree(source, folder)
+    path = folder / "open_clip_config.json"
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    parts = {"settings": settings, "model_cfg": settings["model_cfg"], **settings["model_cfg"]}
+    parts["naflexvit_cfg"] = parts["audio_cfg"]["naflexvit_cfg"]
+    for part, fields in changes.items():
+        parts[part] |= fields
+        for field in [name for name, value in fields.items() if value is ...]:
+            del parts[part][field]
+    path.write_text(json.dumps(settings))
+    return folder

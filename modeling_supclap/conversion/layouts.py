@@ -26,7 +26,8 @@ from .files import Checkpoint
 from .laion import clap_from_laion, laion_feature_extractor
 from .ml_clap import AUDIO, GLAP_TEMPERATURE, TEXT, supclap_from_ml_clap
 from .msclap import prepare_gpt2_tokenizer, supclap_from_msclap
-from .open_clip import prepare_open_clip_tokenizer, supclap_from_open_clip
+from .open_clip import supclap_from_open_clip
+from .open_clip_tokenizer import prepare_open_clip_tokenizer
 from .provenance import SONAR_LICENSE, Origin
 from .sonar import sonar_from_tensors
 

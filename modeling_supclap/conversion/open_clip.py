@@ -17,31 +17,26 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import save_file
-from transformers import (
-    AutoConfig,
-    AutoTokenizer,
-    PreTrainedConfig,
-    PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoConfig
 from transformers.utils import cached_file
 
 from ..configuration_supclap import ModernTextConfig, NaFlexConfig, SupCLAPConfig
 from ..feature_extraction_ced import CEDFeatureExtractor
-from ..hub_ids import is_hub_id
 from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
 from ..strict_loading import apply_umask, find_file
 from .files import OPEN_CLIP_CONFIG, OPEN_CLIP_WEIGHTS, is_open_clip_audio, read_checkpoint
 from .folders import copy_origin, writing_folder
+from .open_clip_tokenizer import (
+    CONTEXT_LENGTH,
+    get_tokenizer_fields,
+    load_open_clip_tokenizer,
+    prepare_open_clip_tokenizer,
+)
 from .tensors import Tensors
 
 # Training clips of CLAP2 last at most 30 s, and the cost of attention grows with the square of the length.
 CHUNK_SECONDS = 30
-# GPT-2's byte-level BPE: these vocabularies of tiktoken have the same ids. OpenCLIP adds EOS, PAD and BOS after them.
-GPT2 = "openai-community/gpt2"
-R50K = ("r50k_base", "gpt2")
-R50K_SIZES = (50260, 50257)  # number of tokens with the special tokens, and id of EOS
 
 # Fields of OpenCLIP that are fields of our configurations, with OpenCLIP's defaults for fields that a file lacks.
 _MEL_DEFAULTS = {
@@ -53,7 +48,7 @@ _OWN_FIELDS = {"model_type", "n_mels", "layer_norm_eps", "initializer_range", *_
 _VIT_NAMES = sorted(NaFlexConfig.__annotations__.keys() - _OWN_FIELDS)
 _VIT_DEFAULTS = {name: getattr(NaFlexConfig(), name) for name in _VIT_NAMES}
 _TEXT_DEFAULTS: dict[str, Any] = {
-    "context_length": 77, "vocab_size": 49408, "width": 512, "heads": 8, "layers": 12, "mlp_ratio": 4.0,
+    "context_length": CONTEXT_LENGTH, "vocab_size": 49408, "width": 512, "heads": 8, "layers": 12, "mlp_ratio": 4.0,
     "mlp_type": "swiglu", "pool_type": "argmax", "attention_mode": "causal", "rope_temperature": 10000.0,
     "pad_id": 0, "bos_id": None, "eos_id": None, "reg_tokens": 0, "value_residual": False, "ls_init_value": None,
     "norm_type": "rmsnorm", "norm_eps": 1e-6, "norm_placement": "pre", "pre_norm": False, "qk_norm": False,
@@ -358,101 +353,6 @@ def _refuse_old_patches(tensors: Tensors, config: NaFlexConfig) -> None:
         )
 
 
-def load_open_clip_tokenizer(
-    folder: str, settings: Mapping[str, Any], name: str | None = None
-) -> PreTrainedTokenizerBase:
-    """Load the tokenizer `name`, or that of an OpenCLIP checkpoint.
-
-    Without `name`, it is the tokenizer in the folder or Hub repository, else `hf_tokenizer_name` or `hf_model_name`.
-    For tiktoken's r50k_base, it is the tokenizer in the folder if that has the right size, else GPT-2's: OpenCLIP
-    uploads CLIP's tokenizer with models that use tiktoken.
-
-    For a tokenizer of transformers, OpenCLIP also cleans captions (ftfy, HTML entities, white space); this package does
-    not.
-
-    Raises:
-        ValueError: The tokenizer is unknown, or OpenCLIP changes captions before tokenization.
-    """
-    text_cfg = settings["model_cfg"]["text_cfg"]
-    is_tiktoken = text_cfg.get("tokenizer_type") == "tiktoken"
-    neutral = {"add_bos": True, "add_eos": True, "clean": None if is_tiktoken else "whitespace"}
-    for option, value in (text_cfg.get("tokenizer_kwargs") or {}).items():
-        if value not in (neutral.get(option), None, ""):
-            raise ValueError(f"{folder}: tokenizer_kwargs has {option}={value!r}, which is not supported")
-
-    own = None if name else _load_own_tokenizer(folder)
-    other = text_cfg.get("hf_tokenizer_name") or text_cfg.get("hf_model_name")
-    if is_tiktoken:
-        other = GPT2 if text_cfg.get("tiktoken_name") in R50K else None
-        eos = text_cfg.get("eos_id")
-        if own is not None and eos is not None and len(own) not in (eos, eos + 3):
-            own = None
-    if own is None and (other := name or other) is None:
-        kind = text_cfg.get("tiktoken_name") or text_cfg.get("tokenizer_type")
-        raise ValueError(f"{folder} has no tokenizer, and OpenCLIP's {kind!r} is unknown; pass --tokenizer")
-
-    tokenizer = AutoTokenizer.from_pretrained(other) if own is None else own
-    tokenizer.model_max_length = text_cfg.get("context_length") or _TEXT_DEFAULTS["context_length"]
-    tokenizer.padding_side = "right"
-    return tokenizer
-
-
-def _load_own_tokenizer(folder: str) -> PreTrainedTokenizerBase | None:
-    """Load the tokenizer of a folder or Hub repository. None: there is none."""
-    if find_file(folder, "tokenizer_config.json"):
-        # without config.json, which may be of a class that transformers lacks
-        return AutoTokenizer.from_pretrained(folder, config=PreTrainedConfig())
-    path = find_file(folder, "tokenizer.json")
-    return PreTrainedTokenizerFast(tokenizer_file=path) if path else None
-
-
-def prepare_open_clip_tokenizer(tokenizer: PreTrainedTokenizerBase, config: Any) -> None:
-    """Add BOS, EOS and PAD to GPT-2's tokenizer, and check the ids of a tokenizer that has them, in place.
-
-    Raises:
-        ValueError: The special tokens or the vocabulary differ from `config`, the configuration of the text tower.
-    """
-    if config.model_type != ModernTextConfig.model_type:
-        return
-    plain_tokens = config.eos_token_id or config.vocab_size - 3
-    if len(tokenizer) == plain_tokens:
-        _add_special_tokens(tokenizer)
-    tokenizer.model_max_length = config.max_position_embeddings
-    tokenizer.padding_side = "right"
-    # As in tiktoken, "<eos>" in a caption is plain text. The saved tokenizer has `init_kwargs`.
-    tokenizer.split_special_tokens = tokenizer.init_kwargs["split_special_tokens"] = True
-
-    expected, ids = {}, {}
-    for name in ("bos_token", "eos_token", "pad_token"):
-        ids[name] = getattr(tokenizer, f"{name}_id")
-        expected[name] = getattr(config, f"{name}_id")
-        if expected[name] is None:  # OpenCLIP does not use it
-            expected[name] = ids[name]
-        elif ids[name] is None:  # a tokenizer.json alone does not name its special tokens
-            setattr(tokenizer, name, tokenizer.convert_ids_to_tokens(expected[name]))
-            ids[name] = getattr(tokenizer, f"{name}_id")
-    if ids != expected or len(tokenizer) > config.vocab_size:
-        raise ValueError(
-            f"the tokenizer has {len(tokenizer)} tokens and the ids {ids}, the text tower {config.vocab_size} and "
-            f"{expected}; pass the tokenizer of the checkpoint, or {GPT2}"
-        )
-    probe = tokenizer("a")["input_ids"]
-    ends = (ids["bos_token"], ids["eos_token"])
-    if (probe[0], probe[-1]) != ends:
-        raise ValueError(f"the tokenizer encodes 'a' as {probe}, without BOS and EOS, which are {ends}")
-
-
-def _add_special_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Add the three special tokens in the order of OpenCLIP, and put BOS and EOS around each text."""
-    from tokenizers.processors import TemplateProcessing
-
-    tokenizer.add_special_tokens({"eos_token": "<eos>", "pad_token": "<pad>", "bos_token": "<bos>"})
-    names = ("<bos>", "<eos>")
-    marks = [(name, tokenizer.convert_tokens_to_ids(name)) for name in names]
-    backend: Any = tokenizer.backend_tokenizer
-    backend.post_processor = TemplateProcessing(single="<bos> $A <eos>", special_tokens=marks)
-
-
 def save_open_clip(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str | Path) -> None:
     """Save a model in OpenCLIP's format, with its tokenizer. It is the inverse of `supclap_from_open_clip`.
 
@@ -486,7 +386,10 @@ def save_open_clip(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str
     text_cfg = {"text_arch": "modern", "pos_embed": "rope", "variable_text": True}
     text_cfg |= _get_fields(text, _TEXT_DEFAULTS)
     text_cfg["context_length"] = min(text_cfg["context_length"], processor.tokenizer.model_max_length)
-    text_cfg |= {"proj_bias": config.text_projection_type == "linear_bias", **_name_tokenizer(processor)}
+    text_cfg |= {
+        "proj_bias": config.text_projection_type == "linear_bias",
+        **get_tokenizer_fields(processor.tokenizer),
+    }
 
     model_cfg = {"embed_dim": config.projection_dim, "audio_cfg": audio_cfg, "text_cfg": text_cfg}
     if model.logit_bias is not None:
@@ -517,16 +420,6 @@ def _get_fields(config: Any, names: Iterable[str]) -> dict[str, Any]:
     for name in names:
         fields[name] = getattr(config, _OUR_NAMES.get(name, name))
     return fields
-
-
-def _name_tokenizer(processor: SupCLAPProcessor) -> dict[str, str]:
-    """Return the fields of `text_cfg` with which OpenCLIP finds the tokenizer."""
-    tokenizer: Any = processor.tokenizer
-    if (len(tokenizer), tokenizer.eos_token_id) == R50K_SIZES:
-        return {"tokenizer_type": "tiktoken", "tiktoken_name": R50K[0]}
-    # OpenCLIP loads it from a local folder whatever its name, and from the Hub by this id.
-    name = str(tokenizer.name_or_path)
-    return {"hf_tokenizer_name": name if is_hub_id(name) else "tokenizer"}
 
 
 def open_clip_tensors(model: SupCLAPModel) -> dict[str, torch.Tensor]:

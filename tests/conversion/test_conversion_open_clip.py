@@ -13,20 +13,19 @@ import torch
 from fake_hub import FakeHub, fake_hub
 from processes import run_python
 from safetensors.torch import load_file, save_file
-from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, GPT2Tokenizer
+from transformers import AutoModel, BertConfig, BertModel
 
 from modeling_supclap import CEDModel, SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.conversion import (
     is_open_clip,
     load_open_clip,
-    load_open_clip_processor,
     open_clip,
     read_checkpoint,
     save_conversion,
     save_open_clip,
 )
 from modeling_supclap.conversion.layouts import convert_checkpoint
-from modeling_supclap.conversion.open_clip import extractor_from_audio_cfg, prepare_open_clip_tokenizer
+from modeling_supclap.conversion.open_clip import extractor_from_audio_cfg
 from modeling_supclap.evaluation.models import load_embedding_model
 
 CLIPS = (96_000, 17_760, 600)
@@ -132,21 +131,6 @@ def test_a_clip_below_one_window_is_padded_with_zeros_on_the_device_too():
     assert expected["audio_attention_mask"].sum(dim=1).tolist() == [3, 7]  # 1 + 1024 // 480, 1 + 3000 // 480
 
 
-def copy_with(source, folder, **changes):
-    """Copy a folder, and change its settings: {part: {field: value}}, where the value ... removes a field."""
-    shutil.copytree(source, folder)
-    path = folder / "open_clip_config.json"
-    settings = json.loads(path.read_text(encoding="utf-8"))
-    parts = {"settings": settings, "model_cfg": settings["model_cfg"], **settings["model_cfg"]}
-    parts["naflexvit_cfg"] = parts["audio_cfg"]["naflexvit_cfg"]
-    for part, fields in changes.items():
-        parts[part] |= fields
-        for field in [name for name, value in fields.items() if value is ...]:
-            del parts[part][field]
-    path.write_text(json.dumps(settings))
-    return folder
-
-
 @pytest.mark.parametrize(
     ("part", "field", "value"),
     [
@@ -181,7 +165,7 @@ def copy_with(source, folder, **changes):
 def test_unsupported_fields_are_refused_by_name(saved, tmp_path, part, field, value):
     place = "settings" if part.endswith(".json") else part
     with pytest.raises(ValueError, match=f"{part}.*{field}"):
-        load_open_clip(copy_with(saved["A"][0], tmp_path / "model", **{place: {field: value}}))
+        load_open_clip(folders.copy_with(saved["A"][0], tmp_path / "model", **{place: {field: value}}))
 
 
 @pytest.mark.parametrize(
@@ -197,7 +181,7 @@ def test_unsupported_fields_are_refused_by_name(saved, tmp_path, part, field, va
 )
 def test_invalid_settings_are_refused(saved, tmp_path, part, fields, named):
     with pytest.raises(ValueError, match=rf"(?s){named}"):
-        load_open_clip(copy_with(saved["B"][0], tmp_path / "model", **{part: fields}))
+        load_open_clip(folders.copy_with(saved["B"][0], tmp_path / "model", **{part: fields}))
 
 
 def test_missing_fields_have_the_defaults_of_openclip(tmp_path):
@@ -225,7 +209,7 @@ def test_missing_fields_have_the_defaults_of_openclip(tmp_path):
     for part, names in kept.items():
         fields = model_cfg["audio_cfg"]["naflexvit_cfg"] if part == "naflexvit_cfg" else model_cfg[part]
         removed[part] = dict.fromkeys(fields.keys() - names, ...)
-    copy_with(tmp_path / "all", tmp_path / "few", **removed)
+    folders.copy_with(tmp_path / "all", tmp_path / "few", **removed)
     found, few = load_open_clip(tmp_path / "few")
     np.testing.assert_array_equal(
         found.encode_audio([folders.wave(9000)], few, sampling_rate=48_000),
@@ -237,7 +221,7 @@ def test_missing_fields_have_the_defaults_of_openclip(tmp_path):
 
 
 def test_fields_without_effect_and_null_are_accepted(saved, tmp_path):
-    folder = copy_with(
+    folder = folders.copy_with(
         saved["A"][0],
         tmp_path / "model",
         settings={"preprocess_cfg": {"mean": [0.5], "size": 224}},
@@ -360,31 +344,6 @@ def test_the_shorter_context_is_saved(tmp_path):
     assert settings["model_cfg"]["text_cfg"]["context_length"] == 8
 
 
-def gpt2_tokenizer(words: int, folder=None):
-    """Return a byte-level tokenizer like GPT-2's, with 11 letters, "<", ">" and |endoftext|, filled up to `words`."""
-    letters = [*"abcdefghijk<>", *(f"word{index}" for index in range(words - 14)), "<|endoftext|>"]
-    tokenizer = GPT2Tokenizer(vocab=dict(zip(letters, range(words), strict=True)), merges=[])
-    if folder is not None:
-        tokenizer.save_pretrained(folder)
-    return tokenizer
-
-
-@pytest.mark.parametrize(("words", "is_tiktoken"), [(50_257, True), (57, False)])
-def test_only_the_vocabulary_of_gpt2_is_saved_as_tiktoken(tmp_path, words, is_tiktoken):
-    model, processor = folders.build("A")
-    config = model.config.text_config
-    config.vocab_size, config.eos_token_id = words + 3, words
-    config.pad_token_id, config.bos_token_id = words + 1, words + 2
-    gpt2_tokenizer(words, tmp_path / "words")
-    processor.tokenizer = AutoTokenizer.from_pretrained(tmp_path / "words")
-    prepare_open_clip_tokenizer(processor.tokenizer, config)
-    save_open_clip(model, processor, tmp_path / "model")
-    text_cfg = json.loads((tmp_path / "model" / "open_clip_config.json").read_text())["model_cfg"]["text_cfg"]
-    assert text_cfg.get("tiktoken_name") == ("r50k_base" if is_tiktoken else None)
-    # OpenCLIP reads the tokenizer in the folder if there is a name, and no path of this machine is written
-    assert text_cfg.get("hf_tokenizer_name") == (None if is_tiktoken else "tokenizer")
-
-
 def test_a_folder_with_both_formats_is_read_as_openclip(saved, tmp_path, monkeypatch):
     shutil.copytree(saved["A"][0], tmp_path / "model")
     (tmp_path / "model" / "config.json").write_text(json.dumps({"model_type": "clap2"}))
@@ -449,53 +408,6 @@ def test_a_converted_folder_loads_with_from_pretrained(saved, tmp_path):
     np.testing.assert_allclose(found[:, :8], [AUDIO["C"][0], AUDIO["C"][2]], atol=1e-5)
 
 
-def test_gpt2_tokens_get_the_special_tokens_of_openclip(tmp_path):
-    tokenizer = gpt2_tokenizer(14)
-    config = folders.build("A")[0].config.text_config
-    config.vocab_size, config.eos_token_id, config.pad_token_id, config.bos_token_id = 17, 14, 15, 16
-    prepare_open_clip_tokenizer(tokenizer, config)
-    assert tokenizer("abc")["input_ids"] == [16, 0, 1, 2, 14]
-    long = tokenizer("abcdefghijkabcdefghijk", truncation=True, max_length=6)
-    assert long["input_ids"] == [16, 0, 1, 2, 3, 14]
-    assert tokenizer.model_max_length == 16
-    # tiktoken encodes the name of a special token as plain text
-    tokenizer.save_pretrained(tmp_path)
-    for words in (tokenizer, AutoTokenizer.from_pretrained(tmp_path)):
-        assert words("<e>")["input_ids"] == words("<")["input_ids"][:-1] + words("e>")["input_ids"][1:]
-        assert 14 not in words("a<eos>")["input_ids"][:-1]
-
-    config.pad_token_id = 3
-    with pytest.raises(ValueError, match=r"17 tokens.*15.*3"):
-        prepare_open_clip_tokenizer(tokenizer, config)
-
-
-@pytest.mark.parametrize("form", ["plain folder", "plain json", "full json", "of another model", "none"])
-def test_each_form_of_the_tokenizer_gives_the_same_ids(tmp_path, monkeypatch, form):
-    """OpenCLIP uploads CLIP's tokenizer, which it does not use, with a model that uses tiktoken."""
-    monkeypatch.setattr(open_clip, "GPT2", str(tmp_path / "gpt2"))
-    plain = gpt2_tokenizer(57, tmp_path / "gpt2")
-    model, processor = folders.build("A")
-    save_open_clip(model, processor, tmp_path / "saved")
-    text_cfg = {"tokenizer_type": "tiktoken", "tiktoken_name": "r50k_base", "hf_tokenizer_name": ...}
-    folder = copy_with(tmp_path / "saved", tmp_path / "model", text_cfg=text_cfg)
-    for path in folder.glob("tokenizer*"):
-        path.unlink()
-    if form == "plain folder":
-        plain.save_pretrained(folder)
-    elif form == "of another model":
-        gpt2_tokenizer(40, folder)
-    elif form.endswith("json"):
-        if form == "full json":
-            prepare_open_clip_tokenizer(plain, model.config.text_config)
-        plain.save_pretrained(folder)
-        (folder / "tokenizer_config.json").unlink()
-
-    for words in (load_open_clip(folder)[1].tokenizer, load_open_clip_processor(folder).tokenizer):
-        batch = words(["abc", "kab<eos>"], padding=True)
-        assert batch["input_ids"] == [[59, 0, 1, 2, 57, 58, 58, 58], [59, 10, 0, 1, 11, 4, 12, 57]]
-        assert words.model_max_length == 16
-
-
 WEIGHTS = {
     "open_clip_pytorch_model.bin": lambda tensors, path: torch.save(tensors, path),
     "open_clip_pytorch_model.safetensors": save_file,
@@ -511,7 +423,7 @@ WEIGHTS = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_weights_of_other_names_and_precisions(saved, tmp_path, name, dtype):
     tensors = load_file(saved["A"][0] / "open_clip_model.safetensors")
-    folder = copy_with(saved["A"][0], tmp_path / "model")
+    folder = folders.copy_with(saved["A"][0], tmp_path / "model")
     (folder / "open_clip_model.safetensors").unlink()
     WEIGHTS[name]({key: value.to(dtype) for key, value in tensors.items()}, folder / name)
     (folder / "config.json").write_text(json.dumps({"model_type": "clap2"}))
@@ -524,7 +436,7 @@ def test_weights_of_other_names_and_precisions(saved, tmp_path, name, dtype):
 
 
 def test_weights_in_parts_or_of_another_format_are_refused(saved, tmp_path):
-    folder = copy_with(saved["A"][0], tmp_path / "model")
+    folder = folders.copy_with(saved["A"][0], tmp_path / "model")
     (folder / "open_clip_model.safetensors").rename(folder / "open_clip_model-00001-of-00002.safetensors")
     save_file({"x": torch.ones(1)}, folder / "open_clip_model-00002-of-00002.safetensors")
     with pytest.raises(ValueError, match=r"open_clip_model\.safetensors.*00001"):
@@ -593,7 +505,7 @@ def test_a_text_tower_of_transformers(saved, tmp_path, projection, pooling):
         "hf_pooler_type": pooling,
     }
     text_cfg["context_length"] = 8
-    folder = copy_with(saved["A"][0], tmp_path / "model", model_cfg={"text_cfg": text_cfg})
+    folder = folders.copy_with(saved["A"][0], tmp_path / "model", model_cfg={"text_cfg": text_cfg})
     tensors = load_file(folder / "open_clip_model.safetensors")
     tensors = {key: value for key, value in tensors.items() if "text" not in key}
     tensors |= {f"text.transformer.{key}": value for key, value in bert.state_dict().items()}
@@ -620,4 +532,4 @@ def test_a_text_tower_of_transformers(saved, tmp_path, projection, pooling):
 def test_other_heads_of_a_transformers_tower_are_refused(saved, tmp_path, field, value):
     text_cfg = {"hf_model_name": "someone/bert", field: value}
     with pytest.raises(ValueError, match=f"text_cfg.*{field}"):
-        load_open_clip(copy_with(saved["A"][0], tmp_path / "model", model_cfg={"text_cfg": text_cfg}))
+        load_open_clip(folders.copy_with(saved["A"][0], tmp_path / "model", model_cfg={"text_cfg": text_cfg}))
