@@ -31,6 +31,7 @@ def load_open_clip_tokenizer(
     not.
 
     Raises:
+        OSError: The tokenizer cannot be downloaded.
         ValueError: The tokenizer is unknown, or OpenCLIP changes captions before tokenization.
     """
     text_cfg = settings["model_cfg"]["text_cfg"]
@@ -51,7 +52,13 @@ def load_open_clip_tokenizer(
         kind = text_cfg.get("tiktoken_name") or text_cfg.get("tokenizer_type")
         raise ValueError(f"{folder} has no tokenizer, and OpenCLIP's {kind!r} is unknown; pass --tokenizer")
 
-    tokenizer = AutoTokenizer.from_pretrained(other) if own is None else own
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(other) if own is None else own
+    except OSError as error:
+        raise OSError(
+            f"{folder} has the tokenizer {other}, which cannot be loaded; save its files in the folder, or pass "
+            f"--tokenizer to supclap convert: {error}"
+        ) from error
     tokenizer.model_max_length = text_cfg.get("context_length") or CONTEXT_LENGTH
     tokenizer.padding_side = "right"
     return tokenizer

@@ -12,7 +12,10 @@ from modeling_supclap.conversion import (
     open_clip_tokenizer,
     save_open_clip,
 )
-from modeling_supclap.conversion.open_clip_tokenizer import prepare_open_clip_tokenizer
+from modeling_supclap.conversion.open_clip_tokenizer import (
+    load_open_clip_tokenizer,
+    prepare_open_clip_tokenizer,
+)
 
 
 def gpt2_tokenizer(words: int, folder=None):
@@ -85,3 +88,13 @@ def test_each_form_of_the_tokenizer_gives_the_same_ids(tmp_path, monkeypatch, fo
         batch = words(["abc", "kab<eos>"], padding=True)
         assert batch["input_ids"] == [[59, 0, 1, 2, 57, 58, 58, 58], [59, 10, 0, 1, 11, 4, 12, 57]]
         assert words.model_max_length == 16
+
+
+def test_a_tokenizer_that_cannot_be_downloaded_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(open_clip_tokenizer, "GPT2", "nobody/nothing")
+    settings = {"model_cfg": {"text_cfg": {"tokenizer_type": "tiktoken", "tiktoken_name": "r50k_base"}}}
+    with pytest.raises(OSError, match="nobody/nothing"):
+        load_open_clip_tokenizer(str(tmp_path), settings)
+    settings["model_cfg"]["text_cfg"]["tiktoken_name"] = "cl100k_base"
+    with pytest.raises(ValueError, match="cl100k_base"):
+        load_open_clip_tokenizer(str(tmp_path), settings)
