@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import snapshot_download
 from torch import nn
-from transformers import PreTrainedConfig
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.conversion import load_model, load_processor
@@ -26,7 +26,8 @@ def has_model(name: str) -> bool:
 def _is_published(name: str) -> bool:
     """Return whether a model is in the Hub cache or on the Hub, which is asked once per name."""
     try:
-        return bool(PreTrainedConfig.get_config_dict(name))
+        # Without a network, a request for several files fails at once. One for a single file is tried for 23 s.
+        return bool(snapshot_download(name, allow_patterns="config.json"))
     except (OSError, ValueError):
         return False
 

@@ -72,6 +72,7 @@ class SentenceEmbedder:
                 stacklevel=2,
             )
 
+        self.model.register_forward_pre_hook(_without_fusion)
         self.text_prompt, self.audio_prompt = text_prompt, audio_prompt
         self.sampling_rate, self.chunk_seconds = _audio_limits(self.model, name)
         self.device, self.dtype = self.model.device, self.model.dtype
@@ -169,6 +170,12 @@ def _load_sentence_model(name: str, device: str | None, trust_remote_code: bool)
             f"{name} contains code of its own; read it, and pass --trust_remote_code to run it (in Python "
             "trust_remote_code=True)"
         ) from error
+
+
+def _without_fusion(model: torch.nn.Module, args: tuple[dict[str, Any], ...]) -> None:
+    """Mark no clip as longer than 10 s, because transformers marks a random one for a fused CLAP."""
+    if "is_longer" in args[0]:
+        args[0]["is_longer"] = torch.zeros_like(args[0]["is_longer"])
 
 
 def _processors(module: torch.nn.Module) -> list[Any]:

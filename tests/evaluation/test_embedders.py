@@ -109,6 +109,16 @@ def test_a_limit_in_the_processing_settings_is_a_chunk_length(tmp_path, sources)
     assert SentenceEmbedder(str(folder), "cpu").chunk_seconds == 0.5
 
 
+def test_a_fused_clap_embeds_without_fusion(tmp_path):
+    builders.save_pair("fused", tmp_path / "clap")
+    module = Transformer(str(tmp_path / "clap"))
+    folder = save_sentence_model(tmp_path / "model", [module], prompts={"query": "sound of "})
+    expected = load_embedding_model(tmp_path / "clap", device="cpu").encode_audio(CLIPS)
+    np.testing.assert_allclose(
+        SentenceEmbedder(str(folder), "cpu").encode_audio(CLIPS, 16_000), expected, atol=1e-6
+    )
+
+
 def test_a_plain_clap_stays_a_clap(tmp_path, sources):
     assert find_kind(str(save_clap(tmp_path / "plain", sources, Normalize()))) == "clap"
 
