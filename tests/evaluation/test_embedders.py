@@ -10,7 +10,7 @@ import pytest
 import torch
 from audio_encoders import make_encoder
 from safetensors.torch import load_file, save_file
-from sentence_models import CODE, save_code
+from sentence_models import CODE, save_code, save_gemma2
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize, Router, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
@@ -187,6 +187,30 @@ def test_code_of_a_repository_runs_only_if_it_is_trusted(tmp_path, capsys):
     changed = save_code(tmp_path / "changed", CODE.replace("1000", "999"))
     other = load_embedding_model(changed, device="cpu", trust_remote_code=True)
     assert other.fingerprint != adapted.fingerprint
+
+
+def test_embedding_gemma2_embeds_all_of_a_long_recording_with_its_prompts(tmp_path):
+    pytest.importorskip("torchvision")
+    folder = str(save_gemma2(tmp_path))
+    embedder = SentenceEmbedder(folder, "cpu")
+    assert (embedder.sampling_rate, embedder.chunk_seconds) == (16_000, 30)
+    theirs = SentenceTransformer(folder, device="cpu")
+    clips = [{"array": clip, "sampling_rate": 16_000} for clip in CLIPS]
+    audio = embedder.encode_audio(CLIPS, 16_000)
+    np.testing.assert_allclose(audio, theirs.encode_document(clips), atol=1e-6)
+    np.testing.assert_allclose(embedder.encode_text(TEXTS[:2]), theirs.encode_query(TEXTS[:2]), atol=1e-6)
+
+    other = SentenceEmbedder(folder, "cpu", audio_prompt="task: classification | query: ")
+    expected = theirs.encode(clips, prompt="task: classification | query: ")
+    np.testing.assert_allclose(other.encode_audio(CLIPS, 16_000), expected, atol=1e-6)
+    assert np.abs(expected - audio).max() > 1e-2
+
+    sound = builders.noise(40 * 16_000)
+    adapted = load_embedding_model(embedder)
+    (chunks,) = adapted.chunk_embeddings([Recording(sound, 16_000, "clip")])
+    np.testing.assert_allclose(
+        chunks.embeds[1], embedder.encode_audio([sound[-480_000:]], 16_000)[0], atol=1e-6
+    )
 
 
 def test_inputs_of_different_lengths_are_not_padded(tmp_path):
