@@ -23,6 +23,7 @@ import torch
 from modeling_supclap.datasets_scripts.audio_files import is_audio_name
 
 from ..audio_input import as_recordings
+from ..encoding import chunk_starts, get_chunk_samples, max_chunk_seconds, mean_embedding
 from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
 
@@ -35,6 +36,8 @@ except ImportError as error:
     ) from error
 
 
+# Chunks in memory at a time, if a batch of recordings has more.
+_CHUNKS_AT_ONCE = 32
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
 _MODEL_INPUTS = (
     "input_ids",
@@ -53,8 +56,7 @@ class SupCLAPModule(InputModule):
     input that `model.encode_audio` accepts. A string is the path of a recording if it ends with the suffix of an audio
     file, or is an absolute path or an address, such as `https://...`; a missing file is an error. A waveform without a
     sampling rate must have the model's sampling rate. A call to `encode` accepts either texts or recordings, not both.
-    With CLAP's audio tower, only the first 10 s of a recording are embedded; `model.encode_audio` embeds the whole
-    recording.
+    Long recordings are split, and their chunks averaged, as in `model.encode_audio`.
 
     Args:
         language: Default language of the texts, ISO 639-3 code. None: use the tokenizer's setting.
@@ -137,14 +139,29 @@ class SupCLAPModule(InputModule):
             audio.append(one["audio"] if is_wrapped else one)
         recordings, _ = as_recordings(audio, sampling_rate or rate_hz)
         method = self.processor.resampling_method
-        clips = [recording.read(rate_hz, resampling_method=method) for recording in recordings]
-        return dict(self.processor(audio=clips, sampling_rate=rate_hz, return_tensors="pt"))
+        longest_seconds = max_chunk_seconds(self.processor.feature_extractor)
+        chunk_samples = get_chunk_samples(None, rate_hz, 0, longest_seconds)
+        chunks, counts = [], []
+        for recording in recordings:
+            clip = recording.read(rate_hz, resampling_method=method)
+            starts = chunk_starts(len(clip), chunk_samples, chunk_samples, rate_hz // 10)
+            chunks += [clip[start : start + chunk_samples] for start in starts]
+            counts.append(len(starts))
+        inputs = self.processor(audio=chunks, sampling_rate=rate_hz, return_tensors="pt")
+        return {**inputs, "chunk_counts": torch.tensor(counts)}
 
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Add `sentence_embedding` to the result of `preprocess`: unit-norm embeddings (B, projection_dim)."""
-        embed = self.model.get_text_features if "input_ids" in features else self.model.get_audio_features
         inputs = {name: features[name] for name in _MODEL_INPUTS if name in features}
-        return {**features, "sentence_embedding": embed(**inputs).pooler_output}
+        if "input_ids" in features:
+            return {**features, "sentence_embedding": self.model.get_text_features(**inputs).pooler_output}
+        embeds = []
+        for first in range(0, len(inputs["input_features"]), _CHUNKS_AT_ONCE):
+            part = {name: value[first : first + _CHUNKS_AT_ONCE] for name, value in inputs.items()}
+            embeds.append(self.model.get_audio_features(**part).pooler_output)
+        counts = features["chunk_counts"].tolist()
+        means = torch.stack(list(map(mean_embedding, torch.cat(embeds).split(counts))))
+        return {**features, "sentence_embedding": means}
 
     def save(self, output_path: str, *args: Any, **kwargs: Any) -> None:
         """Save the model, its processor and the settings of this module."""

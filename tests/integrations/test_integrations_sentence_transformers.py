@@ -80,6 +80,22 @@ def test_recordings_of_several_rates_and_lengths(encoder, module):
     np.testing.assert_allclose(encoder.encode(inputs), expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["converted", "clap2"])
+def test_long_recordings_are_the_mean_of_their_chunks(kind):
+    """CLAP takes one second here, and CLAP2 is given the same limit. A part of the batch has more than 32 chunks."""
+    model, processor = builders.pair(kind)
+    extractor = processor.feature_extractor
+    if kind == "clap2":
+        extractor.chunk_length = 1
+    rate_hz = extractor.sampling_rate
+    clips = [builders.noise(round(seconds * rate_hz), seed=7) for seconds in (2.5, 0.4, 33.0, 1.0)]
+    found = SentenceTransformer(modules=[SupCLAPModule(model, processor)], device="cpu").encode(clips)
+    expected = model.encode_audio(clips, processor, sampling_rate=rate_hz)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    (start,) = model.encode_audio([clips[0][:rate_hz]], processor, sampling_rate=rate_hz)
+    assert np.abs(found[0] - start).max() > 1e-3
+
+
 @pytest.mark.parametrize("form", ["array", "stereo", "path", "bytes", "nested", "decoder"])
 def test_forms_of_a_recording(encoder, module, tmp_path, request, form):
     clip = np.round(CLIPS[0] * 8192) / 32768  # exact in 16 bits
