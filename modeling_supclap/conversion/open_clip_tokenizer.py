@@ -104,9 +104,9 @@ def prepare_open_clip_tokenizer(tokenizer: PreTrainedTokenizerBase, config: Any)
             f"{expected}; pass the tokenizer of the checkpoint, or {GPT2}"
         )
     probe = tokenizer("a")["input_ids"]
-    ends = (ids["bos_token"], ids["eos_token"])
-    if (probe[0], probe[-1]) != ends:
-        raise ValueError(f"the tokenizer encodes 'a' as {probe}, without BOS and EOS, which are {ends}")
+    for name, found in (("bos_token", probe[0]), ("eos_token", probe[-1])):
+        if ids[name] not in (None, found):
+            raise ValueError(f"the tokenizer encodes 'a' as {probe}, without the {name} {ids[name]}")
 
 
 def _add_special_tokens(tokenizer: PreTrainedTokenizerBase) -> None:

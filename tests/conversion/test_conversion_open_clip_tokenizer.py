@@ -4,7 +4,8 @@ import json
 
 import open_clip_folders as folders
 import pytest
-from transformers import AutoTokenizer, GPT2Tokenizer
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoTokenizer, BertTokenizer, GPT2Tokenizer
 
 from modeling_supclap.conversion import (
     load_open_clip,
@@ -58,9 +59,30 @@ def test_gpt2_tokens_get_the_special_tokens_of_openclip(tmp_path):
         assert words("<e>")["input_ids"] == words("<")["input_ids"][:-1] + words("e>")["input_ids"][1:]
         assert 14 not in words("a<eos>")["input_ids"][:-1]
 
-    config.pad_token_id = 3
+    config.vocab_size = 16
+    with pytest.raises(ValueError, match=r"17 tokens.*tower 16"):
+        prepare_open_clip_tokenizer(tokenizer, config)
+    config.vocab_size, config.pad_token_id = 17, 3
     with pytest.raises(ValueError, match=r"17 tokens.*15.*3"):
         prepare_open_clip_tokenizer(tokenizer, config)
+
+
+@pytest.mark.parametrize("bos", [None, 2])
+def test_a_tokenizer_of_transformers_with_other_special_tokens(bos):
+    """OpenCLIP takes [CLS] and [SEP] for BOS and EOS. It does not use `bos_id`, which a file may lack."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]
+    tokenizer = BertTokenizer(vocab={word: index for index, word in enumerate(words)})
+    config = folders.build("A")[0].config.text_config
+    config.bos_token_id, config.eos_token_id, config.pad_token_id = bos, 3, 0
+    prepare_open_clip_tokenizer(tokenizer, config)
+    assert tokenizer(["a", "a a"], padding=True)["input_ids"] == [[2, 5, 3, 0], [2, 5, 5, 3]]
+
+
+def test_a_tokenizer_without_bos_and_eos_around_the_text_is_refused():
+    tokenizer = folders.tokenizer()
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="$A", special_tokens=[])
+    with pytest.raises(ValueError, match="bos_token 59"):
+        prepare_open_clip_tokenizer(tokenizer, folders.build("A")[0].config.text_config)
 
 
 @pytest.mark.parametrize("form", ["plain folder", "plain json", "full json", "of another model", "none"])
@@ -95,6 +117,8 @@ def test_a_tokenizer_that_cannot_be_downloaded_is_named(tmp_path, monkeypatch):
     settings = {"model_cfg": {"text_cfg": {"tokenizer_type": "tiktoken", "tiktoken_name": "r50k_base"}}}
     with pytest.raises(OSError, match="nobody/nothing"):
         load_open_clip_tokenizer(str(tmp_path), settings)
+    with pytest.raises(OSError, match="someone/words"):
+        load_open_clip_tokenizer(str(tmp_path), settings, "someone/words")
     settings["model_cfg"]["text_cfg"]["tiktoken_name"] = "cl100k_base"
     with pytest.raises(ValueError, match="cl100k_base"):
         load_open_clip_tokenizer(str(tmp_path), settings)
