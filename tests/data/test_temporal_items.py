@@ -199,6 +199,20 @@ def test_stage_a_returns_a_single_and_a_combined_item():
         assert render(combined, lambda row: GOOD, RATE_HZ, RenderOptions(gap_seconds=0.01)).size == 240
 
 
+def test_items_have_one_meaning_if_they_have_the_same_sounds_in_the_same_relation():
+    items = TemporalItems(make_rows(), seed=0)
+    found = all_items(items)
+    for index in range(len(items)):
+        found += items.stage_a(0, index)
+    expected = {}
+    for item in found:
+        order = "in sequence" if item.role in ("forward", "reversed") else item.role
+        sounds = item.labels if order == "in sequence" else frozenset(item.labels)
+        assert expected.setdefault((order, sounds), item.meaning) == item.meaning
+    assert len(set(expected.values())) == len(expected) < len(found)
+    assert {order for order, _ in expected} == {"in sequence", "overlaid", "single", "combined"}
+
+
 def test_sampling_depends_on_seed_epoch_and_index_only():
     rows = make_rows()
     items = TemporalItems(rows, seed=0)
