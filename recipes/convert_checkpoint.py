@@ -65,13 +65,14 @@ def print_comparison(folder: Path, tokenizer: str | None = None) -> None:
     from modeling_supclap.conversion.open_clip import compare_with_open_clip
 
     print("all fields of open_clip_config.json are supported, and all tensors are used")
+    model, processor = load_open_clip(folder, tokenizer)
     try:
-        found = compare_with_open_clip(folder, *load_open_clip(folder, tokenizer))
-    except ImportError as error:
-        print(f"not compared with OpenCLIP ({error}): pip install 'open_clip_torch>=4.2.1' tiktoken")
-        return
-    except OSError as error:
-        print(f"not compared with OpenCLIP, because it cannot download its vocabulary: {error}")
+        found = compare_with_open_clip(folder, model, processor)
+    except (ImportError, OSError) as error:
+        print(
+            f"not compared with OpenCLIP ({error}): pip install 'open_clip_torch>=4.2.1' tiktoken, and connect to the "
+            "network once for the vocabulary of tiktoken"
+        )
         return
     print(
         f"OpenCLIP {found['version']}: token ids {'equal' if found['tokens'] else 'DIFFER'}, "
