@@ -147,8 +147,8 @@ class SupCLAPModule(InputModule):
             starts = chunk_starts(len(clip), chunk_samples, chunk_samples, rate_hz // 10)
             chunks += [clip[start : start + chunk_samples] for start in starts]
             counts.append(len(starts))
-        inputs = self.processor(audio=chunks, sampling_rate=rate_hz, return_tensors="pt")
-        return {**inputs, "chunk_counts": torch.tensor(counts)}
+        features = dict(self.processor(audio=chunks, sampling_rate=rate_hz, return_tensors="pt"))
+        return {**features, "chunk_counts": torch.tensor(counts)}
 
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Add `sentence_embedding` to the result of `preprocess`: unit-norm embeddings (B, projection_dim)."""
