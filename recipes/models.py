@@ -12,8 +12,9 @@ from huggingface_hub import snapshot_download
 from torch import nn
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
-from modeling_supclap.conversion import load_model, load_processor
+from modeling_supclap.conversion import find_kind, load_model, load_processor
 from modeling_supclap.conversion.layouts import FUSION_REMARK
+from modeling_supclap.recipes.options import ModelArguments
 from modeling_supclap.recipes.running import say
 
 
@@ -30,6 +31,18 @@ def _is_published(name: str) -> bool:
         return bool(snapshot_download(name, allow_patterns="config.json"))
     except (OSError, ValueError):
         return False
+
+
+def require_models(args: ModelArguments) -> None:
+    """Raise FileNotFoundError if a model or an encoder does not exist, and ValueError if it is of another kind."""
+    if args.model is not None:
+        find_kind(args.model)
+        return
+    for name in (args.audio_encoder, args.text_encoder):
+        if name != "scratch" and not has_model(name):
+            raise FileNotFoundError(
+                f"{name} is neither a local folder nor in the cache, and the Hub has no such model or cannot be reached"
+            )
 
 
 def load_start(

@@ -245,7 +245,7 @@ def train_and_save(
     """Load the data, build and train the model, evaluate the test split, and save."""
     from transformers import set_seed
 
-    from modeling_supclap.recipes.models import report_temperature
+    from modeling_supclap.recipes.models import report_temperature, require_models
     from modeling_supclap.training.trainer import SupCLAPTrainer
 
     if part_args.save_adapter and args.sharding is not None:
@@ -253,6 +253,7 @@ def train_and_save(
             f"save_adapter does not support {args.sharding}, because each process has only a part of the weights; "
             "leave it out: the whole model is saved"
         )
+    require_models(model_args)
     clock = Clock()
     args.resume_from_checkpoint = find_checkpoint(args)
     args.training_data = data_args.identity_in_training

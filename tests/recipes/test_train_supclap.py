@@ -99,6 +99,28 @@ def test_a_pushed_run_has_its_results_and_its_card_on_the_hub(tmp_path):
     assert json.loads(pushed["results.json"])["scores"]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--model", "nobody/none"],
+        ["--audio_encoder", "nobody/none", "--text_encoder", "."],
+        ["--audio_encoder", ".", "--text_encoder", "nobody/none"],
+    ],
+)
+def test_a_missing_model_is_named_before_the_data_is_read(tmp_path, words):
+    words = [
+        *words,
+        "--dataset",
+        "esc50",
+        "--data_dir",
+        tmp_path / "no data",
+        "--output_dir",
+        tmp_path / "out",
+    ]
+    with pytest.raises(FileNotFoundError, match="nobody/none is neither"):
+        run_recipe(train_supclap, *words)
+
+
 def test_results_hold_scores_chance_and_how_they_came_about(run):
     results = Results.load(run)
     found = results.scores["retrieval"]["jpn"]["t2a"]
