@@ -34,15 +34,16 @@ TEXTS = ["rain on a roof", "a dog barks while the rain falls", "https://example.
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory):
-    """Return a folder with a tiny CLAP, BERT and Whisper encoder."""
+    """Return a folder with a tiny CLAP, BERT, and audio encoder at 24 kHz whose output depends on padding."""
     folder = tmp_path_factory.mktemp("sources")
     builders.save_clap(folder / "clap")
     torch.manual_seed(0)
     BertModel(BertConfig(**builders.bert_config())).save_pretrained(folder / "bert")
     builders.bert_tokenizer().save_pretrained(folder / "bert")
-    encoder, extractor = make_encoder("whisper")
-    encoder.save_pretrained(folder / "whisper")
-    extractor.save_pretrained(folder / "whisper")
+    encoder, extractor = make_encoder("data2vec")
+    extractor.sampling_rate = 24_000
+    encoder.save_pretrained(folder / "data2vec")
+    extractor.save_pretrained(folder / "data2vec")
     return folder
 
 
@@ -65,7 +66,7 @@ def save_kind(kind, folder, sources):
         return save_clap(folder, sources, Dense(16, 8))
     if kind == "truncated":
         return save_clap(folder, sources, truncate_dim=8)
-    text, audio = Transformer(str(sources / "bert")), Transformer(str(sources / "whisper"))
+    text, audio = Transformer(str(sources / "bert")), Transformer(str(sources / "data2vec"))
     routes = {
         "text": [text, Pooling(24), Dense(24, 8)],
         "audio": [audio, Pooling(audio.get_embedding_dimension()), Dense(audio.get_embedding_dimension(), 8)],
@@ -80,12 +81,13 @@ def test_a_model_of_sentence_transformers_embeds_as_it_does_itself(tmp_path, sou
     folder = save_kind(kind, tmp_path / "model", sources)
     assert find_kind(str(folder)) == "sentence_transformers"
     adapted = load_embedding_model(folder, device="cpu")
-    limits = (adapted.sampling_rate_hz, adapted.chunk_seconds, adapted.min_seconds, adapted.dtype)
-    assert limits == (16_000, 1, 0.05, "float32")
+    limits = (adapted.sampling_rate_hz, adapted.chunk_seconds)
+    assert limits == ((24_000, 30) if kind == "router" else (16_000, 1))
+    assert (adapted.min_seconds, adapted.dtype) == (0.05, "float32")
 
     theirs = SentenceTransformer(str(folder), device="cpu")
     for clip, found in zip(CLIPS, adapted.encode_audio(CLIPS, 2), strict=True):
-        recording = {"array": clip, "sampling_rate": 16_000}
+        recording = {"array": clip, "sampling_rate": adapted.sampling_rate_hz}
         expected = theirs.encode_document([recording], normalize_embeddings=True)[0]
         np.testing.assert_allclose(found, expected, atol=1e-6)
     for text, found in zip(TEXTS, adapted.encode_text(TEXTS, "eng", 2), strict=True):
