@@ -236,7 +236,9 @@ class ModelArguments:
     audio_pooling: str | None = option(
         "Pooling of the audio encoder: mean or pooler. Default: pooler, if it has one."
     )
-    text_pooling: str = option("Pooling of the text encoder: mean, cls, last or pooler.", "mean")
+    text_pooling: str | None = option(
+        "Pooling of the text encoder: mean, cls, last or pooler. Default: that of its checkpoint, or mean."
+    )
     random_weights: list[str] = option(
         "Encoders to initialise with random weights: audio, text, or both.", []
     )

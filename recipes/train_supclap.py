@@ -93,10 +93,10 @@ def build_model(args: ModelArguments, processor: SupCLAPProcessor) -> SupCLAPMod
 
     from modeling_supclap import CEDConfig, SupCLAPConfig, SupCLAPModel
 
-    names = ("projection_dim", "logit_bias", "audio_pooling", "text_pooling")
-    shared: dict[str, Any] = {name: getattr(args, name) for name in names}
-    if args.temperature is not None:
-        shared["temperature"] = args.temperature
+    shared: dict[str, Any] = {}
+    for name in ("projection_dim", "temperature", "logit_bias", "audio_pooling", "text_pooling"):
+        if getattr(args, name) is not None:
+            shared[name] = getattr(args, name)
     if args.audio_encoder == "scratch":
         audio_config = CEDConfig(**as_mapping(args.audio_config))
         vocabulary = {

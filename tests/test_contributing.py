@@ -122,9 +122,9 @@ def test_the_options_of_a_new_model_have_its_defaults():
     options, config = ModelArguments(), SupCLAPConfig()
     shared = vars(options).keys() & config.to_dict().keys() - {"audio_config", "text_config"}
     assert shared >= {"projection_dim", "temperature", "logit_bias", "audio_pooling", "text_pooling"}
-    # None is the temperature of the start model, or else that of the configuration.
-    assert options.temperature is None
-    shared -= {"temperature"}
+    # None is the value of the start model or of the text encoder, or else that of the configuration.
+    assert (options.temperature, options.text_pooling) == (None, None)
+    shared -= {"temperature", "text_pooling"}
     assert {name: getattr(options, name) for name in shared} == {
         name: getattr(config, name) for name in shared
     }

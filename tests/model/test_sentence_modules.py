@@ -10,6 +10,8 @@ import torch
 from transformers import BertConfig, BertModel
 
 from modeling_supclap import CEDModel, SupCLAPModel, SupCLAPProcessor
+from modeling_supclap.recipes.options import ModelArguments
+from modeling_supclap.recipes.train_supclap import build_model
 
 sentence_transformers = pytest.importorskip("sentence_transformers", reason="the extra is not installed")
 modules = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
@@ -78,6 +80,12 @@ def test_labse_is_its_dense_layer_and_norm_too(tmp_path, audio):
     explicit = SupCLAPModel.from_encoders(audio, folder, text_pooling="mean")
     assert len(explicit.text_dense) == 0
     assert np.abs(sentence_vectors(explicit, processor)).max() > 1
+
+    encoders = {"audio_encoder": str(audio), "text_encoder": str(folder)}
+    trained = build_model(ModelArguments(**encoders), processor)
+    np.testing.assert_allclose(sentence_vectors(trained, processor), expected, atol=1e-5)
+    trained = build_model(ModelArguments(**encoders, text_pooling="mean"), processor)
+    assert len(trained.text_dense) == 0
 
 
 def test_e5_has_a_prompt_and_a_limit(tmp_path, audio):
