@@ -4,6 +4,7 @@ This file is not saved with a model.
 """
 
 import os
+import re
 from typing import Any, Literal
 
 import torch
@@ -31,6 +32,7 @@ from .towers import POOLINGS_OF_ALL, get_class
 EXAMPLES = {"audio": "mispeech/ced-base", "text": "sentence-transformers/LaBSE"}
 # Random steps to disable: they would differ between the passes of gradient caching or leave weights without gradient.
 _RANDOM = {"apply_spec_augment": False, "layerdrop": 0.0, "encoder_layerdrop": 0.0}
+_TOKENIZER_FILE = re.compile(r"^(tokenizer|vocab|spm|sentencepiece)|\.model$")
 
 
 def join_models(cls: Any, audio: str, text: str, **kwargs: Any) -> Any:
@@ -156,14 +158,19 @@ def load_tokenizer(name: Any, **kwargs: Any) -> PreTrainedTokenizerBase:
             return _read_sentencepiece(str(name), **kwargs)
         return AutoTokenizer.from_pretrained(str(name), **kwargs)
     except (OSError, ValueError, TypeError) as error:  # TypeError: the vocabulary file is missing
-        raise OSError(
-            f"cannot load a tokenizer from folder or Hub id {name!r}: {error}{missing_protobuf()}"
-        ) from error
+        reason = f"{error}{missing_protobuf()}"
+        files = sorted(os.listdir(name)) if os.path.isdir(name) else ["tokenizer.json"]
+        if not any(map(_TOKENIZER_FILE.search, files)):
+            reason = f"it has no tokenizer.json, and contains {', '.join(files[:8]) or 'nothing'}"
+        raise OSError(f"cannot load a tokenizer from folder or Hub id {name!r}: {reason}") from error
 
 
 def _read_sentencepiece(path: str, **kwargs: Any) -> NllbTokenizer:
     """Build an NLLB tokenizer with token ids in fairseq's order: <s>, <pad>, </s>, <unk>, pieces, languages, <mask>."""
-    extracted: Any = SentencePieceExtractor(path).extract(models.BPE)
+    try:
+        extracted: Any = SentencePieceExtractor(path).extract(models.BPE)
+    except Exception as error:  # protobuf's DecodeError, which may not be installed
+        raise ValueError(f"{path} is not a SentencePiece file: {error}") from error
     pieces = list(extracted["vocab"])[3:]  # without <unk>, <s> and </s>
     tokens = ["<s>", "<pad>", "</s>", "<unk>", *pieces, *FAIRSEQ_LANGUAGE_CODES, "<mask>"]
     tokenizer = NllbTokenizer(

@@ -27,6 +27,16 @@ def test_the_error_of_a_tokenizer_without_class_names_the_folder(tmp_path):
         load_tokenizer(tmp_path)
 
 
+def test_a_folder_without_a_tokenizer_and_another_file_are_refused_in_one_line(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "weights.gguf").write_bytes(b"GGUF")
+    (tmp_path / "notes.txt").write_text("x")
+    for name, found in (("model", "weights.gguf"), ("notes.txt", "SentencePiece")):
+        with pytest.raises(OSError, match=found) as error:
+            load_tokenizer(tmp_path / name)
+        assert "\n" not in str(error.value)
+
+
 def test_a_bare_sentencepiece_file_is_nllbs_tokenizer(tmp_path):
     """Compare with SentencePiece. fairseq adds 1 to its token ids, and adds the languages after them."""
     sentencepiece = pytest.importorskip("sentencepiece")
