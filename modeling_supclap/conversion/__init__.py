@@ -8,7 +8,7 @@ from .clap import clap_from_supclap, load_clap, processor_from_clap, save_clap, 
 from .files import Checkpoint, read_checkpoint
 from .kinds import find_kind, load_model, load_processor
 from .layouts import Conversion, convert_checkpoint, recognise
-from .open_clip import is_open_clip, load_open_clip, load_open_clip_processor, save_open_clip
+from .open_clip import load_open_clip, load_open_clip_processor, save_open_clip
 from .saving import save_conversion
 from .tensors import fill_exactly
 
@@ -19,7 +19,6 @@ __all__ = [
     "convert_checkpoint",
     "fill_exactly",
     "find_kind",
-    "is_open_clip",
     "load_clap",
     "load_model",
     "load_open_clip",

@@ -24,8 +24,8 @@ from ..configuration_supclap import ModernTextConfig, NaFlexConfig, SupCLAPConfi
 from ..feature_extraction_ced import CEDFeatureExtractor
 from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
-from ..strict_loading import apply_umask, find_file
-from .files import OPEN_CLIP_CONFIG, OPEN_CLIP_WEIGHTS, is_open_clip_audio, read_checkpoint
+from ..strict_loading import apply_umask
+from .files import OPEN_CLIP_CONFIG, OPEN_CLIP_WEIGHTS, read_checkpoint
 from .folders import copy_origin, writing_folder
 from .open_clip_tokenizer import (
     CONTEXT_LENGTH,
@@ -133,12 +133,6 @@ _HF_TEXT_NAMES = {
     "text.proj.0.": "text_dense.0.linear.",
     "text.proj.2.": "text_projection.linear1.",
 }
-
-
-def is_open_clip(name: str) -> bool:
-    """Return whether a folder or Hub repository contains an audio model in OpenCLIP's format."""
-    path = find_file(name, OPEN_CLIP_CONFIG)
-    return path is not None and is_open_clip_audio(Path(path).parent)
 
 
 def load_open_clip(name: str | Path, tokenizer: str | None = None) -> tuple[SupCLAPModel, SupCLAPProcessor]:

@@ -17,13 +17,13 @@ from transformers import AutoModel, BertConfig, BertModel
 
 from modeling_supclap import CEDModel, SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.conversion import (
-    is_open_clip,
     load_open_clip,
     open_clip,
     read_checkpoint,
     save_conversion,
     save_open_clip,
 )
+from modeling_supclap.conversion.files import is_open_clip_audio
 from modeling_supclap.conversion.layouts import convert_checkpoint
 from modeling_supclap.conversion.open_clip import extractor_from_audio_cfg
 from modeling_supclap.evaluation.models import load_embedding_model
@@ -348,7 +348,7 @@ def test_a_folder_with_both_formats_is_read_as_openclip(saved, tmp_path, monkeyp
     shutil.copytree(saved["A"][0], tmp_path / "model")
     (tmp_path / "model" / "config.json").write_text(json.dumps({"model_type": "clap2"}))
     save_file({"other": torch.ones(1)}, tmp_path / "model" / "model.safetensors")
-    assert is_open_clip(str(tmp_path / "model"))
+    assert is_open_clip_audio(tmp_path / "model")
     assert "audio.proj.0.weight" in read_checkpoint(tmp_path / "model").tensors
     # transformers warns of a model_type that it does not know
     monkeypatch.setattr("transformers.configuration_utils.logger.warning", pytest.fail)
@@ -395,7 +395,7 @@ def test_a_vision_model_of_openclip_is_not_an_audio_model(tmp_path):
     (tmp_path / "open_clip_config.json").write_text(
         json.dumps({"model_cfg": {"vision_cfg": {}, "text_cfg": {}}})
     )
-    assert not is_open_clip(str(tmp_path))
+    assert not is_open_clip_audio(tmp_path)
 
 
 def test_a_converted_folder_loads_with_from_pretrained(saved, tmp_path):
