@@ -177,9 +177,8 @@ class ModernTextPool(nn.Module):
         query = self.q(self.query.expand(batch, -1, -1)).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         query, key = self.q_norm(query), self.k_norm(key)
         mask = token_mask[:, None, None]
-        return nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask).reshape(
-            batch, width
-        )
+        mixed = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        return mixed.reshape(batch, width)
 
 
 class ModernTextModel(StrictLoadingMixin, PreTrainedModel):

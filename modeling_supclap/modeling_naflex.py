@@ -315,9 +315,8 @@ class NaFlexModel(StrictLoadingMixin, PreTrainedModel):
         config = self.config
         height, width = config.patch_freq, config.patch_time
         features = nn.functional.pad(features, (0, -features.shape[2] % width))
-        is_clip = (torch.arange(features.shape[2], device=features.device) < n_frames.unsqueeze(1)).unsqueeze(
-            1
-        )
+        frames = torch.arange(features.shape[2], device=features.device)
+        is_clip = (frames < n_frames.unsqueeze(1)).unsqueeze(1)  # (B, 1, T)
 
         fill: Any = SILENCE_DB
         if config.patch_pad_mode == "floor":  # the lowest level of the clip

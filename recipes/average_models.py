@@ -16,16 +16,6 @@ from typing import Any
 
 from modeling_supclap.recipes.running import run_command
 
-# Fields that differ between a model that is saved and one that is converted in memory.
-_INCIDENTAL = {
-    "_name_or_path",
-    "architectures",
-    "auto_map",
-    "dtype",
-    "processor_class",
-    "transformers_version",
-}
-
 
 def describe(model: Any, processor: Any) -> dict[str, Any]:
     """Return the properties that must be equal for all models, as `{name: value}`."""
@@ -33,7 +23,14 @@ def describe(model: Any, processor: Any) -> dict[str, Any]:
 
     parts = {"config": model.config.to_dict(), "feature_extractor": processor.feature_extractor.to_dict()}
     properties = {"tokenizer": processor.tokenizer.get_vocab(), **pandas.json_normalize(parts).iloc[0]}
-    return {name: value for name, value in properties.items() if _INCIDENTAL.isdisjoint(name.split("."))}
+    return {name: value for name, value in properties.items() if not is_incidental(name)}
+
+
+def is_incidental(name: str) -> bool:
+    """Return whether a field can differ between a saved model and one that is converted in memory."""
+    from modeling_supclap.evaluation.fingerprints import INCIDENTAL
+
+    return any(key in INCIDENTAL or key.startswith("_") for key in name.split("."))
 
 
 def main(arguments: list[str] | None = None) -> None:

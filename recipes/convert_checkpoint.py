@@ -51,10 +51,9 @@ def merge_adapters(checkpoint: Path, weights: Mapping[str, torch.Tensor], folder
     from modeling_supclap.conversion.folders import writing_folder
     from modeling_supclap.training.lora import merge_checkpoint
 
+    config = SupCLAPConfig.from_pretrained(checkpoint)
     with writing_folder(folder) as written:
-        merge_checkpoint(checkpoint, SupCLAPConfig.from_pretrained(checkpoint), weights).save_pretrained(
-            written
-        )
+        merge_checkpoint(checkpoint, config, weights).save_pretrained(written)
         SupCLAPProcessor.from_pretrained(checkpoint).save_pretrained(written)
     print(f"{checkpoint}: merged its adapters; the model is in {folder}")
 

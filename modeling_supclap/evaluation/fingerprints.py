@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-_INCIDENTAL = ("transformers_version", "auto_map", "architectures", "processor_class", "dtype")
+# Fields of configurations that can differ between copies of a model. Fields that begin with "_" can, too.
+INCIDENTAL = ("transformers_version", "auto_map", "architectures", "processor_class", "dtype")
 
 
 def weights_fingerprint(model: torch.nn.Module, *parts: str) -> str:
@@ -41,6 +42,6 @@ def tokenizer_text(tokenizer: Any) -> str:
 def _drop_incidental(fields: dict[str, Any]) -> dict[str, Any]:
     kept = {}
     for key in sorted(fields):
-        if not key.startswith("_") and key not in _INCIDENTAL:
+        if not key.startswith("_") and key not in INCIDENTAL:
             kept[key] = fields[key]
     return kept
