@@ -198,7 +198,7 @@ def main() -> None:
             start_output(output, plan)
             remove_unfinished(output, shard)
         state.wait_for_everyone()
-        paths = write_files(model, corpus, args, shard, plan["clips_per_file"], state)
+        paths = write_files(model, corpus, args, state)
         state.wait_for_everyone()
         if state.is_main_process and shard.count == 1:
             write_manifest(output, plan, describe_files(paths))
@@ -269,20 +269,16 @@ def remove_unfinished(output: Path, shard: Shard) -> None:
 
 
 def write_files(
-    model: EmbeddingModel,
-    corpus: Corpus,
-    args: CorpusArguments,
-    shard: Shard,
-    size: int,
-    state: PartialState,
+    model: EmbeddingModel, corpus: Corpus, args: CorpusArguments, state: PartialState
 ) -> list[Path]:
-    """Embed the recordings of a shard, `size` per file, and write this process's share of the missing files.
+    """Embed the recordings of a shard, and write this process's share of the missing files.
 
     Returns the paths of all files of the shard.
     """
     from modeling_supclap.datasets_scripts.progress import progress
 
-    rows = shard.rows(len(corpus.clips))
+    shard, total = Shard.parse(args.shard), len(corpus.clips)
+    rows, size = shard.rows(total), choose_clips_per_file(args, total, state.num_processes)
     starts = range(rows.start, rows.stop, size)
     paths, missing = [], {}
     for number, start in enumerate(starts):
@@ -291,6 +287,7 @@ def write_files(
         if number % state.num_processes == state.process_index and not paths[-1].is_file():
             missing[paths[-1]] = slice(start, min(start + size, rows.stop))
 
+    dim = model.encode_text(["sound"], "eng", 1).shape[1]
     count = sum(part.stop - part.start for part in missing.values())
     with progress((), "embedding", count, "recordings", quiet=not state.is_main_process) as bar:
         for path, part in missing.items():
@@ -306,7 +303,7 @@ def write_files(
             ):
                 embedded.append(chunks)
                 bar.update()
-            write_file(path, corpus, clips, embedded, model.dim, args.dtype, args.width)
+            write_file(path, corpus, clips, embedded, dim, args.dtype, args.width)
     return paths
 
 
