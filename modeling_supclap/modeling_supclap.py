@@ -164,9 +164,9 @@ class SupCLAPModel(EncodingMixin, StrictLoadingMixin, PreTrainedModel):
                 init.constant_(module.logit_bias, self.config.logit_bias or 0.0)
 
     @classmethod
-    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Self:
         """Load a model (see `StrictLoadingMixin`). Weights that no embedding depends on are frozen."""
-        loaded = super().from_pretrained(*args, **kwargs)
+        loaded: Any = super().from_pretrained(*args, **kwargs)
         # a tuple with output_loading_info=True
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         freeze_idle(model.audio_model, model.config.audio_pooling)
