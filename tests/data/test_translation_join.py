@@ -218,9 +218,9 @@ DOGS, RAIN = ["fra A dog", "fra A barking dog"], ["fra Rain"]
 @pytest.mark.parametrize(
     ("lines", "message", "french"),
     [
-        (without(("a", 1)), "fra.*'a' caption 1", [[], RAIN]),
+        (without(("a", 1)), "fra are missing.*'a' caption 1", [[], RAIN]),
         (without(("a", 0), ("a", 1)), "fra.*'a' caption 0.*'a' caption 1", [[], RAIN]),
-        (STALE, "fra.*'b' caption 0", [DOGS, []]),
+        (STALE, "fra are stale.*'b' caption 0", [DOGS, []]),
         (UNKNOWN, "'c'", [DOGS, RAIN]),
     ],
     ids=["part", "clip", "stale", "unknown"],

@@ -17,6 +17,7 @@ from transformers import ClapModel, pipeline
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.datasets_scripts.audio import BadAudioError
+from modeling_supclap.datasets_scripts.overlap.trained_sources import refuse_trained_sources
 from modeling_supclap.evaluation import Results, compare
 from modeling_supclap.recipes import posttrain_teminal
 from modeling_supclap.training.temporal_training import TemporalTrainer
@@ -204,6 +205,17 @@ def test_both_stages_run_and_are_scored(run):
     assert trained["captions"] == 6 * (2 * steps[0] + 3 * steps[1])
     assert 0 <= trained["best_validation"]["temporal_accuracy"] <= 1
     assert SupCLAPModel.from_pretrained(run[0]).config.temporal_prompts == "phrases"
+
+
+def test_the_recordings_of_the_training_are_recorded(run, esc_folder):
+    config = {"validation_fraction": 0, "test_fold": 1}  # as in HELD_OUT_OPTIONS
+    args = posttrain_teminal.PostTrainingArguments(
+        model="m", data_dir=str(esc_folder), train_fraction=0.34, dataset_config=config
+    )
+    trained, held_out, _ = posttrain_teminal.load_items(args, TemporalTrainingArguments(use_cpu=True))
+    found = refuse_trained_sources(trained.rows, str(run[0]), allow=True)
+    assert found == len(trained.rows) > 0
+    assert refuse_trained_sources(held_out.rows, str(run[0]), allow=True) == 0
 
 
 @pytest.mark.process
