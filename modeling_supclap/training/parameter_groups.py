@@ -13,14 +13,16 @@ from torch.optim import Optimizer
 
 _NOT_DECAYED = re.compile(
     r"\bradii\b|pos(ition)?(al)?_?(embed|bias|enc)|embed_positions|(relative|rel)_(pos|attention_bias)|masked_spec_embed"
+    r"|\b(cls|reg|distillation|mask)_tokens?\b"
 )
-"""Names of radii and of tables of positions, in the towers of this package and of transformers."""
+"""Names of radii, tables of positions and learned tokens, in the towers of this package and of transformers."""
 
 
 def decays(name: str, parameter: nn.Parameter) -> bool:
     """Return whether weight decay applies to a parameter: to matrices, except tables of positions and radii.
 
-    As in CLIP, biases, norms, the temperature and all other parameters with one axis have no decay.
+    As in CLIP, biases, norms, the temperature and all other parameters with one axis have no decay. As in timm, learned
+    tokens (class, registers) have none either.
     """
     return parameter.ndim > 1 and _NOT_DECAYED.search(name) is None
 

@@ -1,6 +1,7 @@
 """Which parameters have weight decay, and learning rates of parts of the model."""
 
 import builders
+import open_clip_folders
 import pytest
 import torch
 from test_trainer import QUICK, build, losses
@@ -25,9 +26,14 @@ class OwnObjective(nn.Module):
     [
         (builders.supclap_model, {"audio_model.time_pos_embed", "audio_model.freq_pos_embed"}),
         (lambda: builders.supclap_model(), {"text_model.embeddings.position_embeddings.weight"}),
+        (
+            lambda: open_clip_folders.build("D")[0],
+            {f"audio_model.embeds.{kind}_token" for kind in ("cls", "reg")},
+        ),
+        (lambda: open_clip_folders.build("C")[0], {"audio_model.embeds.reg_token", "text_model.reg_tokens"}),
     ],
 )
-def test_only_matrices_decay_and_no_tables_of_positions(model, without):
+def test_only_matrices_decay_and_no_tables_of_positions_or_learned_tokens(model, without):
     model = model()
     names = {name for name, parameter in model.named_parameters() if decays(name, parameter)}
     every = dict(model.named_parameters())
@@ -35,8 +41,11 @@ def test_only_matrices_decay_and_no_tables_of_positions(model, without):
     assert not without & names
     assert not {name for name in names if every[name].ndim < 2}
     left = {name for name, parameter in every.items() if parameter.ndim > 1} - names
-    assert all("pos" in name for name in left), left
-    assert {"text_projection.linear1.weight", "text_model.embeddings.word_embeddings.weight"} <= names
+    assert all("pos" in name or "_token" in name for name in left), left
+    words = next(
+        name for name in every if name.endswith(("word_embeddings.weight", "token_embedding.weight"))
+    )
+    assert {"text_projection.linear1.weight", words} <= names
 
 
 def test_radii_do_not_decay_but_other_matrices_of_an_objective_do():
