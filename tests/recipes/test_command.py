@@ -276,7 +276,7 @@ def test_ctrl_c_while_modules_are_imported_is_one_line(name, imported):
     words = [sys.executable, "-c", INTERRUPTED, imported, name, "--model", "somewhere"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=280)
     (line,) = done.stderr.strip().splitlines()
-    assert (done.returncode, line.split(":")[0]) == (130, f"supclap {name}")
+    assert (done.returncode, line.split(":")[0]) == (130, f"supclap {name}"), done.stderr
 
 
 @pytest.mark.process
@@ -285,7 +285,7 @@ def test_ctrl_c_while_a_script_imports_modules_is_one_line_of_all_processes(rank
     monkeypatch.setenv("RANK", rank)
     words = [sys.executable, "-c", INTERRUPTED, "torch", ROOT / "recipes" / "train_supclap.py"]
     done = subprocess.run(list(map(str, words)), cwd=ROOT, capture_output=True, text=True, timeout=280)
-    assert (done.returncode, len(done.stderr.strip().splitlines())) == (130, lines)
+    assert (done.returncode, len(done.stderr.strip().splitlines())) == (130, lines), done.stderr
 
 
 @pytest.mark.process
