@@ -3,6 +3,7 @@
 import gc
 import importlib
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -32,6 +33,14 @@ collect_ignore_glob = ["conftest.py", "*/conftest.py"]
 
 METRICS = Path(__file__).parents[1] / "metrics"
 logging.disable_progress_bar()
+
+
+@pytest.fixture(autouse=True)
+def _ctrl_c_as_before() -> Iterator[None]:
+    """Restore the handler of Ctrl-C, because a stopped run ignores it and later tests would inherit this."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

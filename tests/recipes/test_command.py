@@ -260,6 +260,7 @@ def interrupt(event, arguments):
         os.kill(os.getpid(), signal.SIGINT)
 
 imported, *words = sys.argv[1:]
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a process started in the background may ignore it
 sys.addaudithook(interrupt)
 if words[0].endswith(".py"):
     sys.argv = words
