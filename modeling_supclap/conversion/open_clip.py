@@ -25,7 +25,7 @@ from ..feature_extraction_ced import CEDFeatureExtractor
 from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
 from ..strict_loading import apply_umask
-from .files import OPEN_CLIP_CONFIG, OPEN_CLIP_WEIGHTS, read_checkpoint
+from .files import OPEN_CLIP_CONFIG, OPEN_CLIP_WEIGHTS, read_checkpoint, read_json
 from .folders import copy_origin, writing_folder
 from .open_clip_tokenizer import (
     CONTEXT_LENGTH,
@@ -160,8 +160,7 @@ def load_open_clip(name: str | Path, tokenizer: str | None = None) -> tuple[SupC
 
 def load_open_clip_processor(name: str | Path) -> SupCLAPProcessor:
     """Build the processor of an audio model in OpenCLIP's format, without loading its weights."""
-    path = Path(str(cached_file(name, OPEN_CLIP_CONFIG)))
-    settings = json.loads(path.read_text(encoding="utf-8"))
+    settings = read_json(Path(str(cached_file(name, OPEN_CLIP_CONFIG))))
     model_cfg = _get_model_cfg(settings, str(name))
     words = load_open_clip_tokenizer(str(name), settings)
     prepare_open_clip_tokenizer(words, _read_text(model_cfg["text_cfg"], str(name))[0])
