@@ -4,6 +4,7 @@ import builders
 import open_clip_folders as folders
 import pytest
 
+from modeling_supclap import SupCLAPModel
 from modeling_supclap.conversion import save_clap, save_open_clip
 from modeling_supclap.conversion.folders import writing_folder
 
@@ -36,10 +37,9 @@ def test_other_files_are_never_replaced(tmp_path):
 @pytest.mark.parametrize("save", [save_clap, save_open_clip])
 def test_a_model_in_another_format_keeps_the_files_on_its_origin(tmp_path, save):
     model, processor = builders.pair("converted") if save is save_clap else folders.build("A")
-    (tmp_path / "ours").mkdir()
+    model.save_pretrained(tmp_path / "ours")
     for name in ("provenance.json", "trained_sources.npy"):
         (tmp_path / "ours" / name).write_text(name)
-    model.name_or_path = str(tmp_path / "ours")
-    save(model, processor, tmp_path / "theirs")
+    save(SupCLAPModel.from_pretrained(tmp_path / "ours"), processor, tmp_path / "theirs")
     for name in ("provenance.json", "trained_sources.npy"):
         assert (tmp_path / "theirs" / name).read_text() == name
