@@ -67,7 +67,8 @@ def build_module(text: str, name: str, kind: type[ContrastiveModule], device: st
         languages = ["eng", "fra", "deu", "spa", "nld", "cat", "jpn", "zho"][: OBJECTIVES[name][2]]
         args = SupCLAPTrainingArguments("outputs", report_to="none", languages=languages, **options)
         objective = build_objective(args)
-    model: Any = SupCLAPModel(SupCLAPConfig(audio_config=audio, text_config=config, projection_dim=1024))
+    with torch.device(device):  # random weights of 850 M parameters take 14 s on a CPU
+        model: Any = SupCLAPModel(SupCLAPConfig(audio_config=audio, text_config=config, projection_dim=1024))
     return kind(model, objective).to(device).train()
 
 

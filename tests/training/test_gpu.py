@@ -15,6 +15,7 @@ from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.process,  # CUDA's libraries start `ldconfig` when they are loaded
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
 ]
 
