@@ -30,12 +30,7 @@ def measure(rows: int = 20_000) -> list[Row]:
     def generate() -> Any:
         for number in range(rows):
             captions = {language: [f"{language} a dog barks in distance {number}"] for language in languages}
-            row = {
-                "clip_id": f"{number}",
-                "audio_path": f"{number}.wav",
-                "captions": captions,
-                "labels": ["dog"],
-            }
+            row = {"clip_id": f"{number}", "audio_path": f"{number}.wav", "captions": captions, "labels": ["dog"]}
             yield row | {"events": [], "source": f"file:{number}", "license": ""}
 
     with tempfile.TemporaryDirectory() as name:
@@ -44,12 +39,7 @@ def measure(rows: int = 20_000) -> list[Row]:
         datasets.Dataset.from_generator(generate, columns, cache_dir=name).to_parquet(file)
         split: Any = datasets.Dataset.from_parquet(file, cache_dir=name)
         args = SupCLAPTrainingArguments(
-            name,
-            languages=languages,
-            loss="kcl",
-            load_best_model_at_end=False,
-            eval_strategy="no",
-            use_cpu=True,
+            name, languages=languages, loss="kcl", load_best_model_at_end=False, eval_strategy="no", use_cpu=True
         )
 
         started = time.perf_counter()

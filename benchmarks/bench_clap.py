@@ -221,9 +221,7 @@ def write_start(folder: Path, data_dir: Path | None, clips: int, embedded: int) 
     for number in range(embedded):
         rate_hz = EMBED_RATES_HZ[number % len(EMBED_RATES_HZ)]
         mixed.append(str(folder / f"mixed{number}.{('wav', 'flac', 'ogg')[number % 3]}"))
-        soundfile.write(
-            mixed[-1], 0.1 * random.standard_normal(round(random.uniform(1, 9.6) * rate_hz)), rate_hz
-        )
+        soundfile.write(mixed[-1], 0.1 * random.standard_normal(round(random.uniform(1, 9.6) * rate_hz)), rate_hz)
     (folder / "embed.json").write_text(json.dumps(mixed))
 
     torch.manual_seed(0)
@@ -248,9 +246,7 @@ def write_start(folder: Path, data_dir: Path | None, clips: int, embedded: int) 
 def run(*words: str) -> dict[str, float]:
     """Run a program in a new process. Return the numbers that it prints."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, __file__, "run", *words], capture_output=True, text=True, env=environment
-    )
+    done = subprocess.run([sys.executable, __file__, "run", *words], capture_output=True, text=True, env=environment)
     if done.returncode:
         raise RuntimeError(f"{' '.join(words)} failed: {done.stderr[-2000:]}")
     numbers: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
@@ -278,9 +274,7 @@ def make_rows(what: str, unit: str, values: dict[str, list[float]], bound: str) 
     if "sentence" in values:
         ratios = [ours / theirs for ours, theirs in zip(values["ours"], values["sentence"], strict=True)]
         least = min(values["ours"]) / min(values["sentence"])
-        rows.append(
-            Row("clap", f"{what}: ours / sentence-transformers", least, statistics.median(ratios), bound)
-        )
+        rows.append(Row("clap", f"{what}: ours / sentence-transformers", least, statistics.median(ratios), bound))
     return rows
 
 
@@ -308,9 +302,7 @@ def measure_shares(folder: Path, paths: Paths) -> list[Row]:
         waves = []
         for clip, rate_hz in clips:
             waves.append(clock("resampling", partial(processor.as_waveforms, [clip], rate_hz))[0])
-        audio = clock(
-            "spectrogram", partial(processor, audio=waves, sampling_rate=RATE_HZ, return_tensors="pt")
-        )
+        audio = clock("spectrogram", partial(processor, audio=waves, sampling_rate=RATE_HZ, return_tensors="pt"))
         text = processor(text=list(map(describe, batch)), return_tensors="pt")
         model.train()
         step = partial(lambda inputs: model(**inputs, return_loss=True).loss.backward(), {**audio, **text})
@@ -358,9 +350,7 @@ def measure(
         *make_rows("training, peak memory", "MB", pick(trained, 1), ""),
         *make_rows("embedding files, CPU time per file", "ms", pick(embeds, 0), "<= 0.9"),
         *make_rows("embedding files, peak memory", "MB", pick(embeds, 1), "<= 1"),
-        *make_rows(
-            f"gradient caching, {cached} clips in chunks of 16, growth of memory", "MB", growth, "<= 1.1"
-        ),
+        *make_rows(f"gradient caching, {cached} clips in chunks of 16, growth of memory", "MB", growth, "<= 1.1"),
         *shares,
     ]
 

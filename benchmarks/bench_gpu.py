@@ -61,9 +61,7 @@ def build_module(text: str, name: str, kind: type[ContrastiveModule], device: st
         config = BertConfig(vocab_size=30_000, hidden_size=24, num_attention_heads=3, intermediate_size=48)
     objective: Any = TemporalObjective("b")
     if name != "TeminAL":
-        options: Any = (
-            {"svr": "bi-static"} if name == "SVR" else {"loss": "kcl"} if name == "KCL of 8" else {}
-        )
+        options: Any = {"svr": "bi-static"} if name == "SVR" else {"loss": "kcl"} if name == "KCL of 8" else {}
         languages = ["eng", "fra", "deu", "spa", "nld", "cat", "jpn", "zho"][: OBJECTIVES[name][2]]
         args = SupCLAPTrainingArguments("outputs", report_to="none", languages=languages, **options)
         objective = build_objective(args)
@@ -75,9 +73,7 @@ def build_module(text: str, name: str, kind: type[ContrastiveModule], device: st
 def make_batch(rows: int, clips: int, texts: int, device: str) -> tuple[torch.Tensor, dict[str, Any]]:
     """Draw samples, int16 `(clips, samples)`, and the other inputs of a training step. Captions have 5 to 40 tokens."""
     generator = torch.Generator().manual_seed(0)
-    samples = torch.randint(
-        -9000, 9000, (rows * clips, SECONDS * RATE_HZ), dtype=torch.int16, generator=generator
-    )
+    samples = torch.randint(-9000, 9000, (rows * clips, SECONDS * RATE_HZ), dtype=torch.int16, generator=generator)
     mask = torch.arange(40) < torch.randint(5, 41, (rows, texts, 1), generator=generator)
     ids = torch.randint(5, 30_000, mask.shape, generator=generator)
     inputs = {

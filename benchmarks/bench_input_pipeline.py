@@ -88,9 +88,7 @@ def compare_reading(
     torch.set_num_threads(threads)
     return [
         Row("input", "reading recordings / reading int16", *compare(reading, "original", "int16")),
-        Row(
-            "input", "the same with spectrograms and batches", *compare(batching, "original", "int16"), ">= 8"
-        ),
+        Row("input", "the same with spectrograms and batches", *compare(batching, "original", "int16"), ">= 8"),
     ]
 
 

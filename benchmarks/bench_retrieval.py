@@ -78,9 +78,7 @@ def measure(texts: int = 4785, clips: int = 957, dim: int = 512, rounds: int = 5
     shape = f"R@k and mAP@10, {texts:,} texts x {clips:,} clips"
     rows = [Row("evaluation", f"{shape}: memory beyond the embeddings", megabytes, None, "<= 64", "MB")]
     for name in list(ways)[1:]:
-        rows.append(
-            Row("evaluation", f"{shape}: our time / {name}", *compare(seconds, "ours", name), "<= 1.2")
-        )
+        rows.append(Row("evaluation", f"{shape}: our time / {name}", *compare(seconds, "ours", name), "<= 1.2"))
     return rows
 
 

@@ -87,9 +87,7 @@ def ask(folder: str, number: int) -> dict[str, float]:
     kind = "approximate" if store.is_approximate else "exact"
     results |= _timed(f"{kind} search", vectors, lambda vector: store.nearest(vector, 10))
     file = f"{rows // WINDOWS_PER_FILE // 2:05d}.wav"
-    results |= _timed(
-        "search in one recording", vectors, lambda vector: store.nearest(vector, 1440, within=file)
-    )
+    results |= _timed("search in one recording", vectors, lambda vector: store.nearest(vector, 1440, within=file))
     results["peak memory of searching, GB"] = _peak_gigabytes()
 
     windows = store.windows.to_arrow()["vector"].combine_chunks().flatten().to_numpy()
@@ -116,9 +114,7 @@ def time_peers(windows: np.ndarray, queries: np.ndarray, approximate: bool) -> d
         inverted.train(windows[:: len(windows) // 65536])
         inverted.add(windows)
         inverted.nprobe = 32
-        results |= _timed(
-            "FAISS, inverted file", list(queries), lambda query: len(inverted.search(query[None], 10))
-        )
+        results |= _timed("FAISS, inverted file", list(queries), lambda query: len(inverted.search(query[None], 10)))
         same = zip(inverted.search(queries, 10)[1], flat.search(queries, 10)[1], strict=True)
         recalls = []
         for found, nearest in same:
@@ -172,9 +168,7 @@ def measure(
             print(f"{number} windows of {dim} dimensions: {figures}", flush=True)
 
             size = f"{number:,} windows of {dim} numbers"
-            results.append(
-                Row("search", f"{size}: write and index", figures["both, s of one core"], unit="CPU s")
-            )
+            results.append(Row("search", f"{size}: write and index", figures["both, s of one core"], unit="CPU s"))
             for name in figures:
                 if name.endswith(", median, ms"):
                     kind = name.removesuffix(", median, ms")

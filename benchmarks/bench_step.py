@@ -48,9 +48,7 @@ class PeerModule(ContrastiveModule):
     activations of each chunk are recomputed in the backward pass.
     """
 
-    def __init__(
-        self, model: Any, objective: nn.Module, ordered: bool = False, recomputed: bool = False
-    ) -> None:
+    def __init__(self, model: Any, objective: nn.Module, ordered: bool = False, recomputed: bool = False) -> None:
         super().__init__(model, objective)
         self.ordered, self.recomputed = ordered, recomputed
 
@@ -60,9 +58,7 @@ class PeerModule(ContrastiveModule):
             return self.model.get_audio_features(**inputs).pooler_output
 
         lengths = inputs["attention_mask"].sum(dim=1)
-        order = (
-            lengths.argsort(descending=True) if self.ordered else torch.arange(len(lengths)).view(count, -1).T
-        )
+        order = lengths.argsort(descending=True) if self.ordered else torch.arange(len(lengths)).view(count, -1).T
         parts = []
         for rows in order.flatten().split(count):
             length = int(lengths[rows].max())
@@ -137,8 +133,7 @@ def make_batch(model: SupCLAPModel, clips: int, texts: int = 1, roles: int = 1) 
     config: Any = model.config.text_config
     ids = torch.randint(5, config.vocab_size, text_mask.shape, generator=draw)
     return {
-        "input_features": (20 * torch.randn(len(frames), 64, 1001, generator=draw) - 40)
-        * audio_mask.unsqueeze(1),
+        "input_features": (20 * torch.randn(len(frames), 64, 1001, generator=draw) - 40) * audio_mask.unsqueeze(1),
         "audio_attention_mask": audio_mask.long(),
         "input_ids": ids.masked_fill(~text_mask, config.pad_token_id),
         "attention_mask": text_mask.long(),
@@ -187,9 +182,7 @@ def require_equal_gradients(plain: nn.Module, ours: nn.Module, batch: Batch) -> 
             assert difference < 1e-12, f"gradients differ by {difference:.1e}"
 
 
-def measure(
-    rounds: int = 3, clips: int = 24, width: int = 96, vocabulary: int = 8000, only: str = ""
-) -> list[Row]:
+def measure(rounds: int = 3, clips: int = 24, width: int = 96, vocabulary: int = 8000, only: str = "") -> list[Row]:
     """Run the benchmarks of all objectives. Return the rows of their results table."""
     torch.manual_seed(0)
     device = get_device()
@@ -239,9 +232,7 @@ def measure(
         for key, step_bytes in size.items():
             bound = memory_bound if key == "ours" else ""
             memory = step_bytes / one_text
-            rows.append(
-                Row("step", f"{name}, {key}: memory of a step / a step with one text", memory, None, bound)
-            )
+            rows.append(Row("step", f"{name}, {key}: memory of a step / a step with one text", memory, None, bound))
     if "support vectors".startswith(only):
         rows += compare_support_vectors(rounds, clips, device)
     if "frozen".startswith(only):
@@ -265,9 +256,7 @@ def compare_compiled(rounds: int, device: torch.device) -> list[Row]:
 
     rows, scale = [], torch.tensor(20.0, device=device, requires_grad=True)
     for clips, repeats in ((24, 50), (2048, 5)):
-        audio, text = nn.functional.normalize(
-            torch.randn(2, clips, 1024, device=device), dim=-1
-        ).requires_grad_()
+        audio, text = nn.functional.normalize(torch.randn(2, clips, 1024, device=device), dim=-1).requires_grad_()
         torch.testing.assert_close(info_nce(audio, text, scale), formula(audio, text, scale))
         ways = {"ours": partial(run_loss, info_nce, audio, text, scale)}
         ways["compiled"] = partial(run_loss, formula, audio, text, scale)
@@ -285,9 +274,7 @@ def compare_support_vectors(rounds: int, clips: int, device: torch.device) -> li
     """
     audio = CEDConfig(embed_dim=192, depth=12, num_heads=3)
     text = BertConfig(vocab_size=8000, attention_probs_dropout_prob=0.0, hidden_dropout_prob=0.0)
-    model: Any = SupCLAPModel(
-        SupCLAPConfig(audio_config=audio, text_config=text, projection_dim=1024)
-    ).train()
+    model: Any = SupCLAPModel(SupCLAPConfig(audio_config=audio, text_config=text, projection_dim=1024)).train()
     model.to(device)
     batch = on_device(make_batch(model, clips), device)
     embeds = nn.functional.normalize(torch.randn(2, clips, 1024, device=device), dim=-1).requires_grad_()
@@ -326,17 +313,12 @@ def compare_frozen(model: Any, rounds: int, clips: int, device: torch.device) ->
     model.text_model.requires_grad_(False)
     batch = on_device(make_batch(model, clips, texts=8), device)
     objective = ContrastiveObjective("kcl")
-    cached, plain = (
-        ContrastiveModule(model, objective),
-        ContrastiveModule(model, objective, cache_frozen="never"),
-    )
+    cached, plain = (ContrastiveModule(model, objective), ContrastiveModule(model, objective, cache_frozen="never"))
     require_equal_gradients(plain, cached, {key: tensor[:4] for key, tensor in batch.items()})
 
     def pass_audio() -> None:
         model.zero_grad(set_to_none=False)
-        model.get_audio_features(
-            batch["input_features"], batch["audio_attention_mask"]
-        ).pooler_output.sum().backward()
+        model.get_audio_features(batch["input_features"], batch["audio_attention_mask"]).pooler_output.sum().backward()
 
     ways: dict[str, Callable[[], Any]] = {"audio": pass_audio}
     ways |= {"cached": partial(run_step, cached, batch), "plain": partial(run_step, plain, batch)}

@@ -35,25 +35,13 @@ LOSSES: dict[str, dict[str, Any]] = {
     "svr static": {"svr": "bi-static", "radius_init": 0.1},
     "svr dynamic": {"svr": "bi-dynamic", "radius_init": 0.1},
     "kcl": {"loss": "kcl", "languages": ["eng", "fra"]},
-    "kcl, svr dynamic": {
-        "loss": "kcl",
-        "languages": ["eng", "fra"],
-        "svr": "uni-dynamic",
-        "radius_init": 0.1,
-    },
+    "kcl, svr dynamic": {"loss": "kcl", "languages": ["eng", "fra"], "svr": "uni-dynamic", "radius_init": 0.1},
 }
 """Training arguments, `{objective name: arguments}`. KCL has two languages."""
 
 
 def run_step(
-    process: int,
-    name: str,
-    clips: int,
-    dim: int,
-    chunk_size: int | None,
-    world: int,
-    folder: str,
-    dtype: torch.dtype,
+    process: int, name: str, clips: int, dim: int, chunk_size: int | None, world: int, folder: str, dtype: torch.dtype
 ) -> None:
     """Run a step in one process. Write its loss, the gradients of its embeddings and its peak bytes to a file."""
     torch.set_num_threads(1)
@@ -105,18 +93,11 @@ def read_memory(field: str) -> int:
 
 
 def run_processes(
-    name: str,
-    clips: int,
-    dim: int,
-    chunk_size: int | None,
-    world: int = 1,
-    dtype: torch.dtype = torch.float32,
+    name: str, clips: int, dim: int, chunk_size: int | None, world: int = 1, dtype: torch.dtype = torch.float32
 ) -> list[dict[str, Any]]:
     """Run one training step in several new processes, `world` in number. Return the results of each process."""
     with tempfile.TemporaryDirectory() as folder:
-        start_processes(
-            run_step, (name, clips, dim, chunk_size, world, folder, dtype), world, start_method="fork"
-        )
+        start_processes(run_step, (name, clips, dim, chunk_size, world, folder, dtype), world, start_method="fork")
         return [torch.load(f"{folder}/{process}.pt") for process in range(world)]
 
 
@@ -162,9 +143,7 @@ def measure(
             what = f"{name}, {world} process{'es' if world > 1 else ''}: memory"
             exponent = math.log(peaks[-1] / peaks[0]) / math.log(clips[-1] / clips[0])
             share = peaks[-1] / (4 * clips[-1] ** 2)
-            rows.append(
-                Row("tiles", f"{what} of a process for {clips[-1]:,} clips / one N x N matrix", share)
-            )
+            rows.append(Row("tiles", f"{what} of a process for {clips[-1]:,} clips / one N x N matrix", share))
             rows.append(Row("tiles", f"{what} grows with N to the power", exponent, bound="<= 1.2", unit=""))
     return rows
 

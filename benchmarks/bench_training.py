@@ -160,9 +160,7 @@ def measure(clips: int = 128, epochs: int = 4, batch: int = 16, rounds: int = 5)
             run_program(str(RECIPE), *words, "--output_dir", tempfile.mkdtemp(dir=folder))
 
         programs = {"supclap train": train_ours}
-        programs["a plain PyTorch loop"] = partial(
-            run_program, __file__, "loop", name, str(epochs), str(batch)
-        )
+        programs["a plain PyTorch loop"] = partial(run_program, __file__, "loop", name, str(epochs), str(batch))
         if find_spec("sentence_transformers"):
             programs["sentence-transformers"] = partial(
                 run_program, __file__, "sentence", name, str(epochs), str(batch)
@@ -172,13 +170,9 @@ def measure(clips: int = 128, epochs: int = 4, batch: int = 16, rounds: int = 5)
         for program, spent in seconds.items():
             what = f"{program}: CPU time per clip, {epochs} epochs of {clips} clips from start to saved model"
             per_clip = 1000 / clips / epochs
-            rows.append(
-                Row("training", what, per_clip * min(spent), per_clip * statistics.median(spent), unit="ms")
-            )
+            rows.append(Row("training", what, per_clip * min(spent), per_clip * statistics.median(spent), unit="ms"))
         for program in list(seconds)[1:]:
-            ratios = [
-                ours / theirs for ours, theirs in zip(seconds["supclap train"], seconds[program], strict=True)
-            ]
+            ratios = [ours / theirs for ours, theirs in zip(seconds["supclap train"], seconds[program], strict=True)]
             what = f"supclap train / {program} ({min(ratios):.2f} to {max(ratios):.2f} in {rounds} rounds)"
             rows.append(Row("training", what, *compare(seconds, "supclap train", program), "<= 1"))
 
@@ -188,14 +182,7 @@ def measure(clips: int = 128, epochs: int = 4, batch: int = 16, rounds: int = 5)
         learning = 100 * json.loads((folder / "learning").read_text()) / total
         rows.append(Row("training", "default run: CPU time from start to end", total, unit="s"))
         rows.append(
-            Row(
-                "training",
-                "default run: share of its CPU time in training steps",
-                learning,
-                None,
-                ">= 50",
-                "%",
-            )
+            Row("training", "default run: share of its CPU time in training steps", learning, None, ">= 50", "%")
         )
     return rows
 

@@ -91,9 +91,7 @@ def compare(seconds: Mapping[str, Sequence[float]], name: str, unit: str) -> tup
 
 def run_script(measure: Callable[..., Iterable[Row]], description: str | None) -> None:
     """Run a benchmark as a script, with one command-line option per argument of `measure`. Print its results."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, parameter in inspect.signature(measure).parameters.items():
         default = parameter.default
         several: dict[str, Any] = {"nargs": "+"} if isinstance(default, tuple) else {}

@@ -61,9 +61,7 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from rows import HEADER, print_rows
 
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=(*BENCHMARKS, "gpu"), help="Benchmarks to run.")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--large", action="store_true", help="Large inputs.")

@@ -69,9 +69,7 @@ def load_splits(
 
     loaders = {"prepared": load_prepared, "hf": load_parquet, "webdataset": load_tars}
     if name not in loaders:
-        raise ValueError(
-            f"streaming supports {', '.join(loaders)}, not {name}; run prepare.py on {name} first"
-        )
+        raise ValueError(f"streaming supports {', '.join(loaders)}, not {name}; run prepare.py on {name} first")
     return add_translations(loaders[name](**config), translations)
 
 

@@ -65,9 +65,7 @@ def folder_lock(path: str | Path, wait_seconds: float = 0) -> Iterator[None]:
     try:
         lock.acquire(timeout=wait_seconds)
     except Timeout as error:
-        raise InUseError(
-            f"another run is writing {path}; wait until it ends, or choose another output"
-        ) from error
+        raise InUseError(f"another run is writing {path}; wait until it ends, or choose another output") from error
 
     try:
         yield

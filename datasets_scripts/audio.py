@@ -44,10 +44,7 @@ __all__ = [
 
 
 def read_audio(
-    source: Source,
-    offset_seconds: float = 0.0,
-    duration_seconds: float | None = None,
-    name: str | None = None,
+    source: Source, offset_seconds: float = 0.0, duration_seconds: float | None = None, name: str | None = None
 ) -> tuple[np.ndarray, int]:
     """Read an audio file (wav, flac, ogg, mp3, m4a, ...) as a mono waveform, without resampling.
 
@@ -163,9 +160,7 @@ def read_row(
     return clip
 
 
-def resample(
-    waveform: np.ndarray, from_hz: int, to_hz: int, resampling_method: str = "kaiser_best"
-) -> np.ndarray:
+def resample(waveform: np.ndarray, from_hz: int, to_hz: int, resampling_method: str = "kaiser_best") -> np.ndarray:
     """Resample a waveform with `waveform.resample`.
 
     The result is float32, `(ceil(samples * to_hz / from_hz),)`, or the input itself if both rates are equal. A rate
@@ -181,9 +176,7 @@ def resample(
     return resample_waveform(waveform, from_hz, to_hz, resampling_method)
 
 
-def read_int16(
-    source: Source, name: str, rate_hz: int, segment: Segment = (None, None)
-) -> tuple[np.ndarray, bool]:
+def read_int16(source: Source, name: str, rate_hz: int, segment: Segment = (None, None)) -> tuple[np.ndarray, bool]:
     """Read and resample a recording or its segment to int16 `(samples,)`, in blocks to save memory.
 
     Also return whether any sample was nonzero before rounding.

@@ -39,9 +39,7 @@ _PATTERNS = {name: re.compile(pattern, re.DOTALL) for name, pattern in _FFMPEG.i
 # Codecs that libsndfile decodes, in WAV (format tags), AIFF, CAF and Ogg files.
 _PCM, _FLOAT, _WAV_MP3, _EXTENSIBLE = 0x1, 0x3, 0x55, 0xFFFE
 _WAV_CODECS = (_PCM, 0x2, _FLOAT, 0x6, 0x7, 0x11, 0x31, 0x38, 0x40)
-_AIFF_CODECS = re.compile(
-    rb"NONE|sowt|twos|(fl|FL)(32|64)|[ua]law|[UA]LAW|GSM |ima4|in24|in32|42ni|23ni|raw |DWVW"
-)
+_AIFF_CODECS = re.compile(rb"NONE|sowt|twos|(fl|FL)(32|64)|[ua]law|[UA]LAW|GSM |ima4|in24|in32|42ni|23ni|raw |DWVW")
 _CAF_CODECS = (b"lpcm", b"alac", b"ulaw", b"alaw")
 _OGG_CODECS = ("Vorbis", "Opus")
 
@@ -206,14 +204,10 @@ def _identify_wav(content: Content, start: int) -> Format:
         (size,) = struct.unpack(f"{order}I", content[data - 4 : data])
         return Format("WAV with MP3", "mp3", data, data + size)
     # libsndfile reads neither integers of 64 bits nor floats of 16, and samples of 24 bits in four bytes incorrectly.
-    is_odd = (codec, bits) in ((_PCM, 64), (_FLOAT, 16)) or (
-        codec == _PCM and bits == 24 and align == 4 * channels
-    )
+    is_odd = (codec, bits) in ((_PCM, 64), (_FLOAT, 16)) or (codec == _PCM and bits == 24 and align == 4 * channels)
     if is_odd:
         return _choose(f"WAV with {bits} bits in {align // max(1, channels)} bytes", False, start)
-    return _choose(
-        "WAV" if codec in _WAV_CODECS else f"WAV with codec 0x{codec:04X}", codec in _WAV_CODECS, start
-    )
+    return _choose("WAV" if codec in _WAV_CODECS else f"WAV with codec 0x{codec:04X}", codec in _WAV_CODECS, start)
 
 
 def _identify_aiff(content: Content, start: int) -> Format:

@@ -42,9 +42,7 @@ class BadClip(NamedTuple):
     reason: str
 
 
-def read_recording(
-    source: str | bytes, name: str, rate_hz: int, segment: Segment = (None, None)
-) -> np.ndarray:
+def read_recording(source: str | bytes, name: str, rate_hz: int, segment: Segment = (None, None)) -> np.ndarray:
     """Read and check a recording (a path or its bytes) or its segment; return int16 samples `(samples,)` at `rate_hz`.
 
     Raises:

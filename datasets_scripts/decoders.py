@@ -58,9 +58,7 @@ _WHOLE_BYTES = 2**23  # the same if their length is unknown
 
 # Announced and actual size of the data chunk in the libsndfile log (WAV, AIFF, Wave64, RF64, AU). libsndfile reads a
 # truncated file as if it were complete.
-_ANNOUNCED = re.compile(
-    r"^ *(?:data|SSND|riff|Riff size|Data Size) *: (\d+) \(should be (\d+)\)", re.MULTILINE
-)
+_ANNOUNCED = re.compile(r"^ *(?:data|SSND|riff|Riff size|Data Size) *: (\d+) \(should be (\d+)\)", re.MULTILINE)
 # Playlists can follow the first bytes of a format. FFmpeg would recognise them and fetch the files listed there.
 _PLAYLIST = re.compile(rb"<MPD|#EXTM3U|ffconcat|c=IN IP|://", re.IGNORECASE)
 # FFmpeg only estimates the length of these formats, from their bit rate.
@@ -166,9 +164,7 @@ class _File(soundfile.SoundFile, Sound):
 
         if num_lost:  # libmpg123 prints messages about the damage, without the name of the file
             seconds = num_lost * _GRANULE_SAMPLES / self.rate_hz
-            logger.warning(
-                "%s: %.3f s in damaged MP3 frames cannot be decoded and are silent", self.label, seconds
-            )
+            logger.warning("%s: %.3f s in damaged MP3 frames cannot be decoded and are silent", self.label, seconds)
         if self.frames < _MOST_FRAMES:
             _check_length(done, num_frames, self.rate_hz, self.label)
         if not done:
@@ -256,9 +252,7 @@ class _Cut(Sound):
             self.close()
             span = f"from {start_seconds:g} s to {'its end' if end_seconds is None else f'{end_seconds:g} s'}"
             seconds = whole.frames / self.rate_hz
-            raise BadAudioError(
-                f"{self.label} has no part {span}: it lasts {seconds:.4f} s; correct start_seconds"
-            )
+            raise BadAudioError(f"{self.label} has no part {span}: it lasts {seconds:.4f} s; correct start_seconds")
 
     def parts(self, start: int = 0, count: int | None = None) -> Iterator[np.ndarray]:
         left = max(0, self.frames - start)
@@ -273,11 +267,7 @@ def cut(whole: Sound, start_seconds: float | None, end_seconds: float | None) ->
 
     BadAudioError is raised if the part is empty, or ends after the recording by more than 0.1 s.
     """
-    return (
-        whole
-        if start_seconds is None and end_seconds is None
-        else _Cut(whole, start_seconds or 0.0, end_seconds)
-    )
+    return whole if start_seconds is None and end_seconds is None else _Cut(whole, start_seconds or 0.0, end_seconds)
 
 
 def open_recording(source: Source, name: str) -> Sound:
@@ -471,9 +461,7 @@ def _announced_seconds(metadata: Any, content: Content, form: Format) -> float |
     """Return the length that the header announces, without the time before the first sample; None if it has none."""
     if form.name == "AAC":
         return count_aac_seconds(content, form.start) or None
-    if form.name in _ESTIMATED or (
-        form.name.startswith("Ogg") and len(read_links(content, form.start)[0]) > 1
-    ):
+    if form.name in _ESTIMATED or (form.name.startswith("Ogg") and len(read_links(content, form.start)[0]) > 1):
         return None  # of a chain, only the length of one part is known
     seconds = metadata.duration_seconds_from_header
     if seconds is None:  # Matroska has only the length of the whole file
@@ -508,9 +496,7 @@ def _ffmpeg_blocks(decoder: Any) -> Iterator[np.ndarray]:
         time = max(time, float(first)) + len(block) / rate_hz
 
 
-def _not_audio(
-    content: Content, form: Format | None, name: str, reader: str, error: Exception
-) -> BadAudioError:
+def _not_audio(content: Content, form: Format | None, name: str, reader: str, error: Exception) -> BadAudioError:
     about = f"{name} ({len(content)} bytes)"
     if form is None:
         return BadAudioError(f"{about} is not audio that {reader} can decode: {_first_line(error)}")
@@ -583,7 +569,5 @@ def check_rate(rate_hz: int, name: str) -> int:
     """Return the sampling rate; raise BadAudioError if it is below 200 Hz or above 10 MHz."""
     if not LEAST_RATE_HZ <= rate_hz <= MOST_RATE_HZ:
         expected = f"{LEAST_RATE_HZ} to {MOST_RATE_HZ}"
-        raise BadAudioError(
-            f"{name} has a sampling rate of {rate_hz} Hz; expected {expected}: correct its header"
-        )
+        raise BadAudioError(f"{name} has a sampling rate of {rate_hz} Hz; expected {expected}: correct its header")
     return rate_hz

@@ -181,15 +181,11 @@ def expected_counts(
     for of_set in options.values():
         used |= {"repeats", "weight"} & of_set.keys()
     if len(used) + (temperature is not None) > 1:
-        raise ValueError(
-            f"got {sorted(used)} and temperature {temperature}; use one of them for all datasets"
-        )
+        raise ValueError(f"got {sorted(used)} and temperature {temperature}; use one of them for all datasets")
     key = next(iter(used), "repeats")
     factors = np.array([options.get(name, {}).get(key, 1) for name in sets], np.float64)
     if not (factors > 0).all() or not (temperature is None or temperature > 0):
-        raise ValueError(
-            f"got {key} {factors.tolist()} and temperature {temperature}; expected positive values"
-        )
+        raise ValueError(f"got {key} {factors.tolist()} and temperature {temperature}; expected positive values")
 
     if items is None:
         items = {name: np.ones(len(rows), np.int64) for name, rows in sets.items()}

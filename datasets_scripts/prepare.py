@@ -47,13 +47,7 @@ from modeling_supclap.datasets_scripts.prepared import FORMAT, MANIFEST, ROOT_NO
 from modeling_supclap.datasets_scripts.progress import progress
 from modeling_supclap.datasets_scripts.public_names import redact
 from modeling_supclap.datasets_scripts.schema import without_audio
-from modeling_supclap.datasets_scripts.shard_writer import (
-    Entry,
-    ShardWriter,
-    make_entries,
-    pack,
-    relative_path,
-)
+from modeling_supclap.datasets_scripts.shard_writer import Entry, ShardWriter, make_entries, pack, relative_path
 from modeling_supclap.datasets_scripts.shards import (
     Shard,
     changed_settings,
@@ -245,9 +239,7 @@ class _Source:
 def _refuse_segments(splits: Mapping[str, datasets.Dataset]) -> None:
     """Raise ValueError if rows are parts of recordings, because the original files contain more than these parts."""
     for split, rows in splits.items():
-        if "end_seconds" in rows.column_names and any(
-            segment_of(row) != (None, None) for row in without_audio(rows)
-        ):
+        if "end_seconds" in rows.column_names and any(segment_of(row) != (None, None) for row in without_audio(rows)):
             raise ValueError(
                 f"rows of {split!r} are parts of recordings, and storage 'original' keeps whole files; choose flac16k, "
                 "flac48k, int16 or reference"
@@ -384,9 +376,7 @@ def _join(source: _Source, folder: Path, count: int) -> dict[str, Any]:
         "shard_bytes": request.shard_bytes,
     }
     data_dir = request.options.get("data_dir")
-    manifest = make_manifest(
-        settings, source.types, notes, records, source.builder.report(), data_dir, folder
-    )
+    manifest = make_manifest(settings, source.types, notes, records, source.builder.report(), data_dir, folder)
     all_paths = list(chain.from_iterable(files.values()))
     if request.storage == "reference":
         good = (note["audio_path"] for note in _read_notes(all_paths) if "reason" not in note)
@@ -437,9 +427,7 @@ def push(folder: str | Path, repo_id: str, private: bool = False) -> str:
     from huggingface_hub import HfApi
 
     if PreparedSet(folder).manifest["storage"] == "reference":
-        raise ValueError(
-            "storage 'reference' contains no audio to upload; prepare the set with another storage"
-        )
+        raise ValueError("storage 'reference' contains no audio to upload; prepare the set with another storage")
     api = HfApi()
     address = api.create_repo(repo_id, repo_type="dataset", private=private, exist_ok=True)
     patterns = ["data/*.parquet", "README.md", MANIFEST]
@@ -460,28 +448,18 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--out", required=True, help="output folder")
     storages = "; ".join(f"{name}: {storage.meaning}" for name, storage in STORAGES.items())
 
-    parser.add_argument(
-        "--storage", choices=STORAGES, default="original", help=f"storage of the audio; {storages}"
-    )
-    parser.add_argument(
-        "--workers", type=int, default=min(8, os.cpu_count() or 1), help="number of reading processes"
-    )
-    parser.add_argument(
-        "--shard_size", type=convert_file_size_to_int, default="500MB", help="size of a Parquet file"
-    )
+    parser.add_argument("--storage", choices=STORAGES, default="original", help=f"storage of the audio; {storages}")
+    parser.add_argument("--workers", type=int, default=min(8, os.cpu_count() or 1), help="number of reading processes")
+    parser.add_argument("--shard_size", type=convert_file_size_to_int, default="500MB", help="size of a Parquet file")
     parser.add_argument(
         "--on_bad_audio", choices=ON_BAD_AUDIO, default="skip",
         help="bad recordings: stop at the first one (error), leave them out and list them in the manifest (skip, the "
         "default), or also print each of them (report)",
     )  # fmt: skip
 
-    parser.add_argument(
-        "--push_to_hub", metavar="USER/NAME", help="upload the set to this dataset repository"
-    )
+    parser.add_argument("--push_to_hub", metavar="USER/NAME", help="upload the set to this dataset repository")
     parser.add_argument("--private", action="store_true", help="make a new repository private")
-    parser.add_argument(
-        "--overwrite", action="store_true", help="replace another prepared set in the output folder"
-    )
+    parser.add_argument("--overwrite", action="store_true", help="replace another prepared set in the output folder")
     parser.add_argument(
         "--shard", metavar="17/100",
         help="write this part of the rows (the first is 0/100) to an output folder that many machines share",
@@ -502,9 +480,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
             parser.error(f"--{name} is not for a shard; after the last one, run the command with --finish")
     if arguments.finish and arguments.overwrite:
         parser.error("--finish does not write the shards, so --overwrite has no effect")
-    arguments.builder_options = {
-        name: getattr(arguments, name) for name in fields if hasattr(arguments, name)
-    }
+    arguments.builder_options = {name: getattr(arguments, name) for name in fields if hasattr(arguments, name)}
     return arguments
 
 
@@ -515,9 +491,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.shard:
         shard = Shard.parse(args.shard)
         write_shard(request, args.out, shard, args.workers, args.cache_dir, args.quiet)
-        print(
-            f"shard {args.shard} of {args.out} is complete; after the last one, run the command with --finish"
-        )
+        print(f"shard {args.shard} of {args.out} is complete; after the last one, run the command with --finish")
         return
     if args.finish:
         manifest = finish(request, args.out, args.cache_dir)

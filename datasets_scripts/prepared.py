@@ -122,18 +122,14 @@ class PreparedSet:
         self.manifest = json.loads(content)
         version = self.manifest["format"]
         if version != FORMAT:
-            raise ValueError(
-                f"{data_dir} has format {version}, this version reads {FORMAT}; prepare the set again"
-            )
+            raise ValueError(f"{data_dir} has format {version}, this version reads {FORMAT}; prepare the set again")
 
     def shard_paths(self, split: str) -> list[str]:
         """Return the shard paths or addresses of a split; raise FileNotFoundError if a local shard is missing."""
         paths = [f"{self.base}/{shard['file']}" for shard in self.manifest["splits"][split]["shards"]]
         missing = [path for path in paths if self.is_local and not os.path.isfile(path)]
         if missing:
-            raise FileNotFoundError(
-                f"{len(missing)} of {len(paths)} shards are missing, the first is {missing[0]}"
-            )
+            raise FileNotFoundError(f"{len(missing)} of {len(paths)} shards are missing, the first is {missing[0]}")
         return paths
 
     def audio_root(self) -> str | None:
@@ -149,18 +145,13 @@ class PreparedSet:
         note = Path(self.base, ROOT_NOTE)
         if not folders and note.is_file():
             root = json.loads(note.read_text(encoding="utf-8"))
-            folders = [
-                os.path.normpath(os.path.join(self.base, root["relative"] or ".")),
-                root["absolute"] or "",
-            ]
+            folders = [os.path.normpath(os.path.join(self.base, root["relative"] or ".")), root["absolute"] or ""]
 
         example = self.manifest["audio_example"]
         for folder in folders:
             if os.path.isfile(os.path.join(folder, example)):
                 return os.path.abspath(folder)
-        raise FileNotFoundError(
-            f"the recording {example} is in none of {folders}; set audio_dir to its base folder"
-        )
+        raise FileNotFoundError(f"the recording {example} is in none of {folders}; set audio_dir to its base folder")
 
 
 @dataclass
@@ -226,9 +217,7 @@ class Prepared(datasets.ArrowBasedBuilder):
             paths = prepared.shard_paths(split)
             files = paths if prepared.is_local else dl_manager.download(paths)
             sizes = [shard["bytes"] for shard in about["shards"]]
-            generators.append(
-                datasets.SplitGenerator(name=split, gen_kwargs={"files": files, "sizes": sizes})
-            )
+            generators.append(datasets.SplitGenerator(name=split, gen_kwargs={"files": files, "sizes": sizes}))
         return generators
 
     def _generate_tables(self, files: list[str], sizes: list[int]) -> Iterator[tuple[Key, pyarrow.Table]]:

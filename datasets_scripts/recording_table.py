@@ -50,9 +50,7 @@ class RecordingTable(Sequence[dict[str, Any]]):
             self._parquet, self._csv = None, pa.csv.read_csv(self.path)
             names, lengths = self._csv.column_names, [len(self._csv)]
         else:
-            raise ValueError(
-                f"the table {path} has the suffix {self.path.suffix!r}; pass a .parquet or .csv file"
-            )
+            raise ValueError(f"the table {path} has the suffix {self.path.suffix!r}; pass a .parquet or .csv file")
 
         if missing := [name for name in self.columns if name not in names]:
             raise ValueError(f"the table {path} has no column {missing[0]!r}, it has {', '.join(names)}")
@@ -86,9 +84,7 @@ class RecordingTable(Sequence[dict[str, Any]]):
             return hashlib.sha256(f"{size} ".encode() + file.read(length)).hexdigest()
 
     def _read(self, group: int) -> list[dict[str, Any]]:
-        table = (
-            self._csv if self._parquet is None else self._parquet.read_row_group(group, columns=self.columns)
-        )
+        table = self._csv if self._parquet is None else self._parquet.read_row_group(group, columns=self.columns)
         paths = table[self.columns[0]].cast(pa.string()).to_pylist()
         ids = table[self.columns[-1]].cast(pa.string()).to_pylist()
         folder = self.path.resolve().parent

@@ -63,9 +63,7 @@ def use_files(address: str, use: Callable[[Any, str], R]) -> R:
         try:
             return use(*fsspec.core.url_to_fs(address, **options))
         except Exception as error:
-            reason = re.sub(
-                r"\w+://[^\s'\"]+", lambda match: public_name(match[0]), str(error.__cause__ or error)
-            )
+            reason = re.sub(r"\w+://[^\s'\"]+", lambda match: public_name(match[0]), str(error.__cause__ or error))
             problem = f"{type(error).__name__}: {reason}"
             # fsspec also raises FileNotFoundError for server errors, and names their status
             cause = error.__cause__

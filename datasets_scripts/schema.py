@@ -121,9 +121,7 @@ def check_rows(rows: Any) -> None:
     """
     kind = type(rows).__name__
     if hasattr(rows, "iterrows"):
-        raise ValueError(
-            f"rows are a {kind}; pass datasets.Dataset.from_pandas(rows), or rows.to_dict('records')"
-        )
+        raise ValueError(f"rows are a {kind}; pass datasets.Dataset.from_pandas(rows), or rows.to_dict('records')")
     if isinstance(rows, Mapping):
         raise ValueError(
             f"rows are a {kind} with the keys {list(rows)[:8]}; pass a list of rows or a datasets.Dataset"
@@ -140,9 +138,7 @@ def check_rows(rows: Any) -> None:
 def _check_row(name: str, row: Any) -> None:
     """Check the fields of a row, or the columns of a dataset as `{column: type}`."""
     if not isinstance(row, Mapping):
-        raise ValueError(
-            f"{name} is {str(row)[:80]!r}; a row is a dict with the keys {list(Row.__annotations__)}"
-        )
+        raise ValueError(f"{name} is {str(row)[:80]!r}; a row is a dict with the keys {list(Row.__annotations__)}")
     if "clip_id" not in row or not {"captions", "labels"} & row.keys():
         raise ValueError(
             f"{name} has the fields {list(row)}; a row needs clip_id, audio_path, and captions {{'eng': ['rain']}} or "
@@ -156,15 +152,11 @@ def _check_row(name: str, row: Any) -> None:
         if of_language is None or of_language == Value("null"):
             continue
         if not isinstance(of_language, Mapping):
-            raise ValueError(
-                f"{name} has the {texts} {of_language!r}; pass a dict such as {{'eng': ['a caption']}}"
-            )
+            raise ValueError(f"{name} has the {texts} {of_language!r}; pass a dict such as {{'eng': ['a caption']}}")
         lists += of_language.items()
     for field, value in lists:
         if isinstance(value, str | bytes | Value) and value != Value("null"):
-            raise ValueError(
-                f"{name} has {value!r} as {field}; pass a list of strings, such as ['a dog barks']"
-            )
+            raise ValueError(f"{name} has {value!r} as {field}; pass a list of strings, such as ['a dog barks']")
     labels = row.get("labels")
     if isinstance(labels, list | tuple) and not all(isinstance(label, str) for label in labels):
         raise ValueError(f"{name} has the labels {labels!r}; labels are strings, such as ['dog']")
@@ -322,9 +314,7 @@ def require_captions(
     nowhere = [language for language in languages if language not in present]
     if nowhere:
         problem = f"no {split} clip has a caption in {nowhere}; the clips have captions in {sorted(present)}"
-        raise ValueError(
-            f"{problem}: set these languages, or the language of a table with --caption_language"
-        )
+        raise ValueError(f"{problem}: set these languages, or the language of a table with --caption_language")
 
     has_captions = np.stack([counts[language] > 0 for language in languages], axis=-1)
     lacking = np.flatnonzero(~_suffices(has_captions, scheme))

@@ -92,16 +92,12 @@ def _make_entry(row: Mapping[str, Any], root: str | None, storage: str) -> Entry
         if STORAGES[storage].codec != "none" and segment != (None, None):
             stored |= {"start_seconds": None, "end_seconds": None}  # the stored audio is the segment
         if payload_bytes(columns) > CELL_BYTES:
-            size = (
-                f"{payload_bytes(columns)} bytes as {storage}, more than the {CELL_BYTES} of a Parquet cell"
-            )
+            size = f"{payload_bytes(columns)} bytes as {storage}, more than the {CELL_BYTES} of a Parquet cell"
             raise BadAudioError(f"{stored['audio_path']} takes {size}; cut it, or choose another storage")
     except MissingDecoderError:
         raise
     except BadAudioError as error:
-        return Entry(
-            None, {"clip_id": row["clip_id"], "audio_path": stored["audio_path"], "reason": str(error)}
-        )
+        return Entry(None, {"clip_id": row["clip_id"], "audio_path": stored["audio_path"], "reason": str(error)})
 
     captions = {language: len(texts) for language, texts in row["captions"].items() if texts}
     about = {"audio_path": stored["audio_path"], "captions": captions, "license": row["license"]}

@@ -96,9 +96,7 @@ def start_plan(folder: Path, plan: Mapping[str, Any]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / PLAN, plan, one_writer=True)
     elif changed := changed_settings(stored, plan):
-        raise FileExistsError(
-            f"{folder} was started with different {', '.join(changed)}; choose another output"
-        )
+        raise FileExistsError(f"{folder} was started with different {', '.join(changed)}; choose another output")
 
 
 def write_record(folder: Path, shard: Shard, record: Mapping[str, Any]) -> None:

@@ -123,9 +123,7 @@ class RowStream(IterableDataset[Row]):
         Every epoch has the same length. With a count of 2.5, an epoch contains two or three copies of each row. The
         column `repetition` contains the number of the copy.
         """
-        num_rows = round(
-            sum(group.rows * count for group, count in zip(self.row_groups, counts, strict=True))
-        )
+        num_rows = round(sum(group.rows * count for group, count in zip(self.row_groups, counts, strict=True)))
         return self._changed(_counts=np.array(counts, np.float64), num_rows=num_rows)
 
     def map(self, function: Callable[[Row], Row], features: datasets.Features | None = None) -> RowStream:
@@ -213,13 +211,9 @@ class EpochReader:
             random, groups = np.random.default_rng([stream._seed or 0, epoch]), stream.row_groups
             if stream._counts is not None:
                 sizes = [group.rows for group in groups]
-                groups = _repeat(
-                    groups, draw_copies(np.multiply(sizes, stream._counts), stream.num_rows, random)
-                )
+                groups = _repeat(groups, draw_copies(np.multiply(sizes, stream._counts), stream.num_rows, random))
             shuffled = [groups[number] for number in random.permutation(len(groups))]
-            self.shards = [
-                shuffled[shard::SHUFFLE_SHARDS] for shard in range(min(SHUFFLE_SHARDS, len(shuffled)))
-            ]
+            self.shards = [shuffled[shard::SHUFFLE_SHARDS] for shard in range(min(SHUFFLE_SHARDS, len(shuffled)))]
         self._groups: dict[int, tuple[RowGroup, Callable[[int], Row], np.ndarray]] = {}
         self._starts: list[list[int]] = []  # for each shard, the number of rows before each of its row groups
         for shard in self.shards:
@@ -239,9 +233,7 @@ class EpochReader:
     def __getitem__(self, index: int) -> Row:
         stream = self.stream
         position = index * stream._num_processes + stream._process
-        start, first_row, shards = self._segments[
-            bisect_right(self._segments, position, key=itemgetter(0)) - 1
-        ]
+        start, first_row, shards = self._segments[bisect_right(self._segments, position, key=itemgetter(0)) - 1]
         row, number = divmod(position - start, len(shards))
         shard, row = shards[number], first_row + row
 

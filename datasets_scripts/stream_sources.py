@@ -56,9 +56,7 @@ class ParquetSplit:
 
         shards = prepared.manifest["splits"][split]["shards"]
         for path, shard in zip(prepared.shard_paths(split), shards, strict=True):
-            self.row_groups += [
-                RowGroup(path, number, rows) for number, rows in enumerate(shard["row_groups"])
-            ]
+            self.row_groups += [RowGroup(path, number, rows) for number, rows in enumerate(shard["row_groups"])]
 
     def read(self, group: RowGroup, columns: Sequence[str]) -> Callable[[int], Row]:
         table = with_absolute_paths(_read_row_group(group.path, group.location, columns), self._root)
@@ -93,16 +91,12 @@ class HubSplit:
         self.row_groups: list[RowGroup] = []
         for group, numbers in zip(row_groups, captioned, strict=True):
             if len(numbers):
-                self.row_groups.append(
-                    group._replace(location=(*group.location[:2], numbers), rows=len(numbers))
-                )
+                self.row_groups.append(group._replace(location=(*group.location[:2], numbers), rows=len(numbers)))
         num_rows = sum(group.rows for group in row_groups)
         num_captioned = sum(map(len, captioned))
         if num_captioned < num_rows:
             count = num_rows - num_captioned
-            logger.warning(
-                "%s: left out %d of %d rows without a recording or a caption", split, count, num_rows
-            )
+            logger.warning("%s: left out %d of %d rows without a recording or a caption", split, count, num_rows)
 
         paths = sorted({group.path for group in row_groups})
         versions = [use_files(path, lambda system, name: system.ukey(name)) for path in paths]
@@ -128,10 +122,7 @@ class HubSplit:
 
     def read(self, group: RowGroup, columns: Sequence[str]) -> Callable[[int], Row]:
         audio = self._columns.audio
-        needed = [
-            *self._columns.described,
-            f"{audio}.path" if self._has_path and "audio" not in columns else audio,
-        ]
+        needed = [*self._columns.described, f"{audio}.path" if self._has_path and "audio" not in columns else audio]
         number_in_file, first_row, numbers = group.location
         table = _read_row_group(group.path, number_in_file, needed)
         recordings_stored = as_stored_audio(table.column(audio), audio)
@@ -149,9 +140,7 @@ class HubSplit:
             values = table.slice(number, 1).to_pylist()[0]
             stored = values[audio]
             if stored is None:
-                raise ValueError(
-                    f"{group.path}: row {first_row + number} has no recording; remove it from the table"
-                )
+                raise ValueError(f"{group.path}: row {first_row + number} has no recording; remove it from the table")
             row = self._columns.describe(values, stored["path"], f"{self.split}-{first_row + number:06d}")
             row["audio"] = stored
             return {name: row[name] for name in columns}
@@ -191,9 +180,7 @@ class TarSplit:
                 self._left_out[0],
             )
         if not self.row_groups:
-            raise ValueError(
-                f"{paths[0]} contains no recordings; supported suffixes are {', '.join(SUFFIXES)}"
-            )
+            raise ValueError(f"{paths[0]} contains no recordings; supported suffixes are {', '.join(SUFFIXES)}")
 
     def read(self, group: RowGroup, columns: Sequence[str]) -> Callable[[int], Row]:
         first, last = group.location
@@ -257,9 +244,7 @@ class TarSplit:
         headers = [member for member in read_file(path, _read_headers) if not _is_hidden(member.name)]
         for key, members in groupby(headers, lambda member: self._split_name(member.name)[0]):
             if key in keys:
-                raise ValueError(
-                    f"{path}: the members of sample {key!r} are not adjacent; pack with tar --sort=name"
-                )
+                raise ValueError(f"{path}: the members of sample {key!r} are not adjacent; pack with tar --sort=name")
             keys.add(key)
             files = list(members)
             for member in files:
@@ -295,10 +280,7 @@ class TarSplit:
 
 def _is_hidden(name: str) -> bool:
     """Return whether a member of a tar is an entry of macOS, such as "._a.wav", or another hidden file."""
-    return (
-        any(part.startswith(("._", "__MACOSX")) for part in name.split("/"))
-        or name.rsplit("/", 1)[-1][:1] == "."
-    )
+    return any(part.startswith(("._", "__MACOSX")) for part in name.split("/")) or name.rsplit("/", 1)[-1][:1] == "."
 
 
 def _captions_by_language(captions: Any, language: str, languages: Sequence[str]) -> dict[str, list[str]]:
@@ -306,9 +288,7 @@ def _captions_by_language(captions: Any, language: str, languages: Sequence[str]
     by_language = captions if isinstance(captions, Mapping) else {language: captions}
     unknown = sorted(set(by_language) - set(languages))
     if unknown:
-        raise ValueError(
-            f"the captions have the languages {unknown}; add them to languages, now {list(languages)}"
-        )
+        raise ValueError(f"the captions have the languages {unknown}; add them to languages, now {list(languages)}")
     texts = {}
     for code in languages:
         stripped = [text.strip() for text in _as_texts(by_language.get(code) or [])]
@@ -330,9 +310,7 @@ def _read_headers(file: Any) -> list[tarfile.TarInfo]:
     except tarfile.ReadError as error:
         file.seek(0)
         is_gzip = file.read(2) == b"\x1f\x8b"
-        reason = (
-            "it is compressed with gzip; rename it to .tar.gz, so that it is unpacked" if is_gzip else error
-        )
+        reason = "it is compressed with gzip; rename it to .tar.gz, so that it is unpacked" if is_gzip else error
         raise ValueError(f"no tar file: {reason}") from None  # `use_files` would show the cause
 
 
@@ -404,10 +382,7 @@ def _read_footer(file: Any) -> pyarrow.parquet.FileMetaData:
     for number in range(footer.num_row_groups):
         # pyarrow aborts the process if it reads the statistics of such a file
         for column in range(footer.num_columns):
-            if (
-                footer.row_group(number).column(column).physical_type
-                != footer.schema.column(column).physical_type
-            ):
+            if footer.row_group(number).column(column).physical_type != footer.schema.column(column).physical_type:
                 raise ValueError(f"column {column} of row group {number} has another type than the schema")
     return footer
 

@@ -71,15 +71,11 @@ def main() -> None:
         first = round(onset * RATE_HZ)
         windows.append(recording[first : first + round(WINDOW_SECONDS * RATE_HZ)])
     audio_embeds = model.encode_audio(windows, sampling_rate=RATE_HZ)
-    text_embeds = model.encode_text(
-        [text for _, _, text in QUERIES], language=[code for _, code, _ in QUERIES]
-    )
+    text_embeds = model.encode_text([text for _, _, text in QUERIES], language=[code for _, code, _ in QUERIES])
     similarity = model.similarity(audio_embeds, text_embeds)  # (windows, questions)
 
     heights = [3.2, *[1] * len(QUERIES)]
-    figure, axes = plt.subplots(
-        len(heights), sharex=True, figsize=(9.6, 5.2), gridspec_kw={"height_ratios": heights}
-    )
+    figure, axes = plt.subplots(len(heights), sharex=True, figsize=(9.6, 5.2), gridspec_kw={"height_ratios": heights})
     axes[0].specgram(recording + 1e-6, NFFT=512, Fs=RATE_HZ, noverlap=256, cmap="magma", vmin=-105, vmax=-40)
     axes[0].set(ylabel="kHz", yticks=[0, 4000, 8000], yticklabels=["0", "4", "8"])
     axes[0].tick_params(bottom=False)
@@ -92,9 +88,7 @@ def main() -> None:
         start, end = spans[label]
 
         axis.axvspan(start, end, color="0.8", linewidth=0)
-        axis.fill_between(
-            onsets + WINDOW_SECONDS / 2, scores.min(), scores, color=color, alpha=0.35, linewidth=0
-        )
+        axis.fill_between(onsets + WINDOW_SECONDS / 2, scores.min(), scores, color=color, alpha=0.35, linewidth=0)
         axis.plot(onsets + WINDOW_SECONDS / 2, scores, color=color, linewidth=1)
         top = scores.max() + 0.2 * np.ptp(scores)
         axis.plot([best, best + WINDOW_SECONDS], [top, top], color=color, linewidth=4, solid_capstyle="butt")
@@ -103,9 +97,7 @@ def main() -> None:
         axis.tick_params(bottom=number == len(QUERIES) - 1)
         for side in ("top", "right", "left"):
             axis.spines[side].set_visible(False)
-        print(
-            f"{text}: best window {best:.2f} to {best + WINDOW_SECONDS:.2f} s, sound {start:.2f} to {end:.2f} s"
-        )
+        print(f"{text}: best window {best:.2f} to {best + WINDOW_SECONDS:.2f} s, sound {start:.2f} to {end:.2f} s")
 
     axes[-1].set(xlabel="seconds in the recording", xlim=(0, seconds))
     figure.tight_layout(h_pad=0.2)

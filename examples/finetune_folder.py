@@ -11,9 +11,7 @@ if __name__ == "__main__":
     splits = load_splits("audio_folder", data_dir=folder, languages=["eng"])
     model, processor = SupCLAPModel.from_pretrained(start), SupCLAPProcessor.from_pretrained(start)
     train_last_layers(model, audio_layers=1, text_layers=1)
-    args = SupCLAPTrainingArguments(
-        output, svr="bi-static", num_train_epochs=3, per_device_train_batch_size=4
-    )
+    args = SupCLAPTrainingArguments(output, svr="bi-static", num_train_epochs=3, per_device_train_batch_size=4)
     trainer = SupCLAPTrainer(model, args, splits["train"], splits["validation"], processor)
     trainer.train()
     trainer.save_model()

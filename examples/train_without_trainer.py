@@ -31,9 +31,7 @@ def make_batch(rows, processor):
 
 def main() -> None:
     """Train, and print the recall at 1 from audio to text on the test split."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch_size", type=int, default=32)
     args = parser.parse_args()
@@ -54,9 +52,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW([*model.parameters(), *radius.parameters()], lr=1e-3)
 
     model.train()
-    order = torch.utils.data.DataLoader(
-        range(len(splits["train"])), args.batch_size, shuffle=True, drop_last=True
-    )
+    order = torch.utils.data.DataLoader(range(len(splits["train"])), args.batch_size, shuffle=True, drop_last=True)
     step = 0
     while step < args.steps:
         for indices in order:

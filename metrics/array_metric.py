@@ -44,9 +44,7 @@ class ArrayMetric(evaluate.Metric):
         description, _, inputs = inspect.cleandoc(type(self).__doc__ or "").partition("Args:")
         features = []
         for kind in (datasets.Sequence(datasets.Value("float64")), datasets.Value("int64")):
-            features.append(
-                datasets.Features({**dict.fromkeys(self.row_columns, kind), **self.other_columns})
-            )
+            features.append(datasets.Features({**dict.fromkeys(self.row_columns, kind), **self.other_columns}))
         return evaluate.MetricInfo(
             description=description,
             citation=self.citation_text,
@@ -54,9 +52,7 @@ class ArrayMetric(evaluate.Metric):
             features=features,
         )
 
-    def compute(
-        self, *, predictions: Any = None, references: Any = None, **kwargs: Any
-    ) -> dict[str, Any] | None:
+    def compute(self, *, predictions: Any = None, references: Any = None, **kwargs: Any) -> dict[str, Any] | None:
         """Compute the metric; raise TypeError for an unknown option."""
         return super().compute(predictions=predictions, references=references, **self.select_options(kwargs))
 
@@ -83,9 +79,7 @@ def take_rows(array: Any, indices: Sequence[int], name: str) -> list[Any]:
     """Return the array rows with the given indices; raise ValueError if an index is not in 0..len(array) - 1."""
     for index in indices:
         if np.ndim(index) or not 0 <= index < len(array):
-            raise ValueError(
-                f"each row index of {name} must be an integer in 0..{len(array) - 1}, not {index}"
-            )
+            raise ValueError(f"each row index of {name} must be an integer in 0..{len(array) - 1}, not {index}")
     return [array[index] for index in indices]
 
 

@@ -114,9 +114,7 @@ def paired_test(
     for name in a:
         first, second = np.asarray(a[name], np.float64), np.asarray(b[name], np.float64)
         if first.shape != second.shape:
-            raise ValueError(
-                f"a has {len(first)} queries and b {len(second)}; both must have the same queries"
-            )
+            raise ValueError(f"a has {len(first)} queries and b {len(second)}; both must have the same queries")
         differences[name] = first - second
     sums, _ = _sum_clusters(differences, clusters)
     intervals = bootstrap_intervals(differences, clusters, num_resamples, confidence, seed)
@@ -187,9 +185,7 @@ def _sum_clusters(
     if clusters is None:
         clusters = range(len(table))
     if len(clusters) != len(table):
-        raise ValueError(
-            f"got {len(clusters)} clusters for {len(table)} queries; give the cluster of each query"
-        )
+        raise ValueError(f"got {len(clusters)} clusters for {len(table)} queries; give the cluster of each query")
 
     order: dict[Any, int] = {}
     numbers = [order.setdefault(cluster, len(order)) for cluster in clusters]

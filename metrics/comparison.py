@@ -138,12 +138,7 @@ def difference(
     """
     differences = tuple((np.asarray(values, np.float64) - np.asarray(others, np.float64)).tolist())
     mean, recordings, p_value = float(np.mean(differences)), None, None
-    if (
-        outcomes is not None
-        and other_outcomes is not None
-        and clusters is not None
-        and len(set(clusters)) > 1
-    ):
+    if outcomes is not None and other_outcomes is not None and clusters is not None and len(set(clusters)) > 1:
         first = np.mean(np.atleast_2d(outcomes), axis=0)  # (n, Q) -> (Q,)
         second = np.mean(np.atleast_2d(other_outcomes), axis=0)
         if len(differences) == 1:

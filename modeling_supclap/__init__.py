@@ -32,13 +32,7 @@ if TYPE_CHECKING:  # `X as X` is public for type checkers
 __version__ = "0.2.0"
 
 _MODULES = {
-    "configuration_supclap": (
-        "CEDConfig",
-        "CNN14Config",
-        "ModernTextConfig",
-        "NaFlexConfig",
-        "SupCLAPConfig",
-    ),
+    "configuration_supclap": ("CEDConfig", "CNN14Config", "ModernTextConfig", "NaFlexConfig", "SupCLAPConfig"),
     "feature_extraction_ced": ("CEDFeatureExtractor",),
     "feature_extraction_msclap": ("MSCLAPFeatureExtractor",),
     "modeling_ced": ("CEDModel",),

@@ -41,9 +41,7 @@ def run_encoder(
     shortest = int(lengths.min())
     if count_frames is not None and int(count_frames(torch.tensor(shortest))) < 1:
         clip, name = int(lengths.argmin()), type(encoder).__name__
-        raise ValueError(
-            f"clip {clip} has {shortest} values, fewer than one frame of {name}; pass longer clips"
-        )
+        raise ValueError(f"clip {clip} has {shortest} values, fewer than one frame of {name}; pass longer clips")
 
     parts: list[Any] = []
     rows: list[torch.Tensor] = []
@@ -60,8 +58,7 @@ def run_encoder(
         flat.extend(part.last_hidden_state)
     hidden = nn.utils.rnn.pad_sequence(flat, batch_first=True)
     return BaseModelOutputWithPooling(
-        last_hidden_state=hidden[order],
-        pooler_output=torch.cat([part.pooler_output for part in parts])[order],
+        last_hidden_state=hidden[order], pooler_output=torch.cat([part.pooler_output for part in parts])[order]
     )
 
 
@@ -69,9 +66,7 @@ def _run(
     encoder: Any, features: torch.Tensor, mask: torch.Tensor | None, pooling: str | None, **kwargs: Any
 ) -> BaseModelOutputWithPooling:
     """Encode clips of the same input length. If there is a mask, mean pooling ignores padded frames."""
-    outputs = encoder(
-        **{encoder.main_input_name: features.to(encoder.dtype)}, **{**kwargs, "return_dict": True}
-    )
+    outputs = encoder(**{encoder.main_input_name: features.to(encoder.dtype)}, **{**kwargs, "return_dict": True})
     pooled = outputs.get("pooler_output")
     if pooling == "mean" or pooled is None:
         hidden = outputs.last_hidden_state

@@ -85,9 +85,7 @@ class Recording(NamedTuple):
         if source is None:
             raise ValueError(f"{self.name} has no audio: it is None")
         if rate_hz is None:
-            raise ValueError(
-                f"{self.name} is an array without a sampling rate; pass sampling_rate=, in hertz"
-            )
+            raise ValueError(f"{self.name} is an array without a sampling rate; pass sampling_rate=, in hertz")
         waveform = as_waveform(source, rate_hz, target_hz, self.name, resampling_method)
         offset = first * target_hz
         return waveform[start - offset : None if stop is None else stop - offset]
@@ -156,23 +154,15 @@ def one_for_each(name: str, value: Any, count: int, kind: Any) -> list[Any]:
 
     values = list(value)
     if len(values) != count:
-        raise ValueError(
-            f"got {len(values)} values of {name} for {count} inputs; pass one, or one for each input"
-        )
+        raise ValueError(f"got {len(values)} values of {name} for {count} inputs; pass one, or one for each input")
     for index, single in enumerate(values):
         if not isinstance(single, kind):
-            raise ValueError(
-                f"{name}[{index}] is {single!r}, which has the wrong type; pass one value for each input"
-            )
+            raise ValueError(f"{name}[{index}] is {single!r}, which has the wrong type; pass one value for each input")
     return values
 
 
 def as_waveforms(
-    audio: Any,
-    from_hz: float | None,
-    to_hz: int,
-    min_samples: int = 1,
-    resampling_method: str = "kaiser_best",
+    audio: Any, from_hz: float | None, to_hz: int, min_samples: int = 1, resampling_method: str = "kaiser_best"
 ) -> list[np.ndarray]:
     """Convert one or more clips with `as_waveform`.
 
@@ -186,14 +176,10 @@ def as_waveforms(
     is_array = isinstance(audio, (np.ndarray, torch.Tensor))
     if is_array and audio.ndim not in (1, 2):
         shape = tuple(audio.shape)
-        raise ValueError(
-            f"audio has shape {shape}; pass one clip (samples,), an array (clips, samples) or a list"
-        )
+        raise ValueError(f"audio has shape {shape}; pass one clip (samples,), an array (clips, samples) or a list")
     if not is_array and not isinstance(audio, (list, tuple)):
         kind = type(audio).__name__
-        raise ValueError(
-            f"audio must be arrays or lists of numbers, got {kind}; for files, call model.encode_audio"
-        )
+        raise ValueError(f"audio must be arrays or lists of numbers, got {kind}; for files, call model.encode_audio")
     if not len(audio):
         raise ValueError("audio contains no clip; pass at least one")
     is_one = audio.ndim == 1 if is_array else isinstance(audio[0], _NUMBER)
@@ -209,11 +195,7 @@ def as_waveforms(
 
 
 def as_waveform(
-    clip: Any,
-    from_hz: float | None,
-    to_hz: int,
-    name: str = "the clip",
-    resampling_method: str = "kaiser_best",
+    clip: Any, from_hz: float | None, to_hz: int, name: str = "the clip", resampling_method: str = "kaiser_best"
 ) -> np.ndarray:
     """Convert a clip to mono float32 at another sampling rate.
 
@@ -248,31 +230,21 @@ def as_waveform(
     if samples.dtype.kind == "i" and samples.dtype.itemsize in (2, 4):  # in either byte order
         samples = np.multiply(samples, np.float32(-1 / np.iinfo(samples.dtype).min), dtype=np.float32)
     elif samples.dtype.kind in "US":
-        raise ValueError(
-            f"{name} has dtype {samples.dtype}, as a path has; read the file, or call model.encode_audio"
-        )
+        raise ValueError(f"{name} has dtype {samples.dtype}, as a path has; read the file, or call model.encode_audio")
     elif samples.dtype.kind != "f":
-        raise ValueError(
-            f"{name} has dtype {samples.dtype}; pass floats of full scale 1, or int16 or int32 PCM"
-        )
+        raise ValueError(f"{name} has dtype {samples.dtype}; pass floats of full scale 1, or int16 or int32 PCM")
 
     waveform = samples.astype(np.float32, copy=False)
     if waveform.ndim != 1:
         if waveform.ndim != 2 or min(waveform.shape) > MAX_CHANNELS:
-            raise ValueError(
-                f"{name} has shape {waveform.shape}; pass (samples,) or at most {MAX_CHANNELS} channels"
-            )
+            raise ValueError(f"{name} has shape {waveform.shape}; pass (samples,) or at most {MAX_CHANNELS} channels")
         waveform = waveform.mean(axis=0 if waveform.shape[0] <= MAX_CHANNELS else 1)
 
     peak = max(waveform.max(), -waveform.min())  # NaN or infinite if any sample is
     if not np.isfinite(peak):
-        raise ValueError(
-            f"{name} contains NaN or infinite samples, the first at {np.isfinite(waveform).argmin()}"
-        )
+        raise ValueError(f"{name} contains NaN or infinite samples, the first at {np.isfinite(waveform).argmin()}")
     if peak > MAX_AMPLITUDE:
-        raise ValueError(
-            f"{name} reaches {peak:.6g}, but floats have full scale 1; divide integer samples by 32768"
-        )
+        raise ValueError(f"{name} reaches {peak:.6g}, but floats have full scale 1; divide integer samples by 32768")
 
     if not isinstance(from_hz, _NUMBER):
         raise ValueError(f"sampling_rate must be one number in hertz, for example 16000, got {from_hz!r}")
@@ -351,9 +323,7 @@ def _read_file(
 
     if (audio := _import_audio()) is not None:
         shown = name if isinstance(file, bytes) else None
-        return audio.read_audio(
-            file, name=shown, offset_seconds=offset_seconds, duration_seconds=duration_seconds
-        )
+        return audio.read_audio(file, name=shown, offset_seconds=offset_seconds, duration_seconds=duration_seconds)
 
     soundfile = importlib.import_module("soundfile")
     if not isinstance(file, bytes) and not os.path.isfile(file):

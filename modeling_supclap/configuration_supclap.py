@@ -58,16 +58,12 @@ class OwnTypeMixin:
         try:
             fields, rest = parent.get_config_dict(name, **kwargs)
         except OSError as error:
-            raise OSError(
-                f"cannot read a configuration from the folder or Hub id {str(name)!r}: {error}"
-            ) from error
+            raise OSError(f"cannot read a configuration from the folder or Hub id {str(name)!r}: {error}") from error
 
         # The file of a two-tower model contains the configuration of a tower under this key.
         model_type = (fields.get(cls.base_config_key) or fields).get("model_type")
         if model_type != cls.model_type:
-            problem = (
-                f"has model_type {model_type!r}" if fields else "is not a checkpoint: it has no config.json"
-            )
+            problem = f"has model_type {model_type!r}" if fields else "is not a checkpoint: it has no config.json"
             raise ValueError(f"{name} {problem}; pass a {cls.model_type!r} checkpoint{cls.advice}")
 
         return fields, rest
@@ -185,9 +181,7 @@ class CEDConfig(OwnTypeMixin, PreTrainedConfig):
         if self.n_mels % self.patch_mels:
             raise ValueError(f"n_mels={self.n_mels} must be a multiple of patch_size={self.patch_mels}")
         if self.target_length < self.patch_frames:
-            raise ValueError(
-                f"target_length={self.target_length} is shorter than one patch of {self.patch_frames}"
-            )
+            raise ValueError(f"target_length={self.target_length} is shorter than one patch of {self.patch_frames}")
 
         rates = ("drop_rate", "attn_drop_rate", "drop_path_rate")
         if bad := {name: getattr(self, name) for name in rates if not 0 <= getattr(self, name) < 1}:

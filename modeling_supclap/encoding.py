@@ -129,9 +129,7 @@ class _ChunkReader(NamedTuple):
             if len(chunks[-1].content) < self.min_samples:
                 seconds = (first + len(waveform)) / self.rate_hz
                 shortest = self.min_samples / self.rate_hz
-                raise ValueError(
-                    f"{recording.name} ends after {seconds:.4f} s; the minimum is {shortest} s per chunk"
-                )
+                raise ValueError(f"{recording.name} ends after {seconds:.4f} s; the minimum is {shortest} s per chunk")
             return chunks
         except (OSError, ValueError, RuntimeError, MemoryError) as error:
             if not self.skips_bad_audio:
@@ -188,9 +186,7 @@ def chunk_embeddings(
     if not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}; it must be an integer, at least 1")
     hop_samples = hop_samples or chunk_samples
-    reader = _ChunkReader(
-        rate_hz, chunk_samples, hop_samples, min_samples, on_bad_audio == "skip", resampling_method
-    )
+    reader = _ChunkReader(rate_hz, chunk_samples, hop_samples, min_samples, on_bad_audio == "skip", resampling_method)
     tasks = reader.make_tasks(recordings)
     parts = _embed_chunks(_read_ahead(tasks, num_workers), encode, batch_size, rate_hz)
     for _, group in groupby(parts, key=lambda chunk: chunk.recording):
@@ -421,9 +417,7 @@ def encode_text(  # type: ignore[misc]
     embeds = []
 
     with inference(model):
-        for start in logging.tqdm(
-            range(0, len(distinct), batch_size), disable=not show_progress_bar, unit="texts"
-        ):
+        for start in logging.tqdm(range(0, len(distinct), batch_size), disable=not show_progress_bar, unit="texts"):
             batch, languages = zip(*distinct[start : start + batch_size], strict=True)
             text_languages = None if languages[0] is None else list(languages)
             inputs = processor(text=list(batch), language=text_languages, return_tensors="pt")
@@ -436,9 +430,7 @@ def encode_text(  # type: ignore[misc]
     bad = joined.isfinite().all(dim=-1).logical_not().nonzero()
     if len(bad):
         raise ValueError(f"the embedding of {distinct[int(bad[0])][0]!r} is zero or not finite; {_DAMAGED}")
-    ordered = joined[
-        torch.tensor([positions[pair] for pair in pairs], dtype=torch.long, device=joined.device)
-    ]
+    ordered = joined[torch.tensor([positions[pair] for pair in pairs], dtype=torch.long, device=joined.device)]
     ordered = ordered[0] if isinstance(texts, str) else ordered
     return ordered.cpu().numpy() if convert_to_numpy and not convert_to_tensor else ordered
 
@@ -490,9 +482,7 @@ class EncodingMixin:
         name = getattr(self, "name_or_path", "")
         advice = "assign one, model.processor = SupCLAPProcessor.from_pretrained(...), or pass processor="
         if not name:
-            raise ValueError(
-                f"this model was not loaded from a folder or the Hub, so it has no processor; {advice}"
-            )
+            raise ValueError(f"this model was not loaded from a folder or the Hub, so it has no processor; {advice}")
 
         # If this file runs as remote code, the user already trusts the repository.
         is_remote = type(self).__module__.startswith("transformers_modules")
@@ -502,9 +492,7 @@ class EncodingMixin:
         try:
             self._processor = SupCLAPProcessor.from_pretrained(name, **options)
         except Exception as error:
-            raise ValueError(
-                f"cannot load a processor from {name}, the model's folder: {error}; {advice}"
-            ) from error
+            raise ValueError(f"cannot load a processor from {name}, the model's folder: {error}; {advice}") from error
         return self._processor
 
     @processor.setter
@@ -529,9 +517,7 @@ class EncodingMixin:
         to_numpy = isinstance(first, np.ndarray) and isinstance(second, np.ndarray)
         left, right = torch.atleast_2d(torch.as_tensor(first)), torch.atleast_2d(torch.as_tensor(second))
         if left.shape[-1] != right.shape[-1]:
-            raise ValueError(
-                f"got embeddings of dimensions {left.shape[-1]} and {right.shape[-1]}; use one model"
-            )
+            raise ValueError(f"got embeddings of dimensions {left.shape[-1]} and {right.shape[-1]}; use one model")
         dtype = torch.promote_types(left.dtype, right.dtype)
         dtype = dtype if dtype.is_floating_point else torch.float32
         left = torch.nn.functional.normalize(left.to(dtype), dim=-1)
@@ -604,9 +590,7 @@ def min_clip_samples(feature_extractor: Any) -> int:
     25 ms.
     """
     has_limit = {"audio_attention_mask", "is_longer"}.isdisjoint(feature_extractor.model_input_names)
-    return getattr(
-        feature_extractor, "min_samples", feature_extractor.sampling_rate // 20 if has_limit else 1
-    )
+    return getattr(feature_extractor, "min_samples", feature_extractor.sampling_rate // 20 if has_limit else 1)
 
 
 def max_window_seconds(config: Any, feature_extractor: Any) -> float | None:
@@ -673,9 +657,7 @@ def _embed_chunks(
             window.append(chunk)
             num_samples += chunk.stop - chunk.start
             is_batch = len(window) >= batch_size or num_samples >= max_samples
-            is_enough = (
-                len(window) >= _BATCHES_AT_ONCE * batch_size or num_samples >= _SECONDS_AT_ONCE * rate_hz
-            )
+            is_enough = len(window) >= _BATCHES_AT_ONCE * batch_size or num_samples >= _SECONDS_AT_ONCE * rate_hz
             if is_batch and is_enough:
                 break
         if not window:
@@ -708,9 +690,7 @@ def inference(model: Any) -> Iterator[None]:
 
 def audio_inputs(model: Any, processor: SupCLAPProcessor, waveforms: list[np.ndarray]) -> Any:
     """Compute the inputs for `get_audio_features` from waveforms (samples,), on the model's device."""
-    inputs = processor(
-        audio=waveforms, sampling_rate=processor.feature_extractor.sampling_rate, return_tensors="pt"
-    )
+    inputs = processor(audio=waveforms, sampling_rate=processor.feature_extractor.sampling_rate, return_tensors="pt")
     # SupCLAP models convert the dtype after the batch norm of CED, which is in float32.
     return inputs.to(model.device, dtype=None if hasattr(model, "run_audio_tower") else model.dtype)
 

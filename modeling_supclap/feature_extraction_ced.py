@@ -86,8 +86,7 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
     def from_config(cls, config: Any) -> Self:
         """Build a feature extractor with the spectrogram settings of a `CEDConfig`."""
         fields = {
-            name: getattr(config, name)
-            for name in ("n_fft", "win_size", "hop_size", "f_min", "f_max", "center")
+            name: getattr(config, name) for name in ("n_fft", "win_size", "hop_size", "f_min", "f_max", "center")
         }
         return cls(feature_size=config.n_mels, min_frames=config.patch_frames, **fields)
 
@@ -194,13 +193,7 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
         FFT bins where the mel filters are zero.
         """
         window, bands = _front_end(
-            self.n_fft,
-            self.win_size,
-            self.f_min,
-            self.f_max,
-            self.feature_size,
-            self.sampling_rate,
-            waveforms.device,
+            self.n_fft, self.win_size, self.f_min, self.f_max, self.feature_size, self.sampling_rate, waveforms.device
         )
 
         # (..., samples) -> (..., T, n_fft) -> (..., T, n_fft / 2 + 1), complex
@@ -219,13 +212,7 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
 
 @lru_cache(maxsize=8)
 def _front_end(
-    n_fft: int,
-    win_size: int,
-    f_min: float,
-    f_max: float | None,
-    n_mels: int,
-    rate_hz: int,
-    device: torch.device,
+    n_fft: int, win_size: int, f_min: float, f_max: float | None, n_mels: int, rate_hz: int, device: torch.device
 ) -> tuple[torch.Tensor, list[tuple[int, int, torch.Tensor]]]:
     """Return the window (n_fft,) and a list of mel filters.
 

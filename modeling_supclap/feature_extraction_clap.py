@@ -31,9 +31,7 @@ def extract_clap(extractor: ClapFeatureExtractor, clips: Sequence[np.ndarray]) -
     features = []
     for clip in clips:
         waveform = torch.from_numpy(_fill(clip, extractor))
-        features.append(
-            _log_mel(waveform.unsqueeze(0), extractor, _find_repeated_frames(len(clip), extractor))[0]
-        )
+        features.append(_log_mel(waveform.unsqueeze(0), extractor, _find_repeated_frames(len(clip), extractor))[0])
     return {
         "input_features": _stack_views(torch.stack(features), extractor).numpy(),
         "is_longer": np.zeros((len(clips), 1), dtype=bool),

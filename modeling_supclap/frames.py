@@ -18,9 +18,7 @@ def count_frames(
         ValueError: A shape is wrong, the mask is not ones followed by zeros, or a clip is shorter than `min_frames`.
     """
     if features.ndim != 3 or features.shape[1] != n_mels:
-        raise ValueError(
-            f"input_features must be (batch, {n_mels} mel bands, frames), got {tuple(features.shape)}"
-        )
+        raise ValueError(f"input_features must be (batch, {n_mels} mel bands, frames), got {tuple(features.shape)}")
     # Compare `shape`, not `len()`, because `torch.export` treats `len()` as a constant.
     expected = (features.shape[0], features.shape[2])
     if mask is not None and mask.shape != expected:

@@ -125,9 +125,7 @@ def _load_tower_of_model(kind: Literal["audio", "text"], name: str, pooling: str
     model = AutoModel.from_pretrained(name, dtype=torch.float32)
     expected = model.config.text_pooling
     if kind == "text" and pooling != expected:
-        raise ValueError(
-            f"text_pooling is {pooling!r}, but {name} was trained with {expected!r}; pass {expected!r}"
-        )
+        raise ValueError(f"text_pooling is {pooling!r}, but {name} was trained with {expected!r}; pass {expected!r}")
     tower: PreTrainedModel = getattr(model, f"{kind}_model")
     return tower
 
@@ -142,9 +140,7 @@ def _load_feature_extractor(name: str) -> SequenceFeatureExtractor:
         # Load by class, because the published files name a class of their own code.
         return CEDFeatureExtractor.from_pretrained(name)
     except (OSError, ValueError) as error:
-        raise OSError(
-            f"no feature extractor can be loaded from the folder or Hub id {name!r}: {error}"
-        ) from error
+        raise OSError(f"no feature extractor can be loaded from the folder or Hub id {name!r}: {error}") from error
 
 
 def load_tokenizer(name: Any, **kwargs: Any) -> PreTrainedTokenizerBase:

@@ -48,12 +48,8 @@ def require_language_code(language: str) -> None:
     if re.fullmatch("[a-z]{3}(_[A-Z][a-z]{3})?", language):
         return
     name = language.lower()
-    matches = [
-        code for code, entry in LANGUAGE_TABLE.items() if name in (entry.iso_639_1, entry.name.lower())
-    ]
-    hint = (
-        f"did you mean {matches[0]!r}?" if matches else f"pass three letters, such as {', '.join(LANGUAGES)}"
-    )
+    matches = [code for code, entry in LANGUAGE_TABLE.items() if name in (entry.iso_639_1, entry.name.lower())]
+    hint = f"did you mean {matches[0]!r}?" if matches else f"pass three letters, such as {', '.join(LANGUAGES)}"
     raise ValueError(f"language {language!r} is not an ISO 639-3 code; {hint}")
 
 

@@ -101,9 +101,7 @@ def localize(
     if (frames := getattr(model.audio_model.config, "target_length", None)) is not None:
         # CED uses centred frames, so n frames span n - 1 hops.
         max_seconds = (frames - 1) * extractor.hop_size / rate_hz
-    chunk_samples = get_chunk_samples(
-        chunk_seconds, rate_hz, min_samples / rate_hz, max_seconds, default_seconds
-    )
+    chunk_samples = get_chunk_samples(chunk_seconds, rate_hz, min_samples / rate_hz, max_seconds, default_seconds)
     text_embeds = encode_text(model, as_list(texts), processor, language, convert_to_tensor=True)
 
     step_samples = 0.0
@@ -139,9 +137,7 @@ def localize(
     return Localization(scores.cpu().numpy(), starts_seconds, ends_seconds)
 
 
-def _drop_repeated_steps(
-    chunks: AudioChunks, step_samples: float, rate_hz: int
-) -> tuple[torch.Tensor, np.ndarray]:
+def _drop_repeated_steps(chunks: AudioChunks, step_samples: float, rate_hz: int) -> tuple[torch.Tensor, np.ndarray]:
     """Return the time steps of a recording, (S, D), and their centers in seconds, (S,).
 
     Repeated and padded steps are left out: the last chunk overlaps the previous one, and short chunks are padded.
@@ -155,9 +151,7 @@ def _drop_repeated_steps(
     return chunks.embeds[torch.from_numpy(is_new).to(chunks.embeds.device)], times[is_new]
 
 
-def _steps_of_time(
-    model: Any, extractor: Any, hidden: torch.Tensor, chunk_samples: int
-) -> tuple[torch.Tensor, float]:
+def _steps_of_time(model: Any, extractor: Any, hidden: torch.Tensor, chunk_samples: int) -> tuple[torch.Tensor, float]:
     """Convert the tower output to time steps, (B, steps, D). Return them and the length of a step in samples."""
     config = model.audio_model.config
     match config.model_type:
@@ -184,9 +178,7 @@ def _steps_of_time(
             return hidden, samples / hidden.shape[1]
 
 
-def _pool(
-    tower: Any, steps: torch.Tensor, centers: np.ndarray, starts: np.ndarray, ends: np.ndarray
-) -> torch.Tensor:
+def _pool(tower: Any, steps: torch.Tensor, centers: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> torch.Tensor:
     """Pool the time steps in each window with the tower's pooling, (steps, D) -> (T, D).
 
     A step belongs to a window if the window contains its center.

@@ -50,14 +50,8 @@ class CEDAttention(nn.Module):
         qkv = self.qkv(hidden_states).view(batch, tokens, 3, -1, self.head_dim)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
         implementation = self.config._attn_implementation
-        attend: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(
-            implementation, eager_attention_forward
-        )
-        options = {
-            "dropout": self.config.attn_drop_rate if self.training else 0.0,
-            "scaling": self.scaling,
-            **kwargs,
-        }
+        attend: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
+        options = {"dropout": self.config.attn_drop_rate if self.training else 0.0, "scaling": self.scaling, **kwargs}
         mixed, weights = attend(self, query, key, value, attention_mask, **options)
         return self.proj_drop(self.proj(mixed.reshape(batch, tokens, width))), weights
 
@@ -113,9 +107,7 @@ class CEDPatchConv2d(nn.Conv2d):
         images = frames.transpose(1, 2)[:, : rows * height, : columns * width]
 
         # (B, mels, T) -> (B, rows, height, columns, width) -> (B, rows, columns, height * width)
-        patches = (
-            images.unflatten(1, (rows, height)).unflatten(3, (columns, width)).transpose(2, 3).flatten(3)
-        )
+        patches = images.unflatten(1, (rows, height)).unflatten(3, (columns, width)).transpose(2, 3).flatten(3)
         return nn.functional.linear(patches, self.weight.flatten(1), self.bias).movedim(-1, 1)
 
 
@@ -239,9 +231,7 @@ class CEDModel(StrictLoadingMixin, PreTrainedModel):
         tokens = self.pos_drop(patches.flatten(2).transpose(1, 2))
         attention_mask = None
         if is_padded:
-            attention_mask = create_bidirectional_mask(
-                self.config, tokens, mask, allow_is_bidirectional_skip=False
-            )
+            attention_mask = create_bidirectional_mask(self.config, tokens, mask, allow_is_bidirectional_skip=False)
 
         for block in self.blocks:
             tokens = block(tokens, attention_mask, **kwargs)

@@ -73,9 +73,7 @@ class ModernTextAttention(nn.Module):
             value = torch.lerp(first_value, value, self.vr_lambda.to(value.dtype))
 
         implementation = self.config._attn_implementation
-        attend: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(
-            implementation, eager_attention_forward
-        )
+        attend: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
         mixed, weights = attend(
             self, query, key, value, attention_mask, **{"dropout": 0.0, "scaling": self.scaling, **kwargs}
         )
@@ -147,9 +145,7 @@ class ModernTextBlock(GradientCheckpointingLayer):
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Map (B, N, D) to (B, N, D). Also return the attention values of this block."""
-        attended, _, value = self.attn(
-            self.norm1(hidden_states), rotation, attention_mask, first_value, **kwargs
-        )
+        attended, _, value = self.attn(self.norm1(hidden_states), rotation, attention_mask, first_value, **kwargs)
         hidden_states = hidden_states + self.ls1(self.norm1_post(attended))
         mapped = self.mlp(self.norm2(hidden_states))
         return hidden_states + self.ls2(self.norm2_post(mapped)), value
@@ -209,13 +205,9 @@ class ModernTextModel(StrictLoadingMixin, PreTrainedModel):
         super().__init__(config)
         width = config.hidden_size
         self.token_embedding = nn.Embedding(config.vocab_size, width)
-        self.reg_tokens = (
-            nn.Parameter(torch.empty(1, config.reg_tokens, width)) if config.reg_tokens else None
-        )
+        self.reg_tokens = nn.Parameter(torch.empty(1, config.reg_tokens, width)) if config.reg_tokens else None
         self.norm_pre = build_norm(config, width) if config.pre_norm else nn.Identity()
-        self.blocks = nn.ModuleList(
-            ModernTextBlock(config, index == 0) for index in range(config.num_hidden_layers)
-        )
+        self.blocks = nn.ModuleList(ModernTextBlock(config, index == 0) for index in range(config.num_hidden_layers))
         self.ln_final = build_norm(config, width)
         self.pool = ModernTextPool(config) if config.pool_type == "map" else None
         self.post_init()

@@ -101,9 +101,7 @@ class NaFlexAttention(nn.Module):
         key = self._rotate_patches(self.k_norm(key), rotation)
 
         implementation = self.config._attn_implementation
-        attend: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(
-            implementation, eager_attention_forward
-        )
+        attend: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
         mixed, weights = attend(
             self, query, key, value, attention_mask, **{"dropout": 0.0, "scaling": self.scaling, **kwargs}
         )
@@ -292,9 +290,7 @@ class NaFlexModel(StrictLoadingMixin, PreTrainedModel):
         tokens = self.norm_pre(self.embeds(patches).to(first_block.norm1.weight.dtype))
         if token_mask is not None:
             whole_mask = nn.functional.pad(token_mask, (config.prefix_tokens, 0), value=True)
-            attention_mask = create_bidirectional_mask(
-                config, tokens, whole_mask, allow_is_bidirectional_skip=False
-            )
+            attention_mask = create_bidirectional_mask(config, tokens, whole_mask, allow_is_bidirectional_skip=False)
         rotation = self._rotation(rows, columns, tokens.device)
         for block in self.blocks:
             tokens = block(tokens, rotation, attention_mask, **kwargs)

@@ -74,9 +74,7 @@ class SupCLAPProjection(nn.Module):
         if self.layer_norm is not None:
             projected = self.layer_norm(hidden + projected)
         # In float32 or wider, so that the eps of `normalize` does not underflow.
-        return nn.functional.normalize(
-            projected.to(torch.promote_types(projected.dtype, torch.float32)), dim=-1
-        )
+        return nn.functional.normalize(projected.to(torch.promote_types(projected.dtype, torch.float32)), dim=-1)
 
 
 class SupCLAPModel(EncodingMixin, StrictLoadingMixin, PreTrainedModel):
@@ -128,9 +126,7 @@ class SupCLAPModel(EncodingMixin, StrictLoadingMixin, PreTrainedModel):
         check_tower("text", self.text_model, config.text_config, config.text_pooling)
         freeze_idle(self.audio_model, config.audio_pooling)
         freeze_idle(self.text_model, config.text_pooling)
-        self.audio_projection = SupCLAPProjection(
-            self.audio_model.config.hidden_size, config, config.projection_type
-        )
+        self.audio_projection = SupCLAPProjection(self.audio_model.config.hidden_size, config, config.projection_type)
         self.text_dense = nn.ModuleList()
         text_width = self.text_model.config.hidden_size
         for layer in config.text_dense or ():
@@ -144,9 +140,7 @@ class SupCLAPModel(EncodingMixin, StrictLoadingMixin, PreTrainedModel):
         self.logit_bias = None if config.logit_bias is None else nn.Parameter(torch.empty(1))
         has_own_pooling = self.audio_model.config.model_type in AUDIO_TOWERS
         self._run_encoder = None if has_own_pooling else import_tower_code(*ANY_AUDIO_TOWER)
-        self._audio_options = [
-            name for name in ("audio_attention_mask", "is_longer") if takes(self.audio_model, name)
-        ]
+        self._audio_options = [name for name in ("audio_attention_mask", "is_longer") if takes(self.audio_model, name)]
         self._text_takes_types = takes(self.text_model, "token_type_ids")
         self.post_init()
 
@@ -275,9 +269,7 @@ class SupCLAPModel(EncodingMixin, StrictLoadingMixin, PreTrainedModel):
         """Run the audio tower without the projection. The output contains `pooler_output` (B, width)."""
         if self._run_encoder is not None:
             pooling = self.config.audio_pooling
-            return self._run_encoder(
-                self.audio_model, input_features, audio_attention_mask, pooling, **kwargs
-            )
+            return self._run_encoder(self.audio_model, input_features, audio_attention_mask, pooling, **kwargs)
         options = {"audio_attention_mask": audio_attention_mask, "is_longer": is_longer}
         kwargs |= {name: options[name] for name in self._audio_options}
         # CED and CNN14 normalise their input in float32 and then cast it; the CLAP tower of transformers does not cast.
@@ -320,9 +312,7 @@ class SupCLAPModel(EncodingMixin, StrictLoadingMixin, PreTrainedModel):
             attention_mask = input_ids.ne(padding).long()
         if self._text_takes_types:
             kwargs["token_type_ids"] = token_type_ids
-        outputs = self.text_model(
-            input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **kwargs
-        )
+        outputs = self.text_model(input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **kwargs)
 
         tokens = outputs.last_hidden_state  # (B, N, D)
         match self.config.text_pooling:
@@ -373,9 +363,7 @@ class SupCLAPModel(EncodingMixin, StrictLoadingMixin, PreTrainedModel):
         if input_ids is None:
             raise ValueError("input_ids is missing; to embed clips only, call get_audio_features")
 
-        audio = self.get_audio_features(
-            input_features, audio_attention_mask, is_longer, return_dict=True, **kwargs
-        )
+        audio = self.get_audio_features(input_features, audio_attention_mask, is_longer, return_dict=True, **kwargs)
         text = self.get_text_features(input_ids, attention_mask, token_type_ids, return_dict=True, **kwargs)
 
         # With a device_map the towers may be on two devices.

@@ -35,9 +35,7 @@ class ClipPipeline(ZeroShotAudioClassificationPipeline):
         has_parts = {"feature_extractor", "tokenizer"} <= kwargs.keys()
         parts: Any = self if has_parts else self.processor or getattr(self.model, "processor", None)
         if parts is None:
-            raise ValueError(
-                f"no processor can be loaded for this {type(self.model).__name__}; pass processor="
-            )
+            raise ValueError(f"no processor can be loaded for this {type(self.model).__name__}; pass processor=")
         if not isinstance(parts, SupCLAPProcessor):
             parts = SupCLAPProcessor(parts.feature_extractor, parts.tokenizer)
         self.processor: Any = parts
@@ -103,9 +101,7 @@ class ClipPipeline(ZeroShotAudioClassificationPipeline):
         labels = as_labels(options.get("candidate_labels"))
         template = options.get("hypothesis_template", DEFAULT_TEMPLATE)
         if not isinstance(template, str) or "{}" not in template:
-            raise ValueError(
-                f"hypothesis_template is {template!r}; it must contain {{}}, the place of the label"
-            )
+            raise ValueError(f"hypothesis_template is {template!r}; it must contain {{}}, the place of the label")
         top_k = options.get("top_k", len(labels))
         if not isinstance(top_k, (int, np.integer)) or top_k < 1:
             raise ValueError(f"top_k is {top_k!r}; it must be an integer, at least 1")
@@ -143,14 +139,10 @@ class ClipPipeline(ZeroShotAudioClassificationPipeline):
         """Yield the scored labels of each recording."""
         model = self.model
         scale: Any = model.logit_scale_a if hasattr(model, "logit_scale_a") else model.logit_scale
-        embedded = embed_recordings(
-            model, self.processor, recordings, batch_size=batch_size, num_workers=num_workers
-        )
+        embedded = embed_recordings(model, self.processor, recordings, batch_size=batch_size, num_workers=num_workers)
         for chunks in embedded:
             # (M, d), (d,) -> (M,); a bias of the logits would not change the softmax
-            logits = scale.detach().float().exp() * (
-                text_embeds @ mean_embedding(chunks.embeds).to(text_embeds)
-            )
+            logits = scale.detach().float().exp() * (text_embeds @ mean_embedding(chunks.embeds).to(text_embeds))
             scores = logits.softmax(dim=0).tolist()
             ranked = sorted(zip(scores, labels, strict=True), key=lambda pair: -pair[0])
             yield [{"score": score, "label": label} for score, label in ranked[:top_k]]
@@ -174,9 +166,7 @@ def as_labels(labels: Any) -> list[str]:
         raise ValueError("candidate_labels is empty; pass at least one label")
     for index, label in enumerate(labels):
         if not isinstance(label, str) or not label.strip():
-            raise ValueError(
-                f"label {index} of candidate_labels is {label!r}; pass a string that is not blank"
-            )
+            raise ValueError(f"label {index} of candidate_labels is {label!r}; pass a string that is not blank")
     return labels
 
 

@@ -165,9 +165,7 @@ class SupCLAPProcessor(ProcessorMixin):
         """
         parts = SupCLAPProcessorKwargs.__annotations__
         known = {"common_kwargs", *parts, *parts["text_kwargs"].__annotations__}
-        unknown = sorted(kwargs.keys() - known) + sorted(
-            kwargs.get("audio_kwargs", {}).keys() - _AUDIO_OPTIONS
-        )
+        unknown = sorted(kwargs.keys() - known) + sorted(kwargs.get("audio_kwargs", {}).keys() - _AUDIO_OPTIONS)
         if unknown:
             raise TypeError(
                 f"the processor has no option {unknown[0]!r}; pass audio=, text= or options of a tokenizer"
@@ -193,9 +191,7 @@ class SupCLAPProcessor(ProcessorMixin):
         extractor: Any = self.feature_extractor
         if sampling_rate is None and isinstance(extractor, ClapFeatureExtractor):
             # As in transformers; sentence-transformers passes no rate.
-            logger.warning(
-                "audio without sampling_rate is read as %d Hz; pass sampling_rate", extractor.sampling_rate
-            )
+            logger.warning("audio without sampling_rate is read as %d Hz; pass sampling_rate", extractor.sampling_rate)
             sampling_rate = extractor.sampling_rate
         waveforms = self.as_waveforms(audio, sampling_rate)
         if "audio_attention_mask" in extractor.model_input_names:
@@ -214,16 +210,12 @@ class SupCLAPProcessor(ProcessorMixin):
         if hasattr(extractor, "as_waveforms"):
             waveforms: list[np.ndarray] = extractor.as_waveforms(audio, sampling_rate, self.resampling_method)
             return waveforms
-        return as_waveforms(
-            audio, sampling_rate, extractor.sampling_rate, resampling_method=self.resampling_method
-        )
+        return as_waveforms(audio, sampling_rate, extractor.sampling_rate, resampling_method=self.resampling_method)
 
     @property
     def runs_on_device(self) -> bool:
         """Whether `on_device` supports the feature extractor: those of CED and CLAP."""
-        return isinstance(self.feature_extractor, ClapFeatureExtractor) or hasattr(
-            self.feature_extractor, "on_device"
-        )
+        return isinstance(self.feature_extractor, ClapFeatureExtractor) or hasattr(self.feature_extractor, "on_device")
 
     def on_device(self, samples: torch.Tensor, sample_counts: torch.Tensor) -> dict[str, torch.Tensor]:
         """Compute the same audio inputs as `__call__` from a batch of waveforms, on the device of the waveforms.
@@ -240,9 +232,7 @@ class SupCLAPProcessor(ProcessorMixin):
         if isinstance(extractor, ClapFeatureExtractor):
             return extract_clap_on_device(extractor, samples, sample_counts)
         if not self.runs_on_device:
-            raise ValueError(
-                f"{type(extractor).__name__} runs only on the CPU; call the processor with the clips"
-            )
+            raise ValueError(f"{type(extractor).__name__} runs only on the CPU; call the processor with the clips")
         inputs: dict[str, torch.Tensor] = extractor.on_device(samples, sample_counts)
         return inputs
 
@@ -258,20 +248,14 @@ class SupCLAPProcessor(ProcessorMixin):
             raise ValueError("text is an empty list; pass at least one caption")
         for index, caption in enumerate(captions):
             if not isinstance(caption, str):
-                raise ValueError(
-                    f"caption {index} must be a string, got {type(caption).__name__}: {caption!r}"
-                )
+                raise ValueError(f"caption {index} must be a string, got {type(caption).__name__}: {caption!r}")
             # lower case, without punctuation and repeated spaces, as in ML-CLAP
             if self.plain_captions:
                 caption = " ".join(_PUNCTUATION.sub(" ", caption.lower()).split())
             if not caption.strip():
-                raise ValueError(
-                    f"caption {index} is blank: {captions[index]!r}; remove the clip or add a caption"
-                )
+                raise ValueError(f"caption {index} is blank: {captions[index]!r}; remove the clip or add a caption")
             if any("\ud800" <= character <= "\udfff" for character in caption):
-                raise ValueError(
-                    f"caption {index} contains a lone surrogate, which is not valid Unicode: {caption!r}"
-                )
+                raise ValueError(f"caption {index} contains a lone surrogate, which is not valid Unicode: {caption!r}")
             # tokenizers treat spaces at the ends differently
             captions[index] = self.caption_prefix + caption.strip()
 
@@ -380,9 +364,7 @@ def as_list(texts: Any) -> list[Any]:
         raise ValueError(f"got {texts!r}; pass a text or a list of texts")
     if isinstance(texts, Mapping):
         kind = type(texts).__name__
-        raise ValueError(
-            f"got a {kind} with the keys {list(texts)}; pass a list of texts, such as one of its values"
-        )
+        raise ValueError(f"got a {kind} with the keys {list(texts)}; pass a list of texts, such as one of its values")
     return [texts] if isinstance(texts, str) else list(texts)
 
 

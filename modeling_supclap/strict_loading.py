@@ -32,10 +32,7 @@ def naming_damaged_files(folder: Any) -> Iterator[None]:
         yield
     except Exception as error:
         parent = Path(os.devnull if folder is None else folder)
-        tensors = [
-            *sorted(parent.glob("*model*.safetensors*")),
-            *sorted(parent.parent.glob("_frozen-*.safetensors")),
-        ]
+        tensors = [*sorted(parent.glob("*model*.safetensors*")), *sorted(parent.parent.glob("_frozen-*.safetensors"))]
         for path in tensors or sorted(parent.glob("*model*.bin*")):
             if str(path) in str(error):
                 raise
@@ -101,9 +98,7 @@ def _check_source(name: Any) -> None:
         raise ValueError(f"{path} is a LoRA adapter, and its base model {base!r} does not exist; {advice}")
     version = transformers.__version__
     if full_modules and tuple(int(part) for part in version.split(".")[:2]) < (5, 18):
-        raise ValueError(
-            f"transformers {version} does not load {full_modules} of the adapter {path}; {advice}"
-        )
+        raise ValueError(f"transformers {version} does not load {full_modules} of the adapter {path}; {advice}")
 
 
 def apply_umask(folder: str | os.PathLike[str]) -> None:
@@ -140,9 +135,7 @@ class StrictLoadingMixin:
         # Without a name, the caller passes a state_dict and a configuration; other weights are initialised on purpose.
         if pretrained_model_name_or_path is not None and (missing := sorted(report["missing_keys"])):
             unexpected = sorted(report["unexpected_keys"])
-            if adapters := [
-                name for name in unexpected if ".base_layer." in name or ".modules_to_save." in name
-            ]:
+            if adapters := [name for name in unexpected if ".base_layer." in name or ".modules_to_save." in name]:
                 raise ValueError(
                     f"{pretrained_model_name_or_path} is a checkpoint of a run with adapters, such as {adapters[0]}; "
                     f"merge them into a plain model with `supclap convert {pretrained_model_name_or_path} --out FOLDER`"

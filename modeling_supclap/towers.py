@@ -21,10 +21,7 @@ from transformers import (
 from .configuration_supclap import AUDIO_TOWERS, OWN_TOWERS
 
 # Towers of transformers that AutoModel cannot build.
-_PARTS: dict[str, type[PreTrainedModel]] = {
-    "clap_audio_model": ClapAudioModel,
-    "clap_text_model": ClapTextModel,
-}
+_PARTS: dict[str, type[PreTrainedModel]] = {"clap_audio_model": ClapAudioModel, "clap_text_model": ClapTextModel}
 POOLINGS_OF_ALL = {"audio": "audio_pooling must be 'mean'", "text": "text_pooling must be 'mean' or 'cls'"}
 
 
@@ -96,20 +93,14 @@ def check_text_config(config: PreTrainedConfig, pooling: str = "mean") -> None:
     if config.is_encoder_decoder:
         raise ValueError(f"{kind!r} has an encoder and a decoder and cannot be a text tower; {advice}")
     if _is_decoder(config) and pooling != "last":
-        raise ValueError(
-            f"{kind!r} is a decoder; {advice}, or set text_pooling='last' instead of {pooling!r}"
-        )
+        raise ValueError(f"{kind!r} is a decoder; {advice}, or set text_pooling='last' instead of {pooling!r}")
 
     model_class: Any = get_tower_class(kind) or MODEL_MAPPING.get(type(config), None)
     if isinstance(model_class, type) and not takes(model_class, "input_ids"):
-        raise ValueError(
-            f"{kind!r} cannot be a text tower: {model_class.__name__} takes no input_ids; {advice}"
-        )
+        raise ValueError(f"{kind!r} cannot be a text tower: {model_class.__name__} takes no input_ids; {advice}")
 
 
-def check_tower(
-    kind: Literal["audio", "text"], tower: PreTrainedModel, config: Any, pooling: str | None
-) -> None:
+def check_tower(kind: Literal["audio", "text"], tower: PreTrainedModel, config: Any, pooling: str | None) -> None:
     """Raise ValueError if the hidden size of a tower differs from `config`, or if it does not support the pooling."""
     name, width = type(tower).__name__, tower.config.hidden_size
     if width != config.hidden_size:
@@ -132,8 +123,7 @@ def has_pooler(tower: PreTrainedModel) -> bool:
         return tower.pooler is not None
     returned = inspect.signature(type(tower).forward).return_annotation
     return any(
-        "pooler_output" in getattr(kind, "__dataclass_fields__", ())
-        for kind in get_args(returned) or (returned,)
+        "pooler_output" in getattr(kind, "__dataclass_fields__", ()) for kind in get_args(returned) or (returned,)
     )
 
 
@@ -147,15 +137,11 @@ def _is_decoder(config: PreTrainedConfig) -> bool:
     """Return whether the attention is causal. A decoder with bidirectional attention counts as an encoder."""
     if getattr(config, "use_bidirectional_attention", False) or getattr(config, "is_causal", True) is False:
         return False
-    causal_only = (
-        type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and type(config) not in MODEL_FOR_MASKED_LM_MAPPING
-    )
+    causal_only = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and type(config) not in MODEL_FOR_MASKED_LM_MAPPING
     return causal_only or bool(getattr(config, "is_decoder", False))
 
 
-def get_class(
-    kind: Literal["audio", "text"], config: PreTrainedConfig, pooling: str
-) -> tuple[Any, dict[str, Any]]:
+def get_class(kind: Literal["audio", "text"], config: PreTrainedConfig, pooling: str) -> tuple[Any, dict[str, Any]]:
     """Return the model class of a tower and its constructor arguments. Raise ValueError for an unsupported model."""
     if kind == "audio":
         check_audio_config(config)

@@ -29,9 +29,7 @@ RESAMPLING_METHODS: dict[str, dict[str, Any]] = {
 }
 
 
-def resample(
-    waveform: np.ndarray, from_hz: int, to_hz: int, resampling_method: str = "kaiser_best"
-) -> np.ndarray:
+def resample(waveform: np.ndarray, from_hz: int, to_hz: int, resampling_method: str = "kaiser_best") -> np.ndarray:
     """Resample a waveform (samples,) with torchaudio's windowed sinc interpolation.
 
     The ratio to_hz / from_hz is rounded to a fraction with a denominator of at most 2000. Without rounding, a rate such

@@ -82,9 +82,7 @@ def format_help(groups: Sequence[Any], about: str) -> str:
     if any(issubclass(group, ContrastiveOptions) for group in groups):
         lines.append("All keys of transformers' TrainingArguments are accepted, too; --help_all lists them.")
     if any(issubclass(group, DatasetArguments) for group in groups):
-        lines.append(
-            "Options of the dataset's builder are accepted, too; `supclap prepare NAME --help` lists them."
-        )
+        lines.append("Options of the dataset's builder are accepted, too; `supclap prepare NAME --help` lists them.")
     return "\n".join(lines)
 
 
@@ -137,10 +135,7 @@ def parse_arguments(
     if not {ContrastiveOptions, AllStagesOptions}.isdisjoint(groups):
         from modeling_supclap.training.training_args import AllStagesArguments, SupCLAPTrainingArguments
 
-        whole: dict[Any, Any] = {
-            ContrastiveOptions: SupCLAPTrainingArguments,
-            AllStagesOptions: AllStagesArguments,
-        }
+        whole: dict[Any, Any] = {ContrastiveOptions: SupCLAPTrainingArguments, AllStagesOptions: AllStagesArguments}
         groups = [whole.get(group, group) for group in groups]
     parser = _make_parser(groups)
     if "--help_all" in words:
@@ -169,17 +164,10 @@ def parse_arguments(
         if named.datasets is None and named.dataset in (None, values.get("dataset")):
             parser.set_defaults(**values)
 
-    parsed: Any = parser.parse_args_into_dataclasses(
-        words, return_remaining_strings=True, look_for_args_file=False
-    )
+    parsed: Any = parser.parse_args_into_dataclasses(words, return_remaining_strings=True, look_for_args_file=False)
     *filled, unknown = parsed
     dataset = next((group for group in filled if isinstance(group, DatasetArguments)), None)
-    if (
-        unknown
-        and dataset is not None
-        and dataset.dataset is not None
-        and not getattr(dataset, "datasets", [])
-    ):
+    if unknown and dataset is not None and dataset.dataset is not None and not getattr(dataset, "datasets", []):
         builder_parser = _make_parser([])
         names = add_builder_options(builder_parser, find_config(dataset.dataset))
         builder_parser.add_argument("--translations", nargs="+", default=argparse.SUPPRESS)
@@ -231,9 +219,7 @@ def read_settings(path: str | Path, scale: str | Path | None = None) -> dict[str
             close = difflib.get_close_matches(path.as_posix(), names, n=3, cutoff=0.75)
             # the others are rows of the papers' tables
             top_level = [name for name in names if "/" not in name]
-            hint = (
-                f"did you mean {' or '.join(close)}?" if close else f"the package has {', '.join(top_level)}"
-            )
+            hint = f"did you mean {' or '.join(close)}?" if close else f"the package has {', '.join(top_level)}"
             raise FileNotFoundError(f"configuration file {path} does not exist; {hint}")
         path = shipped
 
@@ -303,9 +289,5 @@ def _reject_unknown(words: Sequence[str], valid: Collection[str]) -> None:
         close = [alias]
     if (CONFIGS / f"{key}.yaml").is_file():
         close = [f"{key}.yaml"]
-    hint = (
-        f"did you mean {' or '.join(close)}?"
-        if close
-        else "--help and --help_all list them, a key starts with --"
-    )
+    hint = f"did you mean {' or '.join(close)}?" if close else "--help and --help_all list them, a key starts with --"
     raise ValueError(f"unknown key {key!r}: {hint}")

@@ -35,25 +35,15 @@ def is_incidental(name: str) -> bool:
 
 def main(arguments: list[str] | None = None) -> None:
     """Parse the command line, and average and save the models."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+", help="Folders or Hub ids of two or more SupCLAP or CLAP models.")
-    parser.add_argument(
-        "--weights", nargs="+", type=float, help="Weights of the models, with sum 1; default: equal."
-    )
+    parser.add_argument("--weights", nargs="+", type=float, help="Weights of the models, with sum 1; default: equal.")
     parser.add_argument("--output_dir", required=True, type=Path, help="New or empty output folder.")
     args = parser.parse_args(arguments)
-    names, weights, folder = (
-        args.models,
-        args.weights or [1 / len(args.models)] * len(args.models),
-        args.output_dir,
-    )
+    names, weights, folder = (args.models, args.weights or [1 / len(args.models)] * len(args.models), args.output_dir)
     has_sum_1 = abs(sum(weights) - 1) <= 1e-6  # False for NaN
     if len(names) < 2 or len(weights) != len(names) or not has_sum_1:
-        raise ValueError(
-            f"got models {names} with weights {weights}; expected two or more, and weights with sum 1"
-        )
+        raise ValueError(f"got models {names} with weights {weights}; expected two or more, and weights with sum 1")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} is not an empty folder; choose another --output_dir")
 
@@ -88,9 +78,7 @@ def main(arguments: list[str] | None = None) -> None:
     write_provenance(folder, origins(model, names))
     save_trained_sources([], folder, *names)
     rate_hz, command = processors[0].feature_extractor.sampling_rate, public_command(sys.argv)
-    facts = CardFacts(
-        model, folder.resolve().name, sampling_rate_hz=rate_hz, base_model=names, command=command
-    )
+    facts = CardFacts(model, folder.resolve().name, sampling_rate_hz=rate_hz, base_model=names, command=command)
     write_card(folder, model_card(facts))
     print(f"the average of {len(names)} models is in {folder}")
 

@@ -105,9 +105,7 @@ def _launch(module: str, words: Sequence[str]) -> int:
     try:
         # Run by path, not by module name, so that files in the current folder cannot shadow imports.
         launch.simple_launcher = _run_here
-        launch.launch_command(
-            launch.launch_command_parser().parse_args(["--quiet", str(_source(module)), *words])
-        )
+        launch.launch_command(launch.launch_command_parser().parse_args(["--quiet", str(_source(module)), *words]))
     except SystemExit as error:
         return int(error.code or 0)
     except SignalException as error:
@@ -117,8 +115,7 @@ def _launch(module: str, words: Sequence[str]) -> int:
         if failure.exitcode < 0:  # a killed process prints no message
             signal_name = signal.Signals(-failure.exitcode).name
             print(
-                f"supclap: error: process {process} (pid {failure.pid}) was killed by {signal_name}",
-                file=sys.stderr,
+                f"supclap: error: process {process} (pid {failure.pid}) was killed by {signal_name}", file=sys.stderr
             )
         return STOPPED_BY_SIGTERM if failure.exitcode == STOPPED_BY_SIGTERM else 1
     return 0

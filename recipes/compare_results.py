@@ -129,9 +129,7 @@ def pair_queries(
         return paired
     with suppress(ValueError) if allow_different else nullcontext():  # no query in common
         for row in compare(reference, first, allow_different=allow_different):
-            paired[row["score"]] = Difference(
-                row["difference"], row["low"], row["high"], p_value=row["p_value"]
-            )
+            paired[row["score"]] = Difference(row["difference"], row["low"], row["high"], p_value=row["p_value"])
     return paired
 
 

@@ -37,9 +37,7 @@ def format_parts(conversion: Conversion) -> str:
     width = max(len(part.part) for part in conversion.parts)
     lines = [f"{'part':{width}}  tensors   parameters  license"]
     for part in conversion.parts:
-        lines.append(
-            f"{part.part:{width}}  {part.tensors:7,}  {part.parameters:11,}  {part.license or 'none stated'}"
-        )
+        lines.append(f"{part.part:{width}}  {part.tensors:7,}  {part.parameters:11,}  {part.license or 'none stated'}")
     for description, count in conversion.set_aside.items():
         lines.append(f"set aside: {count:,} tensors, {description}")
     return "\n".join([*lines, conversion.remark]).rstrip()
@@ -77,9 +75,7 @@ def print_comparison(folder: Path, tokenizer: str | None = None) -> None:
         f"OpenCLIP {found['version']}: token ids {'equal' if found['tokens'] else 'DIFFER'}, "
         f"lowest cosine of audio {found['audio']:.6f}, of text {found['text']:.6f}"
     )
-    print(
-        "please report these two lines, with the name and revision of the model, to the authors of this package"
-    )
+    print("please report these two lines, with the name and revision of the model, to the authors of this package")
 
 
 def write_open_clip(source: str, folder: Path) -> None:
@@ -106,27 +102,17 @@ TARGETS: dict[str, Any] = {"supclap": None, "clap": write_clap, "open_clip": wri
 
 def main(arguments: list[str] | None = None) -> None:
     """Parse the command line, convert the checkpoint, and save the model."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "source", help="File, folder, Hub id, or a file in a Hub repository (owner/name/file.pt)."
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", help="File, folder, Hub id, or a file in a Hub repository (owner/name/file.pt).")
     parser.add_argument("--out", required=True, type=Path, help="New or empty output folder.")
     parser.add_argument(
         "--kind", default="auto", choices=("auto", *KINDS), help="Accept only this kind of checkpoint."
     )
-    parser.add_argument(
-        "--part", default="whole", choices=("whole", "audio", "text"), help="Convert only one tower."
-    )
-    parser.add_argument(
-        "--tokenizer", help="Hub id, folder or Meta's SentencePiece file; default: from the source."
-    )
+    parser.add_argument("--part", default="whole", choices=("whole", "audio", "text"), help="Convert only one tower.")
+    parser.add_argument("--tokenizer", help="Hub id, folder or Meta's SentencePiece file; default: from the source.")
     parser.add_argument("--revision", help="Commit, branch or tag of the Hub repository.")
     parser.add_argument("--verify", action="store_true", help="Reload the written model and compare it.")
-    parser.add_argument(
-        "--to", default="supclap", choices=tuple(TARGETS), help="Format of the output folder."
-    )
+    parser.add_argument("--to", default="supclap", choices=tuple(TARGETS), help="Format of the output folder.")
     args = parser.parse_args(arguments)
 
     require_torchaudio()

@@ -84,9 +84,7 @@ class Clips(Sequence[Clip]):
 class Corpus:
     """Recordings to embed, from all splits. Paths in the manifest are relative to the folder `root`."""
 
-    def __init__(
-        self, splits: Mapping[str, Any], root: str | None = None, pad_short_clips: bool = False
-    ) -> None:
+    def __init__(self, splits: Mapping[str, Any], root: str | None = None, pad_short_clips: bool = False) -> None:
         self.splits, self.root, self.pad_short_clips = splits, root, pad_short_clips
         self.clips = Clips(splits)
 
@@ -204,9 +202,7 @@ def main() -> None:
             write_manifest(output, plan, describe_files(paths))
         elif state.is_main_process:
             write_record(output, shard, describe_files(paths))
-            say(
-                f"shard {args.shard} of {output} is complete; after the last one, run the command with --finish"
-            )
+            say(f"shard {args.shard} of {output} is complete; after the last one, run the command with --finish")
 
 
 def choose_clips_per_file(args: CorpusArguments, clips: int, processes: int) -> int:
@@ -268,9 +264,7 @@ def remove_unfinished(output: Path, shard: Shard) -> None:
         unfinished.unlink()
 
 
-def write_files(
-    model: EmbeddingModel, corpus: Corpus, args: CorpusArguments, state: PartialState
-) -> list[Path]:
+def write_files(model: EmbeddingModel, corpus: Corpus, args: CorpusArguments, state: PartialState) -> list[Path]:
     """Embed the recordings of a shard, and write this process's share of the missing files.
 
     Returns the paths of all files of the shard.
@@ -333,9 +327,7 @@ def write_file(
         if chunks.error is not None:
             audio_path = corpus.splits[clip.split][clip.row]["audio_path"]
             shown = public_name(corpus.relative(audio_path))
-            reason = corpus.relative(
-                str(chunks.error).replace(audio_path, shown) if audio_path else str(chunks.error)
-            )
+            reason = corpus.relative(str(chunks.error).replace(audio_path, shown) if audio_path else str(chunks.error))
             bad.append({"clip_id": clip.clip_id, "audio_path": shown, "reason": reason})
 
     table = pa.concat_tables(tables).combine_chunks().replace_schema_metadata({"bad_audio": json.dumps(bad)})
@@ -373,9 +365,7 @@ def finish(output: Path) -> None:
 
     for file in described["files"]:
         if not (output / file["file"]).is_file():
-            raise FileNotFoundError(
-                f"{output} lacks {file['file']}; copy the files of all shards to one folder"
-            )
+            raise FileNotFoundError(f"{output} lacks {file['file']}; copy the files of all shards to one folder")
     write_manifest(output, plan, described)
 
 

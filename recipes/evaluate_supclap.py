@@ -83,9 +83,7 @@ def load_rows(args: EvaluationArguments) -> tuple[Any, Any, dict[str, int] | Non
         parts.append(join(splits, args.split))
         if fold is None:
             train_rows = None if args.train_split is None else join(splits, args.train_split)
-            data["shared_sources"] = (
-                None if train_rows is None else shared_sources(parts[-1], train_rows, args)
-            )
+            data["shared_sources"] = None if train_rows is None else shared_sources(parts[-1], train_rows, args)
         else:
             folds |= dict.fromkeys(without_audio(parts[-1])["clip_id"], fold)
 
@@ -139,9 +137,7 @@ def options_of(args: EvaluationArguments) -> evaluation.EvaluationOptions:
     template_sets = {}
     for name in args.template_sets:
         if name not in evaluation.TEMPLATE_SETS:
-            raise ValueError(
-                f"unknown template set {name!r}; choose from {', '.join(evaluation.TEMPLATE_SETS)}"
-            )
+            raise ValueError(f"unknown template set {name!r}; choose from {', '.join(evaluation.TEMPLATE_SETS)}")
         template_sets[name] = evaluation.TEMPLATE_SETS[name]
     if args.templates:
         template_sets["own"] = args.templates
@@ -153,9 +149,7 @@ def options_of(args: EvaluationArguments) -> evaluation.EvaluationOptions:
         caption_handling=args.caption_handling,
         retrieval_metrics=args.retrieval_metrics,
         on_bad_audio=args.on_bad_audio,
-        audio=evaluation.AudioPolicy(
-            args.max_audio_seconds, args.chunk_seconds, args.pooling, args.pad_short_clips
-        ),
+        audio=evaluation.AudioPolicy(args.max_audio_seconds, args.chunk_seconds, args.pooling, args.pad_short_clips),
         template_sets=template_sets,
         zero_shot_languages=args.zero_shot_languages,
         zste=evaluation.ZSTEOptions(
@@ -186,9 +180,7 @@ def read_suite(args: EvaluationArguments, words: Sequence[str]) -> dict[str, Eva
         dataset = settings.setdefault("dataset", settings.get("mteb"))
         name = str(settings.pop("name", dataset))
         if dataset is None or name in suite or not re.fullmatch(r"[\w.-]+", name):
-            raise ValueError(
-                f"{args.suite[0]} contains {entry}; expected `dataset` or `mteb`, and a unique `name`"
-            )
+            raise ValueError(f"{args.suite[0]} contains {entry}; expected `dataset` or `mteb`, and a unique `name`")
         if entry.get("mteb") is not None and (unused := sorted(entry.keys() - {"mteb", "name"})):
             raise ValueError(
                 f"{args.suite[0]}: {entry} has {', '.join(unused)}; a task of mteb has only mteb and name"
@@ -249,11 +241,7 @@ def evaluate(
         options = replace(options, data={**options.data, "excluded_trained": excluded})
     trained_clips = refuse_trained_sources(rows, model.name, args.allow_trained)
     cache_dir = None if args.cache_dir in (None, "none") else args.cache_dir
-    cache = (
-        evaluation.EmbeddingCache.default()
-        if args.cache_dir is None
-        else evaluation.EmbeddingCache(cache_dir)
-    )
+    cache = evaluation.EmbeddingCache.default() if args.cache_dir is None else evaluation.EmbeddingCache(cache_dir)
     folder.mkdir(parents=True, exist_ok=True)  # fail before the evaluation
     without = f" without {excluded} that the model has trained on" if excluded else ""
     print(f"{model.name} on {args.dataset}, split {args.split}: {len(rows)} clips{without}")
@@ -286,9 +274,7 @@ def main() -> None:
     if not is_first_process():
         return
     if not args.model or len(set(args.model)) < len(args.model):
-        raise ValueError(
-            f"model is {args.model}; pass --model with distinct folders, Hub ids or module:function"
-        )
+        raise ValueError(f"model is {args.model}; pass --model with distinct folders, Hub ids or module:function")
     for name in args.model:
         if find_function(name) is None:
             find_kind(name)
@@ -301,9 +287,7 @@ def main() -> None:
     names = names if len(set(names)) == len(names) else args.model
     tables: dict[str, dict[str, dict[int, evaluation.Results]]] = {dataset: {} for dataset in suite}
     for name, path in zip(names, args.model, strict=True):
-        model = evaluation.load_embedding_model(
-            path, device=args.device, trust_remote_code=args.trust_remote_code
-        )
+        model = evaluation.load_embedding_model(path, device=args.device, trust_remote_code=args.trust_remote_code)
         for dataset, each in suite.items():
             subfolder = f"{dataset}/{re.sub('[^A-Za-z0-9_.-]+', '-', name)}" if is_table else ""
             results = evaluate(each, model, *prepared[dataset], Path(args.output_dir, subfolder))

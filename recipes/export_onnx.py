@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from modeling_supclap.integrations.onnx import Parity
 
 
-def write_usage(
-    folder: Path, model: SupCLAPModel, processor: SupCLAPProcessor, checks: Sequence[Parity]
-) -> None:
+def write_usage(folder: Path, model: SupCLAPModel, processor: SupCLAPProcessor, checks: Sequence[Parity]) -> None:
     """Write a README with example code to the export folder."""
     import jinja2
 
@@ -43,13 +41,9 @@ def write_usage(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parse the command line, and export the model to ONNX."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="Hub id or folder of a SupCLAP or CLAP model.")
-    parser.add_argument(
-        "--out", type=Path, required=True, help="Output folder, which must not contain a model."
-    )
+    parser.add_argument("--out", type=Path, required=True, help="Output folder, which must not contain a model.")
     parser.add_argument("--waveforms", action="store_true", help="Make the spectrogram part of audio.onnx.")
     args = parser.parse_args(arguments)
 
@@ -57,17 +51,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from modeling_supclap.recipes.models import load_start
 
     if (args.out / "config.json").is_file():
-        raise ValueError(
-            f"{args.out} contains a model; the export would overwrite its README.md, give another folder"
-        )
+        raise ValueError(f"{args.out} contains a model; the export would overwrite its README.md, give another folder")
     model, processor = load_start(args.model)
     checks = export_onnx(model, processor, args.out, args.waveforms)
     write_usage(args.out, model, processor, checks)
 
     for check in checks:
-        print(
-            f"{check.graph:<6}{check.batch:>3} x {check.length:<6} largest difference {check.difference:.1e}"
-        )
+        print(f"{check.graph:<6}{check.batch:>3} x {check.length:<6} largest difference {check.difference:.1e}")
     print(f"all within {TOLERANCE:.0e} of the model; audio.onnx and text.onnx are in {args.out}")
 
 

@@ -109,9 +109,7 @@ def mine_split(model: Any, rows: Any, args: MiningArguments) -> list[dict[str, A
     for language in args.languages:
         captions = Captions([row["captions"].get(language) or () for row in light])
         if not captions.texts:
-            raise ValueError(
-                f"the {args.split} split has no captions in {language!r}; choose other --languages"
-            )
+            raise ValueError(f"the {args.split} split has no captions in {language!r}; choose other --languages")
         texts = np.asarray(model.encode_text(captions.texts, language, args.batch_size))
         found = mine(captions, texts, audio, args.count, args.first_rank, args.margin)
         for row, of_clip in zip(light, found, strict=True):

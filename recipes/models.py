@@ -68,10 +68,7 @@ def load_start(
 def report_temperature(model: SupCLAPModel) -> dict[str, Any]:
     """Print the temperature with which a run starts, and whether it is trained. Return both, for `results.json`."""
     temperature = round(math.exp(-model.logit_scale.item()), 6)
-    settings: dict[str, Any] = {
-        "temperature": temperature,
-        "train_temperature": model.logit_scale.requires_grad,
-    }
+    settings: dict[str, Any] = {"temperature": temperature, "train_temperature": model.logit_scale.requires_grad}
     line = f"temperature: {temperature:g}, {_is_trained(model.logit_scale)}"
     if model.logit_bias is not None:
         bias = round(model.logit_bias.item(), 6)

@@ -16,9 +16,7 @@ from modeling_supclap.recipes.running import is_first_process, say
 if TYPE_CHECKING:
     from modeling_supclap import SupCLAPModel
 
-PAD_SHORT_CLIPS = (
-    "Append silence to clips that are shorter than the model's minimum; by default, they are unusable."
-)
+PAD_SHORT_CLIPS = "Append silence to clips that are shorter than the model's minimum; by default, they are unusable."
 SCALES = ("mini", "full")
 SELECTION_SPLITS = ("validation", "test")
 MISSING_SHARE = 0.2
@@ -38,9 +36,7 @@ class DatasetArguments:
 
     dataset: str = option("Name of a builder of datasets_scripts, or prepared.", "synthetic")
     data_dir: str | None = option("Folder, fsspec address or Hub id of the data, for builders that need one.")
-    dataset_config: Settings = option(
-        "Builder options in a YAML file; on the command line, set them by name."
-    )
+    dataset_config: Settings = option("Builder options in a YAML file; on the command line, set them by name.")
 
     @property
     def builder_options(self) -> dict[str, Any]:
@@ -109,9 +105,7 @@ class DataArguments(DatasetArguments):
 
     def __post_init__(self) -> None:
         if self.selection_split not in SELECTION_SPLITS:
-            raise ValueError(
-                f"selection_split is {self.selection_split!r}; expected one of {SELECTION_SPLITS}"
-            )
+            raise ValueError(f"selection_split is {self.selection_split!r}; expected one of {SELECTION_SPLITS}")
         if self.streaming and self.balance_labels:
             raise ValueError("streaming does not support balance_labels; set one of them to false")
         if self.streaming and self.negatives is not None:
@@ -199,12 +193,8 @@ class DataArguments(DatasetArguments):
         missing, count = builder.report()["missing"], sum(map(len, splits.values()))
         is_partial = len(missing) > MISSING_SHARE * (count + len(missing))
         if is_partial and not self.allow_missing and "limit" not in options:
-            problem = (
-                f"{len(missing):,} of {count + len(missing):,} recordings are missing, such as {missing[0]}"
-            )
-            raise FileNotFoundError(
-                f"{problem}; complete the folder, or set --allow_missing true to train without"
-            )
+            problem = f"{len(missing):,} of {count + len(missing):,} recordings are missing, such as {missing[0]}"
+            raise FileNotFoundError(f"{problem}; complete the folder, or set --allow_missing true to train without")
         if self.balance_labels and "train" in splits:
             from modeling_supclap.datasets_scripts.mixture import expected_counts, with_counts
 
@@ -219,9 +209,7 @@ class ModelArguments:
     """Model to train: a saved model, or two encoders, each a Hub id, a folder, or `scratch`."""
 
     model: str | None = option("SupCLAP or CLAP model to continue from (id or folder).")
-    audio_encoder: str = option(
-        "Audio encoder, for example mispeech/ced-base or openai/whisper-tiny.", "scratch"
-    )
+    audio_encoder: str = option("Audio encoder, for example mispeech/ced-base or openai/whisper-tiny.", "scratch")
     text_encoder: str = option("Text encoder, for example sentence-transformers/LaBSE.", "scratch")
     audio_config: Settings = option("Fields of CEDConfig, for an encoder from scratch or in random_weights.")
     text_config: Settings = option("Fields of BertConfig, for an encoder from scratch or in random_weights.")
@@ -233,15 +221,11 @@ class ModelArguments:
     logit_bias: float | None = option(
         "Initial bias of SigLIP's logits, usually -10. Default: that of --model, or none."
     )
-    audio_pooling: str | None = option(
-        "Pooling of the audio encoder: mean or pooler. Default: pooler, if it has one."
-    )
+    audio_pooling: str | None = option("Pooling of the audio encoder: mean or pooler. Default: pooler, if it has one.")
     text_pooling: str | None = option(
         "Pooling of the text encoder: mean, cls, last or pooler. Default: that of its checkpoint, or mean."
     )
-    random_weights: list[str] = option(
-        "Encoders to initialise with random weights: audio, text, or both.", []
-    )
+    random_weights: list[str] = option("Encoders to initialise with random weights: audio, text, or both.", [])
 
     def __post_init__(self) -> None:
         check_temperature(self.temperature)
@@ -249,9 +233,7 @@ class ModelArguments:
             raise ValueError(f"random_weights is {self.random_weights}; expected audio, text, or both")
         for name, low, high in (("vocab_size", 261, 10**7), ("projection_dim", 1, 10**6)):
             if not low <= getattr(self, name) <= high:  # a byte-level vocabulary has 256 bytes, 5 tokens
-                raise ValueError(
-                    f"{name} is {getattr(self, name)}; it must be at least {low} and at most {high}"
-                )
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {low} and at most {high}")
         encoders = {"audio": self.audio_encoder, "text": self.text_encoder}
         scratch = [kind for kind, name in encoders.items() if name == "scratch"]
         if self.model is None and len(scratch) == 1:
@@ -270,17 +252,11 @@ class ModelArguments:
 class TrainedPartArguments:
     """Trained part of the model: all, the last blocks, or adapters in these blocks. Projections are always trained."""
 
-    train_last_layers: str | None = option(
-        "Train only this number of last blocks of each encoder, or all blocks."
-    )
+    train_last_layers: str | None = option("Train only this number of last blocks of each encoder, or all blocks.")
     audio_layers: str | None = option("Overrides train_last_layers for the audio encoder.")
     text_layers: str | None = option("Overrides train_last_layers for the text encoder.")
-    lora_rank: int | None = option(
-        "Rank of LoRA adapters, to train instead of the weights of the last blocks."
-    )
-    lora_alpha: int | None = option(
-        "Scale of the adapters; their output is multiplied by alpha / rank. Default: 16."
-    )
+    lora_rank: int | None = option("Rank of LoRA adapters, to train instead of the weights of the last blocks.")
+    lora_alpha: int | None = option("Scale of the adapters; their output is multiplied by alpha / rank. Default: 16.")
     save_adapter: bool = option("Also save the adapters alone, in the folder `adapter`, for peft.", False)
     train_temperature: bool = option("Train the temperature.", True)
     train_bias: bool | None = option("Train SigLIP's bias. Default: as train_temperature.")
@@ -305,22 +281,15 @@ class TrainedPartArguments:
         for kind in ("audio", "text"):
             given = getattr(self, f"{kind}_layers"), self.train_last_layers, 1
             number = next(value for value in given if value is not None)
-            blocks = (
-                block_names(model.get_submodule(f"{kind}_model")) if number == "all" else range(int(number))
-            )
+            blocks = block_names(model.get_submodule(f"{kind}_model")) if number == "all" else range(int(number))
             layers[f"{kind}_layers"] = len(blocks)
         if self.lora_rank is not None:
-            add_lora(
-                model, rank=self.lora_rank, alpha=16 if self.lora_alpha is None else self.lora_alpha, **layers
-            )
+            add_lora(model, rank=self.lora_rank, alpha=16 if self.lora_alpha is None else self.lora_alpha, **layers)
         elif (self.train_last_layers, self.audio_layers, self.text_layers) != (None, None, None):
             train_last_layers(model, **layers)
 
         train_bias = self.train_temperature if self.train_bias is None else self.train_bias
-        for parameter, trains in (
-            (model.logit_scale, self.train_temperature),
-            (model.logit_bias, train_bias),
-        ):
+        for parameter, trains in ((model.logit_scale, self.train_temperature), (model.logit_bias, train_bias)):
             if parameter is not None and not trains:
                 parameter.requires_grad_(False)
         if not all(parameter.requires_grad for parameter in model.parameters()):
@@ -361,9 +330,7 @@ class PostTrainingArguments(DatasetArguments):
     random_order: bool = option(
         "Exchange the sounds in the captions of half of the training pairs (a control).", False
     )
-    num_phrasings: int | None = option(
-        "Number of phrasings of each sentence; the paper uses 1. Default: all."
-    )
+    num_phrasings: int | None = option("Number of phrasings of each sentence; the paper uses 1. Default: all.")
     pairs_per_epoch: int | None = option("Number of class pairs per epoch; by default, all pairs once.")
     eval_pairs: int = option("Number of held-out pairs to evaluate on.", 90)
 
@@ -378,9 +345,7 @@ class PostTrainingArguments(DatasetArguments):
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 1")
         if self.train_fraction == 1 and self.pool_splits:
-            raise ValueError(
-                "got train_fraction=1 with pool_splits, which holds out no recordings; set one of them"
-            )
+            raise ValueError("got train_fraction=1 with pool_splits, which holds out no recordings; set one of them")
 
 
 @dataclass
@@ -408,9 +373,7 @@ class EvaluationArguments(DatasetArguments):
     trust_remote_code: bool = option("Run code from the repository of a sentence-transformers model.", False)
     split: str = option("Split to evaluate, or several splits joined by +.", "test")
     folds: list[int] = option("Folds to evaluate, each on its own test split.", [])
-    train_split: str | None = option(
-        "Training split of probes; recordings that both splits share are counted."
-    )
+    train_split: str | None = option("Training split of probes; recordings that both splits share are counted.")
     allow_trained: bool = option("Evaluate even if the model has trained on some of the clips.", False)
     exclude_trained: bool = option("Leave out the clips that the model has trained on.", False)
     on_bad_audio: str = option("Action for missing or unusable recordings: error or skip.", "error")
@@ -432,30 +395,21 @@ class EvaluationArguments(DatasetArguments):
     template_sets: list[str] = option("Sets of class prompts, by name.", ["supclap"])
     templates: list[str] = option("Further class prompts, such as 'I hear {}'.", [])
     zero_shot_languages: list[str] = option("Languages of class prompts.", ["eng"])
-    phrases: str | None = option(
-        "Dataset with the label phrases for prompts; by default, the evaluated dataset."
-    )
+    phrases: str | None = option("Dataset with the label phrases for prompts; by default, the evaluated dataset.")
     shots: list[int] = option("Numbers of training clips per class in the task few_shot.", [1, 5, 10])
     zste_languages: list[str] = option("Languages of ZSTE.", ["eng"])
     zste_tasks: list[str] = option("Tasks of ZSTE, 1A to 5B; by default, all.", [])
-    zste_items: int = option(
-        "Number of ZSTE clips of each kind: single, consecutive and overlaid sounds.", 200
-    )
+    zste_items: int = option("Number of ZSTE clips of each kind: single, consecutive and overlaid sounds.", 200)
     zste_candidates: int = option("Number of candidates in ZSTE's tasks 4 and 5B.", 50)
     zste_match_overlay_loudness: bool = option(
-        "Whether the overlaid sounds of ZSTE have equal loudness, as match_overlay_loudness in post-training.",
-        True,
+        "Whether the overlaid sounds of ZSTE have equal loudness, as match_overlay_loudness in post-training.", True
     )
     zste_prompts: str | None = option(
         "Names of sounds in the captions of ZSTE: labels or phrases. Default: as in the model's post-training; without "
         "post-training, labels for English alone, else phrases."
     )
-    max_audio_seconds: float | None = option(
-        "Maximum length of a recording in seconds; by default, unlimited."
-    )
-    chunk_seconds: float | None = option(
-        "Length of the chunks of long recordings; by default, the model's maximum."
-    )
+    max_audio_seconds: float | None = option("Maximum length of a recording in seconds; by default, unlimited.")
+    chunk_seconds: float | None = option("Length of the chunks of long recordings; by default, the model's maximum.")
     pooling: str = option("Pooling of chunks: mean, or best for each text.", "mean")
     pad_short_clips: bool = option(PAD_SHORT_CLIPS, False)
     batch_size: int = option("Number of clips or texts in a batch. Results do not depend on it.", 32)
@@ -463,9 +417,7 @@ class EvaluationArguments(DatasetArguments):
     confidence: float = option("Confidence level of the bootstrap intervals.", 0.95)
     seed: int = option("Seed of the bootstrap and of ZSTE's items.", 0)
     output_dir: str = option("Folder of the results.", "outputs/evaluation")
-    cache_dir: str | None = option(
-        "Folder of cached embeddings, or none; by default, in the Hugging Face cache."
-    )
+    cache_dir: str | None = option("Folder of cached embeddings, or none; by default, in the Hugging Face cache.")
 
     def __post_init__(self) -> None:
         for language in (*self.languages, *self.zero_shot_languages, *self.zste_languages):
@@ -504,14 +456,10 @@ class CorpusArguments(SplitsArguments):
     folder: str | None = option(
         "Folder of recordings to embed, or its fsspec address (s3://...), instead of a dataset."
     )
-    table: str | None = option(
-        "Parquet or CSV file with one recording per row, instead of a dataset or folder."
-    )
+    table: str | None = option("Parquet or CSV file with one recording per row, instead of a dataset or folder.")
     path_column: str = option("Column of the table with paths or fsspec addresses.", "path")
     id_column: str | None = option("Column of the table with unique ids; by default, the paths.")
-    shard: str | None = option(
-        "Part of the corpus to embed, such as 17/100 (the first is 0/100), in a shared output."
-    )
+    shard: str | None = option("Part of the corpus to embed, such as 17/100 (the first is 0/100), in a shared output.")
     finish: bool = option("Write the manifest after all shards are complete.", False)
     output: str = option("Folder to write or to continue.", "outputs/embeddings")
     chunk_seconds: float | None = option("Length of the chunks of long recordings, in seconds.", 10.0)
@@ -521,12 +469,8 @@ class CorpusArguments(SplitsArguments):
     clips_per_file: int | None = option(
         "Number of recordings in each Parquet file; by default four files a process, at most 10,000 recordings each."
     )
-    dtype: Literal["float32", "float16", "int8", "binary"] = option(
-        "Type of the stored embeddings.", "float32"
-    )
-    num_workers: int = option(
-        "Number of reading threads for each embedding process.", min(4, os.cpu_count() or 1)
-    )
+    dtype: Literal["float32", "float16", "int8", "binary"] = option("Type of the stored embeddings.", "float32")
+    num_workers: int = option("Number of reading threads for each embedding process.", min(4, os.cpu_count() or 1))
     device: str | None = option("Device such as cpu or cuda; by default, a GPU if available.")
     trust_remote_code: bool = option("Run code from the repository of a sentence-transformers model.", False)
 
@@ -586,15 +530,9 @@ class ReproductionArguments:
     data_dir: str | None = option("Folder of the data, or a folder with one folder per dataset.")
     output_dir: str = option("Folder of the runs and tables.", "outputs/reproduce")
     settings: Settings = option("Settings for every training, as JSON.")
-    controls: str | None = option(
-        "YAML file with additional rows: copies of rows of the table with other settings."
-    )
-    skip_missing: bool = option(
-        "Skip rows with missing data or encoders, instead of raising an error.", False
-    )
-    allow_missing: bool = option(
-        "Run even if more than a fifth of the published recordings are missing.", False
-    )
+    controls: str | None = option("YAML file with additional rows: copies of rows of the table with other settings.")
+    skip_missing: bool = option("Skip rows with missing data or encoders, instead of raising an error.", False)
+    allow_missing: bool = option("Run even if more than a fifth of the published recordings are missing.", False)
 
     def __post_init__(self) -> None:
         if self.scale not in SCALES:
@@ -622,24 +560,16 @@ class TranslatorArguments:
         "facebook/nllb-200-distilled-600M",
     )
     batch_size: int = option("Number of captions in a batch or request.", 32)
-    prompt: str | None = option(
-        "Prompt for models that need one, such as 'translate {source} to {target}: {text}'."
-    )
+    prompt: str | None = option("Prompt for models that need one, such as 'translate {source} to {target}: {text}'.")
     num_beams: int = option("Number of beams; 1 is greedy search.", 4)
     device: str | None = option("Device such as cpu or cuda; by default, a GPU if available.")
     dtype: str = option("Data type of the weights, such as bfloat16; auto keeps the stored type.", "auto")
-    endpoint: str | None = option(
-        "Address of an OpenAI-compatible endpoint, such as https://api.deepseek.com/v1."
-    )
+    endpoint: str | None = option("Address of an OpenAI-compatible endpoint, such as https://api.deepseek.com/v1.")
     api_key_env: str | None = option("Name of the environment variable with the endpoint's key.")
     workers: int = option("Number of concurrent requests.", 4)
     retries: int = option("Number of retries of a request if the endpoint is busy.", 6)
-    request_options: Settings = option(
-        'Further fields of a request, as JSON. By default, {"temperature": 0}.'
-    )
-    fill_gaps: bool = option(
-        "Keep translations by other models in the output, and add the missing ones.", False
-    )
+    request_options: Settings = option('Further fields of a request, as JSON. By default, {"temperature": 0}.')
+    fill_gaps: bool = option("Keep translations by other models in the output, and add the missing ones.", False)
 
 
 @dataclass
@@ -647,9 +577,7 @@ class QualityArguments:
     """Check of the translations by back-translation."""
 
     back_model: str | None = option("Transformers model for the back-translation; by default, --model.")
-    back_sample: int | None = option(
-        "Number of captions per language to translate back; 0: none. Default: all."
-    )
+    back_sample: int | None = option("Number of captions per language to translate back; 0: none. Default: all.")
     sentence_encoder: str = option(
         "Model of sentence-transformers to compare captions.", "sentence-transformers/all-roberta-large-v1"
     )
@@ -660,9 +588,7 @@ class QualityArguments:
 def check_temperature(temperature: float | None) -> None:
     """Raise ValueError if the temperature is not positive, or too small or large to train."""
     if temperature is not None and not 1e-4 <= temperature <= 100:
-        raise ValueError(
-            f"temperature is {temperature}; it must be at least 0.0001 and at most 100 (papers: 0.07)"
-        )
+        raise ValueError(f"temperature is {temperature}; it must be at least 0.0001 and at most 100 (papers: 0.07)")
 
 
 def as_mapping(value: Settings) -> dict[str, Any]:

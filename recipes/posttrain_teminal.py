@@ -67,19 +67,13 @@ def load_items(
 
     from modeling_supclap.datasets_scripts.builders.captions import label_phrases
     from modeling_supclap.datasets_scripts.schema import without_audio
-    from modeling_supclap.datasets_scripts.temporal.items import (
-        TemporalItems,
-        one_per_class,
-        recordings_by_label,
-    )
+    from modeling_supclap.datasets_scripts.temporal.items import TemporalItems, one_per_class, recordings_by_label
     from modeling_supclap.training.rows import filter_bad_audio
 
     if splits is None:
         splits = load_splits(args, training)
     if "train" not in splits and not args.pool_splits:
-        raise ValueError(
-            f"{args.dataset} has only the splits {list(splits)}; use --pool_splits true to train on them"
-        )
+        raise ValueError(f"{args.dataset} has only the splits {list(splits)}; use --pool_splits true to train on them")
     if args.pool_splits:
         splits = {"train": concatenate_datasets(list(splits.values()))}
     elif args.train_fraction < 1:
@@ -100,9 +94,7 @@ def load_items(
         try:
             phrases = label_phrases(args.origin)
         except ValueError as error:
-            raise ValueError(
-                f"{error}; use --languages eng --prompts labels to train on the labels"
-            ) from error
+            raise ValueError(f"{error}; use --languages eng --prompts labels to train on the labels") from error
     make_items = partial(
         TemporalItems,
         seed=training.seed,
@@ -201,9 +193,7 @@ def score_stages(
     from modeling_supclap.datasets_scripts.schema import without_audio
 
     args, language = trainer.args, trainer.args.eval_languages[0]
-    model = evaluation.load_embedding_model(
-        trainer.clap, trainer.processor, name=Path(args.output_dir or ".").name
-    )
+    model = evaluation.load_embedding_model(trainer.clap, trainer.processor, name=Path(args.output_dir or ".").name)
     intervals = evaluation.Intervals(seed=args.seed)
     scores: dict[str, Any] = {}
     arrays: dict[str, Any] = {}
@@ -221,11 +211,7 @@ def score_stages(
         "languages": [language],
         "intervals": {"method": "percentile bootstrap over pairs", **vars(intervals)},
         "seed": args.seed,
-        "temporal": {
-            "pairs": len(trainer.eval_items),
-            "seed": args.seed,
-            "max_audio_seconds": args.max_audio_seconds,
-        },
+        "temporal": {"pairs": len(trainer.eval_items), "seed": args.seed, "max_audio_seconds": args.max_audio_seconds},
     }
     return evaluation.make_results(model, {"temporal": {language: scores}}, arrays, protocol)
 
@@ -264,9 +250,7 @@ def train_and_save(
     if post_args.model is None:
         raise ValueError("no model was given; pass --model with a folder or a Hub id")
     if args.sharding == "fsdp":
-        raise ValueError(
-            "post-training does not support FSDP; launch it without --fsdp and FSDP configuration"
-        )
+        raise ValueError("post-training does not support FSDP; launch it without --fsdp and FSDP configuration")
     clock = Clock()
     set_seed(args.seed)
     args.training_data = post_args.identity
@@ -325,9 +309,7 @@ def save_model(
         ClapProcessor.from_pretrained(start).save_pretrained(output / "clap")
 
 
-def count_captions(
-    stages: Sequence[str], states: Sequence[TrainerState], args: TemporalTrainingArguments
-) -> int:
+def count_captions(stages: Sequence[str], states: Sequence[TrainerState], args: TemporalTrainingArguments) -> int:
     """Count the captions that all stages have trained on."""
     texts = len(args.languages) if args.text_scheme == "kcl" else 1
     pairs_per_step = args.train_batch_size * args.gradient_accumulation_steps * args.world_size

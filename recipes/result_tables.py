@@ -64,10 +64,7 @@ def markdown_lines(table: Sequence[Sequence[str]]) -> list[str]:
 
 
 def html_page(
-    title: str,
-    tables: Sequence[tuple[Sequence[Sequence[str]], str]],
-    claim: str = "",
-    figure: str | None = None,
+    title: str, tables: Sequence[tuple[Sequence[Sequence[str]], str]], claim: str = "", figure: str | None = None
 ) -> str:
     """Format tables, each with its caption, as an HTML page. `figure` is the file name of an image to include.
 

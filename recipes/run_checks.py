@@ -106,11 +106,7 @@ def refuse_other_data(step: Step) -> None:
     for split in sorted(recorded.keys() & found.keys()):
         if recorded[split] != found[split]:
             before, now = recorded[split]["rows"], found[split]["rows"]
-            change = (
-                f"{before} clips, now {now}"
-                if before != now
-                else f"other clip ids or captions of {now} clips"
-            )
+            change = f"{before} clips, now {now}" if before != now else f"other clip ids or captions of {now} clips"
             raise ValueError(
                 f"{step.folder} has results on other data: {split} had {change}; choose another --output_dir, or "
                 "remove this folder"
@@ -137,9 +133,7 @@ def find_record(step: Step) -> dict[str, Any]:
         "negatives",
     )
     data_args = parse_arguments(RECIPES[step.recipe][1], [], settings=step.settings)[0]
-    key = json.dumps(
-        [step.recipe == "evaluate", [getattr(data_args, name, None) for name in names]], sort_keys=True
-    )
+    key = json.dumps([step.recipe == "evaluate", [getattr(data_args, name, None) for name in names]], sort_keys=True)
     if key not in _RECORDS:
         try:
             if step.recipe == "evaluate":
@@ -221,10 +215,7 @@ def check_data(step: Step, parsed: Sequence[Any], scratch: Path) -> list[str]:
 
     The sources of the training clips are written to a folder in `scratch`, and compared with those of later steps.
     """
-    from modeling_supclap.datasets_scripts.overlap.trained_sources import (
-        refuse_trained_sources,
-        save_trained_sources,
-    )
+    from modeling_supclap.datasets_scripts.overlap.trained_sources import refuse_trained_sources, save_trained_sources
 
     def trained_folder(model: str | None) -> str | None:
         earlier = scratch / Path(model or "").name
@@ -240,9 +231,7 @@ def check_data(step: Step, parsed: Sequence[Any], scratch: Path) -> list[str]:
         return []
 
     (args,) = parsed
-    key = {
-        name: value for name, value in step.settings.items() if name not in ("model", "output_dir", "seed")
-    }
+    key = {name: value for name, value in step.settings.items() if name not in ("model", "output_dir", "seed")}
     rows = load_evaluation_rows(json.dumps(key, sort_keys=True))
     (model,) = args.model
     with warnings.catch_warnings():
@@ -284,12 +273,7 @@ def load_evaluation_rows(settings: str) -> Any:
 
 @cache
 def find_data(
-    dataset: str,
-    split: str,
-    config: str,
-    describe: bool,
-    allow_missing: bool = False,
-    is_published: bool = True,
+    dataset: str, split: str, config: str, describe: bool, allow_missing: bool = False, is_published: bool = True
 ) -> tuple[int, str, list[str]]:
     """Count the recordings of a dataset in a folder, and check that a split has enough of them.
 

@@ -76,9 +76,7 @@ def run_command(main: Callable[[], int | None]) -> None:
         from huggingface_hub.errors import StrictDataclassError
 
         cause = error
-        while isinstance(cause, (DatasetsError, StrictDataclassError)) and isinstance(
-            cause.__cause__, Exception
-        ):
+        while isinstance(cause, (DatasetsError, StrictDataclassError)) and isinstance(cause.__cause__, Exception):
             cause = cause.__cause__  # the original error of a builder or a configuration
         if not isinstance(cause, USERS_ERRORS):
             traceback.print_exc()
@@ -150,9 +148,7 @@ def train(trainer: Trainer, checkpoint: str | None = None) -> None:
     except MissingDecoderError:
         raise  # skipping recordings would not help
     except BadAudioError as error:
-        raise BadAudioError(
-            f"{_plain(error)}; use --on_bad_audio skip to leave such recordings out"
-        ) from error
+        raise BadAudioError(f"{_plain(error)}; use --on_bad_audio skip to leave such recordings out") from error
     finally:
         for callback in trainer.callback_handler.callbacks:
             bar = getattr(callback, "training_bar", None)
@@ -193,11 +189,7 @@ def _plain(error: Exception) -> str:
     message = str(error).rstrip()
     if "inline_container" in message and "unexpected pos" in message:  # torch.save on a full disk
         return f"torch wrote only a part of a file; the disk is probably full: free space and run again ({message})"
-    if (
-        isinstance(error, OSError)
-        and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
-        and error.filename
-    ):
+    if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and error.filename:
         from huggingface_hub.constants import HF_HOME
 
         cache, denied = Path(HF_HOME).absolute(), Path(os.fsdecode(error.filename)).absolute()

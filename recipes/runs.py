@@ -119,9 +119,7 @@ def run_step(step: Step) -> None:
         path = Path(private.name, "settings.yaml")
         write_text(path, yaml.safe_dump(step.settings, allow_unicode=True))
         words = [f"supclap {step.recipe}", str(path)]
-        if step.recipe == "posttrain" or (
-            step.recipe == "train" and last_checkpoint(step.folder, resumes=True)
-        ):
+        if step.recipe == "posttrain" or (step.recipe == "train" and last_checkpoint(step.folder, resumes=True)):
             words += ["--resume_from_checkpoint", "last"]
         if num_processes > 1 and step.recipe != "evaluate":
             batch = step.settings.get("per_device_train_batch_size", 8)

@@ -74,16 +74,12 @@ def main() -> None:
     args.seeds = choose_seeds(named, args.seeds, config)
     named = [word for word in named if not word.startswith("seed=")]
     if not named and len(args.seeds) < 2:
-        raise ValueError(
-            "got no settings and one seed; pass settings such as svr=none,bi-static, or several --seeds"
-        )
+        raise ValueError("got no settings and one seed; pass settings such as svr=none,bi-static, or several --seeds")
 
     rows = []
     for name, settings in combine(named).items():
         folder = re.sub("[^A-Za-z0-9.=_]+", "-", name)
-        runs = [
-            [build_step(folder, "train", {**config, **settings, "seed": seed}, args)] for seed in args.seeds
-        ]
+        runs = [[build_step(folder, "train", {**config, **settings, "seed": seed}, args)] for seed in args.seeds]
         rows.append(Row(name, name, None, str({**config, **settings}.get("dataset")), runs))
     run_rows(check_inputs("sweep", rows, args), lambda finished: write_table(finished, args.output_dir))
 

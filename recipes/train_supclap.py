@@ -41,9 +41,7 @@ if TYPE_CHECKING:
 TOKENIZER_ROWS = 20_000
 """Maximum number of evenly spaced rows on which a tokenizer is trained; more captions hardly change its vocabulary."""
 
-SELECTED_ON_TEST = (
-    "WARNING: the test split selects the checkpoint; its scores are higher than those on new data"
-)
+SELECTED_ON_TEST = "WARNING: the test split selects the checkpoint; its scores are higher than those on new data"
 
 OPTIONS = (DataArguments, ModelArguments, TrainedPartArguments, ContrastiveOptions)
 DEFAULT_CONFIG = Path(__file__).parent / "configs" / "synthetic.yaml"
@@ -81,9 +79,7 @@ def build_processor(args: ModelArguments, rows: Any, languages: list[str]) -> Su
         captions.update(text for _, text in all_captions(light[index], languages))
 
     # A byte-level BPE tokenizer can encode any text. Sorted captions make its training reproducible.
-    tokenizer = RobertaTokenizer().train_new_from_iterator(
-        sorted(captions), args.vocab_size, show_progress=False
-    )
+    tokenizer = RobertaTokenizer().train_new_from_iterator(sorted(captions), args.vocab_size, show_progress=False)
     return SupCLAPProcessor(CEDFeatureExtractor(), tokenizer)
 
 
@@ -99,10 +95,7 @@ def build_model(args: ModelArguments, processor: SupCLAPProcessor) -> SupCLAPMod
             shared[name] = getattr(args, name)
     if args.audio_encoder == "scratch":
         audio_config = CEDConfig(**as_mapping(args.audio_config))
-        vocabulary = {
-            "vocab_size": len(processor.tokenizer),
-            "pad_token_id": processor.tokenizer.pad_token_id,
-        }
+        vocabulary = {"vocab_size": len(processor.tokenizer), "pad_token_id": processor.tokenizer.pad_token_id}
         text_config = BertConfig(**vocabulary, **as_mapping(args.text_config))
         return SupCLAPModel(SupCLAPConfig(audio_config=audio_config, text_config=text_config, **shared))
 
@@ -118,9 +111,7 @@ def build_model(args: ModelArguments, processor: SupCLAPProcessor) -> SupCLAPMod
     return model
 
 
-def fit_normalisation(
-    encoder: Any, processor: SupCLAPProcessor, rows: Any, args: SupCLAPTrainingArguments
-) -> None:
+def fit_normalisation(encoder: Any, processor: SupCLAPProcessor, rows: Any, args: SupCLAPTrainingArguments) -> None:
     """Compute the mel normalisation of a new audio encoder from about 256 training clips."""
     from torch.utils.data import Subset
 
@@ -154,15 +145,11 @@ def find_checkpoint(args: SupCLAPTrainingArguments) -> str | None:
     if named == "last" and last is None:
         say(f"{folder} contains no checkpoint; starting a new run")
     if named not in (None, "last") and not Path(named).is_dir():
-        raise FileNotFoundError(
-            f"checkpoint {named} does not exist; --resume_from_checkpoint last uses the newest"
-        )
+        raise FileNotFoundError(f"checkpoint {named} does not exist; --resume_from_checkpoint last uses the newest")
     return last if named == "last" else named
 
 
-def evaluate_test_split(
-    trainer: SupCLAPTrainer, rows: Any, templates: list[str]
-) -> dict[str, evaluation.Results]:
+def evaluate_test_split(trainer: SupCLAPTrainer, rows: Any, templates: list[str]) -> dict[str, evaluation.Results]:
     """Evaluate retrieval in each language, and zero-shot classification if there are prompt templates.
 
     Returns `{name: results}`. The key "" contains the results of the whole split. If the split contains several
@@ -171,9 +158,7 @@ def evaluate_test_split(
     from modeling_supclap import evaluation
 
     args = trainer.args
-    model = evaluation.load_embedding_model(
-        trainer.clap, trainer.processor, name=Path(args.output_dir or ".").name
-    )
+    model = evaluation.load_embedding_model(trainer.clap, trainer.processor, name=Path(args.output_dir or ".").name)
     seconds = trainer.evaluation_collator.max_audio_seconds
     policy = evaluation.AudioPolicy(seconds, pad_short_clips=args.pad_short_clips)
     whole = evaluation.split_from_predictions(trainer.predict(rows), rows, args.eval_languages, model, policy)
@@ -229,9 +214,7 @@ def make_model(
 
 def main() -> None:
     """Parse the command line, lock the output folder, and train."""
-    data_args, model_args, part_args, args = parse_arguments(
-        OPTIONS, default_config=DEFAULT_CONFIG, about=__doc__
-    )
+    data_args, model_args, part_args, args = parse_arguments(OPTIONS, default_config=DEFAULT_CONFIG, about=__doc__)
     with only_run(args):
         train_and_save(data_args, model_args, part_args, args)
 
@@ -308,9 +291,7 @@ def save_trained(trainer: SupCLAPTrainer, part_args: TrainedPartArguments) -> No
     trainer.save_state()  # the log, for figures of several runs
 
 
-def score_run(
-    trainer: SupCLAPTrainer, data: TrainingData, data_args: DataArguments
-) -> dict[str, evaluation.Results]:
+def score_run(trainer: SupCLAPTrainer, data: TrainingData, data_args: DataArguments) -> dict[str, evaluation.Results]:
     """Evaluate the test split as in `evaluate_test_split`, and describe its data. Without it, there are no scores."""
     from modeling_supclap import evaluation
 
@@ -349,9 +330,7 @@ def describe_training(trainer: SupCLAPTrainer, arguments: Mapping[str, Any], clo
         "process_seconds": trainer.throughput.earlier_seconds + clock.process_seconds,
         "peak_memory_mib": torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else None,
         "last_logs": last,
-        "language_errors": {
-            name: sum(logs[name]) / len(logs[name]) for name in LANGUAGE_ERRORS if name in logs
-        },
+        "language_errors": {name: sum(logs[name]) / len(logs[name]) for name in LANGUAGE_ERRORS if name in logs},
         "arguments": dict(arguments),
     }
 
@@ -393,9 +372,7 @@ def write_run(
     if "selected_on" in all_results[""].protocol:
         print(SELECTED_ON_TEST)
     if data.test is None:
-        print(
-            f"{all_results[''].protocol['dataset']} has no test split: results.json contains no test scores"
-        )
+        print(f"{all_results[''].protocol['dataset']} has no test split: results.json contains no test scores")
 
     files, logs = "model and results.json", logged_values(trainer)
     if "drift_cosine" in logs:

@@ -49,15 +49,11 @@ class TrainingData:
     def count_clips(self) -> str:
         """Format the number of clips of each split, such as "64 train, 8 test clips"."""
         splits = {"train": self.train, "validation": self.validation, "test": self.test}
-        return (
-            ", ".join(f"{len(rows)} {name}" for name, rows in splits.items() if rows is not None) + " clips"
-        )
+        return ", ".join(f"{len(rows)} {name}" for name, rows in splits.items() if rows is not None) + " clips"
 
 
 def load_data(
-    data_args: DataArguments,
-    args: SupCLAPTrainingArguments,
-    make_processor: Callable[[Any], SupCLAPProcessor],
+    data_args: DataArguments, args: SupCLAPTrainingArguments, make_processor: Callable[[Any], SupCLAPProcessor]
 ) -> TrainingData:
     """Load the splits of a dataset or a mixture, check captions, labels and recordings, and apply `on_bad_audio`.
 
@@ -80,9 +76,7 @@ def load_data(
     check_splits(described, data_args, args)
     processor = make_processor(described["train"])
     require_usable_audio(splits, args, min_seconds(processor))
-    usable = {
-        name: make_usable(splits.get(name), args, processor) for name in ("train", "validation", "test")
-    }
+    usable = {name: make_usable(splits.get(name), args, processor) for name in ("train", "validation", "test")}
     return TrainingData(
         **usable,
         selection_split=data_args.selection_split,
@@ -133,9 +127,7 @@ def check_splits(splits: Mapping[str, Any], data_args: DataArguments, args: SupC
         )
 
     for split, rows in splits.items():
-        scheme = (
-            (args.languages, args.caption_scheme) if split == "train" else (args.eval_languages, "random")
-        )
+        scheme = (args.languages, args.caption_scheme) if split == "train" else (args.eval_languages, "random")
         require_captions(without_audio(rows), *scheme, split)
 
     if data_args.zero_shot_templates and "test" in splits:
@@ -146,9 +138,7 @@ def check_splits(splits: Mapping[str, Any], data_args: DataArguments, args: SupC
             raise ValueError(f"{problem}, which zero_shot_templates requires; remove this option")
 
 
-def require_usable_audio(
-    splits: Mapping[str, Any], args: SupCLAPTrainingArguments, min_seconds: float = 0.0
-) -> None:
+def require_usable_audio(splits: Mapping[str, Any], args: SupCLAPTrainingArguments, min_seconds: float = 0.0) -> None:
     """Read all validation and test recordings before training, and raise for the first unusable one.
 
     Recordings shorter than `min_seconds` are unusable unless `args.pad_short_clips` is set. If `args.on_bad_audio` is

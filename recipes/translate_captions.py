@@ -23,12 +23,7 @@ from typing import TYPE_CHECKING
 
 from modeling_supclap.datasets_scripts.atomic_files import write_json
 from modeling_supclap.recipes.arguments import parse_arguments
-from modeling_supclap.recipes.options import (
-    CaptionArguments,
-    QualityArguments,
-    TranslatorArguments,
-    as_mapping,
-)
+from modeling_supclap.recipes.options import CaptionArguments, QualityArguments, TranslatorArguments, as_mapping
 from modeling_supclap.recipes.running import run_command
 
 if TYPE_CHECKING:
@@ -43,9 +38,7 @@ def load_captions(args: CaptionArguments) -> list[Caption]:
     from modeling_supclap.datasets_scripts.translation.jobs import clean
 
     if (args.dataset is None) == (args.captions is None):
-        raise ValueError(
-            f"got dataset={args.dataset!r} and captions={args.captions!r}; set exactly one of them"
-        )
+        raise ValueError(f"got dataset={args.dataset!r} and captions={args.captions!r}; set exactly one of them")
     captions = from_builder(args) if args.captions is None else read_caption_file(Path(args.captions))
 
     blank: list[str] = []
@@ -91,9 +84,7 @@ def read_caption_file(path: Path) -> list[Caption]:
         if clip_id in (None, "") or not isinstance(text, str):
             raise ValueError(f"{where} is {entry}; clip_id must not be empty, and text must be a string")
         if not re.fullmatch("[0-9]{1,9}", index):
-            raise ValueError(
-                f"{where} has the caption_index {index}; it must be a whole number, counted from 0"
-            )
+            raise ValueError(f"{where} has the caption_index {index}; it must be a whole number, counted from 0")
         captions.append(Caption(str(clip_id), int(index), text))
     return captions
 
@@ -111,17 +102,13 @@ def build_translator(args: TranslatorArguments) -> Translator:
     return ChatTranslator(args.model, args.endpoint, api_key, options, args.workers, args.retries)
 
 
-def check_arguments(
-    args: TranslatorArguments, caption_args: CaptionArguments, check: QualityArguments
-) -> None:
+def check_arguments(args: TranslatorArguments, caption_args: CaptionArguments, check: QualityArguments) -> None:
     """Check the arguments before the translation, which may take hours. Raise ValueError for an invalid one."""
     from modeling_supclap.languages import LANGUAGES
 
     languages = caption_args.languages
     if not languages or len(set(languages)) < len(languages) or caption_args.source_language in languages:
-        raise ValueError(
-            f"languages is {languages}; give one or more, each once, not {caption_args.source_language}"
-        )
+        raise ValueError(f"languages is {languages}; give one or more, each once, not {caption_args.source_language}")
     unknown = [language for language in languages if not re.fullmatch("[a-z]{3}", language)]
     if unknown:
         raise ValueError(f"languages contains {unknown}; give ISO 639-3 codes such as {', '.join(LANGUAGES)}")
@@ -149,11 +136,7 @@ def main() -> None:
     )
 
     check_arguments(args, caption_args, check)
-    output, english, languages = (
-        Path(caption_args.output),
-        caption_args.source_language,
-        caption_args.languages,
-    )
+    output, english, languages = (Path(caption_args.output), caption_args.source_language, caption_args.languages)
     captions = load_captions(caption_args)
     print(f"{len(captions):,} captions to translate into {', '.join(languages)}")
 
@@ -167,9 +150,7 @@ def main() -> None:
         translator.check(english, language)
         back_translator.check(language, english)
 
-    def complete(
-        path: Path, items: list[Item], model: Translator, options: TranslatorArguments
-    ) -> dict[Key, str]:
+    def complete(path: Path, items: list[Item], model: Translator, options: TranslatorArguments) -> dict[Key, str]:
         settings = {}
         for name in ("prompt", "num_beams", "dtype", "request_options"):
             settings[name] = getattr(options, name)
@@ -192,9 +173,7 @@ def main() -> None:
     for language in languages:
         forward = {key[:2]: text for key, text in texts.items() if key[2] == language}
         back = {key[:2]: text for key, text in backs.items() if key[2] == language}
-        report[language] = report_translations(
-            sources, forward, back, encoder, check.threshold, check.num_worst
-        )
+        report[language] = report_translations(sources, forward, back, encoder, check.threshold, check.num_worst)
 
     arguments = redact({**vars(caption_args), **vars(args), **vars(check)}, from_anywhere=True)
     made_by = installed_versions(["supclap", "torch", "transformers", "sentence-transformers", "openai"])

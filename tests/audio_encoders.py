@@ -81,10 +81,7 @@ ENCODERS: dict[str, Callable[[], tuple[Any, Any]]] = {
         WhisperFeatureExtractor(feature_size=32, chunk_length=1),
     ),
     "wav2vec2": lambda: (Wav2Vec2Model(Wav2Vec2Config(**WAVES)), GROUP(return_attention_mask=False)),
-    "wav2vec2-layer": lambda: (
-        Wav2Vec2Model(Wav2Vec2Config(**WAVES, **LAYER)),
-        GROUP(return_attention_mask=True),
-    ),
+    "wav2vec2-layer": lambda: (Wav2Vec2Model(Wav2Vec2Config(**WAVES, **LAYER)), GROUP(return_attention_mask=True)),
     "hubert": lambda: (HubertModel(HubertConfig(**WAVES)), GROUP()),
     "wavlm": lambda: (WavLMModel(WavLMConfig(**WAVES)), GROUP()),
     "data2vec": lambda: (
@@ -94,9 +91,7 @@ ENCODERS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "unispeech-sat": lambda: (UniSpeechSatModel(UniSpeechSatConfig(**WAVES)), GROUP()),
     "sew": lambda: (SEWModel(SEWConfig(**WAVES, squeeze_factor=2)), GROUP()),
     "wav2vec2-bert": lambda: (
-        Wav2Vec2BertModel(
-            Wav2Vec2BertConfig(**SIZES, conv_depthwise_kernel_size=7, feature_projection_input_dim=64)
-        ),
+        Wav2Vec2BertModel(Wav2Vec2BertConfig(**SIZES, conv_depthwise_kernel_size=7, feature_projection_input_dim=64)),
         SeamlessM4TFeatureExtractor(feature_size=32, num_mel_bins=32, stride=2),
     ),
 }

@@ -113,9 +113,7 @@ def filler(shape: tuple[int, ...], index: int) -> torch.Tensor:
 def unit_rows(*shape: int, seed: int = 0) -> torch.Tensor:
     """Return random rows of unit norm, float64."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.nn.functional.normalize(
-        torch.randn(*shape, generator=generator, dtype=torch.float64), dim=-1
-    )
+    return torch.nn.functional.normalize(torch.randn(*shape, generator=generator, dtype=torch.float64), dim=-1)
 
 
 def related_pair(n: int = 5, d: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
@@ -144,9 +142,7 @@ def bert_tokenizer() -> BertTokenizer:
     texts = [normalizer.normalize_str(caption) for caption in CAPTIONS.values()]
     words = sorted({word for text in texts for word, _ in splitter.pre_tokenize_str(text)})
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    return BertTokenizer(
-        vocab={token: index for index, token in enumerate(special + words)}, model_max_length=64
-    )
+    return BertTokenizer(vocab={token: index for index, token in enumerate(special + words)}, model_max_length=64)
 
 
 def train_pairs(tokenizer: Tokenizer, **kwargs) -> tuple[dict[str, int], Any]:
@@ -205,9 +201,7 @@ def supclap_config(
 ) -> SupCLAPConfig:
     """Return a configuration with tiny towers, CED and BERT by default, and 16 shared dimensions."""
     return SupCLAPConfig(
-        audio_config=audio or ced_config(),
-        text_config=text or bert_config(),
-        **{"projection_dim": 16, **kwargs},
+        audio_config=audio or ced_config(), text_config=text or bert_config(), **{"projection_dim": 16, **kwargs}
     )
 
 
@@ -240,12 +234,7 @@ def pair(kind: str = "supclap") -> tuple[Any, Any]:
         model = SupCLAPModel(supclap_config(audio=encoder.config)).eval()
         return model, SupCLAPProcessor(extractor, bert_tokenizer())
     if kind == "cnn14":
-        towers: dict[str, Any] = {
-            "hidden_size": 16,
-            "channels": [4, 8],
-            "dropout": 0.0,
-            "embedding_dropout": 0.0,
-        }
+        towers: dict[str, Any] = {"hidden_size": 16, "channels": [4, 8], "dropout": 0.0, "embedding_dropout": 0.0}
         model = SupCLAPModel(supclap_config(audio=CNN14Config(**towers))).eval()
         front_end: dict[str, Any] = {
             "filter_rate_hz": None,
@@ -280,13 +269,7 @@ def save_clap(folder: Path) -> Path:
 
 def training_args(folder: Path | str, **kwargs) -> SupCLAPTrainingArguments:
     """Return arguments for a CPU run on English captions in batches of four, without logs or checkpoints."""
-    quiet = {
-        "use_cpu": True,
-        "report_to": "none",
-        "disable_tqdm": True,
-        "save_strategy": "no",
-        "eval_strategy": "no",
-    }
+    quiet = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "save_strategy": "no", "eval_strategy": "no"}
     small = {"load_best_model_at_end": False, "per_device_train_batch_size": 4, "languages": ["eng"]}
     return SupCLAPTrainingArguments(output_dir=str(folder), **{**quiet, **small, **kwargs})
 

@@ -74,9 +74,7 @@ def evaluation_calls() -> Calls:
     with tempfile.TemporaryDirectory() as folder:
         rows = tone_rows(Path(folder), count=12)
         return trace_calls(
-            lambda: evaluation.evaluate(
-                model, rows, tasks=TASKS, zste=zste, cache=evaluation.EmbeddingCache(None)
-            )
+            lambda: evaluation.evaluate(model, rows, tasks=TASKS, zste=zste, cache=evaluation.EmbeddingCache(None))
         )
 
 
@@ -93,10 +91,7 @@ def training_calls() -> Calls:
 
 
 if __name__ == "__main__":
-    for title, calls in {
-        "12 clips to results": evaluation_calls(),
-        "batch to loss": training_calls(),
-    }.items():
+    for title, calls in {"12 clips to results": evaluation_calls(), "batch to loss": training_calls()}.items():
         for path, name in sorted(calls.functions):
             print(path, name)
         print(f"{title}: {calls}\n")

@@ -134,9 +134,7 @@ _refused: list[str] = []
 
 def _refuse_process(event: str) -> None:
     if _tests_without_processes:
-        _refused.append(
-            f"{_tests_without_processes[0]} starts a process ({event}); mark it with pytest.mark.process"
-        )
+        _refused.append(f"{_tests_without_processes[0]} starts a process ({event}); mark it with pytest.mark.process")
         raise RuntimeError(_refused[-1])
 
 

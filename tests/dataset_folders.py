@@ -111,12 +111,9 @@ def macs(folder: Path) -> Made:
             for piece in range(2):
                 name = f"{scene}-lisbon-{place}-{2 * place + piece}-a.wav"
                 sentences = [
-                    f"People talk at the {scene} {place} « {piece}.{turn} »"
-                    for turn in range(3 if files else 1)
+                    f"People talk at the {scene} {place} « {piece}.{turn} »" for turn in range(3 if files else 1)
                 ]
-                annotations = [
-                    {"annotator_id": 7, "sentence": text, "tags": ["footsteps"]} for text in sentences
-                ]
+                annotations = [{"annotator_id": 7, "sentence": text, "tags": ["footsteps"]} for text in sentences]
                 files.append({"filename": name, "annotations": annotations})
     table = folder / "MACS.yaml"
     table.parent.mkdir(parents=True, exist_ok=True)
@@ -199,9 +196,7 @@ def fsd50k(folder: Path) -> Made:
     dev = [[number, labels[number % 3], "/m/0", "val" if number > 5 else "train"] for number in range(8)]
     dev[0][1] = "Zither"
     test = [[number, labels[number % 3], "/m/0"] for number in range(100, 103)]
-    table = write_csv(
-        folder / "FSD50K.ground_truth" / "dev.csv", [["fname", "labels", "mids", "split"], *dev]
-    )
+    table = write_csv(folder / "FSD50K.ground_truth" / "dev.csv", [["fname", "labels", "mids", "split"], *dev])
     write_csv(folder / "FSD50K.ground_truth" / "eval.csv", [["fname", "labels", "mids"], *test])
     write_json(folder / "FSD50K.metadata" / "dev_clips_info_FSD50K.json", {"1": {"license": "CC0"}})
     audio = touch(folder / "FSD50K.dev_audio", [f"{row[0]}.wav" for row in dev])
@@ -229,12 +224,9 @@ def urbansound8k(folder: Path) -> Made:
 
 def audio_folder(folder: Path, count: int = 10) -> Made:
     """A folder of recordings with captions in English, and in French for every other."""
-    names = [
-        f"sub é/clip {number}, #1.wav" if number % 2 else f"clip_{number}.flac" for number in range(count)
-    ]
+    names = [f"sub é/clip {number}, #1.wav" if number % 2 else f"clip_{number}.flac" for number in range(count)]
     lines = [
-        [name, f"A sound {number}", f"Un son « {number} »" if number % 2 else ""]
-        for number, name in enumerate(names)
+        [name, f"A sound {number}", f"Un son « {number} »" if number % 2 else ""] for number, name in enumerate(names)
     ]
     table = write_csv(folder / "metadata.csv", [["file_name", "caption", "caption_fra"], *lines])
     return Made(
@@ -271,18 +263,7 @@ def scenes(folder: Path) -> Made:
 
 FOLDERS: dict[str, Callable[[Path], Made]] = {
     make.__name__: make
-    for make in (
-        audio_folder,
-        audiocaps,
-        audioset,
-        clotho,
-        esc50,
-        fsd50k,
-        macs,
-        urbansound8k,
-        vggsound,
-        wavcaps,
-    )
+    for make in (audio_folder, audiocaps, audioset, clotho, esc50, fsd50k, macs, urbansound8k, vggsound, wavcaps)
 }
 """Datasets with files on disk."""
 

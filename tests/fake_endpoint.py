@@ -55,9 +55,7 @@ class _Handler(BaseHTTPRequestHandler):
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         with self.server.lock:
             self.server.requests.append(request)
-            self.server.seen.append(
-                {"path": self.path, **{name.title(): text for name, text in self.headers.items()}}
-            )
+            self.server.seen.append({"path": self.path, **{name.title(): text for name, text in self.headers.items()}})
             step = self.server.script.pop(0) if self.server.script else None
         self.server.before_answer()
         texts = json.loads(request["messages"][1]["content"])

@@ -38,9 +38,7 @@ class FakeHub(BaseHTTPRequestHandler):
         elif preupload := re.fullmatch(r"/api/models/(.+)/preupload/main", self.path):
             assert preupload[1] in self.files
             paths = [file["path"] for file in json.loads(body)["files"]]
-            self.answer(
-                {"files": [{"path": p, "uploadMode": "regular", "shouldIgnore": False} for p in paths]}
-            )
+            self.answer({"files": [{"path": p, "uploadMode": "regular", "shouldIgnore": False} for p in paths]})
         elif commit := re.fullmatch(r"/api/models/(.+)/commit/main", self.path):
             for line in map(json.loads, body.splitlines()):
                 if line["key"] == "file":

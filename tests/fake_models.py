@@ -88,9 +88,7 @@ def parts():
 def loud_tones(waveform):
     """Return the indices of the tones (200, 400, ... Hz) within 20 dB of the loudest."""
     time = np.arange(len(waveform)) / ToneModel.sampling_rate
-    strengths = [
-        abs(np.mean(waveform * np.exp(-2j * np.pi * 200 * (tone + 1) * time))) for tone in range(TONES)
-    ]
+    strengths = [abs(np.mean(waveform * np.exp(-2j * np.pi * 200 * (tone + 1) * time))) for tone in range(TONES)]
     return {tone for tone, strength in enumerate(strengths) if strength > 0.1 * max(strengths)}
 
 

@@ -56,23 +56,13 @@ def fetch(version: str | None = None) -> Path:
     if folder(version).is_dir():
         return folder(version)
     if version not in SHA256:
-        print(
-            f"no SHA-256 of transformers {version} is recorded in {Path(__file__).name}; add it",
-            file=sys.stderr,
-        )
+        print(f"no SHA-256 of transformers {version} is recorded in {Path(__file__).name}; add it", file=sys.stderr)
     CACHE.mkdir(parents=True, exist_ok=True)
-    with (
-        tempfile.TemporaryDirectory(dir=CACHE) as scratch,
-        tarfile.open(download(version, Path(scratch))) as archive,
-    ):
+    with tempfile.TemporaryDirectory(dir=CACHE) as scratch, tarfile.open(download(version, Path(scratch))) as archive:
         prefix = f"transformers-{version}/tests/"
-        members = [
-            member for member in archive if member.name.startswith(prefix) and member.name.endswith(".py")
-        ]
+        members = [member for member in archive if member.name.startswith(prefix) and member.name.endswith(".py")]
         if not members:
-            raise ValueError(
-                f"the source distribution of transformers {version} holds no file under {prefix}"
-            )
+            raise ValueError(f"the source distribution of transformers {version} holds no file under {prefix}")
         archive.extractall(scratch, members, filter="data")
         tests = Path(scratch, prefix)
         # test_configuration_common.py loads the package around itself.

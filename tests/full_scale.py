@@ -67,9 +67,7 @@ def make_clotho(folder: Path, count: int) -> None:
 
 
 def make_wavcaps(folder: Path, count: int) -> None:
-    entries = [
-        {"id": str(number), "caption": f"sound number {number}", "duration": 0.5} for number in range(count)
-    ]
+    entries = [{"id": str(number), "caption": f"sound number {number}", "duration": 0.5} for number in range(count)]
     dataset_folders.write_json(folder / "json_files" / "SoundBible" / "sb_final.json", {"data": entries})
     write_sounds([folder / "SoundBible_flac" / f"{entry['id']}.flac" for entry in entries])
 
@@ -94,11 +92,7 @@ def make_translations(data_dir: Path, folder: Path) -> None:
         for rows in load_splits(dataset, data_dir=str(data_dir / dataset)).values():
             for caption in read_captions(rows):
                 for language in LANGUAGES[1:]:
-                    line = {
-                        "clip_id": caption.clip_id,
-                        "caption_index": caption.caption_index,
-                        "language": language,
-                    }
+                    line = {"clip_id": caption.clip_id, "caption_index": caption.caption_index, "language": language}
                     line |= {"text": f"{language} {caption.text}", "source_hash": source_hash(caption.text)}
                     lines.append({name: line.get(name) for name in SCHEMA.names})
         write_translations(folder / f"{dataset}.parquet", lines)
@@ -110,9 +104,7 @@ def make_models(folder: Path) -> None:
     ced.mkdir(parents=True)
     sizes = {"embed_dim": 64, "depth": 1, "num_heads": 1}
     (ced / "config.json").write_text(json.dumps({**builders.PUBLISHED_CED_CONFIG, **sizes}))
-    tensors = published.ced_hub(
-        published.random(published.ced_encoder()), published.random(published.ced_head())
-    )
+    tensors = published.ced_hub(published.random(published.ced_encoder()), published.random(published.ced_head()))
     save_file(tensors, ced / "model.safetensors", metadata={"format": "pt"})
 
     sonar = folder / "cointegrated" / "SONAR_200_text_encoder"
@@ -128,9 +120,9 @@ def make_models(folder: Path) -> None:
 
     laion = folder / "laion" / "clap-htsat-unfused"
     published.laion_model().save_pretrained(laion)
-    ClapProcessor(
-        ClapFeatureExtractor(truncation="rand_trunc"), builders.clap_processor().tokenizer
-    ).save_pretrained(laion)
+    ClapProcessor(ClapFeatureExtractor(truncation="rand_trunc"), builders.clap_processor().tokenizer).save_pretrained(
+        laion
+    )
 
     builders.bert_tokenizer().save_pretrained(folder / "bert")
     builders.gpt2_tokenizer().save_pretrained(folder / "gpt2")

@@ -49,14 +49,7 @@ TEXT_C = {
     "gate_bias": True,
     "rope_temperature": 1000,
 }
-AUDIO_A = {
-    **AUDIO,
-    "patch_freq": 16,
-    "patch_time": 20,
-    "init_values": 1e-5,
-    "reg_tokens": 1,
-    "pre_norm": True,
-}
+AUDIO_A = {**AUDIO, "patch_freq": 16, "patch_time": 20, "init_values": 1e-5, "reg_tokens": 1, "pre_norm": True}
 AUDIO_B = {
     **AUDIO_A,
     "patch_freq": 8,
@@ -127,9 +120,7 @@ def build(name: str) -> tuple[SupCLAPModel, SupCLAPProcessor]:
     return build_from(*MODELS[name])
 
 
-def build_from(
-    audio: dict[str, Any], text: dict[str, Any], projection: Any
-) -> tuple[SupCLAPModel, SupCLAPProcessor]:
+def build_from(audio: dict[str, Any], text: dict[str, Any], projection: Any) -> tuple[SupCLAPModel, SupCLAPProcessor]:
     """Build a model with random weights from the fields of its towers, and its processor."""
     config = SupCLAPConfig(
         audio_config=NaFlexConfig(**audio),

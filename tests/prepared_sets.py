@@ -17,24 +17,16 @@ def sound(number: int, seconds: float = 0.6) -> np.ndarray:
     samples = 0.05 * rng.standard_normal(len(time))
     for _ in range(6):
         beat = 1 + np.sin(2 * np.pi * rng.uniform(0.5, 4) * time + rng.uniform(0, 6))
-        samples += (
-            0.05
-            * beat
-            * np.sin(2 * np.pi * (rng.uniform(250, 3000) * time + rng.uniform(-300, 300) * time**2))
-        )
+        samples += 0.05 * beat * np.sin(2 * np.pi * (rng.uniform(250, 3000) * time + rng.uniform(-300, 300) * time**2))
     return samples.astype(np.float32)
 
 
-def make_folder(
-    folder: Path, clips: int = 24, bad: bool = False, seconds: float = 0.6, first: int = 0
-) -> Path:
+def make_folder(folder: Path, clips: int = 24, bad: bool = False, seconds: float = 0.6, first: int = 0) -> Path:
     """Write `clips` clips in four folds; with `bad`, clip 5 is junk, clip 9 is silent and clip 14 is truncated."""
     made = []
     for number in range(first, first + clips):
         fold = 1 + number % 4
-        made.append(
-            ESC50Clip(f"{fold}-{number}", fold, CLASSES[number % 3], 100 + number, sound(number, seconds))
-        )
+        made.append(ESC50Clip(f"{fold}-{number}", fold, CLASSES[number % 3], 100 + number, sound(number, seconds)))
     write_esc50(folder, made, RATE_HZ)
     if bad:
         (folder / "audio" / "2-5.wav").write_bytes((folder / "audio" / "2-5.wav").read_bytes()[:60] + b"junk")

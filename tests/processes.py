@@ -51,9 +51,7 @@ class Moment(NamedTuple):
     number: int = 1
 
 
-def run_python(
-    *words: object, cwd: str | Path = ROOT, timeout_seconds: float = 300, **environment: str
-) -> str:
+def run_python(*words: object, cwd: str | Path = ROOT, timeout_seconds: float = 300, **environment: str) -> str:
     """Run `python words` with this package and the test helpers importable, and return its output.
 
     Args:
@@ -99,22 +97,13 @@ def run_forks(
         forkserver.ensure_running()
 
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    launch = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(store.port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-    }
+    launch = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     with tempfile.NamedTemporaryFile(suffix=".log") as log:
         processes = []
         for rank in range(count):
             environment = {**os.environ, **PATHS}
             if count > 1:
-                environment |= {
-                    **launch,
-                    "RANK": str(rank),
-                    "LOCAL_RANK": str(rank),
-                    "WORLD_SIZE": str(count),
-                }
+                environment |= {**launch, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
             killed_at = moment if rank == count - 1 else None
             words = tuple(map(str, (script, *arguments)))
             process = FORKS.Process(target=_be_the_script, args=(words, log.name, environment, killed_at))
@@ -132,9 +121,7 @@ def run_forks(
         return codes, Path(log.name).read_text(errors="replace")
 
 
-def _be_the_script(
-    words: Sequence[str], log: str, environment: dict[str, str], killed_at: Moment | None
-) -> None:
+def _be_the_script(words: Sequence[str], log: str, environment: dict[str, str], killed_at: Moment | None) -> None:
     """Run a script in a fork, with its output in `log`."""
     multiprocessing.set_start_method(None, force=True)  # its workers start with the default method
     stream = os.open(log, os.O_WRONLY | os.O_APPEND)
@@ -174,6 +161,4 @@ def run_script(script: str, *arguments: str) -> None:
     sys.path.insert(0, str(Path(script).parent))  # as for `python script`
     runpy.run_path(script, run_name="__main__")
     assert not dist.is_initialized(), f"{script} ended inside its process group"
-    assert "supclap" not in {thread.name for thread in threading.enumerate()}, (
-        f"{script} left a thread running"
-    )
+    assert "supclap" not in {thread.name for thread in threading.enumerate()}, f"{script} left a thread running"

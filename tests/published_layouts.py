@@ -31,9 +31,7 @@ def ced_encoder(width: int = 64, depth: int = 1, dasheng: bool = False) -> Shape
         for name, (outer, inner) in linears.items():
             shapes[f"{block}.{name}.weight"] = (outer * width, inner * width)
             shapes[f"{block}.{name}.bias"] = (outer * width,)
-        shapes |= {
-            f"{block}.{norm}.{name}": (width,) for norm in ("norm1", "norm2") for name in ("weight", "bias")
-        }
+        shapes |= {f"{block}.{norm}.{name}": (width,) for norm in ("norm1", "norm2") for name in ("weight", "bias")}
     return shapes
 
 
@@ -130,9 +128,7 @@ def random(shapes: Shapes, seed: int = 0) -> dict[str, torch.Tensor]:
 def golden(tensors: dict[str, torch.Tensor], scale: float) -> dict[str, torch.Tensor]:
     """Fill tensors in the order of their names with the values used for the authors' code; integers are unchanged."""
     filled = dict(tensors)
-    for index, name in enumerate(
-        sorted(name for name, value in tensors.items() if value.is_floating_point())
-    ):
+    for index, name in enumerate(sorted(name for name, value in tensors.items() if value.is_floating_point())):
         value = scale * builders.filler(tuple(tensors[name].shape), index)
         if name.endswith("running_var"):
             value = 300 + 100 * value
@@ -192,20 +188,10 @@ def ml_clap(
 
 def laion_config(fused: bool = False) -> Any:
     """Return the configuration of a narrow HTSAT, as published, and a narrow RoBERTa."""
-    audio = {
-        "patch_embeds_hidden_size": 16,
-        "hidden_size": 128,
-        "depths": [2, 1, 1, 1],
-        "hidden_dropout_prob": 0.0,
-    }
+    audio = {"patch_embeds_hidden_size": 16, "hidden_size": 128, "depths": [2, 1, 1, 1], "hidden_dropout_prob": 0.0}
     if fused:
         audio |= {"enable_fusion": True, "fusion_type": "aff_2d", "aff_block_r": 4}
-    text: dict[str, Any] = {
-        "vocab_size": 300,
-        "hidden_size": 64,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 1,
-    }
+    text: dict[str, Any] = {"vocab_size": 300, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1}
     text |= {"intermediate_size": 96, "max_position_embeddings": 66, "layer_norm_eps": 1e-5}
     return ClapConfig(audio_config=audio, text_config=text, projection_dim=24)
 
@@ -271,9 +257,7 @@ def gpt2(vocabulary: int = 300, width: int = 64, layers: int = 1, positions: int
     shapes |= {f"ln_f.{kind}": (width,) for kind in ("weight", "bias")}
     linears = {"attn.c_attn": (1, 3), "attn.c_proj": (1, 1), "mlp.c_fc": (1, 4), "mlp.c_proj": (4, 1)}
     for layer in (f"h.{number}" for number in range(layers)):
-        shapes |= {
-            f"{layer}.{norm}.{kind}": (width,) for norm in ("ln_1", "ln_2") for kind in ("weight", "bias")
-        }
+        shapes |= {f"{layer}.{norm}.{kind}": (width,) for norm in ("ln_1", "ln_2") for kind in ("weight", "bias")}
         for name, (inner, outer) in linears.items():  # GPT-2 keeps its matrices transposed
             shapes[f"{layer}.{name}.weight"] = (inner * width, outer * width)
             shapes[f"{layer}.{name}.bias"] = (outer * width,)
@@ -295,10 +279,7 @@ def cnn14(channels: tuple[int, ...] = (4, 6, 8, 12, 16, 20), width: int = 24) ->
 
 
 def msclap(
-    audio: dict[str, torch.Tensor],
-    text: dict[str, torch.Tensor],
-    joint: dict[str, torch.Tensor],
-    scale: float,
+    audio: dict[str, torch.Tensor], text: dict[str, torch.Tensor], joint: dict[str, torch.Tensor], scale: float
 ) -> dict[str, torch.Tensor]:
     """Return the layout of MS-CLAP: audio tower with front end and head, and text tower."""
     towers = {f"audio_encoder.base.{name}": value for name, value in audio.items()}
@@ -308,9 +289,7 @@ def msclap(
 
 def slaney_filters(rate_hz: int, f_min: float = 50.0) -> torch.Tensor:
     """Return the mel filters of LAION and MS-CLAP, computed by another library than in the converter."""
-    return torchaudio.functional.melscale_fbanks(
-        513, f_min, 14_000.0, 64, rate_hz, norm="slaney", mel_scale="slaney"
-    )
+    return torchaudio.functional.melscale_fbanks(513, f_min, 14_000.0, 64, rate_hz, norm="slaney", mel_scale="slaney")
 
 
 def laion_model(fused: bool = False) -> ClapModel:
@@ -338,9 +317,7 @@ def small_glap() -> dict[str, torch.Tensor]:
 
 
 def panns_front_end(rate_hz: int) -> dict[str, torch.Tensor]:
-    stft = {
-        f"spectrogram_extractor.stft.conv_{part}.weight": torch.zeros(513, 1, 8) for part in ("real", "imag")
-    }
+    stft = {f"spectrogram_extractor.stft.conv_{part}.weight": torch.zeros(513, 1, 8) for part in ("real", "imag")}
     return {**stft, "logmel_extractor.melW": slaney_filters(rate_hz)}
 
 

@@ -19,9 +19,7 @@ def tone_rows(folder: Path, count: int = 8, captions_per_clip: int = 2) -> list[
         path = folder / f"tone_{index}.wav"
         soundfile.write(path, 0.5 * builders.tone(200.0 * (index + 1), 8000), builders.RATE_HZ)
         captions = {
-            language: [
-                f"{words[index % 6]} {words[index // 6]} {words[turn]}" for turn in range(captions_per_clip)
-            ]
+            language: [f"{words[index % 6]} {words[index // 6]} {words[turn]}" for turn in range(captions_per_clip)]
             for language, words in WORDS.items()
         }
         rows.append(

@@ -64,17 +64,13 @@ def one_direction(
     n = len(queries)
     return mean(
         [
-            log_ratio(
-                [logit_scale * dot(queries[i], keys[j]) for j in range(n)], positives_of(i, n, group_ids)
-            )
+            log_ratio([logit_scale * dot(queries[i], keys[j]) for j in range(n)], positives_of(i, n, group_ids))
             for i in range(n)
         ]
     )
 
 
-def info_nce(
-    audio: Tensor, text: Tensor, logit_scale: float, group_ids: Sequence[int] | None = None
-) -> float:
+def info_nce(audio: Tensor, text: Tensor, logit_scale: float, group_ids: Sequence[int] | None = None) -> float:
     """[SupCLAP eq. 5], averaged over the batch."""
     a, t = audio.tolist(), text.tolist()
     return one_direction(t, a, logit_scale, group_ids) + one_direction(a, t, logit_scale, group_ids)
@@ -111,9 +107,7 @@ def reweighted_info_nce(
         for i, query in enumerate(queries):
             own = logit_scale * dot(query, keys[i])
             positive = math.exp(own)
-            negatives = math.fsum(
-                math.exp(logit_scale * dot(query, key)) for j, key in enumerate(keys) if j != i
-            )
+            negatives = math.fsum(math.exp(logit_scale * dot(query, key)) for j, key in enumerate(keys) if j != i)
             probability = positive / (positive + negatives)
             extra = (weight - 1) * (1 - probability) if held is None else held[len(losses) // 2]
             losses += [-math.log(probability), -extra * own]
@@ -146,9 +140,7 @@ def support_vector(anchor: Vector, target: Vector, radius: float) -> Vector:
     return total([anchor, scaled(radius, pull_direction(anchor, target))])
 
 
-def support_similarity(
-    anchors: Tensor, targets: Tensor, radii: Sequence[float], similarity: str
-) -> list[Vector]:
+def support_similarity(anchors: Tensor, targets: Tensor, radii: Sequence[float], similarity: str) -> list[Vector]:
     t, a = anchors.tolist(), targets.tolist()
     measure = cosine if similarity == "cosine" else dot
     supports = [support_vector(t[i], a[i], radii[i]) for i in range(len(t))]
@@ -167,9 +159,7 @@ def support_vector_loss(
     """[SupCLAP eq. 6], averaged over the batch."""
     n = len(anchors)
     rows = support_similarity(anchors, targets, radii, similarity)
-    return mean(
-        [log_ratio(scaled(logit_scale, rows[i]), positives_of(i, n, group_ids), decoupled) for i in range(n)]
-    )
+    return mean([log_ratio(scaled(logit_scale, rows[i]), positives_of(i, n, group_ids), decoupled) for i in range(n)])
 
 
 def support_vector_sigmoid_loss(
@@ -192,11 +182,7 @@ def support_vector_sigmoid_loss(
 
 
 def predicted_radii(
-    anchors: Tensor,
-    targets: Tensor,
-    logit_scale: float,
-    layers: Sequence[tuple[list[Vector], Vector]],
-    order: str,
+    anchors: Tensor, targets: Tensor, logit_scale: float, layers: Sequence[tuple[list[Vector], Vector]], order: str
 ) -> list[float]:
     """[SupCLAP 3.2]: R = f(S), S = [s(t+, a+), s(t+, a-_1), ...]. `layers`: weights and biases, with ReLU between."""
     t, a = anchors.tolist(), targets.tolist()
@@ -255,8 +241,7 @@ def drift_statistics(
     plain = pulls_and_pushes(t, a, tau)
     displaced = pulls_and_pushes([support_vector(t[i], a[i], radii[i]) for i in range(n)], a, tau)
     rows: dict[str, list[float]] = {
-        name: []
-        for name in ("drift", "drift_svr", "literal", "literal_svr", "parallel", "perpendicular", "factor")
+        name: [] for name in ("drift", "drift_svr", "literal", "literal_svr", "parallel", "perpendicular", "factor")
     }
     rows |= {"progress": [], "penalty": []}
     for i in range(n):
@@ -324,9 +309,7 @@ def spread(values: Sequence[float]) -> float:
 # --- ATRI
 
 
-def kcl_loss(
-    audio: Tensor, text: Tensor, logit_scale: float, group_ids: Sequence[int] | None = None
-) -> float:
+def kcl_loss(audio: Tensor, text: Tensor, logit_scale: float, group_ids: Sequence[int] | None = None) -> float:
     """[ATRI eq. 9-11]; text is (N, K, d)."""
     a, t = audio.tolist(), text.tolist()
     n, k_all = len(a), len(t[0])
@@ -360,9 +343,7 @@ def data_distribution_error(
     score = {(i, k): math.exp(logit_scale * dot(a[i], t[i][k])) for i, k in pairs}
     everything = math.fsum(score.values())
     seen = math.fsum(score[i, k] for i, k in pairs if trained[i][k])
-    return math.fsum(
-        abs(score[i, k] / everything - (score[i, k] / seen if trained[i][k] else 0.0)) for i, k in pairs
-    )
+    return math.fsum(abs(score[i, k] / everything - (score[i, k] / seen if trained[i][k] else 0.0)) for i, k in pairs)
 
 
 def weight_error(
@@ -400,10 +381,7 @@ def alignment_direction_error(audio: Tensor, text: Tensor, trained: Sequence[Seq
         ways = []
         for chosen in ([c for c, one in zip(captions, mask, strict=True) if one], captions):
             ways.append(
-                [
-                    math.fsum(axis) / len(chosen) - at
-                    for axis, at in zip(zip(*chosen, strict=True), a, strict=True)
-                ]
+                [math.fsum(axis) / len(chosen) - at for axis, at in zip(zip(*chosen, strict=True), a, strict=True)]
             )
         cosine = dot(*ways) / math.sqrt(dot(ways[0], ways[0]) * dot(ways[1], ways[1]))
         angles.append(math.degrees(math.acos(min(1.0, cosine))))
@@ -415,9 +393,7 @@ def alignment_direction_error(audio: Tensor, text: Tensor, trained: Sequence[Seq
 
 def tnce(query: Vector, positive: Vector, own_block: list[Vector], others: float) -> float:
     """[TeminAL eq. 4, 5]: the block of the item in full, and the other blocks as the term C."""
-    return -math.log(
-        math.exp(dot(query, positive)) / (math.fsum(math.exp(dot(query, c)) for c in own_block) + others)
-    )
+    return -math.log(math.exp(dot(query, positive)) / (math.fsum(math.exp(dot(query, c)) for c in own_block) + others))
 
 
 def other_block(query: Vector, i: int, block: list[Vector], alpha_same: float, alpha_cross: float) -> float:

@@ -32,11 +32,7 @@ def outcome_results(hits, name="model", ids=None, clusters=None, **protocol):
     clusters = ids if clusters is None else np.array(clusters)
     prefix = "retrieval/eng/t2a"
     arrays = {f"{prefix}/{one}": hits for one in ("R@1", "R@5", "R@10", "mAP@10")}
-    arrays |= {
-        f"{prefix}/rank": 3 - 3 * hits.astype(int),
-        f"{prefix}/query_id": ids,
-        f"{prefix}/cluster": clusters,
-    }
+    arrays |= {f"{prefix}/rank": 3 - 3 * hits.astype(int), f"{prefix}/query_id": ids, f"{prefix}/cluster": clusters}
     arrays |= {"zste/eng/3A/score": hits, "zste/eng/3A/query_id": ids, "zste/eng/3A/cluster": clusters}
     content = {
         "schema": SCHEMA,
@@ -101,14 +97,10 @@ def retrieval_arrays(language, ranks):
         f"captions/{language}/text": np.array([f"{language} caption {index}" for index in range(NUM_CLIPS)]),
         f"captions/{language}/clip": np.arange(NUM_CLIPS),
         f"retrieval/{language}/t2a/rank": np.array(ranks),
-        f"retrieval/{language}/t2a/top": np.array(
-            [[index if rank == 0 else 0] for index, rank in enumerate(ranks)]
-        ),
+        f"retrieval/{language}/t2a/top": np.array([[index if rank == 0 else 0] for index, rank in enumerate(ranks)]),
         f"similarity/{language}/positive": np.linspace(0.2, 0.8, NUM_CLIPS),
         f"similarity/{language}/negative": np.linspace(-0.5, 0.3, NUM_CLIPS),
-        f"embeddings/text/{language}": np.random.default_rng(1)
-        .standard_normal((NUM_CLIPS, 8))
-        .astype(np.float32),
+        f"embeddings/text/{language}": np.random.default_rng(1).standard_normal((NUM_CLIPS, 8)).astype(np.float32),
         f"embeddings/text_clip/{language}": np.arange(NUM_CLIPS),
     }
 
@@ -140,13 +132,8 @@ def make_results(folder):
         },
         "scores": {
             "retrieval": {
-                **{
-                    name: {"t2a": direction_scores(0.4321), "a2t": direction_scores(0.5)}
-                    for name in ("eng", "fra")
-                },
-                "mean": dict.fromkeys(
-                    ("t2a", "a2t"), dict.fromkeys(RETRIEVAL_METRICS, score(0.46, None, 0.05))
-                ),
+                **{name: {"t2a": direction_scores(0.4321), "a2t": direction_scores(0.5)} for name in ("eng", "fra")},
+                "mean": dict.fromkeys(("t2a", "a2t"), dict.fromkeys(RETRIEVAL_METRICS, score(0.46, None, 0.05))),
             },
             "multilingual": {
                 "all": {"MRV": score(7.25, (6, 8))},
@@ -169,12 +156,7 @@ def make_results(folder):
             },
         },
         "versions": {"supclap": "0.1.0"},
-        "run": {
-            "device": "cpu",
-            "dtype": "float32",
-            "seconds": {"all": 3.0},
-            "created": "2026-01-01T00:00:00+00:00",
-        },
+        "run": {"device": "cpu", "dtype": "float32", "seconds": {"all": 3.0}, "created": "2026-01-01T00:00:00+00:00"},
     }
     arrays = {
         "clips/id": np.array([str(index) for index in range(NUM_CLIPS)]),

@@ -63,9 +63,7 @@ def save_gemma2(folder):
     special = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"}
     tokenizer.add_special_tokens({"additional_special_tokens": [*names.values(), "<|video|>"], **special})
     tokenizer.save_pretrained(folder / "tokenizer")
-    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(
-        folder / "tokenizer", extra_special_tokens=names
-    )
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder / "tokenizer", extra_special_tokens=names)
 
     ids = {f"{name}_id": tokenizer.convert_tokens_to_ids(token) for name, token in names.items()}
     ids["eoa_token_index"] = ids.pop("eoa_token_id")
@@ -73,16 +71,9 @@ def save_gemma2(folder):
     heads = {"num_key_value_heads": 1, "head_dim": 8, "global_head_dim": 8, "num_global_key_value_heads": 1}
     text = {"vocab_size": len(tokenizer), "intermediate_size": 32, "hidden_size_per_layer_input": 8}
     text |= {"embedding_dim": 16, "pad_token_id": tokenizer.pad_token_id, **width, **heads}
-    audio = {
-        "model_type": "gemma4_audio",
-        "subsampling_conv_channels": [128, 4],
-        "output_proj_dims": 16,
-        **width,
-    }
+    audio = {"model_type": "gemma4_audio", "subsampling_conv_channels": [128, 4], "output_proj_dims": 16, **width}
     torch.manual_seed(0)
-    config = transformers.EmbeddingGemma2Config(
-        text_config=text, audio_config=audio, vision_config=None, **ids
-    )
+    config = transformers.EmbeddingGemma2Config(text_config=text, audio_config=audio, vision_config=None, **ids)
     transformers.EmbeddingGemma2Model(config).save_pretrained(folder / "source")
 
     processor = transformers.EmbeddingGemma2Processor(

@@ -11,11 +11,7 @@ GOOD = np.full(80, 0.1)
 # Patterns for captions by language: the phrase named first sounds first, the phrase named second sounds first, or both
 # sound together. Latin words are case-sensitive: "Après X, on entend Y".
 ORDER_WORDS = {
-    "eng": (
-        r" before | followed by |, then |^After ",
-        r" after | preceded by ",
-        r" while | same time| together ",
-    ),
+    "eng": (r" before | followed by |, then |^After ", r" after | preceded by ", r" while | same time| together "),
     "fra": (r" avant |, puis |, et ensuite |^Après ", r" après ", r" pendant | en même temps| à la fois "),
     "deu": (
         r", bevor |, danach | und dann |^Nachdem ",

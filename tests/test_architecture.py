@@ -146,11 +146,7 @@ def test_hub_files_are_flat_and_need_little(path):
     assert foreign(path) <= allowed
     assert ours(path) <= {other.stem for other in HUB}, f"{path.name} imports what is not uploaded with it"
 
-    levels = {
-        node.level
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
-        if isinstance(node, ast.ImportFrom)
-    }
+    levels = {node.level for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.ImportFrom)}
     assert levels <= {0, 1}, f"{path.name}: an import from further up does not survive an upload"
 
 
@@ -182,13 +178,8 @@ def test_only_reproduce_imports_the_studies():
             assert not within(ours(path), "recipes.studies"), path
 
 
-EXTRAS = [f"modeling_supclap/{name}" for name in ("search", "conversion", "integrations", "model_card")] + [
-    "recipes"
-]
-CORE = [f"modeling_supclap/{name}" for name in ("losses", "training", "evaluation")] + [
-    "metrics",
-    "datasets_scripts",
-]
+EXTRAS = [f"modeling_supclap/{name}" for name in ("search", "conversion", "integrations", "model_card")] + ["recipes"]
+CORE = [f"modeling_supclap/{name}" for name in ("losses", "training", "evaluation")] + ["metrics", "datasets_scripts"]
 
 
 def test_the_core_loads_no_extra():
@@ -235,11 +226,7 @@ def test_files_that_are_never_saved_are_imported_by_name():
 
 def test_only_distributed_uses_ranks():
     for path in files("modeling_supclap"):
-        names = {
-            node.attr
-            for node in ast.walk(ast.parse(path.read_text("utf-8")))
-            if isinstance(node, ast.Attribute)
-        }
+        names = {node.attr for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Attribute)}
         assert path.name == "distributed.py" or not names & {"get_rank", "all_gather", "all_reduce"}, path
 
 
@@ -271,6 +258,4 @@ def test_the_best_step_of_a_test_is_not_its_last():
         loads_best = '"load_best_model_at_end": True' in text or "load_best_model_at_end=True" in text
         if path.stem not in ("test_architecture", "test_trainer"):  # the latter defines it
             assert "best_global_step" not in names, f"{path}: call best_step of test_trainer.py"
-            assert not loads_best or "best_step(" in text, (
-                f"{path}: check the step with best_step of test_trainer.py"
-            )
+            assert not loads_best or "best_step(" in text, f"{path}: check the step with best_step of test_trainer.py"

@@ -99,16 +99,12 @@ def test_towers_have_their_configuration():
         tower = get_tower_class(model_type)
         assert tower.config_class.model_type in (model_type, f"{model_type}_encoder"), model_type
         assert tower.__name__ in modeling_supclap.__all__
-        assert f"{tower.__module__}.{tower.__name__}" in (ROOT / "docs" / "api" / "model.md").read_text(
-            "utf-8"
-        )
+        assert f"{tower.__module__}.{tower.__name__}" in (ROOT / "docs" / "api" / "model.md").read_text("utf-8")
 
 
 @pytest.mark.parametrize("model_type", AUDIO_TOWERS)
 def test_an_audio_tower_has_a_case_in_localization(model_type):
-    assert f'case "{model_type}"' in (ROOT / "modeling_supclap" / "localization.py").read_text(
-        encoding="utf-8"
-    )
+    assert f'case "{model_type}"' in (ROOT / "modeling_supclap" / "localization.py").read_text(encoding="utf-8")
 
 
 def test_shared_keys_are_in_one_dataclass():
@@ -125,9 +121,7 @@ def test_the_options_of_a_new_model_have_its_defaults():
     # None is the value of the start model or of the text encoder, or else that of the configuration.
     assert (options.temperature, options.text_pooling) == (None, None)
     shared -= {"temperature", "text_pooling"}
-    assert {name: getattr(options, name) for name in shared} == {
-        name: getattr(config, name) for name in shared
-    }
+    assert {name: getattr(options, name) for name in shared} == {name: getattr(config, name) for name in shared}
 
 
 def test_there_is_one_version():

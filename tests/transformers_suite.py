@@ -47,11 +47,7 @@ def stand_ins() -> dict[str, types.ModuleType]:
     modules = {f"{PACKAGE}.{name}": module(name, **members) for name, members in inside.items()}
     packages = {f"{PACKAGE}.{name.split('.')[0]}": module(name, __path__=[]) for name in inside}
     # The original downloads pictures and recordings; no test here opens them.
-    return {
-        **packages,
-        **modules,
-        "fetch_hub_objects_for_ci": module("fetch", url_to_local_path=lambda url: url),
-    }
+    return {**packages, **modules, "fetch_hub_objects_for_ci": module("fetch", url_to_local_path=lambda url: url)}
 
 
 def load(name: str) -> types.ModuleType:

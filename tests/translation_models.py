@@ -6,22 +6,14 @@ import builders
 import torch
 from transformers import BertConfig, BertModel, M2M100Config, M2M100ForConditionalGeneration
 
-SIZES = {
-    "d_model": 16,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "encoder_ffn_dim": 32,
-    "decoder_ffn_dim": 32,
-}
+SIZES = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32}
 HEADS = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "max_position_embeddings": 128}
 
 
 def seq2seq_config(config_class, vocab_size, **fields):
     """Return a configuration of one layer each, width 16; large weights make the output depend on the input."""
     special = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
-    return config_class(
-        vocab_size=vocab_size, init_std=0.3, dropout=0.0, **{**SIZES, **HEADS, **special, **fields}
-    )
+    return config_class(vocab_size=vocab_size, init_std=0.3, dropout=0.0, **{**SIZES, **HEADS, **special, **fields})
 
 
 def save(folder: Path, model, tokenizer) -> str:

@@ -50,18 +50,7 @@ from .text_encodings import decode_text
 
 TABLE_NAMES = ("metadata", "captions")
 FIELDS = (
-    *(
-        "file_name",
-        "caption",
-        "captions",
-        "split",
-        "label",
-        "labels",
-        "source",
-        "license",
-        "clip_id",
-        "events",
-    ),
+    *("file_name", "caption", "captions", "split", "label", "labels", "source", "license", "clip_id", "events"),
     *SEGMENT_COLUMNS,
 )
 """Fields that can be mapped to other column names with `columns`."""
@@ -116,23 +105,13 @@ class AudioFolderConfig(FolderConfig):
         if not isinstance(self.columns, Mapping):
             raise ValueError(f"columns is {self.columns!r}; expected a dict from field to column name")
         named = {"file_name": self.audio_column, "caption": self.caption_column}
-        self.columns = {
-            **self.columns,
-            **{name: column for name, column in named.items() if column is not None},
-        }
+        self.columns = {**self.columns, **{name: column for name, column in named.items() if column is not None}}
         self.languages_of_columns = read_caption_columns(self.caption_columns)
         unknown = self.columns.keys() - set(FIELDS)
         if unknown:
-            raise ValueError(
-                f"columns has the unknown keys {sorted(unknown)}; expected some of {', '.join(FIELDS)}"
-            )
-        if (
-            min(self.validation_fraction, self.test_fraction) < 0
-            or self.validation_fraction + self.test_fraction > 1
-        ):
-            given = (
-                f"validation_fraction is {self.validation_fraction} and test_fraction {self.test_fraction}"
-            )
+            raise ValueError(f"columns has the unknown keys {sorted(unknown)}; expected some of {', '.join(FIELDS)}")
+        if min(self.validation_fraction, self.test_fraction) < 0 or self.validation_fraction + self.test_fraction > 1:
+            given = f"validation_fraction is {self.validation_fraction} and test_fraction {self.test_fraction}"
             raise ValueError(f"{given}; expected two numbers of at least 0 with a sum of at most 1")
 
     def check_languages(self) -> None:
@@ -141,9 +120,7 @@ class AudioFolderConfig(FolderConfig):
         are_codes = re.fullmatch("([a-z]{3} )+[a-z]{3}", " ".join([*self.languages, self.caption_language]))
         if not are_codes or len(set(self.languages)) < len(self.languages):
             given = f"languages is {list(self.languages)} and caption_language {self.caption_language!r}"
-            raise ValueError(
-                f"{given}; expected ISO 639-3 codes such as 'eng', at least one, without repeats"
-            )
+            raise ValueError(f"{given}; expected ISO 639-3 codes such as 'eng', at least one, without repeats")
 
     @property
     def table_languages(self) -> list[str]:
@@ -165,11 +142,7 @@ class AudioFolderConfig(FolderConfig):
 
         # If the columns are set, a single table in the top folder may have any name.
         on_top = [file for file in self.files if "/" not in file and file.endswith(TABLE_SUFFIXES)]
-        if (
-            not tables
-            and len(on_top) == 1
-            and (self.audio_column or self.caption_column or self.caption_columns)
-        ):
+        if not tables and len(on_top) == 1 and (self.audio_column or self.caption_column or self.caption_columns):
             tables[on_top[0]] = self.folder / on_top[0]
         return tables
 
@@ -188,16 +161,10 @@ class AudioFolderConfig(FolderConfig):
 
     def metadata_files(self) -> list[Path]:
         """Return the paths of the tables, or of the text files if there are no tables."""
-        files = list(self.tables().values()) or [
-            self.folder / file for file in self.files if file.endswith(".txt")
-        ]
+        files = list(self.tables().values()) or [self.folder / file for file in self.files if file.endswith(".txt")]
         if not files:
             others = [file for file in self.files if file.endswith((*TABLE_SUFFIXES, ".arrow"))]
-            hint = (
-                f", only {listing(others, 3)}: rename it, or set audio_column and caption_column"
-                if others
-                else ""
-            )
+            hint = f", only {listing(others, 3)}: rename it, or set audio_column and caption_column" if others else ""
             names = f"metadata or captions ({', '.join(TABLE_SUFFIXES)})"
             raise FileNotFoundError(f"{self.folder} contains neither a table {names} nor text files{hint}")
         return files
@@ -224,9 +191,7 @@ class AudioFolder(RowBuilder):
 
             captions = merge_captions(record.captions, config.languages)
             clip_id, source = record.clip_id or key, record.source or f"{FILE_SOURCE}{name}"
-            clip = Clip(
-                clip_id, captions, source, record.license, record.labels, record.events, "", *record.segment
-            )
+            clip = Clip(clip_id, captions, source, record.license, record.labels, record.events, "", *record.segment)
             collection.add(splits[key], clip, name, path)
 
         collection.leave_out("no caption", *unused)
@@ -308,9 +273,7 @@ def merge(records: Iterable[Record]) -> dict[str, Record]:
         for key in Record.OPTIONAL:
             value, other = getattr(first, key), getattr(record, key)
             if value and other and value != other:
-                raise ValueError(
-                    f"{record.where}: {key} of {name!r} is {other!r}, but {value!r} at {first.where}"
-                )
+                raise ValueError(f"{record.where}: {key} of {name!r} is {other!r}, but {value!r} at {first.where}")
             setattr(first, key, value or other)
     return merged
 
@@ -339,12 +302,8 @@ def choose_splits(config: AudioFolderConfig, records: Mapping[str, Record]) -> d
         return known
     if known:
         other, split = next(iter(known.items()))
-        problem = (
-            f"{len(without)} of {len(records)} recordings have no split ({listing(without)}), but {other} has"
-        )
-        raise ValueError(
-            f"{problem} {split}; set the split of all or of no recordings, such as in a column split"
-        )
+        problem = f"{len(without)} of {len(records)} recordings have no split ({listing(without)}), but {other} has"
+        raise ValueError(f"{problem} {split}; set the split of all or of no recordings, such as in a column split")
 
     # Sample only from recordings with a file, so that the fractions refer to these.
     sources = {key: record.source or f"{FILE_SOURCE}{record.name}" for key, record in records.items()}
@@ -356,9 +315,7 @@ def choose_splits(config: AudioFolderConfig, records: Mapping[str, Record]) -> d
     num_train = len(existing) - sum(counts.values())
     if num_train < 0 or (num_train == 0 and sum(fractions.values()) < 1):
         problem = f"{len(existing)} recordings are too few to draw {' and '.join(counts)}"
-        raise ValueError(
-            f"{problem}; add a column split, or set validation_fraction=0 and test_fraction=0 or 1"
-        )
+        raise ValueError(f"{problem}; add a column split, or set validation_fraction=0 and test_fraction=0 or 1")
     drawn = draw_sources(existing, counts, config.seed)
     return {key: drawn.get(source, "train") for key, source in sources.items()}
 
@@ -418,9 +375,7 @@ def _read_captions(line: Line, config: AudioFolderConfig) -> dict[str, list[str]
             if language not in known:
                 close = difflib.get_close_matches(language, known, n=1, cutoff=0.5)
                 hint = f" (did you mean {close[0]!r}?)" if close else ""
-                raise ValueError(
-                    f"{where}: unknown language {language!r}{hint}; add an ISO 639-3 code to languages"
-                )
+                raise ValueError(f"{where}: unknown language {language!r}{hint}; add an ISO 639-3 code to languages")
             captions.setdefault(language, []).extend(strip_texts(texts))
     return captions
 
@@ -434,9 +389,7 @@ def _read_texts_by_language(cell: Any, language: str, where: str) -> Iterator[tu
     elif isinstance(cell, Sequence) and set(map(type, cell)) <= {str, type(None)}:
         yield language, [text or "" for text in cell]
     else:
-        raise ValueError(
-            f"{where}: {cell!r} is not a caption; expected a text, a list, or a mapping from languages"
-        )
+        raise ValueError(f"{where}: {cell!r} is not a caption; expected a text, a list, or a mapping from languages")
 
 
 def _read_events(cell: Any, where: str) -> list[Event]:
@@ -475,13 +428,9 @@ def _check_records(config: AudioFolderConfig, records: Mapping[str, Record]) -> 
             present.update(language for language, texts in captions.items() if texts)
         other = names.setdefault(record.clip_id or name, name)
         if other != name:
-            raise ValueError(
-                f"{record.where}: {other!r} and {name!r} have the same clip_id {record.clip_id!r}"
-            )
+            raise ValueError(f"{record.where}: {other!r} and {name!r} have the same clip_id {record.clip_id!r}")
 
     if present and not present & set(config.languages):
-        advice = (
-            f"change it, or set --caption_language (now {config.caption_language!r}) or --caption_columns"
-        )
+        advice = f"change it, or set --caption_language (now {config.caption_language!r}) or --caption_columns"
         given = f"captions in {sorted(present)}, but languages is {list(config.languages)}"
         raise ValueError(f"{config.folder} has {given}: {advice}")

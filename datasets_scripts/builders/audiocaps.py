@@ -20,11 +20,7 @@ class AudioCapsConfig(FolderConfig):
 
     DATASET = "AudioCaps"
     LAYOUT = "the folder that holds train.csv, val.csv and test.csv"
-    TABLES: ClassVar = {
-        "train": ("train.csv",),
-        "validation": ("val.csv", "validation.csv"),
-        "test": ("test.csv",),
-    }
+    TABLES: ClassVar = {"train": ("train.csv",), "validation": ("val.csv", "validation.csv"), "test": ("test.csv",)}
 
 
 class AudioCaps(RowBuilder):

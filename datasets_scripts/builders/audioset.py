@@ -22,9 +22,7 @@ class AudioSetConfig(FolderConfig):
     """AudioSet configuration. `data_dir` must contain `class_labels_indices.csv` and at least one table of clips."""
 
     DATASET = "AudioSet"
-    LAYOUT = (
-        "the folder that holds balanced_train_segments.csv, eval_segments.csv and class_labels_indices.csv"
-    )
+    LAYOUT = "the folder that holds balanced_train_segments.csv, eval_segments.csv and class_labels_indices.csv"
     TABLES: ClassVar = {
         "train": ("balanced_train_segments.csv",),
         "test": ("eval_segments.csv",),
@@ -35,9 +33,7 @@ class AudioSetConfig(FolderConfig):
         """Return the tables by their keys in `TABLES`. Raise FileNotFoundError without class names or clips."""
         tables = super().tables()
         if "classes" not in tables or len(tables) < 2:
-            raise FileNotFoundError(
-                f"{self.folder} has only {sorted(map(str, tables.values()))}; need {self.LAYOUT}"
-            )
+            raise FileNotFoundError(f"{self.folder} has only {sorted(map(str, tables.values()))}; need {self.LAYOUT}")
         return tables
 
 
@@ -67,9 +63,7 @@ class AudioSet(RowBuilder):
             if unknown:
                 raise ValueError(f"{line.where}: the class {unknown[0]!r} is not in {CLASSES}")
             labels, clip_id = [names[mid] for mid in mids], "{}_{}".format(*segment)
-            clip = Clip(
-                clip_id, caption_classes(labels), f"youtube:{segment[0]}", "unknown (YouTube)", labels
-            )
+            clip = Clip(clip_id, caption_classes(labels), f"youtube:{segment[0]}", "unknown (YouTube)", labels)
             collection.add(split, clip, clip_id, paths.get(segment))
         return collection
 

@@ -103,16 +103,12 @@ def read_caption_columns(given: Sequence[str] | Mapping[str, str]) -> dict[str, 
     columns = {}
     for language, column in pairs:
         if not re.fullmatch("[a-z]{3}", language) or not column:
-            raise ValueError(
-                f"caption_columns is {given!r}; expected LANGUAGE=COLUMN, such as deu=Beschreibung"
-            )
+            raise ValueError(f"caption_columns is {given!r}; expected LANGUAGE=COLUMN, such as deu=Beschreibung")
         columns[column] = language
     return columns
 
 
-def merge_captions(
-    parts: Sequence[Mapping[str, Sequence[str]]], languages: Sequence[str]
-) -> dict[str, list[str]]:
+def merge_captions(parts: Sequence[Mapping[str, Sequence[str]]], languages: Sequence[str]) -> dict[str, list[str]]:
     """Merge captions of one recording from several lines, `{language: [caption, ...]}` each, without repeats.
 
     Captions with the same index in two languages count as translations. Therefore, lines with equally many captions in
@@ -136,9 +132,7 @@ def merge_captions(
                 others += [(language, text) for text in of_language]
 
     merged: dict[str, list[str]] = {language: [] for language in languages}
-    merged |= {
-        language: list(texts) for language, texts in zip(present, zip(*parallel, strict=True), strict=False)
-    }
+    merged |= {language: list(texts) for language, texts in zip(present, zip(*parallel, strict=True), strict=False)}
     distinct = {language: set(texts) for language, texts in merged.items()}
     for language, text in others:
         if text not in distinct[language]:
@@ -155,9 +149,7 @@ def check_merged_languages(unmarked: Sequence[str], language: str, marked: Mappi
     """
     merged = [column for column, of_column in marked.items() if of_column == language]
     if unmarked and merged:
-        advice = (
-            f"set --caption_language, or --caption_columns {language}={unmarked[0]} {language}={merged[0]}"
-        )
+        advice = f"set --caption_language, or --caption_columns {language}={unmarked[0]} {language}={merged[0]}"
         raise ValueError(f"columns {[*unmarked, *merged]} would all be captions in {language!r}; {advice}")
 
 

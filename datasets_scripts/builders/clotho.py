@@ -36,9 +36,7 @@ class Clotho(RowBuilder):
     """
 
     BUILDER_CONFIG_CLASS = ClothoConfig
-    NAMINGS = (
-        "the file names of the caption tables, unchanged, with decoded HTML entities, or without punctuation",
-    )
+    NAMINGS = ("the file names of the caption tables, unchanged, with decoded HTML entities, or without punctuation",)
 
     def collect(self) -> Collection:
         collection = Collection()
@@ -54,9 +52,7 @@ class Clotho(RowBuilder):
                 name, clip_id = line.values["file_name"], f"{part}/{line.values['file_name']}"
                 captions = [text for column, text in line.values.items() if column.startswith("caption")]
                 source, license = origins.get(name, (f"clotho:{clip_id}", "Creative Commons, clip by clip"))
-                collection.add(
-                    split, Clip(clip_id, {ENGLISH: captions}, source, license), clip_id, paths.get(name)
-                )
+                collection.add(split, Clip(clip_id, {ENGLISH: captions}, source, license), clip_id, paths.get(name))
         return collection
 
 

@@ -188,9 +188,7 @@ class FolderConfig(RowConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.data_dir is None:
-            raise ValueError(
-                f"{self.DATASET} requires data_dir: {self.LAYOUT}, or a Hub dataset with these files"
-            )
+            raise ValueError(f"{self.DATASET} requires data_dir: {self.LAYOUT}, or a Hub dataset with these files")
         for name in ("num_test", "num_validation"):  # of the datasets that `draw_sources` splits
             if getattr(self, name, 0) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; expected 0 or more")
@@ -199,9 +197,7 @@ class FolderConfig(RowConfig):
         """Check `languages`. If the dataset has only English captions, `languages` must include English."""
         super().check_languages()
         if self.ENGLISH_ONLY and ENGLISH not in self.languages:
-            raise ValueError(
-                f"languages is {list(self.languages)}; {self.DATASET} has English captions: add 'eng'"
-            )
+            raise ValueError(f"languages is {list(self.languages)}; {self.DATASET} has English captions: add 'eng'")
 
     @cached_property
     def folder(self) -> Path:
@@ -236,9 +232,7 @@ class FolderConfig(RowConfig):
 
     def find(self, names: Mapping[str, Sequence[str]]) -> dict[str, Path]:
         """Return the existing metadata files as `{key: path}`; `names` is `{key: possible file names}`."""
-        paths = {
-            key: metadata.find_metadata(self.folder, self.files, *of_key) for key, of_key in names.items()
-        }
+        paths = {key: metadata.find_metadata(self.folder, self.files, *of_key) for key, of_key in names.items()}
         return {key: path for key, path in paths.items() if path is not None}
 
     def tables(self) -> dict[str, Path]:
@@ -356,9 +350,7 @@ class RowBuilder(datasets.GeneratorBasedBuilder):
         languages = self.config.languages
         for clip in self._collection.clips[split]:
             captions = {language: list(clip.captions.get(language, ())) for language in languages}
-            row = clip._replace(
-                captions=captions, labels=list(clip.labels), events=list(clip.events)
-            )._asdict()
+            row = clip._replace(captions=captions, labels=list(clip.labels), events=list(clip.events))._asdict()
             row = {name: row[name] for name in self.info.features}
             validate_row(row, languages)
             yield clip.clip_id, row

@@ -51,9 +51,7 @@ class FoldConfig(FolderConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.validation_fraction < 1:
-            raise ValueError(
-                f"validation_fraction is {self.validation_fraction}; expected at least 0 and less than 1"
-            )
+            raise ValueError(f"validation_fraction is {self.validation_fraction}; expected at least 0 and less than 1")
         if self.test_fraction is not None and not 0 < self.test_fraction < 1:
             raise ValueError(f"test_fraction is {self.test_fraction}; expected more than 0 and less than 1")
 
@@ -77,13 +75,9 @@ class FoldBuilder(RowBuilder):
         phrases = label_phrases(config.PHRASES)
         unknown = sorted({clip.label for clip in clips} - phrases.keys())
         if unknown:
-            raise ValueError(
-                f"unknown classes {unknown}; the classes of {config.DATASET} are {', '.join(phrases)}"
-            )
+            raise ValueError(f"unknown classes {unknown}; the classes of {config.DATASET} are {', '.join(phrases)}")
 
-        splits = split_clips(
-            clips, config.test_fold, config.validation_fraction, config.seed, config.test_fraction
-        )
+        splits = split_clips(clips, config.test_fold, config.validation_fraction, config.seed, config.test_fraction)
         unplaced = set(clips).difference(*splits.values())
         for clip in clips:
             if clip in unplaced:
@@ -97,16 +91,12 @@ class FoldBuilder(RowBuilder):
                     continue
 
                 path = config.recordings.named([clip_id])
-                seconds = (
-                    duration_seconds(path) if clip.seconds is None and path is not None else clip.seconds
-                )
+                seconds = duration_seconds(path) if clip.seconds is None and path is not None else clip.seconds
                 events: list[Event] = []
                 if seconds:
                     events.append({"label": clip.label, "onset_seconds": 0.0, "offset_seconds": seconds})
                 captions = render_captions(phrases[clip.label], config.languages)
-                row = Clip(
-                    clip_id, captions, f"freesound:{clip.freesound_id}", clip.license, [clip.label], events
-                )
+                row = Clip(clip_id, captions, f"freesound:{clip.freesound_id}", clip.license, [clip.label], events)
                 collection.add(split, row, clip.file_name, path)
         return collection
 

@@ -35,14 +35,10 @@ class FSD50K(RowBuilder):
         collection, tables = Collection(), self.config.tables()
         for part in sorted({"dev", "eval"} & tables.keys()):
             clips_info = read_json(tables[f"{part}_info"]) if f"{part}_info" in tables else {}
-            for line in read_csv(
-                tables[part], ("fname", "labels", "split") if part == "dev" else ("fname", "labels")
-            ):
+            for line in read_csv(tables[part], ("fname", "labels", "split") if part == "dev" else ("fname", "labels")):
                 split = SPLIT_OF.get(line.values["split"].strip()) if part == "dev" else "test"
                 if split is None:
-                    raise ValueError(
-                        f"{line.where}: the split is {line.values['split']!r}; expected train or val"
-                    )
+                    raise ValueError(f"{line.where}: the split is {line.values['split']!r}; expected train or val")
                 clip_id = line.values["fname"].strip()
                 labels = [label.strip() for label in line.values["labels"].split(",") if label.strip()]
                 license = clips_info.get(clip_id, {}).get("license", "unknown (Freesound)")

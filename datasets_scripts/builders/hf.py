@@ -73,9 +73,7 @@ class HubDatasetConfig:
 
     def __post_init__(self) -> None:
         if self.data_dir is None:
-            raise ValueError(
-                "hf requires data_dir: a Hub id, or a folder that load_dataset or load_from_disk reads"
-            )
+            raise ValueError("hf requires data_dir: a Hub id, or a folder that load_dataset or load_from_disk reads")
 
 
 _RECORDINGS: tuple[Any, ...] = (datasets.Audio, datasets.Video)
@@ -110,9 +108,7 @@ class HubDataset:
         else:
             path = str(folder if folder.is_dir() else config.data_dir)
             with _storing_audio_as_paths():
-                loaded = datasets.load_dataset(
-                    path, config.subset, revision=config.revision, cache_dir=self.cache_dir
-                )
+                loaded = datasets.load_dataset(path, config.subset, revision=config.revision, cache_dir=self.cache_dir)
 
         splits = {"train": loaded} if isinstance(loaded, datasets.Dataset) else dict(loaded)
         for split, name in name_splits(splits).items():
@@ -130,10 +126,7 @@ class HubDataset:
 
     def report(self) -> dict[str, Any]:
         """Return the ids of clips without audio or captions, in the format of `RowBuilder.report`."""
-        return {
-            "missing": self._missing,
-            "left_out": {"no caption": self._left_out} if self._left_out else {},
-        }
+        return {"missing": self._missing, "left_out": {"no caption": self._left_out} if self._left_out else {}}
 
     def _rows(self, split: str, rows: datasets.Dataset) -> datasets.Dataset:
         """Convert a split to the format of `schema.Row`, without copying the recordings."""
@@ -171,9 +164,7 @@ class HubDataset:
                 merged[0]["captions"] = merge_captions([row["captions"] for row in merged], languages)
                 merged[0]["labels"] = list(dict.fromkeys(labels))
         if len(recordings) < len(described):
-            logger.info(
-                "%s: merged %d rows to one per recording, %d rows", split, len(described), len(recordings)
-            )
+            logger.info("%s: merged %d rows to one per recording, %d rows", split, len(described), len(recordings))
 
         table = datasets.Dataset.from_list(described, features=features(languages, bool(columns.segments)))
         joined = datasets.concatenate_datasets([table, audio], axis=1)
@@ -200,15 +191,11 @@ class Columns:
         audio = [name for name, kind in types.items() if isinstance(kind, _RECORDINGS)]
         self.audio = config.audio_column or (audio[0] if len(audio) == 1 else "audio")
         if self.audio not in types:
-            raise ValueError(
-                f"there is no column {self.audio!r} of audio; set audio_column to one of {list(types)}"
-            )
+            raise ValueError(f"there is no column {self.audio!r} of audio; set audio_column to one of {list(types)}")
         self.languages = _find_captions(types, config)
         self.label = config.label_column or None
         if self.label is not None and self.label not in types:
-            raise ValueError(
-                f"there is no column {self.label!r} of labels; set label_column to one of {list(types)}"
-            )
+            raise ValueError(f"there is no column {self.label!r} of labels; set label_column to one of {list(types)}")
         self._types = types
         self.segments = find_segment_columns(types)
 
@@ -221,9 +208,7 @@ class Columns:
     def caption_columns(self) -> list[str]:
         """Names of the columns that contain captions."""
         return list(
-            dict.fromkeys(
-                name.partition(".")[0] if name not in self._types else name for name in self.languages
-            )
+            dict.fromkeys(name.partition(".")[0] if name not in self._types else name for name in self.languages)
         )
 
     def describe(self, row: Mapping[str, Any], path: str | None, clip_id: str) -> dict[str, Any]:
@@ -265,9 +250,7 @@ def _find_captions(types: datasets.Features, config: HubDatasetConfig) -> dict[s
             unmarked = [name for name in _CAPTION_COLUMNS[:2] if name in types][:1] + numbered
             unmarked = unmarked or [name for name in _CAPTION_COLUMNS if name in types][:1]
 
-        marked = {
-            name: name[-3:] for name in texts if _LANGUAGE_COLUMN.fullmatch(name) and name not in unmarked
-        }
+        marked = {name: name[-3:] for name in texts if _LANGUAGE_COLUMN.fullmatch(name) and name not in unmarked}
         check_merged_languages(unmarked, config.caption_language, marked)
         columns = {**dict.fromkeys(unmarked, config.caption_language), **marked}
         for name in unmarked:
@@ -303,11 +286,7 @@ def as_stored_audio(column: pyarrow.ChunkedArray, name: str) -> pyarrow.ChunkedA
     for chunk in column.chunks:
         chunk = getattr(chunk, "storage", chunk)
         nulls = pyarrow.nulls(len(chunk), pyarrow.string())
-        if (
-            pyarrow.types.is_string(kind)
-            or pyarrow.types.is_large_string(kind)
-            or pyarrow.types.is_string_view(kind)
-        ):
+        if pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind) or pyarrow.types.is_string_view(kind):
             fields = [pyarrow.nulls(len(chunk), pyarrow.binary()), chunk.cast(pyarrow.string())]
         elif pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind):
             fields = [chunk.cast(pyarrow.binary()), nulls]
@@ -383,12 +362,7 @@ def _item_type(kind: Any) -> Any:
 
 def _is_text(kind: Any) -> bool:
     item = _item_type(kind)
-    is_text = isinstance(item, datasets.Value) and item.dtype in (
-        "string",
-        "large_string",
-        "string_view",
-        "null",
-    )
+    is_text = isinstance(item, datasets.Value) and item.dtype in ("string", "large_string", "string_view", "null")
     return is_text or isinstance(item, datasets.ClassLabel)
 
 

@@ -44,9 +44,7 @@ def find_metadata(folder: Path, files: Iterable[str], *names: str) -> Path | Non
 
     A file at the top of the folder has priority. Raises ValueError if there is none, and several in sub-folders.
     """
-    matches = sorted(
-        (file for file in files if os.path.basename(file) in names), key=lambda file: file.count("/")
-    )
+    matches = sorted((file for file in files if os.path.basename(file) in names), key=lambda file: file.count("/"))
     if len(matches) > 1 and "/" in matches[0]:
         raise ValueError(
             f"{folder} contains several {names[0]}: {listing(matches)}; set data_dir to the folder of one"
@@ -78,12 +76,7 @@ def read_csv(
     if delimiter == "\t" and (unquoted := _read_unquoted(text)) is not None:
         text = unquoted
     # The tables of AudioSet have no header, and spaces before the quotes.
-    form: dict[str, Any] = {
-        "restval": "",
-        "delimiter": delimiter,
-        "skipinitialspace": not header,
-        "strict": True,
-    }
+    form: dict[str, Any] = {"restval": "", "delimiter": delimiter, "skipinitialspace": not header, "strict": True}
     reader = csv.DictReader(io.StringIO(text, newline=""), None if header else columns, **form)
 
     numbered: list[tuple[int, dict[Any, Any]]] = []
@@ -93,9 +86,7 @@ def read_csv(
             numbered.append((reader.line_num, values))
     except csv.Error as error:
         line = 1 + (numbered[-1][0] if numbered else int(header))
-        problem = (
-            f"{error}; check the quotes: a cell in quotes ends with one, and quotes inside it are doubled"
-        )
+        problem = f"{error}; check the quotes: a cell in quotes ends with one, and quotes inside it are doubled"
         raise ValueError(f"{path} cannot be read as CSV from line {line} on: {problem}") from error
 
     missing = sorted(set(columns) - set(names))
@@ -103,9 +94,7 @@ def read_csv(
         raise ValueError(f"{path} lacks the columns {missing}; it has {names}")
     name, count = Counter(filter(None, names)).most_common(1)[0] if any(names) else ("", 0)
     if count > 1:
-        raise ValueError(
-            f"{path} has {count} columns {name!r}; rename them, since only the last one would be read"
-        )
+        raise ValueError(f"{path} has {count} columns {name!r}; rename them, since only the last one would be read")
 
     lines = []
     for number, values in numbered:
@@ -129,9 +118,7 @@ def _read_unquoted(text: str) -> str | None:
     for row in rows:
         cells = []
         for cell in row:
-            is_quoted = (
-                len(cell) > 1 and cell[0] == cell[-1] == '"' and '"' not in cell[1:-1].replace('""', "")
-            )
+            is_quoted = len(cell) > 1 and cell[0] == cell[-1] == '"' and '"' not in cell[1:-1].replace('""', "")
             cells.append(cell if is_quoted else '"' + cell.replace('"', '""') + '"')
         lines.append("\t".join(cells))
     return "\n".join(lines)
@@ -161,9 +148,7 @@ def read_table(path: Path, languages: Iterable[str] = ("eng",), encoding: str | 
     elif suffix == ".json":
         values = read_json(path, languages, encoding)
         if not isinstance(values, list):
-            raise ValueError(
-                f"{path} is not a list; expected a JSON list of objects, or JSON Lines as .jsonl"
-            )
+            raise ValueError(f"{path} is not a list; expected a JSON list of objects, or JSON Lines as .jsonl")
         lines = [Line(f"{path}, entry {number}", value) for number, value in enumerate(values)]
     elif suffix == ".parquet":
         import pyarrow.parquet
@@ -204,9 +189,7 @@ def find_segment_columns(names: Iterable[str], columns: Mapping[str, str] | None
 @cache  # once
 def _warn_of_unused_pair() -> None:
     unused, expected = " and ".join(_UNUSED_PAIR), " and ".join(SEGMENT_COLUMNS)
-    logger.warning(
-        "the columns %s are not used, and whole recordings are read; for parts, add %s", unused, expected
-    )
+    logger.warning("the columns %s are not used, and whole recordings are read; for parts, add %s", unused, expected)
 
 
 def read_segment(values: Mapping[str, Any], where: str) -> tuple[float | None, float | None]:

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     import datasets
 
 
-def add_builder_options(
-    parser: argparse.ArgumentParser, config_class: type[datasets.BuilderConfig]
-) -> list[str]:
+def add_builder_options(parser: argparse.ArgumentParser, config_class: type[datasets.BuilderConfig]) -> list[str]:
     """Add an option `--field value` for each field of a builder config to an argument parser; return the field names.
 
     Fields inherited from `datasets.BuilderConfig` are skipped. The help texts come from the docstrings of the config
@@ -29,9 +27,7 @@ def add_builder_options(
     """
     hints = typing.get_type_hints(config_class)
     texts = option_texts(config_class)
-    names = [
-        field.name for field in dataclasses.fields(config_class) if field.name in config_keys(config_class)
-    ]
+    names = [field.name for field in dataclasses.fields(config_class) if field.name in config_keys(config_class)]
 
     group = parser.add_argument_group("options of the builder")
     for name in names:

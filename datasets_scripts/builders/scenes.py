@@ -125,11 +125,7 @@ def _draw_split(composition: str) -> str:
 
 
 def caption_scene(
-    scene: Scene,
-    phrases: Mapping[str, Mapping[str, str]],
-    language: str,
-    held_out: bool,
-    rng: np.random.Generator,
+    scene: Scene, phrases: Mapping[str, Mapping[str, str]], language: str, held_out: bool, rng: np.random.Generator
 ) -> str:
     """Write a caption of a scene.
 
@@ -162,9 +158,7 @@ def caption_scene(
         texts = []
         for event in group:
             manner, count = choose(event.manner), choose(COUNTS[event.repetitions])
-            texts.append(
-                words["event"].format(phrase=phrases[event.label][language], manner=manner, count=count)
-            )
+            texts.append(words["event"].format(phrase=phrases[event.label][language], manner=manner, count=count))
         groups.append(choose("while").join(texts))
 
     chain = groups[0]
@@ -217,9 +211,7 @@ def render_scene(
     for event, start, period in placements:
         sound = fade_ends(take(event.label, int(0.85 * period), rng), sampling_rate_hz)
         if event.manner == "far":
-            sound = _lowpass(
-                _reverberate(sound, FAR_DECAY_SECONDS, 0.0, sampling_rate_hz, rng), sampling_rate_hz
-            )
+            sound = _lowpass(_reverberate(sound, FAR_DECAY_SECONDS, 0.0, sampling_rate_hz, rng), sampling_rate_hz)
         sound = scale_to_peak(sound, rng.uniform(*PEAK_DB[event.manner]))
         for first in range(start, start + event.repetitions * period, period):
             samples[first : first + len(sound)] += sound[: num_samples - first]
@@ -255,9 +247,7 @@ def take_generated(sampling_rate_hz: int) -> Take:
     def take(label: str, most_samples: int, rng: np.random.Generator) -> np.ndarray:
         variant, _, name = label.partition("_")
         sound = SOUNDS[name]
-        return sound.waveform(
-            rng.uniform(*sound.variants[variant]), np.arange(most_samples) / sampling_rate_hz, rng
-        )
+        return sound.waveform(rng.uniform(*sound.variants[variant]), np.arange(most_samples) / sampling_rate_hz, rng)
 
     return take
 
@@ -382,9 +372,7 @@ class Scenes(SyntheticEvents):
         config = self.config
         rng = seeded_generator(config.seed, split, index, 2)
         scene, placements = self._scenes[split][index], self._placements(split, index)
-        return render_scene(
-            scene, placements, self._takes[split], self._num_samples, config.sampling_rate_hz, rng
-        )
+        return render_scene(scene, placements, self._takes[split], self._num_samples, config.sampling_rate_hz, rng)
 
     def _captions(self, split: str, index: int) -> dict[str, list[str]]:
         """Write one caption per language, or up to five for a held-out clip; equal indices are translations."""
@@ -395,9 +383,7 @@ class Scenes(SyntheticEvents):
             texts = {}
             for language in captions:
                 rng = seeded_generator(self.config.seed, split, index, 1, number)
-                texts[language] = caption_scene(
-                    self._scenes[split][index], self._phrases, language, held_out, rng
-                )
+                texts[language] = caption_scene(self._scenes[split][index], self._phrases, language, held_out, rng)
             if distinct.isdisjoint(texts.values()):
                 distinct.update(texts.values())
                 for language, text in texts.items():
@@ -422,12 +408,8 @@ class Scenes(SyntheticEvents):
         phrases = label_phrases("esc50") | label_phrases("urbansound8k") | label_phrases("recordings")
         usable = set.intersection(*(set(of_split) for of_split in self._files.values())) & phrases.keys()
         if len(usable) < max(NUM_EVENTS):
-            expected = (
-                f"at least {max(NUM_EVENTS)} labels with phrases in phrases/ and recordings for all splits"
-            )
-            raise ValueError(
-                f"recordings contains {len(usable)} usable labels {sorted(usable)}; expected {expected}"
-            )
+            expected = f"at least {max(NUM_EVENTS)} labels with phrases in phrases/ and recordings for all splits"
+            raise ValueError(f"recordings contains {len(usable)} usable labels {sorted(usable)}; expected {expected}")
         return {label: phrases[label] for label in sorted(usable)}
 
     @cached_property

@@ -145,9 +145,7 @@ def _beeps(pitch_hz: float, seconds: np.ndarray, rng: np.random.Generator) -> np
 def _bell(pitch_hz: float, seconds: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     # Partials of a minor-third church bell: hum, prime, tierce, quint, nominal, and one inharmonic partial above.
     ratios = (0.5, 1.0, 1.2, 1.5, 2.0, 2.67)
-    return np.sum(
-        [np.exp(-3 * ratio * seconds) * _sine(ratio * pitch_hz, seconds) for ratio in ratios], axis=0
-    )
+    return np.sum([np.exp(-3 * ratio * seconds) * _sine(ratio * pitch_hz, seconds) for ratio in ratios], axis=0)
 
 
 def _knocks(rate_hz: float, seconds: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -375,16 +373,12 @@ class SyntheticEvents(RowBuilder):
 
                 with atomic_write(path) as unfinished:  # other processes never read a partial file
                     samples = self.render(split, index)
-                    soundfile.write(
-                        unfinished, samples, config.sampling_rate_hz, format="WAV", subtype="PCM_16"
-                    )
+                    soundfile.write(unfinished, samples, config.sampling_rate_hz, format="WAV", subtype="PCM_16")
 
     def render(self, split: str, index: int) -> np.ndarray:
         """Render a clip; the same arguments produce the same samples."""
         config = self.config
-        return render_clip(
-            config.seed, split, index, config.duration_seconds, config.sampling_rate_hz
-        ).samples
+        return render_clip(config.seed, split, index, config.duration_seconds, config.sampling_rate_hz).samples
 
     def _audio_path(self, split: str, index: int) -> Path:
         return self.audio_folder / f"{split}-{index:05d}.wav"

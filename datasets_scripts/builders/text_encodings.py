@@ -34,9 +34,7 @@ _ALONE = r"(?<![^\W\d_]){0}(?![^\W\d_])"
 _MOST, _FEW = 0.8, 0.1
 
 
-def decode_text(
-    content: bytes, where: str, languages: Iterable[str] = ("eng",), encoding: str | None = None
-) -> str:
+def decode_text(content: bytes, where: str, languages: Iterable[str] = ("eng",), encoding: str | None = None) -> str:
     """Decode the content of a text file: UTF-8, UTF-16 with a byte order mark, or an encoding of its languages.
 
     Args:
@@ -52,19 +50,13 @@ def decode_text(
         if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):  # "Unicode text" of spreadsheets
             return content.decode("utf-16")
         if b"\0" in content:
-            raise ValueError(
-                f"{where} contains zero bytes and is not text; save it as UTF-8, or set encoding"
-            )
+            raise ValueError(f"{where} contains zero bytes and is not text; save it as UTF-8, or set encoding")
         return content.decode("utf-8-sig")
     except LookupError as error:
-        raise ValueError(
-            f"encoding is {encoding!r}, which is unknown; expected a name such as 'cp1252'"
-        ) from error
+        raise ValueError(f"encoding is {encoding!r}, which is unknown; expected a name such as 'cp1252'") from error
     except UnicodeDecodeError as error:
         if encoding is not None or content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            raise ValueError(
-                f"{where} is not {error.encoding}: {error.reason} at byte {error.start}"
-            ) from error
+            raise ValueError(f"{where} is not {error.encoding}: {error.reason} at byte {error.start}") from error
 
     texts: dict[str, str] = {}  # plausible text -> encoding
     candidates = sorted({_ENCODINGS[language] for language in languages if language in _ENCODINGS})
@@ -76,11 +68,7 @@ def decode_text(
         if _is_plausible(text, candidate):
             texts.setdefault(text, candidate)
     if len(texts) != 1:
-        tried = (
-            f"in {' and '.join(texts.values())}"
-            if texts
-            else f"not in {', '.join(candidates) or 'any other'}"
-        )
+        tried = f"in {' and '.join(texts.values())}" if texts else f"not in {', '.join(candidates) or 'any other'}"
         raise ValueError(
             f"{where} is not UTF-8, and plausible {tried}; save it as UTF-8 (in Excel: 'CSV UTF-8'), or set encoding, "
             "such as gb18030 (Chinese), cp932 (Japanese), cp1251 (Russian), cp1250 (Polish) or cp1252 (Western Europe)"

@@ -57,7 +57,5 @@ class VGGSound(RowBuilder):
             clip_id = "{}_{}".format(*segment)
             captions = render_captions({ENGLISH: label}, [ENGLISH]) if label else {}
             clip = Clip(clip_id, captions, f"youtube:{segment[0]}", "unknown (YouTube)", labels=[label])
-            collection.add(
-                drawn[segment[0]] if split == "train" else split, clip, clip_id, paths.get(segment)
-            )
+            collection.add(drawn[segment[0]] if split == "train" else split, clip, clip_id, paths.get(segment))
         return collection

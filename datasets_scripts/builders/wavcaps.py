@@ -77,9 +77,7 @@ class WavCapsConfig(FolderConfig):
 
         if not tables or (self.parts and len(tables) < len(names)):
             lacking = [PARTS[part].table for part in names if part not in tables]
-            raise FileNotFoundError(
-                f"{self.folder} lacks {', '.join(lacking)}; set data_dir to {self.LAYOUT}"
-            )
+            raise FileNotFoundError(f"{self.folder} lacks {', '.join(lacking)}; set data_dir to {self.LAYOUT}")
         return tables
 
     def blacklist_files(self) -> list[Path]:
@@ -119,9 +117,7 @@ class WavCaps(RowBuilder):
             recordings = config.recordings.within(PARTS[name].word, words)
             for entry in read_entries(table):
                 stem, source = stem_of(str(entry["id"])), _source(PARTS[name], str(entry["id"]))
-                clip = Clip(
-                    f"{name}/{stem}", {ENGLISH: [entry["caption"] or ""]}, source, "academic use only"
-                )
+                clip = Clip(f"{name}/{stem}", {ENGLISH: [entry["caption"] or ""]}, source, "academic use only")
                 if clip.source in blacklisted:
                     collection.leave_out("blacklist", clip.clip_id)
                 elif clip.clip_id in clips:

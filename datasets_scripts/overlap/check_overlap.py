@@ -31,19 +31,9 @@ from modeling_supclap.datasets_scripts.atomic_files import write_json
 from modeling_supclap.datasets_scripts.audio import BadAudioError, MissingDecoderError, read_row
 from modeling_supclap.datasets_scripts.bad_audio import map_in_order
 from modeling_supclap.datasets_scripts.builders.recordings import listing
-from modeling_supclap.datasets_scripts.overlap.fingerprint import (
-    RATE_HZ,
-    THRESHOLD,
-    FingerprintIndex,
-    fingerprint,
-)
+from modeling_supclap.datasets_scripts.overlap.fingerprint import RATE_HZ, THRESHOLD, FingerprintIndex, fingerprint
 from modeling_supclap.datasets_scripts.progress import progress
-from modeling_supclap.datasets_scripts.schema import (
-    AUDIO_COLUMNS,
-    FILE_SOURCE,
-    SEGMENT_COLUMNS,
-    without_audio,
-)
+from modeling_supclap.datasets_scripts.schema import AUDIO_COLUMNS, FILE_SOURCE, SEGMENT_COLUMNS, without_audio
 
 _NEEDED = ("clip_id", "audio_path", *SEGMENT_COLUMNS, *AUDIO_COLUMNS)
 _MOST_SHOWN = 20  # maximum number of shared sources, and of copies, in the printed table
@@ -67,9 +57,7 @@ def compare(
     Raises FileNotFoundError for a missing set, and ValueError for an unknown split or if both sets are the same.
     """
     if first == second:
-        raise ValueError(
-            f"both sets are {first}; to compare splits of one set, pass {first}:train {first}:test"
-        )
+        raise ValueError(f"both sets are {first}; to compare splits of one set, pass {first}:train {first}:test")
 
     clips: list[list[Clip]] = [[], []]
     prints: list[list[Any]] = [[], []]  # fingerprint of each clip, or None
@@ -135,30 +123,18 @@ def overlap_table(report: Mapping[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare two sets, print the table and optionally write the report; return the exit status."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "first", metavar="A[:split]", help="Folder or Hub id of a prepared set; default: all splits."
-    )
-    parser.add_argument(
-        "second", metavar="B[:split]", help="Prepared set to compare with A, or another split of A."
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("first", metavar="A[:split]", help="Folder or Hub id of a prepared set; default: all splits.")
+    parser.add_argument("second", metavar="B[:split]", help="Prepared set to compare with A, or another split of A.")
     parser.add_argument("--json", metavar="FILE", help="Write the whole report to this file.")
-    parser.add_argument(
-        "--fail_on_overlap", action="store_true", help="Exit with status 1 if any clip is shared."
-    )
-    parser.add_argument(
-        "--workers", type=int, default=1, help="Number of processes that compute fingerprints."
-    )
+    parser.add_argument("--fail_on_overlap", action="store_true", help="Exit with status 1 if any clip is shared.")
+    parser.add_argument("--workers", type=int, default=1, help="Number of processes that compute fingerprints.")
     parser.add_argument("--cache_dir", help="Cache folder of `datasets`.")
     parser.add_argument("--quiet", action="store_true", help="Hide progress bars.")
     arguments = parser.parse_args(argv)
 
     try:
-        report = compare(
-            arguments.first, arguments.second, arguments.workers, arguments.cache_dir, arguments.quiet
-        )
+        report = compare(arguments.first, arguments.second, arguments.workers, arguments.cache_dir, arguments.quiet)
         if arguments.json:
             write_json(arguments.json, report)
     except (ValueError, OSError, RuntimeError) as error:
@@ -194,9 +170,7 @@ def _copies(clips: list[list[Clip]], prints: list[list[Any]], quiet: bool) -> li
     """Return pairs of clips with matching fingerprints, highest score first."""
     index = FingerprintIndex(prints[0])
     pairs = []
-    for query, clip in zip(
-        progress(prints[1], "comparing", len(prints[1]), "clips", quiet), clips[1], strict=True
-    ):
+    for query, clip in zip(progress(prints[1], "comparing", len(prints[1]), "clips", quiet), clips[1], strict=True):
         for match in [] if query is None else index.search(query):
             other = clips[0][match.clip]
             same_source = other["source"] == clip["source"]
@@ -205,9 +179,7 @@ def _copies(clips: list[list[Clip]], prints: list[list[Any]], quiet: bool) -> li
                 if name != "clip":
                     pair[name] = round(value, 4)
             pairs.append(pair)
-    return sorted(
-        pairs, key=lambda pair: (-pair["score"], pair["first"]["clip_id"], pair["second"]["clip_id"])
-    )
+    return sorted(pairs, key=lambda pair: (-pair["score"], pair["first"]["clip_id"], pair["second"]["clip_id"]))
 
 
 def _names(clips: Sequence[Clip]) -> str:

@@ -49,9 +49,7 @@ def refuse_trained_sources(rows: Any, model: str, allow: bool = False) -> int:
         example = without_audio(rows)[int(is_trained.argmax())]["source"]
         problem = f"{model} has trained on {count} of {len(rows)} clips, for example {example}"
         if not allow:
-            raise ValueError(
-                f"{problem}; evaluate on other clips, or set --exclude_trained or --allow_trained true"
-            )
+            raise ValueError(f"{problem}; evaluate on other clips, or set --exclude_trained or --allow_trained true")
         warnings.warn(problem, stacklevel=2)
     return count
 

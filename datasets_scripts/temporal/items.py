@@ -66,9 +66,7 @@ def describe(
 
     sounds = [phrases_first] if phrases_second is None else [phrases_first, phrases_second]
     if len(sounds) != (1 if relation == "single" else 2):
-        raise ValueError(
-            f"got {len(sounds)} sounds for {relation!r}; 'single' takes one, the others take two"
-        )
+        raise ValueError(f"got {len(sounds)} sounds for {relation!r}; 'single' takes one, the others take two")
     if exchange:
         sounds.reverse()
 
@@ -92,9 +90,7 @@ def label_phrase(label: str, language: str = "eng", phrases: Phrases | None = No
     if phrases is None and language == "eng":
         return label.replace("_", " ")
     if phrases is None or language not in phrases.get(label, {}):
-        raise ValueError(
-            f"label {label!r} has no phrase in {language!r}; give phrases[{label!r}][{language!r}]"
-        )
+        raise ValueError(f"label {label!r} has no phrase in {language!r}; give phrases[{label!r}][{language!r}]")
     return phrases[label][language]
 
 
@@ -134,9 +130,7 @@ class TemporalItem:
 
     def __post_init__(self) -> None:
         if len(set(self.labels)) < len(self.rows):
-            raise ValueError(
-                f"{self.clip_id} has {self.labels[0]!r} twice; a pair must have two different classes"
-            )
+            raise ValueError(f"{self.clip_id} has {self.labels[0]!r} twice; a pair must have two different classes")
 
 
 def render(
@@ -194,9 +188,7 @@ class TemporalItems:
         self.languages = check_languages(languages)
         self.labels = tuple(sorted(self.recordings))
         if len(self.labels) < 2:
-            raise ValueError(
-                f"the rows have the labels {list(self.labels)}; give rows of two or more classes"
-            )
+            raise ValueError(f"the rows have the labels {list(self.labels)}; give rows of two or more classes")
 
         self._phrases: dict[str, dict[str, str]] = {}
         for label in self.labels:
@@ -207,9 +199,7 @@ class TemporalItems:
         self.pairs = shuffled(itertools.permutations(self.labels, 2), seed, "pairs")
         self._length = len(self.pairs) if pairs_per_epoch is None else pairs_per_epoch
         if self._length < 1 or (num_phrasings is not None and num_phrasings < 1):
-            raise ValueError(
-                f"pairs_per_epoch is {pairs_per_epoch}, num_phrasings is {num_phrasings}; give 1 or more"
-            )
+            raise ValueError(f"pairs_per_epoch is {pairs_per_epoch}, num_phrasings is {num_phrasings}; give 1 or more")
 
     def __len__(self) -> int:
         """Return the number of pairs per epoch."""
@@ -252,14 +242,10 @@ class TemporalItems:
         # Clips of two classes may come from the same recording; do not pair these.
         others = [other for other in self.recordings[labels[1]] if other.source != first.source]
         if not others:
-            raise ValueError(
-                f"all clips of {labels[1]!r} are from {first.source!r}, and so is clip {first.clip_id!r}"
-            )
+            raise ValueError(f"all clips of {labels[1]!r} are from {first.source!r}, and so is clip {first.clip_id!r}")
         return self.rows[first.row_index], self.rows[drawn(others, *key, "second").row_index]
 
-    def _pair_item(
-        self, role: str, relation: str, rows: tuple[Row, Row], is_wrong: bool = False
-    ) -> TemporalItem:
+    def _pair_item(self, role: str, relation: str, rows: tuple[Row, Row], is_wrong: bool = False) -> TemporalItem:
         first, second = self._phrases[rows[0]["labels"][0]], self._phrases[rows[1]["labels"][0]]
         captions = self._describe(relation, first, second, exchange=(role == "reversed") != is_wrong)
 
@@ -268,11 +254,7 @@ class TemporalItems:
         return TemporalItem(role, rows, labels, captions, f"{role}:{rows[0]['clip_id']}+{rows[1]['clip_id']}")
 
     def _describe(
-        self,
-        relation: str,
-        first: Mapping[str, str],
-        second: Mapping[str, str] | None,
-        exchange: bool = False,
+        self, relation: str, first: Mapping[str, str], second: Mapping[str, str] | None, exchange: bool = False
     ) -> dict[str, list[str]]:
         captions = describe(relation, first, second, self.languages, exchange)
         return {language: texts[: self._num_phrasings] for language, texts in captions.items()}
@@ -322,9 +304,7 @@ def one_per_class(rows: Iterable[Row], seed: int = 0) -> list[int]:
     return sorted(indices)
 
 
-def split_by_source(
-    rows: Iterable[Row], train_fraction: float = 0.7, seed: int = 0
-) -> tuple[list[int], list[int]]:
+def split_by_source(rows: Iterable[Row], train_fraction: float = 0.7, seed: int = 0) -> tuple[list[int], list[int]]:
     """Split rows into a training and a test set without common source recordings; return their sorted row indices.
 
     If a source has clips of several classes, it belongs to the alphabetically first class. A class without sources of

@@ -63,9 +63,7 @@ def compose(
     if role not in (*ROLES, "concatenated"):
         raise ValueError(f"unknown role {role!r}; the roles are {', '.join(ROLES)} and concatenated")
     if len(waveforms) != (1 if role == "single" else 2):
-        raise ValueError(
-            f"got {len(waveforms)} waveforms for {role!r}; 'single' takes one, the others take two"
-        )
+        raise ValueError(f"got {len(waveforms)} waveforms for {role!r}; 'single' takes one, the others take two")
 
     if role == "single":
         return _limit(_check_clip(waveforms[0], sampling_rate_hz).copy())
@@ -119,9 +117,7 @@ def concatenate(
     gap = round(options.gap_seconds * sampling_rate_hz)
     if fade > min(first.size, second.size):
         seconds = min(first.size, second.size) / sampling_rate_hz
-        raise ValueError(
-            f"the crossfade of {options.crossfade_seconds} s is longer than a clip of {seconds} s"
-        )
+        raise ValueError(f"the crossfade of {options.crossfade_seconds} s is longer than a clip of {seconds} s")
 
     first_gain, second_gain = (1.0, 1.0)
     if options.match_loudness:
@@ -140,9 +136,7 @@ def concatenate(
     return _limit(joined)
 
 
-def overlay(
-    first: np.ndarray, second: np.ndarray, sampling_rate_hz: int, match_loudness: bool = True
-) -> np.ndarray:
+def overlay(first: np.ndarray, second: np.ndarray, sampling_rate_hz: int, match_loudness: bool = True) -> np.ndarray:
     """Overlay two clips, `a_i ^ a_j` (TeminAL section 3.1).
 
     Both clips start together. The result is as long as the longer clip. The order of the clips does not matter. If
@@ -177,9 +171,7 @@ def _equal_gains(first: np.ndarray, second: np.ndarray, sampling_rate_hz: int) -
     """Return two gains that scale both clips to the geometric mean of their levels."""
     level, other = active_rms(first, sampling_rate_hz), active_rms(second, sampling_rate_hz)
     if level == 0 or other == 0:
-        raise ValueError(
-            f"the clips have levels {level:.3g} and {other:.3g}; matching requires two non-silent clips"
-        )
+        raise ValueError(f"the clips have levels {level:.3g} and {other:.3g}; matching requires two non-silent clips")
     return math.sqrt(other / level), math.sqrt(level / other)
 
 

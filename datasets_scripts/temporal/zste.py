@@ -141,9 +141,7 @@ def zste_prompts(
         raise ValueError(f"labels is {list(labels)}; list each class once")
     unknown = set(record["labels"]) - set(labels)
     if unknown:
-        raise ValueError(
-            f"record {record['id']!r} has the classes {sorted(unknown)}, which are not in labels"
-        )
+        raise ValueError(f"record {record['id']!r} has the classes {sorted(unknown)}, which are not in labels")
     check_languages([language])
 
     key = (seed, "zste", task, record["id"])
@@ -176,11 +174,7 @@ def _candidates(
     if task == "5B":
         orders: list[Candidate] = [("zste_simultaneous", first, second), ("zste_simultaneous", second, first)]
         return _add_wrong_candidates(orders, present, labels, num_candidates, key), orders
-    relations: list[Candidate] = [
-        ("before", first, second),
-        ("before", second, first),
-        ("while", first, second),
-    ]
+    relations: list[Candidate] = [("before", first, second), ("before", second, first), ("while", first, second)]
     right = relations[:1] if task[1] == "A" else relations[2:]
     if task[0] == "4":
         relations = _add_wrong_candidates(relations, present, labels, num_candidates, key)
@@ -188,11 +182,7 @@ def _candidates(
 
 
 def _add_wrong_candidates(
-    candidates: list[Candidate],
-    present: Sequence[str],
-    labels: Sequence[str],
-    num_candidates: int,
-    key: Sequence[Any],
+    candidates: list[Candidate], present: Sequence[str], labels: Sequence[str], num_candidates: int, key: Sequence[Any]
 ) -> list[Candidate]:
     """Add wrong candidates with the same sentence templates, until there are `num_candidates`.
 

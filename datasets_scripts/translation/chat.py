@@ -55,18 +55,14 @@ class ChatTranslator:
         try:
             import openai
         except ImportError as error:
-            raise ImportError(
-                'endpoints require the openai client: pip install "supclap[translate]"'
-            ) from error
+            raise ImportError('endpoints require the openai client: pip install "supclap[translate]"') from error
 
         self.name = name
         self.options = {"temperature": 0} if options is None else dict(options)
         self.workers = workers
         parts = urlsplit(endpoint)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(
-                "the endpoint is not an http(s) URL; give one such as https://api.deepseek.com/v1"
-            )
+            raise ValueError("the endpoint is not an http(s) URL; give one such as https://api.deepseek.com/v1")
         self.host = public_name(endpoint)
         path = parts.path.rstrip("/").removesuffix("/chat/completions") or "/v1"
 
@@ -103,15 +99,10 @@ class ChatTranslator:
                 reason = error
 
         if len(texts) == 1:
-            logger.warning(
-                "%s returned no translation into %s of %r: %s", self.name, target, texts[0], reason
-            )
+            logger.warning("%s returned no translation into %s of %r: %s", self.name, target, texts[0], reason)
             return [""]
         middle = len(texts) // 2
-        return [
-            *self.translate(texts[:middle], source, target),
-            *self.translate(texts[middle:], source, target),
-        ]
+        return [*self.translate(texts[:middle], source, target), *self.translate(texts[middle:], source, target)]
 
     def _ask(self, texts: Sequence[str], source: str, target: str) -> bytes:
         """Send a request and return the raw body of the answer; `read_answer` checks it."""

@@ -80,9 +80,7 @@ class FinishedBatches:
         except ValueError as error:
             raise ValueError(f"{path} is damaged ({error}); remove it to start again") from error
         if before != {"settings": settings}:
-            raise ValueError(
-                f"{path} was made with {before}, not {settings}; remove it or choose another output"
-            )
+            raise ValueError(f"{path} was made with {before}, not {settings}; remove it or choose another output")
         for batch in batches:
             self._remember(batch)
 

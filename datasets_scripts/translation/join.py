@@ -33,11 +33,7 @@ class Caption(NamedTuple):
 
 
 def join_translations(
-    rows: Rows,
-    path: Paths,
-    languages: Sequence[str] | None = None,
-    strict: bool = True,
-    source_language: str = "eng",
+    rows: Rows, path: Paths, languages: Sequence[str] | None = None, strict: bool = True, source_language: str = "eng"
 ) -> Rows:
     """Add the captions in a translations file to a dataset.
 
@@ -134,9 +130,7 @@ class _Join:
         for clip_id, language, index, text, digest in zip(*columns, strict=True):
             self.lines.setdefault(clip_id, {}).setdefault(language, {})[index] = text, digest
 
-    def captions(
-        self, clip_id: str, captions: Captions, errors: Problems, gaps: Problems
-    ) -> dict[str, list[str]]:
+    def captions(self, clip_id: str, captions: Captions, errors: Problems, gaps: Problems) -> dict[str, list[str]]:
         """Return the captions and translations of a clip; a language with a missing or stale one has an empty list."""
         joined = {language: texts or [] for language, texts in captions.items()}
         sources = joined[self.source_language]
@@ -223,6 +217,4 @@ class _Join:
         joined = joined if chosen is None else joined.select(chosen)
 
         form = rows.format
-        return joined.with_format(
-            form["type"], form["columns"], form["output_all_columns"], **form["format_kwargs"]
-        )
+        return joined.with_format(form["type"], form["columns"], form["output_all_columns"], **form["format_kwargs"])

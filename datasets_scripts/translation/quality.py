@@ -25,9 +25,7 @@ def load_sentence_encoder(name: str, device: str | None = None) -> Encoder:
 
     def encode(texts: Sequence[str]) -> np.ndarray:
         distinct, rows = np.unique(np.asarray(texts, dtype=object), return_inverse=True)
-        return model.encode(
-            distinct.tolist(), batch_size=64, normalize_embeddings=True, show_progress_bar=False
-        )[rows]
+        return model.encode(distinct.tolist(), batch_size=64, normalize_embeddings=True, show_progress_bar=False)[rows]
 
     return encode
 
@@ -70,11 +68,7 @@ def report_translations(
     for row in np.argsort(cosines, kind="stable")[:num_worst].tolist():
         key = keys[row]
         entry = {"clip_id": key[0], "caption_index": key[1], "cosine": round(float(cosines[row]), 6)}
-        texts = {
-            "source": sources[key],
-            "translation": translations[key],
-            "back_translation": back_translations[key],
-        }
+        texts = {"source": sources[key], "translation": translations[key], "back_translation": back_translations[key]}
         worst.append(entry | texts)
 
     identical, length_ratios = 0, []
@@ -100,10 +94,7 @@ def format_translation_report(languages: Mapping[str, Mapping[str, Any]], thresh
     for language, scores in languages.items():
         counts = f"{scores['captions']:>8,}  {scores['missing']:>7,}  {scores['identical']:>9,}"
         length = _shown(scores["length_ratio"], 1, ".2f")
-        cosine, share = (
-            _shown(scores["cosine"], 100, ".1f"),
-            _shown(scores["below_threshold"], 100, ".1f") + " %",
-        )
+        cosine, share = (_shown(scores["cosine"], 100, ".1f"), _shown(scores["below_threshold"], 100, ".1f") + " %")
         checked = f"{scores['back_translated']:>15,}  {cosine:>6}  {share:>{len(below)}}"
         lines.append(f"{language:<8}  {counts}  {length:>6}  {checked}")
     return "\n".join(lines)

@@ -48,17 +48,10 @@ class Seq2SeqTranslator:
     workers = 1
 
     def __init__(
-        self,
-        name: str,
-        prompt: str | None = None,
-        num_beams: int = 4,
-        device: str | None = None,
-        dtype: str = "auto",
+        self, name: str, prompt: str | None = None, num_beams: int = 4, device: str | None = None, dtype: str = "auto"
     ) -> None:
         if prompt is not None and "{text}" not in prompt:
-            raise ValueError(
-                f"prompt is {prompt!r}; it must contain {{text}}; {{source}} and {{target}} are optional"
-            )
+            raise ValueError(f"prompt is {prompt!r}; it must contain {{text}}; {{source}} and {{target}} are optional")
         self.name, self._origin = public_name(name), name
         self.prompt = prompt
         self.num_beams = num_beams
@@ -87,9 +80,7 @@ class Seq2SeqTranslator:
             # str.format would fail on captions with braces.
             tokens = tokenizer(template.replace("{text}", text))["input_ids"]
             if len(tokens) > limit:
-                logger.warning(
-                    "%s accepts %d tokens; skipped %r with %d", self.name, limit, text, len(tokens)
-                )
+                logger.warning("%s accepts %d tokens; skipped %r with %d", self.name, limit, text, len(tokens))
             else:
                 readable[index] = tokens
 

@@ -110,10 +110,7 @@ def _check(table: pa.Table, named: str) -> None:
     """Raise ValueError if a row is invalid, for example because its text is blank."""
     text, language = table["text"], table["language"]
     is_null = map(pc.is_null, table.select([*KEY, "text"]).columns)
-    matches, no_code = (
-        pc.match_substring_regex,
-        f"is not an ISO 639-3 code such as {', '.join(LANGUAGES[:3])}",
-    )
+    matches, no_code = (pc.match_substring_regex, f"is not an ISO 639-3 code such as {', '.join(LANGUAGES[:3])}")
     masks = {
         "have no clip id, caption index, language or text": functools.reduce(pc.or_, is_null),
         "are blank": pc.invert(matches(text, r"[\pL\pN]")),

@@ -42,11 +42,7 @@ class CLAPScore(array_metric.ArrayMetric):
     row_columns = ("predictions", "references")
 
     def _compute(
-        self,
-        predictions: Sequence[Any],
-        references: Sequence[Any],
-        audio_embeds: Any = None,
-        text_embeds: Any = None,
+        self, predictions: Sequence[Any], references: Sequence[Any], audio_embeds: Any = None, text_embeds: Any = None
     ) -> dict[str, float]:
         if (audio_embeds is None) != (text_embeds is None):
             missing = "audio_embeds" if audio_embeds is None else "text_embeds"

@@ -45,7 +45,5 @@ def mean_rank_variance(ranks: Sequence[Sequence[float]] | NDArray[np.integer]) -
     bad = ~np.isfinite(table) | (table < 0)
     if bad.any():
         query, language = np.argwhere(bad)[0]
-        raise ValueError(
-            f"ranks[{query}][{language}] is {table[query, language]}; ranks must be finite and 0 or more"
-        )
+        raise ValueError(f"ranks[{query}][{language}] is {table[query, language]}; ranks must be finite and 0 or more")
     return float(table.var(axis=1).mean())

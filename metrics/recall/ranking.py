@@ -189,9 +189,7 @@ def chance_scores(
     return chance
 
 
-def _parse_metrics(
-    k: int | Sequence[int], map_cutoff: int, metrics: Sequence[str]
-) -> dict[str, tuple[str, int]]:
+def _parse_metrics(k: int | Sequence[int], map_cutoff: int, metrics: Sequence[str]) -> dict[str, tuple[str, int]]:
     """Return the kind ("R", "mAP", "nDCG" or "MRR") and the cutoff of each metric; that of MRR is 1."""
     parsed: dict[str, tuple[str, int]] = {}
     for cutoff in _check_cutoffs(k):
@@ -276,13 +274,9 @@ def _parse_relevant(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Check the relevant columns; return them concatenated over all queries, and their number per query, (Q,)."""
     if len(relevant) != num_queries:
-        raise ValueError(
-            f"got {len(relevant)} lists of relevant candidates for {num_queries} queries; give one each"
-        )
+        raise ValueError(f"got {len(relevant)} lists of relevant candidates for {num_queries} queries; give one each")
     if not num_queries or num_candidates < 1:
-        raise ValueError(
-            f"got {num_queries} queries and {num_candidates} candidates; give one or more of each"
-        )
+        raise ValueError(f"got {num_queries} queries and {num_candidates} candidates; give one or more of each")
     if np.ndim(relevant[0]) != 1:
         raise ValueError(f"relevant[0] is {relevant[0]!r}; give a list of columns for each query")
 
@@ -300,16 +294,12 @@ def _parse_relevant(
     outside = (columns < 0) | (columns >= num_candidates)
     if outside.any():
         query, column = owner[outside][0], columns[outside][0]
-        raise ValueError(
-            f"query {query} has the relevant column {column}; it must be in 0..{num_candidates - 1}"
-        )
+        raise ValueError(f"query {query} has the relevant column {column}; it must be in 0..{num_candidates - 1}")
 
     pairs, repeats = np.unique(owner * num_candidates + columns, return_counts=True)
     if repeats.max() > 1:
         query, column = divmod(int(pairs[np.argmax(repeats)]), num_candidates)
-        raise ValueError(
-            f"query {query} has the relevant column {column} {repeats.max()} times; list it once"
-        )
+        raise ValueError(f"query {query} has the relevant column {column} {repeats.max()} times; list it once")
     return columns, sizes
 
 
@@ -318,15 +308,11 @@ def as_matrix(values: ArrayLike, name: str) -> NDArray[Any]:
     try:
         matrix = np.asarray(values)
     except ValueError as error:
-        raise ValueError(
-            f"the rows of {name} differ in length; each must have one value per column"
-        ) from error
+        raise ValueError(f"the rows of {name} differ in length; each must have one value per column") from error
     if matrix.dtype.kind in "biu":
         matrix = matrix.astype(np.float64)
     if matrix.ndim != 2 or not matrix.size or matrix.dtype.kind != "f":
-        raise ValueError(
-            f"{name} has shape {matrix.shape} and type {matrix.dtype}; give a matrix of real numbers"
-        )
+        raise ValueError(f"{name} has shape {matrix.shape} and type {matrix.dtype}; give a matrix of real numbers")
     return matrix
 
 
@@ -375,9 +361,7 @@ class LazySimilarity:
         self.queries, self.candidates = as_matrix(queries, "queries"), as_matrix(candidates, "candidates")
         if self.queries.shape[1] != self.candidates.shape[1]:
             shapes = f"{self.queries.shape} and {self.candidates.shape}"
-            raise ValueError(
-                f"queries and candidates have the shapes {shapes}; the last dimensions must be equal"
-            )
+            raise ValueError(f"queries and candidates have the shapes {shapes}; the last dimensions must be equal")
         if chunk < 1:
             raise ValueError(f"chunk is {chunk}; give 1 or more queries")
         if similarity not in ("cosine", "dot"):
@@ -444,17 +428,11 @@ def get_norms(
     zero norms and do not warn.
     """
     norms = np.sqrt(np.einsum("id,id->i", embeds, embeds, dtype=np.float64))[:, None]
-    bad = np.flatnonzero(
-        ~(np.isfinite(norms) & (norms <= np.sqrt(largest_square))) | ((norms == 0) & is_unit)
-    )
+    bad = np.flatnonzero(~(np.isfinite(norms) & (norms <= np.sqrt(largest_square))) | ((norms == 0) & is_unit))
     if len(bad):
-        raise ValueError(
-            f"{name}[{bad[0]}] has norm {norms[bad[0], 0]}; it must be finite, and not zero or huge"
-        )
+        raise ValueError(f"{name}[{bad[0]}] has norm {norms[bad[0], 0]}; it must be finite, and not zero or huge")
 
     furthest = norms[np.argmax(np.abs(norms - 1)), 0]
     if is_unit and abs(furthest - 1) > _NORM_TOLERANCE:
-        warnings.warn(
-            f"{name} has rows of norm {furthest:.4g}, expected 1; they are normalised", stacklevel=3
-        )
+        warnings.warn(f"{name} has rows of norm {furthest:.4g}, expected 1; they are normalised", stacklevel=3)
     return norms

@@ -9,11 +9,7 @@ import datasets
 import numpy as np
 
 from modeling_supclap.metrics import array_metric  # From: supclap
-from modeling_supclap.metrics.recall import (  # From: supclap
-    LazySimilarity,
-    relevant_from_qrels,
-    retrieval_scores,
-)
+from modeling_supclap.metrics.recall import LazySimilarity, relevant_from_qrels, retrieval_scores  # From: supclap
 
 
 class Recall(array_metric.ArrayMetric):
@@ -64,12 +60,7 @@ class Recall(array_metric.ArrayMetric):
         If all inputs are passed in this call and there is one process, they are not written to an Arrow file first.
         """
         options = self.select_options(kwargs)
-        if (
-            predictions is not None
-            and references is not None
-            and self.writer is None
-            and self.num_process == 1
-        ):
+        if predictions is not None and references is not None and self.writer is None and self.num_process == 1:
             # Leave the conversion of other types, such as tensors on a GPU, to `evaluate`.
             plain = isinstance(predictions, np.ndarray | list | range) and len(predictions) > 0
             if plain and isinstance(predictions[0], np.ndarray | np.generic | list | tuple | int):
@@ -102,8 +93,6 @@ class Recall(array_metric.ArrayMetric):
         counts = np.bincount(rows, minlength=num_queries)
         if (counts != 1).any():
             row = np.argmax(counts != 1)
-            raise ValueError(
-                f"predictions contain row {row} of similarity {counts[row]} times; give each row once"
-            )
+            raise ValueError(f"predictions contain row {row} of similarity {counts[row]} times; give each row once")
         relevant = [references[index] for index in np.argsort(rows)]
         return retrieval_scores(similarity, relevant, k, map_cutoff, metrics)

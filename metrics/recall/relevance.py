@@ -35,16 +35,12 @@ def relevant_from_qrels(
         if query not in queries:
             continue
         if (query, candidate) in judged:
-            raise ValueError(
-                f"qrels has candidate {candidate!r} of query {query!r} twice; list each pair once"
-            )
+            raise ValueError(f"qrels has candidate {candidate!r} of query {query!r} twice; list each pair once")
         judged.add((query, candidate))
 
         if relevance > 0:
             if candidate not in candidates:
-                raise ValueError(
-                    f"candidate {candidate!r}, relevant to query {query!r}, is not in candidate_ids"
-                )
+                raise ValueError(f"candidate {candidate!r}, relevant to query {query!r}, is not in candidate_ids")
             relevant[queries[query]].append(candidates[candidate])
 
     for query, columns in zip(queries, relevant, strict=True):

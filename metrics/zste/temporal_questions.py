@@ -128,9 +128,7 @@ def zste_chance(num_candidates: int, task: str) -> float:
     """
     _check_task(task)
     if num_candidates < NUM_RIGHT[task]:
-        raise ValueError(
-            f"num_candidates is {num_candidates}; task {task} has {NUM_RIGHT[task]} correct ones"
-        )
+        raise ValueError(f"num_candidates is {num_candidates}; task {task} has {NUM_RIGHT[task]} correct ones")
     rule, pairs = RULES[task], comb(num_candidates, 2)
     if rule == "both":
         return 1 / pairs
@@ -161,9 +159,7 @@ def zste_scores(
     """
     opposites = [None] * len(scores) if opposites is None else opposites
     if len(opposites) != len(scores):
-        raise ValueError(
-            f"got {len(opposites)} opposites for {len(scores)} questions; give one for each, or None"
-        )
+        raise ValueError(f"got {len(opposites)} opposites for {len(scores)} questions; give one for each, or None")
 
     summary: dict[str, float] = {}
     for task, outcomes in zste_outcomes(scores, relevant, tasks).items():
@@ -230,17 +226,13 @@ def zste_scores_by_language(
     for language in dict.fromkeys(languages):
         rows = np.flatnonzero(np.asarray(languages) == language).tolist()
         row_opposites = None if opposites is None else _select(opposites, rows)
-        results = zste_scores(
-            _select(scores, rows), _select(relevant, rows), _select(tasks, rows), row_opposites
-        )
+        results = zste_scores(_select(scores, rows), _select(relevant, rows), _select(tasks, rows), row_opposites)
         for name, value in results.items():
             summary[f"{language}_{name}"] = value
 
     sizes = np.fromiter(map(len, scores), np.int64, len(scores))
     for task in NUM_RIGHT:
-        table = _parallel_questions(
-            np.flatnonzero(np.asarray(tasks) == task).tolist(), task, languages, questions
-        )
+        table = _parallel_questions(np.flatnonzero(np.asarray(tasks) == task).tolist(), task, languages, questions)
         if table.size and table.shape[1] > 1:
             differing = np.flatnonzero((sizes[table] != sizes[table[:, :1]]).any(axis=1))
             if len(differing):
@@ -320,9 +312,7 @@ def _parallel_questions(
 
     counts = dict(zip(by_language, map(len, by_language.values()), strict=True))
     if questions is None and len(set(counts.values())) > 1:
-        raise ValueError(
-            f"task {task} has {counts} questions; give `questions`, because their numbers differ"
-        )
+        raise ValueError(f"task {task} has {counts} questions; give `questions`, because their numbers differ")
 
     rows = []
     for question in next(iter(by_language.values())):

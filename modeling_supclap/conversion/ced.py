@@ -54,9 +54,7 @@ def _check_front_end(tensors: Tensors) -> None:
 
     names = {name for name in tensors if name.startswith("front_end.")}
     if names - expected.keys():
-        raise ValueError(
-            f"{tensors.origin} has front-end tensors {sorted(names)}; expected {sorted(expected)}"
-        )
+        raise ValueError(f"{tensors.origin} has front-end tensors {sorted(names)}; expected {sorted(expected)}")
     for name, value in expected.items() if names else ():
         tensors.check_constant(name, value, FRONT_END)
 
@@ -77,9 +75,7 @@ def _config_from_shapes(encoder: Tensors) -> CEDConfig:
     columns = encoder.get_shape("time_pos_embed", 4)[3]
     if (columns, patch[1]) not in TARGET_LENGTHS:
         lengths = f"{columns} time positions and {patch[1]} frames per patch"
-        raise ValueError(
-            f"{encoder.origin} has {lengths}; give a folder with a config.json that sets target_length"
-        )
+        raise ValueError(f"{encoder.origin} has {lengths}; give a folder with a config.json that sets target_length")
 
     inner = encoder.get_shape("blocks.0.mlp.fc1.weight", 2)[0]
     return CEDConfig(

@@ -26,9 +26,7 @@ def load_clap(name: str | Path) -> ClapModel:
     """
     fields, _ = PreTrainedConfig.get_config_dict(str(name))
     if fields.get("model_type") != ClapConfig.model_type:
-        raise ValueError(
-            f"{name} has model_type {fields.get('model_type')!r}; pass a CLAP model (model_type 'clap')"
-        )
+        raise ValueError(f"{name} has model_type {fields.get('model_type')!r}; pass a CLAP model (model_type 'clap')")
     with naming_damaged_files(name):
         loaded: Any = ClapModel.from_pretrained(str(name), dtype=torch.float32, output_loading_info=True)
 
@@ -91,12 +89,7 @@ def clap_from_supclap(model: SupCLAPModel) -> ClapModel:
         ValueError: `ClapModel` does not support the towers, the pooling or the logit bias of the model.
     """
     config: Any = model.config
-    parts = (
-        config.audio_config.model_type,
-        config.text_config.model_type,
-        config.text_pooling,
-        config.logit_bias,
-    )
+    parts = (config.audio_config.model_type, config.text_config.model_type, config.text_pooling, config.logit_bias)
     if parts != (expected := ("clap_audio_model", "clap_text_model", "pooler", None)):
         raise ValueError(f"audio tower, text tower, pooling and bias are {parts}; a ClapModel has {expected}")
 
@@ -136,9 +129,7 @@ def save_clap(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str | Pa
 
     extractor: Any = processor.feature_extractor
     if type(extractor) is not ClapFeatureExtractor:
-        raise ValueError(
-            f"the model has a {type(extractor).__name__}; a ClapProcessor needs a ClapFeatureExtractor"
-        )
+        raise ValueError(f"the model has a {type(extractor).__name__}; a ClapProcessor needs a ClapFeatureExtractor")
     forget_last_call(processor.tokenizer)
     with writing_folder(folder) as written:
         clap.save_pretrained(written)

@@ -33,12 +33,7 @@ OPEN_CLIP_WEIGHTS = (
     "open_clip_pytorch_model.bin",
 )
 # In order of preference; an index lists the files of a sharded checkpoint.
-WEIGHTS = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 # Files other than weights: configurations, tokenizer files, and the card with the license.
 SMALL_FILES = ["*.json", "*.txt", "sentencepiece*.model", "spm.model", "tokenizer.model", "README.md"]
@@ -150,9 +145,7 @@ def get_state_dict(loaded: Any, name: str) -> tuple[dict[str, torch.Tensor], lis
         ValueError: There are no tensors, some values are not tensors, or there are two different embeddings.
     """
     if not isinstance(loaded, Mapping):
-        raise ValueError(
-            f"{name} contains a {type(loaded).__name__}; a checkpoint is a mapping of names to tensors"
-        )
+        raise ValueError(f"{name} contains a {type(loaded).__name__}; a checkpoint is a mapping of names to tensors")
 
     tensors: dict[str, Any] = dict(loaded)
     others: list[str] = []
@@ -170,9 +163,7 @@ def get_state_dict(loaded: Any, name: str) -> tuple[dict[str, torch.Tensor], lis
     for key, value in tensors.items():
         if not isinstance(value, torch.Tensor):
             kind = type(value).__name__
-            raise ValueError(
-                f"{name} contains {key!r} of type {kind}; expected a mapping of names to tensors"
-            )
+            raise ValueError(f"{name} contains {key!r} of type {kind}; expected a mapping of names to tensors")
     if not tensors:
         raise ValueError(f"{name} contains no tensors")
     return {key: value.detach() for key, value in tensors.items()}, others
@@ -196,9 +187,7 @@ def _download(origin: str, revision: str | None) -> tuple[Path, str, str]:
                 break
         return folder, repository, folder.name
     except (OSError, HfHubHTTPError) as error:
-        raise OSError(
-            f"{origin} is not a local path, and downloading from the Hub failed: {error}"
-        ) from error
+        raise OSError(f"{origin} is not a local path, and downloading from the Hub failed: {error}") from error
 
 
 def is_open_clip_audio(folder: str | Path) -> bool:
@@ -220,9 +209,7 @@ def _weight_files(folder: Path) -> tuple[Path, ...]:
         if path.is_file() and path.suffix == ".json":
             parts = sorted(set(read_json(path, "weight_map").values()))
             if lacking := [part for part in parts if not (folder / part).is_file()]:
-                raise ValueError(
-                    f"{folder} lacks {len(lacking)} of the files in {path.name}, e.g. {lacking[:3]}"
-                )
+                raise ValueError(f"{folder} lacks {len(lacking)} of the files in {path.name}, e.g. {lacking[:3]}")
             return tuple(map(folder.joinpath, parts))
         if path.is_file():
             return (path,)
@@ -260,9 +247,7 @@ def _load(path: Path) -> Any:
         with path.open("rb") as file:
             start = file.read(4)
         if start == b"GGUF":
-            raise ValueError(
-                f"{path} is a GGUF file; pass the model's safetensors or PyTorch weights"
-            ) from error
+            raise ValueError(f"{path} is a GGUF file; pass the model's safetensors or PyTorch weights") from error
         # torch.save writes a zip archive, or before torch 1.6 a pickle of protocol 2.
         may_be_a_pickle = zipfile.is_zipfile(path) or start[:1] == pickle.PROTO
         if isinstance(error, pickle.UnpicklingError) and may_be_a_pickle:

@@ -55,9 +55,7 @@ def find_kind(name: str) -> str:
     if model_type is None:
         files = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
         raise ValueError(f"{name} has no config.json with a model_type, it contains {files}; pass {ACCEPTED}")
-    remote = (
-        " It has code of its own (auto_map), which this package does not run." if "auto_map" in fields else ""
-    )
+    remote = " It has code of its own (auto_map), which this package does not run." if "auto_map" in fields else ""
     raise ValueError(f"{name} is a {model_type!r} model; pass {ACCEPTED}.{remote}")
 
 
@@ -67,9 +65,7 @@ def _config_folder(name: str) -> Path:
     if path.is_dir():
         return path
     if path.is_file():
-        raise ValueError(
-            f"{name} is a file; pass a folder or a Hub id (supclap convert converts checkpoint files)"
-        )
+        raise ValueError(f"{name} is a file; pass a folder or a Hub id (supclap convert converts checkpoint files)")
     if not is_hub_id(name):
         raise FileNotFoundError(f"folder {name} does not exist; pass a folder or a Hub id such as owner/name")
     try:

@@ -33,10 +33,7 @@ HTSAT = "audio_branch."
 ROBERTA = "text_branch."
 FILTERS = "logmel_extractor.melW"
 FRONT_END = "LAION's CLAP expects 48 kHz, 1,024 samples and 64 Slaney mel bands from 50 to 14,000 Hz"
-ASIDE = {
-    r"(audio|text)_transform\.": "transforms (unused)",
-    r"text_branch\.embeddings\.position_ids$": "position ids",
-}
+ASIDE = {r"(audio|text)_transform\.": "transforms (unused)", r"text_branch\.embeddings\.position_ids$": "position ids"}
 NAMES = (
     (r"^(audio|text)_projection\.0\.", r"\1_projection.linear1."),
     (r"^(audio|text)_projection\.2\.", r"\1_projection.linear2."),
@@ -74,9 +71,7 @@ def laion_feature_extractor(fused: bool = False) -> ClapFeatureExtractor:
     Args:
         fused: Whether the model has fusion layers for long clips; these models use different mel filters.
     """
-    return ClapFeatureExtractor(
-        frequency_min=50, frequency_max=14_000, truncation="fusion" if fused else "rand_trunc"
-    )
+    return ClapFeatureExtractor(frequency_min=50, frequency_max=14_000, truncation="fusion" if fused else "rand_trunc")
 
 
 def htsat_from_tensors(tensors: Tensors) -> tuple[dict[str, torch.Tensor], dict[str, int], dict[str, Any]]:

@@ -145,9 +145,7 @@ def convert_checkpoint(checkpoint: Checkpoint, kind: str = "auto", part: str = "
     return Conversion(layout, model, feature_extractor, parts, set_aside, remark)
 
 
-def _get_parts(
-    model: PreTrainedModel, is_audio: bool, checkpoint: Checkpoint, layout: Layout
-) -> tuple[Origin, ...]:
+def _get_parts(model: PreTrainedModel, is_audio: bool, checkpoint: Checkpoint, layout: Layout) -> tuple[Origin, ...]:
     """Return the origin of each model part: the towers, the projections and the logit scale."""
     tower = "" if isinstance(model, SupCLAPModel) else "audio_model." if is_audio else "text_model."
     tensors = Counter((tower + name).split(".")[0] for name in model.state_dict())
@@ -192,9 +190,7 @@ def _convert_ced(checkpoint: Checkpoint) -> Converted:
     for name in ("n_fft", "win_size", "hop_size", "f_min", "f_max", "center", "feature_size"):
         ours, theirs = getattr(extractor, name), getattr(described, name)
         if ours != theirs:
-            raise ValueError(
-                f"{checkpoint.origin}: {name} is {ours} for the extractor, {theirs} in config.json"
-            )
+            raise ValueError(f"{checkpoint.origin}: {name} is {ours} for the extractor, {theirs} in config.json")
     return model, extractor, aside
 
 

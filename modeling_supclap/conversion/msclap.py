@@ -84,9 +84,7 @@ def prepare_gpt2_tokenizer(tokenizer: PreTrainedTokenizerBase, config: Any = Non
     """
     vocabulary = tokenizer.get_vocab()
     if vocabulary.get(GPT2_PADDING) != 0 or not {GPT2_BLANK, GPT2_END} <= vocabulary.keys():
-        raise ValueError(
-            f"this {type(tokenizer).__name__} is not GPT-2's; use the tokenizer openai-community/gpt2"
-        )
+        raise ValueError(f"this {type(tokenizer).__name__} is not GPT-2's; use the tokenizer openai-community/gpt2")
 
     tokenizer.add_special_tokens({"pad_token": GPT2_PADDING})
     # With a template, truncation keeps the end token of a long text. An end token in the text itself would be cut off.

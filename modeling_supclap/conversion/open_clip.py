@@ -114,11 +114,7 @@ _MODEL_ONLY = {
     "text_normalize": (False,), "text_pooling": ("pooler",), "text_projection_type": ("linear", "linear_bias"),
 }  # fmt: skip
 _TOWER_ONLY = {"layer_norm_eps": (1e-6,)}
-_PROCESSOR_ONLY = {
-    "caption_prefix": ("",),
-    "plain_captions": (False,),
-    "resampling_method": ("sinc_interp_hann",),
-}
+_PROCESSOR_ONLY = {"caption_prefix": ("",), "plain_captions": (False,), "resampling_method": ("sinc_interp_hann",)}
 
 # Beginnings of tensor names, theirs and ours.
 _AUDIO_NAMES = {
@@ -359,9 +355,7 @@ def save_open_clip(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str
     audio, text = config.audio_config, config.text_config
     kinds = (audio.model_type, text.model_type)
     if kinds != (NaFlexConfig.model_type, ModernTextConfig.model_type):
-        raise ValueError(
-            f"OpenCLIP's format is written for CLAP2's towers (naflex, modern_text), not {kinds}"
-        )
+        raise ValueError(f"OpenCLIP's format is written for CLAP2's towers (naflex, modern_text), not {kinds}")
     _refuse_settings(config, _MODEL_ONLY)
     _refuse_settings(audio, _TOWER_ONLY)
     _refuse_settings(processor, _PROCESSOR_ONLY)
@@ -372,10 +366,7 @@ def save_open_clip(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str
     del front_end["chunk_length"]
     _refuse_settings(processor.feature_extractor, {name: (value,) for name, value in front_end.items()})
     audio_cfg |= _get_fields(audio, _PATCH_DEFAULTS)
-    audio_cfg |= {
-        "naflexvit_cfg": _get_fields(audio, _VIT_DEFAULTS),
-        "proj_act": config.projection_hidden_act,
-    }
+    audio_cfg |= {"naflexvit_cfg": _get_fields(audio, _VIT_DEFAULTS), "proj_act": config.projection_hidden_act}
     text_cfg = {"text_arch": "modern", "pos_embed": "rope", "variable_text": True}
     text_cfg |= _get_fields(text, _TEXT_DEFAULTS)
     text_cfg["context_length"] = min(text_cfg["context_length"], processor.tokenizer.model_max_length)
@@ -402,9 +393,7 @@ def _refuse_settings(part: Any, only: Mapping[str, tuple[Any, ...]]) -> None:
         value = getattr(part, name, values[0])
         if value not in values:
             implied = " or ".join(map(repr, values))
-            raise ValueError(
-                f"OpenCLIP's format implies {name}={implied}, and {type(part).__name__} has {value!r}"
-            )
+            raise ValueError(f"OpenCLIP's format implies {name}={implied}, and {type(part).__name__} has {value!r}")
 
 
 def _get_fields(config: Any, names: Iterable[str]) -> dict[str, Any]:
@@ -427,9 +416,7 @@ def open_clip_tensors(model: SupCLAPModel) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def compare_with_open_clip(
-    folder: str | Path, model: SupCLAPModel, processor: SupCLAPProcessor
-) -> dict[str, Any]:
+def compare_with_open_clip(folder: str | Path, model: SupCLAPModel, processor: SupCLAPProcessor) -> dict[str, Any]:
     """Embed two clips (a tone, and noise at another rate) and three texts with OpenCLIP and with our model.
 
     Args:
@@ -464,9 +451,7 @@ def compare_with_open_clip(
             inputs = processor(audio=wave.numpy(), sampling_rate=hz, return_tensors="pt")
             ours = model.get_audio_features(**inputs).pooler_output
             audio.append(torch.cosine_similarity(theirs.encode_audio(batch), ours))
-        text = torch.cosine_similarity(
-            theirs.encode_text(ids), model.get_text_features(**words).pooler_output
-        )
+        text = torch.cosine_similarity(theirs.encode_text(ids), model.get_text_features(**words).pooler_output)
     return {
         "version": version,
         "tokens": torch.equal(ids, words["input_ids"]),

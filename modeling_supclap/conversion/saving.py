@@ -23,10 +23,7 @@ NLLB_ENGLISH = ("eng_Latn", 256_047)
 
 
 def save_conversion(
-    conversion: Conversion,
-    folder: str | Path,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    verify: bool = False,
+    conversion: Conversion, folder: str | Path, tokenizer: PreTrainedTokenizerBase | None = None, verify: bool = False
 ) -> None:
     """Save a converted model with its processor and `provenance.json`, atomically.
 
@@ -46,9 +43,7 @@ def save_conversion(
         apply_umask(written)  # a tower may be a model of transformers
         extractor = conversion.feature_extractor
         if isinstance(conversion.model, SupCLAPModel) and extractor is not None and tokenizer is not None:
-            processor = SupCLAPProcessor(
-                extractor, tokenizer, plain_captions=conversion.layout.plain_captions
-            )
+            processor = SupCLAPProcessor(extractor, tokenizer, plain_captions=conversion.layout.plain_captions)
             processor.save_pretrained(written)
         elif extractor is not None:
             extractor.save_pretrained(written)
@@ -98,22 +93,16 @@ def verify_saved(conversion: Conversion, folder: str | Path) -> None:
     loaded, report = type(model).from_pretrained(folder, output_loading_info=True, **options)
     for fault, names in report.items():
         if names:
-            raise ValueError(
-                f"{name} does not load from the saved folder: {fault} {sorted(map(str, names))[:3]}"
-            )
+            raise ValueError(f"{name} does not load from the saved folder: {fault} {sorted(map(str, names))[:3]}")
 
     written = loaded.state_dict()
     for key, value in model.state_dict().items():
         if not torch.equal(written[key], value):
-            raise ValueError(
-                f"the saved {name} differs from the converted model in its weights, for example {key}"
-            )
+            raise ValueError(f"the saved {name} differs from the converted model in its weights, for example {key}")
     saved = _embed_probe(loaded.eval(), conversion.feature_extractor)
     for part, value in expected.items():
         if not torch.allclose(saved[part], value, 1e-4, 1e-5):
-            raise ValueError(
-                f"the {part} embedding of the saved {name} differs from that of the converted model"
-            )
+            raise ValueError(f"the {part} embedding of the saved {name} differs from that of the converted model")
 
 
 @torch.no_grad()
@@ -133,7 +122,5 @@ def _embed_probe(model: Any, extractor: Any) -> dict[str, torch.Tensor]:
 
     if whole or extractor is None:
         outputs = (model.get_text_features if whole else model)(input_ids=torch.tensor([[3, 5, 6, 7, 2]]))
-        embeddings["text"] = (
-            outputs.pooler_output if "pooler_output" in outputs else outputs.last_hidden_state
-        )
+        embeddings["text"] = outputs.pooler_output if "pooler_output" in outputs else outputs.last_hidden_state
     return embeddings

@@ -46,9 +46,7 @@ def sonar_from_tensors(
     """
     fields = dict(config or {})
     if fields and (kind := fields.pop("model_type", None)) != M2M100Config.model_type:
-        raise ValueError(
-            f"{origin} has weights of an M2M100 encoder, but its config.json has model_type {kind!r}"
-        )
+        raise ValueError(f"{origin} has weights of an M2M100 encoder, but its config.json has model_type {kind!r}")
 
     whole = Tensors(tensors, origin)
     is_fairseq2 = FAIRSEQ2_EMBEDDING in whole

@@ -39,9 +39,7 @@ class Tensors(dict[str, torch.Tensor]):
                 if count:
                     break
             if new in renamed:
-                raise ValueError(
-                    f"{self.origin} mixes two layouts: it has {new} under two names, one of them {name}"
-                )
+                raise ValueError(f"{self.origin} mixes two layouts: it has {new} under two names, one of them {name}")
             renamed[new] = self[name]
 
         return renamed
@@ -92,17 +90,13 @@ class Tensors(dict[str, torch.Tensor]):
         The heads of BERT, RoBERTa, GPT-2, SONAR and all sizes of CED have the width 64.
         """
         if width % head_dim:
-            raise ValueError(
-                f"{self.origin} has width {width}, not a multiple of {head_dim}; add its config.json"
-            )
+            raise ValueError(f"{self.origin} has width {width}, not a multiple of {head_dim}; add its config.json")
         return width // head_dim
 
     def get_shape(self, name: str, axes: int) -> tuple[int, ...]:
         """Return the shape of a tensor. Raise ValueError if the tensor is missing or does not have `axes` axes."""
         if name not in self:
-            raise ValueError(
-                f"{self.origin} lacks {name}; among its {len(self)} tensors are {sorted(self)[:3]}"
-            )
+            raise ValueError(f"{self.origin} lacks {name}; among its {len(self)} tensors are {sorted(self)[:3]}")
         shape = tuple(self[name].shape)
         if len(shape) != axes:
             raise ValueError(f"{self.origin}: {name} has shape {shape}, expected {axes} axes")
@@ -120,9 +114,7 @@ class Tensors(dict[str, torch.Tensor]):
         constant = self.get(name)
         if constant is None or constant.shape != expected.shape:
             shape = None if constant is None else tuple(constant.shape)
-            raise ValueError(
-                f"{self.origin}: {name} has shape {shape}, expected {tuple(expected.shape)}; {advice}"
-            )
+            raise ValueError(f"{self.origin}: {name} has shape {shape}, expected {tuple(expected.shape)}; {advice}")
 
         # Between libraries, constants differ by up to 5e-6 of the maximum; between frequency ranges, by more than 0.01.
         # Half precision rounds numbers up to 1 by at most a quarter of its epsilon.

@@ -7,12 +7,7 @@ from typing import Any
 import numpy as np
 
 from modeling_supclap.metrics.names import RECALL_CUTOFFS, RETRIEVAL_METRICS
-from modeling_supclap.metrics.recall.ranking import (
-    TILE_QUERIES,
-    LazySimilarity,
-    chance_scores,
-    retrieval_outcomes,
-)
+from modeling_supclap.metrics.recall.ranking import TILE_QUERIES, LazySimilarity, chance_scores, retrieval_outcomes
 
 from .embed import EmbeddedSplit
 from .options import EvaluationOptions

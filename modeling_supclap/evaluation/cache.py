@@ -68,9 +68,7 @@ class EmbeddingCache:
                 self.read += 1
                 return arrays
             except Exception as error:
-                warnings.warn(
-                    f"{path} cannot be read ({error}); computing its embeddings again", stacklevel=3
-                )
+                warnings.warn(f"{path} cannot be read ({error}); computing its embeddings again", stacklevel=3)
 
         arrays = make()
         self.embedded += 1

@@ -72,9 +72,7 @@ def compare(
             row |= {"low": found.low, "high": found.high, "p_value": found.p_value, "queries": len(shared)}
             table.append(row)
     if not table:
-        raise ValueError(
-            f"the results have no score in common: {list(first.scores)} and {list(second.scores)}"
-        )
+        raise ValueError(f"the results have no score in common: {list(first.scores)} and {list(second.scores)}")
     return table
 
 
@@ -84,11 +82,7 @@ def format_comparison(table: Sequence[Mapping[str, Any]]) -> str:
     for row in table:
         metric = get_metric(row["score"].split()[-1])
         cell = Cell(row["difference"], row["low"], row["high"])
-        means = [
-            metric.format(row["first"]),
-            metric.format(row["second"]),
-            metric.format(cell.value, signed=True),
-        ]
+        means = [metric.format(row["first"]), metric.format(row["second"]), metric.format(cell.value, signed=True)]
         p_value = "" if row["p_value"] is None else f"{row['p_value']:.3f}"
         lines.append([row["score"], *means, cell.format_interval(metric, signed=True), p_value])
     return align(lines)
@@ -176,9 +170,7 @@ def check_protocols(first: Results, second: Results, allow_different: bool) -> N
     if differing:
         message = "the results are not comparable; " + "; ".join(differing)
         if not allow_different:
-            raise ValueError(
-                f"{message}; evaluate both with the same data and protocol, or pass allow_different"
-            )
+            raise ValueError(f"{message}; evaluate both with the same data and protocol, or pass allow_different")
         warnings.warn(message, stacklevel=3)
 
     for key in _SHOULD_AGREE:

@@ -57,20 +57,14 @@ class AudioPolicy:
 
     def sentence(self) -> str:
         """Describe the policy in one sentence."""
-        padded = (
-            "; shorter clips than the model's minimum are padded with zeros" if self.pad_short_clips else ""
-        )
+        padded = "; shorter clips than the model's minimum are padded with zeros" if self.pad_short_clips else ""
         part = "all of" if self.max_audio_seconds is None else f"the first {self.max_audio_seconds:g} s of"
         if self.chunk_seconds is None:
             return f"{part} each recording, embedded at once{padded}"
         pooled = (
-            "the normalised mean of their embeddings"
-            if self.pooling == "mean"
-            else "the best chunk for each text"
+            "the normalised mean of their embeddings" if self.pooling == "mean" else "the best chunk for each text"
         )
-        return (
-            f"{part} each recording, in chunks of {self.chunk_seconds:g} s if it is longer; {pooled}{padded}"
-        )
+        return f"{part} each recording, in chunks of {self.chunk_seconds:g} s if it is longer; {pooled}{padded}"
 
 
 @dataclass
@@ -186,9 +180,7 @@ class EmbeddedSplit:
             assert model is not None, f"{missing[0]!r} has no embedding, and there is no model to compute it"
             key = {"model": model.fingerprint, "language": language, "texts": missing}
             arrays = self.cache.fetch(
-                key,
-                lambda: {"embeds": model.encode_text(missing, language, size)},
-                keep=model.fingerprint is not None,
+                key, lambda: {"embeds": model.encode_text(missing, language, size)}, keep=model.fingerprint is not None
             )
             for text, embed in zip(missing, arrays["embeds"], strict=True):
                 self.held[language, text] = embed
@@ -254,9 +246,7 @@ def embed_split(
     clips = embed_recordings(model, recordings, policy, cache, key, on_bad_audio, batch_size)
     readable = np.flatnonzero(clips.counts)
     if not len(readable):
-        raise ValueError(
-            f"none of the {len(all_rows)} recordings can be read: {all_rows[0]['audio_path']}, ..."
-        )
+        raise ValueError(f"none of the {len(all_rows)} recordings can be read: {all_rows[0]['audio_path']}, ...")
 
     valid = {existing[number] for number in readable}
     valid_rows, missing = [], []
@@ -315,9 +305,7 @@ def in_row_order(prediction: Any) -> tuple[np.ndarray, np.ndarray]:
     """
     order = np.argsort(prediction.label_ids)
     if not np.array_equal(prediction.label_ids[order], np.arange(len(order))):
-        raise ValueError(
-            f"expected each of {len(order)} clips once, got indices {prediction.label_ids[order]}"
-        )
+        raise ValueError(f"expected each of {len(order)} clips once, got indices {prediction.label_ids[order]}")
     audio_embeds, text_embeds = prediction.predictions
     for name, embeds in (("audio", audio_embeds), ("text", text_embeds)):
         bad = ~np.isfinite(embeds[order]).reshape(len(order), -1).all(axis=1)
@@ -357,9 +345,7 @@ def embed_recordings(
         from modeling_supclap.datasets_scripts.progress import progress
 
         counts, embeds = [], []
-        chunked = model.chunk_embeddings(
-            recordings, policy.chunk_seconds, None, batch_size, _READERS, on_bad_audio
-        )
+        chunked = model.chunk_embeddings(recordings, policy.chunk_seconds, None, batch_size, _READERS, on_bad_audio)
         for chunks in progress(chunked, "embedding", len(recordings), "recordings"):
             if isinstance(chunks.error, OSError) and not isinstance(chunks.error, FileNotFoundError):
                 raise chunks.error
@@ -384,9 +370,7 @@ def embed_recordings(
         bad.read(
             model.sampling_rate_hz, resampling_method=model.resampling_method
         )  # raises the error of this recording
-        raise ValueError(
-            f"the cache lists {bad.name} as unreadable, but it can be read now; delete {cache.folder}"
-        )
+        raise ValueError(f"the cache lists {bad.name} as unreadable, but it can be read now; delete {cache.folder}")
     return ClipEmbeddings(stored["embeds"], stored["counts"], policy.pooling)
 
 
@@ -428,9 +412,7 @@ def hash_recordings(rows: Any, on_bad_audio: str = "error") -> dict[str, str]:
                 digests[clip_id] = hashlib.sha256(f"{digests[clip_id]} {segment}".encode()).hexdigest()
         except FileNotFoundError as error:
             if on_bad_audio == "error":
-                raise FileNotFoundError(
-                    f"clip {clip_id}: {error}; --on_bad_audio skip leaves it out"
-                ) from None
+                raise FileNotFoundError(f"clip {clip_id}: {error}; --on_bad_audio skip leaves it out") from None
     return digests
 
 

@@ -78,9 +78,7 @@ class SentenceEmbedder:
         self.device, self.dtype = self.model.device, self.model.dtype
         self.fingerprint = weights_fingerprint(self.model, *self._settings())
 
-    def encode_audio(
-        self, waveforms: Sequence[np.ndarray], sampling_rate: int, batch_size: int = 32
-    ) -> np.ndarray:
+    def encode_audio(self, waveforms: Sequence[np.ndarray], sampling_rate: int, batch_size: int = 32) -> np.ndarray:
         """Embed waveforms (samples,), (N, d) with unit norm."""
         clips = []
         for waveform in waveforms:
@@ -89,9 +87,7 @@ class SentenceEmbedder:
         options = {"prompt": self.audio_prompt, "batch_size": batch_size}
         return self._encode(self.model.encode_document, clips, lengths, options)
 
-    def encode_text(
-        self, texts: Sequence[str], language: str | None = None, batch_size: int = 32
-    ) -> np.ndarray:
+    def encode_text(self, texts: Sequence[str], language: str | None = None, batch_size: int = 32) -> np.ndarray:
         """Embed texts, (N, d) with unit norm. Only models with a language option use `language` (ISO 639-3)."""
         from sentence_transformers.base.modality import infer_modality
 
@@ -240,9 +236,7 @@ class PeAudioEmbedder:
     @torch.no_grad()
     def encode_audio(self, waveforms: Sequence[np.ndarray], sampling_rate: int) -> np.ndarray:
         """Embed waveforms (samples,), (N, d) with unit norm."""
-        inputs = self.extractor(
-            list(waveforms), sampling_rate=sampling_rate, padding=True, return_tensors="pt"
-        )
+        inputs = self.extractor(list(waveforms), sampling_rate=sampling_rate, padding=True, return_tensors="pt")
         embeds = self.model.get_audio_embeds(**inputs.to(self.device))
         return torch.nn.functional.normalize(embeds.float(), dim=-1).cpu().numpy()
 

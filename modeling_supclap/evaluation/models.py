@@ -92,9 +92,7 @@ class EmbeddingModel:
         Raises:
             ValueError: `chunk_seconds` is shorter or longer than the model supports.
         """
-        return encoding.get_chunk_samples(
-            chunk_seconds, self.sampling_rate_hz, self.min_seconds, self.chunk_seconds
-        )
+        return encoding.get_chunk_samples(chunk_seconds, self.sampling_rate_hz, self.min_seconds, self.chunk_seconds)
 
     def chunk_embeddings(
         self,
@@ -165,9 +163,7 @@ def load_embedding_model(
     name = name or getattr(model, "name_or_path", "") or type(model).__name__
     if isinstance(model, ClapModel):
         if processor is None:
-            raise ValueError(
-                "a ClapModel given as an object needs its processor: pass processor=ClapProcessor(...)"
-            )
+            raise ValueError("a ClapModel given as an object needs its processor: pass processor=ClapProcessor(...)")
         if isinstance(processor, ClapProcessor):
             from ..conversion import processor_from_clap
 
@@ -175,9 +171,7 @@ def load_embedding_model(
         return _wrap_pretrained(model, processor, name, "clap")
     if isinstance(model, SupCLAPModel):
         return _wrap_pretrained(model, processor or model.processor, name, "supclap")
-    has_methods = callable(getattr(model, "encode_audio", None)) and callable(
-        getattr(model, "encode_text", None)
-    )
+    has_methods = callable(getattr(model, "encode_audio", None)) and callable(getattr(model, "encode_text", None))
     if has_methods and not isinstance(model, type):
         return _wrap_custom(model, name)
     raise ValueError(
@@ -194,9 +188,7 @@ def unit_norm(embeds: Any, count: int, name: str = "embeddings") -> np.ndarray:
     """
     array = embeds.detach().float().cpu().numpy() if isinstance(embeds, torch.Tensor) else np.asarray(embeds)
     if array.ndim != 2 or len(array) != count or not array.shape[1]:
-        raise ValueError(
-            f"{name} have shape {array.shape}; expected ({count}, dimensions) for {count} inputs"
-        )
+        raise ValueError(f"{name} have shape {array.shape}; expected ({count}, dimensions) for {count} inputs")
 
     array = array.astype(np.float32, copy=False)
     norms = np.linalg.norm(array.astype(np.float64), axis=1)
@@ -295,9 +287,7 @@ def _wrap_pretrained(model: Any, processor: SupCLAPProcessor, name: str, kind: s
         name=name,
         kind=kind,
         model=model,
-        encode_audio=lambda audio, batch_size=32: (
-            encoding.encode_batch(model, processor, list(audio)).cpu().numpy()
-        ),
+        encode_audio=lambda audio, batch_size=32: encoding.encode_batch(model, processor, list(audio)).cpu().numpy(),
         encode_text=lambda texts, language, batch_size=32: encoding.encode_text(
             model, texts, processor, language, batch_size
         ),
@@ -332,16 +322,13 @@ def _wrap_custom(model: Any, name: str) -> EmbeddingModel:
 
     if "sampling_rate" not in _accepted(model.encode_audio) and getattr(model, "sampling_rate", None) is None:
         warnings.warn(
-            f"{name} has no sampling_rate argument or attribute; its waveforms have {DEFAULT_RATE_HZ} Hz",
-            stacklevel=3,
+            f"{name} has no sampling_rate argument or attribute; its waveforms have {DEFAULT_RATE_HZ} Hz", stacklevel=3
         )
     return EmbeddingModel(
         name=name,
         kind="custom",
         model=model,
-        encode_audio=lambda audio, batch_size=32: encode(
-            "audio", audio, sampling_rate=rate_hz, batch_size=batch_size
-        ),
+        encode_audio=lambda audio, batch_size=32: encode("audio", audio, sampling_rate=rate_hz, batch_size=batch_size),
         encode_text=lambda texts, language, batch_size=32: encode(
             "text", texts, language=language, batch_size=batch_size
         ),

@@ -91,9 +91,7 @@ class EvaluationOptions:
     retrieval_metrics: Sequence[str] = ()
     on_bad_audio: str = "error"
     audio: AudioPolicy = field(default_factory=AudioPolicy)
-    template_sets: Mapping[str, Sequence[str]] = field(
-        default_factory=lambda: {"supclap": TEMPLATE_SETS["supclap"]}
-    )
+    template_sets: Mapping[str, Sequence[str]] = field(default_factory=lambda: {"supclap": TEMPLATE_SETS["supclap"]})
     zero_shot_languages: Sequence[str] = ("eng",)
     zste: ZSTEOptions = field(default_factory=ZSTEOptions)
     zste_languages: Sequence[str] = ("eng",)
@@ -107,14 +105,7 @@ class EvaluationOptions:
     data: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in (
-            "tasks",
-            "languages",
-            "zero_shot_languages",
-            "zste_languages",
-            "classes",
-            "retrieval_metrics",
-        ):
+        for name in ("tasks", "languages", "zero_shot_languages", "zste_languages", "classes", "retrieval_metrics"):
             value = getattr(self, name)
             if isinstance(value, str):
                 raise ValueError(f"{name} is the string {value!r}; pass a list, such as {[value]}")

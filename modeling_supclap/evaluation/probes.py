@@ -61,11 +61,7 @@ def evaluate_linear_probe(
         similarity[part.tested] = _classify(part, clips, part.tested_embeds, chosen[-1])
     scores, outcomes = score_classes(similarity, truth, classes, split, options)
     arrays = {f"linear_probe/logistic_regression/{name}": values for name, values in outcomes.items()}
-    return (
-        {"linear_probe": {"logistic_regression": {**scores, "C": chosen}}},
-        arrays,
-        {"linear_probe": settings},
-    )
+    return ({"linear_probe": {"logistic_regression": {**scores, "C": chosen}}}, arrays, {"linear_probe": settings})
 
 
 def evaluate_few_shot(
@@ -83,16 +79,11 @@ def evaluate_few_shot(
     for shots in options.shots:
         runs = []
         for repeat in range(REPEATS):
-            rng, similarity = (
-                np.random.default_rng((options.intervals.seed, shots, repeat)),
-                np.zeros(truth.shape),
-            )
+            rng, similarity = (np.random.default_rng((options.intervals.seed, shots, repeat)), np.zeros(truth.shape))
             for part in parts:
                 drawn = part.fitted[draw_shots(part.truth[part.fitted], classes, shots, rng)]
                 similarity[part.tested] = _fit_best(part, drawn)[1]
-            runs.append(
-                score_classes(similarity, truth, classes, split, replace(options, intervals=Intervals(0)))
-            )
+            runs.append(score_classes(similarity, truth, classes, split, replace(options, intervals=Intervals(0))))
 
         (first, queries), key = runs[0], f"{shots}_per_class"
         outcomes: dict[str, np.ndarray] = {}
@@ -107,11 +98,7 @@ def evaluate_few_shot(
         outcomes |= {"query_id": queries["query_id"], "cluster": queries["cluster"]}
         for name, outcome in outcomes.items():
             arrays[f"few_shot/{key}/{name}"] = outcome
-    return (
-        {"few_shot": scores},
-        arrays,
-        {"few_shot": {**settings, "shots": list(options.shots), "repeats": REPEATS}},
-    )
+    return ({"few_shot": scores}, arrays, {"few_shot": {**settings, "shots": list(options.shots), "repeats": REPEATS}})
 
 
 def draw_shots(truth: np.ndarray, classes: Sequence[str], shots: int, rng: np.random.Generator) -> np.ndarray:
@@ -140,9 +127,7 @@ def prepare_parts(
 
     train = split if options.folds is not None else split.train
     if train is None:
-        raise ValueError(
-            "there are no training clips; pass train_rows (--train_split train), or all folds (--folds)"
-        )
+        raise ValueError("there are no training clips; pass train_rows (--train_split train), or all folds (--folds)")
     truth, classes = label_matrix([*split.rows, *train.rows], options.classes)
     is_single = bool((truth.sum(axis=1) == 1).all())
     truth, train_truth = truth[: len(split.rows)], truth[len(split.rows) :]
@@ -163,12 +148,7 @@ def prepare_parts(
         parts.append(Part(train.clips.mean, train_truth, *indices, split.clips.mean[tested], is_single))
 
     train_hash = None if train is split else hash_dataset(train.rows, train.files)
-    return (
-        truth,
-        classes,
-        parts,
-        {"strengths": list(STRENGTHS), "held_out": HELD_OUT, "train_hash": train_hash},
-    )
+    return (truth, classes, parts, {"strengths": list(STRENGTHS), "held_out": HELD_OUT, "train_hash": train_hash})
 
 
 def _classify(part: Part, clips: np.ndarray, embeds: np.ndarray, strength: float) -> np.ndarray:

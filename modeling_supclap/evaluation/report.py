@@ -110,13 +110,7 @@ def render_report(results: Results, rows: Any = None) -> str:
     return environment.get_template("report.html.j2").render(
         model=content["model"],
         dataset=get_dataset_name(results.protocol),
-        protocol={
-            "audio": None,
-            "positives": "clip",
-            "caption_handling": None,
-            "captions": {},
-            **content["protocol"],
-        },
+        protocol={"audio": None, "positives": "clip", "caption_handling": None, "captions": {}, **content["protocol"]},
         versions=content["versions"],
         run=content["run"],
         training=content.get("training"),
@@ -136,9 +130,7 @@ def render_report(results: Results, rows: Any = None) -> str:
 
 def _title_of(metric: str) -> str:
     """Return the display name of a metric. Retrieval, ZSTE and non-percentage metrics keep their short name."""
-    is_short = (
-        metric in SECTIONS["retrieval"].metrics or metric in ZSTE_TASKS or not get_metric(metric).percent
-    )
+    is_short = metric in SECTIONS["retrieval"].metrics or metric in ZSTE_TASKS or not get_metric(metric).percent
     return metric if is_short else get_metric(metric).display
 
 
@@ -250,10 +242,7 @@ def _table(
     published: dict[tuple[str | None, Column], list[float]] = defaultdict(list)
     sections: dict[str, dict[str, Line]] = defaultdict(dict)
     for entry in papers:
-        column = (
-            entry["direction"] if entry["metric"] in SECTIONS["retrieval"].metrics else "",
-            entry["metric"],
-        )
+        column = (entry["direction"] if entry["metric"] in SECTIONS["retrieval"].metrics else "", entry["metric"])
         language = entry["language"]
         if column in columns and language in languages:
             section = sections[f"{entry['paper']}, table {entry['table']}"]
@@ -297,10 +286,7 @@ def _zero_shot(results: Results) -> tuple[dict[str, float], dict[str, Any] | Non
             shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
             # (C, C) twice -> (C, C, 2)
             rows = np.stack([counts, shares], axis=2).tolist()
-            return set_scores["per_class"], {
-                "classes": results.arrays["zero_shot/classes"].tolist(),
-                "rows": rows,
-            }
+            return set_scores["per_class"], {"classes": results.arrays["zero_shot/classes"].tolist(), "rows": rows}
     return {}, None
 
 

@@ -48,10 +48,7 @@ def similarity_figure(results: Results, languages: Sequence[str]) -> str:
     curves = {}
     # the color C0 is for audio in the projection
     for number, language in enumerate(languages, start=1):
-        curves[f"correct, {language}"] = (
-            results.arrays[f"similarity/{language}/positive"],
-            {"color": f"C{number}"},
-        )
+        curves[f"correct, {language}"] = (results.arrays[f"similarity/{language}/positive"], {"color": f"C{number}"})
     wrong = results.arrays[f"similarity/{languages[0]}/negative"]
     curves[f"wrong, {languages[0]}"] = wrong, {"color": "black", "linestyle": "--"}
 
@@ -63,9 +60,7 @@ def similarity_figure(results: Results, languages: Sequence[str]) -> str:
         counts, _ = np.histogram(cosines, edges)
         axes.stairs(counts / max(len(cosines), 1), edges, label=label, **style)
     axes.set(xlabel="cosine of clip and caption", ylabel="share of pairs")
-    return _svg(
-        figure, f"Histograms of the cosine of correct pairs in {', '.join(languages)} and of wrong pairs"
-    )
+    return _svg(figure, f"Histograms of the cosine of correct pairs in {', '.join(languages)} and of wrong pairs")
 
 
 def projection_figure(results: Results, languages: Sequence[str], classes: Sequence[str] = ()) -> str:
@@ -77,14 +72,10 @@ def projection_figure(results: Results, languages: Sequence[str], classes: Seque
     figure, axes = _figure(4.6)
     _draw_projection(axes, results, languages, classes)
     colors = f", coloured by class: {', '.join(classes)}" if classes else ""
-    return _svg(
-        figure, f"Projection of the embeddings of clips and captions in {', '.join(languages)}{colors}"
-    )
+    return _svg(figure, f"Projection of the embeddings of clips and captions in {', '.join(languages)}{colors}")
 
 
-def save_projections(
-    several: Mapping[str, Results], path: str | Path, num_clips: int = MAX_PROJECTED_CLIPS
-) -> None:
+def save_projections(several: Mapping[str, Results], path: str | Path, num_clips: int = MAX_PROJECTED_CLIPS) -> None:
     """Draw t-SNE projections of several models side by side (ATRI figures 3, 4). The suffix sets the image format.
 
     `num_clips` clips with their captions are drawn at random from those with stored embeddings, equal for all models.
@@ -157,9 +148,7 @@ def _tsne(embeds: np.ndarray) -> np.ndarray:
         return np.zeros((len(embeds), 2))
     perplexity = min(30.0, (len(embeds) - 1) / 3)
     # With the default of 1,000 steps the divergence is only 2 % lower.
-    return TSNE(
-        perplexity=perplexity, init="pca", random_state=0, metric="cosine", max_iter=500
-    ).fit_transform(embeds)
+    return TSNE(perplexity=perplexity, init="pca", random_state=0, metric="cosine", max_iter=500).fit_transform(embeds)
 
 
 def _figure(height: float) -> tuple[Any, Any]:
@@ -177,9 +166,7 @@ def _svg(figure: Any, label: str) -> str:
     import matplotlib
 
     (axes,) = figure.axes
-    axes.legend(
-        fontsize="medium", frameon=False, loc="center left", bbox_to_anchor=(1, 0.5), handlelength=1.2
-    )
+    axes.legend(fontsize="medium", frameon=False, loc="center left", bbox_to_anchor=(1, 0.5), handlelength=1.2)
     drawn = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": "report", "svg.fonttype": "none"}):
         figure.savefig(drawn, format="svg", metadata=_NO_METADATA, transparent=True)

@@ -22,13 +22,7 @@ from modeling_supclap.datasets_scripts.atomic_files import atomic_write, write_j
 from modeling_supclap.datasets_scripts.public_names import redact
 from modeling_supclap.metrics.bootstrap import bootstrap_intervals
 from modeling_supclap.metrics.comparison import Cell
-from modeling_supclap.metrics.names import (
-    METRICS,
-    MORE_RETRIEVAL_METRICS,
-    RETRIEVAL_METRICS,
-    MetricName,
-    get_metric,
-)
+from modeling_supclap.metrics.names import METRICS, MORE_RETRIEVAL_METRICS, RETRIEVAL_METRICS, MetricName, get_metric
 
 from .. import __version__
 from .cache import pack_arrays
@@ -181,12 +175,7 @@ def score(
     {'value': 0.5, 'low': 0.4, 'high': 0.6, 'chance': 0.1}
     """
     low, high = (None, None) if interval is None else (float(interval[0]), float(interval[1]))
-    fields = {
-        "value": float(value),
-        "low": low,
-        "high": high,
-        "chance": None if chance is None else float(chance),
-    }
+    fields = {"value": float(value), "low": low, "high": high, "chance": None if chance is None else float(chance)}
     return fields if order_blind is None else {**fields, "order_blind": float(order_blind)}
 
 

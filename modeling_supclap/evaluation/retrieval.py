@@ -145,15 +145,7 @@ def evaluate_retrieval(
         for direction in DIRECTIONS:
             of_queries = similarity if direction == "t2a" else similarity.T
             scores[language][direction], query_arrays = _score_direction(
-                split,
-                table,
-                of_queries,
-                direction,
-                groups,
-                units,
-                intervals,
-                is_light,
-                options.retrieval_metrics,
+                split, table, of_queries, direction, groups, units, intervals, is_light, options.retrieval_metrics
             )
             for name, values in query_arrays.items():
                 arrays[f"retrieval/{language}/{direction}/{name}"] = values
@@ -166,9 +158,7 @@ def evaluate_retrieval(
         agreement, query_arrays = _compare_languages(split, languages, groups, units, intervals, is_light)
         all_scores |= {"multilingual": agreement} if agreement else {}
         arrays |= query_arrays
-        for direction, name in itertools.product(
-            DIRECTIONS, (*RETRIEVAL_METRICS, *options.retrieval_metrics)
-        ):
+        for direction, name in itertools.product(DIRECTIONS, (*RETRIEVAL_METRICS, *options.retrieval_metrics)):
             fields = []
             for language in languages:
                 field = scores[language][direction][name]
@@ -191,9 +181,7 @@ def retrieval_metric_names(languages: Sequence[str]) -> list[str]:
     return [*names, *(["MRV"] if len(languages) > 1 else []), "mean_recall_chance"]
 
 
-def retrieval_metrics(
-    dataset: Any, languages: Sequence[str], positives: str
-) -> Callable[[Any], dict[str, float]]:
+def retrieval_metrics(dataset: Any, languages: Sequence[str], positives: str) -> Callable[[Any], dict[str, float]]:
     """Create a `compute_metrics` function for the Trainer.
 
     `dataset` is the evaluation dataset (`IndexedRows`), and `languages` are the languages of the evaluation collator.
@@ -217,9 +205,7 @@ def retrieval_metrics(
         for language in languages:
             for direction, scores in all_scores["retrieval"][language].items():
                 for name, value in scores.items():
-                    flat[f"{language}_{direction}_{name}"] = (
-                        value["value"] if isinstance(value, Mapping) else value
-                    )
+                    flat[f"{language}_{direction}_{name}"] = value["value"] if isinstance(value, Mapping) else value
                     if name.startswith("R@"):
                         recalls.append((value["value"], value["chance"]))
         flat["mean_recall"], flat["mean_recall_chance"] = np.mean(recalls, axis=0).tolist()
@@ -421,9 +407,7 @@ def _compare_languages(
     }
     for language in languages:
         if language != anchor:
-            distances = np.linalg.norm(
-                embeds[language].astype(np.float64) - embeds[anchor].astype(np.float64), axis=1
-            )
+            distances = np.linalg.norm(embeds[language].astype(np.float64) - embeds[anchor].astype(np.float64), axis=1)
             interval = intervals.draw({"Dis": distances}, clusters)["Dis"]
             gap = gap_and_distance(embeds[language], embeds[anchor])
             scores[language] = {"Gap": score(gap["Gap"]), "Dis": score(gap["Dis"], interval)}

@@ -41,13 +41,9 @@ def require_storage(dim: int, precision: str, width: int | None) -> int:
     if precision not in PRECISIONS:
         raise ValueError(f"precision is {precision!r}; it must be one of {', '.join(PRECISIONS)}")
     if not 1 <= values <= dim:
-        raise ValueError(
-            f"width is {width}; it must be at least 1 and at most {dim}, the width of the embeddings"
-        )
+        raise ValueError(f"width is {width}; it must be at least 1 and at most {dim}, the width of the embeddings")
     if precision == "binary" and values % 8:
-        raise ValueError(
-            f"binary vectors need a width that is a multiple of 8, not {values}; set another width"
-        )
+        raise ValueError(f"binary vectors need a width that is a multiple of 8, not {values}; set another width")
     return values // 8 if precision == "binary" else values
 
 
@@ -77,9 +73,7 @@ def restore(vectors: np.ndarray, precision: str) -> np.ndarray:
     return floats / np.maximum(np.linalg.norm(floats, axis=-1, keepdims=True), 1)
 
 
-def score(
-    vectors: np.ndarray, query: np.ndarray, precision: str, limit: int
-) -> tuple[np.ndarray, np.ndarray]:
+def score(vectors: np.ndarray, query: np.ndarray, precision: str, limit: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the indices and cosines of stored vectors that may be among the `limit` nearest to a query.
 
     Args:

@@ -48,13 +48,9 @@ def list_recordings(folder: str | Path) -> tuple[str, dict[str, Any]]:
         del paths[name]
     if left_out and paths:
         count = len(left_out)
-        logger.warning(
-            "%s: left out %d files without a suffix of audio, such as %s", root, count, left_out[0]
-        )
+        logger.warning("%s: left out %d files without a suffix of audio, such as %s", root, count, left_out[0])
     if not paths:
-        raise FileNotFoundError(
-            f"{folder} contains no recordings; supported suffixes are {', '.join(SUFFIXES)}"
-        )
+        raise FileNotFoundError(f"{folder} contains no recordings; supported suffixes are {', '.join(SUFFIXES)}")
     return root, paths
 
 

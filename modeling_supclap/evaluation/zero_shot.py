@@ -53,9 +53,7 @@ def class_texts(
             texts[name] = []
             missing.append(label)
     if missing:
-        raise ValueError(
-            f"the classes {missing[:3]} have no phrase in {language!r}; pass phrases[label][language]"
-        )
+        raise ValueError(f"the classes {missing[:3]} have no phrase in {language!r}; pass phrases[label][language]")
     return list(texts.values())
 
 
@@ -116,9 +114,7 @@ def label_matrix(rows: Sequence[Row], classes: Sequence[str] | None = None) -> t
     """
     labels = [list(row.get("labels") or ()) for row in rows]
     if not all(labels):
-        raise ValueError(
-            f"clip {rows[labels.index([])]['clip_id']} has no label; each clip needs one or more labels"
-        )
+        raise ValueError(f"clip {rows[labels.index([])]['clip_id']} has no label; each clip needs one or more labels")
     names = sorted(set(itertools.chain(*labels))) if classes is None else list(classes)
     unknown = sorted(set(itertools.chain(*labels)).difference(names))
     if unknown:
@@ -132,11 +128,7 @@ def label_matrix(rows: Sequence[Row], classes: Sequence[str] | None = None) -> t
 
 
 def score_classes(
-    similarity: np.ndarray,
-    truth: np.ndarray,
-    classes: Sequence[str],
-    split: EmbeddedSplit,
-    options: EvaluationOptions,
+    similarity: np.ndarray, truth: np.ndarray, classes: Sequence[str], split: EmbeddedSplit, options: EvaluationOptions
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Score zero-shot predictions.
 
@@ -179,9 +171,7 @@ def score_classes(
         scores["per_fold"] = {}
         for fold in np.unique(clip_folds).tolist():
             scores["per_fold"][str(fold)] = float(hits["top1"][clip_folds == fold].mean())
-        scores["mean_over_folds"] = score(
-            float(np.mean(list(scores["per_fold"].values()))), None, chance["R@1"]
-        )
+        scores["mean_over_folds"] = score(float(np.mean(list(scores["per_fold"].values()))), None, chance["R@1"])
     queries = {"query_id": split.ids, "cluster": split.sources, "truth": targets}
     return scores, {**hits, "predicted": predicted, "confusion": confusion, **queries}
 
@@ -199,9 +189,5 @@ def _score_multi_label(
     relevant = list(map(range, truth.sum(axis=0)[columns].tolist()))
     chance = chance_scores(relevant, num_clips, map_cutoff=num_clips)[f"mAP@{num_clips}"]
     per_class = dict(zip(names.tolist(), precisions.tolist(), strict=True))
-    scores = {
-        "mAP": score(precisions.mean(), interval, chance),
-        "num_clips": num_clips,
-        "per_class": per_class,
-    }
+    scores = {"mAP": score(precisions.mean(), interval, chance), "num_clips": num_clips, "per_class": per_class}
     return scores, {"mAP": precisions, "query_id": names, "cluster": names}

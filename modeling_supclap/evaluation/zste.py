@@ -16,13 +16,7 @@ import numpy as np
 from modeling_supclap.datasets_scripts.audio import BadAudioError, read_row
 from modeling_supclap.datasets_scripts.schema import without_audio
 from modeling_supclap.datasets_scripts.temporal.mixing import RenderOptions, compose
-from modeling_supclap.datasets_scripts.temporal.zste import (
-    ZSTE_FAMILIES,
-    Prompts,
-    set_hash,
-    zste_prompts,
-    zste_set,
-)
+from modeling_supclap.datasets_scripts.temporal.zste import ZSTE_FAMILIES, Prompts, set_hash, zste_prompts, zste_set
 from modeling_supclap.metrics.zste import zste_chance, zste_order_outcomes, zste_outcomes, zste_ranks
 
 from ..audio_input import Recording
@@ -62,9 +56,7 @@ def evaluate_zste(
     truth, labels = label_matrix(split.rows)
     if (truth.sum(axis=1) > 1).any():
         row = split.rows[int(truth.sum(axis=1).argmax())]
-        raise ValueError(
-            f"clip {row['clip_id']} has the labels {row['labels']}; ZSTE needs one label per clip"
-        )
+        raise ValueError(f"clip {row['clip_id']} has the labels {row['labels']}; ZSTE needs one label per clip")
     prompt_names = zste.prompts or (split.model.prompts if split.model else None)
     prompt_names = prompt_names or ("labels" if list(languages) == ["eng"] else "phrases")
     class_phrases = None if prompt_names == "labels" else options.phrases
@@ -94,9 +86,7 @@ def evaluate_zste(
             ranks.append(language_ranks)
             interval_of = intervals.draw(outcomes, task_clusters)
             for name, outcome in outcomes.items():
-                scores.setdefault(language, {})[name] = score(
-                    outcome.mean(), interval_of[name], *levels[name]
-                )
+                scores.setdefault(language, {})[name] = score(outcome.mean(), interval_of[name], *levels[name])
                 prefix = f"zste/{language}/{name}"
                 arrays |= {f"{prefix}/query_id": task_ids, f"{prefix}/cluster": task_clusters}
                 arrays[f"{prefix}/score"] = outcome

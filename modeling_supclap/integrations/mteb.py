@@ -34,9 +34,7 @@ try:
     from mteb.models.abs_encoder import AbsEncoder
     from mteb.models.model_meta import ScoringFunction
 except ImportError as error:
-    raise ImportError(
-        f'mteb 2 cannot be imported: {error}\nInstall the extra: pip install "supclap[mteb]"'
-    ) from error
+    raise ImportError(f'mteb 2 cannot be imported: {error}\nInstall the extra: pip install "supclap[mteb]"') from error
 
 
 class SupCLAPEncoder(AbsEncoder):
@@ -138,9 +136,7 @@ class SupCLAPEncoder(AbsEncoder):
 
         parts = [np.stack(audio)] if audio else []
         if texts:
-            parts.append(
-                model.encode_text(texts, self._language(task_metadata, hf_subset), batch_size=batch_size)
-            )
+            parts.append(model.encode_text(texts, self._language(task_metadata, hf_subset), batch_size=batch_size))
 
         total = np.sum(parts, axis=0)
         return total if len(parts) == 1 else total / np.linalg.norm(total, axis=-1, keepdims=True).clip(1e-12)
@@ -187,15 +183,9 @@ def load_task(name: str) -> Any:
 def evaluate_task(model: EmbeddingModel, task: Any) -> Results:
     """Evaluate a model on a task of mteb. The results contain the main score, averaged over splits and subsets."""
     encoder: Any = SupCLAPEncoder(model.name, model=model)
-    (result,) = mteb.evaluate(
-        encoder, task, cache=None, show_progress_bar=False, co2_tracker=False
-    ).task_results
+    (result,) = mteb.evaluate(encoder, task, cache=None, show_progress_bar=False, co2_tracker=False).task_results
     main = task.metadata.main_score
-    protocol = {
-        "dataset": task.metadata.name,
-        "split": "+".join(result.scores),
-        "mteb": {"version": mteb.__version__},
-    }
+    protocol = {"dataset": task.metadata.name, "split": "+".join(result.scores), "mteb": {"version": mteb.__version__}}
     scores = {"mteb": {main: {"main_score": score(result.get_score())}}}
     return make_results(model, scores, {}, protocol)
 

@@ -149,9 +149,7 @@ def check_parity(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str |
             # compare with the processor, which computes the spectrogram outside the graph
             if "waveform" in inputs:
                 rate_hz = processor.feature_extractor.sampling_rate
-                values = processor(
-                    audio=list(inputs["waveform"].numpy()), sampling_rate=rate_hz, return_tensors="pt"
-                )
+                values = processor(audio=list(inputs["waveform"].numpy()), sampling_rate=rate_hz, return_tensors="pt")
             with torch.no_grad():
                 expected = getattr(model, _METHODS[name])(**values).pooler_output.numpy()
 
@@ -163,15 +161,11 @@ def check_parity(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str |
     worst = max(parity, key=lambda each: np.nan_to_num(each.difference, nan=np.inf))
     if not worst.difference <= TOLERANCE:
         shape, error = f"{worst.batch} x {worst.length}", f"{worst.difference:.2e}"
-        raise ValueError(
-            f"{worst.graph}.onnx is off by {error} on {shape} inputs; the tolerance is {TOLERANCE:.0e}"
-        )
+        raise ValueError(f"{worst.graph}.onnx is off by {error} on {shape} inputs; the tolerance is {TOLERANCE:.0e}")
     return parity
 
 
-def _batches(
-    model: SupCLAPModel, processor: SupCLAPProcessor, waveforms: bool
-) -> dict[str, list[dict[str, Tensor]]]:
+def _batches(model: SupCLAPModel, processor: SupCLAPProcessor, waveforms: bool) -> dict[str, list[dict[str, Tensor]]]:
     """Return the inputs to trace (the first batch) and to compare, as `{graph: batches}`."""
     extractor: Any = processor.feature_extractor
     least = min_clip_samples(extractor) / extractor.sampling_rate
@@ -254,9 +248,7 @@ def _export(graph: Graph, batches: Sequence[Mapping[str, Tensor]], path: Path) -
             program.save(path, external_data=tower.get_memory_footprint() > _LARGEST_FILE_BYTES)
     except torch.onnx.OnnxExporterError as error:
         cause = str(error.__cause__ or error).strip().splitlines()[0]
-        raise ValueError(
-            f"torch.onnx cannot export the {name} tower, a {type(tower).__name__}: {cause}"
-        ) from error
+        raise ValueError(f"torch.onnx cannot export the {name} tower, a {type(tower).__name__}: {cause}") from error
     finally:
         logging.disable(level)
     _name_axes(path, name)

@@ -124,9 +124,7 @@ class SupCLAPModule(InputModule):
             if not any(languages):
                 languages = None
             elif None in languages:
-                raise ValueError(
-                    "only some texts of the batch have a language; pass language= for the others"
-                )
+                raise ValueError("only some texts of the batch have a language; pass language= for the others")
             prompted = [f"{prompt or ''}{text}" for text in texts]
             return dict(self.processor(text=prompted, language=languages, return_tensors="pt"))
         if texts.count(None) < len(texts):

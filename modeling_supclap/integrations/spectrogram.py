@@ -30,9 +30,7 @@ class Spectrogram(nn.Module):
         self.extractor = extractor
         if type(extractor) is CEDFeatureExtractor:
             self.n_fft, self.hop, self.center = extractor.n_fft, extractor.hop_size, extractor.center
-            window = nn.functional.pad(
-                torch.hann_window(extractor.win_size), (0, self.n_fft - extractor.win_size)
-            )
+            window = nn.functional.pad(torch.hann_window(extractor.win_size), (0, self.n_fft - extractor.win_size))
             window = window.roll((self.n_fft - extractor.win_size) // 2)
             top_hz = extractor.sampling_rate / 2 if extractor.f_max is None else extractor.f_max
             bands = extractor.f_min, top_hz, extractor.feature_size, extractor.sampling_rate
@@ -61,9 +59,7 @@ class Spectrogram(nn.Module):
         samples = waveform.double()
         if self.center:
             samples = nn.functional.pad(samples, (self.n_fft // 2,) * 2, mode="reflect")
-        spectrum = torch.stft(
-            samples, self.n_fft, self.hop, window=self.window, center=False, return_complex=True
-        )
+        spectrum = torch.stft(samples, self.n_fft, self.hop, window=self.window, center=False, return_complex=True)
         power = torch.view_as_real(spectrum).square().sum(dim=-1)  # (B, bins, T)
         decibels = 10 * (power.mT @ self.bank).clamp(min=POWER_FLOOR).log10()  # (B, T, mels)
         if is_clap:

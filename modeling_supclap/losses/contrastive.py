@@ -155,9 +155,7 @@ def sigmoid_loss(
     0.6265
     """
     if chunk_size is not None:
-        loss = tiled_sigmoid_contrast(
-            audio_embeds, text_embeds, logit_scale, logit_bias, group_ids, chunk_size
-        )
+        loss = tiled_sigmoid_contrast(audio_embeds, text_embeds, logit_scale, logit_bias, group_ids, chunk_size)
     else:
         logits = logit_scale * similarity_matrix(audio_embeds, text_embeds) + logit_bias
         loss = sigmoid_contrast(logits, group_ids)
@@ -210,9 +208,7 @@ def reweighted_info_nce(
     """
     is_pull = weighted == "pull"
     if is_pull and not isinstance(positive_weight, Tensor) and positive_weight <= 0:
-        raise ValueError(
-            f"got positive_weight={positive_weight}; it must be positive (1 gives plain InfoNCE)"
-        )
+        raise ValueError(f"got positive_weight={positive_weight}; it must be positive (1 gives plain InfoNCE)")
 
     logits = logit_scale * similarity_matrix(audio_embeds, text_embeds)
     positives = positive_mask(logits.shape[-1], group_ids, logits.device)

@@ -240,9 +240,7 @@ def momentum_error_bound(
     >>> round(momentum_error_bound(1.0, 2.0, 0.5, 3.0, lipschitz=0.5, beta1=0.75), 6)  # 0.75 + 0.25 (1 + 1.5)
     1.375
     """
-    return beta1 * momentum_error + (1 - beta1) * (
-        lipschitz * weight_error + gradient_norm * distribution_error
-    )
+    return beta1 * momentum_error + (1 - beta1) * (lipschitz * weight_error + gradient_norm * distribution_error)
 
 
 def _positive_logits(

@@ -59,9 +59,7 @@ def similarity_matrix(first: Tensor, second: Tensor) -> Tensor:
         return first @ second.mT  # (..., N, d), (..., N, d) -> (..., N, N)
 
 
-def positive_mask(
-    size: int, group_ids: Tensor | None, device: torch.device, rows: slice = slice(None)
-) -> Tensor:
+def positive_mask(size: int, group_ids: Tensor | None, device: torch.device, rows: slice = slice(None)) -> Tensor:
     """Build a boolean mask of positive pairs: the diagonal, or all pairs of clips with the same group id.
 
     Args:
@@ -78,9 +76,7 @@ def positive_mask(
     """
     ids = torch.arange(size, device=device) if group_ids is None else group_ids.to(device)
     if ids.shape != (size,):
-        raise ValueError(
-            f"got group_ids of shape {tuple(ids.shape)} for {size} clips; expected one id per clip"
-        )
+        raise ValueError(f"got group_ids of shape {tuple(ids.shape)} for {size} clips; expected one id per clip")
     return ids[rows].unsqueeze(1) == ids
 
 

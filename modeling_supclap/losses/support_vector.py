@@ -305,11 +305,7 @@ class DynamicRadius(nn.Module):
         nn.init.zeros_(last.weight)
         nn.init.constant_(last.bias, init)
         self.layers = nn.Sequential(
-            nn.Linear(num_similarities, hidden_size),
-            nn.ReLU(),
-            nn.Linear(hidden_size, hidden_size),
-            nn.ReLU(),
-            last,
+            nn.Linear(num_similarities, hidden_size), nn.ReLU(), nn.Linear(hidden_size, hidden_size), nn.ReLU(), last
         )
 
     def forward(self, scaled_similarities: Tensor, group_ids: Tensor | None = None) -> Tensor:

@@ -53,9 +53,7 @@ def temporal_nce(
     logits = logit_scale * similarity_matrix(audio_embeds, text_embeds)
     size = logits.shape[-1]
     if weights.shape != (size, size):
-        raise ValueError(
-            f"got weights of shape {tuple(weights.shape)} for {size} items; expected ({size}, {size})"
-        )
+        raise ValueError(f"got weights of shape {tuple(weights.shape)} for {size} items; expected ({size}, {size})")
 
     log_weights = weights.to(logits).log()
     text_loss = _weighted_contrast(logits, log_weights, group_ids)
@@ -70,9 +68,7 @@ def _weighted_contrast(logits: Tensor, log_weights: Tensor, group_ids: Tensor | 
 def _check_alphas(**alphas: float) -> None:
     for name, alpha in alphas.items():
         if not 0 <= alpha <= 1:
-            raise ValueError(
-                f"got {name}={alpha}; it must be between 0 (ignore the candidate) and 1 (full weight)"
-            )
+            raise ValueError(f"got {name}={alpha}; it must be between 0 (ignore the candidate) and 1 (full weight)")
 
 
 def teminal_a_weights(

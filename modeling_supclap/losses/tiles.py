@@ -74,9 +74,7 @@ def tiled_row_contrast(
         def row_sums(rows: slice) -> Tensor:
             logits = logit_scale * anchors[rows] @ targets.mT  # (n, N)
             if decoupled:
-                logits = logits.masked_fill(
-                    positive_mask(len(anchors), group_ids, logits.device, rows), -torch.inf
-                )
+                logits = logits.masked_fill(positive_mask(len(anchors), group_ids, logits.device, rows), -torch.inf)
             return (logits - positives[rows, None]).logsumexp(-1)
 
         return torch.cat(checkpoint_tiles(row_sums, len(anchors), chunk_size)).mean()

@@ -72,9 +72,7 @@ def model_card(facts: CardFacts) -> ModelCard:
         language=language,
         captions=json.dumps([phrases["dog"][language], phrases["rain"][language]], ensure_ascii=False),
         objective=_describe_objective(facts.arguments),
-        arguments=yaml.safe_dump(dict(facts.arguments), allow_unicode=True, width=100)
-        if facts.arguments
-        else "",
+        arguments=yaml.safe_dump(dict(facts.arguments), allow_unicode=True, width=100) if facts.arguments else "",
         results=format_card_scores(scores) if scores else "",
         versions=versions_of(facts.results),
         commit=code_commit(),
@@ -120,11 +118,7 @@ def write_card_of_run(trainer: Any, overwrite: bool = False, **overrides: Any) -
 
 
 def push_to_hub(
-    model: SupCLAPModel,
-    processor: SupCLAPProcessor,
-    repo_id: str,
-    facts: CardFacts | None = None,
-    **kwargs: Any,
+    model: SupCLAPModel, processor: SupCLAPProcessor, repo_id: str, facts: CardFacts | None = None, **kwargs: Any
 ) -> str:
     """Upload a model, its processor and its model card to the Hub. An existing card is not replaced.
 
@@ -192,9 +186,7 @@ def citations(arguments: Mapping[str, Any], parts: Sequence[Origin]) -> list[str
     return list(filter(used.get, used))
 
 
-def _metadata(
-    facts: CardFacts, parts: Sequence[Origin], license: str, scores: Sequence[CardScore]
-) -> ModelCardData:
+def _metadata(facts: CardFacts, parts: Sequence[Origin], license: str, scores: Sequence[CardScore]) -> ModelCardData:
     return ModelCardData(
         # The Hub uses ISO 639-1 codes if a language has one.
         language=[get_iso_639_1(code) if code in LANGUAGES else code for code in facts.languages] or None,

@@ -56,9 +56,7 @@ def facts_of_run(trainer: Any) -> CardFacts:
     """Collect the model card information from a `SupCLAPTrainer`, and the results in its output folder."""
     args, folder = trainer.args, Path(trainer.args.output_dir or ".")
     results = read_results(folder)
-    of_run = (
-        results[0] if results and "training" in results[0] else {"training": {}, "protocol": {}, "scores": {}}
-    )
+    of_run = results[0] if results and "training" in results[0] else {"training": {}, "protocol": {}, "scores": {}}
     recorded = of_run["training"].get("arguments", {})
 
     objective = type(trainer.module.objective).__name__ if trainer.has_own_objective else ""

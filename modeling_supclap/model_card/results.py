@@ -11,15 +11,7 @@ from huggingface_hub import EvalResult
 
 from modeling_supclap.metrics.names import RETRIEVAL_METRICS
 
-from ..evaluation.results import (
-    AUDIO_TASKS,
-    DIRECTIONS,
-    SCHEMA,
-    SECTIONS,
-    Score,
-    flat_scores,
-    get_dataset_name,
-)
+from ..evaluation.results import AUDIO_TASKS, DIRECTIONS, SCHEMA, SECTIONS, Score, flat_scores, get_dataset_name
 
 
 @dataclass(frozen=True)
@@ -56,9 +48,7 @@ class CardScore:
             dataset_name=self.dataset or "unknown",
             dataset_config=self.language or None,
             dataset_split=self.split,
-            metric_type="accuracy"
-            if self.metric == "top1" and not is_probe
-            else re.sub(r"[^a-z0-9]+", "_", kind),
+            metric_type="accuracy" if self.metric == "top1" and not is_probe else re.sub(r"[^a-z0-9]+", "_", kind),
             metric_name=f"{self.task} {self.metric}",
             metric_value=round(self.score.value, 4),
             metric_args=arguments,
@@ -90,9 +80,7 @@ def get_card_scores(content: Mapping[str, Any]) -> list[CardScore]:
         elif task == "zste":
             title, metric = score.metric.display, "accuracy"
         level = confidence if score.low is not None else None
-        scores.append(
-            CardScore(title, metric, score, get_dataset_name(protocol), protocol["split"], language, level)
-        )
+        scores.append(CardScore(title, metric, score, get_dataset_name(protocol), protocol["split"], language, level))
     return scores
 
 

@@ -60,9 +60,7 @@ def serve(
     try:
         socket.create_server((host, port)).close()  # fail before loading the model
     except OSError as error:
-        raise OSError(
-            f"cannot listen on {host}, port {port}: {error.strerror}; choose another --port"
-        ) from error
+        raise OSError(f"cannot listen on {host}, port {port}: {error.strerror}; choose another --port") from error
 
     searcher = Searcher(index, model, device, trust_remote_code)
     page = launch_page(
@@ -111,9 +109,7 @@ def find_recordings(searcher: Searcher, recordings: str | Path | None = None) ->
     """Return the absolute path of the recordings folder, by default the indexed folder. Raise if it does not exist."""
     root = Path(recordings or searcher.index.about["folder"]).resolve()
     if not root.is_dir():
-        raise FileNotFoundError(
-            f"the folder of recordings {root} does not exist; pass their folder with --recordings"
-        )
+        raise FileNotFoundError(f"the folder of recordings {root} does not exist; pass their folder with --recordings")
     return root
 
 
@@ -172,10 +168,7 @@ def render_heading(searcher: Searcher, root: Path) -> str:
     """Render the title, the number of searchable files, and a list of the files that cannot be searched, as HTML."""
     files = searcher.index.known_files()
     problems = {name: str(row["problem"]) for name, row in files.items() if row["problem"]}
-    lines = [
-        "<h1>Search recordings</h1>",
-        f"<p>{len(files) - len(problems)} files, by text or by example</p>",
-    ]
+    lines = ["<h1>Search recordings</h1>", f"<p>{len(files) - len(problems)} files, by text or by example</p>"]
     if problems:
         lines.append(f"<details><summary>{len(problems)} more files cannot be searched</summary><ul>")
         for name, problem in sorted(problems.items()):
@@ -225,9 +218,7 @@ def render_hits(
     for name in strips:
         if not _is_there(name, folder):
             lost.add(name)
-    environment = Environment(
-        loader=PackageLoader("modeling_supclap.search", "."), autoescape=True, trim_blocks=True
-    )
+    environment = Environment(loader=PackageLoader("modeling_supclap.search", "."), autoescape=True, trim_blocks=True)
     return environment.get_template("hits.html.j2").render(hits=hits, strips=strips, lost=lost, clock=clock)
 
 

@@ -119,9 +119,7 @@ class SoundIndex:
         ValueError: The index is damaged.
     """
 
-    def __init__(
-        self, folder: str | Path, dim: int | None = None, about: dict[str, str] | None = None
-    ) -> None:
+    def __init__(self, folder: str | Path, dim: int | None = None, about: dict[str, str] | None = None) -> None:
         self.folder = str(folder)
         missing = f"there is no index in {folder}; create one with `supclap search index`"
         if dim is None and "://" not in self.folder and not Path(folder).is_dir():
@@ -170,9 +168,7 @@ class SoundIndex:
         """Metadata of the index. Raises ValueError if a key is missing, as in a database of another program."""
         about = self._metadata()
         if missing := ", ".join(key for key in _ABOUT if key not in about):
-            raise ValueError(
-                f"{self.folder} has no metadata {missing}; use an index made by `supclap search index`"
-            )
+            raise ValueError(f"{self.folder} has no metadata {missing}; use an index made by `supclap search index`")
         return about
 
     def _metadata(self) -> dict[str, str]:
@@ -254,12 +250,7 @@ class SoundIndex:
     def draw_vectors(self, count: int, seed: int = 0) -> list[list[float]]:
         """Sample the embeddings of random windows, as queries for `measure_recall`."""
         indices = np.random.default_rng(seed).choice(self.windows.count_rows(), size=count, replace=False)
-        return (
-            self.windows.take_offsets(sorted(indices.tolist()))
-            .select(["vector"])
-            .to_arrow()["vector"]
-            .to_pylist()
-        )
+        return self.windows.take_offsets(sorted(indices.tolist())).select(["vector"]).to_arrow()["vector"].to_pylist()
 
     def measure_recall(self, vectors: Sequence[Any]) -> float:
         """Compute the recall@10 of the approximate index compared with exact search, for query embeddings (d,)."""
@@ -270,9 +261,7 @@ class SoundIndex:
                 num_matches += _place(row) in map(_place, exact)
         return num_matches / (10 * len(vectors))
 
-    def nearest(
-        self, vector: Any, limit: int, within: str | None = None, exact: bool = False
-    ) -> list[dict[str, Any]]:
+    def nearest(self, vector: Any, limit: int, within: str | None = None, exact: bool = False) -> list[dict[str, Any]]:
         """Return the windows with the highest cosine to an embedding.
 
         `within` limits the search to one file. `exact` scores all windows even if there is an approximate index.
@@ -301,9 +290,7 @@ class SoundIndex:
         version = self.windows.version
         if self._loaded is None or self._loaded[0] != version:  # another process may have changed the table
             table = self._read(self.windows.to_arrow)
-            vectors = (
-                table["vector"].combine_chunks().flatten().to_numpy().reshape(len(table), self._stored_size)
-            )
+            vectors = table["vector"].combine_chunks().flatten().to_numpy().reshape(len(table), self._stored_size)
             self._loaded = version, table.select(_COLUMNS), vectors
         _, table, vectors = self._loaded
         chosen = np.arange(len(table)) if within is None else np.flatnonzero(pc.equal(table["file"], within))
@@ -343,9 +330,7 @@ class SoundIndex:
             return read()
         except failures as error:
             reason = str(error).splitlines()[0]
-            raise ValueError(
-                f"the index {self.folder} is damaged: {reason}; delete it and index again"
-            ) from error
+            raise ValueError(f"the index {self.folder} is damaged: {reason}; delete it and index again") from error
 
 
 class IndexedFile(NamedTuple):
@@ -466,12 +451,7 @@ def _storage(about: Mapping[str, str]) -> tuple[str, int | None]:
 
 
 def _create_or_check(
-    model: EmbeddingModel,
-    index: str | Path,
-    root: str,
-    settings: dict[str, str],
-    precision: str,
-    width: int | None,
+    model: EmbeddingModel, index: str | Path, root: str, settings: dict[str, str], precision: str, width: int | None
 ) -> None:
     """Create the index, or raise ValueError if it was built with another model or other settings."""
     about = {"model": model.name, "fingerprint": model.fingerprint or "", **settings}
@@ -490,9 +470,7 @@ def _create_or_check(
             raise ValueError(f"{index} has {key} {stored[key]!r}, not {value!r}; use another, or delete it")
 
 
-def _find_changed(
-    store: SoundIndex, known: Mapping[str, dict[str, Any]], files: Mapping[str, Path]
-) -> list[str]:
+def _find_changed(store: SoundIndex, known: Mapping[str, dict[str, Any]], files: Mapping[str, Path]) -> list[str]:
     """Return the names of new and changed files. Store the times of files that have only new times."""
     changed, moved = [], []
     for name, path in files.items():

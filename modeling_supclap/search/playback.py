@@ -32,9 +32,7 @@ def playable_file(path: Path, folder: Path) -> Path:
     copy = folder / f"{name}.wav"
     if not copy.is_file():
         written = copy.with_suffix(f".{os.getpid()}.part")
-        with soundfile.SoundFile(
-            written, "w", info.samplerate, info.channels, "PCM_16", format="WAV"
-        ) as target:
+        with soundfile.SoundFile(written, "w", info.samplerate, info.channels, "PCM_16", format="WAV") as target:
             for block in soundfile.blocks(path, _BLOCK_FRAMES):
                 target.write(block)
         os.replace(written, copy)

@@ -92,14 +92,10 @@ class Searcher:
         about = self.index.about
         name = about["model"]
         if model is None and ":" in name and not Path(name).exists():
-            raise ValueError(
-                f"the model of {index} is the function {name}; if you trust it, pass it as --model"
-            )
+            raise ValueError(f"the model of {index} is the function {name}; if you trust it, pass it as --model")
         self.model = load_embedding_model(model or name, device=device, trust_remote_code=trust_remote_code)
         if about["fingerprint"] and self.model.fingerprint not in (None, "", about["fingerprint"]):
-            raise ValueError(
-                f"{index} was built with {name}; {self.model.name} has another fingerprint; rebuild it"
-            )
+            raise ValueError(f"{index} was built with {name}; {self.model.name} has another fingerprint; rebuild it")
 
     def search(
         self,
@@ -135,9 +131,7 @@ class Searcher:
         if within is not None and within not in (known := self.index.known_files()):
             similar = [name for name in known if Path(name).name == Path(within).name]
             hint = f", such as {similar[0]!r}" if similar else ""
-            raise ValueError(
-                f"{within!r} is not in the index; pass a path relative to the indexed folder{hint}"
-            )
+            raise ValueError(f"{within!r} is not in the index; pass a path relative to the indexed folder{hint}")
 
         if vector is None:
             vector = self.embed_audio(audio) if query is None else self.embed(query, language)
@@ -195,9 +189,7 @@ class Searcher:
         """
         rows = self.index.nearest(vector, self.index.windows.count_rows(), within=file, exact=True)
         rows.sort(key=itemgetter("start_seconds"))
-        return np.array(list(map(itemgetter("start_seconds"), rows))), np.array(
-            list(map(itemgetter("score"), rows))
-        )
+        return np.array(list(map(itemgetter("start_seconds"), rows))), np.array(list(map(itemgetter("score"), rows)))
 
 
 def without_overlaps(hits: Sequence[Hit]) -> list[Hit]:

@@ -110,17 +110,12 @@ class WaveformAugmentation:
 
     def __init__(self, args: SupCLAPTrainingArguments, rate_hz: int) -> None:
         self.rate_hz, self.seed, self.gain_db = rate_hz, args.seed, args.random_gain_db
-        self.prob, self.snr_db = (
-            args.background_prob,
-            (min(args.background_snr_db), max(args.background_snr_db)),
-        )
+        self.prob, self.snr_db = (args.background_prob, (min(args.background_snr_db), max(args.background_snr_db)))
         self.backgrounds: list[str] = []
         if args.background_dir is not None:
             self.backgrounds = list_recordings(args.background_dir)
             if not self.backgrounds:
-                raise FileNotFoundError(
-                    f"background_dir {args.background_dir} has no recordings; pass another folder"
-                )
+                raise FileNotFoundError(f"background_dir {args.background_dir} has no recordings; pass another folder")
 
     def __call__(self, waveform: np.ndarray, row: Mapping[str, Any], epoch: int) -> np.ndarray:
         """Return the augmented waveform, float32 (samples,). `row` is the dataset row of the clip."""

@@ -205,14 +205,10 @@ class EMACallback(TrainerCallback):
         weights = self.trained()
         for name, weight in weights.items():
             if torch.finfo(weight.dtype).bits < 32:
-                raise ValueError(
-                    f"ema_decay needs float32 weights, but {name} is {weight.dtype}; load it in float32"
-                )
+                raise ValueError(f"ema_decay needs float32 weights, but {name} is {weight.dtype}; load it in float32")
         if self.checkpoint is not None:
             self._average = [weight.clone() for weight in weights.values()]
-            for name, value in torch.load(
-                Path(self.checkpoint, TRAINED_WEIGHTS), "cpu", weights_only=True
-            ).items():
+            for name, value in torch.load(Path(self.checkpoint, TRAINED_WEIGHTS), "cpu", weights_only=True).items():
                 weights[name].copy_(value)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -237,9 +233,7 @@ class UntrainedCallback(TrainerCallback):
         self.module = module
         self._known: list[str] = []
 
-    def on_epoch_begin(
-        self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any
-    ) -> None:
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         if args.sharding is not None:
             return
         trained: set[int] = set()
@@ -309,9 +303,7 @@ class LanguageErrorsCallback(TrainerCallback):
       respect to all trainable weights.
     """
 
-    def __init__(
-        self, module: ContrastiveModule, collator: TrainingCollator, rows: Any, averages: Averages
-    ) -> None:
+    def __init__(self, module: ContrastiveModule, collator: TrainingCollator, rows: Any, averages: Averages) -> None:
         self.model, self.collator, self.rows, self.averages = module.model, collator, rows, averages
         self._batch: Mapping[str, Tensor] = {}
         module.register_forward_pre_hook(self._keep_batch, with_kwargs=True)

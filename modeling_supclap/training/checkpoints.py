@@ -44,14 +44,7 @@ _MAY_CHANGE = {
 _OF_TRANSFORMERS = {
     *("seed", "data_seed", "dataloader_drop_last", "gradient_accumulation_steps", "bf16", "fp16"),
     *("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm"),
-    *(
-        "optim",
-        "optim_args",
-        "optim_target_modules",
-        "lr_scheduler_type",
-        "lr_scheduler_kwargs",
-        "warmup_steps",
-    ),
+    *("optim", "optim_args", "optim_target_modules", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps"),
 }
 """Arguments of transformers that a resumed run must not change. Their values are restored from the checkpoint or change
 the batches. `tf32` is not among them, because it depends on the GPU."""
@@ -129,11 +122,7 @@ def uploads_checkpoints() -> bool:
 
 
 def write_frozen(
-    checkpoint: Path,
-    folder: Path,
-    weights: Mapping[str, torch.Tensor],
-    frozen: set[str],
-    written: Mapping[str, str],
+    checkpoint: Path, folder: Path, weights: Mapping[str, torch.Tensor], frozen: set[str], written: Mapping[str, str]
 ) -> dict[str, str]:
     """Write the frozen weights to the output folder of a run, and an index of all weights to a checkpoint.
 
@@ -192,16 +181,12 @@ def describe_run(
         "settings": _settings(args, module, batches, optimizer),
         "length": {"num_train_epochs": args.num_train_epochs, "max_steps": args.max_steps},
         "data": dict(data or {}),
-        "selection": {
-            name: list(value) if isinstance(value, tuple) else value for name, value in selection.items()
-        },
+        "selection": {name: list(value) if isinstance(value, tuple) else value for name, value in selection.items()},
         "trainable": [name for name, parameter in module.named_parameters() if parameter.requires_grad],
     }
 
 
-def write_run_file(
-    folder: str | Path, run: Mapping[str, Any], frozen: Mapping[str, str] | None = None
-) -> None:
+def write_run_file(folder: str | Path, run: Mapping[str, Any], frozen: Mapping[str, str] | None = None) -> None:
     """Write `RUN_FILE`, last, because it contains the hashes of all other files.
 
     `run` is from `describe_run`, and `frozen` from `write_frozen`.
@@ -222,9 +207,7 @@ def refuse_another_run(checkpoint: str | Path, args: TrainingArguments, run: Map
     advice = f"or start a new run from its weights, in another output_dir: --model {folder}"
     flaws = checkpoint_flaws(folder)
     if flaws:
-        raise ValueError(
-            f"{folder} is incomplete ({', '.join(flaws)}); resume from another checkpoint, {advice}"
-        )
+        raise ValueError(f"{folder} is incomplete ({', '.join(flaws)}); resume from another checkpoint, {advice}")
 
     saved = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
     settings = _with_defaults(saved["settings"], run["settings"], args)
@@ -241,9 +224,7 @@ def refuse_another_run(checkpoint: str | Path, args: TrainingArguments, run: Map
             differences.append(f"{len(names)} parameters are {change}, such as {min(names)}")
     if differences:
         changes = "; ".join(differences)
-        raise ValueError(
-            f"{folder} was saved with other settings: {changes}; resume with its settings, {advice}"
-        )
+        raise ValueError(f"{folder} was saved with other settings: {changes}; resume with its settings, {advice}")
 
 
 def selects_otherwise(checkpoint: str | Path, run: Mapping[str, Any]) -> bool:
@@ -277,9 +258,7 @@ def _settings(
     if adapters:
         settings["adapters"] = {name: _adapter_settings(adapter) for name, adapter in adapters.items()}
     if optimizer is not None:
-        values = {
-            name: value for name, value in optimizer.defaults.items() if isinstance(value, (int, float, bool))
-        }
+        values = {name: value for name, value in optimizer.defaults.items() if isinstance(value, (int, float, bool))}
         settings["optimizer"] = {"class": type(optimizer).__name__, **values}
     if batches is not None:
         settings["stream"] = {
@@ -301,19 +280,13 @@ def _adapter_settings(adapter: Any) -> dict[str, Any]:
     return settings
 
 
-def _with_defaults(
-    saved: Mapping[str, Any], settings: Mapping[str, Any], args: TrainingArguments
-) -> dict[str, Any]:
+def _with_defaults(saved: Mapping[str, Any], settings: Mapping[str, Any], args: TrainingArguments) -> dict[str, Any]:
     """Complete saved settings with those that were not recorded when the run started.
 
     Options of this package that did not exist had their defaults. Others are unknown, and count as equal.
     """
-    own = {
-        name for name in type(args).__dataclass_fields__ if name not in TrainingArguments.__dataclass_fields__
-    }
-    defaults = {
-        field.name: get_default(field) for field in fields(args) if field.name in own & settings.keys()
-    }
+    own = {name for name in type(args).__dataclass_fields__ if name not in TrainingArguments.__dataclass_fields__}
+    defaults = {field.name: get_default(field) for field in fields(args) if field.name in own & settings.keys()}
     unknown = {name: value for name, value in settings.items() if name not in own | {"optimizer", "stream"}}
     completed = {**unknown, **defaults, **saved}
     # a run in Python has no such setting

@@ -33,14 +33,10 @@ def refuse_unsupported(
     """
     if not isinstance(model, SupCLAPModel):
         kind = type(model).__name__
-        advice = (
-            "convert it with modeling_supclap.conversion.supclap_from_clap" if "Clap" in kind else "pass one"
-        )
+        advice = "convert it with modeling_supclap.conversion.supclap_from_clap" if "Clap" in kind else "pass one"
         raise ValueError(f"the model is a {kind}, but SupCLAPTrainer trains a SupCLAPModel; {advice}")
     if not isinstance(args, SupCLAPTrainingArguments):
-        raise ValueError(
-            f"args is {type(args).__name__}; pass SupCLAPTrainingArguments, with the same arguments"
-        )
+        raise ValueError(f"args is {type(args).__name__}; pass SupCLAPTrainingArguments, with the same arguments")
     if processor is None:
         raise ValueError("processing_class is missing; pass the SupCLAPProcessor of the model")
     _refuse_options(model, args, processor, has_own_objective=objective is not None)
@@ -52,9 +48,7 @@ def _refuse_options(
 ) -> None:
     """Raise ValueError if the arguments do not fit the model, its processor or the launch."""
     if args.n_gpu > 1:
-        raise ValueError(
-            f"one process sees {args.n_gpu} GPUs; start one process per GPU with `accelerate launch`"
-        )
+        raise ValueError(f"one process sees {args.n_gpu} GPUs; start one process per GPU with `accelerate launch`")
     if args.loss == "siglip" and not has_own_objective and model.logit_bias is None:
         raise ValueError("loss='siglip' needs a model with a bias: --logit_bias -10 --temperature 0.1")
     if args.features_on_device and not processor.runs_on_device:
@@ -68,18 +62,14 @@ def _refuse_options(
         )
     config: Any = args.accelerator_config
     if config.dispatch_batches:
-        raise ValueError(
-            "dispatch_batches is true, but the clips of two batches differ in length; leave it out"
-        )
+        raise ValueError("dispatch_batches is true, but the clips of two batches differ in length; leave it out")
 
     if args.sharding == "fsdp" and args.track_language_errors:
         raise ValueError("track_language_errors does not support FSDP; set it to false")
     if args.sharding is not None and args.hard_negatives_per_batch:
         raise ValueError("hard_negatives_per_batch does not support FSDP and DeepSpeed; leave it out")
     if args.sharding is not None and args.ema_decay is not None:
-        raise ValueError(
-            "ema_decay does not support FSDP and DeepSpeed, which shard the weights; leave it out"
-        )
+        raise ValueError("ema_decay does not support FSDP and DeepSpeed, which shard the weights; leave it out")
 
 
 def _refuse_datasets(train_rows: Any, eval_rows: Any, args: SupCLAPTrainingArguments) -> None:
@@ -133,16 +123,12 @@ def refuse_unknown_metric(metric: str, names: Sequence[str], prefixes: Collectio
         return
     reason = "; it has no loss, because a contrastive loss depends on the batches" if name == "loss" else ""
     examples = ", ".join(names[:4])
-    raise ValueError(
-        f"metric_for_best_model is {metric!r}, which no evaluation has{reason}; choose one of {examples}"
-    )
+    raise ValueError(f"metric_for_best_model is {metric!r}, which no evaluation has{reason}; choose one of {examples}")
 
 
 def idle_parameters(module: nn.Module) -> list[str]:
     """Return the names of the trainable parameters without gradient after a backward pass."""
-    return [
-        name for name, weight in module.named_parameters() if weight.requires_grad and weight.grad is None
-    ]
+    return [name for name, weight in module.named_parameters() if weight.requires_grad and weight.grad is None]
 
 
 def to_float32(model: SupCLAPModel) -> None:

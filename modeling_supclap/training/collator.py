@@ -147,9 +147,7 @@ class ContrastiveCollator:
     def _limit_seconds(self, clip_seconds: float | None) -> None:
         if clip_seconds is not None:
             share = clip_seconds / self.recordings_per_clip
-            self.max_audio_seconds = (
-                share if self.max_audio_seconds is None else min(self.max_audio_seconds, share)
-            )
+            self.max_audio_seconds = share if self.max_audio_seconds is None else min(self.max_audio_seconds, share)
 
     def _read(self, row: Row, crop_position: float = 0.0) -> np.ndarray:
         return read_row(
@@ -163,9 +161,7 @@ class ContrastiveCollator:
             resampling_method=self.processor.resampling_method,
         )
 
-    def _inputs(
-        self, clips: Sequence[np.ndarray], captions: Sequence[Sequence[tuple[str, str]]]
-    ) -> dict[str, Any]:
+    def _inputs(self, clips: Sequence[np.ndarray], captions: Sequence[Sequence[tuple[str, str]]]) -> dict[str, Any]:
         """Build the model inputs and their lengths. `captions` contains K pairs (language, text) for each row."""
         languages, texts = map(list, zip(*chain.from_iterable(captions), strict=True))
         extractor = self.processor.feature_extractor
@@ -175,10 +171,7 @@ class ContrastiveCollator:
             # 16-bit integers if the conversion is exact.
             waveforms = self.processor.as_waveforms(clips, self.rate_hz)
             samples = list(map(to_int16, waveforms))
-            if any(
-                (clip / np.float32(32768) != whole).any()
-                for clip, whole in zip(samples, waveforms, strict=True)
-            ):
+            if any((clip / np.float32(32768) != whole).any() for clip, whole in zip(samples, waveforms, strict=True)):
                 samples = waveforms
             batch["samples"] = pad_sequence(list(map(torch.from_numpy, samples)), batch_first=True)
             batch["sample_counts"] = torch.tensor(list(map(len, samples)))
@@ -201,10 +194,7 @@ class ContrastiveCollator:
         return batch
 
     def _batch(
-        self,
-        rows: Sequence[Row],
-        crop_positions: Sequence[float],
-        captions: Sequence[Sequence[tuple[str, str]]],
+        self, rows: Sequence[Row], crop_positions: Sequence[float], captions: Sequence[Sequence[tuple[str, str]]]
     ) -> dict[str, Any]:
         """Build the model inputs for B rows, with group ids and clip indices."""
         clips = []
@@ -349,9 +339,7 @@ class TrainingCollator(ContrastiveCollator):
         texts = [row["captions"][language] for language in languages]
         count = min(map(len, texts))
         number = random.integers(count) if fixed_number is None else min(fixed_number, count - 1)
-        return position, [
-            (language, captions[number]) for language, captions in zip(languages, texts, strict=True)
-        ]
+        return position, [(language, captions[number]) for language, captions in zip(languages, texts, strict=True)]
 
 
 class EvaluationCollator(ContrastiveCollator):

@@ -87,9 +87,7 @@ class ContrastiveModule(nn.Module):
             "text": FrozenCache([model.text_model, model.text_dense]),
         }
         # In a plain list, so that they are not registered a second time.
-        self._batch_norms = [
-            (name, part) for name, part in model.named_modules() if isinstance(part, _BatchNorm)
-        ]
+        self._batch_norms = [(name, part) for name, part in model.named_modules() if isinstance(part, _BatchNorm)]
 
     def train(self, mode: bool = True) -> ContrastiveModule:
         """Set training or evaluation mode. With `cache_frozen="always"`, frozen towers stay in evaluation mode."""
@@ -220,9 +218,7 @@ class ContrastiveModule(nn.Module):
         chunk_size = self.chunk_size
         if chunk_size is None:
             # Keep the activations of one clip or text per row, those of `kept_tokens`, or the minimum for a GPU.
-            one_per_row = kept_cells = count * (
-                1 if lengths is None else max(1, *lengths[:: len(rows) // count])
-            )
+            one_per_row = kept_cells = count * (1 if lengths is None else max(1, *lengths[:: len(rows) // count]))
             on_gpu = rows.device.type in _KEPT_TOKENS
             if is_cut and self.kept_tokens is not None:
                 kept_cells = self.kept_tokens * _CELLS_PER_TOKEN[kind]

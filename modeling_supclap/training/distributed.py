@@ -23,9 +23,7 @@ class _GatherWithGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
         if torch.is_grad_enabled():
-            raise RuntimeError(
-                "got create_graph=True for embeddings of several processes; use a single process"
-            )
+            raise RuntimeError("got create_graph=True for embeddings of several processes; use a single process")
         own = gradient.new_empty(len(gradient) // dist.get_world_size(), *gradient.shape[1:])
         reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
         # the sum over processes of the rows of this process

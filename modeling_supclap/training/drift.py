@@ -19,13 +19,7 @@ from torch import Tensor
 
 from ..losses.contrastive import sigmoid_contrast, softmax_contrast
 from ..losses.similarity import at_least_float32, positive_mask, similarity_matrix
-from ..losses.support_vector import (
-    DynamicRadius,
-    Similarity,
-    displacement_ratio,
-    positive_distance,
-    support_vectors,
-)
+from ..losses.support_vector import DynamicRadius, Similarity, displacement_ratio, positive_distance, support_vectors
 
 
 def decompose(force: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
@@ -67,9 +61,7 @@ def contrastive_forces(logits: Tensor, targets: Tensor, logit_scale: float | Ten
         return pull, logit_scale * (negatives @ targets)
 
 
-def distance_change(
-    gradient: Tensor, anchors: Tensor, targets: Tensor, learning_rate: float
-) -> tuple[Tensor, Tensor]:
+def distance_change(gradient: Tensor, anchors: Tensor, targets: Tensor, learning_rate: float) -> tuple[Tensor, Tensor]:
     """Compute the two terms by which a step of gradient descent changes the distance of each pair (SupCLAP eq. 12).
 
     An anchor t moves to t - learning_rate F. Its gradient F has a component F_parallel in the direction of its target
@@ -270,9 +262,7 @@ def perpendicular_components(
     generator = torch.Generator().manual_seed(0)
     total, square = torch.zeros_like(text_embeds), torch.zeros_like(text_embeds[:, 0])
     for _ in range(num_batches):
-        keys = (
-            torch.rand(logits.shape, generator=generator).to(logits.device).masked_fill(positives, torch.inf)
-        )
+        keys = torch.rand(logits.shape, generator=generator).to(logits.device).masked_fill(positives, torch.inf)
         drawn = keys.topk(batch_size - 1, dim=-1, largest=False).indices
         is_in_batch = own.scatter(1, drawn, True)
         _, push = contrastive_forces(logits.masked_fill(~is_in_batch, -torch.inf), audio_embeds, logit_scale)
@@ -335,9 +325,7 @@ def radius_by_hard_negatives(
             mixed = torch.randperm(radius.num_negatives, generator=torch.Generator().manual_seed(1))
             negatives = negatives[:, mixed.to(negatives.device)]
         inputs = torch.cat([positive, negatives], dim=-1)  # (N, num_similarities)
-        radii[f"radius_hard_{count}"] = radius.layers(
-            inputs.to(next(radius.layers.parameters()).dtype)
-        ).mean()
+        radii[f"radius_hard_{count}"] = radius.layers(inputs.to(next(radius.layers.parameters()).dtype)).mean()
     return radii
 
 

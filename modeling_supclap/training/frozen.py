@@ -52,11 +52,7 @@ class FrozenCache:
         return self._is_repeatable[mode]
 
     def __call__(
-        self,
-        pool: Callable[[Rows], Tensor],
-        inputs: Rows,
-        mask: str | None,
-        keys: Sequence[bytes] | None = None,
+        self, pool: Callable[[Rows], Tensor], inputs: Rows, mask: str | None, keys: Sequence[bytes] | None = None
     ) -> Tensor:
         """Return the output vectors of a batch. The tower runs only on rows that are not in the cache.
 

@@ -205,9 +205,7 @@ def _cut(
             rows, width = chunks[-1]
             cells = len(rows) * width
             is_full = cells + width > kept_cells if chunk_size is None else len(rows) == chunk_size
-            much_shorter = (
-                fewest_cells is not None and cells >= fewest_cells and length <= _MUCH_SHORTER * width
-            )
+            much_shorter = fewest_cells is not None and cells >= fewest_cells and length <= _MUCH_SHORTER * width
         if not chunks or is_full or much_shorter:
             chunks.append(([], length))
         chunks[-1][0].append(row)
@@ -264,6 +262,4 @@ class _UsedRows(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
         if ctx.weight.grad is None:
             return torch.zeros_like(ctx.weight).index_add_(0, ctx.used, upstream), None
-        return torch.sparse_coo_tensor(
-            ctx.used[None], upstream, ctx.weight.shape, check_invariants=False
-        ), None
+        return torch.sparse_coo_tensor(ctx.used[None], upstream, ctx.weight.shape, check_invariants=False), None

@@ -81,10 +81,7 @@ class HardBatches(Sampler[int]):
 
 
 def order_by_captions(
-    model: SupCLAPModel,
-    processor: SupCLAPProcessor,
-    rows: IndexedRows,
-    args: SupCLAPTrainingArguments,
+    model: SupCLAPModel, processor: SupCLAPProcessor, rows: IndexedRows, args: SupCLAPTrainingArguments
 ) -> HardBatches:
     """Embed a caption of each training item, and return the order of `args.hard_negatives_per_batch`.
 
@@ -101,13 +98,7 @@ def order_by_captions(
         texts.append(of_clip[min(number, len(of_clip) - 1)])
         groups.append(group_id(row, args.positives))
     embeds = encoding.encode_text(
-        model,
-        texts,
-        processor,
-        languages,
-        args.per_device_eval_batch_size,
-        convert_to_tensor=True,
-        device=args.device,
+        model, texts, processor, languages, args.per_device_eval_batch_size, convert_to_tensor=True, device=args.device
     )
     return HardBatches(
         broadcast(embeds).cpu().numpy(),

@@ -58,9 +58,7 @@ def block_names(tower: nn.Module) -> list[str]:
     """
     outermost: list[str] = []
     for name, module in tower.named_modules():  # parents come before their children
-        if isinstance(module, nn.ModuleList) and not name.startswith(
-            tuple(f"{other}." for other in outermost)
-        ):
+        if isinstance(module, nn.ModuleList) and not name.startswith(tuple(f"{other}." for other in outermost)):
             outermost.append(name)
     if not outermost:
         raise ValueError(f"{type(tower).__name__} has no nn.ModuleList, so its blocks cannot be found")
@@ -102,10 +100,7 @@ def train_last_layers(model: SupCLAPModel, audio_layers: int = 1, text_layers: i
         >>> train_last_layers(model, audio_layers=1, text_layers=0)
         ['audio_model.blocks.1', 'audio_model.norm', 'audio_projection', 'text_projection', 'logit_scale']
     """
-    names = [
-        *_last_modules(model, "audio_model", audio_layers),
-        *_last_modules(model, "text_model", text_layers),
-    ]
+    names = [*_last_modules(model, "audio_model", audio_layers), *_last_modules(model, "text_model", text_layers)]
     if text_layers and len(model.text_dense):
         names.append("text_dense")
     model.requires_grad_(False)
@@ -154,16 +149,12 @@ def add_lora(
             )
         if names and getattr(model, tower).config.model_type == "wavlm":
             # WavLM's attention uses the weights without calling the layers.
-            raise ValueError(
-                "adapters of WavLM would not train; use train_last_layers, or set audio_layers to 0"
-            )
+            raise ValueError("adapters of WavLM would not train; use train_last_layers, or set audio_layers to 0")
         targets += names
     if not targets:
         raise ValueError("audio_layers and text_layers are both 0; set one of them, or use train_last_layers")
 
-    model.add_adapter(
-        LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, modules_to_save=PROJECTIONS)
-    )
+    model.add_adapter(LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, modules_to_save=PROJECTIONS))
     _release_temperature(model)
     return model
 
@@ -211,9 +202,7 @@ def merged_copy(
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     weights = {name: weight.detach() for name, weight in weights.items()}
-    of_base = {
-        name.replace(".base_layer.", ".").replace(".original_module.", "."): w for name, w in weights.items()
-    }
+    of_base = {name.replace(".base_layer.", ".").replace(".original_module.", "."): w for name, w in weights.items()}
     with init_empty_weights():
         plain = SupCLAPModel(config)
     # first, because adapters may read these weights
@@ -233,15 +222,11 @@ def merged_copy(
     report = plain.load_state_dict(weights, strict=False, assign=True)
     if report.missing_keys:
         missing = report.missing_keys
-        raise ValueError(
-            f"{len(missing)} weights of the model with adapters are missing, such as {missing[0]}"
-        )
+        raise ValueError(f"{len(missing)} weights of the model with adapters are missing, such as {missing[0]}")
     return merge_lora(plain)
 
 
-def whole_weights(
-    model: SupCLAPModel, state: Mapping[str, torch.Tensor] | None = None
-) -> dict[str, torch.Tensor]:
+def whole_weights(model: SupCLAPModel, state: Mapping[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
     """Return the state of a model. Layers quantised by bitsandbytes, torchao or HQQ are converted to float32.
 
     `state` contains the gathered weights of a sharded model. None: `model.state_dict()`.
@@ -272,9 +257,7 @@ def unwrap_adapters(model: Any) -> Any:
         return model
     prompts = [name for name, config in model.peft_config.items() if config.is_prompt_learning]
     if prompts:
-        raise ValueError(
-            f"the adapters {prompts} learn prompts, which a model cannot be saved with; use add_lora"
-        )
+        raise ValueError(f"the adapters {prompts} learn prompts, which a model cannot be saved with; use add_lora")
     return model.get_base_model()
 
 
@@ -313,9 +296,7 @@ def _public_config(model: SupCLAPModel, name: str, **changed: Any) -> Any:
     return config
 
 
-def merge_checkpoint(
-    checkpoint: str | Path, config: Any, weights: Mapping[str, torch.Tensor]
-) -> SupCLAPModel:
+def merge_checkpoint(checkpoint: str | Path, config: Any, weights: Mapping[str, torch.Tensor]) -> SupCLAPModel:
     """Build a plain model from the weights of a training checkpoint with adapters.
 
     Raises:
@@ -327,9 +308,7 @@ def merge_checkpoint(
             f"{checkpoint} contains adapters without their configuration; resume the run, which saves a merged model"
         )
     adapters = {folder.name: PeftConfig.from_pretrained(str(folder)) for folder in folders}
-    of_model = {
-        name.removeprefix("model."): w for name, w in weights.items() if not name.startswith("objective.")
-    }
+    of_model = {name.removeprefix("model."): w for name, w in weights.items() if not name.startswith("objective.")}
     return merged_copy(config, adapters, of_model, list(adapters))
 
 

@@ -134,9 +134,7 @@ class SupportVectorRegularizer(nn.Module):
                 loss = partial(support_vector_sigmoid_loss, logit_bias=logit_bias, **options)
             else:
                 loss = partial(support_vector_loss, decoupled=self.decoupled, **options)
-            terms = torch.stack(
-                [loss(*pair, radius, logit_scale) for pair, radius in zip(pairs, radii, strict=True)]
-            )
+            terms = torch.stack([loss(*pair, radius, logit_scale) for pair, radius in zip(pairs, radii, strict=True)])
             terms = scale * terms if scale else terms
             base, svr = base_loss(), terms.sum()
 
@@ -175,9 +173,7 @@ class ContrastiveObjective(nn.Module):
         if loss not in LOSSES:
             raise ValueError(f"got loss={loss!r}; it must be one of {', '.join(LOSSES)}")
         if loss == "reweighted" and chunk_size is not None:
-            raise ValueError(
-                f"got loss='reweighted' with loss_chunk_size={chunk_size}; leave loss_chunk_size out"
-            )
+            raise ValueError(f"got loss='reweighted' with loss_chunk_size={chunk_size}; leave loss_chunk_size out")
         self.loss, self.regularizer, self.chunk_size = loss, regularizer, chunk_size
         self.reweighting: Any = reweighting
         if loss == "reweighted" and reweighting == "pull":
@@ -279,18 +275,14 @@ class MatryoshkaObjective(nn.Module):
         """Regularizer of the objective, or None."""
         return getattr(self.objective, "regularizer", None)
 
-    def forward(
-        self, audio_embeds: Tensor, text_embeds: Tensor, *inputs: Any, **named: Any
-    ) -> tuple[Tensor, Logs]:
+    def forward(self, audio_embeds: Tensor, text_embeds: Tensor, *inputs: Any, **named: Any) -> tuple[Tensor, Logs]:
         """Compute the loss of a batch, `()`, and the values to log: those of the whole width, and the loss of each."""
         total, logs = self.objective(audio_embeds, text_embeds, *inputs, **named)
         radii = getattr(self.regularizer, "batch_radii", {})
         last = dict(radii)  # for callbacks, which compare them with the whole embeddings
         for width in self.widths:
             if width >= audio_embeds.shape[-1]:
-                raise ValueError(
-                    f"got width {width} for embeddings of width {audio_embeds.shape[-1]}; leave it out"
-                )
+                raise ValueError(f"got width {width} for embeddings of width {audio_embeds.shape[-1]}; leave it out")
             audio, text = at_least_float32(audio_embeds[..., :width], text_embeds[..., :width])
             loss, _ = self.objective(F.normalize(audio, dim=-1), F.normalize(text, dim=-1), *inputs, **named)
             total = total + loss
@@ -310,9 +302,7 @@ class TemporalObjective(nn.Module):
         **alphas: Keyword arguments of `teminal_a_weights` or `teminal_b_weights`.
     """
 
-    def __init__(
-        self, stage: str, beta: float = 1.0, two_term_overlay: bool = False, **alphas: float
-    ) -> None:
+    def __init__(self, stage: str, beta: float = 1.0, two_term_overlay: bool = False, **alphas: float) -> None:
         super().__init__()
         if stage not in ("a", "b"):
             raise ValueError(f"got stage={stage!r}; it must be a or b")
@@ -396,17 +386,13 @@ def build_objective(args: SupCLAPTrainingArguments) -> ContrastiveObjective:
     if args.loss == "reweighted":
         raise ValueError(f"got loss='reweighted' with svr={args.svr!r}; this baseline needs svr=none")
     if args.loss == "siglip" and args.svr_decoupled:
-        raise ValueError(
-            "got svr_decoupled with loss='siglip'; it changes a softmax, which siglip does not have"
-        )
+        raise ValueError("got svr_decoupled with loss='siglip'; it changes a softmax, which siglip does not have")
     init = math.nan if args.radius_init is None else args.radius_init
     radii: dict[str, nn.Module] = {}
     directions = ["t2a"] if args.svr.startswith("uni") else ["t2a", "a2t"]
     if args.shared_radius:
         if len(directions) < 2:
-            raise ValueError(
-                f"got shared_radius with svr={args.svr!r}, which has one direction; use bi-static"
-            )
+            raise ValueError(f"got shared_radius with svr={args.svr!r}, which has one direction; use bi-static")
         directions = ["both"]
     for direction in directions:
         if args.svr.endswith("static"):

@@ -32,9 +32,7 @@ Curve = tuple[str, Sequence[Sequence[Mapping[str, Any]]]]
 """Tuple of a log key and a list of log histories, one per seed."""
 
 
-def plot_training_curves(
-    log_history: Sequence[Mapping[str, Any]], path: str | Path, language: str = "eng"
-) -> None:
+def plot_training_curves(log_history: Sequence[Mapping[str, Any]], path: str | Path, language: str = "eng") -> None:
     """Plot loss, validation recall, temperature, radius and throughput over the training steps.
 
     Args:
@@ -70,9 +68,7 @@ def plot_drift(log_history: Sequence[Mapping[str, Any]], path: str | Path) -> No
     """
     tracked = [entry for entry in log_history if "drift_cosine" in entry]
     if not tracked:
-        raise ValueError(
-            f"the {len(log_history)} entries of the log contain no drift_cosine; train with track_drift"
-        )
+        raise ValueError(f"the {len(log_history)} entries of the log contain no drift_cosine; train with track_drift")
     panels: dict[str, dict[str, Curve]] = {}
     for title, suffix in (
         ("drift (cosine of update and pull)", ""),
@@ -87,11 +83,7 @@ def plot_drift(log_history: Sequence[Mapping[str, Any]], path: str | Path) -> No
 
     window = max(1, len(tracked) // 10)
     pairs = panels["positive pairs (share of the batch)"] = {}
-    for label, first in (
-        ("start", 0),
-        ("middle", (len(tracked) - window) // 2),
-        ("end", len(tracked) - window),
-    ):
+    for label, first in (("start", 0), ("middle", (len(tracked) - window) // 2), ("end", len(tracked) - window)):
         pairs[label] = "positive_similarity_histogram", [tracked[first : first + window]]
     plot_runs(panels, path)
 

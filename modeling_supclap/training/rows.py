@@ -157,9 +157,7 @@ def read_in_epochs(usable: UsableRows | None, args: SupCLAPTrainingArguments) ->
 
     batch = args.train_batch_size * args.world_size
     if count < batch:
-        raise ValueError(
-            f"{count} clips are fewer than a batch of {batch}; lower per_device_train_batch_size"
-        )
+        raise ValueError(f"{count} clips are fewer than a batch of {batch}; lower per_device_train_batch_size")
     if not args.dataloader_drop_last and args.world_size == 1 and count % batch == 1:
         raise ValueError(f"{count} clips leave a last batch of one clip; set dataloader_drop_last to true")
     if args.track_language_errors:

@@ -83,10 +83,7 @@ class TemporalCollator(TrainingCollator):
                 classes[position] += map(self.items.labels.index, item.labels)
 
         batch = self._inputs(clips, captions)
-        batch |= {
-            "group_ids": torch.tensor(meanings),
-            "clip_index": torch.tensor([row["clip_index"] for row in rows]),
-        }
+        batch |= {"group_ids": torch.tensor(meanings), "clip_index": torch.tensor([row["clip_index"] for row in rows])}
         if self.stage == "a":
             batch["class_ids"] = torch.tensor(classes)
         return batch
@@ -152,9 +149,7 @@ class TemporalTrainer(SupCLAPTrainer):
         )
 
     def _metric_names(self) -> list[str]:
-        roles = (
-            ("single", "combined") if self.args.stage == "a" else ("order", "forward", "reversed", "overlaid")
-        )
+        roles = ("single", "combined") if self.args.stage == "a" else ("order", "forward", "reversed", "overlaid")
         return ["temporal_accuracy", *(f"{role}_accuracy" for role in roles), "temporal_accuracy_chance"]
 
     def _metrics_of(self, rows: IndexedRows) -> Callable[[Any], dict[str, float]]:

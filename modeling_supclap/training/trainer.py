@@ -63,13 +63,7 @@ from .checks import idle_parameters, refuse_unknown_metric, refuse_unsupported, 
 from .collator import EvaluationCollator, IndexedRows, TrainingCollator
 from .contrastive_module import ContrastiveModule
 from .drift import perpendicular_components, radius_by_hard_negatives
-from .objectives import (
-    MatryoshkaObjective,
-    SupportVectorRegularizer,
-    build_objective,
-    load_objective,
-    start_radii,
-)
+from .objectives import MatryoshkaObjective, SupportVectorRegularizer, build_objective, load_objective, start_radii
 from .parameter_groups import as_rates, decays, split_by_rate
 from .rows import as_plain_rows, dataset_names, make_usable, plain_rows, read_in_epochs, record_of
 from .training_args import SupCLAPTrainingArguments
@@ -187,9 +181,7 @@ class SupCLAPTrainer(Trainer):
         cache_frozen = args.cache_frozen if args.sharding is None else "never"
         if args.matryoshka_widths:
             objective = MatryoshkaObjective(objective, args.matryoshka_widths)
-            self.clap.config.matryoshka_widths = sorted(
-                {*args.matryoshka_widths, self.clap.config.projection_dim}
-            )
+            self.clap.config.matryoshka_widths = sorted({*args.matryoshka_widths, self.clap.config.projection_dim})
         return ContrastiveModule(self.clap, objective, args.cached_chunk_size, cache_frozen, args.kept_tokens)
 
     def _build_collators(self, args: Any) -> tuple[TrainingCollator, Any]:
@@ -266,9 +258,7 @@ class SupCLAPTrainer(Trainer):
 
         def with_drift(prediction: Any) -> dict[str, float]:
             device = self.clap.logit_scale.device
-            audio_embeds, text_embeds = (
-                torch.from_numpy(embeds).to(device) for embeds in in_row_order(prediction)
-            )
+            audio_embeds, text_embeds = (torch.from_numpy(embeds).to(device) for embeds in in_row_order(prediction))
             groups = [group_id(row, self.args.positives) for row in without_audio(rows.rows)]
             scale, group_ids = self.clap.logit_scale.exp(), torch.tensor(groups, device=device)
             pairs = audio_embeds, text_embeds[:, 0], scale
@@ -317,9 +307,7 @@ class SupCLAPTrainer(Trainer):
             prepared |= self.processor.on_device(samples, counts)
         if self._spec_augment is not None and self.module.training:
             mask = prepared.get("audio_attention_mask")
-            prepared["input_features"] = self._spec_augment(
-                prepared["input_features"], mask, self.state.global_step
-            )
+            prepared["input_features"] = self._spec_augment(prepared["input_features"], mask, self.state.global_step)
         return prepared
 
     def _get_dataloader(self, *args: Any, **kwargs: Any) -> DataLoader[Any]:
@@ -354,11 +342,7 @@ class SupCLAPTrainer(Trainer):
         return optimizer
 
     def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: Any = None,
+        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """Run the forward pass and return the loss. If the loss is not finite, the run stops at the next log."""
         outputs = model(**inputs)
@@ -388,9 +372,7 @@ class SupCLAPTrainer(Trainer):
 
     def hyperparameter_search(self, *args: Any, **kwargs: Any) -> Any:
         """Raise NotImplementedError, because a trainer has one model and one objective, and cannot create new ones."""
-        raise NotImplementedError(
-            "hyperparameter_search is not supported; create a new trainer for each trial"
-        )
+        raise NotImplementedError("hyperparameter_search is not supported; create a new trainer for each trial")
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Lock the output folder, check the checkpoint to resume from, and train as in the Trainer.
@@ -426,11 +408,7 @@ class SupCLAPTrainer(Trainer):
     def _refuse_unknown_metric(self) -> None:
         """Raise ValueError before the first step if `metric_for_best_model` is of no evaluation of this trainer."""
         args = self.args
-        is_used = (
-            args.eval_strategy != "no"
-            and self.eval_rows is not None
-            and args.metric_for_best_model is not None
-        )
+        is_used = args.eval_strategy != "no" and self.eval_rows is not None and args.metric_for_best_model is not None
         # the user's own metrics have any names
         if not is_used or self.compute_metrics is not None:
             return
@@ -457,9 +435,7 @@ class SupCLAPTrainer(Trainer):
         if not self._has_checked_gradients:
             self._has_checked_gradients = True
             waits = (
-                self.args.world_size > 1
-                and self.args.sharding is None
-                and not self.args.ddp_find_unused_parameters
+                self.args.world_size > 1 and self.args.sharding is None and not self.args.ddp_find_unused_parameters
             )
             idle = idle_parameters(self.module) if waits else []
             if idle:
@@ -539,9 +515,7 @@ class SupCLAPTrainer(Trainer):
         with self._evaluating(rows):
             return super().evaluate(rows, ignore_keys, metric_key_prefix)
 
-    def predict(
-        self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
-    ) -> Any:
+    def predict(self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test") -> Any:
         """Embed a split. The `predictions` of the result are audio `(N, d)` and text embeddings `(N, K, d)`."""
         rows: Any = _indexed(as_plain_rows(test_dataset, self.args))
         with self._evaluating(rows):
@@ -564,9 +538,7 @@ class SupCLAPTrainer(Trainer):
         # the Trainer would evaluate the rows of the first call again
         args.dataloader_persistent_workers = False
         custom, ours = self.compute_metrics, self._metrics_of(rows)
-        self.compute_metrics = (
-            ours if custom is None else lambda prediction: ours(prediction) | custom(prediction)
-        )
+        self.compute_metrics = ours if custom is None else lambda prediction: ours(prediction) | custom(prediction)
         try:
             with self._ema:
                 yield
@@ -613,9 +585,7 @@ class SupCLAPTrainer(Trainer):
                 os.replace(folder, unfinished / "replaced")
             os.replace(unfinished / folder.name, folder)
             shutil.rmtree(unfinished)
-            rotate_checkpoints(
-                str(output), self.args.save_total_limit, self.state.best_model_checkpoint, True
-            )
+            rotate_checkpoints(str(output), self.args.save_total_limit, self.state.best_model_checkpoint, True)
         self.accelerator.wait_for_everyone()
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(folder))
@@ -637,9 +607,7 @@ class SupCLAPTrainer(Trainer):
             if isinstance(part, ExportableState):
                 states: Any = self.state.stateful_callbacks
                 name = type(part).__name__
-                states[name] = (
-                    [*states[name], part.state()] if isinstance(states[name], list) else part.state()
-                )
+                states[name] = [*states[name], part.state()] if isinstance(states[name], list) else part.state()
         # The path of the best checkpoint is left out: its step identifies it, even if the folder is moved.
         replace(self.state, best_model_checkpoint=None).save_to_json(str(Path(folder, TRAINER_STATE_NAME)))
         if args.save_only_model:  # a run cannot resume without its optimizer
@@ -674,18 +642,14 @@ class SupCLAPTrainer(Trainer):
         broken = [name for name, w in floats.items() if not torch.stack(w.aminmax()).isfinite().all()]
         if broken:
             step = self.state.global_step
-            raise FloatingPointError(
-                f"step {step}: {len(broken)} weights are not finite, e.g. {broken[0]}; not saved"
-            )
+            raise FloatingPointError(f"step {step}: {len(broken)} weights are not finite, e.g. {broken[0]}; not saved")
 
         if isinstance(output_dir, CheckpointFolder):
             self._save_to_resume(output_dir, weights, is_gathered=state_dict is not None)
         elif self.args.should_save:
             self._save_for_inference(Path(output_dir or self.args.output_dir or "."), weights)
 
-    def _save_to_resume(
-        self, folder: CheckpointFolder, weights: dict[str, torch.Tensor], is_gathered: bool
-    ) -> None:
+    def _save_to_resume(self, folder: CheckpointFolder, weights: dict[str, torch.Tensor], is_gathered: bool) -> None:
         """Save the weights of the model and of the objective.
 
         A checkpoint contains only the trained weights, and `write_frozen` writes the frozen ones to the output folder.
@@ -696,9 +660,7 @@ class SupCLAPTrainer(Trainer):
         for name, weight in self.module.state_dict(keep_vars=True).items():
             if not is_whole and isinstance(weight, nn.Parameter) and not weight.requires_grad:
                 frozen.add(name)
-        if sum(weights[name].nbytes for name in frozen) < 0.01 * sum(
-            weight.nbytes for weight in weights.values()
-        ):
+        if sum(weights[name].nbytes for name in frozen) < 0.01 * sum(weight.nbytes for weight in weights.values()):
             frozen = set()  # a few idle weights are not worth a second file
         super()._save(folder, {name: w for name, w in weights.items() if name not in frozen})
         if self.args.should_save:
@@ -713,9 +675,7 @@ class SupCLAPTrainer(Trainer):
 
     def _save_for_inference(self, folder: Path, weights: dict[str, torch.Tensor]) -> None:
         """Save the model without its objective, and its processor. Adapters are merged in the saved model."""
-        inference = {
-            name.removeprefix("model."): w for name, w in weights.items() if name.startswith("model.")
-        }
+        inference = {name.removeprefix("model."): w for name, w in weights.items() if name.startswith("model.")}
         adapters = getattr(self.clap, "peft_config", None)
         if adapters:
             # here, because only adapters need peft
@@ -736,11 +696,7 @@ class SupCLAPTrainer(Trainer):
             lists = {"languages": given("language"), "tags": given("tags")}
             lists["dataset"] = given("dataset_tags") or given("dataset")
             facts: dict[str, Any] = {name: [v] if isinstance(v, str) else v for name, v in lists.items()}
-            facts |= {
-                "name": given("model_name"),
-                "license": given("license"),
-                "base_model": given("finetuned_from"),
-            }
+            facts |= {"name": given("model_name"), "license": given("license"), "base_model": given("finetuned_from")}
             write_card_of_run(self, **facts)
 
 

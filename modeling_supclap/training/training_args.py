@@ -115,9 +115,7 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the fields for `training_args.bin`, without the Hub token and local paths."""
-        state = {
-            name: redact(value) if isinstance(value, str) else value for name, value in vars(self).items()
-        }
+        state = {name: redact(value) if isinstance(value, str) else value for name, value in vars(self).items()}
         return state | {"hub_token": None}
 
     @property
@@ -132,9 +130,7 @@ def _refuse_values(args: SupCLAPTrainingArguments) -> None:
     # otherwise, each process would train alone and write the same files
     if num_launched > args.world_size:
         size = args.world_size
-        raise ValueError(
-            f"only {size} of {num_launched} processes train together; on CPUs, set --use_cpu true"
-        )
+        raise ValueError(f"only {size} of {num_launched} processes train together; on CPUs, set --use_cpu true")
 
     for name, (value, reason) in _UNSUPPORTED.items():
         if getattr(args, name) != value:
@@ -162,9 +158,7 @@ def _refuse_combinations(args: SupCLAPTrainingArguments) -> None:
     if is_class and args.svr != "none":
         raise ValueError(f"svr is {args.svr!r}, but {args.loss} replaces loss and svr; set svr to none")
     if args.max_steps <= 0 and args.num_train_epochs <= 0:
-        raise ValueError(
-            f"num_train_epochs is {args.num_train_epochs}; set it or max_steps to a positive value"
-        )
+        raise ValueError(f"num_train_epochs is {args.num_train_epochs}; set it or max_steps to a positive value")
 
     num_languages = len(args.languages)
     is_multilingual = args.loss in options.MULTILINGUAL_LOSSES
@@ -220,9 +214,7 @@ class TemporalTrainingArguments(options.TemporalOptions, SupCLAPTrainingArgument
         ):
             value = getattr(self, name)
             if value != getattr(options.ContrastiveOptions, name):
-                raise ValueError(
-                    f"{name} is {value!r}, but TeminAL defines its loss and captions; leave it out"
-                )
+                raise ValueError(f"{name} is {value!r}, but TeminAL defines its loss and captions; leave it out")
 
     @property
     def stage_beta(self) -> float:
@@ -233,11 +225,7 @@ class TemporalTrainingArguments(options.TemporalOptions, SupCLAPTrainingArgument
     @property
     def alphas(self) -> dict[str, float]:
         """Candidate weights of this stage, `{option name: weight}`."""
-        names = (
-            ("same", "diff")
-            if self.stage == "a"
-            else ("same_time", "cross_time", "same_overlay", "cross_overlay")
-        )
+        names = ("same", "diff") if self.stage == "a" else ("same_time", "cross_time", "same_overlay", "cross_overlay")
         return {f"alpha_{name}": getattr(self, f"alpha_{name}") for name in names}
 
 

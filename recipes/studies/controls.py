@@ -12,12 +12,7 @@ from torch import Tensor, nn
 
 from modeling_supclap.losses.contrastive import softmax_contrast
 from modeling_supclap.losses.similarity import similarity_matrix
-from modeling_supclap.losses.support_vector import (
-    DynamicRadius,
-    positive_distance,
-    radius_constraint,
-    support_vectors,
-)
+from modeling_supclap.losses.support_vector import DynamicRadius, positive_distance, radius_constraint, support_vectors
 from modeling_supclap.training.objectives import ContrastiveObjective, Logs, SupportVectorRegularizer
 
 

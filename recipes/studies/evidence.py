@@ -54,9 +54,7 @@ def check_study(name: str, study: Mapping[str, Any], args: ReproductionArguments
     """
     seeds = args.seeds
     if len(seeds) < 2:
-        raise ValueError(
-            f"seeds is {seeds}; an interval over seeds requires at least two, and evidence at least five"
-        )
+        raise ValueError(f"seeds is {seeds}; an interval over seeds requires at least two, and evidence at least five")
     if TUNING_SEED in seeds:
         raise ValueError(f"seeds is {seeds}, but {TUNING_SEED} is the seed of the tuning; choose other seeds")
     varied = sorted(as_mapping(args.settings).keys() & {*study["grid"], "num_train_epochs", "max_steps"})
@@ -216,9 +214,7 @@ def tune(arm: str, study: Mapping[str, Any], args: ReproductionArguments) -> lis
             say(f"{arm}: {settings} is left out, because training diverged: {error}")
         tuning.append({"settings": settings, "validation": score})
     if all(run["validation"] is None for run in tuning):
-        raise FloatingPointError(
-            f"{arm} diverges with all settings {study['grid']}; lower the learning rates"
-        )
+        raise FloatingPointError(f"{arm} diverges with all settings {study['grid']}; lower the learning rates")
     return tuning
 
 
@@ -286,11 +282,7 @@ def summarize_arms(
     summary: dict[str, dict[str, Any]] = {}
     for arm, of_arm in points.items():
         tuned = dict(find_best(tuning[arm]))
-        about: dict[str, Any] = {
-            "model": study["arms"][arm]["model"],
-            "tuned": tuned,
-            "tuning": list(tuning[arm]),
-        }
+        about: dict[str, Any] = {"model": study["arms"][arm]["model"], "tuned": tuned, "tuning": list(tuning[arm])}
         about |= {"points": list(of_arm), "scores": []}
         for runs in of_arm:
             about["scores"].append(_as_dict(summarize([run["score"] for run in runs], is_share=is_share)))
@@ -486,13 +478,9 @@ def render_study(content: Mapping[str, Any], figure: str) -> str:
         tuned.append(f"- {arm['model']}: `{arm['tuned']}`{edges}")
     verdict = f"Verdict: **{content['verdict']}**."
     if "converge" not in verdict:
-        verdict += (
-            " The baseline has converged." if content["converged"] else " The baseline has not converged."
-        )
+        verdict += " The baseline has converged." if content["converged"] else " The baseline has not converged."
     columns = ", ".join(map(format_heading, content["columns"]))
-    elsewhere = (
-        " Arms without seconds were trained on another machine, or one of their runs has no valid time."
-    )
+    elsewhere = " Arms without seconds were trained on another machine, or one of their runs has no valid time."
     if all(has_cost(arm, "seconds") for arm in content["arms"].values()):
         elsewhere = ""
     lines = [

@@ -52,9 +52,7 @@ def draw_random(rows: Sequence[Mapping[str, Any]], count: int, rng: np.random.Ge
     return drawn
 
 
-def exchange_sounds(
-    rows: Sequence[Mapping[str, Any]], count: int, rng: np.random.Generator
-) -> list[list[str]]:
+def exchange_sounds(rows: Sequence[Mapping[str, Any]], count: int, rng: np.random.Generator) -> list[list[str]]:
     """Return the first English caption of each clip with one sound exchanged, in up to `count` random ways.
 
     The new sound is none of the clip's `labels`, so that the caption is wrong.
@@ -89,9 +87,7 @@ def count_same_sounds(rows: Sequence[Mapping[str, Any]], table: Sequence[Mapping
     return sum(labels_of_clip[entry["clip_id"]] in labels_of_text.get(entry["text"], ()) for entry in table)
 
 
-def make_table(
-    args: NegativesArguments, rows: Any, light: Sequence[Mapping[str, Any]]
-) -> list[dict[str, Any]]:
+def make_table(args: NegativesArguments, rows: Any, light: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows of the table of negatives. `light` is the rows without audio."""
     import numpy as np
 

@@ -46,15 +46,7 @@ MARK = "<!-- Generated from here by `make results-page` from the files of recipe
 
 def render_results(page: str) -> str:
     """Replace the generated text in docs/results.md with the tables of all result files."""
-    parts = [
-        page.partition(MARK)[0].rstrip(),
-        "",
-        MARK,
-        "",
-        "### Verdicts of the studies",
-        "",
-        *render_verdicts(),
-    ]
+    parts = [page.partition(MARK)[0].rstrip(), "", MARK, "", "### Verdicts of the studies", "", *render_verdicts()]
     parts += ["", "### Verdicts of single tables", "", *render_claims()]
     for path in sorted(RESULTS.glob("*/*.json")):
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -80,11 +72,7 @@ def render_claims() -> list[str]:
             raise ValueError(
                 f"{claim['table']} has the datasets {sorted(datasets)}; add one to the claim {claim['claim']!r}"
             )
-        rows = {
-            row["row"]: row
-            for row in content["rows"]
-            if row["dataset"] == claim.get("dataset", row["dataset"])
-        }
+        rows = {row["row"]: row for row in content["rows"] if row["dataset"] == claim.get("dataset", row["dataset"])}
         effects = [find_effect(claim, rows, column) for column in claim["columns"]]
         texts = []
         for column, effect in zip(claim["columns"], effects, strict=True):
@@ -142,10 +130,7 @@ def render_verdicts() -> list[str]:
         content = json.loads(path.read_text(encoding="utf-8"))
         baseline, method = next(iter(content["arms"].values())), content["arms"][content["method"]]
         line = [f"`{content['study']}`", content["claim"], f"**{content['verdict']}**"]
-        line += [
-            format_interval(baseline["scores"][-1]),
-            format_interval(method["differences"]["final"], signed=True),
-        ]
+        line += [format_interval(baseline["scores"][-1]), format_interval(method["differences"]["final"], signed=True)]
         steps = dict.fromkeys(f"{arm['points'][-1][0]['steps']:,.0f}" for arm in (baseline, method))
         verdicts.append([*line, " and ".join(steps), str(len(content["seeds"]))])
     return markdown_lines(verdicts)
@@ -188,9 +173,7 @@ def render_costs() -> list[str]:
         costs = [estimate_cost(step) for step in steps.values()]
         every |= dict(zip(steps, costs, strict=True))
         lines.append([f"`{name}`", str(num_seeds * len(costs)), *_sum_costs(costs, num_seeds)])
-    lines.append(
-        ["all, shared runs once", str(num_seeds * len(every)), *_sum_costs([*every.values()], num_seeds)]
-    )
+    lines.append(["all, shared runs once", str(num_seeds * len(every)), *_sum_costs([*every.values()], num_seeds)])
     return [*markdown_lines(lines), ""]
 
 
@@ -253,10 +236,7 @@ def count_msclap(part_args: Any) -> dict[str, float]:
     """Count the parameters of MS-CLAP 2022 that a post-training trains, without its weights."""
     with torch.device("meta"):
         config = SupCLAPConfig(
-            audio_config=CNN14Config(),
-            text_config=BertConfig(),
-            projection_dim=1024,
-            projection_type="residual",
+            audio_config=CNN14Config(), text_config=BertConfig(), projection_dim=1024, projection_type="residual"
         )
         model = SupCLAPModel(config)
     part_args.choose_parameters(model)

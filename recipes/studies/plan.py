@@ -19,14 +19,10 @@ def plan(name: str, table: Mapping[str, Any], args: options.ReproductionArgument
     Datasets that need `--data_dir` are skipped if it is not set, except in a dry run.
     """
     if not table.get(args.scale):
-        raise ValueError(
-            f"{name} has no dataset at scale {args.scale}: {table.get(f'no_{args.scale}', 'not yet')}"
-        )
+        raise ValueError(f"{name} has no dataset at scale {args.scale}: {table.get(f'no_{args.scale}', 'not yet')}")
 
     datasets = {}
-    chosen = {
-        name: scale for name, scale in table[args.scale].items() if not args.datasets or name in args.datasets
-    }
+    chosen = {name: scale for name, scale in table[args.scale].items() if not args.datasets or name in args.datasets}
     for dataset, scale in chosen.items():
         scale = scale if isinstance(scale, dict) else {"base": scale}
         if scale.get("needs_data") and args.data_dir is None and not args.dry_run:
@@ -50,9 +46,7 @@ def plan(name: str, table: Mapping[str, Any], args: options.ReproductionArgument
             rows.append(Row(label, model, None if label == baseline else baseline, dataset, runs))
     names = Counter((row.dataset, row.model) for row in rows)
     if repeated := [model for (_, model), count in names.items() if count > 1]:
-        raise ValueError(
-            f"{name} has two rows named {repeated[0]!r}; give each its own `model` in --controls"
-        )
+        raise ValueError(f"{name} has two rows named {repeated[0]!r}; give each its own `model` in --controls")
     return rows
 
 
@@ -64,9 +58,7 @@ def list_rows(group: Mapping[str, Any], args: options.ReproductionArguments) -> 
     for name, control in controls.items():
         keys = set(control) if isinstance(control, dict) else set()
         if not {"row", "model"} <= keys <= {"row", "model", "settings"}:
-            raise ValueError(
-                f"{args.controls}: {name} has the keys {sorted(keys)}; give row, model and settings"
-            )
+            raise ValueError(f"{args.controls}: {name} has the keys {sorted(keys)}; give row, model and settings")
 
     rows: dict[str, dict[str, Any]] = {}
     for row, entry in group.items():
@@ -99,22 +91,13 @@ def _steps(
         evaluation["model"] = entry["weights"]
         return [build_step(label, "evaluate", {**evaluation, "seed": seed}, args)]
     settings = read_settings(CONFIGS / paper / f"{entry['row']}.yaml", CONFIGS / paper / scale["base"])
-    settings |= {
-        **scale.get("settings", {}),
-        **entry.get("settings", {}),
-        **options.as_mapping(args.settings),
-    }
+    settings |= {**scale.get("settings", {}), **entry.get("settings", {}), **options.as_mapping(args.settings)}
     recipe = entry.get("recipe", "train")
 
     steps = []
     start = scale.get("start", entry.get("start"))
     if start is not None:
-        start_scale = {
-            **scale,
-            "base": scale.get("start_base", scale["base"]),
-            "start": None,
-            "evaluate": None,
-        }
+        start_scale = {**scale, "base": scale.get("start_base", scale["base"]), "start": None, "evaluate": None}
         steps = _steps(paper, start, {"row": start}, start_scale, seed, args)
         settings["model"] = str(steps[-1].folder)
     if recipe != "none":

@@ -90,14 +90,10 @@ def caption(content: Mapping[str, Any]) -> str:
         for kind, what in (("trained", "are scored"), ("excluded", "are left out")):
             if overlap.get(kind):
                 trained = f"{overlap[kind]:,} of {overlap['clips']:,} clips of {row['dataset']}"
-                overlaps[
-                    f" **Trained on**: {trained} are in the training data of {row['model']} and {what}."
-                ] = None
+                overlaps[f" **Trained on**: {trained} are in the training data of {row['model']} and {what}."] = None
     text += "".join(overlaps)
     if any(row.get("cost") for row in rows):
-        text += (
-            " Captions: number of captions that the text encoder embeds in training. Seconds: processor time."
-        )
+        text += " Captions: number of captions that the text encoder embeds in training. Seconds: processor time."
     return text
 
 

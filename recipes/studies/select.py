@@ -74,9 +74,7 @@ def find_jobs(names: Sequence[str], args: ReproductionArguments) -> list[TableJo
     for table_job in table_jobs:
         for group in table_job.table["groups"]:
             rows.update(list_rows(group, args))
-    copied = (
-        () if args.controls is None else [control["row"] for control in read_settings(args.controls).values()]
-    )
+    copied = () if args.controls is None else [control["row"] for control in read_settings(args.controls).values()]
     _reject_unknown("rows", [*args.rows, *copied], rows, [*studies, *of_scale])
     if table_jobs:
         datasets = set[str]().union(*(job.table[args.scale] for job in table_jobs))
@@ -88,9 +86,7 @@ def _reject_unknown(kind: str, named: Sequence[str], known: set[str], places: Se
     """Raise ValueError if a named row or dataset is in none of the tables and studies."""
     unknown = sorted(set(named) - known)
     if unknown:
-        raise ValueError(
-            f"{', '.join(places)} have no {kind} {unknown}; they have {', '.join(sorted(known))}"
-        )
+        raise ValueError(f"{', '.join(places)} have no {kind} {unknown}; they have {', '.join(sorted(known))}")
 
 
 def list_tables() -> dict[str, dict[str, Any]]:
@@ -125,9 +121,7 @@ def find_tables(names: Sequence[str]) -> dict[str, dict[str, Any]]:
 def find_studies(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Select studies by name. The name "evidence" selects all of them."""
     path = CONFIGS / "evidence" / "studies.yaml"
-    studies = {
-        f"evidence/{name}": study for name, study in yaml.load(path.read_text("utf-8"), YAML_LOADER).items()
-    }
+    studies = {f"evidence/{name}": study for name, study in yaml.load(path.read_text("utf-8"), YAML_LOADER).items()}
     unknown = sorted(set(names) - {"evidence", *studies})
     if unknown:
         raise ValueError(f"unknown study {unknown[0]!r}; expected one of evidence, {', '.join(studies)}")

@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from modeling_supclap.training.plots import Curve
 
 
-def write_table(
-    name: str, table: Mapping[str, Any], rows: Sequence[Row], args: options.ReproductionArguments
-) -> None:
+def write_table(name: str, table: Mapping[str, Any], rows: Sequence[Row], args: options.ReproductionArguments) -> None:
     """Write a table as JSON, HTML and Markdown, and its figure (if any) as PNG. Print the table."""
     from modeling_supclap.evaluation.report_figures import save_projections
     from modeling_supclap.evaluation.results import Results
@@ -103,21 +101,12 @@ def gather(
             printed = find_printed(name, table, row, place, args.scale)
             scores[column] = {**score, "paper": None if printed is None else printed["value"]}
 
-        about: dict[str, Any] = {
-            "row": row.name,
-            "model": row.model,
-            "dataset": row.dataset,
-            "seeds": list(runs),
-        }
+        about: dict[str, Any] = {"row": row.name, "model": row.model, "dataset": row.dataset, "seeds": list(runs)}
         about["baseline"] = row.baseline if baseline else None
         about["overlap"] = count_overlap(first[row.model])
         lines.append({**about, "cost": get_cost(list(runs.values())), "scores": scores})
 
-    content: dict[str, Any] = {
-        "table": name,
-        "scale": args.scale,
-        "settings": options.as_mapping(args.settings),
-    }
+    content: dict[str, Any] = {"table": name, "scale": args.scale, "settings": options.as_mapping(args.settings)}
     content |= {key: table.get(key, "") for key in ("title", "claim")}
     if table.get("cases"):
         content["cases"] = tabulate_cases(first, table["cases"] if args.scale == "full" else ())
@@ -169,9 +158,7 @@ def tabulate_cases(by_model: Mapping[str, Results], clips: Sequence[str] = ()) -
     for query in dict.fromkeys([*named, *ordered[:2].tolist(), *ordered[2:][-2:].tolist()]):
         number = {}  # of the query in each language
         for language in languages:
-            number[language] = int(
-                (first.arrays[f"retrieval/{language}/t2a/query_id"] == query_ids[query]).argmax()
-            )
+            number[language] = int((first.arrays[f"retrieval/{language}/t2a/query_id"] == query_ids[query]).argmax())
         of_languages = [str(first.arrays[f"captions/{code}/text"][number[code]]) for code in languages]
         lines.append([str(texts[query]), "caption", *of_languages])
         for model, results in by_model.items():

@@ -72,14 +72,9 @@ def get_value(results: Results, log: Sequence[Mapping[str, Any]], place: Sequenc
             return logged["train_runtime"] / logged["epoch"]
         return logged.get(place[1])
     if place[0] == "similarity":
-        positive, negative = (
-            results.arrays["similarity/eng/positive"],
-            results.arrays["similarity/eng/negative"],
-        )
+        positive, negative = (results.arrays["similarity/eng/positive"], results.arrays["similarity/eng/negative"])
         separation = (positive.mean() - negative.mean()) / negative.std()
-        return float(
-            {"positive": positive.mean(), "negative": negative.mean(), "separation": separation}[place[1]]
-        )
+        return float({"positive": positive.mean(), "negative": negative.mean(), "separation": separation}[place[1]])
     if place[0] == "captions":
         return get_relative_distance(results)
     if place[0] == "log":
@@ -120,9 +115,7 @@ def get_values(runs: Mapping[int, Run], place: Sequence[str]) -> dict[int, float
     return values
 
 
-def summarize_runs(
-    runs: Mapping[int, Run], baseline: Mapping[int, Run], place: Sequence[str]
-) -> dict[str, Any]:
+def summarize_runs(runs: Mapping[int, Run], baseline: Mapping[int, Run], place: Sequence[str]) -> dict[str, Any]:
     """Return "values", "mean" and "std" of a score over the runs that have this score, `{seed: run}`.
 
     With runs of a baseline, add "differences", "low", "high" and "recordings", as `gather` describes.

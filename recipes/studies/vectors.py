@@ -175,9 +175,7 @@ def main() -> None:
             clips, texts, own = embed_test(load_embedding_model(str(folder), device="cpu"), seed)
             lines.append(compute_recalls(clips, texts, own))
             sizes.append((len(clips), len(texts)))
-            say(
-                f"seed {seed}, {name}: R@1 {lines[-1][f'{WIDTHS[0]} {FORMS[0]}']['R@1']:.3f} of whole float32 vectors"
-            )
+            say(f"seed {seed}, {name}: R@1 {lines[-1][f'{WIDTHS[0]} {FORMS[0]}']['R@1']:.3f} of whole float32 vectors")
     content: dict[str, Any] = {"title": "Recall and bytes of smaller vectors", "seeds": args.seeds}
     content |= {"clips": sizes[0][0], "captions": [size[1] for size in sizes[::2]]}
     content["models"] = {name: collect(lines) for name, lines in by_model.items()}

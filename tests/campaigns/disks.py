@@ -15,12 +15,7 @@ from pathlib import Path
 import forking
 from jobs import Job, checkpoints, make_jobs
 
-TOLD: tuple[str, ...] = (
-    "No space left on device",
-    "Read-only file system",
-    "File too large",
-    "Disk quota exceeded",
-)
+TOLD: tuple[str, ...] = ("No space left on device", "Read-only file system", "File too large", "Disk quota exceeded")
 # torch.save, when the disk fills in the middle of a file or at its end
 TOLD += ("inline_container", "iostream error")
 
@@ -80,9 +75,7 @@ def campaign(trials: int, folder: Path, seed: int = 0, names: list[str] | None =
     return counts
 
 
-def _try(
-    job: Job, name: str, place: Path, reference: Path, needed: int, kind: str, draw: random.Random
-) -> str:
+def _try(job: Job, name: str, place: Path, reference: Path, needed: int, kind: str, draw: random.Random) -> str:
     """Run one trial, and return its outcome."""
     expected = job.outcome(reference)
     log = place.with_suffix(".log")

@@ -131,9 +131,7 @@ def run(script: str, arguments: Sequence[str], log: Path, before: Callable[[], N
     return Run(script, arguments, log, before).wait()
 
 
-def run_as_command(
-    description: str, campaign: Callable[..., Counter[str]], option: str, default: int
-) -> None:
+def run_as_command(description: str, campaign: Callable[..., Counter[str]], option: str, default: int) -> None:
     """Parse the command line, run a campaign of jobs, and print the number of trials by outcome.
 
     Args:
@@ -142,14 +140,10 @@ def run_as_command(
         option: Name of the option for the number of trials.
         default: Default number of trials.
     """
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(option, dest="number", type=int, default=default)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--jobs", nargs="+", help="training, post-training, preparing, evaluation, translation"
-    )
+    parser.add_argument("--jobs", nargs="+", help="training, post-training, preparing, evaluation, translation")
     parser.add_argument("--folder", type=Path, required=True, help="an empty folder to work in")
     arguments = parser.parse_args()
 

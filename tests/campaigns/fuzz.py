@@ -112,9 +112,7 @@ def audio_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
             yield Case(lambda path=path: read_audio(path)[0], path.name, f"a damaged {suffix} file")
         else:
             yield Case(
-                lambda content=content: read_audio(content, name="clip 7")[0],
-                "clip 7",
-                f"damaged {suffix} bytes",
+                lambda content=content: read_audio(content, name="clip 7")[0], "clip 7", f"damaged {suffix} bytes"
             )
 
 
@@ -145,9 +143,7 @@ def text_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
             texts.insert(draw.randint(0, len(texts)), draw.choice(others))
         language = draw.choice([None, "eng", "xxx", "", ["eng"] * len(texts), ["eng"]])
         told = f"encode_text({[str(text)[:20] for text in texts]}, language={language!r})"
-        yield Case(
-            lambda texts=texts, language=language: model.encode_text(texts, language=language), "", told
-        )
+        yield Case(lambda texts=texts, language=language: model.encode_text(texts, language=language), "", told)
 
 
 def array_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
@@ -182,9 +178,7 @@ def loss_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
             rows = torch.zeros(shape)
         if draw.random() < 0.8 and rows.numel():
             rows = torch.nn.functional.normalize(rows, dim=-1)
-        return rows.to(
-            draw.choice([*[torch.float32] * 8, torch.float64, torch.bfloat16, torch.float16, torch.int64])
-        )
+        return rows.to(draw.choice([*[torch.float32] * 8, torch.float64, torch.bfloat16, torch.float16, torch.int64]))
 
     while True:
         a, b, c, several = embeddings(4, 8), embeddings(4, 8), embeddings(4, 8), embeddings(4, 3, 8)
@@ -192,9 +186,7 @@ def loss_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
         radius = draw.choice(
             [torch.tensor(0.1), torch.tensor(0.1), torch.rand(4), torch.rand(3), torch.tensor(-1.0), 0.1]
         )
-        groups = draw.choice(
-            [None, None, torch.arange(4), torch.zeros(4, dtype=torch.int64), torch.arange(3)]
-        )
+        groups = draw.choice([None, None, torch.arange(4), torch.zeros(4, dtype=torch.int64), torch.arange(3)])
         weights = draw.choice([torch.ones(4, 4), torch.ones(4, 4), torch.ones(3, 4), torch.eye(4)])
         calls: dict[str, Callable[[], Any]] = {
             "info_nce": lambda a=a, b=b, s=scale, g=groups: losses.info_nce(a, b, s, g),
@@ -236,12 +228,7 @@ def metric_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
     while True:
         rows, columns = draw.randint(1, 5), draw.randint(2, 6)
         similarity = odd(
-            matrix(rows, columns),
-            np.empty((0, 5)),
-            np.empty((4, 0)),
-            matrix(5),
-            matrix(2, 3, 4),
-            [[1], [1, 2]],
+            matrix(rows, columns), np.empty((0, 5)), np.empty((4, 0)), matrix(5), matrix(2, 3, 4), [[1], [1, 2]]
         )
         relevant = [[draw.randrange(columns)] for _ in range(rows)]
         relevant[0] = odd(relevant[0], [], [columns], [-1], [0, 0], ["a"], [1.5])
@@ -250,12 +237,7 @@ def metric_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
         task = odd(draw.choice(["1A", "2A", "2B", "2C", "3A", "3B", "5A"]), "9Z", "")
         labels = [[draw.randrange(columns)] for _ in range(rows)]
         ranks = odd(
-            numbers.integers(0, 9, size=(rows, columns)),
-            matrix(rows, columns),
-            [[-1, 0]],
-            [],
-            [[0, 1], [0]],
-            "ranks",
+            numbers.integers(0, 9, size=(rows, columns)), matrix(rows, columns), [[-1, 0]], [], [[0, 1], [0]], "ranks"
         )
         one, other = (
             odd(matrix(rows, 8), matrix(rows, 7), np.zeros((rows, 8)), np.empty((0, 8)), matrix(8)),
@@ -285,8 +267,7 @@ def table_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
     ]
     csv = ("\n".join([*lines, "2.wav,Dög,Chien,test,dog"]) + "\n").encode()
     rows = [
-        {"file_name": f"{n}.wav", "captions": {"eng": ["Rain"], "fra": "Pluie"}, "split": "train"}
-        for n in range(3)
+        {"file_name": f"{n}.wav", "captions": {"eng": ["Rain"], "fra": "Pluie"}, "split": "train"} for n in range(3)
     ]
     jsonl = "\n".join(json.dumps(row) for row in rows).encode()
 
@@ -299,9 +280,7 @@ def table_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
         path.write_bytes(damaged(content, draw))
         number += 1
         yield Case(
-            partial(_count_rows, data, folder / "cache" / str(number)),
-            "",
-            f"{path.name}: {path.read_bytes()!r}",
+            partial(_count_rows, data, folder / "cache" / str(number)), "", f"{path.name}: {path.read_bytes()!r}"
         )
 
 
@@ -351,29 +330,10 @@ def row_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
     """Yield datasets with invalid recordings or captions, and options that name other columns."""
     stream = io.BytesIO()
     soundfile.write(stream, 0.1 * np.ones(1600), 16000, format="WAV")
-    sounds: list[Any] = [
-        {"bytes": stream.getvalue(), "path": "a.wav"},
-        {"bytes": b"no sound", "path": "b.wav"},
-    ]
+    sounds: list[Any] = [{"bytes": stream.getvalue(), "path": "a.wav"}, {"bytes": b"no sound", "path": "b.wav"}]
     sounds += [{"bytes": None, "path": "nowhere.wav"}, {"bytes": b"", "path": None}, None]
-    others: list[list[Any]] = [
-        ["a.wav"],
-        [3],
-        [[0.1, 0.2]],
-        [None],
-        [{"array": [0.1], "sampling_rate": 16000}],
-    ]
-    captions: list[list[Any]] = [
-        ["rain"],
-        [" "],
-        [""],
-        [None],
-        [3],
-        [1.5],
-        [["rain", "wind"]],
-        [[]],
-        [["", None]],
-    ]
+    others: list[list[Any]] = [["a.wav"], [3], [[0.1, 0.2]], [None], [{"array": [0.1], "sampling_rate": 16000}]]
+    captions: list[list[Any]] = [["rain"], [" "], [""], [None], [3], [1.5], [["rain", "wind"]], [[]], [["", None]]]
     captions += [[{"eng": "rain"}], [b"rain"], [[["rain"]]], ["\x00"]]
     names = ["audio", "sound", "text", "caption", "caption_fra", "label", "clip_id", ""]
 
@@ -445,23 +405,8 @@ def search_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
     dim = own.config.projection_dim
 
     queries = ["rain", "", " ", "\x00", "\ud800", "a" * 5000, None, 3, ["rain"], float("nan")]
-    recordings = [
-        sounds / "0.wav",
-        str(sounds / "1.wav"),
-        folder / "nowhere.wav",
-        folder / "junk.wav",
-        folder,
-        "",
-    ]
-    vectors = [
-        np.ones(dim),
-        np.zeros(dim),
-        np.full(dim, np.nan),
-        np.ones(dim + 1),
-        np.ones((1, dim)),
-        [],
-        "vector",
-    ]
+    recordings = [sounds / "0.wav", str(sounds / "1.wav"), folder / "nowhere.wav", folder / "junk.wav", folder, ""]
+    vectors = [np.ones(dim), np.zeros(dim), np.full(dim, np.nan), np.ones(dim + 1), np.ones((1, dim)), [], "vector"]
     given: dict[str, list[Any]] = {"query": queries, "audio": recordings, "vector": vectors}
     options: dict[str, list[Any]] = {
         "k": [1, 3, 0, -1, 10**9],
@@ -489,9 +434,7 @@ def _check_hits(searcher: Any, asked: dict[str, Any]) -> list[float]:
         best.sort()
         expected: list[tuple[float, str, float, float]] = []
         for window in best:
-            overlaps = [
-                other for other in expected if other[1] == window[1] and other[2] < window[3] > window[2]
-            ]
+            overlaps = [other for other in expected if other[1] == window[1] and other[2] < window[3] > window[2]]
             overlaps = [other for other in overlaps if other[3] > window[2]]
             if not (asked["merge_overlaps"] and overlaps):
                 expected.append(window)
@@ -502,24 +445,8 @@ def _check_hits(searcher: Any, asked: dict[str, Any]) -> list[float]:
 
 def secret_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
     """Yield options with secrets and local folders, nested and as JSON in strings."""
-    secret_names = [
-        "hf_token",
-        "hfToken",
-        "token",
-        "X-Api-Key",
-        "apiKey",
-        "api-key",
-        "Authorization",
-        "accessToken",
-    ]
-    secret_names += [
-        "sas_token",
-        "AccountKey",
-        "aws_secret_access_key",
-        "client secret",
-        "Password",
-        "refresh_token",
-    ]
+    secret_names = ["hf_token", "hfToken", "token", "X-Api-Key", "apiKey", "api-key", "Authorization", "accessToken"]
+    secret_names += ["sas_token", "AccountKey", "aws_secret_access_key", "client secret", "Password", "refresh_token"]
     secret_names += [
         "connection_string",
         "Set-Cookie",
@@ -529,13 +456,7 @@ def secret_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
         "Proxy-Authorization",
     ]
     home = str(Path.home() / "hidden")
-    places = [
-        f"{home}/x",
-        "~/hidden/x",
-        f"a/../..{home}/x",
-        f"file://{home}/x",
-        "https://me:hidden@host/x?sig=hidden",
-    ]
+    places = [f"{home}/x", "~/hidden/x", f"a/../..{home}/x", f"file://{home}/x", "https://me:hidden@host/x?sig=hidden"]
     public = {"model": "laion/clap", "pad_token": "[PAD]", "k": 3, "languages": ["eng", "fra"]}
 
     def value(depth: int) -> Any:
@@ -577,11 +498,7 @@ def option_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
         "on_bad_audio": ["error", "skip"],
         "sampling_rate": [16000, [16000] * 3],
     }
-    windows: dict[str, list[Any]] = {
-        "window_seconds": [0.3, 1],
-        "hop_seconds": [0.1, 0.5],
-        "batch_size": [1, 4],
-    }
+    windows: dict[str, list[Any]] = {"window_seconds": [0.3, 1], "hop_seconds": [0.1, 0.5], "batch_size": [1, 4]}
 
     def drawn(valid: dict[str, list[Any]]) -> dict[str, Any]:
         chosen = {name: draw.choice(values) for name, values in valid.items() if draw.random() < 0.5}
@@ -608,9 +525,7 @@ def option_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
             yield Case(partial(localized, asked), "", f"localize with {asked}")
         else:
             asked = {"sampling_rate": 16000, **drawn(options)}
-            yield Case(
-                partial(_encoded_as_alone, model, tones, alone, asked), "", f"encode_audio with {asked}"
-            )
+            yield Case(partial(_encoded_as_alone, model, tones, alone, asked), "", f"encode_audio with {asked}")
 
 
 def _encoded_as_alone(model: Any, tones: list[Any], alone: list[Any], asked: dict[str, Any]) -> np.ndarray:
@@ -625,19 +540,7 @@ def stream_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
     """Yield tar and Parquet files that are damaged or contain values of other types, and shards of a valid stream."""
     stream = io.BytesIO()
     soundfile.write(stream, 0.1 * np.ones(1600), 16000, format="WAV")
-    texts: list[Any] = [
-        "rain",
-        ["rain", "wind"],
-        "",
-        [],
-        None,
-        3,
-        [3],
-        [None],
-        {"eng": "rain"},
-        [["rain"]],
-        "\ud800",
-    ]
+    texts: list[Any] = ["rain", ["rain", "wind"], "", [], None, 3, [3], [None], {"eng": "rain"}, [["rain"]], "\ud800"]
     rows = {
         "audio": [{"bytes": bytes([n]), "path": f"{n}.wav"} for n in range(40)],
         "caption": [f"{n}" for n in range(40)],
@@ -647,20 +550,14 @@ def stream_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
     whole.mkdir()
     table.to_parquet(whole / "train.parquet", batch_size=3)
     parquet = (whole / "train.parquet").read_bytes()
-    splits = load_splits(
-        "hf", data_dir=f"file://{whole}", streaming=True, validation_fraction=0, test_fraction=0
-    )
+    splits = load_splits("hf", data_dir=f"file://{whole}", streaming=True, validation_fraction=0, test_fraction=0)
 
     while True:
         kind = draw.choice(["tar", "damaged tar", "damaged parquet", "shards"])
         if kind == "shards":
             count = draw.choice([1, 2, 3, 7, 16])
             asked = (draw.choice([0, 1, 5]), draw.randint(0, 3), count, draw.randint(0, 40 // count))
-            yield Case(
-                partial(_check_shards, splits["train"], *asked),
-                "",
-                f"seed, epoch, shards, rows read: {asked}",
-            )
+            yield Case(partial(_check_shards, splits["train"], *asked), "", f"seed, epoch, shards, rows read: {asked}")
             continue
         place = folder / "broken"
         shutil.rmtree(place, ignore_errors=True)
@@ -677,9 +574,7 @@ def stream_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
             name = "webdataset"
             path = place / "train.tar"
             with tarfile.open(path, "w") as archive:
-                note = draw.choice(
-                    [json.dumps(about), json.dumps(about["text"]), "[" * 20_000, "{", "\x00"]
-                ).encode()
+                note = draw.choice([json.dumps(about), json.dumps(about["text"]), "[" * 20_000, "{", "\x00"]).encode()
                 for suffix, part in ((".json", note), (".wav", stream.getvalue())):
                     member = tarfile.TarInfo(f"a{suffix}")
                     member.size = len(part)
@@ -687,9 +582,7 @@ def stream_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
             if kind == "damaged tar":
                 path.write_bytes(damaged(path.read_bytes(), draw))
         yield Case(
-            partial(_streamed, name, place),
-            "train." if "tar" in kind else "",
-            f"{kind}: {about}, {note[:60]!r}",
+            partial(_streamed, name, place), "train." if "tar" in kind else "", f"{kind}: {about}, {note[:60]!r}"
         )
 
 
@@ -715,8 +608,7 @@ def _streamed(name: str, place: Path) -> int:
             captions = row["captions"]["eng"]
             if name == "webdataset":  # the captions are these, or parts of them
                 assert all(
-                    isinstance(text, str)
-                    for text in [*captions, *row["labels"], row["license"], row["source"]]
+                    isinstance(text, str) for text in [*captions, *row["labels"], row["license"], row["source"]]
                 )
                 assert "eng" not in captions, "a key of a mapping is no caption"
             row = {key: row[key] for key in row if key not in ("audio", "clip_index")}
@@ -734,8 +626,7 @@ def split_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
         lines.append(f"{number}.wav,rain {number},pluie,train,wet")
     (folder / "sounds" / "metadata.csv").write_text("\n".join(lines))
     rows = [
-        {"audio": {"bytes": bytes([n]), "path": f"{n}.wav"}, "caption": f"rain {n}", "label": "wet"}
-        for n in range(8)
+        {"audio": {"bytes": bytes([n]), "path": f"{n}.wav"}, "caption": f"rain {n}", "label": "wet"} for n in range(8)
     ]
     (folder / "hub").mkdir()
     table = datasets.Dataset.from_list(rows).cast_column("audio", datasets.Audio(decode=False))
@@ -760,9 +651,7 @@ def split_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
         for key in draw.sample(keys, k=draw.choice([1, 1, 2])):
             kind = str(config_class.__dataclass_fields__[key].type)
             odd: list[Any] = lists if "Sequence" in kind or "list" in kind else texts
-            config[key] = draw.choice(
-                [0, -1, 2, 1.5, 0.3] if "float" in kind else [0, 7] if "int" in kind else odd
-            )
+            config[key] = draw.choice([0, -1, 2, 1.5, 0.3] if "float" in kind else [0, 7] if "int" in kind else odd)
         if name == "hf" and draw.random() < 0.5:
             config["streaming"] = True
         cache = None if "streaming" in config else str(folder / "cache" / str(draw.randrange(10**9)))
@@ -818,9 +707,7 @@ def judge(case: Case) -> str:
         except BaseException as error:
             if isinstance(error, TypeError) and _is_raised_here(error) and case.name in str(error):
                 return "refused"
-            if type(error).__name__ == "DatasetGenerationError" and isinstance(
-                error.__cause__, (ValueError, OSError)
-            ):
+            if type(error).__name__ == "DatasetGenerationError" and isinstance(error.__cause__, (ValueError, OSError)):
                 return "refused"
             frame = traceback.extract_tb(error.__traceback__)[-1]
             return f"{type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}: {error}"
@@ -891,9 +778,7 @@ def campaign(
 
 def main() -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--inputs", type=int, default=20000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", nargs="+", choices=KINDS)

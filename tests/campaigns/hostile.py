@@ -125,12 +125,8 @@ def attempts(folder: Path, mark: Path, address: str, secret: Path) -> Iterator[A
     for path in model.glob("*.py"):
         path.write_text(f"open({str(mark)!r}, 'w').close()\n")
     control = partial(runpy.run_path, str(path))
-    yield Attempt(
-        "from_pretrained of a folder with code", partial(SupCLAPModel.from_pretrained, model), control
-    )
-    yield Attempt(
-        "a processor of a folder with code", partial(SupCLAPProcessor.from_pretrained, model), control
-    )
+    yield Attempt("from_pretrained of a folder with code", partial(SupCLAPModel.from_pretrained, model), control)
+    yield Attempt("a processor of a folder with code", partial(SupCLAPProcessor.from_pretrained, model), control)
 
     config = folder / "config.yaml"
     code = json.dumps(f"open({str(mark)!r}, 'w').close()")
@@ -167,9 +163,7 @@ def _corpus(folder: Path, mark: Path, address: str) -> Iterator[Attempt]:
     model, index = load_embedding_model(PitchModel()), folder / "index"
 
     def index_them() -> None:
-        assert (
-            build_index(model, hostile, folder / "other", show_progress_bar=False).unreadable.keys() == names
-        )
+        assert build_index(model, hostile, folder / "other", show_progress_bar=False).unreadable.keys() == names
 
     def embed_them() -> None:
         words = ["--model", "fake_models:PitchModel", "--folder", hostile, "--output", folder / "embeds"]
@@ -184,9 +178,7 @@ def _corpus(folder: Path, mark: Path, address: str) -> Iterator[Attempt]:
         query = partial(Searcher(index, model).search, audio=hostile / name)
         yield Attempt(f"query by {name}", partial(_refused, query))
 
-    files: list[dict[str, Any]] = [
-        {"bytes": (hostile / name).read_bytes(), "path": name} for name in sorted(names)
-    ]
+    files: list[dict[str, Any]] = [{"bytes": (hostile / name).read_bytes(), "path": name} for name in sorted(names)]
     files += [{"bytes": None, "path": f"{address}/{suffix}.wav"} for suffix in ("a", "b")]
     rows = {"audio": files, "caption": [f"sound {number}" for number in range(len(files))]}
     table = datasets.Dataset.from_dict(rows).cast_column("audio", datasets.Audio(decode=False))
@@ -254,9 +246,7 @@ def _loads(secret: Path, table: Path, cache: str) -> bool:
     """Load a folder; return whether one of its rows is the recording outside the folder."""
     whole: dict[str, Any] = {"validation_fraction": 0.0, "test_fraction": 0.0}
     splits = load_splits("audio_folder", cache, data_dir=str(table), **whole)
-    return any(
-        Path(row["audio_path"]).resolve() == secret.resolve() for rows in splits.values() for row in rows
-    )
+    return any(Path(row["audio_path"]).resolve() == secret.resolve() for rows in splits.values() for row in rows)
 
 
 def _refused(call: Callable[..., Any], *arguments: Any, **options: Any) -> None:
@@ -340,15 +330,7 @@ def _outcome(attempt: Attempt, faults: list[str]) -> str:
     except AssertionError as error:
         faults.append(f"{attempt.name}: {error}")
         return "taken for a recording"
-    except (
-        ValueError,
-        OSError,
-        RuntimeError,
-        ImportError,
-        TypeError,
-        yaml.YAMLError,
-        pickle.UnpicklingError,
-    ):
+    except (ValueError, OSError, RuntimeError, ImportError, TypeError, yaml.YAMLError, pickle.UnpicklingError):
         return "held: refused"
     except Exception as error:
         # No code ran. The fuzzer checks the error messages.
@@ -375,9 +357,7 @@ def _control_secret(secret: Path, counts: Counter[str]) -> None:
 
 def main() -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True, help="an empty folder to work in")
     counts, faults = campaign(parser.parse_args().folder.resolve())
     for what, count in sorted(counts.items()):

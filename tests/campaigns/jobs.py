@@ -59,16 +59,7 @@ def make_jobs(data: Path) -> dict[str, Job]:
         return [SMOKE, "--output_dir", str(out), "--disable_tqdm", "true"]
 
     def post_training(out: Path) -> list[str]:
-        steps = [
-            "--num_train_epochs",
-            "1",
-            "--pairs_per_epoch",
-            "12",
-            "--eval_pairs",
-            "4",
-            "--save_steps",
-            "1",
-        ]
+        steps = ["--num_train_epochs", "1", "--pairs_per_epoch", "12", "--eval_pairs", "4", "--save_steps", "1"]
         steps += ["--per_device_train_batch_size", "4", "--eval_strategy", "steps", "--eval_steps", "1"]
         return [*post, *steps, "--save_strategy", "steps", "--output_dir", str(out), "--disable_tqdm", "true"]
 
@@ -77,67 +68,19 @@ def make_jobs(data: Path) -> dict[str, Job]:
                 "--shard_size", "100KB", "--quiet", "--cache_dir", str(out.parent / f"{out.name}-cache")]  # fmt: skip
 
     def evaluating(out: Path) -> list[str]:
-        named = [
-            "--model",
-            str(model),
-            "--dataset",
-            "esc50",
-            "--data_dir",
-            str(folder),
-            "--languages",
-            "eng",
-            "fra",
-        ]
+        named = ["--model", str(model), "--dataset", "esc50", "--data_dir", str(folder), "--languages", "eng", "fra"]
         cache = ["--cache_dir", str(out.parent / f"{out.name}-cache")]
         return [*named, *cache, "--tasks", "retrieval", "zero_shot", "--output_dir", str(out)]
 
     def embedding(out: Path) -> list[str]:
-        chunks = [
-            "--chunk_seconds",
-            "0.5",
-            "--clips_per_file",
-            "4",
-            "--batch_size",
-            "2",
-            "--num_workers",
-            "0",
-        ]
-        return [
-            "--model",
-            str(model),
-            "--folder",
-            str(folder),
-            "--output",
-            str(out),
-            *chunks,
-            "--device",
-            "cpu",
-        ]
+        chunks = ["--chunk_seconds", "0.5", "--clips_per_file", "4", "--batch_size", "2", "--num_workers", "0"]
+        return ["--model", str(model), "--folder", str(folder), "--output", str(out), *chunks, "--device", "cpu"]
 
     def indexing(out: Path) -> list[str]:
-        return [
-            "index",
-            str(folder),
-            "--model",
-            str(model),
-            "--index",
-            str(out),
-            "--device",
-            "cpu",
-            "--quiet",
-        ]
+        return ["index", str(folder), "--model", str(model), "--index", str(out), "--device", "cpu", "--quiet"]
 
     def streaming(out: Path) -> list[str]:
-        named = [
-            "--dataset",
-            "prepared",
-            "--data_dir",
-            str(prepared),
-            "--dataset_config",
-            "{}",
-            "--streaming",
-            "true",
-        ]
+        named = ["--dataset", "prepared", "--data_dir", str(prepared), "--dataset_config", "{}", "--streaming", "true"]
         named += ["--languages", "eng", "--eval_languages", "eng", "--track_language_errors", "false"]
         return [
             SMOKE,
@@ -152,14 +95,7 @@ def make_jobs(data: Path) -> dict[str, Job]:
 
     def translating(out: Path) -> list[str]:
         out.mkdir(exist_ok=True)
-        named = [
-            "--captions",
-            str(captions),
-            "--output",
-            str(out / "translations.parquet"),
-            "--model",
-            translator,
-        ]
+        named = ["--captions", str(captions), "--output", str(out / "translations.parquet"), "--model", translator]
         return [*named, "--languages", "fra", "deu", "--batch_size", "2", "--sentence_encoder", encoder]
 
     resume = ["--resume_from_checkpoint", "last"]
@@ -176,11 +112,7 @@ def make_jobs(data: Path) -> dict[str, Job]:
         ),
         "preparing": Job("datasets_scripts/prepare.py", preparing, preparing, every_byte, "*.parquet*"),
         "streaming": Job(
-            "recipes/train_supclap.py",
-            streaming,
-            lambda out: streaming(out) + resume,
-            trained,
-            "*checkpoint*",
+            "recipes/train_supclap.py", streaming, lambda out: streaming(out) + resume, trained, "*checkpoint*"
         ),
         "embedding": Job("recipes/embed_corpus.py", embedding, embedding, every_byte, "*.parquet*"),
         "indexing": Job("recipes/search_audio.py", indexing, indexing, indexed),
@@ -199,11 +131,7 @@ def write_captions(path: Path) -> Path:
     sounds = ["a dog barks", "rain falls", "a bell rings", "wind blows", "a cat meows", "waves break"]
     lines = []
     for number in range(12):
-        caption = {
-            "clip_id": f"clip{number}",
-            "caption_index": 0,
-            "text": f"{sounds[number % 6]} {number} times",
-        }
+        caption = {"clip_id": f"clip{number}", "caption_index": 0, "text": f"{sounds[number % 6]} {number} times"}
         lines.append(json.dumps(caption))
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
@@ -239,9 +167,7 @@ def indexed(out: Path) -> list[tuple[str, float, float, float]]:
     ended = forking.run("recipes/search_audio.py", words, out.with_name(f"{out.name}-query.log"))
     assert ended.code == 0, ended.output
     hits = json.loads(ended.output[ended.output.index("{") :])["hits"]
-    return sorted(
-        (hit["file"], hit["start_seconds"], hit["end_seconds"], round(hit["score"], 4)) for hit in hits
-    )
+    return sorted((hit["file"], hit["start_seconds"], hit["end_seconds"], round(hit["score"], 4)) for hit in hits)
 
 
 def translated(out: Path) -> dict[str, Any]:

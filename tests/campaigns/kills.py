@@ -47,9 +47,7 @@ def campaign(kills: int, folder: Path, seed: int = 0, names: list[str] | None = 
         out = folder / f"{name}-{trial}"
         hits = _disturb(jobs[name], name, out, seconds, draw, counts, at_most=min(3, max(1, kills - done)))
         found = jobs[name].outcome(out)
-        assert found == expected, (
-            f"{name}, trial {out.name}: the result differs from that of an undisturbed run"
-        )
+        assert found == expected, f"{name}, trial {out.name}: the result differs from that of an undisturbed run"
         counts[f"{name}: ended like one run"] += 1
         done += hits
         print(f"{done} kills, trial {trial}: {name} ended like one run after {hits}", flush=True)

@@ -101,9 +101,7 @@ class Background(threading.Thread):
 def windows(index: Path) -> list[tuple[Any, ...]]:
     """Return all windows of an index with their embeddings, sorted."""
     rows = SoundIndex(index).windows.to_arrow().to_pylist()
-    return sorted(
-        (row["file"], row["start_seconds"], row["end_seconds"], tuple(row["vector"])) for row in rows
-    )
+    return sorted((row["file"], row["start_seconds"], row["end_seconds"], tuple(row["vector"])) for row in rows)
 
 
 def try_folder(folder: Path, draw: random.Random, counts: Counter[str]) -> None:
@@ -161,9 +159,7 @@ def embed(root: Path, out: Path, counts: Counter[str]) -> None:
     words = ["--model", "fake_models:PitchModel", "--folder", root, "--output", out, "--device", "cpu"]
     run_recipe(embed_corpus, *words, "--chunk_seconds", "2", "--clips_per_file", "3")
     manifest = json.loads((out / "manifest.json").read_text(encoding="utf-8"))
-    rows = datasets.load_dataset("parquet", data_files=str(out / "data" / "*"), cache_dir=str(out / "cache"))[
-        "train"
-    ]
+    rows = datasets.load_dataset("parquet", data_files=str(out / "data" / "*"), cache_dir=str(out / "cache"))["train"]
     embedded, bad = set(rows["clip_id"]), {entry["clip_id"] for entry in manifest["bad_audio"]}
     assert not embedded & bad
     assert len(embedded | bad) == manifest["clips"]
@@ -175,9 +171,7 @@ def try_server(root: Path, draw: random.Random, counts: Counter[str]) -> None:
     """Stream a set from a server with up to three faults in a row; count the events."""
     faults: list[str | None] = []
     asked = {"train": draw.randrange(100)}
-    expected = list(
-        load_splits("prepared", data_dir=str(root), streaming=True)["train"].shuffle(asked["train"])
-    )
+    expected = list(load_splits("prepared", data_dir=str(root), streaming=True)["train"].shuffle(asked["train"]))
     with flaky(root.parent, faults, stall_seconds=0.6) as address:
         # at least eight good answers between faults, so that one of four attempts succeeds
         for _ in range(100):

@@ -49,9 +49,7 @@ def read_statuses() -> dict[str, str]:
 
 def main() -> None:
     """Run a sample of the mutants, and print a table and the names of those that survive."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sample", type=int, default=30, help="mutants of each group of modules; 0: all")
     parser.add_argument("--seed", type=int, default=0, help="seed of the sample")
     parser.add_argument("--only", default="", help="groups whose pattern contains this text")
@@ -62,14 +60,10 @@ def main() -> None:
     for group, names in groups.items():
         samples[group] = names if not args.sample else draw.sample(names, min(args.sample, len(names)))
     chosen = [name for names in samples.values() for name in names]
-    subprocess.run(
-        [Path(sys.executable).parent / "mutmut", "run", "--max-children", "1", *chosen], check=True
-    )
+    subprocess.run([Path(sys.executable).parent / "mutmut", "run", "--max-children", "1", *chosen], check=True)
 
     statuses = read_statuses()
-    print(
-        "| modules | mutants | sample | killed | timeout | not called | survived |\n|---|---|---|---|---|---|---|"
-    )
+    print("| modules | mutants | sample | killed | timeout | not called | survived |\n|---|---|---|---|---|---|---|")
     for group, sample in samples.items():
         counts = Counter(statuses[name] for name in sample)
         numbers = [len(groups[group]), len(sample), counts["killed"], counts["timeout"]]

@@ -79,9 +79,7 @@ def make_files(folder: Path) -> Iterator[Path]:
                 }
         start = content.index(b"data") + 4
         for size in (0x7FFFF000, 0x80000000, 0xFFFFFFFF, 0xFFFFF000):
-            outputs[f"size_{size:x}.wav"] = (
-                content[:start] + size.to_bytes(4, "little") + content[start + 4 :]
-            )
+            outputs[f"size_{size:x}.wav"] = content[:start] + size.to_bytes(4, "little") + content[start + 4 :]
         for suffix, changed in outputs.items():
             path = folder / f"{name}_{suffix}"
             path.write_bytes(changed)

@@ -27,18 +27,7 @@ def test_killed_jobs_have_the_results_of_undisturbed_jobs(tmp_path):
 def test_broken_input_is_accepted_or_rejected_by_name(tmp_path):
     printed = run_campaign(tmp_path, "fuzz", "--inputs", "700")
     assert "fault" not in printed
-    for kind in (
-        "audio",
-        "texts",
-        "losses",
-        "metrics",
-        "yaml",
-        "rows",
-        "search",
-        "options",
-        "streams",
-        "splits",
-    ):
+    for kind in ("audio", "texts", "losses", "metrics", "yaml", "rows", "search", "options", "streams", "splits"):
         assert f"{kind}: refused" in printed
         assert f"{kind}: taken" in printed
 
@@ -68,6 +57,4 @@ def test_changing_folders_and_failing_servers_give_correct_results(tmp_path):
 
 
 def test_of_two_writers_to_one_folder_one_is_rejected(tmp_path):
-    assert "the result is that of one" in run_campaign(
-        tmp_path, "writers", "--trials", "1", "--jobs", "preparing"
-    )
+    assert "the result is that of one" in run_campaign(tmp_path, "writers", "--trials", "1", "--jobs", "preparing")

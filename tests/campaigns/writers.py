@@ -49,9 +49,7 @@ def campaign(trials: int, folder: Path, seed: int = 0, names: list[str] | None =
         refused = [ended for ended in ends if ended.code != 0]
         assert len(refused) < 2, f"{name}: both failed\n{ends[0].output[-1500:]}\n{ends[1].output[-1500:]}"
         for ended in refused:
-            assert out.name in ended.output, (
-                f"{name}: the refusal does not name the folder\n{ended.output[-1500:]}"
-            )
+            assert out.name in ended.output, f"{name}: the refusal does not name the folder\n{ended.output[-1500:]}"
         assert job.outcome(out) == expected, f"{name}: two writers left another result than one"
         counts[
             f"{name}: {'one refused by name' if refused else 'one after the other'}, the result is that of one"

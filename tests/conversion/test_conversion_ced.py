@@ -54,10 +54,7 @@ def on_meta(monkeypatch):
 @pytest.mark.parametrize("size", ["tiny", "mini", "small", "base"])
 def test_every_published_size_fits_to_the_last_tensor(on_meta, layout, count, size):
     width = CEDConfig.from_size(size).embed_dim
-    encoder, head = (
-        published.on_meta(published.ced_encoder(width, 12)),
-        published.on_meta(published.ced_head(width)),
-    )
+    encoder, head = (published.on_meta(published.ced_encoder(width, 12)), published.on_meta(published.ced_head(width)))
     tensors = LAYOUTS[layout](encoder, head)
     assert len(tensors) == count
     model, aside = ced_from_tensors(tensors, size)
@@ -79,15 +76,9 @@ def test_a_dasheng_folder_of_the_hub(tmp_path):
     encoder = published.random(published.ced_encoder(64, 2, dasheng=True))
     tensors = {f"encoder.{published.original_name(name)}": value for name, value in encoder.items()}
     fields = {"model_type": "dasheng", "embed_dim": 64, "depth": 2, "num_heads": 1, "target_length": 1008}
-    fields |= {
-        "patch_size": [64, 4],
-        "patch_stride": [64, 4],
-        "auto_map": {"AutoModel": "modeling_dasheng.X"},
-    }
+    fields |= {"patch_size": [64, 4], "patch_stride": [64, 4], "auto_map": {"AutoModel": "modeling_dasheng.X"}}
     nested = {"model_type": "dasheng", "name": "dasheng-base", "loss": "BCELoss"}
-    nested["encoder_kwargs"] = {
-        key: value for key, value in fields.items() if key not in ("model_type", "auto_map")
-    }
+    nested["encoder_kwargs"] = {key: value for key, value in fields.items() if key not in ("model_type", "auto_map")}
     for config in (fields, nested, None):
         model, _ = ced_from_tensors(tensors, "folder", config)
         torch.testing.assert_close(model.state_dict(), encoder, atol=0, rtol=0)
@@ -127,13 +118,7 @@ def test_tensors_that_do_not_fit_are_rejected(change, message):
 
 def test_the_hub_configuration_counts_and_is_checked():
     tensors = checkpoint("hub")
-    fields = {
-        **builders.PUBLISHED_CED_CONFIG,
-        "embed_dim": 64,
-        "depth": 2,
-        "num_heads": 2,
-        "target_length": 1010,
-    }
+    fields = {**builders.PUBLISHED_CED_CONFIG, "embed_dim": 64, "depth": 2, "num_heads": 2, "target_length": 1010}
     model, _ = ced_from_tensors(tensors, "file", fields)
     assert (model.config.num_heads, model.config.target_length) == (2, 1010)
     with pytest.raises(ValueError, match=r"\b12\b"):

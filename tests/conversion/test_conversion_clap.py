@@ -9,13 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import ClapModel
 
 from modeling_supclap import MSCLAPFeatureExtractor, SupCLAPModel, SupCLAPProcessor
-from modeling_supclap.conversion import (
-    clap_from_supclap,
-    load_clap,
-    processor_from_clap,
-    save_clap,
-    supclap_from_clap,
-)
+from modeling_supclap.conversion import clap_from_supclap, load_clap, processor_from_clap, save_clap, supclap_from_clap
 from modeling_supclap.training.collator import EvaluationCollator, TrainingCollator
 from modeling_supclap.training.lora import add_lora, merge_lora, train_last_layers
 from modeling_supclap.training.trainer import SupCLAPTrainer
@@ -76,9 +70,7 @@ def test_is_longer_reaches_the_fusion():
 def test_keys_and_configuration_survive_conversion_and_back(clap):
     model = supclap_from_clap(clap)
     back = clap_from_supclap(model)
-    assert set(model.state_dict()) == set(clap.state_dict()) - {"logit_scale_a", "logit_scale_t"} | {
-        "logit_scale"
-    }
+    assert set(model.state_dict()) == set(clap.state_dict()) - {"logit_scale_a", "logit_scale_t"} | {"logit_scale"}
     assert back.config.to_dict() == clap.config.to_dict()
     assert list(back.state_dict()) == list(clap.state_dict())
     for name, value in clap.state_dict().items():
@@ -100,14 +92,8 @@ def test_the_copies_share_no_tensors(clap):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (
-            builders.supclap_model,
-            "'ced', 'bert'.*'clap_audio_model'",
-        ),
-        (
-            lambda: add_lora(supclap_from_clap(builders.clap_model())),
-            "ClapModel.*audio_model",
-        ),
+        (builders.supclap_model, "'ced', 'bert'.*'clap_audio_model'"),
+        (lambda: add_lora(supclap_from_clap(builders.clap_model())), "ClapModel.*audio_model"),
     ],
 )
 def test_models_that_clap_cannot_represent_are_rejected(model, message):
@@ -149,9 +135,7 @@ def test_a_whole_clap_loads(tmp_path, clap):
 
 def test_constants_may_be_missing(tmp_path, clap):
     clap.save_pretrained(tmp_path)
-    constants = {
-        name for name, _ in clap.text_model.named_buffers(prefix="text_model") if name.endswith("_ids")
-    }
+    constants = {name for name, _ in clap.text_model.named_buffers(prefix="text_model") if name.endswith("_ids")}
     assert len(constants) == 2
     rewrite(tmp_path, lambda tensors: [tensors.pop(name) for name in constants])
     loaded = load_clap(tmp_path).state_dict()
@@ -195,9 +179,7 @@ def test_features_of_short_clips_equal_those_of_clap(processor):
     ours = processor(audio=CLIPS, text=TEXTS, sampling_rate=16000, return_tensors="pt")
     assert set(ours) == set(theirs)
     for name in ours:
-        torch.testing.assert_close(
-            ours[name], theirs[name], atol=1e-4 if name == "input_features" else 0, rtol=0
-        )
+        torch.testing.assert_close(ours[name], theirs[name], atol=1e-4 if name == "input_features" else 0, rtol=0)
 
 
 @pytest.mark.parametrize("truncation", ["rand_trunc", "fusion"])
@@ -245,11 +227,7 @@ def test_what_a_clap_cannot_do_is_not_saved_as_one(tmp_path, clap, processor):
     prefixed = SupCLAPProcessor(processor.feature_extractor, tokenizer, caption_prefix="query: ")
     plain = SupCLAPProcessor(processor.feature_extractor, tokenizer, plain_captions=True)
     other = SupCLAPProcessor(MSCLAPFeatureExtractor(), tokenizer)
-    for wrong, message in (
-        (prefixed, "'query: '"),
-        (plain, "plain_captions=True"),
-        (other, "MSCLAPFeatureExtractor"),
-    ):
+    for wrong, message in ((prefixed, "'query: '"), (plain, "plain_captions=True"), (other, "MSCLAPFeatureExtractor")):
         with pytest.raises(ValueError, match=message):
             save_clap(model, wrong, tmp_path / "clap")
     with pytest.raises(ValueError, match="ced"):
@@ -281,9 +259,7 @@ def test_the_collator_crops_and_resamples_for_clap(processor, rows):
     resampled = np.interp(np.arange(16000) / 16000, np.arange(22_050) / 22_050, beginning).astype(np.float32)
     expected = processor(audio=resampled, sampling_rate=16000, return_tensors="pt")["input_features"][0, 0]
     band = expected.mean(dim=0).argmax()  # band of the tone, where both resampling methods agree
-    torch.testing.assert_close(
-        first["input_features"][0, 0, 5:-5, band], expected[5:-5, band], atol=0.5, rtol=0
-    )
+    torch.testing.assert_close(first["input_features"][0, 0, 5:-5, band], expected[5:-5, band], atol=0.5, rtol=0)
     # Later crops are louder. The crop does not depend on numpy's global random generator.
     drawn = training(indexed)
     np.random.seed(5)

@@ -25,18 +25,13 @@ ROOT = Path(__file__).parents[2]
 
 
 def same(tensors):
-    return tensors.keys() == TENSORS.keys() and all(
-        torch.equal(tensors[name], TENSORS[name]) for name in TENSORS
-    )
+    return tensors.keys() == TENSORS.keys() and all(torch.equal(tensors[name], TENSORS[name]) for name in TENSORS)
 
 
 CONTAINERS = {
     "flat": (lambda t: t, ()),
     "ordered": (collections.OrderedDict, ()),
-    "state_dict": (
-        lambda t: {"epoch": 3, "state_dict": t, "optimizer": {"state": {}}},
-        ("epoch", "optimizer"),
-    ),
+    "state_dict": (lambda t: {"epoch": 3, "state_dict": t, "optimizer": {"state": {}}}, ("epoch", "optimizer")),
     "model": (lambda t: {"model": t, "config": {"depth": 12}}, ("config",)),
     "module": (lambda t: {f"module.{name}": value for name, value in t.items()}, ()),
     "parameters": (
@@ -118,11 +113,7 @@ def test_a_tensor_in_two_parts_is_refused(tmp_path):
 
 def legacy(**kwargs):
     embedding = torch.nn.Embedding(5, 3, padding_idx=1)
-    return {
-        "state_dict": {"layers.0.fc1.bias": torch.ones(2)},
-        "embed_tokens": embedding,
-        **kwargs,
-    }, embedding
+    return {"state_dict": {"layers.0.fc1.bias": torch.ones(2)}, "embed_tokens": embedding, **kwargs}, embedding
 
 
 def test_the_legacy_embedding_joins_the_tensors(tmp_path):
@@ -190,9 +181,7 @@ def test_numpy_numbers_and_paths_are_loaded(tmp_path):
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 @pytest.mark.parametrize("zipped", [True, False])
 def test_the_error_of_a_later_protocol_names_a_solution(tmp_path, zipped):
-    torch.save(
-        {"state_dict": TENSORS}, tmp_path / "x.pt", pickle_protocol=4, _use_new_zipfile_serialization=zipped
-    )
+    torch.save({"state_dict": TENSORS}, tmp_path / "x.pt", pickle_protocol=4, _use_new_zipfile_serialization=zipped)
     with pytest.raises(ValueError, match=r"x\.pt.*protocol"):
         read_checkpoint(tmp_path / "x.pt")
 
@@ -287,10 +276,7 @@ def test_a_damaged_json_file(tmp_path, name, content):
         read_checkpoint(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [([], "none$"), (["a.pt", "b.pth", "c.txt"], "a.pt, b.pth$")],
-)
+@pytest.mark.parametrize(("names", "message"), [([], "none$"), (["a.pt", "b.pth", "c.txt"], "a.pt, b.pth$")])
 def test_a_folder_must_hold_one(tmp_path, names, message):
     for name in names:
         (tmp_path / name).touch()
@@ -329,10 +315,7 @@ def test_a_hub_id_and_a_file_of_it(tmp_path):
             "README.md": card,
             "x.pt": big,
         }
-        FakeHub.files["someone/pickled"] = {
-            "pytorch_model.bin": pickled,
-            "config.json": b'{"model_type": "x"}',
-        }
+        FakeHub.files["someone/pickled"] = {"pytorch_model.bin": pickled, "config.json": b'{"model_type": "x"}'}
         FakeHub.files["someone/files"] = {"deep/a.pt": big, "deep/b.pt": pickled}
         hub = {
             "HF_ENDPOINT": address,

@@ -40,9 +40,7 @@ def test_each_kind_is_recognised(tmp_path):
 
 @pytest.mark.parametrize("load", [find_kind, load_embedding_model, load_start, SupCLAPModel.from_pretrained])
 def test_an_unknown_kind_is_refused_by_name(tmp_path, load):
-    folder = write(
-        tmp_path / "other", "config.json", {"model_type": "clap2", "auto_map": {"AutoModel": "x.Y"}}
-    )
+    folder = write(tmp_path / "other", "config.json", {"model_type": "clap2", "auto_map": {"AutoModel": "x.Y"}})
     with pytest.raises(ValueError, match="clap2") as error:
         load(folder)
     assert len(str(error.value)) < 700
@@ -102,9 +100,7 @@ def test_modules_and_prompts_make_a_clap_a_model_of_sentence_transformers(tmp_pa
 
 def test_other_families_of_sentence_transformers_are_refused(tmp_path):
     write(tmp_path / "model", "modules.json", [])
-    name = write(
-        tmp_path / "model", "config_sentence_transformers.json", {"model_type": "MultiVectorEncoder"}
-    )
+    name = write(tmp_path / "model", "config_sentence_transformers.json", {"model_type": "MultiVectorEncoder"})
     with pytest.raises(ValueError, match="MultiVectorEncoder"):
         find_kind(name)
 
@@ -127,8 +123,6 @@ def test_one_function_loads_each_kind_with_its_processor(tmp_path):
         with torch.no_grad():
             expected = model.get_text_features(**words).pooler_output[0]
         np.testing.assert_allclose(text, expected, atol=1e-5)
-        np.testing.assert_allclose(
-            text, load_embedding_model(folder).encode_text(["w7"], "eng")[0], atol=1e-5
-        )
+        np.testing.assert_allclose(text, load_embedding_model(folder).encode_text(["w7"], "eng")[0], atol=1e-5)
         if name != "ours":  # made from scratch
             assert [part.source for part in origins(model, folder)] == [name] * 3

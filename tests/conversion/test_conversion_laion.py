@@ -18,9 +18,7 @@ def test_it_embeds_as_the_model_that_was_laid_out(fused):
     assert model.state_dict().keys() == original.state_dict().keys()
     for name, value in original.state_dict().items():
         assert torch.equal(model.state_dict()[name], value), name
-    features = -40 + 20 * torch.randn(
-        2, 4 if fused else 1, 1001, 64, generator=torch.Generator().manual_seed(0)
-    )
+    features = -40 + 20 * torch.randn(2, 4 if fused else 1, 1001, 64, generator=torch.Generator().manual_seed(0))
     audio = {"input_features": features, "is_longer": torch.tensor([[True], [False]])}
     text = {"input_ids": torch.tensor([[0, 5, 6, 2], [0, 7, 2, 1]])}
     for one, other in (
@@ -67,10 +65,7 @@ def test_the_published_size_fits_to_the_last_tensor(monkeypatch):
         (put("logit_scale_t", None), "logit_scale_t"),
         (put("audio_branch.conv_block1.conv1.weight", torch.ones(1)), "PANN"),
         (put("text_branch.embeddings.word_embeddings.weight", torch.ones(9, 60)), r"\b60\b"),
-        (
-            put("audio_branch.layers.1.blocks.0.attn.relative_position_bias_table", None),
-            "layers.1.blocks.0.attent",
-        ),
+        (put("audio_branch.layers.1.blocks.0.attn.relative_position_bias_table", None), "layers.1.blocks.0.attent"),
     ],
 )
 def test_tensors_that_do_not_fit_are_rejected(change, message):

@@ -117,13 +117,7 @@ def test_another_kind_than_the_requested_is_an_error():
             "ML-CLAP",
             "whole",
             SupCLAPModel,
-            {
-                "logit_scale": 1,
-                "audio_model": 23,
-                "text_model": 19,
-                "audio_projection": 4,
-                "text_projection": 4,
-            },
+            {"logit_scale": 1, "audio_model": 23, "text_model": 19, "audio_projection": 4, "text_projection": 4},
         ),
         ("ML-CLAP", "audio", CEDModel, {"audio_model": 23}),
         ("ML-CLAP", "text", SonarTextModel, {"text_model": 19}),
@@ -144,9 +138,7 @@ def test_parts_are_counted(name, part, kind, counts):
         assert {each.part: each.tensors for each in conversion.parts} == counts
     total = sum(parameter.numel() for parameter in conversion.model.parameters())
     assert sum(each.parameters for each in conversion.parts) == total
-    assert {(each.source, each.sha256, each.layout) for each in conversion.parts} == {
-        ("the origin", "0" * 64, name)
-    }
+    assert {(each.source, each.sha256, each.layout) for each in conversion.parts} == {("the origin", "0" * 64, name)}
     is_text = list(counts or {part}) in (["text_model"], ["text"])
     assert (conversion.feature_extractor is None) == is_text
     assert conversion.reads_text == (is_text or (part == "whole" and kind is SupCLAPModel))
@@ -171,9 +163,7 @@ def test_a_single_tower_contains_no_other_tower(name, part):
 
 
 def test_licenses_are_those_of_the_checkpoint_and_nothing_is_permitted_in_their_place():
-    licenses = {
-        part.part: part.license for part in convert_checkpoint(checkpoint(published.small_ml_clap())).parts
-    }
+    licenses = {part.part: part.license for part in convert_checkpoint(checkpoint(published.small_ml_clap())).parts}
     assert licenses["text_model"] == "cc-by-nc-4.0"
     assert licenses["audio_model"] == licenses["logit_scale"] == ""
     # The licence in the card of the whole model does not apply to the part that was trained from SONAR.
@@ -212,12 +202,7 @@ def ced_folder(folder: Path, extractor: dict[str, Any], **fields) -> Checkpoint:
     return read_checkpoint(folder)
 
 
-PREPROCESSOR = {
-    "f_max": None,
-    "f_min": 0,
-    "feature_extractor_type": "CedFeatureExtractor",
-    "feature_size": 64,
-}
+PREPROCESSOR = {"f_max": None, "f_min": 0, "feature_extractor_type": "CedFeatureExtractor", "feature_size": 64}
 PREPROCESSOR |= {
     "hop_size": 160,
     "n_fft": 512,

@@ -53,9 +53,7 @@ def test_it_scores_as_described(dasheng):
     out = model(input_features=features, input_ids=IDS)
     torch.testing.assert_close(out.audio_embeds, audio_embeds, atol=1e-6, rtol=0)
     torch.testing.assert_close(out.text_embeds, text_embeds, atol=1e-6, rtol=0)
-    torch.testing.assert_close(
-        out.logits_per_audio, audio_embeds @ text_embeds.T / temperature, atol=1e-3, rtol=0
-    )
+    torch.testing.assert_close(out.logits_per_audio, audio_embeds @ text_embeds.T / temperature, atol=1e-3, rtol=0)
     assert model.config.temperature == pytest.approx(temperature)
     assert (model.config.text_pooling, model.config.projection_hidden_act) == ("mean", "relu")
 
@@ -101,10 +99,7 @@ def test_temperature_becomes_a_logarithm(temperature):
         (put("temperature", torch.ones(2)), "'temperature'"),
         (put("audio_proj.0.weight", None), "audio_proj.0.weight"),
         (put("text_proj.3.bias", torch.ones(16)), "text_proj.3.bias"),
-        (
-            put("text_proj.0.weight", torch.ones(16, 60)),
-            r"text_projection.linear1.weight \(16, 60\).*\(16, 64\)",
-        ),
+        (put("text_proj.0.weight", torch.ones(16, 60)), r"text_projection.linear1.weight \(16, 60\).*\(16, 64\)"),
         (put("audio_encoder.model.norm.bias", None), "CEDModel.*1"),
         (put("audio_encoder.model.front_end.0.spectrogram.window", None), "front_end.0.spectr"),
         (put("text_encoder.model.layer_norm.bias", None), "SonarTextModel.*1"),

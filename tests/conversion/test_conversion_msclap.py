@@ -33,12 +33,7 @@ def test_2022_reads_cnn14_and_the_first_token_of_bert():
     tensors = published.small_msclap(2022)
     model, extractor, aside = supclap_from_msclap(tensors, "file")
     assert (extractor.filter_rate_hz, extractor.max_length_s) == (None, 5)
-    assert aside == {
-        "tagging head": 2,
-        "front end (same as ours)": 3,
-        "pooler (unused)": 2,
-        "position ids": 1,
-    }
+    assert aside == {"tagging head": 2, "front end (same as ours)": 3, "pooler (unused)": 2, "position ids": 1}
 
     reference = BertModel(published.bert_config(), add_pooling_layer=False).eval()
     prefix = "caption_encoder.base."
@@ -59,9 +54,7 @@ def test_2022_reads_cnn14_and_the_first_token_of_bert():
 def test_golden_embeddings_of_2023():
     """The expected values are from the package msclap 1.3.4, with the full HTSAT and two layers of GPT-2."""
     audio = published.htsat(ClapAudioModel(ClapAudioConfig()))
-    aside = {
-        name: value for name, value in audio.items() if re.search("extractor|tscam|head|attn_mask", name)
-    }
+    aside = {name: value for name, value in audio.items() if re.search("extractor|tscam|head|attn_mask", name)}
     tower = {name: value for name, value in audio.items() if name not in aside}
     text = published.on_meta(published.gpt2(400, 768, 2, 1024))
     joint = published.on_meta(published.residual_projections(768, 768, 64))
@@ -115,16 +108,8 @@ def test_the_published_size_fits_to_the_last_tensor(monkeypatch, year):
 @pytest.mark.parametrize(
     ("year", "change", "message"),
     [
-        (
-            2023,
-            put("audio_encoder.base.htsat.logmel_extractor.melW", published.slaney_filters(44_100)),
-            "melW",
-        ),
-        (
-            2022,
-            put("audio_encoder.base.logmel_extractor.melW", published.slaney_filters(32_000)),
-            r"melW.*44\.1",
-        ),
+        (2023, put("audio_encoder.base.htsat.logmel_extractor.melW", published.slaney_filters(44_100)), "melW"),
+        (2022, put("audio_encoder.base.logmel_extractor.melW", published.slaney_filters(32_000)), r"melW.*44\.1"),
         (2022, put("audio_encoder.base.logmel_extractor.melW", None), "melW.*None"),
         (2023, put("logit_scale", None), "'logit_scale'.*None"),
         (2023, put("caption_encoder.base.ln_f.bias", None), "text_model.ln_f.bias"),

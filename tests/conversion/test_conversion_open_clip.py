@@ -16,13 +16,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel, BertConfig, BertModel
 
 from modeling_supclap import CEDModel, SupCLAPModel, SupCLAPProcessor
-from modeling_supclap.conversion import (
-    load_open_clip,
-    open_clip,
-    read_checkpoint,
-    save_conversion,
-    save_open_clip,
-)
+from modeling_supclap.conversion import load_open_clip, open_clip, read_checkpoint, save_conversion, save_open_clip
 from modeling_supclap.conversion.files import is_open_clip_audio
 from modeling_supclap.conversion.layouts import convert_checkpoint
 from modeling_supclap.conversion.open_clip import extractor_from_audio_cfg
@@ -98,10 +92,7 @@ def test_embeddings_equal_those_of_openclip(saved, name):
 def test_logits_equal_those_of_openclip(saved):
     model, processor = load_open_clip(saved["A"][0])
     inputs = processor(
-        audio=[folders.wave(samples) for samples in CLIPS],
-        sampling_rate=48_000,
-        text=CAPTIONS,
-        return_tensors="pt",
+        audio=[folders.wave(samples) for samples in CLIPS], sampling_rate=48_000, text=CAPTIONS, return_tensors="pt"
     )
     with torch.no_grad():
         logits = model(**inputs).logits_per_audio
@@ -187,13 +178,7 @@ def test_invalid_settings_are_refused(saved, tmp_path, part, fields, named):
 def test_missing_fields_have_the_defaults_of_openclip(tmp_path):
     """The defaults of CLIPAudioCfg, NaFlexVitCfg and CLIPTextCfg."""
     audio = {"patch_freq": 64, "patch_time": 4, "patch_pad_mode": "floor", "global_pool": "map"}
-    text = {
-        **folders.TEXT,
-        "num_attention_heads": 8,
-        "mlp_ratio": 4.0,
-        "mlp_type": "swiglu",
-        "pool_type": "eos",
-    }
+    text = {**folders.TEXT, "num_attention_heads": 8, "mlp_ratio": 4.0, "mlp_type": "swiglu", "pool_type": "eos"}
     text |= {"attention_mode": "causal", "norm_type": "rmsnorm", "norm_eps": 1e-6, "attn_gated": False}
     model, processor = folders.build_from(
         {**folders.AUDIO, **audio}, {**text, "max_position_embeddings": 77}, "linear"
@@ -252,9 +237,7 @@ def test_tensors_must_fit_exactly(saved, tmp_path, fault):
     else:
         tensors[name] = tensors[name][:, :-1].contiguous()
     save_file(tensors, weights)
-    with pytest.raises(
-        ValueError, match=r"text_model\.blocks\.1\.mlp\.w3|audio_model\.blocks\.0\.attn\.q_norm"
-    ):
+    with pytest.raises(ValueError, match=r"text_model\.blocks\.1\.mlp\.w3|audio_model\.blocks\.0\.attn\.q_norm"):
         load_open_clip(tmp_path / "model")
 
 
@@ -392,9 +375,7 @@ def test_the_towers_of_a_converted_folder_are_joined_with_others(saved, tmp_path
 
 
 def test_a_vision_model_of_openclip_is_not_an_audio_model(tmp_path):
-    (tmp_path / "open_clip_config.json").write_text(
-        json.dumps({"model_cfg": {"vision_cfg": {}, "text_cfg": {}}})
-    )
+    (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": {"vision_cfg": {}, "text_cfg": {}}}))
     assert not is_open_clip_audio(tmp_path)
 
 
@@ -499,11 +480,7 @@ def test_a_text_tower_of_transformers(saved, tmp_path, projection, pooling):
     bert = BertModel(BertConfig(**sizes, intermediate_size=24), add_pooling_layer=False).eval()
     bert.config.dtype = torch.float16  # as in some repositories; OpenCLIP ignores it
     bert.config.save_pretrained(tmp_path / "bert")
-    text_cfg = {
-        "hf_model_name": str(tmp_path / "bert"),
-        "hf_proj_type": projection,
-        "hf_pooler_type": pooling,
-    }
+    text_cfg = {"hf_model_name": str(tmp_path / "bert"), "hf_proj_type": projection, "hf_pooler_type": pooling}
     text_cfg["context_length"] = 8
     folder = folders.copy_with(saved["A"][0], tmp_path / "model", model_cfg={"text_cfg": text_cfg})
     tensors = load_file(folder / "open_clip_model.safetensors")

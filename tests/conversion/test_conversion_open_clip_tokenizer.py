@@ -7,16 +7,8 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, BertTokenizer, GPT2Tokenizer
 
-from modeling_supclap.conversion import (
-    load_open_clip,
-    load_open_clip_processor,
-    open_clip_tokenizer,
-    save_open_clip,
-)
-from modeling_supclap.conversion.open_clip_tokenizer import (
-    load_open_clip_tokenizer,
-    prepare_open_clip_tokenizer,
-)
+from modeling_supclap.conversion import load_open_clip, load_open_clip_processor, open_clip_tokenizer, save_open_clip
+from modeling_supclap.conversion.open_clip_tokenizer import load_open_clip_tokenizer, prepare_open_clip_tokenizer
 
 
 def gpt2_tokenizer(words: int, folder=None):

@@ -65,9 +65,7 @@ def joined(tmp_path, text=None):
     if text is None:
         text = BertModel(BertConfig(**builders.bert_config()), add_pooling_layer=False)
     text.save_pretrained(tmp_path / "text")
-    return SupCLAPModel.from_encoders(
-        str(tmp_path / "ced-small-town"), str(tmp_path / "text"), projection_dim=8
-    )
+    return SupCLAPModel.from_encoders(str(tmp_path / "ced-small-town"), str(tmp_path / "text"), projection_dim=8)
 
 
 def card(folder, license):
@@ -114,11 +112,7 @@ def test_a_folder_states_its_license_in_its_card(tmp_path):
     (tmp_path / "silent").mkdir()
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "README.md").write_text("---\nlicense: [mit\n---\n")
-    assert [stated_license(str(tmp_path / name)) for name in ("stated", "silent", "broken")] == [
-        "mit",
-        "",
-        "",
-    ]
+    assert [stated_license(str(tmp_path / name)) for name in ("stated", "silent", "broken")] == ["mit", "", ""]
 
 
 def test_towers_are_known_by_name_and_card(tmp_path):
@@ -146,15 +140,8 @@ def test_a_model_from_scratch(model):
 
 def test_the_record_of_a_conversion(tmp_path):
     model = joined(tmp_path)
-    entry = {
-        "part": "text",
-        "source": "https://example.org/text.pt",
-        "sha256": "ab" * 32,
-        "layout": "fairseq2",
-    }
-    record = [
-        {**entry, "license": "CC-BY-NC-4.0", "tensors": 387, "revision": "c0ffee", "of another version": 1}
-    ]
+    entry = {"part": "text", "source": "https://example.org/text.pt", "sha256": "ab" * 32, "layout": "fairseq2"}
+    record = [{**entry, "license": "CC-BY-NC-4.0", "tensors": 387, "revision": "c0ffee", "of another version": 1}]
     (tmp_path / "text" / "provenance.json").write_text(json.dumps(record))
     tower = origins(model)[1]
     assert tower.source == "https://example.org/text.pt"
@@ -179,7 +166,6 @@ def test_only_repositories_are_hub_ids(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "outputs" / "run").mkdir(parents=True)
     ids = [
-        Origin("text tower", "bert", source).hub_id
-        for source in ("a/b-1.0", "outputs/run", "", "run", "https://x/y")
+        Origin("text tower", "bert", source).hub_id for source in ("a/b-1.0", "outputs/run", "", "run", "https://x/y")
     ]
     assert ids == ["a/b-1.0", None, None, None, None]

@@ -30,12 +30,8 @@ def test_a_whole_model_with_its_processor(tmp_path, conversion):
     folder = tmp_path / "deep" / "out"
     model, processor = SupCLAPModel.from_pretrained(folder), SupCLAPProcessor.from_pretrained(folder)
     assert type(AutoProcessor.from_pretrained(folder)) is SupCLAPProcessor
-    assert all(
-        torch.equal(value, conversion.model.state_dict()[name]) for name, value in model.state_dict().items()
-    )
-    inputs = processor(
-        audio=builders.tone(300), text="rain", sampling_rate=16000, language="fra", return_tensors="pt"
-    )
+    assert all(torch.equal(value, conversion.model.state_dict()[name]) for name, value in model.state_dict().items())
+    inputs = processor(audio=builders.tone(300), text="rain", sampling_rate=16000, language="fra", return_tensors="pt")
     assert torch.isfinite(model(**inputs).logits_per_audio).all()
     entries = json.loads((folder / "provenance.json").read_text())
     assert [entry["part"] for entry in entries] == [part.part for part in conversion.parts]
@@ -61,9 +57,7 @@ def test_an_empty_output_folder_gets_normal_permissions(tmp_path, conversion):
         (tmp_path / name).mkdir()
     save_conversion(conversion, tmp_path / "out")
     assert (tmp_path / "out" / "model.safetensors").is_file()
-    assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == stat.S_IMODE(
-        (tmp_path / "ordinary").stat().st_mode
-    )
+    assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == stat.S_IMODE((tmp_path / "ordinary").stat().st_mode)
 
 
 def test_without_a_tokenizer_there_is_the_feature_extractor(tmp_path, conversion):
@@ -168,11 +162,7 @@ def test_another_configuration_is_found(tmp_path, conversion):
 
 @pytest.mark.parametrize(
     ("config", "message"),
-    [
-        ({"vocab_size": 100}, r"\b100\b"),
-        ({"pad_token_id": 3}, r"\b1\b.*\b3\b"),
-        ({"vocab_size": 256_206}, "256047"),
-    ],
+    [({"vocab_size": 100}, r"\b100\b"), ({"pad_token_id": 3}, r"\b1\b.*\b3\b"), ({"vocab_size": 256_206}, "256047")],
 )
 def test_another_tokenizer_is_refused(tmp_path, conversion, config, message):
     model = published.build_on_meta(SupCLAPModel)(builders.supclap_config(builders.sonar_config(**config)))
@@ -203,10 +193,7 @@ def test_captions_are_prepared_as_they_were_in_training(tmp_path, conversion):
 
 @torch.no_grad()
 def test_msclap_reads_texts_as_its_own_code_does(tmp_path):
-    conversion, reference = (
-        convert_checkpoint(checkpoint(published.small_msclap(2023))),
-        builders.gpt2_tokenizer(),
-    )
+    conversion, reference = (convert_checkpoint(checkpoint(published.small_msclap(2023))), builders.gpt2_tokenizer())
     save_conversion(conversion, tmp_path / "out", builders.gpt2_tokenizer(), verify=True)
     model = SupCLAPModel.from_pretrained(tmp_path / "out")
     processor = SupCLAPProcessor.from_pretrained(tmp_path / "out")

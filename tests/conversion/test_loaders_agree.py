@@ -117,9 +117,7 @@ LOADERS = {
     "SupCLAPModel": lambda folder: with_model(
         SupCLAPModel.from_pretrained(folder), SupCLAPProcessor.from_pretrained(folder)
     ),
-    "ClapModel": lambda folder: with_model(
-        ClapModel.from_pretrained(folder), ClapProcessor.from_pretrained(folder)
-    ),
+    "ClapModel": lambda folder: with_model(ClapModel.from_pretrained(folder), ClapProcessor.from_pretrained(folder)),
     "pipeline": with_pipeline,
     "sentence-transformers": with_sentence_transformers,
     "our sentence-transformers module": with_our_sentence_module,

@@ -60,9 +60,7 @@ def test_reads_a_part(tone):
 
 def test_channels_are_averaged(tmp_path):
     left, right = sine(440, 0.2), sine(880, 0.2)
-    soundfile.write(
-        tmp_path / "five.wav", np.stack([left, right, left, right, left], axis=1), RATE_HZ, "FLOAT"
-    )
+    soundfile.write(tmp_path / "five.wav", np.stack([left, right, left, right, left], axis=1), RATE_HZ, "FLOAT")
     np.testing.assert_allclose(read_audio(tmp_path / "five.wav")[0], 0.6 * left + 0.4 * right, atol=1e-6)
 
 
@@ -88,8 +86,7 @@ def test_text_named_wav_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("form", "subtype"),
-    [("OGG", "OPUS"), ("AIFF", "PCM_16"), ("W64", "PCM_24"), ("RF64", "FLOAT"), ("AU", "PCM_16")],
+    ("form", "subtype"), [("OGG", "OPUS"), ("AIFF", "PCM_16"), ("W64", "PCM_24"), ("RF64", "FLOAT"), ("AU", "PCM_16")]
 )
 @pytest.mark.parametrize("part", [0.3, 0.6, 0.96])
 def test_a_truncated_file_is_rejected(form, subtype, part):
@@ -204,13 +201,7 @@ def test_a_silent_crop_of_a_sounding_recording_is_fine(tmp_path):
     assert not load_clip(tmp_path / "late.wav", RATE_HZ, max_seconds=0.5).any()
 
 
-FORMATS = [
-    ("wav", "PCM_16"),
-    ("wav", "PCM_24"),
-    ("flac", "PCM_24"),
-    ("ogg", "VORBIS"),
-    ("mp3", "MPEG_LAYER_III"),
-]
+FORMATS = [("wav", "PCM_16"), ("wav", "PCM_24"), ("flac", "PCM_24"), ("ogg", "VORBIS"), ("mp3", "MPEG_LAYER_III")]
 
 
 @pytest.mark.parametrize("rate_hz", [8_000, 44_100, 96_000])
@@ -219,9 +210,7 @@ def test_every_format_rate_and_depth_gives_the_same_sound(tmp_path, suffix, subt
     if suffix == "mp3" and rate_hz > 48_000:
         pytest.skip("MP3 ends at 48 kHz")
     path = tmp_path / f"stereo.{suffix}"
-    soundfile.write(
-        path, np.stack([sine(440, 1.0, rate_hz), sine(660, 1.0, rate_hz)], axis=1), rate_hz, subtype
-    )
+    soundfile.write(path, np.stack([sine(440, 1.0, rate_hz), sine(660, 1.0, rate_hz)], axis=1), rate_hz, subtype)
     clip = load_clip(path, RATE_HZ)
     middle = slice(2000, 14000)
     expected = (0.5 * (sine(440, 1.0) + sine(660, 1.0)))[middle]
@@ -313,9 +302,7 @@ class TestRows:
     """The waveform of a row does not depend on where the row stores the audio."""
 
     @pytest.mark.parametrize("crop", [{}, {"max_seconds": 0.25, "crop_position": 0.5}])
-    @pytest.mark.parametrize(
-        "kept", ["path", "bytes", "bytes without path", "only a path", "samples", "decoded"]
-    )
+    @pytest.mark.parametrize("kept", ["path", "bytes", "bytes without path", "only a path", "samples", "decoded"])
     def test_all_places_of_the_audio_give_the_same_clip(self, tmp_path, crop, kept):
         tone = tmp_path / "rising.wav"
         soundfile.write(tone, np.linspace(0.1, 1, RATE_HZ) * sine(440, 1.0), RATE_HZ)
@@ -384,9 +371,7 @@ def test_int16_is_as_exact_as_it_can_be():
 @pytest.mark.parametrize(("from_hz", "to_hz"), [(44_100, 16_000), (16_000, 16_000), (22_050, 48_000)])
 def test_a_recording_read_in_parts_is_the_one_read_whole(tmp_path, monkeypatch, from_hz, to_hz):
     path = tmp_path / "noise.wav"
-    soundfile.write(
-        path, 0.2 * np.random.default_rng(0).standard_normal(round(9.3 * from_hz)), from_hz, "FLOAT"
-    )
+    soundfile.write(path, 0.2 * np.random.default_rng(0).standard_normal(round(9.3 * from_hz)), from_hz, "FLOAT")
     whole, is_sound = read_int16(str(path), "noise", to_hz)
     # 16 kHz as CED, for which it is prepared
     method = "sinc_interp_hann" if to_hz == 16_000 else "kaiser_best"

@@ -6,22 +6,11 @@ from modeling_supclap.datasets_scripts.audio_files import SUFFIXES, list_recordi
 
 
 def test_audio_and_videos_are_listed(tmp_path):
-    names = [
-        "a.wav",
-        "B.FLAC",
-        "c.webm",
-        "deep/d.mp4",
-        "._a.wav",
-        "notes.txt",
-        "deep/x.wav.txt",
-        "__MACOSX/a.wav",
-    ]
+    names = ["a.wav", "B.FLAC", "c.webm", "deep/d.mp4", "._a.wav", "notes.txt", "deep/x.wav.txt", "__MACOSX/a.wav"]
     for name in names:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    assert list_recordings(tmp_path) == [
-        str(tmp_path / name) for name in ("B.FLAC", "a.wav", "c.webm", "deep/d.mp4")
-    ]
+    assert list_recordings(tmp_path) == [str(tmp_path / name) for name in ("B.FLAC", "a.wav", "c.webm", "deep/d.mp4")]
     with pytest.raises(FileNotFoundError, match="nowhere"):
         list_recordings(tmp_path / "nowhere")
 

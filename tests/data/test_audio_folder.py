@@ -50,9 +50,7 @@ def write_jsonl(path, records):
 
 
 def test_a_table_of_pairs_becomes_three_splits(folder, load):
-    write_csv(
-        folder / "metadata.csv", [["file_name", "caption"], *([name, f"Sound, {name}"] for name in NAMES)]
-    )
+    write_csv(folder / "metadata.csv", [["file_name", "caption"], *([name, f"Sound, {name}"] for name in NAMES)])
     builder = load()
     assert sizes_of(builder) == {"train": 8, "validation": 1, "test": 1}
     for name, row in rows_of(builder).items():
@@ -130,16 +128,9 @@ def test_several_lines_of_one_file_are_its_captions(folder, load):
 
 
 def test_captions_with_the_same_index_are_translations(folder, load):
-    lines = [
-        ("Rain", ""),
-        ("A dog", "Un chien"),
-        ("A dog", "Le chien"),
-        ("A dog", "Un chien"),
-        ("", "La pluie"),
-    ]
+    lines = [("Rain", ""), ("A dog", "Un chien"), ("A dog", "Le chien"), ("A dog", "Un chien"), ("", "La pluie")]
     write_csv(
-        folder / "metadata.csv",
-        [["file_name", "caption_eng", "caption_fra"], *(["1.wav", *line] for line in lines)],
+        folder / "metadata.csv", [["file_name", "caption_eng", "caption_fra"], *(["1.wav", *line] for line in lines)]
     )
     (row,) = rows_of(load(languages=["eng", "fra"], test_fraction=1.0, validation_fraction=0.0)).values()
     assert row["captions"]["eng"] == ["A dog", "A dog", "Rain"]
@@ -150,9 +141,7 @@ def test_reading_many_captions_of_one_file_takes_linear_time(folder, load):
     lines = [["1.wav", f"Caption {number}"] for number in range(20_000)]
     write_csv(folder / "metadata.csv", [["file_name", "caption"], *lines])
     started = time.process_time()
-    (texts,) = [
-        row["captions"]["eng"] for row in rows_of(load(test_fraction=1.0, validation_fraction=0.0)).values()
-    ]
+    (texts,) = [row["captions"]["eng"] for row in rows_of(load(test_fraction=1.0, validation_fraction=0.0)).values()]
     assert texts == [text for _, text in lines]
     assert time.process_time() - started < 5
 
@@ -222,9 +211,7 @@ def test_a_folder_may_be_all_for_testing(folder, load):
     ],
 )
 def test_columns_may_have_other_names(folder, load, names):
-    write_csv(
-        folder / "metadata.csv", [["path", "text", "wo"], *([name, "Ein Ton", "test"] for name in NAMES)]
-    )
+    write_csv(folder / "metadata.csv", [["path", "text", "wo"], *([name, "Ein Ton", "test"] for name in NAMES)])
     builder = load(**names, caption_language="deu", languages=["deu"])
     assert sizes_of(builder) == {"test": 10}
     assert rows_of(builder)["1.wav"]["captions"] == {"deu": ["Ein Ton"]}
@@ -232,8 +219,7 @@ def test_columns_may_have_other_names(folder, load, names):
 
 def test_only_the_chosen_one_of_numbered_columns_is_read(folder, load):
     write_csv(
-        folder / "metadata.csv",
-        [["file_name", "caption_1", "caption_2"], *([name, "A", "B"] for name in NAMES)],
+        folder / "metadata.csv", [["file_name", "caption_1", "caption_2"], *([name, "A", "B"] for name in NAMES)]
     )
     assert rows_of(load(caption_column="caption_2"))["1.wav"]["captions"]["eng"] == ["B"]
 
@@ -266,15 +252,12 @@ def test_a_single_table_may_have_any_name_if_columns_are_set(folder, load):
     with pytest.raises(FileNotFoundError, match=r"Übersicht\.csv"):
         load()
     rows = rows_of(load(audio_column="Datei", caption_column="Text"))
-    assert {name: row["captions"]["eng"] for name, row in rows.items()} == {
-        name: [f"sound {name}"] for name in NAMES
-    }
+    assert {name: row["captions"]["eng"] for name, row in rows.items()} == {name: [f"sound {name}"] for name in NAMES}
 
 
 def test_any_language_can_be_requested(folder, load):
     write_csv(
-        folder / "metadata.csv",
-        [["file_name", "caption_ita", "caption_fra"], *([name, "A", "B"] for name in NAMES)],
+        folder / "metadata.csv", [["file_name", "caption_ita", "caption_fra"], *([name, "A", "B"] for name in NAMES)]
     )
     assert rows_of(load(languages=["ita"]))["1.wav"]["captions"] == {"ita": ["A"]}
     with pytest.raises(ValueError, match=r"line 2.*caption_ita.*'ita'"):
@@ -352,26 +335,16 @@ def test_recordings_without_a_line_are_reported(folder, load):
         ([["file_name", "caption_fr"], ["1.wav", "A"]], "'fr'.*'fra'"),
         ([["file_name", "captions"], ["1.wav", "[1]"]], r"line 2.*captions.*\[1\]"),
         ([["file_name", "caption", "split"], ["1.wav", "A", "tset"]], "line 2.*'tset'"),
-        (
-            [["file_name", "caption", "split"], ["1.wav", "A", "test"], ["2.wav", "B", ""]],
-            r"2\.wav.*1\.wav",
-        ),
+        ([["file_name", "caption", "split"], ["1.wav", "A", "test"], ["2.wav", "B", ""]], r"2\.wav.*1\.wav"),
         (
             [["file_name", "caption", "source"], ["1.wav", "A", "x"], ["1.wav", "B", "y"]],
             r"line 3.*source.*'1\.wav'.*'y'.*'x'",
         ),
         (
-            [
-                ["file_name", "caption", "clip_id", "split"],
-                ["1.wav", "A", "x", "test"],
-                ["2.wav", "B", "x", "test"],
-            ],
+            [["file_name", "caption", "clip_id", "split"], ["1.wav", "A", "x", "test"], ["2.wav", "B", "x", "test"]],
             r"line 3.*'1\.wav'.*'2\.wav'.*clip_id.*'x'",
         ),
-        (
-            [["file_name", "caption", "events"], ["1.wav", "A", '[{"label": "x"}]']],
-            "line 2.*events",
-        ),
+        ([["file_name", "caption", "events"], ["1.wav", "A", '[{"label": "x"}]']], "line 2.*events"),
         ([["file_name", "caption"], ["1.wav", "A"]], r"\b1\b.*validation.*test"),
         ([["file_name", "caption"], ["1.wav", "A", "B"]], r"line 2.*\b3\b.*\b2\b"),
     ],
@@ -412,12 +385,8 @@ def test_it_reads_what_audiofolder_of_datasets_reads(folder, load, tmp_path):
     """Both readers return the same file names and captions."""
     for name in NAMES:
         soundfile.write(folder / name, np.zeros(80), 8000)
-    write_csv(
-        folder / "metadata.csv", [["file_name", "caption"], *([name, f"Sound {name}"] for name in NAMES)]
-    )
-    theirs = datasets.load_dataset("audiofolder", data_dir=str(folder), cache_dir=str(tmp_path / "theirs"))[
-        "train"
-    ]
+    write_csv(folder / "metadata.csv", [["file_name", "caption"], *([name, f"Sound {name}"] for name in NAMES)])
+    theirs = datasets.load_dataset("audiofolder", data_dir=str(folder), cache_dir=str(tmp_path / "theirs"))["train"]
     paths = theirs.cast_column("audio", datasets.Audio(decode=False))["audio"]
     ours = {row["audio_path"]: row["captions"]["eng"] for row in rows_of(load()).values()}
     assert {audio["path"]: [text] for audio, text in zip(paths, theirs["caption"], strict=True)} == ours
@@ -430,9 +399,7 @@ def test_a_table_may_have_parts_of_recordings(tmp_path, load, names):
     for name in ("long", "other"):
         soundfile.write(touch(tmp_path / "data", [f"{name}.flac"])[0], np.linspace(0, 0.9, 16_000), 1000)
     parts = [(2.0, 4.5), (8, 10), (10, "")]
-    table = [
-        [name, start, end, f"{name} {start}"] for name in ("long.flac", "other.flac") for start, end in parts
-    ]
+    table = [[name, start, end, f"{name} {start}"] for name in ("long.flac", "other.flac") for start, end in parts]
     write_csv(tmp_path / "data" / "metadata.csv", [["file_name", *names, "caption"], *table])
     columns = {"start_seconds": "from", "end_seconds": "to"} if "from" in names else {}
     builder = load(columns=columns, validation_fraction=0.5, test_fraction=0)
@@ -441,9 +408,7 @@ def test_a_table_may_have_parts_of_recordings(tmp_path, load, names):
     assert [len({row["audio_path"] for row in rows}) for rows in splits.values()] == [1, 1]
 
     rows = {row["clip_id"]: row for rows in splits.values() for row in rows}
-    assert set(rows) == {
-        f"{name}:{part}" for name in ("long.flac", "other.flac") for part in ("2-4.5", "8-10", "10-")
-    }
+    assert set(rows) == {f"{name}:{part}" for name in ("long.flac", "other.flac") for part in ("2-4.5", "8-10", "10-")}
     for part, start, end in (("2-4.5", 2000, 4500), ("8-10", 8000, 10_000), ("10-", 10_000, 16_000)):
         row = rows[f"long.flac:{part}"]
         assert row["captions"]["eng"][0].startswith(f"long.flac {start // 1000}")
@@ -452,8 +417,7 @@ def test_a_table_may_have_parts_of_recordings(tmp_path, load, names):
 
 def test_a_start_alone_is_no_part_of_the_recording(folder, load):
     write_csv(
-        folder / "metadata.csv",
-        [["file_name", "caption", "start_time"], *([name, "A", "30"] for name in NAMES)],
+        folder / "metadata.csv", [["file_name", "caption", "start_time"], *([name, "A", "30"] for name in NAMES)]
     )
     assert "start_seconds" not in next(iter(rows_of(load()).values()))
 
@@ -468,9 +432,7 @@ def test_a_length_beside_a_start_is_not_silently_ignored(folder, load, caplog):
 
 def test_names_without_their_folder_name_the_option(tmp_path, load):
     touch(tmp_path / "data" / "audio", NAMES)
-    write_csv(
-        tmp_path / "data" / "metadata.csv", [["file_name", "caption"], *([name, "A"] for name in NAMES)]
-    )
+    write_csv(tmp_path / "data" / "metadata.csv", [["file_name", "caption"], *([name, "A"] for name in NAMES)])
     folder = tmp_path / "data" / "audio"
     with pytest.raises(FileNotFoundError, match=rf"Set audio_dir to {folder}, which contains 0\.wav"):
         load().as_dataset()
@@ -499,10 +461,7 @@ def test_text_files_may_have_other_encodings(folder, load):
 
 def test_a_table_may_name_files_of_any_suffix(folder, load):
     touch(folder, ["clip.xyz"])
-    write_csv(
-        folder / "metadata.csv",
-        [["file_name", "caption"], ["clip.xyz", "A"], *([name, "A"] for name in NAMES)],
-    )
+    write_csv(folder / "metadata.csv", [["file_name", "caption"], ["clip.xyz", "A"], *([name, "A"] for name in NAMES)])
     assert "clip.xyz" in rows_of(load())
 
 

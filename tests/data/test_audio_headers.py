@@ -7,12 +7,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from modeling_supclap.datasets_scripts.audio_headers import (
-    correct_sizes,
-    count_aac_seconds,
-    identify,
-    read_links,
-)
+from modeling_supclap.datasets_scripts.audio_headers import correct_sizes, count_aac_seconds, identify, read_links
 
 TONE = 0.5 * np.sin(np.arange(8000) * 0.1)
 ID3 = b"ID3\4\0\0\0\0\0\x0a" + bytes(10)
@@ -56,16 +51,12 @@ def test_a_format_is_known_by_its_content_after_tags(content, name, decoder, tag
     assert form.start == len(tag)
 
 
-@pytest.mark.parametrize(
-    "text", [b"", b"dear diary", b"MAC addresses of all machines", "Vélo".encode("latin-1")]
-)
+@pytest.mark.parametrize("text", [b"", b"dear diary", b"MAC addresses of all machines", "Vélo".encode("latin-1")])
 def test_a_text_has_no_format(text):
     assert identify(text) is None
 
 
-@pytest.mark.parametrize(
-    ("codec", "bits", "decoder"), [(1, 64, "ffmpeg"), (0x45, 4, "ffmpeg"), (3, 64, "libsndfile")]
-)
+@pytest.mark.parametrize(("codec", "bits", "decoder"), [(1, 64, "ffmpeg"), (0x45, 4, "ffmpeg"), (3, 64, "libsndfile")])
 def test_the_codec_of_a_wav_selects_the_decoder(codec, bits, decoder):
     content = bytearray(encode("WAV"))
     content[20:22], content[34:36] = struct.pack("<H", codec), struct.pack("<H", bits)
@@ -74,9 +65,7 @@ def test_the_codec_of_a_wav_selects_the_decoder(codec, bits, decoder):
     assert form.decoder == decoder
 
 
-@pytest.mark.parametrize(
-    ("form", "size"), [("WAV", 40), ("AIFF", 42), ("AU", 8), ("W64", None), ("RF64", None)]
-)
+@pytest.mark.parametrize(("form", "size"), [("WAV", 40), ("AIFF", 42), ("AU", 8), ("W64", None), ("RF64", None)])
 def test_a_header_without_sizes_is_corrected(form, size):
     content = encode(form)
     unfinished = bytearray(content)
@@ -90,9 +79,7 @@ def test_a_header_without_sizes_is_corrected(form, size):
         unfinished[size : size + 4] = bytes(4)
     for position, value in correct_sizes(bytes(unfinished)):
         unfinished[position : position + len(value)] = value
-    np.testing.assert_array_equal(
-        soundfile.read(io.BytesIO(unfinished))[0], soundfile.read(io.BytesIO(content))[0]
-    )
+    np.testing.assert_array_equal(soundfile.read(io.BytesIO(unfinished))[0], soundfile.read(io.BytesIO(content))[0])
 
 
 def test_an_empty_file_is_not_corrected():
@@ -127,9 +114,7 @@ def page_starts(content):
 def test_a_file_is_whole_only_at_the_ends_of_its_pages(subtype):
     content = encode_ogg(subtype, 3.0)
     ends = {*page_starts(content)[1:], len(content)}
-    whole = {
-        length for length in range(len(content) - 3000, len(content) + 1) if read_links(content[:length])[1]
-    }
+    whole = {length for length in range(len(content) - 3000, len(content) + 1) if read_links(content[:length])[1]}
     assert whole <= ends
     assert len(content) in whole
     assert not read_links(content[: len(content) // 2])[1]
@@ -141,10 +126,7 @@ def test_a_chain_has_one_link_per_file(subtype):
     first, second = encode_ogg(subtype), encode_ogg(subtype, 2.0)
     links, is_whole = read_links(first + second)
     assert is_whole
-    assert [(link.start, link.stop) for link in links] == [
-        (0, len(first)),
-        (len(first), len(first) + len(second)),
-    ]
+    assert [(link.start, link.stop) for link in links] == [(0, len(first)), (len(first), len(first) + len(second))]
     assert [link.codecs for link in links] == [[subtype.capitalize()]] * 2
     assert [link.read(first + second) for link in links] == [first, second]
 

@@ -82,19 +82,13 @@ def test_a_start_that_is_not_a_whole_number_is_named(tmp_path):
         load(tmp_path / "data")
 
 
-@pytest.mark.skipif(
-    "SUPCLAP_DATA" not in os.environ, reason="set SUPCLAP_DATA to a folder with audiocaps/train.csv"
-)
+@pytest.mark.skipif("SUPCLAP_DATA" not in os.environ, reason="set SUPCLAP_DATA to a folder with audiocaps/train.csv")
 def test_the_real_tables_have_their_published_numbers_of_clips(tmp_path):
     folder = Path(os.environ["SUPCLAP_DATA"], "audiocaps")
     for split in ("train", "val", "test"):
         with (folder / f"{split}.csv").open(newline="", encoding="utf-8") as file:
             touch(tmp_path / "audio", [f"Y{line['youtube_id']}.wav" for line in csv.DictReader(file)])
     splits = load_splits("audiocaps", str(tmp_path), data_dir=str(folder), audio_dir=str(tmp_path / "audio"))
-    assert {split: len(rows) for split, rows in splits.items()} == {
-        "train": 49838,
-        "validation": 495,
-        "test": 975,
-    }
+    assert {split: len(rows) for split, rows in splits.items()} == {"train": 49838, "validation": 495, "test": 975}
     assert {len(row["captions"]["eng"]) for row in splits["test"]} == {5}
     assert {len(row["captions"]["eng"]) for row in splits["train"].take(1000)} == {1}

@@ -94,9 +94,7 @@ def test_with_a_memo_only_changed_recordings_are_read_again(rows, tmp_path, monk
     looked_at = []
     check = bad_audio.check_recording
     monkeypatch.setattr(
-        bad_audio,
-        "check_recording",
-        lambda source, name, *rest: looked_at.append(name) or check(source, name, *rest),
+        bad_audio, "check_recording", lambda source, name, *rest: looked_at.append(name) or check(source, name, *rest)
     )
     memo = tmp_path / "out" / "bad_audio.json"
     kept = filter_bad_audio(rows, "skip", memo=memo)
@@ -104,11 +102,7 @@ def test_with_a_memo_only_changed_recordings_are_read_again(rows, tmp_path, monk
     assert filter_bad_audio(kept, "skip", memo=memo) == kept  # the filtered split is already in the memo
     assert len(looked_at) == 8
     soundfile.write(tmp_path / "tone_1.wav", [0.1, -0.1] * 400, 16_000)
-    assert [row["clip_id"] for row in filter_bad_audio(rows, "skip", memo=memo)] == [
-        "clip0",
-        "clip1",
-        *GOOD[1:],
-    ]
+    assert [row["clip_id"] for row in filter_bad_audio(rows, "skip", memo=memo)] == ["clip0", "clip1", *GOOD[1:]]
     assert looked_at[8:] == [rows[1]["audio_path"]]
 
 
@@ -136,9 +130,7 @@ def test_of_stored_samples_only_the_length_is_checked(tmp_path):
 
 
 def test_a_run_trains_on_the_rest(rows, tmp_path, processor):
-    arguments = SupCLAPTrainingArguments(
-        output_dir=str(tmp_path / "out"), on_bad_audio="report", report_to="none"
-    )
+    arguments = SupCLAPTrainingArguments(output_dir=str(tmp_path / "out"), on_bad_audio="report", report_to="none")
     kept = IndexedRows(rows_of_a_run(rows, arguments))
     assert (tmp_path / "out" / "bad_audio.json").is_file()
     batch = TrainingCollator(processor)([kept[place] for place in range(len(kept))])
@@ -152,12 +144,7 @@ def test_the_argument_is_checked(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [
-        (b"", "empty"),
-        (b"no audio at all", r"audio/bad\.wav"),
-        (None, r"audio/bad\.wav"),
-        (np.zeros(100), "silent"),
-    ],
+    [(b"", "empty"), (b"no audio at all", r"audio/bad\.wav"), (None, r"audio/bad\.wav"), (np.zeros(100), "silent")],
     ids=["empty", "junk", "missing", "silent"],
 )
 def test_errors_for_unusable_recordings_name_the_reason(tmp_path, content, message):
@@ -188,9 +175,7 @@ def test_an_impossible_rate_is_rejected(rate_hz):
     with pytest.raises(BadAudioError, match=f"{rate_hz} Hz"):
         audio.resample(np.ones(100, dtype=np.float32), rate_hz, 16_000)
     with pytest.raises(BadAudioError, match=rf"b\.wav \(clip 'b'\) .*{rate_hz} Hz"):
-        audio.read_row(
-            {"clip_id": "b", "audio_path": "b.wav", "samples": b"aa", "sampling_rate_hz": rate_hz}, 16_000
-        )
+        audio.read_row({"clip_id": "b", "audio_path": "b.wav", "samples": b"aa", "sampling_rate_hz": rate_hz}, 16_000)
 
 
 def test_floats_in_the_scale_of_integers_are_bad_audio(tmp_path):
@@ -221,9 +206,7 @@ def test_a_long_recording_is_checked_in_parts(tmp_path):
 
 
 @pytest.mark.parametrize(("storage", "copies"), [("reference", 0), ("int16", 2), ("original", 1)])
-def test_packing_a_long_recording_needs_little_more_than_its_stored_size(
-    tmp_path, monkeypatch, storage, copies
-):
+def test_packing_a_long_recording_needs_little_more_than_its_stored_size(tmp_path, monkeypatch, storage, copies):
     monkeypatch.setattr(decoders, "_BLOCK_FRAMES", 2**19)
     path, stored_bytes = tmp_path / "long.wav", {"int16": 19.2e6, "original": 52.9e6, "reference": 0}[storage]
     with soundfile.SoundFile(path, "w", 44_100, 1) as file:
@@ -264,9 +247,7 @@ def test_a_recording_too_quiet_for_16_bits_is_silent():
 
 def test_the_source_of_a_row():
     assert source_of({"clip_id": "a", "audio_path": "a.wav"}) == "a.wav"
-    assert (
-        source_of({"clip_id": "a", "audio_path": "a.wav", "audio": {"bytes": b"x", "path": "a.wav"}}) == b"x"
-    )
+    assert source_of({"clip_id": "a", "audio_path": "a.wav", "audio": {"bytes": b"x", "path": "a.wav"}}) == b"x"
     with pytest.raises(ValueError, match=r"'a'.*int16"):
         source_of({"clip_id": "a", "audio_path": "a.wav", "samples": b"xx"})
 
@@ -327,9 +308,7 @@ def test_a_worker_prints_no_error_if_its_parent_stops_reading():
         "time.sleep(0.5)",
         "print(1 / 0)",
     ]
-    done = subprocess.run(
-        [sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, timeout=120
-    )
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, timeout=120)
     assert "EOFError" not in done.stderr
     assert done.stderr.endswith("ZeroDivisionError: division by zero\n")  # the worker prints its own errors
 

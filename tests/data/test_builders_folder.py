@@ -6,13 +6,7 @@ import pytest
 from dataset_folders import CLOTHO_NAMES, clotho, write_csv
 
 from modeling_supclap.datasets_scripts.builders.clotho import Clotho
-from modeling_supclap.datasets_scripts.builders.folder import (
-    REPORT_NAME,
-    Clip,
-    Collection,
-    draw_sources,
-    strip_texts,
-)
+from modeling_supclap.datasets_scripts.builders.folder import REPORT_NAME, Clip, Collection, draw_sources, strip_texts
 
 
 def collect(*clips, apart=True):
@@ -21,9 +15,7 @@ def collect(*clips, apart=True):
     for split, clip_id, source, file in clips:
         collection.add(split, Clip(clip_id, {"eng": ["A"]}, source, ""), clip_id, Path(file))
     collection.keep_apart()
-    return {
-        split: [clip.clip_id for clip in members] for split, members in collection.clips.items()
-    }, collection
+    return {split: [clip.clip_id for clip in members] for split, members in collection.clips.items()}, collection
 
 
 def test_a_source_stays_in_the_split_that_comes_last():
@@ -54,9 +46,7 @@ def test_only_unique_clips_with_caption_and_audio_are_added():
     collection.add("test", clip._replace(clip_id="2", captions={"eng": [" "]}), "2.wav", Path("2.wav"))
     collection.add("test", clip._replace(clip_id="3"), "3.wav", None)
     collection.leave_out("never")
-    assert collection.clips["train"] == [
-        clip._replace(captions={"eng": ("A",), "fra": ()}, audio_path="1.wav")
-    ]
+    assert collection.clips["train"] == [clip._replace(captions={"eng": ("A",), "fra": ()}, audio_path="1.wav")]
     assert collection.clips["test"] == []
     assert collection.missing == ["3.wav"]
     assert collection.left_out == {"duplicate": ["1"], "empty caption": ["2"]}
@@ -74,9 +64,7 @@ def test_the_sample_depends_only_on_recordings_and_seed():
     assert draw_sources(sources[::-1] + sources, counts, 0) == drawn
     assert draw_sources(sources, counts, 1) != drawn
     fewer = draw_sources(sources, {"test": 50}, 0)
-    assert {source for source in sources if fewer[source] == "test"} < {
-        s for s in sources if drawn[s] == "test"
-    }
+    assert {source for source in sources if fewer[source] == "test"} < {s for s in sources if drawn[s] == "test"}
     halves = [sum(drawn[source] == "test" for source in half) for half in (sources[:500], sources[500:])]
     assert min(halves) > 35  # 100 of 1,000 without replacement: 50 +- 4.7
 

@@ -80,9 +80,7 @@ def test_templates_hold_the_phrase_once_in_every_language():
 def test_no_word_before_a_phrase_inflects_it(language, words):
     for by_language in (*TEMPLATES.values(), *read_phrases("temporal").values()):
         assert not [
-            text
-            for text in by_language[language]
-            if re.search(rf"(?i)\b({words.replace(' ', '|')}) {{", text)
+            text for text in by_language[language] if re.search(rf"(?i)\b({words.replace(' ', '|')}) {{", text)
         ]
 
 

@@ -27,9 +27,7 @@ def folder(tmp_path_factory):
             soundfile.write(esc / "audio" / "3-22.wav", np.sin(np.arange(2000)), RATE_HZ)
         options = {"data_dir": str(esc), "languages": ["eng"], "validation_fraction": 0.0, "test_fold": 4}
         storage = {"first": "int16", "second": "original", "third": "reference"}[name]
-        prepare(
-            Request("esc50", options, storage), folder / name, cache_dir=str(folder / "cache"), quiet=True
-        )
+        prepare(Request("esc50", options, storage), folder / name, cache_dir=str(folder / "cache"), quiet=True)
     yield folder
     datasets.enable_progress_bars()
 

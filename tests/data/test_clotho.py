@@ -29,9 +29,7 @@ def test_a_row_is_a_recording_with_its_five_captions(tmp_path):
 def test_names_that_a_system_changed_are_found(tmp_path):
     made = clotho(tmp_path / "data")
     for path in made.audio:
-        path.rename(
-            path.with_name(html.unescape(path.name).replace(" .", ".").replace("#", "_").replace("'", ""))
-        )
+        path.rename(path.with_name(html.unescape(path.name).replace(" .", ".").replace("#", "_").replace("'", "")))
     assert {split: len(rows) for split, rows in load(tmp_path / "data").as_dataset().items()} == made.counts
 
 
@@ -51,15 +49,7 @@ def test_equal_names_in_two_splits_are_ambiguous_in_one_folder(tmp_path):
 def test_source_and_license_are_read_from_the_metadata(tmp_path):
     clotho(tmp_path / "data")
     url = "http://creativecommons.org/licenses/by/3.0/"
-    columns = [
-        "file_name",
-        "keywords",
-        "sound_id",
-        "sound_link",
-        "start_end_samples",
-        "manufacturer",
-        "license",
-    ]
+    columns = ["file_name", "keywords", "sound_id", "sound_link", "start_end_samples", "manufacturer", "license"]
     for part, first in (("development", 10), ("evaluation", 11)):
         lines = [[name, "é", first + index, "", "", "", url] for index, name in enumerate(CLOTHO_NAMES[:2])]
         lines.append([CLOTHO_NAMES[2], "", "Not found", "", "", "", "Not found"])
@@ -67,11 +57,7 @@ def test_source_and_license_are_read_from_the_metadata(tmp_path):
         path.write_bytes(path.read_text("utf-8").encode("cp1252"))
     builder = load(tmp_path / "data")
     splits = builder.as_dataset()
-    assert splits["test"]["source"][:3] == [
-        "freesound:11",
-        "freesound:12",
-        f"clotho:evaluation/{CLOTHO_NAMES[2]}",
-    ]
+    assert splits["test"]["source"][:3] == ["freesound:11", "freesound:12", f"clotho:evaluation/{CLOTHO_NAMES[2]}"]
     assert splits["test"]["license"][:3] == [url, url, "Creative Commons, clip by clip"]
     assert builder.report()["left_out"] == {"source in another split": [f"development/{CLOTHO_NAMES[1]}"]}
 
@@ -89,13 +75,7 @@ def test_the_real_tables_have_their_published_numbers_of_clips(tmp_path):
     folder = Path(os.environ["SUPCLAP_DATA"], "clotho")
     for part in ("development", "validation", "evaluation"):
         with (folder / f"clotho_captions_{part}.csv").open(newline="", encoding="utf-8") as file:
-            touch(
-                tmp_path / "audio" / part, [html.unescape(line["file_name"]) for line in csv.DictReader(file)]
-            )
+            touch(tmp_path / "audio" / part, [html.unescape(line["file_name"]) for line in csv.DictReader(file)])
     splits = load_splits("clotho", str(tmp_path), data_dir=str(folder), audio_dir=str(tmp_path / "audio"))
-    assert {split: len(rows) for split, rows in splits.items()} == {
-        "train": 3839,
-        "validation": 1045,
-        "test": 1045,
-    }
+    assert {split: len(rows) for split, rows in splits.items()} == {"train": 3839, "validation": 1045, "test": 1045}
     assert {len(row["captions"]["eng"]) for rows in splits.values() for row in rows} == {5}

@@ -28,9 +28,7 @@ def make(tmp_path):
 @pytest.fixture
 def load(tmp_path):
     """Return the prepared builder of a folder."""
-    return lambda name, made, **config: load_builder(
-        name, str(tmp_path / "cache"), **{**made.config, **config}
-    )
+    return lambda name, made, **config: load_builder(name, str(tmp_path / "cache"), **{**made.config, **config})
 
 
 def rows_of(builder):
@@ -124,9 +122,7 @@ def test_missing_audio_is_counted_listed_and_not_fatal(name, make, load, caplog,
     assert str(gone) not in {row["audio_path"] for row in rows}
     (missing,) = builder.report()["missing"]
     assert (missing.rsplit("/", 1)[-1].rsplit(".", 1)[0]).rsplit("_", 1)[0] in gone.name
-    (message,) = [
-        record.message for record in caplog.records if f"1 audio missing ({missing})" in record.message
-    ]
+    (message,) = [record.message for record in caplog.records if f"1 audio missing ({missing})" in record.message]
     with open(message.rsplit(" in ", 1)[1]) as file:
         assert json.load(file) == builder.report()
 
@@ -155,10 +151,7 @@ def test_the_error_without_any_audio_lists_the_searched_names(name, make, load):
     for path in made.audio:
         path.unlink()
     total = sum(made.counts.values())
-    with pytest.raises(
-        FileNotFoundError,
-        match=rf"\b{total}\b.*\.wav",
-    ):
+    with pytest.raises(FileNotFoundError, match=rf"\b{total}\b.*\.wav"):
         load(name, made)
     dataset_folders.touch(made.table.parent, ["unrelated.mp3"])
     with pytest.raises(FileNotFoundError, match=r"unrelated\.mp3"):
@@ -198,9 +191,7 @@ def test_a_limit_takes_the_first_clips(name, make, load):
 def test_audio_may_be_elsewhere_and_in_another_format(name, make, load, tmp_path):
     made = make(name)
     for path in made.audio:
-        target = (tmp_path / "odd [place] é, #1" / path.relative_to(made.config["data_dir"])).with_suffix(
-            ".OGG"
-        )
+        target = (tmp_path / "odd [place] é, #1" / path.relative_to(made.config["data_dir"])).with_suffix(".OGG")
         target.parent.mkdir(parents=True, exist_ok=True)
         path.rename(target)
     builder = load(name, made, audio_dir=str(tmp_path / "odd [place] é, #1"))

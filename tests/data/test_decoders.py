@@ -52,9 +52,7 @@ def read(request, tmp_path):
 
 
 @pytest.mark.parametrize("form", ["WAV", "AIFF"])
-@pytest.mark.parametrize(
-    "size", [0, 0x7F000008, 0x7FFFF000, 2**31, 2**31 + 36, 2**32 - 1, 2**32 - 4096, 10**8]
-)
+@pytest.mark.parametrize("size", [0, 0x7F000008, 0x7FFFF000, 2**31, 2**31 + 36, 2**32 - 1, 2**32 - 4096, 10**8])
 def test_a_size_that_is_none_means_all_sound_to_the_end(read, form, size):
     if form == "AIFF" and size == 0:
         pytest.skip("the number of frames is in another place: test_audio_headers.py")
@@ -103,9 +101,7 @@ def test_a_text_is_refused_whatever_its_suffix(read, suffix):
 
 @pytest.mark.parametrize(("codec", "rate_hz"), [("VORBIS", 44_100), ("OPUS", 48_000)])
 def test_all_links_of_a_chained_ogg_are_read(read, codec, rate_hz):
-    low, high = (
-        encode("OGG", codec, seconds, rate_hz, frequency_hz=hz) for seconds, hz in ((1.0, 440), (2.0, 880))
-    )
+    low, high = (encode("OGG", codec, seconds, rate_hz, frequency_hz=hz) for seconds, hz in ((1.0, 440), (2.0, 880)))
     chained = read(low + high, "radio.ogg")
     assert len(chained) == 3 * rate_hz
     np.testing.assert_array_equal(chained, np.concatenate([read(low, "a.ogg"), read(high, "b.ogg")]))
@@ -187,9 +183,7 @@ def test_damaged_frames_of_mp3_are_named_and_silence_is_not(read, caplog, capfd)
         # libmpg123 also decodes, and reports, frames before a part of the recording
         damaged = bytearray(whole)
         damaged[frames[-75] + 4 : frames[-75] + 13] = b"\xf7" * 9
-        read(
-            bytes(damaged), "part.mp3", offset_seconds=(len(frames) - 60) * 576 / RATE_HZ, duration_seconds=1
-        )
+        read(bytes(damaged), "part.mp3", offset_seconds=(len(frames) - 60) * 576 / RATE_HZ, duration_seconds=1)
         assert "libmpg123" in capfd.readouterr().err
         assert "part.mp3" in caplog.text
 
@@ -218,9 +212,7 @@ def ffmpeg(monkeypatch):
         def __init__(self, source):
             state.calls += 1
             self._decoder = self
-            self.metadata = types.SimpleNamespace(
-                duration_seconds_from_header=state.announced, sample_rate=RATE_HZ
-            )
+            self.metadata = types.SimpleNamespace(duration_seconds_from_header=state.announced, sample_rate=RATE_HZ)
 
         def get_all_samples(self):
             return types.SimpleNamespace(data=samples(), sample_rate=RATE_HZ)
@@ -236,9 +228,7 @@ def ffmpeg(monkeypatch):
             raise RuntimeError("No audio frames were decoded")
         return samples()[:, first:stop], torch.tensor(first / RATE_HZ)
 
-    modules = {
-        name: types.ModuleType(name) for name in ("torchcodec", "torchcodec.decoders", "torchcodec._core")
-    }
+    modules = {name: types.ModuleType(name) for name in ("torchcodec", "torchcodec.decoders", "torchcodec._core")}
     modules["torchcodec.decoders"].AudioDecoder = AudioDecoder
     modules["torchcodec._core"].get_frames_by_pts_in_range_audio = get_frames
     modules["torchcodec"]._core = modules["torchcodec._core"]
@@ -352,12 +342,8 @@ def test_a_part_of_a_recording_is_decoded_without_the_rest(form, monkeypatch):
     with closing(cut(open_recording(content, "a"), 2.0, 3.5)) as part:
         assert part.frames == 24_000
         blocks = list(part.parts())
-        np.testing.assert_allclose(
-            np.concatenate(blocks), whole[32_000:56_000], atol=0.02 if form == "MP3" else 0
-        )
-        np.testing.assert_allclose(
-            part.read_mono(8000, 2000), whole[40_000:42_000], atol=0.02 if form == "MP3" else 0
-        )
+        np.testing.assert_allclose(np.concatenate(blocks), whole[32_000:56_000], atol=0.02 if form == "MP3" else 0)
+        np.testing.assert_allclose(part.read_mono(8000, 2000), whole[40_000:42_000], atol=0.02 if form == "MP3" else 0)
         assert len(part.read_mono(20_000)) == 4000
     assert len(cut(open_recording(content, "a"), 7.0, None).read_mono()) == len(whole) - 7 * RATE_HZ
     for start, end in ((9.0, None), (7.0, 9.0)):

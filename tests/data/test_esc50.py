@@ -25,9 +25,7 @@ def make_folder(folder, classes=CLASSES, folds=(1, 2, 3), sources=4):
         source = 1000 * fold + 10 * CLASSES[label] + number
         for take in "AB"[: 2 if number == 0 else 1]:
             stem = f"{fold}-{source}-{take}-{CLASSES[label]}"
-            clips.append(
-                ESC50Clip(stem, fold, label, source, SAMPLES[: 800 + 100 * number], label in ESC10_CLASSES)
-            )
+            clips.append(ESC50Clip(stem, fold, label, source, SAMPLES[: 800 + 100 * number], label in ESC10_CLASSES))
     return write_esc50(folder, clips, 8000)
 
 
@@ -56,9 +54,7 @@ def test_rows_contain_the_values_of_the_csv_and_the_audio(folder, splits):
             assert row["source"] == f"freesound:{source}"
             assert row["audio_path"] == str(folder / "audio" / f"{row['clip_id']}.wav")
             duration_seconds = (800 + 100 * (int(source) % 10)) / 8000
-            assert row["events"] == [
-                {"label": label, "onset_seconds": 0.0, "offset_seconds": duration_seconds}
-            ]
+            assert row["events"] == [{"label": label, "onset_seconds": 0.0, "offset_seconds": duration_seconds}]
             assert row["license"] == "CC BY-NC 3.0"
             for language in LANGUAGES:
                 assert len(row["captions"][language]) >= 4
@@ -108,9 +104,7 @@ def test_a_changed_folder_is_read_again(tmp_path):
     assert before[0]["events"][0]["offset_seconds"] < after[0]["events"][0]["offset_seconds"] == 0.2
 
 
-@pytest.mark.skipif(
-    "SUPCLAP_ESC10" not in os.environ, reason="set SUPCLAP_ESC10 to a folder of ESC-10 to read it"
-)
+@pytest.mark.skipif("SUPCLAP_ESC10" not in os.environ, reason="set SUPCLAP_ESC10 to a folder of ESC-10 to read it")
 def test_real_esc10(tmp_path):
     splits = load_splits("esc50", cache_dir=str(tmp_path), data_dir=os.environ["SUPCLAP_ESC10"])
     labels = {name: {row["labels"][0] for row in rows} for name, rows in splits.items()}

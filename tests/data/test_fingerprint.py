@@ -104,9 +104,7 @@ def beep(frequency_hz):
 
 
 def test_equal_silence_around_different_sounds_does_not_match():
-    prints = [
-        fingerprint(beep(frequency_hz)) for frequency_hz in np.random.default_rng(0).uniform(300, 3000, 8)
-    ]
+    prints = [fingerprint(beep(frequency_hz)) for frequency_hz in np.random.default_rng(0).uniform(300, 3000, 8)]
     pairs = [(first, second) for first in prints for second in prints if first is not second]
     scores = [alignment_score(*pair, offset)[0] for pair in pairs for offset in range(-20, 20)]
     assert max(scores) < THRESHOLD - 2  # without the added noise more than 7
@@ -114,18 +112,14 @@ def test_equal_silence_around_different_sounds_does_not_match():
 
 def test_words_with_a_wrong_bit_are_looked_up_too(index):
     query = fingerprint(at_our_rate(CLIPS[2]))
-    flipped = query.words ^ (1 << np.random.default_rng(0).integers(0, 32, len(query.words))).astype(
-        np.uint32
-    )
+    flipped = query.words ^ (1 << np.random.default_rng(0).integers(0, 32, len(query.words))).astype(np.uint32)
     (match,) = index.search(query._replace(words=flipped))
     assert (match.clip, match.bit_error_rate, match.offset_seconds) == (2, pytest.approx(1 / 32), 0)
 
 
 def test_a_tone_has_its_energy_in_its_band():
     time = np.arange(2 * RATE_HZ) / RATE_HZ
-    rising, falling = (
-        np.sin(2 * np.pi * (1000 * time + slope * time**2)).astype(np.float32) for slope in (300, -300)
-    )
+    rising, falling = (np.sin(2 * np.pi * (1000 * time + slope * time**2)).astype(np.float32) for slope in (300, -300))
     score, _ = alignment_score(fingerprint(rising), fingerprint(falling), 0)
     assert score < THRESHOLD
 

@@ -29,9 +29,7 @@ def test_a_fraction_of_each_class_replaces_the_fold():
     sources = {name: {clip.freesound_id for clip in members} for name, members in splits.items()}
     assert not sources["train"] & sources["test"]
     for label in ("dog", "rain"):
-        counts = [
-            len({c.freesound_id for c in splits[name] if c.label == label}) for name in ("train", "test")
-        ]
+        counts = [len({c.freesound_id for c in splits[name] if c.label == label}) for name in ("train", "test")]
         assert counts == [28, 12]
     assert {clip.fold for clip in splits["test"]} == {1, 2, 3, 4, 5}
     assert sum(map(len, splits.values())) == 100

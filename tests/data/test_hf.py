@@ -58,10 +58,7 @@ def test_several_classes_of_a_clip_are_named():
 
 def test_a_folder_of_files_with_its_own_splits_and_several_languages(tmp_path):
     for split in ("train", "valid", "test"):
-        captions = {
-            "captions": [["a tone", "a sound"], [None], []],
-            "caption_fra": ["un son", "un ton", None],
-        }
+        captions = {"captions": [["a tone", "a sound"], [None], []], "caption_fra": ["un son", "un ton", None]}
         table(3, **captions).to_parquet(str(tmp_path / f"{split}.parquet"))
     files = {split: str(tmp_path / f"{split}.parquet") for split in ("train", "valid", "test")}
     datasets.load_dataset("parquet", data_files=files, cache_dir=str(tmp_path / "cache")).save_to_disk(
@@ -82,9 +79,9 @@ def hub(tmp_path):
     for number in range(2):
         texts = [[f"a tone {number}{clip}", "a sound"] for clip in range(10)]
         kinds = datasets.ClassLabel(names=["low", "high"])
-        rows = table(
-            10, 10 * number, captions=texts, caption_fra=["un son"] * 10, kind=[0, 1] * 5
-        ).cast_column("kind", kinds)
+        rows = table(10, 10 * number, captions=texts, caption_fra=["un son"] * 10, kind=[0, 1] * 5).cast_column(
+            "kind", kinds
+        )
         rows = rows.cast_column("clip", datasets.Audio())  # decodes by default
         rows.to_parquet(str(tmp_path / "hub" / f"train-{number:05d}-of-00002.parquet"), batch_size=3)
     return tmp_path / "hub"
@@ -130,9 +127,7 @@ def test_rows_without_captions_are_left_out_of_a_stream_too(tmp_path, caplog):
     (tmp_path / "hub").mkdir()
     texts = [["a"], [], None, [" "], ["b", ""], *([f"c{number}"] for number in range(7))]
     french = [None] * 3 + ["un"] + [None] * 8
-    table(12, captions=texts, caption_fra=french).to_parquet(
-        str(tmp_path / "hub" / "train.parquet"), batch_size=3
-    )
+    table(12, captions=texts, caption_fra=french).to_parquet(str(tmp_path / "hub" / "train.parquet"), batch_size=3)
     options = {"data_dir": str(tmp_path / "hub"), "validation_fraction": 0, "test_fraction": 0}
     rows = load_splits("hf", cache_dir=str(tmp_path / "cache"), **options)["train"]
     stream = load_splits("hf", streaming=True, **options)["train"]
@@ -143,9 +138,7 @@ def test_rows_without_captions_are_left_out_of_a_stream_too(tmp_path, caplog):
 
 def test_a_stream_refuses_several_rows_of_one_recording(tmp_path):
     per_caption(4, 2).select([0, 4, 1, 5, 2, 6]).to_parquet(str(tmp_path / "train.parquet"))
-    stream = load_splits(
-        "hf", data_dir=str(tmp_path), streaming=True, validation_fraction=0, test_fraction=0
-    )["train"]
+    stream = load_splits("hf", data_dir=str(tmp_path), streaming=True, validation_fraction=0, test_fraction=0)["train"]
     with pytest.raises(ValueError, match=r"train\.parquet: 6 rows from 0 .*\b3 recordings"):
         list(stream)
 
@@ -310,9 +303,7 @@ def test_parquet_may_hold_recordings_in_any_form(tmp_path, kind, streaming):
     if kind == "decoded":
         expected = [np.float32(samples) for samples in SAMPLES]
     else:
-        expected = [
-            soundfile.read(io.BytesIO(sound(number)["bytes"]), dtype="float32")[0] for number in range(3)
-        ]
+        expected = [soundfile.read(io.BytesIO(sound(number)["bytes"]), dtype="float32")[0] for number in range(3)]
     for row, waveform in zip(rows, expected, strict=True):
         np.testing.assert_array_equal(read_row(row, builders.RATE_HZ), waveform)
 
@@ -339,9 +330,7 @@ def test_a_folder_of_videos_is_loaded_without_ffmpeg(tmp_path):
     (tmp_path / "data" / "metadata.csv").write_text("file_name,caption\n0.mp4,a dog\n1.mp4,rain\n")
     options = {"cache_dir": str(tmp_path / "cache"), "validation_fraction": 0, "test_fraction": 0}
     rows = load_splits("hf", data_dir=str(tmp_path / "data"), **options)["train"]
-    assert [row["audio"]["path"] for row in rows] == [
-        str(tmp_path / "data" / f"{number}.mp4") for number in range(2)
-    ]
+    assert [row["audio"]["path"] for row in rows] == [str(tmp_path / "data" / f"{number}.mp4") for number in range(2)]
     assert [row["captions"]["eng"] for row in rows] == [["a dog"], ["rain"]]
 
 

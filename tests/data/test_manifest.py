@@ -37,9 +37,7 @@ def manifest(tmp_path):
     request = {"dataset": "clotho", "options": {"data_dir": "source"}, "storage": "int16"}
     report = {"missing": ["z.wav", "y.wav"], "left_out": {"duplicate": ["e"]}}
     shards = {split: [SHARD] for split in NOTES}
-    return make_manifest(
-        request, features(["eng", "fra", "deu"]), NOTES, shards, report, str(source), source / "out"
-    )
+    return make_manifest(request, features(["eng", "fra", "deu"]), NOTES, shards, report, str(source), source / "out")
 
 
 def test_sums(manifest):
@@ -53,9 +51,7 @@ def test_sums(manifest):
 
 
 def test_clips_that_are_too_short_for_ced_are_counted(tmp_path):
-    notes = {
-        "train": [{**NOTE, "audio_path": f"{at}.wav", "captions": {}, "seconds": at} for at in (0.1499, 0.15)]
-    }
+    notes = {"train": [{**NOTE, "audio_path": f"{at}.wav", "captions": {}, "seconds": at} for at in (0.1499, 0.15)]}
     request = {"dataset": "clotho", "options": {}, "storage": "int16"}
     manifest = make_manifest(request, features(["eng"]), notes, {"train": [SHARD]}, {}, None, tmp_path)
     assert manifest["splits"]["train"]["short_clips"] == 1

@@ -9,12 +9,7 @@ from dataset_folders import touch
 
 from modeling_supclap.datasets_scripts.audio_files import walk
 from modeling_supclap.datasets_scripts.builders import metadata
-from modeling_supclap.datasets_scripts.builders.metadata import (
-    find_metadata,
-    fingerprint,
-    read_csv,
-    read_table,
-)
+from modeling_supclap.datasets_scripts.builders.metadata import find_metadata, fingerprint, read_csv, read_table
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
@@ -37,9 +32,7 @@ def test_cells_may_have_any_usual_mark_between_them(tmp_path, mark):
 
 def test_quotes_in_a_table_with_tabs_are_characters(tmp_path):
     path = tmp_path / "a.tsv"
-    path.write_text(
-        'name\ttext\na\t"Rain falls, she said\nb\t"Rain" falls\nc\twind"\nd\t"a ""b"" c"\ne\t""\n'
-    )
+    path.write_text('name\ttext\na\t"Rain falls, she said\nb\t"Rain" falls\nc\twind"\nd\t"a ""b"" c"\ne\t""\n')
     texts = [line.values["text"] for line in read_table(path)]
     assert texts == ['"Rain falls, she said', '"Rain" falls', 'wind"', 'a "b" c', ""]
     path.write_text('name\ttext\na\t"two\nlines"\n')
@@ -77,9 +70,7 @@ def test_a_bad_csv_is_refused(tmp_path, content, message):
 
 def test_all_table_formats_give_the_same_lines(tmp_path):
     rows = [{"file_name": "é.wav", "caption": "Line\u2028separator"}, {"file_name": "b.wav", "caption": ""}]
-    (tmp_path / "a.csv").write_text(
-        "file_name,caption\né.wav,Line\u2028separator\nb.wav,\n", encoding="utf-8"
-    )
+    (tmp_path / "a.csv").write_text("file_name,caption\né.wav,Line\u2028separator\nb.wav,\n", encoding="utf-8")
     lines = "\n\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
     (tmp_path / "a.jsonl").write_text(lines, encoding="utf-8")
     (tmp_path / "a.json").write_text(json.dumps(rows))

@@ -6,13 +6,7 @@ import numpy as np
 import pytest
 from temporal_assertions import GOOD, RATE_HZ, noise, strength_db, tone
 
-from modeling_supclap.datasets_scripts.temporal.mixing import (
-    RenderOptions,
-    active_rms,
-    compose,
-    concatenate,
-    overlay,
-)
+from modeling_supclap.datasets_scripts.temporal.mixing import RenderOptions, active_rms, compose, concatenate, overlay
 
 
 def test_concatenation_is_one_after_the_other_sample_by_sample():
@@ -50,21 +44,15 @@ def test_crossfaded_noise_keeps_its_power():
 def test_loudness_is_matched_in_a_concatenation_if_requested():
     loud, quiet = tone(500, amplitude=0.5), tone(2000, amplitude=0.005)
     apart = concatenate(loud, quiet, RATE_HZ)
-    assert strength_db(apart[:RATE_HZ], 500) - strength_db(apart[RATE_HZ:], 2000) == pytest.approx(
-        40, abs=0.01
-    )
+    assert strength_db(apart[:RATE_HZ], 500) - strength_db(apart[RATE_HZ:], 2000) == pytest.approx(40, abs=0.01)
     matched = concatenate(loud, quiet, RATE_HZ, RenderOptions(match_loudness=True))
-    assert strength_db(matched[:RATE_HZ], 500) == pytest.approx(
-        strength_db(matched[RATE_HZ:], 2000), abs=0.01
-    )
+    assert strength_db(matched[:RATE_HZ], 500) == pytest.approx(strength_db(matched[RATE_HZ:], 2000), abs=0.01)
 
 
 def test_matched_clips_are_matched_before_they_fade_into_each_other():
     loud, quiet = tone(500, amplitude=0.5), tone(2000, amplitude=0.005)
     equal = 0.05  # the geometric mean of both amplitudes
-    expected = concatenate(
-        loud / 0.5 * equal, quiet / 0.005 * equal, RATE_HZ, RenderOptions(crossfade_seconds=0.25)
-    )
+    expected = concatenate(loud / 0.5 * equal, quiet / 0.005 * equal, RATE_HZ, RenderOptions(crossfade_seconds=0.25))
     found = concatenate(loud, quiet, RATE_HZ, RenderOptions(crossfade_seconds=0.25, match_loudness=True))
     np.testing.assert_allclose(found, expected, atol=2e-4)
 
@@ -108,10 +96,7 @@ def test_nothing_clips_and_only_the_scale_changes(amplitude, peak):
     mixed = overlay(tone(500, amplitude=amplitude), tone(500, amplitude=amplitude), RATE_HZ)
     assert np.abs(mixed).max() == pytest.approx(peak, abs=1e-6)
     np.testing.assert_allclose(mixed / np.abs(mixed).max(), tone(500, amplitude=1), atol=1e-5)
-    for whole in (
-        concatenate(tone(500, amplitude=amplitude), tone(50), RATE_HZ),
-        compose("single", [mixed], RATE_HZ),
-    ):
+    for whole in (concatenate(tone(500, amplitude=amplitude), tone(50), RATE_HZ), compose("single", [mixed], RATE_HZ)):
         assert np.abs(whole).max() <= 0.99 + 1e-6
 
 
@@ -127,9 +112,7 @@ def test_active_level_against_a_loop():
 @pytest.mark.parametrize("padding_seconds", [0, 1, 10])
 def test_active_level_does_not_count_padding(padding_seconds):
     padded = np.pad(tone(500, amplitude=0.2), round(padding_seconds * RATE_HZ))
-    assert 20 * math.log10(active_rms(padded, RATE_HZ)) == pytest.approx(
-        20 * math.log10(0.2 / math.sqrt(2)), abs=0.1
-    )
+    assert 20 * math.log10(active_rms(padded, RATE_HZ)) == pytest.approx(20 * math.log10(0.2 / math.sqrt(2)), abs=0.1)
     assert active_rms(np.zeros(100), RATE_HZ) == 0
 
 

@@ -35,9 +35,7 @@ def make_rows(count, languages=("eng",), source="freesound", labels=(("dog",),),
         )
     made = Dataset.from_list(rows, features=features(languages))
     if samples:
-        made = made.add_column(
-            "samples", [bytes([number, 0]) for number in range(count)], feature=Value("binary")
-        )
+        made = made.add_column("samples", [bytes([number, 0]) for number in range(count)], feature=Value("binary"))
         made = made.add_column("sampling_rate_hz", [16_000] * count, feature=Value("int32"))
     return made
 
@@ -83,9 +81,7 @@ def test_counts_of_datasets(options, temperature, totals):
 def test_balanced_labels_are_equally_frequent_and_keep_the_share_of_their_dataset():
     rows = make_rows(12, labels=(("dog",), ("dog",), ("cat",)))
     sets = {"a": rows, "b": make_rows(12, labels=(("dog", "cat"), ("dog",), ("dog",)))}
-    counts = expected_counts(
-        sets, {"a": {"balance_labels": True, "weight": 1}, "b": {"balance_labels": True}}
-    )
+    counts = expected_counts(sets, {"a": {"balance_labels": True, "weight": 1}, "b": {"balance_labels": True}})
     drawn = Counter()
     for label, count in zip(rows["labels"], counts["a"], strict=True):
         drawn[label[0]] += count
@@ -220,11 +216,7 @@ def test_recordings_shared_with_the_test_split_of_another_dataset_are_named(capl
     first, second = make_rows(6), make_rows(3)
     sets = {
         "wavcaps": {"train": first, "test": make_rows(1)},
-        "clotho": {
-            "train": make_rows(1, source="other"),
-            "test": second.select([0, 2]),
-            "validation": second,
-        },
+        "clotho": {"train": make_rows(1, source="other"), "test": second.select([0, 2]), "validation": second},
         "mine": {"train": make_rows(2, source="file")},
         "yours": {"test": make_rows(2, source="file")},
     }

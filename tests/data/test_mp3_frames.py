@@ -41,9 +41,7 @@ def test_the_counted_frames_are_those_that_the_encoder_announced(rate_hz, channe
     assert soundfile.info(io.BytesIO(bare.content)).frames == pytest.approx(3 * rate_hz, abs=4000)
 
 
-@pytest.mark.parametrize(
-    "between", [b"", bytes(5000), b"ID3\4\0\0\0\0\0\x10" + bytes(16), b"TAG" + b"x" * 125]
-)
+@pytest.mark.parametrize("between", [b"", bytes(5000), b"ID3\4\0\0\0\0\0\x10" + bytes(16), b"TAG" + b"x" * 125])
 def test_joined_files_are_one_part(between):
     content = encode()
     (one,) = read_parts(content)

@@ -22,15 +22,7 @@ from processes import Moment, run_killed, run_processes, run_python
 from modeling_supclap.datasets_scripts import load_splits, prepare, shard_writer
 from modeling_supclap.datasets_scripts.atomic_files import InUseError
 from modeling_supclap.datasets_scripts.audio import BadAudioError, read_row
-from modeling_supclap.datasets_scripts.prepare import (
-    Request,
-    Shard,
-    finish,
-    main,
-    make_entries,
-    pack,
-    write_shard,
-)
+from modeling_supclap.datasets_scripts.prepare import Request, Shard, finish, main, make_entries, pack, write_shard
 from modeling_supclap.datasets_scripts.prepare import prepare as run
 from modeling_supclap.recipes.running import run_command
 
@@ -133,9 +125,7 @@ def test_a_killed_run_reads_at_most_one_shard_again(whole, folder, cache, tmp_pa
 
 def test_a_second_run_on_the_folder_is_rejected_without_damage(whole, folder, cache, tmp_path, monkeypatch):
     def packing(*arguments):
-        second = ThreadPoolExecutor().submit(
-            run, request_for(folder), tmp_path / "out", cache_dir=cache, quiet=True
-        )
+        second = ThreadPoolExecutor().submit(run, request_for(folder), tmp_path / "out", cache_dir=cache, quiet=True)
         with pytest.raises(RuntimeError, match=r"\bout\b"):
             second.result()
         return pack(*arguments)
@@ -150,12 +140,7 @@ def test_a_second_run_on_the_folder_is_rejected_without_damage(whole, folder, ca
 def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bytes(whole, folder, cache, tmp_path):
     out = tmp_path / "out"
     words = [*command_for(folder, out, cache), "--workers", "2"]
-    for name, number in (
-        ("*/.prepare/*.json", 1),
-        ("*.parquet", 2),
-        ("*/data/*.parquet", 1),
-        ("*/manifest.json", 1),
-    ):
+    for name, number in (("*/.prepare/*.json", 1), ("*.parquet", 2), ("*/data/*.parquet", 1), ("*/manifest.json", 1)):
         run_killed(prepare.__file__, *words, moment=Moment("os.rename", name, number))
         assert not (out / "manifest.json").exists()
     run_processes(prepare.__file__, *words, count=1)
@@ -179,9 +164,7 @@ def test_another_set_is_replaced_only_with_overwrite(folder, cache, tmp_path):
         run(request_for(folder, "reference"), out, cache_dir=cache, quiet=True)
     manifest = run(request_for(folder, "reference"), out, overwrite=True, cache_dir=cache, quiet=True)
     assert manifest["storage"] == "reference"
-    assert len(list((out / "data").iterdir())) == sum(
-        len(about["shards"]) for about in manifest["splits"].values()
-    )
+    assert len(list((out / "data").iterdir())) == sum(len(about["shards"]) for about in manifest["splits"].values())
 
 
 def test_a_folder_of_something_else_is_not_touched(folder, cache, tmp_path):
@@ -243,9 +226,7 @@ def test_odd_recordings_are_read_whole_or_listed_by_name(tmp_path, cache):
 
     rows = load_splits("prepared", data_dir=str(tmp_path / "set"))["train"]
     seconds = {row["clip_id"]: len(row["samples"]) / 2 / row["sampling_rate_hz"] for row in rows}
-    assert seconds == pytest.approx(
-        {"gsm.wav": 1.0, "piped.flac": 13_230 / 16_000, "short.wav": 0.1}, abs=0.05
-    )
+    assert seconds == pytest.approx({"gsm.wav": 1.0, "piped.flac": 13_230 / 16_000, "short.wav": 0.1}, abs=0.05)
 
 
 def test_a_prepared_set_contains_no_local_paths(folder, cache, tmp_path):
@@ -273,9 +254,7 @@ def test_a_prepared_set_can_be_prepared_in_another_way(folder, cache, tmp_path):
     assert manifest["dataset"] == "esc50"
     assert sorted(manifest["left_out"]["bad audio"]) == ["2-5", "2-9", "3-14"]
     (row,) = load_splits("prepared", cache, data_dir=str(tmp_path / "int16"))["test"].select([0])
-    expected = read_row(
-        {"audio_path": folder / row["audio_path"]}, 16_000, resampling_method="sinc_interp_hann"
-    )
+    expected = read_row({"audio_path": folder / row["audio_path"]}, 16_000, resampling_method="sinc_interp_hann")
     np.testing.assert_allclose(np.frombuffer(row["samples"], "<i2") / 32768, expected, atol=0.501 / 32768)
 
 
@@ -288,9 +267,7 @@ def write_all(folder, cache, out, order, count):
 class TestMachines:
     """Shards of many machines: joined, they are the dataset that one run writes."""
 
-    @pytest.mark.parametrize(
-        "count", [1, 3, 30]
-    )  # 30: more than the 24 rows, and shards with only a bad recording
+    @pytest.mark.parametrize("count", [1, 3, 30])  # 30: more than the 24 rows, and shards with only a bad recording
     def test_shards_in_any_order_are_the_whole_set(self, whole, folder, cache, tmp_path, count):
         order = [*range(1, count), 0, count - 1]  # the last one twice
         joined = write_all(folder, cache, tmp_path / "out", order, count)
@@ -306,9 +283,7 @@ class TestMachines:
                 name: value for name, value in files_of(whole[0]).items() if "data/" in name
             }
 
-        expected, found = (
-            load_splits("prepared", cache, data_dir=str(out)) for out in (whole[0], tmp_path / "out")
-        )
+        expected, found = (load_splits("prepared", cache, data_dir=str(out)) for out in (whole[0], tmp_path / "out"))
         for split, rows in expected.items():
             assert found[split].to_list() == rows.to_list()
 
@@ -395,9 +370,7 @@ class TestMachines:
         write_shard(request_for(folder), out, Shard(0, 1), cache_dir=cache, quiet=True)
         assert finish(request_for(folder), out, cache)["source_files"]["audio"]["files"] == 12
 
-    def test_shards_are_not_mixed_with_the_set_of_one_run_or_other_files(
-        self, whole, folder, cache, tmp_path
-    ):
+    def test_shards_are_not_mixed_with_the_set_of_one_run_or_other_files(self, whole, folder, cache, tmp_path):
         before = files_of(whole[0])
         with pytest.raises(FileExistsError, match="recordings, shards"):
             write_shard(request_for(folder), whole[0], Shard(0, 2), cache_dir=cache, quiet=True)
@@ -417,9 +390,7 @@ class TestMachines:
             finish(request_for(folder), tmp_path / "out", cache)
         assert not (tmp_path / "out" / "manifest.json").exists()
 
-    def test_folders_of_machines_without_a_shared_disk_are_copied_together(
-        self, whole, folder, cache, tmp_path
-    ):
+    def test_folders_of_machines_without_a_shared_disk_are_copied_together(self, whole, folder, cache, tmp_path):
         for number in range(2):
             out = tmp_path / f"machine{number}"
             write_shard(request_for(folder), out, Shard(number, 2), cache_dir=cache, quiet=True)
@@ -446,17 +417,7 @@ class TestCommandLine:
         return ["esc50", "--data_dir", str(folder), "--out", str(out), "--cache_dir", cache, "--quiet", *more]
 
     def test_a_run_ends_with_a_table(self, folder, cache, tmp_path, capsys):
-        options = [
-            "--test_fold",
-            "4",
-            "--languages",
-            "eng",
-            "fra",
-            "--on_bad_audio",
-            "report",
-            "--storage",
-            "int16",
-        ]
+        options = ["--test_fold", "4", "--languages", "eng", "fra", "--on_bad_audio", "report", "--storage", "int16"]
         options += ["--workers", "1"]
         main(self.words(folder, tmp_path / "out", cache, *options))
         out, err = capsys.readouterr()
@@ -535,9 +496,7 @@ class DatasetHub(FakeHub):
         elif listing:
             sizes = {name: len(content) for name, content in self.files[listing[1]].items()}
             inside = [name for name in sizes if name.startswith(listing[2] + "/")]
-            self.answer(
-                [{"type": "file", "path": name, "size": sizes[name], "oid": COMMIT} for name in inside]
-            )
+            self.answer([{"type": "file", "path": name, "size": sizes[name], "oid": COMMIT} for name in inside])
         else:
             super().do_GET()
 
@@ -567,12 +526,7 @@ def test_the_script_pushes_and_the_hub_gives_it_back(folder, cache, tmp_path):
             print(error)
     """
     with fake_hub(DatasetHub) as address:
-        hub = {
-            "HF_ENDPOINT": address,
-            "HF_HUB_OFFLINE": "0",
-            "HF_TOKEN": "hf_test",
-            "HF_HUB_DISABLE_XET": "1",
-        }
+        hub = {"HF_ENDPOINT": address, "HF_HUB_OFFLINE": "0", "HF_TOKEN": "hf_test", "HF_HUB_DISABLE_XET": "1"}
         words = [prepare.__file__, tmp_path / "out", cache, folder]
         printed = run_python("-c", script, *words, HF_HOME=str(tmp_path / "home"), **hub)
         names = set(FakeHub.files["somebody/sounds"])
@@ -593,21 +547,12 @@ def test_parts_of_recordings_are_prepared_as_clips(tmp_path):
     soundfile.write(tmp_path / "data" / "long.wav", ramp, 16_000)
     table = "file_name,caption,start_seconds,end_seconds\nlong.wav,a,0,1\nlong.wav,b,1,3\n"
     (tmp_path / "data" / "metadata.csv").write_text(table)
-    options = {
-        "data_dir": str(tmp_path / "data"),
-        "languages": ["eng"],
-        "validation_fraction": 0,
-        "test_fraction": 0,
-    }
+    options = {"data_dir": str(tmp_path / "data"), "languages": ["eng"], "validation_fraction": 0, "test_fraction": 0}
     with pytest.raises(ValueError, match=r"'original'.*int16"):
-        run(
-            Request("audio_folder", options), tmp_path / "none", cache_dir=str(tmp_path / "cache"), quiet=True
-        )
+        run(Request("audio_folder", options), tmp_path / "none", cache_dir=str(tmp_path / "cache"), quiet=True)
     for storage in ("int16", "flac16k", "reference"):
         out = tmp_path / storage
-        manifest = run(
-            Request("audio_folder", options, storage), out, cache_dir=str(tmp_path / "cache"), quiet=True
-        )
+        manifest = run(Request("audio_folder", options, storage), out, cache_dir=str(tmp_path / "cache"), quiet=True)
         assert manifest["splits"]["train"]["seconds"] == 3
         rows = load_splits("prepared", str(tmp_path / "cache"), data_dir=str(out))["train"]
         for row, start, end in zip(rows, (0, 16_000), (16_000, 48_000), strict=True):

@@ -51,9 +51,7 @@ def load(folder, storage, **config):
 def test_splits_and_rows_are_those_of_the_builder(folder, storage):
     before, after = load_splits("esc50", str(folder / "cache"), **options(folder)), load(folder, storage)
     manifest = PreparedSet(folder / storage).manifest
-    assert {name: len(rows) for name, rows in after.items()} == {
-        name: len(rows) for name, rows in before.items()
-    }
+    assert {name: len(rows) for name, rows in after.items()} == {name: len(rows) for name, rows in before.items()}
     assert {name: about["clips"] for name, about in manifest["splits"].items()} == dict(after.num_rows)
     for split, rows in before.items():
         assert after[split]["clip_id"] == rows["clip_id"]
@@ -63,9 +61,7 @@ def test_splits_and_rows_are_those_of_the_builder(folder, storage):
             }
             tolerance = 0 if storage in ("original", "reference") else 0.501 / 32768
             # `supclap prepare` resamples with the filter of CED.
-            waveforms = [
-                read_row(one, 16_000, resampling_method="sinc_interp_hann") for one in (row, expected)
-            ]
+            waveforms = [read_row(one, 16_000, resampling_method="sinc_interp_hann") for one in (row, expected)]
             np.testing.assert_allclose(*waveforms, rtol=0, atol=tolerance)
 
 
@@ -95,9 +91,7 @@ def test_temporal_items_are_drawn_and_rendered(folder, storage, processor):
 def test_the_library_reads_the_folder_by_its_card(folder, storage):
     rows = datasets.load_dataset(str(folder / storage), cache_dir=str(folder / "cache"))
     ours = load(folder, storage)
-    assert {name: split.to_list() for name, split in rows.items()} == {
-        k: v.to_list() for k, v in ours.items()
-    }
+    assert {name: split.to_list() for name, split in rows.items()} == {k: v.to_list() for k, v in ours.items()}
     assert rows["test"].features == ours["test"].features
 
 
@@ -115,10 +109,7 @@ def test_embedded_files_decode(folder):
 
 def test_the_report_includes_clips_excluded_by_the_builder(folder):
     builder = Prepared(cache_dir=str(folder / "cache"), data_dir=str(folder / "int16"))
-    lacking = {
-        "left_out": {"bad audio": ["a"], "duplicate": ["b"]},
-        "bad_audio": {"test": [{"clip_id": "c"}]},
-    }
+    lacking = {"left_out": {"bad audio": ["a"], "duplicate": ["b"]}, "bad_audio": {"test": [{"clip_id": "c"}]}}
     builder.config.prepared.manifest.update(lacking)
     for _ in range(2):
         assert builder.report()["left_out"] == {"bad audio": ["a", "c"], "duplicate": ["b"]}
@@ -143,9 +134,9 @@ class TestMoving:
     def test_a_reference_moves_with_its_recordings(self, folder, tmp_path):
         for name in ("ESC", "reference"):
             shutil.copytree(folder / name, tmp_path / "there" / name)
-        (row, *_) = load_splits(
-            "prepared", str(folder / "cache"), data_dir=str(tmp_path / "there" / "reference")
-        )["test"]
+        (row, *_) = load_splits("prepared", str(folder / "cache"), data_dir=str(tmp_path / "there" / "reference"))[
+            "test"
+        ]
         assert row["audio_path"].startswith(str(tmp_path / "there" / "ESC"))
         assert len(read_row(row, 16_000))
 
@@ -204,9 +195,7 @@ class TestDamage:
     @pytest.mark.parametrize("other", [1, 3])
     def test_another_format(self, broken, other):
         manifest = (broken / "manifest.json").read_text(encoding="utf-8")
-        (broken / "manifest.json").write_text(
-            manifest.replace('"format": 2', f'"format": {other}'), encoding="utf-8"
-        )
+        (broken / "manifest.json").write_text(manifest.replace('"format": 2', f'"format": {other}'), encoding="utf-8")
         with pytest.raises(ValueError, match=rf"\b{other}\b.*\b2\b"):
             self.load(broken)
 

@@ -10,12 +10,7 @@ import soundfile
 from dataset_folders import touch
 
 from modeling_supclap.datasets_scripts.audio_files import SUFFIXES, walk
-from modeling_supclap.datasets_scripts.builders.recordings import (
-    Recordings,
-    duration_seconds,
-    find_segments,
-    stem_of,
-)
+from modeling_supclap.datasets_scripts.builders.recordings import Recordings, duration_seconds, find_segments, stem_of
 
 VIDEO = "Y_abcdefgh-"  # eleven characters that begin with Y
 
@@ -48,14 +43,7 @@ def test_walk_skips_names_that_are_not_utf8(tmp_path, caplog):
 
 @pytest.mark.parametrize(
     ("name", "stem"),
-    [
-        ("a.wav", "a"),
-        ("b/a.FLAC", "a"),
-        ("a.b.001", "a.b.001"),
-        ("a.mp4", "a"),
-        ("Glass .wav", "Glass "),
-        ("a", "a"),
-    ],
+    [("a.wav", "a"), ("b/a.FLAC", "a"), ("a.b.001", "a.b.001"), ("a.mp4", "a"), ("Glass .wav", "Glass "), ("a", "a")],
 )
 def test_a_stem_loses_only_a_suffix_of_a_medium(name, stem):
     assert stem_of(name) == stem

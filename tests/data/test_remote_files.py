@@ -53,9 +53,7 @@ def test_only_changed_files_of_a_folder_are_downloaded_again(monkeypatch):
     system, downloaded = fsspec.filesystem("memory"), []
     get_file = type(system).get_file
     monkeypatch.setattr(
-        type(system),
-        "get_file",
-        lambda self, name, target: (downloaded.append(name), get_file(self, name, target)),
+        type(system), "get_file", lambda self, name, target: (downloaded.append(name), get_file(self, name, target))
     )
     for name in ("a.wav", "deep/b.wav", "c.wav"):
         system.pipe(f"/updated/{name}", name.encode())
@@ -83,9 +81,7 @@ def test_an_address_has_the_rows_of_its_folder(tmp_path, name):
     if name == "hf":
         rows = []
         for path in sorted(folder.glob("*.wav")):
-            rows.append(
-                {"audio": {"bytes": path.read_bytes(), "path": path.name}, "caption": f"a tone {path.stem}"}
-            )
+            rows.append({"audio": {"bytes": path.read_bytes(), "path": path.name}, "caption": f"a tone {path.stem}"})
         folder = tmp_path / "stored"
         folder.mkdir()
         stored = Dataset.from_list(rows).cast_column("audio", Audio(decode=False))

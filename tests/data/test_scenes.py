@@ -90,9 +90,7 @@ def test_example_captions():
 
 
 def test_captions_of_a_row_are_parallel(tmp_path):
-    rows = load_splits(
-        "scenes", str(tmp_path), num_train=2, num_validation=0, num_test=10, duration_seconds=1.0
-    )
+    rows = load_splits("scenes", str(tmp_path), num_train=2, num_validation=0, num_test=10, duration_seconds=1.0)
     assert all(len(row["captions"][language]) == 1 for row in rows["train"] for language in LANGUAGES)
     for row in rows["test"]:
         counts = {len(row["captions"][language]) for language in LANGUAGES}
@@ -161,11 +159,7 @@ def test_speakers_folds_and_files_stay_apart(tmp_path, seed):
         split: {path.stem.split("_")[1] for paths in of_split.values() for path in paths}
         for split, of_split in split_recordings(str(digits), seed).items()
     }
-    assert {split: len(names) for split, names in speakers.items()} == {
-        "train": 2,
-        "validation": 1,
-        "test": 1,
-    }
+    assert {split: len(names) for split, names in speakers.items()} == {"train": 2, "validation": 1, "test": 1}
     assert len(set.union(*speakers.values())) == 4
 
     clips = [
@@ -221,9 +215,7 @@ def test_a_changed_table_of_recordings_changes_the_scenes(tmp_path):
     for label in ("cat", "cow"):
         table.write_text("\n".join(lines).replace(",cat", f",{label}"))
         sizes = {"num_train": 20, "num_validation": 2, "num_test": 2}
-        rows[label] = load_splits(
-            "scenes", str(tmp_path / "cache"), **sizes, recordings=str(tmp_path / "sounds")
-        )
+        rows[label] = load_splits("scenes", str(tmp_path / "cache"), **sizes, recordings=str(tmp_path / "sounds"))
     labels = {name: set(itertools.chain(*splits["train"]["labels"])) for name, splits in rows.items()}
     assert labels == {"cat": {"dog", "cat", "rain", "wind"}, "cow": {"dog", "cow", "rain", "wind"}}
     assert rows["cat"]["train"][0]["audio_path"] != rows["cow"]["train"][0]["audio_path"]
@@ -241,11 +233,7 @@ def test_scenes_of_recordings(tmp_path):
     folders = [str(tmp_path), str(tmp_path / "esc")]
     sizes = {"num_train": 6, "num_validation": 2, "num_test": 2}
     rows = load_splits("scenes", str(tmp_path / "cache"), **sizes, recordings=folders)
-    assert {split: len(of_split) for split, of_split in rows.items()} == {
-        "train": 6,
-        "validation": 2,
-        "test": 2,
-    }
+    assert {split: len(of_split) for split, of_split in rows.items()} == {"train": 6, "validation": 2, "test": 2}
     samples, rate_hz = soundfile.read(rows["test"][0]["audio_path"])
     assert (len(samples), rate_hz) == (4 * RATE_HZ, RATE_HZ)
     with pytest.raises(FileNotFoundError, match=str(tmp_path / "esc" / "audio")):

@@ -33,9 +33,7 @@ ROW: Row = {
 
 
 def test_a_row_survives_arrow_unchanged():
-    table = datasets.Dataset.from_list(
-        [ROW, {**ROW, "labels": [], "events": []}], features=features(["eng", "fra"])
-    )
+    table = datasets.Dataset.from_list([ROW, {**ROW, "labels": [], "events": []}], features=features(["eng", "fra"]))
     assert table[0] == ROW
     assert table[1]["events"] == []
 
@@ -92,9 +90,7 @@ def test_missing_fields_are_named():
 
 
 def test_the_error_of_a_missing_language_lists_the_existing_ones():
-    with pytest.raises(
-        ValueError, match=r"no train clip has a caption in \['deu'\].*\['eng'\].*--caption_language"
-    ):
+    with pytest.raises(ValueError, match=r"no train clip has a caption in \['deu'\].*\['eng'\].*--caption_language"):
         require_captions([ROW], ["deu", "eng"], split="train")
 
 
@@ -125,9 +121,7 @@ class MapStyle:
 )
 def test_a_string_is_not_a_list_in_any_form_of_rows(form, change, message):
     check_rows(form([ROW, ROW]))
-    check_rows(
-        form([{**ROW, "labels": None, "captions": {"eng": ["A dog"], "fra": None}, "negatives": None}])
-    )
+    check_rows(form([{**ROW, "labels": None, "captions": {"eng": ["A dog"], "fra": None}, "negatives": None}]))
     with pytest.raises(ValueError, match=message):
         check_rows(form([{**ROW, **change}]))
 
@@ -168,9 +162,7 @@ def rows_of_captions(seed=0, count=60):
     for number in range(count):
         captions = {}
         for language in ("eng", "fra", "deu"):
-            captions[language] = [
-                f"{language} {text}" for text in random.integers(2, size=random.integers(3))
-            ]
+            captions[language] = [f"{language} {text}" for text in random.integers(2, size=random.integers(3))]
         rows.append({**ROW, "clip_id": str(number), "captions": captions})
     return rows
 
@@ -196,9 +188,7 @@ def test_every_form_of_rows_is_refused_for_the_same_clips(scheme):
     lacking = [row["clip_id"] for row in rows if lacking_languages(row, ["eng", "fra", "deu"], scheme)]
     assert 0 < len(lacking) < len(rows)
     for form in forms_of(rows):
-        with pytest.raises(
-            ValueError, match=f"^{len(lacking)} train clips lack captions, such as '{lacking[0]}'"
-        ):
+        with pytest.raises(ValueError, match=f"^{len(lacking)} train clips lack captions, such as '{lacking[0]}'"):
             require_captions(form, ["eng", "fra", "deu"], scheme, "train")
         usable = form.filter(lambda row: row["clip_id"] not in lacking) if hasattr(form, "filter") else []
         if usable:

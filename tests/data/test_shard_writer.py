@@ -57,9 +57,7 @@ class TestPack:
         assert note["seconds"] == pytest.approx(1.0, abs=1e-3)
         assert pack(recording.read_bytes(), "audio/tone.ogg", storage) == (columns, note)
 
-    @pytest.mark.parametrize(
-        ("storage", "rate_hz"), [("flac16k", 16_000), ("flac48k", 48_000), ("int16", 16_000)]
-    )
+    @pytest.mark.parametrize(("storage", "rate_hz"), [("flac16k", 16_000), ("flac48k", 48_000), ("int16", 16_000)])
     def test_resampled_audio_is_within_half_a_step_of_16_bits(self, recording, storage, rate_hz):
         columns, _ = pack(str(recording), "tone.ogg", storage)
         if storage == "int16":
@@ -82,10 +80,7 @@ class TestShards:
     """Shards: limited size, rows in order, and the same bytes after an interruption."""
 
     def row(self, number, size=1000):
-        return {
-            "clip_id": f"clip-{number:04d}",
-            "audio": {"bytes": bytes([number % 256]) * size, "path": "a.wav"},
-        }
+        return {"clip_id": f"clip-{number:04d}", "audio": {"bytes": bytes([number % 256]) * size, "path": "a.wav"}}
 
     def entries(self, start, stop, bad=()):
         for number in range(start, stop):
@@ -107,11 +102,7 @@ class TestShards:
 
     def test_a_row_above_the_limit_has_its_own_shard(self, tmp_path):
         rows = [Entry(self.row(number, size), {}) for number, size in enumerate((100, 5000, 100))]
-        assert [record["rows"] for record in ShardWriter(tmp_path, "train", TYPES, 1000).write(rows)] == [
-            1,
-            1,
-            1,
-        ]
+        assert [record["rows"] for record in ShardWriter(tmp_path, "train", TYPES, 1000).write(rows)] == [1, 1, 1]
 
     def test_a_written_row_is_kept_only_in_its_table(self, tmp_path, monkeypatch):
         held = []
@@ -134,8 +125,6 @@ class TestShards:
         (record,) = ShardWriter(tmp_path, "train", TYPES, 10**6).write(self.entries(0, 5))
         columns = pyarrow.parquet.ParquetFile(tmp_path / record["file"]).metadata.row_group(0)
         (audio,) = [
-            columns.column(place)
-            for place in range(3)
-            if columns.column(place).path_in_schema == "audio.bytes"
+            columns.column(place) for place in range(3) if columns.column(place).path_in_schema == "audio.bytes"
         ]
         assert (audio.compression, audio.statistics) == ("UNCOMPRESSED", None)

@@ -40,11 +40,7 @@ def test_ranges_of_splits():
         for split, rows in split_ranges(Shard(number, 4).rows(7), lengths).items():
             found[split] += rows
     assert found == {"train": [0, 1, 2, 3], "validation": [], "test": [0, 1, 2]}
-    assert split_ranges(range(5, 6), lengths) == {
-        "train": range(0),
-        "validation": range(0),
-        "test": range(1, 2),
-    }
+    assert split_ranges(range(5, 6), lengths) == {"train": range(0), "validation": range(0), "test": range(1, 2)}
 
 
 def test_all_shards_have_one_plan(tmp_path):

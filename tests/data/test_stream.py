@@ -56,9 +56,7 @@ def stream(folder):
 def reads(monkeypatch):
     """List of the row groups that are read."""
     found = []
-    monkeypatch.setattr(
-        stream_sources, "with_absolute_paths", lambda table, root: found.append(table) or table
-    )
+    monkeypatch.setattr(stream_sources, "with_absolute_paths", lambda table, root: found.append(table) or table)
     return found
 
 
@@ -335,9 +333,7 @@ def test_translations_join_a_stream(folder, stream, tmp_path):
     lines = []
     for row in stream:
         for index, text in enumerate(row["captions"]["eng"]):
-            lines.append(
-                {"clip_id": row["clip_id"], "caption_index": index, "language": "deu", "text": f"({text})"}
-            )
+            lines.append({"clip_id": row["clip_id"], "caption_index": index, "language": "deu", "text": f"({text})"})
     write_translations(tmp_path / "deu.parquet", lines)
     splits = load_splits(
         "prepared", data_dir=str(folder / "int16"), streaming=True, translations=str(tmp_path / "deu.parquet")

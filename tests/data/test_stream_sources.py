@@ -30,11 +30,7 @@ def tars(tmp_path_factory):
                 audio = io.BytesIO()
                 soundfile.write(audio, sound(sample, 0.05), 16_000, format="FLAC")
                 about = {"text": [f"sound {sample}", " "], "tag": ["noise"], "license": "CC0"}
-                parts = {
-                    ".json": json.dumps(about).encode(),
-                    ".flac": audio.getvalue(),
-                    ".png": b"?" * sample,
-                }
+                parts = {".json": json.dumps(about).encode(), ".flac": audio.getvalue(), ".png": b"?" * sample}
                 if sample % 3 == 1:
                     parts = {".flac": audio.getvalue(), ".txt": f"sound {sample}".encode()}
                 if sample % 10 == 9:
@@ -98,8 +94,7 @@ def test_samples_with_separated_members_are_rejected(tmp_path):
         load_splits("webdataset", data_dir=str(tmp_path), streaming=True)
     write_tar(tmp_path / "train.tar", sorted(members))
     captions = [
-        row["captions"]["eng"]
-        for row in load_splits("webdataset", data_dir=str(tmp_path), streaming=True)["train"]
+        row["captions"]["eng"] for row in load_splits("webdataset", data_dir=str(tmp_path), streaming=True)["train"]
     ]
     assert captions == [["a dog"], ["rain"]]
 

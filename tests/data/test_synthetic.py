@@ -37,9 +37,7 @@ def event_of(clip):
 
 
 def power_spectrum(samples, size=2**16):
-    return np.fft.rfftfreq(size, 1 / RATE_HZ), np.abs(
-        np.fft.rfft(samples * np.hanning(samples.size), size)
-    ) ** 2
+    return np.fft.rfftfreq(size, 1 / RATE_HZ), np.abs(np.fft.rfft(samples * np.hanning(samples.size), size)) ** 2
 
 
 def strongest_hz(samples):
@@ -93,9 +91,7 @@ def test_there_are_sixteen_sounds_in_two_variants_at_two_positions():
 
 @pytest.mark.parametrize("sound", PITCHED)
 def test_low_is_lower_than_high(sound):
-    low, high = (
-        [centroid_hz(event_of(clip)) for clip in clips_of(sound, variant)] for variant in ("low", "high")
-    )
+    low, high = ([centroid_hz(event_of(clip)) for clip in clips_of(sound, variant)] for variant in ("low", "high"))
     assert max(low) * 1.5 < min(high)
 
 
@@ -252,9 +248,7 @@ def test_a_position_is_in_the_caption_that_the_audio_has(splits):
 
 def test_cache_and_audio_are_reused_and_deleted_audio_comes_back(tmp_path):
     def load(**config):
-        return load_splits(
-            "synthetic", cache_dir=str(tmp_path), num_train=2, num_validation=0, num_test=0, **config
-        )
+        return load_splits("synthetic", cache_dir=str(tmp_path), num_train=2, num_validation=0, num_test=0, **config)
 
     rows = load()["train"]
     files = sorted(builder(tmp_path).audio_folder.iterdir())
@@ -268,18 +262,12 @@ def test_cache_and_audio_are_reused_and_deleted_audio_comes_back(tmp_path):
 
 
 def builder(cache_dir, **config):
-    return SyntheticEvents(
-        cache_dir=str(cache_dir), **{"num_train": 2, "num_validation": 0, "num_test": 0, **config}
-    )
+    return SyntheticEvents(cache_dir=str(cache_dir), **{"num_train": 2, "num_validation": 0, "num_test": 0, **config})
 
 
 def test_other_settings_have_other_caches_and_only_other_audio_has_other_files(tmp_path):
     settings = [{}, {"seed": 1}, {"duration_seconds": 3.0}, {"sampling_rate_hz": 22050}, {"num_train": 5}]
-    settings += [
-        {"languages": ["eng"]},
-        {"languages": ["fra", "eng"]},
-        {"audio_dir": str(tmp_path / "elsewhere")},
-    ]
+    settings += [{"languages": ["eng"]}, {"languages": ["fra", "eng"]}, {"audio_dir": str(tmp_path / "elsewhere")}]
     builders = [builder(tmp_path, **config) for config in settings]
     assert len({each.cache_dir for each in builders}) == len(settings)
     folders = [each.audio_folder for each in builders]

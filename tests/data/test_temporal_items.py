@@ -35,9 +35,7 @@ def all_items(items, epoch=0):
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-@pytest.mark.parametrize(
-    ("one", "other"), [("dog", "rain"), ("wind", "church_bells"), ("clapping", "crying_baby")]
-)
+@pytest.mark.parametrize(("one", "other"), [("dog", "rain"), ("wind", "church_bells"), ("clapping", "crying_baby")])
 def test_captions_name_the_first_sound(language, one, other):
     one, other = PHRASES[one], PHRASES[other]
     for relation, exchange in itertools.product(("before", "after", "while"), (False, True)):
@@ -59,9 +57,7 @@ def test_example_captions():
     assert after["zho"][0] == "雨声在狗叫声之后"
     assert describe("single", one, None)["eng"][0] == "Single sound of a dog barking"
     assert describe("combined", one, other)["eng"][0] == "Combined sound of a dog barking and rain falling"
-    assert (
-        describe("while", one, other, ["eng"], exchange=True)["eng"][0] == "Rain falling while a dog barking"
-    )
+    assert describe("while", one, other, ["eng"], exchange=True)["eng"][0] == "Rain falling while a dog barking"
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -145,9 +141,7 @@ def test_half_of_the_captions_use_after():
 
 def test_random_order_exchanges_the_captions_of_half_of_the_pairs():
     rows = make_rows(PHRASES, sources=1, takes=1)
-    plain, control = (
-        TemporalItems(rows, seed=0, use_after=False, random_order=value) for value in (False, True)
-    )
+    plain, control = (TemporalItems(rows, seed=0, use_after=False, random_order=value) for value in (False, True))
     exchanged = 0
     for index in range(len(plain)):
         (forward, backward, overlaid), items = plain.triple(0, index), control.triple(0, index)
@@ -165,10 +159,7 @@ def test_captions_match_the_rendered_audio():
     items = TemporalItems(make_rows(tones_hz), seed=3, phrases=PHRASES, languages=LANGUAGES)
     for item in all_items(items):
         samples = render(item, lambda row: tone(tones_hz[row["labels"][0]], 0.25), RATE_HZ)
-        heard = [
-            max(tones_hz, key=lambda label: strength_db(half, tones_hz[label]))
-            for half in np.split(samples, 2)
-        ]
+        heard = [max(tones_hz, key=lambda label: strength_db(half, tones_hz[label])) for half in np.split(samples, 2)]
         for language in LANGUAGES:
             one, other = (PHRASES[label][language] for label in item.labels)
             orders = {read_order(language, text, one, other) for text in item.captions[language]}
@@ -192,9 +183,7 @@ def test_stage_a_returns_a_single_and_a_combined_item():
     for single, combined in given:
         assert single.labels == tuple(single.rows[0]["labels"])
         assert single.captions["eng"][0] == f"Single sound of {single.labels[0]}"
-        assert (
-            combined.captions["eng"][0] == f"Combined sound of {combined.labels[0]} and {combined.labels[1]}"
-        )
+        assert combined.captions["eng"][0] == f"Combined sound of {combined.labels[0]} and {combined.labels[1]}"
         assert render(single, lambda row: GOOD, RATE_HZ).size == 80
         assert render(combined, lambda row: GOOD, RATE_HZ, RenderOptions(gap_seconds=0.01)).size == 240
 
@@ -283,10 +272,7 @@ def test_a_pair_is_never_of_one_source():
     ("change", "message"),
     [
         ({"rows": [*make_rows(), {"clip_id": "x", "labels": [], "source": "s"}]}, r"'x'.*\[\]"),
-        (
-            {"rows": [{"clip_id": "x", "labels": ["a", "b"], "source": "s"}]},
-            r"'x'.*\['a', 'b'\]",
-        ),
+        ({"rows": [{"clip_id": "x", "labels": ["a", "b"], "source": "s"}]}, r"'x'.*\['a', 'b'\]"),
         ({"rows": make_rows() + make_rows(["dog"])}, "'dog-0A'"),
         ({"rows": make_rows(["dog"])}, r"labels.*\['dog'\]"),
         ({"rows": []}, r"\[\]"),

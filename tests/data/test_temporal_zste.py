@@ -40,8 +40,7 @@ def record_of(records, family):
 def test_an_evaluation_set_is_balanced_and_plain(records):
     assert json.loads(json.dumps(records)) == records
     families = {
-        family: [r for r in records if r["family"] == family]
-        for family in ("single", "concatenated", "overlaid")
+        family: [r for r in records if r["family"] == family] for family in ("single", "concatenated", "overlaid")
     }
     assert [len(members) for members in families.values()] == [120, 120, 120]
     singles = families["single"]
@@ -58,15 +57,9 @@ def test_an_evaluation_set_is_balanced_and_plain(records):
 
 def test_more_items_than_there_are_go_on_with_other_recordings():
     records = zste_set(make_rows(("dog", "rain")), seed=0, num_items=20)
-    assert Counter(record["family"] for record in records) == {
-        "single": 12,
-        "concatenated": 20,
-        "overlaid": 20,
-    }
+    assert Counter(record["family"] for record in records) == {"single": 12, "concatenated": 20, "overlaid": 20}
     assert len({record["id"] for record in records}) == len(records)  # nothing is asked twice
-    few = Counter(
-        record["family"] for record in zste_set(make_rows(("dog", "rain"))[::6], seed=0, num_items=20)
-    )
+    few = Counter(record["family"] for record in zste_set(make_rows(("dog", "rain"))[::6], seed=0, num_items=20))
     assert few == {"single": 2, "concatenated": 2, "overlaid": 2}
     with pytest.raises(ValueError, match=r"num_items.*0"):
         zste_set(make_rows(), seed=0, num_items=0)
@@ -103,12 +96,8 @@ def test_order_tasks_have_one_correct_answer(records, task, language):
     assert len(prompts.texts) == len(set(prompts.texts)) == (3 if task[0] == "3" else 50)
     (right,) = prompts.right
     assert read_order(language, prompts.texts[right], first, second) == (first if task[1] == "A" else "both")
-    about_both = [
-        text for text in prompts.texts if first.lower() in text.lower() and second.lower() in text.lower()
-    ]
-    assert sorted(read_order(language, text, first, second) for text in about_both) == sorted(
-        [first, second, "both"]
-    )
+    about_both = [text for text in prompts.texts if first.lower() in text.lower() and second.lower() in text.lower()]
+    assert sorted(read_order(language, text, first, second) for text in about_both) == sorted([first, second, "both"])
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -133,9 +122,7 @@ def named_labels(text, labels):
 
 @pytest.mark.parametrize(("task", "fixed"), [("4A", 3), ("4B", 3), ("5B", 2)])
 @pytest.mark.parametrize("num_labels", [5, 30])
-def test_the_others_name_an_absent_class_and_a_present_one_while_there_are_such(
-    records, task, fixed, num_labels
-):
+def test_the_others_name_an_absent_class_and_a_present_one_while_there_are_such(records, task, fixed, num_labels):
     labels = [f"class{number}" for number in range(num_labels)]
     record = record_of(records, ZSTE_FAMILIES[task]) | {"labels": ["class3", "class1"]}
     most = fixed + (2 if fixed == 3 else 1) * (num_labels * (num_labels - 1) - 2)
@@ -159,10 +146,7 @@ def test_a_question_is_the_same_in_all_languages_and_changes_with_the_seed(recor
     assert len({len(prompts.texts) for prompts in asked}) == 1
     if task in ("4A", "4B", "5B"):
         named = [
-            [
-                [label for label in labels if PHRASES[label][language].lower() in text.lower()]
-                for text in prompts.texts
-            ]
+            [[label for label in labels if PHRASES[label][language].lower() in text.lower()] for text in prompts.texts]
             for language, prompts in zip(LANGUAGES, asked, strict=True)
             if language in ("eng", "fra")
         ]
@@ -173,9 +157,7 @@ def test_a_question_is_the_same_in_all_languages_and_changes_with_the_seed(recor
 
 def test_the_correct_answer_has_a_random_position(records):
     places = Counter(
-        zste_prompts("3A", record, list(PHRASES)).right[0]
-        for record in records
-        if record["family"] == "concatenated"
+        zste_prompts("3A", record, list(PHRASES)).right[0] for record in records if record["family"] == "concatenated"
     )
     assert set(places) == {0, 1, 2}
     assert max(places.values()) < 60

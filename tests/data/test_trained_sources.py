@@ -29,9 +29,7 @@ def test_trained_sources_are_counted_and_refused(tmp_path):
 
 def test_trained_sources_are_excluded(tmp_path):
     save_trained_sources(rows("freesound:1", "freesound:2"), tmp_path)
-    others, count = exclude_trained_sources(
-        Dataset.from_list(rows("freesound:3", "freesound:2")), str(tmp_path)
-    )
+    others, count = exclude_trained_sources(Dataset.from_list(rows("freesound:3", "freesound:2")), str(tmp_path))
     assert (others["source"], count) == (["freesound:3"], 1)
     with pytest.raises(ValueError, match="all 1 clips"):
         exclude_trained_sources(Dataset.from_list(rows("freesound:1")), str(tmp_path))

@@ -6,11 +6,7 @@ import time
 import pytest
 from fake_endpoint import completion, fake_endpoint
 
-from modeling_supclap.datasets_scripts.translation.chat import (
-    ChatTranslator,
-    UnusableAnswer,
-    read_answer,
-)
+from modeling_supclap.datasets_scripts.translation.chat import ChatTranslator, UnusableAnswer, read_answer
 
 
 @pytest.fixture
@@ -27,13 +23,8 @@ def chat(server, path="", **options):
 
 def test_a_batch_is_one_request_with_numbered_texts():
     with fake_endpoint() as server:
-        translator = chat(
-            server, api_key="secret", options={"temperature": 0.5, "max_tokens": 100, "top_k": 3}
-        )
-        assert translator.translate(["Rain", 'A "dog" ça'], "eng", "zho") == [
-            "Chinese: Rain",
-            'Chinese: A "dog" ça',
-        ]
+        translator = chat(server, api_key="secret", options={"temperature": 0.5, "max_tokens": 100, "top_k": 3})
+        assert translator.translate(["Rain", 'A "dog" ça'], "eng", "zho") == ["Chinese: Rain", 'Chinese: A "dog" ça']
         assert server.texts(0) == {"1": "Rain", "2": 'A "dog" ça'}
     request, seen = server.requests[0], server.seen[0]
     assert {name: request[name] for name in ("model", "temperature", "max_tokens", "top_k")} == {
@@ -96,8 +87,7 @@ def test_the_error_of_a_busy_endpoint_contains_its_answer(slept):
 
 
 @pytest.mark.parametrize(
-    ("status", "error", "message"),
-    [(401, PermissionError, "401 no such"), (400, ConnectionError, "400 no such")],
+    ("status", "error", "message"), [(401, PermissionError, "401 no such"), (400, ConnectionError, "400 no such")]
 )
 def test_permanent_errors_are_not_retried(status, error, message):
     with fake_endpoint((status, {}, b"no such")) as server, pytest.raises(error, match=message):
@@ -153,11 +143,7 @@ def test_a_failing_text_is_skipped(caplog):
 
 @pytest.mark.parametrize(
     "content",
-    [
-        '```json\n{"1": "Pluie"}\n```',
-        'Sure!\n{"1": "Pluie"}',
-        '<think>{"1": "Rain?"}</think>\n\n{"1": "Pluie"}',
-    ],
+    ['```json\n{"1": "Pluie"}\n```', 'Sure!\n{"1": "Pluie"}', '<think>{"1": "Rain?"}</think>\n\n{"1": "Pluie"}'],
 )
 def test_text_around_the_answer_is_ignored(content):
     assert read_answer(completion(content), 1) == ["Pluie"]

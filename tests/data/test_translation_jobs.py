@@ -16,11 +16,7 @@ from modeling_supclap.datasets_scripts.translation.jobs import (
     sample,
     translate_texts,
 )
-from modeling_supclap.datasets_scripts.translation.table import (
-    read_translations,
-    source_hash,
-    write_translations,
-)
+from modeling_supclap.datasets_scripts.translation.table import read_translations, source_hash, write_translations
 
 
 class FakeTranslator:
@@ -47,9 +43,7 @@ class FakeTranslator:
 
 
 def items_of(captions, languages=("fra", "jpn")):
-    return [
-        Item(*place, language, text, "eng", language) for language in languages for *place, text in captions
-    ]
+    return [Item(*place, language, text, "eng", language) for language in languages for *place, text in captions]
 
 
 CAPTIONS = [
@@ -74,9 +68,7 @@ def table_of(path):
 def test_each_text_is_translated_once_and_written_for_each_caption(path):
     translator = FakeTranslator()
     found = complete_translations(path, items_of(CAPTIONS), translator, batch_size=3)
-    assert translator.batches == [
-        ("eng", lang, batch) for lang in ("fra", "jpn") for batch in (TEXTS[:3], TEXTS[3:])
-    ]
+    assert translator.batches == [("eng", lang, batch) for lang in ("fra", "jpn") for batch in (TEXTS[:3], TEXTS[3:])]
     assert found == {
         (clip, index, lang): f"{lang} {text}" for clip, index, text in CAPTIONS for lang in ("fra", "jpn")
     }
@@ -141,9 +133,7 @@ def test_translations_of_another_model_are_mixed_only_on_request(path):
 
 @pytest.mark.parametrize("answer", ["", " \n", "...", "\ufffd\ufffd", "\ud83d dog"])
 def test_invalid_translations_are_skipped_and_requested_again(path, answer):
-    translator = FakeTranslator(
-        answer=lambda text, target: answer if text == "Rain" else f"{target}\n  {text} "
-    )
+    translator = FakeTranslator(answer=lambda text, target: answer if text == "Rain" else f"{target}\n  {text} ")
     found = complete_translations(path, items_of(CAPTIONS, ["fra"]), translator)
     assert sorted(found) == sorted(table_of(path)) == [("a", 0, "fra"), ("a", 1, "fra"), ("d", 0, "fra")]
     assert found["a", 0, "fra"] == "fra A dog"
@@ -165,9 +155,7 @@ def test_after_an_error_the_same_batches_go_on(path, tmp_path, fail_at, workers)
     rest = FakeTranslator()
     complete_translations(path, items_of(CAPTIONS), rest, batch_size=2)
     done = [batch for batch in broken.batches if batch != failed]
-    assert sorted(rest.batches + done) == [
-        ("eng", x, part) for x in ("fra", "jpn") for part in (TEXTS[:2], TEXTS[2:])
-    ]
+    assert sorted(rest.batches + done) == [("eng", x, part) for x in ("fra", "jpn") for part in (TEXTS[:2], TEXTS[2:])]
     assert path.read_bytes() == whole.read_bytes()
 
 
@@ -219,9 +207,7 @@ with folder_lock(Path(sys.argv[1])):
 
 @pytest.mark.process
 def test_a_killed_run_holds_nothing(path):
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(path)], stdout=subprocess.PIPE, text=True
-    ) as process:
+    with subprocess.Popen([sys.executable, "-c", HOLDER, str(path)], stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout.readline() == "held\n"
             with pytest.raises(RuntimeError, match=r"translations\.parquet"):
@@ -273,9 +259,7 @@ def test_batches_stay_the_same_when_some_are_done():
     assert make_batches(items, done, 2) == [(("eng", "fra"), TEXTS[2:])]
     one = {(("eng", "fra"), TEXTS[0]): "x"}
     assert make_batches(items, one, 2) == [(("eng", "fra"), TEXTS[1:2]), (("eng", "fra"), TEXTS[2:])]
-    assert make_batches(items, {(("eng", "jpn"), text): "x" for text in TEXTS}, 9) == [
-        (("eng", "fra"), TEXTS)
-    ]
+    assert make_batches(items, {(("eng", "jpn"), text): "x" for text in TEXTS}, 9) == [(("eng", "fra"), TEXTS)]
 
 
 def test_a_wrong_number_of_translations_is_an_error(tmp_path):
@@ -291,9 +275,7 @@ def test_a_sample_is_the_same_each_time_and_of_each_language():
     items = items_of([(f"c{number}", 0, f"Sound {number}") for number in range(50)])
     chosen = sample(items, 5)
     assert sample(items[::-1], 5) == chosen
-    assert [item.language for item in sorted(chosen, key=lambda item: item.language)] == ["fra"] * 5 + [
-        "jpn"
-    ] * 5
+    assert [item.language for item in sorted(chosen, key=lambda item: item.language)] == ["fra"] * 5 + ["jpn"] * 5
     assert len({item.clip_id for item in chosen}) > 5
     assert sorted(sample(items, None)) == sorted(items)
     assert sample(items, 0) == []

@@ -79,10 +79,7 @@ def naive_join(rows, lines, languages):
             for index, text in enumerate(row["captions"]["eng"]):
                 for line in lines:
                     key = (line["clip_id"], line["caption_index"], line["language"])
-                    if key == (row["clip_id"], index, language) and line["source_hash"] in (
-                        None,
-                        source_hash(text),
-                    ):
+                    if key == (row["clip_id"], index, language) and line["source_hash"] in (None, source_hash(text)):
                         texts.append(line["text"])
             if len(texts) == len(row["captions"]["eng"]) and not captions.get(language):
                 captions[language] = texts
@@ -203,11 +200,7 @@ CAPTIONS = {"a": ["A dog", "A barking dog"], "b": ["Rain"]}
 
 def without(*keys):
     """Return all lines except the given French ones."""
-    return [
-        x
-        for x in lines_of(CAPTIONS)
-        if x["language"] != "fra" or (x["clip_id"], x["caption_index"]) not in keys
-    ]
+    return [x for x in lines_of(CAPTIONS) if x["language"] != "fra" or (x["clip_id"], x["caption_index"]) not in keys]
 
 
 UNKNOWN = [*lines_of(CAPTIONS), *lines_of({"c": ["Wind"]}, ["fra"])]
@@ -250,9 +243,7 @@ def test_one_message_lists_all_mismatches(path):
 
 @pytest.mark.parametrize("strict", [True, False])
 def test_a_translation_of_a_caption_that_the_clip_lacks_is_an_error(path, strict):
-    write_translations(
-        path, [*lines_of(CAPTIONS), {**lines_of(CAPTIONS)[0], "clip_id": "b", "caption_index": 1}]
-    )
+    write_translations(path, [*lines_of(CAPTIONS), {**lines_of(CAPTIONS)[0], "clip_id": "b", "caption_index": 1}])
     message = "fra.*'b' caption 1"
     for rows in (dataset(CAPTIONS), stream_of(dataset(CAPTIONS))):
         with pytest.raises(ValueError, match=message):
@@ -319,13 +310,7 @@ def test_audio_is_neither_copied_nor_decoded(with_audio, path, kind, cast):
 
 
 def test_every_builder_takes_translations(path, tmp_path):
-    options = {
-        "num_train": 32,
-        "num_validation": 32,
-        "num_test": 32,
-        "languages": ["eng"],
-        "cache_dir": str(tmp_path),
-    }
+    options = {"num_train": 32, "num_validation": 32, "num_test": 32, "languages": ["eng"], "cache_dir": str(tmp_path)}
     plain = load_splits("synthetic", **options)
     captions = {}
     for caption in read_captions(plain):

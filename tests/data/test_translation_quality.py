@@ -90,10 +90,7 @@ def test_perfect_translations_have_cosine_one(encoder_folder):
 
 
 def test_the_table_has_a_line_for_each_language():
-    reports = {
-        "fra": report_translations(SOURCES, FRENCH, BACK, angles),
-        "jpn": report_translations(SOURCES, {}, {}),
-    }
+    reports = {"fra": report_translations(SOURCES, FRENCH, BACK, angles), "jpn": report_translations(SOURCES, {}, {})}
     title, french, japanese = format_translation_report(reports, 0.7).split("\n")
     assert title == "language  captions  missing  identical  length  translated back  cosine  below 70"
     assert french.split() == ["fra", "4", "1", "1", "1.28", "3", "50.0", "66.7", "%"]

@@ -139,10 +139,7 @@ def test_m2m100_uses_short_codes(pieces, tmp_path):
     torch.manual_seed(0)
     config = seq2seq_config(M2M100Config, tokenizer.encoder_size + 110)
     translator = Seq2SeqTranslator(save(tmp_path, M2M100ForConditionalGeneration(config), tokenizer))
-    assert translator._languages("eng", "cat") == (
-        "{text}",
-        {"forced_bos_token_id": tokenizer.get_lang_id("ca")},
-    )
+    assert translator._languages("eng", "cat") == ("{text}", {"forced_bos_token_id": tokenizer.get_lang_id("ca")})
     assert translator._load("eng", "cat")[1].src_lang == "en"
     assert not any(text.startswith("__ca__") for text in translator.translate(TEXTS, "eng", "cat"))
     translator.check("jpn", "eng")
@@ -160,13 +157,9 @@ def test_mbart_tokenizers_use_codes_with_a_country():
 @pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
 def test_models_that_know_one_pair_are_named_by_pattern(pieces, tmp_path):
     for pair in ("en-fr", "en-de"):
-        tokenizer = MarianTokenizer(
-            pieces[1], pieces[1], vocab=pieces[0], source_lang="en", target_lang=pair[3:]
-        )
+        tokenizer = MarianTokenizer(pieces[1], pieces[1], vocab=pieces[0], source_lang="en", target_lang=pair[3:])
         torch.manual_seed(len(pair) + ord(pair[3]))
-        save(
-            tmp_path / f"opus-{pair}", MarianMTModel(seq2seq_config(MarianConfig, len(tokenizer))), tokenizer
-        )
+        save(tmp_path / f"opus-{pair}", MarianMTModel(seq2seq_config(MarianConfig, len(tokenizer))), tokenizer)
     translator = Seq2SeqTranslator(str(tmp_path / "opus-{source}-{target}"))
     french, german = translator.translate(TEXTS, "eng", "fra"), translator.translate(TEXTS, "eng", "deu")
     assert french != german
@@ -182,8 +175,6 @@ def test_a_token_or_a_prompt_selects_the_language(t5):
         Seq2SeqTranslator(t5).check("eng", "deu")
     prompted = Seq2SeqTranslator(t5, prompt="translate {source} to {target}: {text}")
     assert prompted._languages("eng", "deu") == ("translate English to German: {text}", {})
-    assert prompted.translate(["a {dog} {source}"], "eng", "deu") != prompted.translate(
-        ["a {dog}"], "eng", "deu"
-    )
+    assert prompted.translate(["a {dog} {source}"], "eng", "deu") != prompted.translate(["a {dog}"], "eng", "deu")
     with pytest.raises(ValueError, match=r"prompt.*'translate'.*\{text\}"):
         Seq2SeqTranslator(t5, prompt="translate")

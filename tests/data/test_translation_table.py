@@ -83,9 +83,7 @@ def test_text_comes_in_one_normal_form(tmp_path):
 
 def test_languages_are_chosen_and_in_the_papers_order(tmp_path):
     path = save(
-        tmp_path / "t.parquet",
-        [*LINES, {**LINES[0], "language": "cat"}, {**LINES[0], "language": "afr"}],
-        SCHEMA,
+        tmp_path / "t.parquet", [*LINES, {**LINES[0], "language": "cat"}, {**LINES[0], "language": "afr"}], SCHEMA
     )
     assert languages_of(read_translations(path)) == ["fra", "cat", "jpn", "afr"]
     assert languages_of(read_translations(path, ["jpn", "fra"])) == ["fra", "jpn"]
@@ -94,10 +92,7 @@ def test_languages_are_chosen_and_in_the_papers_order(tmp_path):
 
 
 def test_several_files_are_one_table(tmp_path):
-    one, two = (
-        save(tmp_path / "1.parquet", LINES[:2], SCHEMA),
-        save(tmp_path / "2.parquet", LINES[2:], SCHEMA),
-    )
+    one, two = (save(tmp_path / "1.parquet", LINES[:2], SCHEMA), save(tmp_path / "2.parquet", LINES[2:], SCHEMA))
     assert read_translations([one, str(two)]).to_pylist() == LINES
     with pytest.raises(ValueError, match=r"'a' caption 0.*'a' caption 1"):
         read_translations([one, two, one])
@@ -120,10 +115,7 @@ def test_several_files_are_one_table(tmp_path):
         (changed(caption_index=-1), "negative"),
         (changed(language="fr"), "'fr'"),
         (changed(language="fra_Latn"), "'fra_Latn'"),
-        (
-            [{**LINES[0], "clip_id": f"c{i}", "text": " "} for i in range(8)],
-            "blank.*'c4'",
-        ),
+        ([{**LINES[0], "clip_id": f"c{i}", "text": " "} for i in range(8)], "blank.*'c4'"),
     ],
 )
 def test_invalid_lines_are_named(tmp_path, lines, message):
@@ -158,14 +150,8 @@ def broken_utf8():
     ("table", "message"),
     [
         (pa.table({"clip_id": ["a"], "text": ["b"]}), "'caption_index', 'language'"),
-        (
-            pa.table({"clip_id": ["a"], "caption_index": ["x"], "language": ["fra"], "text": ["b"]}),
-            "caption_index",
-        ),
-        (
-            pa.table({"clip_id": ["a"], "caption_index": [0.5], "language": ["fra"], "text": ["b"]}),
-            "caption_index",
-        ),
+        (pa.table({"clip_id": ["a"], "caption_index": ["x"], "language": ["fra"], "text": ["b"]}), "caption_index"),
+        (pa.table({"clip_id": ["a"], "caption_index": [0.5], "language": ["fra"], "text": ["b"]}), "caption_index"),
         (broken_utf8(), r"t\.parquet.*UTF8"),
     ],
 )

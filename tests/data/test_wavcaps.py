@@ -12,9 +12,7 @@ from modeling_supclap.datasets_scripts.builders.wavcaps import BLACKLISTS, read_
 
 
 def load(folder, **config):
-    return load_builder(
-        "wavcaps", str(folder.parent / "cache"), data_dir=str(folder), **{"num_test": 5, **config}
-    )
+    return load_builder("wavcaps", str(folder.parent / "cache"), data_dir=str(folder), **{"num_test": 5, **config})
 
 
 def clip_ids(builder):
@@ -29,11 +27,7 @@ def test_ids_and_sources_contain_the_collection(tmp_path):
         ("FreeSound/1", "freesound:1", "FreeSound_flac/1.flac"),
         ("SoundBible/1", "soundbible:1", "SoundBible_flac/1.flac"),
         ("BBC_Sound_Effects/NHU00000001", "bbc:NHU00000001", "BBC_Sound_Effects_flac/NHU00000001.flac"),
-        (
-            f"AudioSet_SL/Y{youtube_id(1)}",
-            f"youtube:{youtube_id(1)}",
-            f"AudioSet_SL_flac/Y{youtube_id(1)}.flac",
-        ),
+        (f"AudioSet_SL/Y{youtube_id(1)}", f"youtube:{youtube_id(1)}", f"AudioSet_SL_flac/Y{youtube_id(1)}.flac"),
     ):
         assert rows[clip_id]["source"] == source
         assert rows[clip_id]["audio_path"] == str(folder / path)
@@ -119,9 +113,7 @@ def test_a_requested_collection_must_exist(tmp_path):
         load(tmp_path / "data", parts=["SoundBible", "FreeSound"])
 
 
-@pytest.mark.skipif(
-    "SUPCLAP_DATA" not in os.environ, reason="set SUPCLAP_DATA to a folder with wavcaps/sb_final.json"
-)
+@pytest.mark.skipif("SUPCLAP_DATA" not in os.environ, reason="set SUPCLAP_DATA to a folder with wavcaps/sb_final.json")
 def test_the_real_files_have_their_numbers_of_clips(tmp_path):
     folder = Path(os.environ["SUPCLAP_DATA"], "wavcaps")
     entries = json.loads((folder / "sb_final.json").read_text("utf-8"))["data"]

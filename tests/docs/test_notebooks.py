@@ -43,7 +43,5 @@ def test_a_notebook_contains_its_outputs(notebook):
     assert notebook.stat().st_size < 400_000
     assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
     printed = [output for cell in code for output in cell["outputs"]]
-    assert not [
-        output for output in printed if output["output_type"] == "error" or output.get("name") == "stderr"
-    ]
+    assert not [output for output in printed if output["output_type"] == "error" or output.get("name") == "stderr"]
     assert any("image/png" in output.get("data", {}) for output in printed)

@@ -23,9 +23,7 @@ def blocks(language: str) -> list[tuple[str, str]]:
     for page in PAGES:
         name = page.relative_to(ROOT).as_posix()
         text = page.read_text(encoding="utf-8")
-        found += [
-            (name, block) for block in re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.M | re.S)
-        ]
+        found += [(name, block) for block in re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.M | re.S)]
     return found
 
 
@@ -69,9 +67,7 @@ def test_python_blocks_run_without_changing_the_folder_of_the_reader(page, capsy
 
 def test_the_page_on_tuning_opens_no_file_that_it_does_not_list():
     page = "docs/guides/tune.md"
-    listed = {
-        line.split()[0] for where, block in blocks("text") if where == page for line in block.splitlines()
-    }
+    listed = {line.split()[0] for where, block in blocks("text") if where == page for line in block.splitlines()}
     named = set()
     for where, block in blocks("python"):
         if where == page:
@@ -106,9 +102,7 @@ def test_commands_are_understood(page, command, monkeypatch):
     for parser in parsers:
         monkeypatch.setattr(recipe, parser, reading(getattr(arguments, parser)))
     if not parsers:
-        monkeypatch.setattr(
-            argparse.ArgumentParser, "parse_args", reading(argparse.ArgumentParser.parse_args)
-        )
+        monkeypatch.setattr(argparse.ArgumentParser, "parse_args", reading(argparse.ArgumentParser.parse_args))
     with pytest.raises(Understood):
         recipe.main()
 

@@ -30,9 +30,7 @@ def test_the_site_is_built_and_whole(site):
     assert 'href="api/losses.html#modeling_supclap.losses.support_vector.support_vector_loss"' in index
     for page in site.rglob("*.html"):
         text = page.read_text(encoding="utf-8")
-        fetched = re.findall(
-            r'<(?:script|img|iframe|link[^>]*rel="stylesheet")[^>]*(?:src|href)="(\w+:)?//', text
-        )
+        fetched = re.findall(r'<(?:script|img|iframe|link[^>]*rel="stylesheet")[^>]*(?:src|href)="(\w+:)?//', text)
         assert not fetched, page
 
 

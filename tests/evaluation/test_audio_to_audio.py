@@ -32,15 +32,11 @@ def naive(split):
         ranked = []
         for other, row in enumerate(split.rows):
             if row["source"] != query["source"]:
-                cosine = split.clips.embeds[number].astype(np.float64) @ split.clips.embeds[other].astype(
-                    np.float64
-                )
+                cosine = split.clips.embeds[number].astype(np.float64) @ split.clips.embeds[other].astype(np.float64)
                 ranked.append((-cosine, bool(set(row["labels"]) & set(query["labels"]))))
         hits = [is_correct for _, is_correct in sorted(ranked)]
         if any(hits):
-            precision = sum(sum(hits[: rank + 1]) / (rank + 1) for rank in range(10) if hits[rank]) / sum(
-                hits
-            )
+            precision = sum(sum(hits[: rank + 1]) / (rank + 1) for rank in range(10) if hits[rank]) / sum(hits)
             found[query["clip_id"]] = [*(float(any(hits[:k])) for k in (1, 5, 10)), precision, hits]
     return found
 
@@ -75,11 +71,7 @@ def test_recordings_without_a_common_label_are_an_error():
 
 def test_the_card_lists_it_as_retrieval():
     scores, _, _ = evaluate_audio_to_audio(embedded(), EvaluationOptions(intervals=Intervals(0)))
-    content = {
-        "schema": "supclap-results/2",
-        "protocol": {"dataset": "tones", "split": "test"},
-        "scores": scores,
-    }
+    content = {"schema": "supclap-results/2", "protocol": {"dataset": "tones", "split": "test"}, "scores": scores}
     found = get_card_scores(content)
     assert [each.metric for each in found] == ["R@1", "R@5", "R@10", "mAP@10"]
     assert (found[0].task, found[0].language) == ("audio to audio, shared label", "")

@@ -30,15 +30,10 @@ def test_equal_keys_are_computed_once_and_loaded_exactly(tmp_path):
     assert len(calls) == 1
     assert (again.read, again.embedded) == (1, 0)
     assert arrays.keys() == first.keys()
-    assert all(
-        np.array_equal(arrays[name], first[name]) and arrays[name].dtype == first[name].dtype
-        for name in first
-    )
+    assert all(np.array_equal(arrays[name], first[name]) and arrays[name].dtype == first[name].dtype for name in first)
 
 
-@pytest.mark.parametrize(
-    "change", [{"model": "n"}, {"texts": ["rain"]}, {"texts": ["pluie", "rain"]}, {"more": 1}]
-)
+@pytest.mark.parametrize("change", [{"model": "n"}, {"texts": ["rain"]}, {"texts": ["pluie", "rain"]}, {"more": 1}])
 def test_another_key_is_another_set(tmp_path, change):
     calls = []
     cache = EmbeddingCache(tmp_path)

@@ -32,8 +32,7 @@ def rows(tmp_path):
 def test_a_second_run_embeds_nothing(tmp_path, rows):
     model = ToneModel()
     splits = [
-        embed_split(load_embedding_model(model), rows, cache=EmbeddingCache(tmp_path / "cache"))
-        for _ in range(2)
+        embed_split(load_embedding_model(model), rows, cache=EmbeddingCache(tmp_path / "cache")) for _ in range(2)
     ]
     assert model.calls == [("audio", 8, RATE_HZ)]
     for split in splits:
@@ -124,9 +123,7 @@ def spoiled(rows, tmp_path):
     (tmp_path / "bad.wav").write_bytes(b"RIFF nothing of use")
     soundfile.write(tmp_path / "silent.wav", np.zeros(8000), RATE_HZ)
     paths = {1: "nothing.wav", 4: "bad.wav", 6: "silent.wav"}
-    return [
-        {**row, "audio_path": str(tmp_path / paths[i])} if i in paths else row for i, row in enumerate(rows)
-    ]
+    return [{**row, "audio_path": str(tmp_path / paths[i])} if i in paths else row for i, row in enumerate(rows)]
 
 
 def test_missing_recordings_are_an_error_or_left_out_and_named(tmp_path, rows):
@@ -197,8 +194,7 @@ def test_parts_of_a_recording_are_embedded_apart(tmp_path, rows):
 
 
 @pytest.mark.parametrize(
-    ("choose", "message"),
-    [(lambda rows: [], "split.*empty"), (lambda rows: [rows[0], rows[0]], "'clip0'")],
+    ("choose", "message"), [(lambda rows: [], "split.*empty"), (lambda rows: [rows[0], rows[0]], "'clip0'")]
 )
 def test_an_invalid_split_is_an_error(rows, choose, message):
     with pytest.raises(ValueError, match=message):
@@ -207,9 +203,7 @@ def test_an_invalid_split_is_an_error(rows, choose, message):
 
 def test_rows_may_hold_their_audio(tmp_path, rows):
     plain = Dataset.from_list(rows)
-    with_bytes = plain.map(
-        lambda row: {"audio": {"bytes": Path(row["audio_path"]).read_bytes(), "path": None}}
-    )
+    with_bytes = plain.map(lambda row: {"audio": {"bytes": Path(row["audio_path"]).read_bytes(), "path": None}})
     with_bytes = with_bytes.map(lambda row: {"audio_path": "gone.wav"})
     found = embed_split(load_embedding_model(ToneModel()), with_bytes)
     expected = embed_split(load_embedding_model(ToneModel()), plain)
@@ -222,9 +216,7 @@ def test_texts_are_kept_apart_by_model_and_language(tmp_path, rows):
     cache = EmbeddingCache(tmp_path / "cache")
     models = [ToneModel({"rain": 1}), ToneModel({"rain": 2})]
     models[1].fingerprint = "another"
-    found = [
-        embed_split(load_embedding_model(one), rows, cache=cache).texts(["rain"], "eng") for one in models
-    ]
+    found = [embed_split(load_embedding_model(one), rows, cache=cache).texts(["rain"], "eng") for one in models]
     assert not np.array_equal(*found)
     embed_split(load_embedding_model(models[0]), rows, cache=cache).texts(["rain"], "fra")
     assert [language for kind, _, language in models[0].calls if kind == "text"] == ["eng", "fra"]
@@ -291,9 +283,7 @@ def test_a_policy_uses_the_limit_of_its_model(rows):
             embed_split(model, rows, AudioPolicy(**{name: 0.1}))
 
 
-@pytest.mark.parametrize(
-    "change", [{"pooling": "max"}, {"chunk_seconds": 0.0}, {"max_audio_seconds": float("nan")}]
-)
+@pytest.mark.parametrize("change", [{"pooling": "max"}, {"chunk_seconds": 0.0}, {"max_audio_seconds": float("nan")}])
 def test_an_invalid_policy_is_rejected(change):
     with pytest.raises(ValueError, match=next(iter(change))):
         AudioPolicy(**change)

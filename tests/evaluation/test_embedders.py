@@ -14,14 +14,7 @@ from sentence_models import CODE, save_code, save_gemma2
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize, Router, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    BertConfig,
-    BertModel,
-    PeAudioFeatureExtractor,
-    PeAudioProcessor,
-)
+from transformers import AutoConfig, AutoModel, BertConfig, BertModel, PeAudioFeatureExtractor, PeAudioProcessor
 
 from modeling_supclap.audio_input import Recording
 from modeling_supclap.conversion import find_kind
@@ -116,9 +109,7 @@ def test_a_fused_clap_embeds_without_fusion(tmp_path):
     module = Transformer(str(tmp_path / "clap"))
     folder = save_sentence_model(tmp_path / "model", [module], prompts={"query": "sound of "})
     expected = load_embedding_model(tmp_path / "clap", device="cpu").encode_audio(CLIPS)
-    np.testing.assert_allclose(
-        SentenceEmbedder(str(folder), "cpu").encode_audio(CLIPS, 16_000), expected, atol=1e-6
-    )
+    np.testing.assert_allclose(SentenceEmbedder(str(folder), "cpu").encode_audio(CLIPS, 16_000), expected, atol=1e-6)
 
 
 def test_a_plain_clap_stays_a_clap(tmp_path, sources):
@@ -132,9 +123,7 @@ def test_a_copy_has_the_same_fingerprint_and_other_settings_have_not(tmp_path, s
         "config_sentence_transformers.json": lambda fields: fields["prompts"].update(document="a"),
         "processor_config.json": lambda fields: fields["feature_extractor"].update(padding="pad"),
         "tokenizer_config.json": lambda fields: fields.update(model_max_length=9),
-        "sentence_bert_config.json": lambda fields: fields.update(
-            processing_kwargs={"audio": {"padding": False}}
-        ),
+        "sentence_bert_config.json": lambda fields: fields.update(processing_kwargs={"audio": {"padding": False}}),
         "config.json": lambda fields: fields["audio_config"].update(layer_norm_eps=0.1),
     }
     for name, change in {"README.md": None, **settings}.items():
@@ -158,10 +147,7 @@ def test_prompts_can_be_replaced(tmp_path, sources):
     folder = str(save_kind("prompts", tmp_path / "model", sources))
     other, plain = (SentenceEmbedder(folder, "cpu", text_prompt=prompt) for prompt in ("hum of ", ""))
     np.testing.assert_allclose(other.encode_text(["rain"]), plain.encode_text(["hum of rain"]), atol=1e-6)
-    assert (
-        np.abs(plain.encode_text(["rain"]) - SentenceEmbedder(folder, "cpu").encode_text(["rain"])).max()
-        > 1e-3
-    )
+    assert np.abs(plain.encode_text(["rain"]) - SentenceEmbedder(folder, "cpu").encode_text(["rain"])).max() > 1e-3
     with pytest.raises(ValueError, match="chat template"):
         SentenceEmbedder(folder, "cpu", audio_prompt="Summarize")
 
@@ -170,9 +156,7 @@ def test_a_model_for_dot_products_warns(tmp_path, sources):
     folder = save_clap(tmp_path / "model", sources, prompts={"query": "a "}, similarity_fn_name="dot")
     with pytest.warns(UserWarning, match="dot"):
         SentenceEmbedder(str(folder), "cpu")
-    folder = save_clap(
-        tmp_path / "unit", sources, Normalize(), prompts={"query": "a "}, similarity_fn_name="dot"
-    )
+    folder = save_clap(tmp_path / "unit", sources, Normalize(), prompts={"query": "a "}, similarity_fn_name="dot")
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         SentenceEmbedder(str(folder), "cpu")
@@ -210,9 +194,7 @@ def test_embedding_gemma2_embeds_all_of_a_long_recording_with_its_prompts(tmp_pa
     sound = builders.noise(40 * 16_000)
     adapted = load_embedding_model(embedder)
     (chunks,) = adapted.chunk_embeddings([Recording(sound, 16_000, "clip")])
-    np.testing.assert_allclose(
-        chunks.embeds[1], embedder.encode_audio([sound[-480_000:]], 16_000)[0], atol=1e-6
-    )
+    np.testing.assert_allclose(chunks.embeds[1], embedder.encode_audio([sound[-480_000:]], 16_000)[0], atol=1e-6)
 
 
 def test_inputs_of_different_lengths_are_not_padded(tmp_path):
@@ -236,11 +218,7 @@ def test_a_text_model_is_refused(tmp_path, sources):
 
 
 @pytest.mark.parametrize(
-    "error",
-    [
-        NameError("name 'tvF' is not defined"),
-        ImportError("X requires the Torchvision library. See\nhttps://"),
-    ],
+    "error", [NameError("name 'tvF' is not defined"), ImportError("X requires the Torchvision library. See\nhttps://")]
 )
 def test_a_missing_library_is_named_in_one_sentence(tmp_path, sources, monkeypatch, error):
     folder = save_kind("prompts", tmp_path / "model", sources)
@@ -262,9 +240,7 @@ def pe_audio(folder):
     audio = {"dac_config": dac, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
     audio |= {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8}
     torch.manual_seed(0)
-    model = AutoModel.from_config(
-        AutoConfig.for_model("pe_audio", text_config=text, audio_config=audio)
-    ).eval()
+    model = AutoModel.from_config(AutoConfig.for_model("pe_audio", text_config=text, audio_config=audio)).eval()
     torch.nn.init.normal_(model.text_model.final_norm.weight)
     model.save_pretrained(folder)
     return model
@@ -274,11 +250,7 @@ def add_video(folder):
     """Turn a saved audio-text model into the layout of the published models with video."""
     config = json.loads((folder / "config.json").read_text())
     video = {"audio_config": config["audio_config"], "model_type": "pe_audio_video_encoder"}
-    fields = {
-        "model_type": "pe_audio_video",
-        "text_config": config["text_config"],
-        "audio_video_config": video,
-    }
+    fields = {"model_type": "pe_audio_video", "text_config": config["text_config"], "audio_video_config": video}
     (folder / "config.json").write_text(json.dumps(fields))
     tensors = {"video_plus_text_head.proj.weight": torch.ones(1), "audio_plus_text_logit_bias": torch.ones(1)}
     for name, tensor in load_file(folder / "model.safetensors").items():

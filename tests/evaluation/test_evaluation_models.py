@@ -54,15 +54,9 @@ def test_a_copy_has_the_same_fingerprint_and_another_model_has_not(tmp_path):
         lambda other: other.tokenizer.add_tokens(["thunder"]),
     ):
         other = builders.bert_processor()
-        assert (
-            load_embedding_model(fresh, other).fingerprint
-            == load_embedding_model(fresh, processor).fingerprint
-        )
+        assert load_embedding_model(fresh, other).fingerprint == load_embedding_model(fresh, processor).fingerprint
         change(other)
-        assert (
-            load_embedding_model(fresh, other).fingerprint
-            != load_embedding_model(fresh, processor).fingerprint
-        )
+        assert load_embedding_model(fresh, other).fingerprint != load_embedding_model(fresh, processor).fingerprint
     assert weights_fingerprint(fresh) != weights_fingerprint(fresh.to(torch.bfloat16))
 
 
@@ -122,12 +116,7 @@ def test_custom_models_get_only_the_arguments_they_accept():
     with pytest.warns(UserWarning, match=r"Plain.*1\.414"):
         assert adapted.encode_audio(CLIPS).tolist() == pytest.approx(np.full((3, 2), 0.5**0.5))
     assert adapted.encode_text(["pluie"], "fra", batch_size=7).shape == (1, 2)
-    assert (adapted.fingerprint, adapted.min_seconds, adapted.device, adapted.dtype) == (
-        None,
-        0,
-        "unknown",
-        "unknown",
-    )
+    assert (adapted.fingerprint, adapted.min_seconds, adapted.device, adapted.dtype) == (None, 0, "unknown", "unknown")
     model = ToneModel()
     model.min_seconds, model.device, model.dtype = 0.2, torch.device("cpu"), torch.float16
     adapted = load_embedding_model(model)
@@ -196,8 +185,7 @@ def test_the_error_of_a_folder_without_a_model_lists_its_files(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("thing", "message"),
-    [(3, "SupCLAP"), (torch.nn.Linear(1, 1), "encode_audio"), (ToneModel, "is a type")],
+    ("thing", "message"), [(3, "SupCLAP"), (torch.nn.Linear(1, 1), "encode_audio"), (ToneModel, "is a type")]
 )
 def test_other_objects_are_refused_as_models(thing, message):
     with pytest.raises(ValueError, match=message):

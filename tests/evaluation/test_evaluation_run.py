@@ -35,10 +35,7 @@ def steady(results):
 
 def test_a_perfect_model_and_a_second_run_from_the_cache(tmp_path, rows):
     models = [ToneModel(caption_tones(rows)) for _ in range(2)]
-    results = [
-        evaluate(one, rows, tasks=TASKS, zste=ZSTE, cache=EmbeddingCache(tmp_path / "cache"))
-        for one in models
-    ]
+    results = [evaluate(one, rows, tasks=TASKS, zste=ZSTE, cache=EmbeddingCache(tmp_path / "cache")) for one in models]
     for task, value in results[0].scores["zste"]["eng"].items():
         assert value["value"] == 1, task
     assert results[0].scores["retrieval"]["eng"]["t2a"]["R@1"]["value"] == 1
@@ -63,12 +60,7 @@ def test_the_protocol_describes_the_evaluation(rows):
         intervals=evaluation.Intervals(50, seed=3),
     )
     protocol = results.protocol
-    assert (protocol["dataset"], protocol["split"], protocol["clips"], protocol["classes"]) == (
-        "tones",
-        "test",
-        8,
-        4,
-    )
+    assert (protocol["dataset"], protocol["split"], protocol["clips"], protocol["classes"]) == ("tones", "test", 8, 4)
     assert protocol["captions"] == {"eng": 16}
     assert protocol["folds"] == [0, 1]
     assert protocol["audio"]["policy"] == "the first 0.4 s of each recording, embedded at once"
@@ -115,9 +107,7 @@ def test_real_models_in_every_task_and_language(tmp_path, rows, kind):
     assert (similarity.argmax(axis=1) == first).all()
     # Compare with embedding one clip at a time.
     again = evaluate(tmp_path / kind, rows, options, EmbeddingCache(None), phrases=PHRASES, batch_size=1)
-    np.testing.assert_allclose(
-        again.arrays["embeddings/audio"], results.arrays["embeddings/audio"], atol=1e-6
-    )
+    np.testing.assert_allclose(again.arrays["embeddings/audio"], results.arrays["embeddings/audio"], atol=1e-6)
 
 
 def test_embeddings_are_normalised_with_a_warning(rows):

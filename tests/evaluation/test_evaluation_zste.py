@@ -49,9 +49,7 @@ def test_a_model_that_encodes_order_is_always_correct(rows):
     assert len(arrays["zste/eng/3A/score"]) == 8
     first = arrays["zste/eng/3A/query_id"][0]
     assert first.startswith("concatenated:")
-    sources = {
-        f"recording{clip.removeprefix('clip')}" for clip in first.removeprefix("concatenated:").split("+")
-    }
+    sources = {f"recording{clip.removeprefix('clip')}" for clip in first.removeprefix("concatenated:").split("+")}
     assert set(arrays["zste/eng/3A/cluster"][0].split("+")) == sources
 
 
@@ -148,11 +146,7 @@ def test_both_clips_of_a_pair_fit_into_the_models_limit(rows):
 def test_other_joins_and_other_seeds_are_other_sets(tmp_path, rows):
     cache = EmbeddingCache(tmp_path)
     num_embedded = []
-    for options in (
-        OPTIONS,
-        ZSTEOptions(8, 12, seed=1),
-        ZSTEOptions(8, 12, join=RenderOptions(gap_seconds=0.1)),
-    ):
+    for options in (OPTIONS, ZSTEOptions(8, 12, seed=1), ZSTEOptions(8, 12, join=RenderOptions(gap_seconds=0.1))):
         before = cache.embedded
         run_zste(split_of(rows, cache), options)
         num_embedded.append(cache.embedded - before)
@@ -184,9 +178,7 @@ def test_the_order_blind_level_is_reported_with_chance(rows):
 # ---- the pairs of a post-training ----
 
 
-@pytest.mark.parametrize(
-    ("roles", "names"), [(2, ("single", "combined")), (3, ("forward", "reversed", "overlaid"))]
-)
+@pytest.mark.parametrize(("roles", "names"), [(2, ("single", "combined")), (3, ("forward", "reversed", "overlaid"))])
 def test_temporal_accuracy_counts_ties_as_wrong(roles, names):
     audio = np.tile(np.eye(roles, dtype=np.float32), (2, 1, 1))
     text = audio.copy()

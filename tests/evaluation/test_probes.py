@@ -71,9 +71,7 @@ def test_several_labels_train_one_classifier_per_class(monkeypatch):
     monkeypatch.setattr(probes, "STRENGTHS", (3.0,))
     split, train = embedded(40, 0, several=True), embedded(40, 1, several=True)
     split.train = train
-    metrics = probes.evaluate_linear_probe(split, EvaluationOptions())[0]["linear_probe"][
-        "logistic_regression"
-    ]
+    metrics = probes.evaluate_linear_probe(split, EvaluationOptions())[0]["linear_probe"]["logistic_regression"]
     for column, name in enumerate(CLASSES):
         truth = labels_of(train)[:, column]
         margins = binary(train.clips.embeds, truth, 3.0)(split.clips.embeds.astype(np.float64))
@@ -167,9 +165,7 @@ def test_few_shot_scores_are_means_over_draws(several, monkeypatch):
         assert found["value"] == pytest.approx(np.mean(values), abs=1e-3 if several else 1e-9)
         assert np.std(values) > 0
         key = f"few_shot/{shots}_per_class"
-        of_clips = options.intervals.draw({"mean": arrays[f"{key}/{metric}"]}, arrays[f"{key}/cluster"])[
-            "mean"
-        ]
+        of_clips = options.intervals.draw({"mean": arrays[f"{key}/{metric}"]}, arrays[f"{key}/cluster"])["mean"]
         expected = np.clip(seed_interval(values, of_clips), 0, 1)
         assert (found["low"], found["high"]) == pytest.approx(tuple(expected), abs=5e-3 if several else 1e-9)
         assert expected[1] - expected[0] > 1.05 * (of_clips[1] - of_clips[0])  # the draws differ, too

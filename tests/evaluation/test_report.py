@@ -34,10 +34,7 @@ def without_figures(monkeypatch):
 def lines_of(page, kind):
     """Return the rows of one kind in all tables, as lists of texts."""
     rows = re.findall(rf'<tr class="{kind}">(.*?)</tr>', page, re.DOTALL)
-    return [
-        [re.sub("<small>.*?</small>|<.*?>", "", cell) for cell in re.split("</t[hd]>", row)[:-1]]
-        for row in rows
-    ]
+    return [[re.sub("<small>.*?</small>|<.*?>", "", cell) for cell in re.split("</t[hd]>", row)[:-1]] for row in rows]
 
 
 def test_scores_are_shown_with_interval_and_chance(results):
@@ -61,11 +58,7 @@ def test_scores_are_shown_with_interval_and_chance(results):
 
 @pytest.mark.usefixtures("without_figures")
 def test_language_errors_of_a_run_are_shown_next_to_the_agreement(results):
-    results.content["training"] = {
-        "steps": 3,
-        "arguments": {},
-        "language_errors": {"data_distribution_error": 1.25},
-    }
+    results.content["training"] = {"steps": 3, "arguments": {}, "language_errors": {"data_distribution_error": 1.25}}
     page = render_report(results)
     assert page.count("<dt>data distribution error</dt><dd>1.25</dd>") == 1
     results.content["training"]["language_errors"] = {}
@@ -176,9 +169,7 @@ def test_captions_have_a_language_attribute(results):
     assert '<strong lang="eng">' in english
     assert '<th scope="row" lang="eng">everywhere' in english
     # Browsers do not know "zho" and would show Chinese text with Japanese glyphs.
-    results.arrays |= {
-        name.replace("fra", "zho"): values for name, values in results.arrays.items() if "fra" in name
-    }
+    results.arrays |= {name.replace("fra", "zho"): values for name, values in results.arrays.items() if "fra" in name}
     chinese = render_report(in_languages(results, ["zho", "fra"]))
     assert '<strong lang="zh">' in chinese
     assert '<th scope="row" lang="zh">everywhere' in chinese
@@ -189,9 +180,7 @@ def test_the_page_supports_screen_readers_and_the_keyboard(results):
     assert all('aria-label="' in player for player in re.findall("<audio.*?>", page))
     assert all('role="img" aria-label="' in picture for picture in re.findall("<svg.*?>", page))
     assert all("scope=" in head for head in re.findall("<th.*?>", page) if head != "<thead>")
-    assert page.count('<div class="wide"') == page.count(
-        '<div class="wide" tabindex="0" role="region" aria-label="'
-    )
+    assert page.count('<div class="wide"') == page.count('<div class="wide" tabindex="0" role="region" aria-label="')
 
 
 def test_the_page_needs_nothing_from_outside_and_is_escaped(results):
@@ -258,10 +247,7 @@ def test_a_report_of_saved_results_is_written_atomically(results, tmp_path, monk
 
 def test_recordings_in_the_rows_are_played(results):
     sound = (3000 * np.sin(np.arange(8000) / 7)).astype("<i2").tobytes()
-    rows = [
-        {"clip_id": str(clip), "samples": sound, "sampling_rate_hz": 16000}
-        for clip in reversed(range(NUM_CLIPS))
-    ]
+    rows = [{"clip_id": str(clip), "samples": sound, "sampling_rate_hz": 16000} for clip in reversed(range(NUM_CLIPS))]
     page = render_report(results, rows)
     assert "recording not available" not in page
     assert len(set(re.findall(r'src="data:audio/mpeg;base64,([^"]*)"', page))) == 1
@@ -294,11 +280,7 @@ def test_the_page_supports_dark_mode_and_small_screens(results):
 
 
 def test_a_training_run_and_a_post_training_have_a_page(results):
-    results.content["training"] = {
-        "steps": 8,
-        "best_validation": {"eval_mean_recall": 0.5},
-        "arguments": {"svr": "x"},
-    }
+    results.content["training"] = {"steps": 8, "best_validation": {"eval_mean_recall": 0.5}, "arguments": {"svr": "x"}}
     page = render_report(results)
     assert "<dt>best validation eval_mean_recall</dt><dd>0.5</dd>" in page
     assert "<dt>steps</dt><dd>8</dd>" in page
@@ -328,9 +310,7 @@ def test_a_new_task_needs_a_function_and_a_section(tmp_path, monkeypatch):
     section = Section("Long clips", ("top1",), ("top1", "clips are long"), ("top1",), "zero-shot, long clips")
     monkeypatch.setitem(SECTIONS, "length", section)
     data = {"dataset": "tones", "split": "test"}
-    results = run.evaluate(
-        ToneModel(), tone_rows(tmp_path), tasks=["length"], cache=EmbeddingCache(None), data=data
-    )
+    results = run.evaluate(ToneModel(), tone_rows(tmp_path), tasks=["length"], cache=EmbeddingCache(None), data=data)
 
     page = render_report(results)
     assert "<h2>Long clips</h2>" in page
@@ -341,8 +321,6 @@ def test_a_new_task_needs_a_function_and_a_section(tmp_path, monkeypatch):
         ("zero-shot, long clips", "top1")
     ]
     assert [row["score"] for row in compare(results, results)] == ["length eng top1"]
-    other = Results(
-        {**results.content, "protocol": {**results.protocol, "length": {"seconds": 2}}}, results.arrays
-    )
+    other = Results({**results.content, "protocol": {**results.protocol, "length": {"seconds": 2}}}, results.arrays)
     with pytest.raises(ValueError, match="length"):
         compare(results, other)

@@ -32,17 +32,12 @@ def test_without_scikit_learn_the_page_names_the_extra(results, monkeypatch):
 
 
 def test_the_axis_is_that_of_the_cosines(results):
-    narrow = {
-        name: values / 10 + 0.2 for name, values in results.arrays.items() if name.startswith("similarity/")
-    }
+    narrow = {name: values / 10 + 0.2 for name, values in results.arrays.items() if name.startswith("similarity/")}
     drawn = dict(report_figures.figures(Results(results.content, {**results.arrays, **narrow})))["similarity"]
     ticks = [float(text) for text in re.findall(r'id="xtick_.*?>([^<>\s]+)</text>', drawn, re.DOTALL)]
     assert 0.1 < min(ticks) < max(ticks) < 0.3
     alike = {name: np.full_like(values, 0.5) for name, values in narrow.items()}
-    assert (
-        "<svg"
-        in dict(report_figures.figures(Results(results.content, {**results.arrays, **alike})))["similarity"]
-    )
+    assert "<svg" in dict(report_figures.figures(Results(results.content, {**results.arrays, **alike})))["similarity"]
 
 
 @pytest.mark.parametrize("noise", [0.0, 1e-8, 1e-5])
@@ -59,9 +54,7 @@ def test_a_line_connects_a_caption_and_its_clip(results, monkeypatch):
     positions = np.arange(6 * NUM_CLIPS, dtype=float).reshape(-1, 2)
     monkeypatch.setattr(report_figures, "_tsne", lambda embeds: positions)
     lines = []
-    monkeypatch.setattr(
-        report_figures, "_svg", lambda figure, label: lines.extend(figure.axes[0].lines) or ""
-    )
+    monkeypatch.setattr(report_figures, "_svg", lambda figure, label: lines.extend(figure.axes[0].lines) or "")
     results.arrays["embeddings/text_clip/fra"] = np.arange(NUM_CLIPS)[::-1]
     dict(report_figures.figures(results))
     joined = np.concatenate([np.stack(line.get_data(), axis=1) for line in lines])
@@ -74,9 +67,7 @@ def test_a_line_connects_a_caption_and_its_clip(results, monkeypatch):
 def test_the_name_of_a_picture_is_escaped():
     figure, axes = report_figures._figure(1.0)
     axes.plot([0, 1], label="a line")
-    assert report_figures._svg(figure, '<b> "x"').startswith(
-        '<svg role="img" aria-label="&lt;b&gt; &quot;x&quot;"'
-    )
+    assert report_figures._svg(figure, '<b> "x"').startswith('<svg role="img" aria-label="&lt;b&gt; &quot;x&quot;"')
 
 
 def test_a_few_classes_have_colors_of_their_own(results, monkeypatch):
@@ -88,9 +79,7 @@ def test_a_few_classes_have_colors_of_their_own(results, monkeypatch):
     assert drawings["class_colors"] == "cat, dog"
     figure, label = drawn[-1]
     assert "coloured by class: cat, dog" in label
-    by_color = {
-        tuple(points.get_facecolor()[0]): len(points.get_offsets()) for points in figure.axes[0].collections
-    }
+    by_color = {tuple(points.get_facecolor()[0]): len(points.get_offsets()) for points in figure.axes[0].collections}
     assert len(by_color) == 2
     assert set(by_color.values()) == {3}
 
@@ -110,7 +99,5 @@ def test_the_suffix_sets_the_format_of_the_spaces(results, tmp_path, suffix, sta
 
 def test_equal_similarities_have_a_histogram(results):
     for kind in ("positive", "negative"):
-        results.arrays[f"similarity/eng/{kind}"] = np.array(
-            [0.5, np.nextafter(np.float32(0.5), 1)], np.float32
-        )
+        results.arrays[f"similarity/eng/{kind}"] = np.array([0.5, np.nextafter(np.float32(0.5), 1)], np.float32)
     assert "<svg" in report_figures.similarity_figure(results, ["eng"])

@@ -9,14 +9,7 @@ from results_fixtures import outcome_results as results
 from scipy import stats
 
 from modeling_supclap.evaluation.comparison import compare, format_comparison
-from modeling_supclap.evaluation.results import (
-    Intervals,
-    Results,
-    flat_scores,
-    get_dataset_name,
-    paper_results,
-    score,
-)
+from modeling_supclap.evaluation.results import Intervals, Results, flat_scores, get_dataset_name, paper_results, score
 from modeling_supclap.metrics.names import get_metric
 
 A = [1, 0, 0, 1, 0, 0, 1, 0, 0, 0] * 4
@@ -130,9 +123,7 @@ def test_every_metric_of_the_papers_has_a_name():
 def test_intervals_are_those_of_the_bootstrap():
     outcomes = {"R@1": np.array(A, dtype=float)}
     low, high = Intervals(2000).draw(outcomes, np.arange(40))["R@1"]
-    expected = stats.bootstrap(
-        (A,), np.mean, method="percentile", n_resamples=2000, rng=0
-    ).confidence_interval
+    expected = stats.bootstrap((A,), np.mean, method="percentile", n_resamples=2000, rng=0).confidence_interval
     assert (low, high) == (pytest.approx(expected.low, abs=0.03), pytest.approx(expected.high, abs=0.03))
     assert Intervals(0).draw(outcomes, np.arange(40)) == {"R@1": None}
     assert Intervals().draw(outcomes, ["one"] * 40) == {"R@1": None}

@@ -60,9 +60,7 @@ def test_further_metrics_on_request(rows):
     assert fields["R@1"]["value"] < fields["MRR"]["value"] < 1
     for name in names:
         assert (
-            fields[name]["low"]
-            <= fields[name]["value"]
-            == pytest.approx(arrays[f"retrieval/fra/t2a/{name}"].mean())
+            fields[name]["low"] <= fields[name]["value"] == pytest.approx(arrays[f"retrieval/fra/t2a/{name}"].mean())
         )
         assert 0 < fields[name]["chance"] < 1
         of_languages = [scores["retrieval"][language]["t2a"][name]["value"] for language in LANGUAGES]
@@ -79,11 +77,7 @@ def test_a_model_that_matches_all_is_perfect(rows):
             metrics = scores["retrieval"][language][direction]
             assert metrics["num_queries"] == queries
             for name in ("R@1", "R@5", "R@10", "mAP@10"):
-                assert (metrics[name]["value"], metrics[name]["low"], metrics[name]["high"]) == (
-                    1.0,
-                    1.0,
-                    1.0,
-                )
+                assert (metrics[name]["value"], metrics[name]["low"], metrics[name]["high"]) == (1.0, 1.0, 1.0)
             assert metrics["mean_rank"]["value"] == metrics["median_rank"]["value"] == 1
     assert scores["retrieval"]["eng"]["t2a"]["R@1"]["chance"] == pytest.approx(1 / 8)
     assert scores["retrieval"]["eng"]["a2t"]["R@1"]["chance"] == pytest.approx(2 / 16)
@@ -127,9 +121,7 @@ def test_figures_show_clips_from_the_whole_split(rows, monkeypatch):
     monkeypatch.setattr(retrieval, "_SAMPLED_CLIPS", 3)
     split = embed_split(caption_model(rows), rows)
     _, arrays, _ = retrieve(split)
-    assert (
-        arrays["embeddings/audio_clip"].tolist() == arrays["embeddings/text_clip/eng"].tolist() == [0, 3, 6]
-    )
+    assert arrays["embeddings/audio_clip"].tolist() == arrays["embeddings/text_clip/eng"].tolist() == [0, 3, 6]
     first = split.texts([rows[3]["captions"]["eng"][0]], "eng")
     np.testing.assert_array_equal(arrays["embeddings/text/eng"][1:2], first)
 
@@ -154,16 +146,11 @@ def test_it_agrees_with_the_trainer(rows):
 
 def test_shared_captions_are_one_query_with_several_answers(rows):
     twins = [rows[0], {**rows[4], "captions": rows[0]["captions"]}, rows[1]]
-    hears = load_embedding_model(
-        ToneModel(caption_tones(rows[:1]) | dict.fromkeys(rows[1]["captions"]["eng"], 1))
-    )
+    hears = load_embedding_model(ToneModel(caption_tones(rows[:1]) | dict.fromkeys(rows[1]["captions"]["eng"], 1)))
     split = embed_split(hears, twins)
     own, _, _ = retrieve(split)
     shared, arrays, _ = retrieve(split, positives="captions")
-    assert (
-        own["retrieval"]["eng"]["t2a"]["num_queries"],
-        shared["retrieval"]["eng"]["t2a"]["num_queries"],
-    ) == (6, 4)
+    assert (own["retrieval"]["eng"]["t2a"]["num_queries"], shared["retrieval"]["eng"]["t2a"]["num_queries"]) == (6, 4)
     assert own["retrieval"]["eng"]["t2a"]["R@1"]["value"] == pytest.approx(
         4 / 6
     )  # the captions of its twin describe the other tone
@@ -173,9 +160,7 @@ def test_shared_captions_are_one_query_with_several_answers(rows):
     assert arrays["retrieval/eng/t2a/cluster"].tolist() == [first, first, other, other]
     assert arrays["retrieval/eng/a2t/cluster"].tolist() == [first, first, other]
     # In random order the best of m among 3 clips stands at 4 / (m + 1): two captions have two answers, two have one.
-    assert shared["retrieval"]["eng"]["t2a"]["mean_rank"]["chance"] == pytest.approx(
-        (2 * 4 / 3 + 2 * 4 / 2) / 4
-    )
+    assert shared["retrieval"]["eng"]["t2a"]["mean_rank"]["chance"] == pytest.approx((2 * 4 / 3 + 2 * 4 / 2) / 4)
     # A shared caption is one query, with the row of the first clip.
     assert arrays["retrieval/eng/t2a/query_id"].tolist() == ["clip0#0", "clip0#1", "clip1#0", "clip1#1"]
 
@@ -186,8 +171,7 @@ def test_pooling_best_scores_the_best_chunk(tmp_path, rows):
     long = []
     for index, row in enumerate(rows):  # 0.5 s of its own tone, then 1.5 s of the next tone
         parts = [
-            np.tile(builders.tone(200.0 * (tone % 8 + 1), 8000), times)
-            for tone, times in ((index, 1), (index + 1, 3))
+            np.tile(builders.tone(200.0 * (tone % 8 + 1), 8000), times) for tone, times in ((index, 1), (index + 1, 3))
         ]
         soundfile.write(tmp_path / f"long_{index}.wav", 0.5 * np.concatenate(parts), builders.RATE_HZ)
         long.append({**row, "audio_path": str(tmp_path / f"long_{index}.wav")})
@@ -205,9 +189,7 @@ def test_pooling_best_scores_the_best_chunk(tmp_path, rows):
 
 
 def test_languages_with_other_numbers_of_captions_are_refused_or_cut(rows):
-    uneven = [
-        {**rows[0], "captions": {"eng": rows[0]["captions"]["eng"], "fra": rows[0]["captions"]["fra"][:1]}}
-    ]
+    uneven = [{**rows[0], "captions": {"eng": rows[0]["captions"]["eng"], "fra": rows[0]["captions"]["fra"][:1]}}]
     uneven += [{**rows[1], "captions": {**rows[1]["captions"], "fra": []}}, *rows[2:]]
     split = embed_split(caption_model(rows), uneven)
     with pytest.raises(ValueError, match=r"clip0.*'eng': 2, 'fra': 1.*caption_handling"):
@@ -243,12 +225,7 @@ def test_top_hits_are_row_indices(rows):
 def test_one_recording_has_no_interval(rows):
     same = [{**row, "source": "one"} for row in rows]
     scores, _, _ = retrieve(embed_split(caption_model(rows), same), intervals=Intervals(10))
-    assert scores["retrieval"]["eng"]["t2a"]["R@1"] == {
-        "value": 1.0,
-        "low": None,
-        "high": None,
-        "chance": 1 / 8,
-    }
+    assert scores["retrieval"]["eng"]["t2a"]["R@1"] == {"value": 1.0, "low": None, "high": None, "chance": 1 / 8}
 
 
 @pytest.mark.parametrize("candidates", [3, 10, 700, 2500])
@@ -314,11 +291,7 @@ def metrics(nearest, languages=("eng", "fra"), positives="clip", **kwargs):
 def test_a_perfect_model_whichever_process_saw_which_clip(order):
     report = metrics(OWN, order=order)
     assert {report[f"{language}_{way}_R@1"] for language in ("eng", "fra") for way in ("t2a", "a2t")} == {1.0}
-    assert (report["eng_t2a_num_queries"], report["eng_a2t_num_queries"], report["fra_t2a_num_queries"]) == (
-        5,
-        3,
-        2,
-    )
+    assert (report["eng_t2a_num_queries"], report["eng_a2t_num_queries"], report["fra_t2a_num_queries"]) == (5, 3, 2)
     assert report["mean_recall"] == 1.0
     assert "MRV" not in metrics(OWN, languages=["eng"])
     # With three clips, chance is 1/3 for R@1 and 1 for R@5 and R@10.
@@ -364,11 +337,7 @@ def test_intervals_contain_the_truth_if_recordings_share_captions():
     rows = []
     for clip in range(groups * clips):
         text = str(clip // clips)
-        row = {
-            "clip_id": f"c{clip}",
-            "source": f"s{clip}",
-            "captions": {"eng": [text], "fra": [f"fra {text}"]},
-        }
+        row = {"clip_id": f"c{clip}", "source": f"s{clip}", "captions": {"eng": [text], "fra": [f"fra {text}"]}}
         rows.append({**row, "audio_path": "", "labels": []})
     audio = np.eye(groups + 1, dtype=np.float32)[np.arange(groups * clips) // clips]
     worst_rank = groups * clips - clips  # a tie counts against the caption
@@ -379,9 +348,7 @@ def test_intervals_contain_the_truth_if_recordings_share_captions():
     for trial in range(trials):
         useless = (rng.random(groups) < 0.5).repeat(clips)
         french = np.where(useless[:, None], np.eye(groups + 1, dtype=np.float32)[-1], audio)
-        prediction = SimpleNamespace(
-            predictions=(audio, np.stack([audio, french], 1)), label_ids=np.arange(len(rows))
-        )
+        prediction = SimpleNamespace(predictions=(audio, np.stack([audio, french], 1)), label_ids=np.arange(len(rows)))
         split = split_from_predictions(prediction, rows, LANGUAGES)
         drawn = Intervals(150, seed=trial)
         scores, _, _ = retrieve(split, LANGUAGES, positives="captions", intervals=drawn)
@@ -393,8 +360,7 @@ def test_intervals_contain_the_truth_if_recordings_share_captions():
 
 def test_a_collapsed_text_encoder_wins_the_rank_variance_and_not_the_mean_squared_rank():
     rows = [
-        {**ROWS[0], "clip_id": str(clip), "captions": {"eng": [f"e{clip}"], "fra": [f"f{clip}"]}}
-        for clip in range(9)
+        {**ROWS[0], "clip_id": str(clip), "captions": {"eng": [f"e{clip}"], "fra": [f"f{clip}"]}} for clip in range(9)
     ]
     audio = np.random.default_rng(0).standard_normal((9, 4)).astype(np.float32)
     collapsed = np.broadcast_to(np.full(4, 0.5, np.float32), (9, 4))

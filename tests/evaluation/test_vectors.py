@@ -22,18 +22,12 @@ def test_vectors_are_those_of_the_loops(width):
         eighths = []
         for start in range(0, len(cut), 8):
             eighths.append(sum(2 ** (7 - bit) for bit in range(8) if cut[start + bit] > 0))
-        np.testing.assert_allclose(
-            compress(embeds, "float32", width)[row], [value / norm for value in cut], rtol=1e-6
-        )
+        np.testing.assert_allclose(compress(embeds, "float32", width)[row], [value / norm for value in cut], rtol=1e-6)
         assert compress(embeds, "int8", width)[row].tolist() == [round(127 * value / peak) for value in cut]
         assert compress(embeds, "binary", width)[row].tolist() == eighths
         signs = [(1 if value > 0 else -1) / len(cut) ** 0.5 for value in cut]
-        np.testing.assert_allclose(
-            restore(compress(embeds, "binary", width), "binary")[row], signs, rtol=1e-6
-        )
-    np.testing.assert_allclose(
-        np.linalg.norm(restore(compress(embeds, "int8", width), "int8"), axis=1), 1, rtol=1e-5
-    )
+        np.testing.assert_allclose(restore(compress(embeds, "binary", width), "binary")[row], signs, rtol=1e-6)
+    np.testing.assert_allclose(np.linalg.norm(restore(compress(embeds, "int8", width), "int8"), axis=1), 1, rtol=1e-5)
     np.testing.assert_allclose(restore(compress(embeds, "int8"), "int8"), embeds, atol=0.005)
     assert shorten(embeds, 16) is embeds
 
@@ -63,9 +57,7 @@ def test_binary_candidates_have_the_fewest_different_bits(monkeypatch):
     different = [sum((a > 0) != (b > 0) for a, b in zip(embed, query, strict=True)) for embed in embeds]
     last = sorted(different)[5]
     assert indices.tolist() == [row for row, bits in enumerate(different) if bits <= last]
-    np.testing.assert_allclose(
-        scores, restore(compress(embeds, "binary"), "binary")[indices] @ query, rtol=1e-5
-    )
+    np.testing.assert_allclose(scores, restore(compress(embeds, "binary"), "binary")[indices] @ query, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("precision", "least"), [("int8", 0.97), ("binary", 0.4)])
@@ -93,8 +85,4 @@ def test_the_nearest_neighbours_are_mostly_kept(precision, least):
 def test_invalid_forms_are_named(settings, message):
     with pytest.raises(ValueError, match=message):
         require_storage(*settings)
-    assert [require_storage(16, *form) for form in (("float32", None), ("int8", 8), ("binary", 8))] == [
-        16,
-        8,
-        1,
-    ]
+    assert [require_storage(16, *form) for form in (("float32", None), ("int8", 8), ("binary", 8))] == [16, 8, 1]

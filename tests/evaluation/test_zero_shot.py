@@ -26,15 +26,11 @@ def split(tmp_path):
 
 
 def test_a_model_that_matches_the_classes_is_correct(split):
-    scores, arrays, _ = classify(
-        split, template_sets={"teminal": ["The sound of {}"], "own": ["{}", "I hear {}"]}
-    )
+    scores, arrays, _ = classify(split, template_sets={"teminal": ["The sound of {}"], "own": ["{}", "I hear {}"]})
     assert scores["zero_shot"]["eng"].keys() == {"teminal", "own"}
     for metrics in scores["zero_shot"]["eng"].values():
         assert metrics["top1"] == pytest.approx({"value": 1.0, "low": 1.0, "high": 1.0, "chance": 0.25})
-        assert (
-            metrics["top5"]["chance"] == metrics["top5"]["value"] == metrics["mean_per_class"]["value"] == 1
-        )
+        assert metrics["top5"]["chance"] == metrics["top5"]["value"] == metrics["mean_per_class"]["value"] == 1
         assert metrics["per_class"] == dict.fromkeys(["tone_0", "tone_1", "tone_2", "tone_3"], 1.0)
         assert "per_fold" not in metrics
     assert arrays["zero_shot/classes"].tolist() == ["tone_0", "tone_1", "tone_2", "tone_3"]
@@ -50,12 +46,7 @@ def test_wrong_answers_are_counted_by_class_and_fold(tmp_path):
     metrics = scores["zero_shot"]["eng"]["supclap"]
     assert metrics["top1"]["value"] == 7 / 8
     assert 0 < metrics["top1"]["low"] < 7 / 8 < metrics["top1"]["high"] <= 1
-    assert metrics["per_class"] == {
-        "tone_0": 1.0,
-        "tone_1": 1.0,
-        "tone_2": pytest.approx(2 / 3),
-        "tone_3": 1.0,
-    }
+    assert metrics["per_class"] == {"tone_0": 1.0, "tone_1": 1.0, "tone_2": pytest.approx(2 / 3), "tone_3": 1.0}
     assert metrics["mean_per_class"]["value"] == pytest.approx((3 + 2 / 3) / 4)
     assert metrics["per_fold"] == {"1": 1.0, "2": pytest.approx(2 / 3)}
     assert metrics["mean_over_folds"]["value"] == pytest.approx(5 / 6)
@@ -84,10 +75,7 @@ def test_a_constant_model_is_always_wrong(tmp_path):
 
 
 def test_class_texts():
-    assert class_texts(["dog", "sea_waves"], ["a {}", "{}!"]) == [
-        ["a dog", "dog!"],
-        ["a sea waves", "sea waves!"],
-    ]
+    assert class_texts(["dog", "sea_waves"], ["a {}", "{}!"]) == [["a dog", "dog!"], ["a sea waves", "sea waves!"]]
     assert class_texts(["dog"], ["{} in the {place}", "{0} {}: 100 %s", "}{}{"]) == [
         ["dog in the {place}", "{0} dog: 100 %s", "}dog{"]
     ]
@@ -131,9 +119,7 @@ class Random(ToneModel):
     """Model with random unit vectors; equal inputs have equal vectors."""
 
     def encode_audio(self, waveforms, sampling_rate):
-        return self._unit(
-            [np.random.default_rng(int(1e6 * abs(w[:100]).sum())).normal(size=6) for w in waveforms]
-        )
+        return self._unit([np.random.default_rng(int(1e6 * abs(w[:100]).sum())).normal(size=6) for w in waveforms])
 
     def encode_text(self, texts, language):
         return self._unit([np.random.default_rng(list(text.encode())).normal(size=6) for text in texts])
@@ -178,8 +164,7 @@ def test_several_labels_per_clip_are_scored_by_map(tmp_path):
 def test_two_results_with_several_labels_are_compared_by_class(tmp_path):
     rows = multi_label_rows(tmp_path)
     first, second = (
-        evaluate(model, rows, tasks=["zero_shot"], cache=EmbeddingCache(None))
-        for model in (ToneModel(), Random())
+        evaluate(model, rows, tasks=["zero_shot"], cache=EmbeddingCache(None)) for model in (ToneModel(), Random())
     )
     (line,) = compare(first, second)
     assert (line["score"], line["queries"]) == ("zero_shot eng supclap mAP", 4)
@@ -207,17 +192,11 @@ def test_a_label_outside_the_classes_is_an_error(split):
 
 
 def test_the_hash_of_the_prompts_follows_the_phrases_of_every_language(split):
-    phrases = {
-        f"tone_{number}": {"eng": f"a tone {number}", "fra": f"un ton, tone {number}"} for number in range(4)
-    }
+    phrases = {f"tone_{number}": {"eng": f"a tone {number}", "fra": f"un ton, tone {number}"} for number in range(4)}
     other = {**phrases, "tone_3": {"eng": "a tone 3", "fra": "une note, tone 3"}}
 
     def name(phrases, templates):
-        options = {
-            "template_sets": {"label": templates},
-            "zero_shot_languages": ["eng", "fra"],
-            "phrases": phrases,
-        }
+        options = {"template_sets": {"label": templates}, "zero_shot_languages": ["eng", "fra"], "phrases": phrases}
         return classify(split, **options)[2]["zero_shot"]["prompts_hash"]
 
     assert name(phrases, ["{}"]) == name(dict(phrases), ["{}"])

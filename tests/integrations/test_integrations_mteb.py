@@ -260,9 +260,7 @@ def test_cached_results_are_those_of_the_weights(tmp_path):
     cache = ResultCache(tmp_path / "results")
     folders = {name: tmp_path / name / "final" for name in ("a", "b", "copy")}
     for folder, seed in zip(folders.values(), (0, 1, 0), strict=True):
-        builders.supclap_model(builders.supclap_config(builders.sonar_config()), seed=seed).save_pretrained(
-            folder
-        )
+        builders.supclap_model(builders.supclap_config(builders.sonar_config()), seed=seed).save_pretrained(folder)
         builders.nllb_processor().save_pretrained(folder)
 
     first, second, copy = (SupCLAPEncoder(str(folder), device="cpu") for folder in folders.values())

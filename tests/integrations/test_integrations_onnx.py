@@ -21,8 +21,7 @@ from modeling_supclap.integrations.onnx import check_parity, export_onnx
 from modeling_supclap.recipes import export_onnx as recipe
 
 pytestmark = pytest.mark.skipif(
-    find_spec("onnxscript") is None or find_spec("onnxruntime") is None,
-    reason="the extra onnx is not installed",
+    find_spec("onnxscript") is None or find_spec("onnxruntime") is None, reason="the extra onnx is not installed"
 )
 
 CHUNK_SAMPLES = 1012 * 160
@@ -94,9 +93,7 @@ def test_recordings(exported, samples):
     np.testing.assert_allclose(np.linalg.norm(embeds, axis=1), 1, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "texts", [["dog"], list(builders.CAPTIONS.values()), ["rain " * 600, "dog"]], ids=len
-)
+@pytest.mark.parametrize("texts", [["dog"], list(builders.CAPTIONS.values()), ["rain " * 600, "dog"]], ids=len)
 def test_texts(exported, texts):
     model, processor, _, sessions = exported
     inputs = processor(text=texts, return_tensors="pt")
@@ -201,10 +198,7 @@ def test_a_clap_needs_no_processor_for_audio(clap):
     model, processor, folder, load = clap
     facts = json.loads((folder / "onnx.json").read_text())
     assert (facts["caption_prefix"], facts["plain_captions"]) == ("the sound of ", False)
-    assert facts["text.onnx"]["inputs"] == {
-        "input_ids": ["batch", "tokens"],
-        "attention_mask": ["batch", "tokens"],
-    }
+    assert facts["text.onnx"]["inputs"] == {"input_ids": ["batch", "tokens"], "attention_mask": ["batch", "tokens"]}
     assert facts["audio.onnx"]["inputs"] == {"waveform": ["batch", "samples"]}
 
     session, rate_hz = load(folder / "audio.onnx"), facts["sampling_rate_hz"]
@@ -291,9 +285,7 @@ def clap2(request, tmp_path_factory):
 def test_recordings_of_clap2(clap2, samples):
     """A patch has 20 or 16 frames of 480 samples."""
     model, sessions, _ = clap2
-    inputs = model.processor(
-        audio=list(map(folders.wave, samples)), sampling_rate=48_000, return_tensors="pt"
-    )
+    inputs = model.processor(audio=list(map(folders.wave, samples)), sampling_rate=48_000, return_tensors="pt")
     with torch.no_grad():
         expected = model.get_audio_features(**inputs).pooler_output.numpy()
     (embeds,) = sessions["audio"].run(None, {name: value.numpy() for name, value in inputs.items()})

@@ -68,9 +68,7 @@ def test_languages_mix_in_one_call(encoder, module):
 
 
 def test_the_language_matters_to_sonar(encoder, kind):
-    differs = (
-        np.abs(encoder.encode(TEXTS, language="fra") - encoder.encode(TEXTS, language="eng")).max() > 1e-3
-    )
+    differs = np.abs(encoder.encode(TEXTS, language="fra") - encoder.encode(TEXTS, language="eng")).max() > 1e-3
     assert differs == (kind == "sonar")
 
 
@@ -121,9 +119,7 @@ def test_a_string_with_an_audio_suffix_is_a_recording(encoder, module, tmp_path,
         np.testing.assert_allclose(encoder.encode([given])[0], expected, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "name", ["missing.wav", "sounds/missing.m4a", "{folder}/missing", "file://{folder}/no.opus"]
-)
+@pytest.mark.parametrize("name", ["missing.wav", "sounds/missing.m4a", "{folder}/missing", "file://{folder}/no.opus"])
 def test_a_missing_file_is_an_error(encoder, tmp_path, name):
     name = name.format(folder=tmp_path)
     with pytest.raises(FileNotFoundError, match=re.escape(name.removeprefix("file://"))):
@@ -133,13 +129,7 @@ def test_a_missing_file_is_an_error(encoder, tmp_path, name):
 def test_a_text_is_not_a_path(encoder, module, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rain").write_text("not a recording")
-    texts = [
-        "rain",
-        "cats and/or dogs",
-        "the order: dog, then rain",
-        "http is a protocol",
-        "a file.wav is played",
-    ]
+    texts = ["rain", "cats and/or dogs", "the order: dog, then rain", "http is a protocol", "a file.wav is played"]
     np.testing.assert_allclose(encoder.encode(texts), texts_by_model(module, texts, None), atol=1e-6)
     one = encoder.encode([{"text": "rain.wav"}])
     np.testing.assert_allclose(one, texts_by_model(module, ["rain.wav"], None), atol=1e-6)
@@ -183,9 +173,7 @@ def test_unusable_inputs_are_named(encoder, inputs, message):
 
 
 def test_saved_and_loaded(encoder, module, tmp_path):
-    SentenceTransformer(modules=[SupCLAPModule(module.model, module.processor, "fra")]).save_pretrained(
-        str(tmp_path)
-    )
+    SentenceTransformer(modules=[SupCLAPModule(module.model, module.processor, "fra")]).save_pretrained(str(tmp_path))
     loaded = SentenceTransformer(str(tmp_path), trust_remote_code=True, device="cpu")
     assert isinstance(loaded[0], SupCLAPModule)
     assert loaded[0].language == "fra"
@@ -193,9 +181,7 @@ def test_saved_and_loaded(encoder, module, tmp_path):
     np.testing.assert_allclose(loaded.encode([CLIPS[0]]), encoder.encode([CLIPS[0]]), atol=1e-6)
     # The folder can still be loaded as a model.
     plain = SupCLAPModel.from_pretrained(tmp_path)
-    assert all(
-        torch.equal(value, module.model.state_dict()[name]) for name, value in plain.state_dict().items()
-    )
+    assert all(torch.equal(value, module.model.state_dict()[name]) for name, value in plain.state_dict().items())
 
 
 def test_any_folder_of_a_model_loads_with_settings_of_its_own(encoder, module, tmp_path):

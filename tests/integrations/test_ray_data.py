@@ -50,9 +50,7 @@ def check(corpus, keys, embeds, errors):
 
 def test_a_batch_keeps_its_columns(corpus):
     folder, paths = corpus
-    batch = EmbedRecordings(str(folder / "model"), device="cpu")(
-        {"path": np.array(paths), "key": np.arange(12)}
-    )
+    batch = EmbedRecordings(str(folder / "model"), device="cpu")({"path": np.array(paths), "key": np.arange(12)})
     assert set(batch) == {"path", "key", "embedding", "error"}
     check(corpus, batch["key"], batch["embedding"], batch["error"])
 

@@ -48,12 +48,7 @@ def test_a_clip_below_the_window_of_clap2_ends_with_zeros(samples):
 @pytest.mark.parametrize("samples", [600, 16000, 40001])
 def test_clap(padding, samples):
     extractor = ClapFeatureExtractor(
-        feature_size=32,
-        sampling_rate=16000,
-        max_length_s=1,
-        hop_length=160,
-        truncation="rand_trunc",
-        padding=padding,
+        feature_size=32, sampling_rate=16000, max_length_s=1, hop_length=160, truncation="rand_trunc", padding=padding
     )
     clips = [builders.noise(samples), tone_beside_silence(samples)]
     expected = extract_clap(extractor, clips)["input_features"]

@@ -30,9 +30,7 @@ every_loss = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES.keys())
 @pytest.mark.parametrize(("n", "d"), [(2, 3), (5, 7), (9, 4)])
 def test_equals_the_loops(n: int, d: int) -> None:
     audio, text = related_pair(n, d)
-    assert info_nce(audio, text, SCALE).item() == pytest.approx(
-        reference.info_nce(audio, text, SCALE), abs=1e-12
-    )
+    assert info_nce(audio, text, SCALE).item() == pytest.approx(reference.info_nce(audio, text, SCALE), abs=1e-12)
     assert sigmoid_loss(audio, text, 10.0, -9.0).item() == pytest.approx(
         reference.sigmoid_loss(audio, text, 10.0, -9.0), abs=1e-12
     )
@@ -57,46 +55,31 @@ def test_golden_numbers() -> None:
     audio = F.normalize(filler((4, 8), 0), dim=1)
     text = F.normalize(filler((4, 8), 0) + 0.8 * filler((4, 8), 1), dim=1)
     assert info_nce(audio, text, SCALE).item() / 2 == pytest.approx(0.1708606, abs=1e-6)
-    assert info_nce(audio, text, SCALE, torch.tensor([0, 0, 1, 2])).item() / 2 == pytest.approx(
-        2.8752162, abs=1e-6
-    )
+    assert info_nce(audio, text, SCALE, torch.tensor([0, 0, 1, 2])).item() / 2 == pytest.approx(2.8752162, abs=1e-6)
 
 
-WRONG = F.normalize(
-    torch.randn(5, 3, 7, generator=torch.Generator().manual_seed(1), dtype=torch.float64), dim=-1
-)
+WRONG = F.normalize(torch.randn(5, 3, 7, generator=torch.Generator().manual_seed(1), dtype=torch.float64), dim=-1)
 MASK = torch.tensor([[1, 1, 1], [1, 0, 1], [0, 0, 0], [1, 0, 0], [0, 1, 1]]).bool()
 
 
 @pytest.mark.parametrize("groups", [None, GROUPS])
 @pytest.mark.parametrize("mask", [None, MASK])
 @pytest.mark.parametrize("chunk_size", [None, 1, 2, 9])
-def test_negatives_equal_the_loops(
-    groups: list[int] | None, mask: Tensor | None, chunk_size: int | None
-) -> None:
+def test_negatives_equal_the_loops(groups: list[int] | None, mask: Tensor | None, chunk_size: int | None) -> None:
     audio, text = related_pair(5, 7)
     ids = None if groups is None else torch.tensor(groups)
-    options: dict[str, Any] = {
-        "group_ids": ids,
-        "chunk_size": chunk_size,
-        "negatives": WRONG,
-        "negative_mask": mask,
-    }
+    options: dict[str, Any] = {"group_ids": ids, "chunk_size": chunk_size, "negatives": WRONG, "negative_mask": mask}
     rows, pairs = [], 0.0
     for i, clip in enumerate(audio.tolist()):
         wrong = [
-            reference.dot(clip, vector)
-            for m, vector in enumerate(WRONG[i].tolist())
-            if mask is None or mask[i, m]
+            reference.dot(clip, vector) for m, vector in enumerate(WRONG[i].tolist()) if mask is None or mask[i, m]
         ]
         right = [reference.dot(clip, vector) for vector in text.tolist()]
         scores = [SCALE * value for value in right + wrong]
         rows.append(reference.log_ratio(scores, reference.positives_of(i, 5, groups)))
         pairs += sum(reference.binary_cross_entropy(10 * value - 9, False) for value in wrong) / 5
     to_audio = reference.one_direction(text.tolist(), audio.tolist(), SCALE, groups)
-    assert info_nce(audio, text, SCALE, **options).item() == pytest.approx(
-        reference.mean(rows) + to_audio, abs=1e-12
-    )
+    assert info_nce(audio, text, SCALE, **options).item() == pytest.approx(reference.mean(rows) + to_audio, abs=1e-12)
     expected = reference.sigmoid_loss(audio, text, 10.0, -9.0, groups) + pairs
     assert sigmoid_loss(audio, text, 10.0, -9.0, **options).item() == pytest.approx(expected, abs=1e-12)
 
@@ -144,9 +127,7 @@ def test_gradcheck_of_the_scalars() -> None:
 def gradient_of_similarities(loss: Loss, similarity: Tensor) -> Tensor:
     """Return dL/dS. With the identity matrix as texts, the audio matrix is the similarity matrix."""
     similarity = similarity.clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(
-        loss(similarity, torch.eye(len(similarity), dtype=similarity.dtype)), similarity
-    )
+    (gradient,) = torch.autograd.grad(loss(similarity, torch.eye(len(similarity), dtype=similarity.dtype)), similarity)
     return gradient
 
 
@@ -188,9 +169,7 @@ def test_leading_dimensions_are_batches_of_their_own(loss: Loss) -> None:
     texts = torch.stack([related_pair()[1], unit_rows(5, 7, seed=2)])
     torch.testing.assert_close(loss(audio, texts), (loss(audio, texts[0]) + loss(audio, texts[1])) / 2)
     ids = torch.tensor(GROUPS)
-    torch.testing.assert_close(
-        loss(audio, texts, ids), (loss(audio, texts[0], ids) + loss(audio, texts[1], ids)) / 2
-    )
+    torch.testing.assert_close(loss(audio, texts, ids), (loss(audio, texts[0], ids) + loss(audio, texts[1], ids)) / 2)
 
 
 def test_values_of_a_random_and_of_a_perfect_batch() -> None:
@@ -205,9 +184,7 @@ def test_values_of_a_random_and_of_a_perfect_batch() -> None:
     start = math.log1p(math.exp(10.0)) + 5 * math.log1p(math.exp(-10.0))
     assert sigmoid_loss(unrelated[:6], unrelated[6:], 10.0, -10.0).item() == pytest.approx(start)
     twins = perfect[[0, 0, 1, 1, 2, 2]]
-    assert info_nce(twins, twins, 100.0, torch.tensor([0, 0, 1, 1, 2, 2])).item() == pytest.approx(
-        2 * math.log(2)
-    )
+    assert info_nce(twins, twins, 100.0, torch.tensor([0, 0, 1, 1, 2, 2])).item() == pytest.approx(2 * math.log(2))
 
 
 def test_small_loss_is_not_lost_to_rounding() -> None:

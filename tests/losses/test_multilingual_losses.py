@@ -47,9 +47,7 @@ def test_kcl_gradcheck() -> None:
     audio, text = (x.requires_grad_() for x in multilingual_batch(4, 2, 3))
     scale = torch.tensor(9.0, dtype=torch.float64, requires_grad=True)
     torch.autograd.gradcheck(kcl_loss, (audio, text, scale))
-    torch.autograd.gradcheck(
-        lambda a, t, s: kcl_loss(a, t, s, torch.tensor([0, 1, 0, 2])), (audio, text, scale)
-    )
+    torch.autograd.gradcheck(lambda a, t, s: kcl_loss(a, t, s, torch.tensor([0, 1, 0, 2])), (audio, text, scale))
 
 
 def test_values_of_a_random_and_of_a_perfect_batch() -> None:
@@ -57,9 +55,7 @@ def test_values_of_a_random_and_of_a_perfect_batch() -> None:
     assert kcl_loss(alike, alike.unsqueeze(1).expand(6, 4, 8), SCALE).item() == pytest.approx(math.log(6))
     assert cacl_loss(alike, alike, alike, SCALE).item() == pytest.approx(math.log(6))
     perfect = torch.eye(6, dtype=torch.float64)
-    assert kcl_loss(perfect, perfect.unsqueeze(1).expand(6, 4, 6), 100.0).item() == pytest.approx(
-        0, abs=1e-12
-    )
+    assert kcl_loss(perfect, perfect.unsqueeze(1).expand(6, 4, 6), 100.0).item() == pytest.approx(0, abs=1e-12)
     assert cacl_loss(perfect, perfect, perfect, 100.0).item() == pytest.approx(0, abs=1e-12)
 
 
@@ -204,9 +200,7 @@ def test_errors_of_weights_and_moments_keep_to_their_bounds_over_epochs() -> Non
 
 
 def test_a_bound_is_reached_by_constant_gradients_that_point_in_one_line() -> None:
-    bound = weight_error_bound(
-        [1.0, 0.5], [[3.0] * 4, [3.0] * 2], lipschitz=0.0, learning_rate=0.1, start=0.25
-    )
+    bound = weight_error_bound([1.0, 0.5], [[3.0] * 4, [3.0] * 2], lipschitz=0.0, learning_rate=0.1, start=0.25)
     assert bound == pytest.approx([0.25 + 4 * 0.3, 0.25 + 4 * 0.3 + 2 * 0.15])
     # Two pairs with gradients 3 and -3: p is 1/2 each, p'_e is 1 and 0, and one step moves them apart by 0.1 * 3.
     assert momentum_error_bound(0.0, 0.0, 1.0, 3.0, 0.0) == pytest.approx(0.1 * 3)

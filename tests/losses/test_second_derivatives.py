@@ -51,9 +51,7 @@ def decoupled_rows(anchors: Tensor, targets: Tensor) -> Tensor:
 def temporal(audio: Tensor, text: Tensor) -> Tensor:
     exponentials = (SCALE * audio @ text.T).exp()
     positives = 2 * exponentials.diagonal().log()
-    return (
-        (WEIGHTS * exponentials).sum(1).log() + (WEIGHTS * exponentials.T).sum(1).log() - positives
-    ).mean()
+    return ((WEIGHTS * exponentials).sum(1).log() + (WEIGHTS * exponentials.T).sum(1).log() - positives).mean()
 
 
 def languages(text: Tensor) -> Tensor:
@@ -89,9 +87,7 @@ LOSSES = {
         lambda a, t: pairs(displaced(t, a), a),
     ),
 }
-IN_ONE_MATRIX = {
-    "temporal": (lambda a, t: temporal_nce(a, t, SCALE, WEIGHTS), temporal),
-}
+IN_ONE_MATRIX = {"temporal": (lambda a, t: temporal_nce(a, t, SCALE, WEIGHTS), temporal)}
 
 
 def inputs() -> list[Tensor]:
@@ -106,9 +102,7 @@ def test_hessian_vector_products_are_those_of_the_naive_form(name: str) -> None:
     for loss in (LOSSES | IN_ONE_MATRIX)[name]:
         embeds = inputs()
         gradients = torch.autograd.grad(loss(*embeds), embeds, create_graph=True)
-        projection = torch.stack(
-            [(gradient * unit_rows(CLIPS, 6, seed=3)).sum() for gradient in gradients]
-        ).sum()
+        projection = torch.stack([(gradient * unit_rows(CLIPS, 6, seed=3)).sum() for gradient in gradients]).sum()
         products.append(torch.autograd.grad(projection, embeds))
     torch.testing.assert_close(*products, rtol=0, atol=1e-10)
     assert min(product.norm() for product in products[0]) > 1e-3

@@ -54,12 +54,8 @@ def naive_support_vectors(texts: Tensor, audios: Tensor, radius: Tensor) -> Tens
 @both_similarities
 def test_similarity_equals_the_loops(similarity: Similarity) -> None:
     texts, audios = related_pair()
-    expected = torch.tensor(
-        reference.support_similarity(texts, audios, RADII, similarity), dtype=torch.float64
-    )
-    torch.testing.assert_close(
-        support_similarity(texts, audios, radii(), similarity), expected, rtol=0, atol=1e-12
-    )
+    expected = torch.tensor(reference.support_similarity(texts, audios, RADII, similarity), dtype=torch.float64)
+    torch.testing.assert_close(support_similarity(texts, audios, radii(), similarity), expected, rtol=0, atol=1e-12)
 
 
 @both_similarities
@@ -92,17 +88,10 @@ def test_one_number_is_that_number_for_every_pair() -> None:
 
 def test_leading_dimensions_are_batches_of_their_own() -> None:
     texts, audios = related_pair()
-    languages, per_pair = (
-        torch.stack([texts, unit_rows(5, 7, seed=2)]),
-        torch.stack([radii(), radii().flip(0)]),
-    )
-    expected = (
-        sum(support_vector_loss(t, audios, r, SCALE) for t, r in zip(languages, per_pair, strict=True)) / 2
-    )
+    languages, per_pair = (torch.stack([texts, unit_rows(5, 7, seed=2)]), torch.stack([radii(), radii().flip(0)]))
+    expected = sum(support_vector_loss(t, audios, r, SCALE) for t, r in zip(languages, per_pair, strict=True)) / 2
     torch.testing.assert_close(support_vector_loss(languages, audios, per_pair, SCALE), expected)
-    expected = (
-        sum(support_vector_loss(audios, t, r, SCALE) for t, r in zip(languages, per_pair, strict=True)) / 2
-    )
+    expected = sum(support_vector_loss(audios, t, r, SCALE) for t, r in zip(languages, per_pair, strict=True)) / 2
     torch.testing.assert_close(support_vector_loss(audios, languages, per_pair, SCALE), expected)
 
 
@@ -114,15 +103,9 @@ def test_one_softmax_equals_the_separate_losses(
 ) -> None:
     _, audio = related_pair()
     texts = torch.stack([related_pair(spread=0.2 + k)[0] for k in range(languages)]).squeeze(0)
-    reach = (
-        torch.stack([radii(), radii().flip(0)])
-        .view(2, *[1] * (texts.ndim - 2), 5)
-        .expand(2, *texts.shape[:-1])
-    )
+    reach = torch.stack([radii(), radii().flip(0)]).view(2, *[1] * (texts.ndim - 2), 5).expand(2, *texts.shape[:-1])
     ids = None if groups is None else torch.tensor(groups)
-    inputs = [
-        x.clone().requires_grad_() for x in (texts, audio, reach, torch.tensor(SCALE, dtype=torch.float64))
-    ]
+    inputs = [x.clone().requires_grad_() for x in (texts, audio, reach, torch.tensor(SCALE, dtype=torch.float64))]
     t, a, r, s = inputs
 
     t2a = support_vector_loss(t, a, r[0], s, similarity, group_ids=ids)
@@ -146,8 +129,7 @@ def test_gradcheck(similarity: Similarity, decoupled: bool) -> None:
     scale = torch.tensor(9.0, dtype=torch.float64)
     inputs = [x.requires_grad_() for x in (texts, audios, radii()[:4], scale)]
     torch.autograd.gradcheck(
-        lambda t, a, r, s: support_vector_loss(t, a, r, s, similarity, decoupled, torch.tensor([0, 1, 0, 2])),
-        inputs,
+        lambda t, a, r, s: support_vector_loss(t, a, r, s, similarity, decoupled, torch.tensor([0, 1, 0, 2])), inputs
     )
 
 
@@ -156,9 +138,7 @@ def test_sigmoid_gradcheck(similarity: Similarity) -> None:
     texts, audios = related_pair(4, 3)
     scalars = (torch.tensor(x, dtype=torch.float64) for x in (9.0, -8.0))
     inputs = [x.requires_grad_() for x in (texts, audios, radii()[:4], *scalars)]
-    torch.autograd.gradcheck(
-        lambda t, a, r, s, b: support_vector_sigmoid_loss(t, a, r, s, b, similarity), inputs
-    )
+    torch.autograd.gradcheck(lambda t, a, r, s, b: support_vector_sigmoid_loss(t, a, r, s, b, similarity), inputs)
 
 
 @both_similarities
@@ -205,9 +185,7 @@ def test_gradient_of_the_loss_is_the_sum_of_the_papers_forces() -> None:
         probability = (SCALE * naive_support_vectors(texts, audios, radii()) @ audios.T).softmax(dim=1)
         force = SCALE * (probability @ audios - audios) / 5
         parallel = (force * pull).sum(1, keepdim=True) * pull
-        torch.testing.assert_close(
-            gradient, parallel + factor.unsqueeze(1) * (force - parallel), rtol=0, atol=1e-12
-        )
+        torch.testing.assert_close(gradient, parallel + factor.unsqueeze(1) * (force - parallel), rtol=0, atol=1e-12)
 
 
 # --- the optimum of the radius
@@ -280,9 +258,7 @@ def test_coincident_pairs_have_no_support_vector_gradient(similarity: Similarity
 @both_similarities
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("exponent", range(-16, 0))
-def test_nearly_coincident_pairs_are_finite(
-    similarity: Similarity, dtype: torch.dtype, exponent: int
-) -> None:
+def test_nearly_coincident_pairs_are_finite(similarity: Similarity, dtype: torch.dtype, exponent: int) -> None:
     texts, audios = (x.to(dtype).requires_grad_() for x in related_pair(4, 16, spread=10.0**exponent))
     radius = torch.tensor(0.1, requires_grad=True)
     loss = support_vector_loss(texts, audios, radius, SCALE, similarity)
@@ -379,9 +355,7 @@ def test_constraint_equals_the_loops_and_trains_only_the_radius() -> None:
     distance = (audios - texts).norm(dim=1).detach()
     radius = (distance * torch.tensor([0.5, 1.5, -0.5, 0.0, 3.0])).requires_grad_()
     constraint = radius_constraint(texts, audios, radius)
-    assert constraint.item() == pytest.approx(
-        reference.radius_constraint(texts, audios, radius.tolist()), abs=1e-12
-    )
+    assert constraint.item() == pytest.approx(reference.radius_constraint(texts, audios, radius.tolist()), abs=1e-12)
     (gradient,) = torch.autograd.grad(constraint, radius)
     assert gradient.tolist() == pytest.approx([0, 0.2, -0.2, 0, 0.2])
     assert not radius_constraint(texts, audios, 0.1).requires_grad
@@ -438,9 +412,7 @@ def test_dynamic_radius_starts_as_the_static_one_and_learns() -> None:
 def test_dynamic_radius_is_a_network_with_two_hidden_layers(predictor: DynamicRadius) -> None:
     texts, audios = related_pair()
     scaled = SCALE * similarity_matrix(texts, audios)
-    first, first_bias, second, second_bias, last, last_bias = (
-        value.detach() for value in predictor.parameters()
-    )
+    first, first_bias, second, second_bias, last, last_bias = (value.detach() for value in predictor.parameters())
     for row, radius in enumerate(predictor(scaled)):
         others = [value for column, value in enumerate(scaled[row]) if column != row]
         inputs = torch.stack([scaled[row, row], *sorted(others, reverse=True)])
@@ -450,9 +422,7 @@ def test_dynamic_radius_is_a_network_with_two_hidden_layers(predictor: DynamicRa
 
 def test_relative_radius_is_a_share_of_the_distance_to_the_own_target() -> None:
     texts, audios = related_pair()
-    expected = [
-        0.3 * math.dist(text, audio) for text, audio in zip(texts.tolist(), audios.tolist(), strict=True)
-    ]
+    expected = [0.3 * math.dist(text, audio) for text, audio in zip(texts.tolist(), audios.tolist(), strict=True)]
     assert RelativeRadius(0.3).in_tiles(texts, audios, SCALE).tolist() == pytest.approx(expected)
 
 
@@ -540,9 +510,7 @@ def test_errors_name_the_expected_values() -> None:
     with pytest.raises(ValueError, match=r"radius.*\(5, 1\)"):
         support_vector_loss(texts, audios, radii().unsqueeze(1), SCALE)
     with pytest.raises(ValueError, match="negative"):
-        support_vector_loss(
-            texts, audios, 0.1, SCALE, decoupled=True, group_ids=torch.zeros(5, dtype=torch.long)
-        )
+        support_vector_loss(texts, audios, 0.1, SCALE, decoupled=True, group_ids=torch.zeros(5, dtype=torch.long))
     with pytest.raises(ValueError, match="num_similarities=1"):
         DynamicRadius(num_similarities=1)
     with pytest.raises(ValueError, match="order='random'"):

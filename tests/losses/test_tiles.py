@@ -55,9 +55,7 @@ def test_equals_the_plain_loss_with_its_gradients(loss: Loss, groups: Tensor | N
     plain = loss(*inputs, group_ids=groups)
     tiled = loss(*inputs, group_ids=groups, chunk_size=chunk_size)
     torch.testing.assert_close(tiled, plain, rtol=0, atol=1e-11)
-    for own, other in zip(
-        torch.autograd.grad(tiled, inputs), torch.autograd.grad(plain, inputs), strict=True
-    ):
+    for own, other in zip(torch.autograd.grad(tiled, inputs), torch.autograd.grad(plain, inputs), strict=True):
         torch.testing.assert_close(own, other, rtol=0, atol=1e-11)
 
 
@@ -77,9 +75,7 @@ def test_equals_the_plain_loss_in_lower_precision_and_under_autocast(loss: Loss,
 @pytest.mark.parametrize("groups", [None, GROUPS])
 @pytest.mark.parametrize("size", [4, 9])
 @pytest.mark.parametrize("detach_input", [True, False])
-def test_a_radius_in_tiles_is_that_of_the_matrix(
-    groups: Tensor | None, size: int, detach_input: bool
-) -> None:
+def test_a_radius_in_tiles_is_that_of_the_matrix(groups: Tensor | None, size: int, detach_input: bool) -> None:
     torch.manual_seed(0)
     module = DynamicRadius(size, detach_input=detach_input).double()
     torch.nn.init.normal_(list(module.parameters())[-2], std=0.1)
@@ -126,10 +122,5 @@ def test_a_chunk_holds_a_row() -> None:
         info_nce(*related_pair(), 9.0, torch.tensor([0, 1]), chunk_size=2)
     with pytest.raises(ValueError, match="negative"):
         support_vector_loss(
-            *related_pair(),
-            0.1,
-            9.0,
-            decoupled=True,
-            group_ids=torch.zeros(5, dtype=torch.long),
-            chunk_size=2,
+            *related_pair(), 0.1, 9.0, decoupled=True, group_ids=torch.zeros(5, dtype=torch.long), chunk_size=2
         )

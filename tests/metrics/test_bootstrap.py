@@ -18,9 +18,7 @@ def naive_intervals(outcome, clusters, num_resamples, confidence, seed):
     rng = np.random.default_rng(seed)
     means = []
     for _ in range(num_resamples):
-        drawn = list(
-            itertools.chain.from_iterable(members[i] for i in rng.integers(0, len(names), len(names)))
-        )
+        drawn = list(itertools.chain.from_iterable(members[i] for i in rng.integers(0, len(names), len(names))))
         means.append(sum(drawn) / len(drawn))
     return tuple(np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2]))
 

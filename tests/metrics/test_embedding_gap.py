@@ -18,18 +18,13 @@ def directions(seed, *shape):
 def naive(other, english):
     n, d = len(other), len(other[0])
     gap = [sum(row[j] for row in english) / n - sum(row[j] for row in other) / n for j in range(d)]
-    return {
-        "Gap": math.hypot(*gap),
-        "Dis": sum(math.dist(a, b) for a, b in zip(english, other, strict=True)) / n,
-    }
+    return {"Gap": math.hypot(*gap), "Dis": sum(math.dist(a, b) for a, b in zip(english, other, strict=True)) / n}
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 5), (7, 3), (60, 16), (5000, 3)])
 def test_equals_loops(shape):
     other, english = directions(0, *shape), directions(1, *shape)
-    assert gap_and_distance(other, english) == pytest.approx(
-        naive(other.tolist(), english.tolist()), abs=1e-12
-    )
+    assert gap_and_distance(other, english) == pytest.approx(naive(other.tolist(), english.tolist()), abs=1e-12)
     assert gap_and_distance(other.tolist(), english.tolist()) == gap_and_distance(other, english)
 
 
@@ -60,16 +55,12 @@ def test_lower_precision_is_unit_norm_enough(dtype):
     assert scores == pytest.approx(gap_and_distance(other, english), abs=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("norm", "warns"), [(1.0, False), (0.991, False), (1.009, False), (0.98, True), (1.02, True)]
-)
+@pytest.mark.parametrize(("norm", "warns"), [(1.0, False), (0.991, False), (1.009, False), (0.98, True), (1.02, True)])
 def test_the_tolerance_of_unit_norm(norm, warns):
     other, english = directions(0, 9, 4), directions(1, 9, 4)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        assert gap_and_distance(other * norm, english) == pytest.approx(
-            gap_and_distance(other, english), abs=1e-12
-        )
+        assert gap_and_distance(other * norm, english) == pytest.approx(gap_and_distance(other, english), abs=1e-12)
     assert bool(caught) == warns
 
 
@@ -105,9 +96,7 @@ def metric(load_metric):
 def test_evaluate_accepts_whole_matrices_as_keywords(metric):
     other, english = directions(0, 10, 4), directions(1, 10, 4)
     rows = [7, 2, 5]
-    scores = metric.compute(
-        predictions=rows, references=[1, 2, 3], other_embeds=other, english_embeds=english
-    )
+    scores = metric.compute(predictions=rows, references=[1, 2, 3], other_embeds=other, english_embeds=english)
     assert scores == gap_and_distance(other[rows], english[1:4])
 
 

@@ -23,9 +23,7 @@ def several_right(rng, num_queries, num_candidates, most):
 def trec_eval(similarity, relevant, measures):
     """Compute measures with pytrec_eval, one row per query."""
     names = [f"q{query:06d}" for query in range(len(relevant))]
-    judged = {
-        name: {f"d{column}": 1 for column in columns} for name, columns in zip(names, relevant, strict=True)
-    }
+    judged = {name: {f"d{column}": 1 for column in columns} for name, columns in zip(names, relevant, strict=True)}
     run = {
         name: {f"d{column}": float(score) for column, score in enumerate(row)}
         for name, row in zip(names, similarity, strict=True)
@@ -41,9 +39,7 @@ def test_retrieval_agrees_with_trec_eval(num_queries, num_candidates, most):
     rng = np.random.default_rng(num_candidates)
     similarity = distinct_scores(rng, num_queries, num_candidates)
     relevant = several_right(rng, num_queries, num_candidates, most)
-    answers = trec_eval(
-        similarity, relevant, ("success.1,5,10", "map_cut.10,16", "ndcg_cut.3,10", "recip_rank")
-    )
+    answers = trec_eval(similarity, relevant, ("success.1,5,10", "map_cut.10,16", "ndcg_cut.3,10", "recip_rank"))
     more = {"mAP@16": "map_cut_16", "nDCG@10": "ndcg_cut_10", "nDCG@3": "ndcg_cut_3", "MRR": "recip_rank"}
     outcomes = retrieval_outcomes(similarity, relevant, K, metrics=list(more))
     for name, measure in more.items():
@@ -60,12 +56,8 @@ def test_qrels_agree_with_trec_eval():
     """Both read the same table of judgements."""
     rng = np.random.default_rng(0)
     similarity, queries = distinct_scores(rng, 20, 15), [f"q{i:02d}" for i in range(20)]
-    judged = {
-        q: {f"d{c}": int(rng.integers(0, 3)) for c in rng.permutation(15)[:6]} | {"d0": 1} for q in queries
-    }
-    run = {
-        q: {f"d{c}": float(s) for c, s in enumerate(row)} for q, row in zip(queries, similarity, strict=True)
-    }
+    judged = {q: {f"d{c}": int(rng.integers(0, 3)) for c in rng.permutation(15)[:6]} | {"d0": 1} for q in queries}
+    run = {q: {f"d{c}": float(s) for c, s in enumerate(row)} for q, row in zip(queries, similarity, strict=True)}
     answers = pytrec_eval.RelevanceEvaluator(judged, {"map_cut.16"}).evaluate(run)
     relevant = relevant_from_qrels(judged, queries, [f"d{c}" for c in range(15)])
     outcomes = retrieval_outcomes(similarity, relevant, map_cutoff=16)
@@ -83,10 +75,6 @@ def test_zste_agrees_with_trec_eval():
         expected = [answer["success_1"] for answer in single]
         assert zste_outcomes(similarity, one, [task] * 200)[task].tolist() == expected
     for task, measure in [("2B", "success_2"), ("2D", "success_2"), ("5A", "P_2"), ("5B", "recall_2")]:
-        assert zste_outcomes(similarity, two, [task] * 200)[task].tolist() == [
-            answer[measure] for answer in pairs
-        ]
+        assert zste_outcomes(similarity, two, [task] * 200)[task].tolist() == [answer[measure] for answer in pairs]
     for task in ("2A", "2C"):
-        assert zste_outcomes(similarity, two, [task] * 200)[task].tolist() == [
-            a["recall_2"] == 1 for a in pairs
-        ]
+        assert zste_outcomes(similarity, two, [task] * 200)[task].tolist() == [a["recall_2"] == 1 for a in pairs]

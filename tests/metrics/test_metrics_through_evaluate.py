@@ -51,8 +51,7 @@ def test_at_once_in_parts_and_one_by_one_it_is_the_function(load_metric, name):
     metric = load_metric(name)
     assert metric.compute(**columns, k=[1, 2]) == expected
     assert (
-        metric.compute(**{key: np.asarray(column).tolist() for key, column in columns.items()}, k=[1, 2])
-        == expected
+        metric.compute(**{key: np.asarray(column).tolist() for key, column in columns.items()}, k=[1, 2]) == expected
     )
     for start in range(0, 10, 4):
         metric.add_batch(**{key: column[start : start + 4] for key, column in columns.items()})
@@ -99,9 +98,7 @@ def test_the_common_test_of_evaluate(load_metric, monkeypatch, name):
 
 
 def test_the_options_are_those_of_the_metrics(load_metric):
-    parameters = {
-        option for name in CASES for option in inspect.signature(load_metric(name)._compute).parameters
-    }
+    parameters = {option for name in CASES for option in inspect.signature(load_metric(name)._compute).parameters}
     assert parameters - {"predictions", "references"} == OPTIONS
 
 
@@ -110,9 +107,7 @@ def test_without_the_package_the_error_names_its_distribution(load_metric, monke
     monkeypatch.setattr(
         importlib,
         "import_module",
-        lambda name, *package: load_module(
-            "no_such_module" if name == "modeling_supclap" else name, *package
-        ),
+        lambda name, *package: load_module("no_such_module" if name == "modeling_supclap" else name, *package),
     )
     with pytest.raises(ImportError, match="pip install supclap'"):
         load_metric("recall")
@@ -124,10 +119,7 @@ def test_a_label_question_is_a_retrieval_query_too(load_metric):
     tasks = ["1A"] * 10
     expected = zste_scores(SCORES, RIGHT, tasks) | retrieval_scores(SCORES, RIGHT, k=[1])
     assert both.compute(predictions=SCORES, references=RIGHT, tasks=tasks, k=[1]) == expected
-    assert (
-        both.compute(predictions=range(10), references=RIGHT, tasks=tasks, k=[1], similarity=SCORES)
-        == expected
-    )
+    assert both.compute(predictions=range(10), references=RIGHT, tasks=tasks, k=[1], similarity=SCORES) == expected
 
 
 def test_recall_has_the_reader_of_qrels(load_metric):

@@ -18,9 +18,7 @@ def test_rows(form):
 
 
 def test_the_rows_of_a_file_are_text():
-    table = io.StringIO(
-        "\n".join(f"{query}\t{candidate}\t{relevance}" for query, candidate, relevance in ROWS)
-    )
+    table = io.StringIO("\n".join(f"{query}\t{candidate}\t{relevance}" for query, candidate, relevance in ROWS))
     assert relevant_from_qrels(csv.reader(table, delimiter="\t"), QUERIES, CANDIDATES) == EXPECTED
     assert relevant_from_qrels([(7, "3", True)], ["7"], [1, 3]) == [[1]]
 

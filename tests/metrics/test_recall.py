@@ -44,9 +44,7 @@ def random_case(seed, num_queries, num_candidates, most, levels):
     similarity = rng.standard_normal((num_queries, num_candidates))
     if levels:
         similarity = rng.integers(0, levels, similarity.shape) / levels
-    relevant = [
-        rng.permutation(num_candidates)[: rng.integers(1, most + 1)].tolist() for _ in range(num_queries)
-    ]
+    relevant = [rng.permutation(num_candidates)[: rng.integers(1, most + 1)].tolist() for _ in range(num_queries)]
     return similarity, relevant
 
 
@@ -130,9 +128,7 @@ def golden():
 )
 def test_golden_numbers(golden, direction, relevant, expected):
     audio, text = golden
-    scores = retrieval_scores(
-        text @ audio.T if direction == "t2a" else audio @ text.T, relevant, k=(1, 5, 10)
-    )
+    scores = retrieval_scores(text @ audio.T if direction == "t2a" else audio @ text.T, relevant, k=(1, 5, 10))
     assert list(scores.values()) == pytest.approx(expected, abs=5e-5)
 
 
@@ -203,8 +199,7 @@ def test_chunks_of_embeddings_equal_the_whole_matrix(chunk, num_candidates):
     relevant = [rng.permutation(num_candidates)[: rng.integers(1, 7)].tolist() for _ in range(70)]
     lazy, whole = LazySimilarity(queries, candidates, chunk, similarity="dot"), queries @ candidates.T
     np.testing.assert_array_equal(
-        ranks_from_embeddings(queries, candidates, relevant, chunk, similarity="dot"),
-        best_ranks(whole, relevant),
+        ranks_from_embeddings(queries, candidates, relevant, chunk, similarity="dot"), best_ranks(whole, relevant)
     )
     assert retrieval_scores(lazy, relevant) == retrieval_scores(whole, relevant)
 
@@ -232,14 +227,10 @@ def test_lazy_scores_do_not_depend_on_the_order_of_summation():
     in_chunks = LazySimilarity(queries, candidates, chunk=3)[:]
     found = LazySimilarity(queries, candidates)
     np.testing.assert_array_equal(found[:], LazySimilarity(queries[:, order], candidates[:, order])[:])
-    np.testing.assert_allclose(
-        found[:], queries.astype(np.float64) @ candidates.T.astype(np.float64), atol=1e-7
-    )
+    np.testing.assert_allclose(found[:], queries.astype(np.float64) @ candidates.T.astype(np.float64), atol=1e-7)
     columns = rng.integers(0, 9000, (40, 3))
     np.testing.assert_array_equal(in_chunks, found[:])
-    np.testing.assert_array_equal(
-        found.at(slice(0, 40), columns), np.take_along_axis(found[:], columns, axis=1)
-    )
+    np.testing.assert_array_equal(found.at(slice(0, 40), columns), np.take_along_axis(found[:], columns, axis=1))
 
 
 @pytest.mark.parametrize("scale", [1.0, 50.0])
@@ -248,9 +239,7 @@ def test_a_candidate_that_scores_a_millionth_less_ties(scale):
     query = np.array([[1.0, 0.0]])
     for less, rank in ((-1e-5, 1), (0, 1), (5e-7, 1), (3e-6, 0)):
         candidates = scale * np.array([[0.6, 0.8], [0.6 - less, np.sqrt(1 - (0.6 - less) ** 2)]])
-        assert ranks_from_embeddings(
-            query, candidates, [[0]], similarity="cosine" if scale == 1 else "dot"
-        ) == [rank]
+        assert ranks_from_embeddings(query, candidates, [[0]], similarity="cosine" if scale == 1 else "dot") == [rank]
 
 
 def test_rows_of_lazy_scores():
@@ -286,9 +275,7 @@ def test_other_norms_are_normalised_with_a_warning(num_candidates):
         np.testing.assert_array_equal(ranks_from_embeddings(2 * queries, candidates, relevant), found)
 
 
-@pytest.mark.parametrize(
-    ("norm", "warns"), [(1.0, False), (0.991, False), (1.009, False), (0.98, True), (1.02, True)]
-)
+@pytest.mark.parametrize(("norm", "warns"), [(1.0, False), (0.991, False), (1.009, False), (0.98, True), (1.02, True)])
 def test_the_tolerance_of_unit_norm(norm, warns):
     queries = directions(np.random.default_rng(0), 5, 16)
     with warnings.catch_warnings(record=True) as caught:
@@ -376,9 +363,7 @@ def test_evaluate_stores_no_input_that_is_passed_at_once(load_metric, monkeypatc
     similarity, relevant = random_case(5, 30, 12, 4, 5)
     metric, stored = load_metric("recall"), []
     monkeypatch.setattr(metric, "add_batch", lambda **columns: stored.append(columns))
-    assert metric.compute(predictions=similarity, references=relevant) == retrieval_scores(
-        similarity, relevant
-    )
+    assert metric.compute(predictions=similarity, references=relevant) == retrieval_scores(similarity, relevant)
     assert not stored
 
 
@@ -408,9 +393,7 @@ def test_evaluate_accepts_embeddings_as_keywords(load_metric):
     expected = retrieval_scores(queries @ candidates.T, relevant, k=1, map_cutoff=16)
     inputs = {"predictions": range(9), "references": relevant, "k": 1, "map_cutoff": 16}
     metric = load_metric("recall")
-    assert metric.compute(**inputs, query_embeds=queries, candidate_embeds=candidates) == pytest.approx(
-        expected
-    )
+    assert metric.compute(**inputs, query_embeds=queries, candidate_embeds=candidates) == pytest.approx(expected)
     lazy = LazySimilarity(queries, candidates)  # of the copy of the class in this package
     assert metric.compute(**inputs, similarity=lazy) == pytest.approx(expected)
     with pytest.raises(ValueError, match=r"query_embeds.*candidate_embeds"):
@@ -460,6 +443,4 @@ def test_average_precision_is_that_of_scikit_learn_with_and_without_ties(levels)
     for size in (1, 2, 7, 50):
         scores, is_relevant = rng.integers(levels, size=size) / levels, rng.random(size) < 0.4
         is_relevant[rng.integers(size)] = True
-        assert average_precision(scores, is_relevant) == pytest.approx(
-            average_precision_score(is_relevant, scores)
-        )
+        assert average_precision(scores, is_relevant) == pytest.approx(average_precision_score(is_relevant, scores))

@@ -39,9 +39,7 @@ def random_questions(seed, count, levels=None):
     rng = np.random.default_rng(seed)
     tasks = [TASKS[i] for i in rng.integers(0, len(TASKS), count)]
     sizes = [int(rng.integers(num_right(task), 9)) for task in tasks]
-    scores = [
-        (rng.integers(0, levels, n) / levels if levels else rng.standard_normal(n)).tolist() for n in sizes
-    ]
+    scores = [(rng.integers(0, levels, n) / levels if levels else rng.standard_normal(n)).tolist() for n in sizes]
     relevant = [rng.permutation(n)[: num_right(task)].tolist() for n, task in zip(sizes, tasks, strict=True)]
     return scores, relevant, tasks
 
@@ -57,9 +55,7 @@ def test_outcomes_equal_naive_answers(levels):
     ]
     for task in TASKS:
         expected = [
-            naive_outcome(*question)
-            for question in zip(scores, relevant, tasks, strict=True)
-            if question[2] == task
+            naive_outcome(*question) for question in zip(scores, relevant, tasks, strict=True) if question[2] == task
         ]
         assert found[task].tolist() == expected
     summary = zste_scores(scores, relevant, tasks)
@@ -67,9 +63,7 @@ def test_outcomes_equal_naive_answers(levels):
         assert summary[task] == found[task].mean()
         assert summary[f"{task}_questions"] == tasks.count(task)
         sizes = [len(row) for row, asked in zip(scores, tasks, strict=True) if asked == task]
-        assert summary[f"{task}_chance"] == pytest.approx(
-            np.mean([zste_chance(n, task) for n in sizes]), abs=1e-15
-        )
+        assert summary[f"{task}_chance"] == pytest.approx(np.mean([zste_chance(n, task) for n in sizes]), abs=1e-15)
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -105,9 +99,7 @@ def asked(languages=("eng",), num_items=12):
 
 def test_a_perfect_a_constant_and_a_random_model_on_real_questions():
     sizes, relevant, tasks, _, _ = zip(*asked(num_items=100), strict=True)
-    perfect = [
-        [float(column in right) for column in range(n)] for n, right in zip(sizes, relevant, strict=True)
-    ]
+    perfect = [[float(column in right) for column in range(n)] for n, right in zip(sizes, relevant, strict=True)]
     constant = [[0.3] * n for n in sizes]
     rng = np.random.default_rng(0)
     chance = zste_scores(perfect, relevant, tasks)
@@ -162,18 +154,14 @@ def test_questions_of_some_languages_only_are_left_out():
     apart = zste_scores_by_language(scores[:2], relevant[:2], ["3A"] * 2, ["eng", "fra"], ["x", "y"])
     assert not [name for name in apart if "MRV" in name]
     alone = zste_scores_by_language(scores, relevant, ["3A"] * 3, ["eng"] * 3)
-    assert alone == {
-        f"eng_{name}": value for name, value in zste_scores(scores, relevant, ["3A"] * 3).items()
-    }
+    assert alone == {f"eng_{name}": value for name, value in zste_scores(scores, relevant, ["3A"] * 3).items()}
 
 
 @pytest.mark.parametrize(("task", "n"), [("3A", 3), ("4A", 4), ("2A", 4), ("5A", 3)])
 @pytest.mark.parametrize("num_languages", [2, 3])
 def test_the_chance_level_of_the_variance_is_the_mean_over_all_ranks(task, n, num_languages):
     right = list(range(num_right(task)))
-    ranks = zste_ranks(
-        *zip(*((order, right, task) for order in itertools.permutations(range(n))), strict=True)
-    )
+    ranks = zste_ranks(*zip(*((order, right, task) for order in itertools.permutations(range(n))), strict=True))
     languages = [f"l{i}" for i in range(num_languages)]
     found = zste_scores_by_language(
         [range(n)] * num_languages, [right] * num_languages, [task] * num_languages, languages
@@ -298,9 +286,7 @@ def test_evaluate_and_languages_take_opposites(load_metric):
     assert (found["eng_3A_order"], found["fra_3A_order"]) == (1, 0)
 
 
-@pytest.mark.parametrize(
-    ("opposites", "message"), [([0], "opposite 0"), ([3], "opposite 3"), ([1, 1], "2 opposites")]
-)
+@pytest.mark.parametrize(("opposites", "message"), [([0], "opposite 0"), ([3], "opposite 3"), ([1, 1], "2 opposites")])
 def test_an_opposite_is_another_candidate(opposites, message):
     with pytest.raises(ValueError, match=message):
         zste_scores([[0.5, 0.3, 0.9]], [[0]], ["3A"], opposites)

@@ -66,9 +66,7 @@ def test_embeddings_equal_those_of_transformers_in_any_batch(name, tmp_path):
     inputs = {key: torch.from_numpy(value) for key, value in extract_clips(extractor, CLIPS).items()}
     together = run_encoder(encoder, inputs["input_features"], inputs["audio_attention_mask"])
     for index, clip in enumerate(CLIPS):
-        torch.testing.assert_close(
-            together.pooler_output[index], own_pooling(name, clip), atol=1e-5, rtol=1e-4
-        )
+        torch.testing.assert_close(together.pooler_output[index], own_pooling(name, clip), atol=1e-5, rtol=1e-4)
 
     # Padding after a shorter clip and the order of clips do not matter.
     features, mask = inputs["input_features"].clone(), inputs["audio_attention_mask"]
@@ -76,9 +74,7 @@ def test_embeddings_equal_those_of_transformers_in_any_batch(name, tmp_path):
         features[mask == 0] = 7.0
     again = run_encoder(encoder, features.flip(0), mask.flip(0))
     torch.testing.assert_close(again.pooler_output.flip(0), together.pooler_output, atol=1e-6, rtol=1e-5)
-    torch.testing.assert_close(
-        again.last_hidden_state.flip(0), together.last_hidden_state, atol=1e-5, rtol=1e-4
-    )
+    torch.testing.assert_close(again.last_hidden_state.flip(0), together.last_hidden_state, atol=1e-5, rtol=1e-4)
 
 
 @torch.no_grad()
@@ -92,9 +88,7 @@ def test_pooling_by_the_mean_of_all_tokens():
 def test_a_pooler_that_is_not_there_and_one_that_always_is():
     text = builders.bert_config()
     with pytest.raises(ValueError, match=r"Wav2Vec2Model.*audio_pooling.*'pooler'"):
-        SupCLAPModel(
-            builders.supclap_config(text, make_encoder("wav2vec2")[0].config, audio_pooling="pooler")
-        )
+        SupCLAPModel(builders.supclap_config(text, make_encoder("wav2vec2")[0].config, audio_pooling="pooler"))
     with pytest.raises(ValueError, match=r"CEDModel.*audio_pooling.*'mean'"):
         SupCLAPModel(builders.supclap_config(text, audio_pooling="mean"))
     with pytest.raises(StrictDataclassError, match=r"audio_pooling.*'max'"):
@@ -152,9 +146,7 @@ def test_last_layers_and_lora_train(joined, tmp_path):
     model.train()(**inputs, return_loss=True).loss.backward()
     adapters = {key: weight.grad for key, weight in model.named_parameters() if "lora_B" in key}
     assert len(adapters) >= 3
-    assert all(
-        key.startswith("audio_model.") and grad is not None and grad.any() for key, grad in adapters.items()
-    )
+    assert all(key.startswith("audio_model.") and grad is not None and grad.any() for key, grad in adapters.items())
     assert isinstance(merge_lora(model), SupCLAPModel)
 
 
@@ -181,9 +173,7 @@ def test_a_window_as_long_as_a_chunk_has_its_embedding(joined):
         model.encode_audio(clip, processor, RATE_HZ), model.encode_text(["dog", "rain"], processor)
     )
     np.testing.assert_allclose(found.scores, expected, atol=1e-5)
-    short = model.localize(
-        clip, "dog", processor, sampling_rate=RATE_HZ, chunk_seconds=1.0, window_seconds=0.25
-    )
+    short = model.localize(clip, "dog", processor, sampling_rate=RATE_HZ, chunk_seconds=1.0, window_seconds=0.25)
     assert short.scores.shape == (3, 1)
 
 

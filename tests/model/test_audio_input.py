@@ -88,10 +88,7 @@ def test_an_invalid_recording_has_no_length(clip):
 
 
 def test_rows_of_an_array_are_recordings_unless_there_are_two(path):
-    assert [one.source for one in as_recordings(np.array([str(path), "dog.wav"]))[0]] == [
-        str(path),
-        "dog.wav",
-    ]
+    assert [one.source for one in as_recordings(np.array([str(path), "dog.wav"]))[0]] == [str(path), "dog.wav"]
     assert len(as_recordings(np.zeros((3, 16000)), 16000)[0]) == 3
     for shape in [(1, 2, 3), (2, 16000)]:
         with pytest.raises(ValueError, match=rf"\({shape[0]}, "):
@@ -141,9 +138,7 @@ def test_a_part_of_a_file_is_that_part_of_its_waveform(tmp_path, rate_hz, start,
     np.testing.assert_allclose(recording.read(16000, start, stop), whole[start:stop], atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("from_hz", "to_hz"), [(8000, 48_000), (44_100, 48_000), (96_000, 48_000), (44_100, 16_000)]
-)
+@pytest.mark.parametrize(("from_hz", "to_hz"), [(8000, 48_000), (44_100, 48_000), (96_000, 48_000), (44_100, 16_000)])
 def test_images_and_aliases_are_100_db_below_the_signal(from_hz, to_hz):
     """Noise must leave nothing above the lower Nyquist frequency, and a tone above the new one nothing at all."""
     for method in RESAMPLING_METHODS:
@@ -175,9 +170,7 @@ def test_the_dict_of_transformers_pipelines_is_one_recording():
 
 
 def test_decoded_samples_of_torchcodec_are_recordings():
-    samples = SimpleNamespace(
-        data=torch.sin(torch.arange(8000) * 0.1)[None], sample_rate=8000, pts_seconds=0.0
-    )
+    samples = SimpleNamespace(data=torch.sin(torch.arange(8000) * 0.1)[None], sample_rate=8000, pts_seconds=0.0)
     for value in (samples, [samples]):
         recordings, is_one = as_recordings(value)
         assert is_one == (value is samples)

@@ -45,9 +45,7 @@ def test_a_class_is_registered_once_it_is_imported(first):
     run_python("-c", first + "\n" + REGISTERED)
 
 
-@pytest.mark.parametrize(
-    "failure", ["OSError('libcudart.so.13: cannot open')", "RuntimeError('CUDA 13.2 and 13.0')"]
-)
+@pytest.mark.parametrize("failure", ["OSError('libcudart.so.13: cannot open')", "RuntimeError('CUDA 13.2 and 13.0')"])
 def test_broken_torchaudio_is_explained(tmp_path, monkeypatch, failure):
     (tmp_path / "torchaudio.py").write_text(f"raise {failure}")
     monkeypatch.syspath_prepend(tmp_path)

@@ -24,9 +24,7 @@ def test_published_file_loads_unchanged(hub_folder):
         if name not in ("transformers_version", "torch_dtype")
     }
     expected = {name: builders.PUBLISHED_CED_CONFIG[name] for name in ours}
-    expected["id2label"] = {
-        int(index): label for index, label in builders.PUBLISHED_CED_CONFIG["id2label"].items()
-    }
+    expected["id2label"] = {int(index): label for index, label in builders.PUBLISHED_CED_CONFIG["id2label"].items()}
     assert ours == expected
 
 

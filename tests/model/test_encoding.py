@@ -89,9 +89,7 @@ def test_batched_text_equals_single_texts(pair):
     found = encoding.encode_text(model, TEXTS, processor, language=LANGUAGES)
     for text, language, embed in zip(TEXTS, LANGUAGES, found, strict=True):
         inputs = processor(text=[text], language=language, return_tensors="pt")
-        np.testing.assert_allclose(
-            embed, model.get_text_features(**inputs).pooler_output[0], atol=1e-6, rtol=0
-        )
+        np.testing.assert_allclose(embed, model.get_text_features(**inputs).pooler_output[0], atol=1e-6, rtol=0)
 
 
 def test_equal_texts_tie_exactly_unless_their_languages_differ(sonar_model, sonar_processor):
@@ -99,9 +97,7 @@ def test_equal_texts_tie_exactly_unless_their_languages_differ(sonar_model, sona
     found = sonar_model.encode_text(texts, sonar_processor, language=["eng", *LANGUAGES, "fra"], batch_size=3)
     assert np.array_equal(found[0], found[texts.index("rain", 1)])
     assert np.abs(found[0] - found[-1]).max() > 1e-3
-    assert np.array_equal(
-        found[1], sonar_model.encode_text(texts, sonar_processor, language="eng", batch_size=3)[1]
-    )
+    assert np.array_equal(found[1], sonar_model.encode_text(texts, sonar_processor, language="eng", batch_size=3)[1])
 
 
 @pytest.mark.parametrize("seconds", [1.0, 2.5])
@@ -129,9 +125,7 @@ def test_a_long_batch_is_split_so_that_memory_does_not_follow_the_longest(model,
     sizes = []
     make_inputs = encoding.audio_inputs
     monkeypatch.setattr(
-        encoding,
-        "audio_inputs",
-        lambda m, p, batch: sizes.append(list(map(len, batch))) or make_inputs(m, p, batch),
+        encoding, "audio_inputs", lambda m, p, batch: sizes.append(list(map(len, batch))) or make_inputs(m, p, batch)
     )
     clips = [builders.noise(400_000), *[builders.noise(16000, seed) for seed in range(6)]]
     model.encode_audio(clips, processor, sampling_rate=builders.RATE_HZ, batch_size=4)
@@ -210,9 +204,7 @@ def test_only_a_few_parts_of_a_long_file_are_in_memory(model, processor, tmp_pat
         for _ in range(10):
             file.write(minute)
 
-    peak_bytes = traced_peak(
-        model.encode_audio, tmp_path / "long.wav", processor, batch_size=3, num_workers=2
-    )
+    peak_bytes = traced_peak(model.encode_audio, tmp_path / "long.wav", processor, batch_size=3, num_workers=2)
     assert peak_bytes < 50e6  # one decoded channel has 106 MB
 
 
@@ -268,9 +260,7 @@ def test_similarity_is_the_cosine(model):
     assert isinstance(model.similarity(torch.from_numpy(audio), texts), torch.Tensor)
     assert model.similarity(audio[0], texts).shape == (1, 4)
     whole = np.eye(5, dtype=np.int8)[:3] * 7
-    np.testing.assert_allclose(
-        model.similarity(whole, texts), model.similarity(whole.astype(float), texts), atol=1e-6
-    )
+    np.testing.assert_allclose(model.similarity(whole, texts), model.similarity(whole.astype(float), texts), atol=1e-6)
     assert model.similarity(whole, whole).tolist() == np.eye(3).tolist()
     with pytest.raises(ValueError, match=r"5 and 4\b"):
         model.similarity(audio, texts[:, :4])
@@ -407,11 +397,7 @@ SILENT = np.full(16000, np.nan, dtype=np.float32)
         ([CLIPS[0]], {"sampling_rate": 16000, "batch_size": 0}, "batch_size.*0"),
         ([CLIPS[0]], {"sampling_rate": 16000, "batch_size": None}, "batch_size.*None"),
         ([CLIPS[0]], {"sampling_rate": 16000, "chunk_seconds": float("inf")}, "chunk_seconds.*inf"),
-        (
-            [CLIPS[0]],
-            {"sampling_rate": 16000, "chunk_seconds": 0.1},
-            r"chunk_seconds.*0\.1\b.*0\.15",
-        ),
+        ([CLIPS[0]], {"sampling_rate": 16000, "chunk_seconds": 0.1}, r"chunk_seconds.*0\.1\b.*0\.15"),
         ([{"array": CLIPS[0]}], {}, '"array".*"sampling_rate"'),
         ([{"file": "dog.wav"}], {}, "'file'"),
         ([CLIPS[0], b"no sound"], {"sampling_rate": 16000}, r"clip 1 \(8 bytes\)"),

@@ -64,9 +64,7 @@ def test_frames_of_a_repeated_clip_are_those_of_transformers(padding, hops):
     extractor.padding = padding
     clip = builders.noise(hops * extractor.hop_length)
     expected = extractor([clip], sampling_rate=extractor.sampling_rate)["input_features"][0]
-    np.testing.assert_allclose(
-        extract_clap(extractor, [clip])["input_features"][0], expected, atol=1e-4, rtol=0
-    )
+    np.testing.assert_allclose(extract_clap(extractor, [clip])["input_features"][0], expected, atol=1e-4, rtol=0)
 
 
 def test_long_clips_are_cropped_to_their_beginning(extractor):

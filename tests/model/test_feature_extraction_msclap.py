@@ -15,11 +15,7 @@ RATE_HZ = 44_100
 def log_mel(wave: np.ndarray, filter_rate_hz: int) -> torch.Tensor:
     """Compute (T, 64) in decibels with torchaudio: 1024 samples, hop 320, Slaney filters for `filter_rate_hz`."""
     power = torch.stft(
-        torch.from_numpy(wave).double(),
-        1024,
-        320,
-        window=torch.hann_window(1024).double(),
-        return_complex=True,
+        torch.from_numpy(wave).double(), 1024, 320, window=torch.hann_window(1024).double(), return_complex=True
     ).abs()
     filters = torchaudio.functional.melscale_fbanks(
         513, 50.0, 14_000.0, 64, filter_rate_hz, norm="slaney", mel_scale="slaney"

@@ -25,14 +25,7 @@ from transformers import (
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 import modeling_supclap
-from modeling_supclap import (
-    CEDConfig,
-    CEDFeatureExtractor,
-    CEDModel,
-    SupCLAPConfig,
-    SupCLAPModel,
-    SupCLAPProcessor,
-)
+from modeling_supclap import CEDConfig, CEDFeatureExtractor, CEDModel, SupCLAPConfig, SupCLAPModel, SupCLAPProcessor
 
 TEXTS = [builders.CAPTIONS["eng"], builders.CAPTIONS["fra"]]
 CLIPS = [builders.noise(16000, seed=1), builders.noise(200_000, seed=2)]
@@ -95,10 +88,7 @@ class CedForAudioClassification(PreTrainedModel):
 
 def test_trusted_code_of_a_folder_replaces_our_ced(tmp_path):
     """As in the published CED folders, which contain the code of their tagger."""
-    code = {
-        "AutoConfig": "tagger.CedConfig",
-        "AutoModelForAudioClassification": "tagger.CedForAudioClassification",
-    }
+    code = {"AutoConfig": "tagger.CedConfig", "AutoModelForAudioClassification": "tagger.CedForAudioClassification"}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "ced", "auto_map": code}))
     (tmp_path / "tagger.py").write_text(TAGGER)
     save_file(
@@ -161,14 +151,7 @@ for folder in sys.argv[1:]:
 
 
 CODE_OF_EVERY_FOLDER = {
-    *(
-        "audio_input.py",
-        "auto_classes.py",
-        "configuration_supclap.py",
-        "encoding.py",
-        "hub_ids.py",
-        "languages.py",
-    ),
+    *("audio_input.py", "auto_classes.py", "configuration_supclap.py", "encoding.py", "hub_ids.py", "languages.py"),
     *("feature_extraction_clap.py", "modeling_supclap.py", "pipeline_supclap.py", "pooling.py"),
     *("processing_supclap.py", "strict_loading.py", "towers.py", "waveform.py"),
 }
@@ -242,21 +225,12 @@ def test_model_pushed_to_a_private_repository_comes_back(tmp_path):
         pushed = dict(FakeHub.files["someone/tiny"])
     found, encoded = torch.load(tmp_path / "found.pt")
     assert torch.equal(found, logits(model, processor))
-    torch.testing.assert_close(
-        encoded, model.encode_text(TEXTS, processor, CALL["language"], convert_to_tensor=True)
-    )
+    torch.testing.assert_close(encoded, model.encode_text(TEXTS, processor, CALL["language"], convert_to_tensor=True))
     assert (tmp_path / "elsewhere" / "models--someone--tiny").is_dir()
     cached = {path.name for path in (tmp_path / "cache").glob("hub/models--*/snapshots/*/*")}
     assert cached == {"README.md"}  # push_to_hub reads it
-    code = {
-        "configuration_supclap.py",
-        "modeling_supclap.py",
-        "processing_supclap.py",
-        "feature_extraction_ced.py",
-    }
-    assert code | {"config.json", "model.safetensors", "processor_config.json", "tokenizer.json"} <= set(
-        pushed
-    )
+    code = {"configuration_supclap.py", "modeling_supclap.py", "processing_supclap.py", "feature_extraction_ced.py"}
+    assert code | {"config.json", "model.safetensors", "processor_config.json", "tokenizer.json"} <= set(pushed)
     for name in ("modeling_supclap.py", "modeling_ced.py"):
         assert pushed[name] == Path(modeling_supclap.__file__).with_name(name).read_bytes()
 
@@ -292,9 +266,7 @@ def test_an_older_transformers_is_named(tmp_path):
     builders.save_pair("supclap", tmp_path / "saved")
     printed = run_python("-c", OLD_TRANSFORMERS, cwd=tmp_path).splitlines()
     assert len(printed) == 2
-    assert all(
-        re.search(r"needs transformers 5\.\d+.*4\.57\.6 is installed.*pip install", line) for line in printed
-    )
+    assert all(re.search(r"needs transformers 5\.\d+.*4\.57\.6 is installed.*pip install", line) for line in printed)
 
 
 def test_each_entry_point_checks_the_version(tmp_path, monkeypatch):
@@ -314,14 +286,7 @@ def test_each_entry_point_checks_the_version(tmp_path, monkeypatch):
 
 
 def test_exports():
-    for name in (
-        "CEDConfig",
-        "CEDModel",
-        "SonarTextModel",
-        "SupCLAPConfig",
-        "SupCLAPModel",
-        "SupCLAPProcessor",
-    ):
+    for name in ("CEDConfig", "CEDModel", "SonarTextModel", "SupCLAPConfig", "SupCLAPModel", "SupCLAPProcessor"):
         assert getattr(modeling_supclap, name).__name__ == name
     with pytest.raises(AttributeError, match="has no attribute 'SupKLAP'"):
         _ = modeling_supclap.SupKLAP

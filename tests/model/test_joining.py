@@ -57,11 +57,7 @@ def test_a_bare_sentencepiece_file_is_nllbs_tokenizer(tmp_path):
     for each in (processor, SupCLAPProcessor.from_pretrained(tmp_path / "saved")):
         for text in (*TEXTS, "a  dog ﬁne", "Ａ rain"):
             for language, place in languages.items():
-                expected = [
-                    pieces.vocab_size() + 1 + place,
-                    *[3 if i == 0 else i + 1 for i in pieces.encode(text)],
-                    2,
-                ]
+                expected = [pieces.vocab_size() + 1 + place, *[3 if i == 0 else i + 1 for i in pieces.encode(text)], 2]
                 assert each(text=text, language=language)["input_ids"] == [expected], text
     assert len(tokenizer) == pieces.vocab_size() + 1 + 202 + 1
 

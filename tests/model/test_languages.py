@@ -4,13 +4,7 @@ import pytest
 from transformers.models.m2m_100.tokenization_m2m_100 import FAIRSEQ_LANGUAGE_CODES as M2M100_CODES
 from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES as NLLB_CODES
 
-from modeling_supclap.languages import (
-    LANGUAGE_TABLE,
-    LANGUAGES,
-    get_flores_code,
-    get_iso_639_1,
-    get_language_name,
-)
+from modeling_supclap.languages import LANGUAGE_TABLE, LANGUAGES, get_flores_code, get_iso_639_1, get_language_name
 
 
 def test_the_papers_have_eight_and_english_is_the_anchor():

@@ -182,9 +182,7 @@ def test_an_adapter_next_to_its_base_model_loads(saved, tmp_path):
 
 def test_an_adapter_that_an_old_transformers_would_load_in_part(saved, tmp_path, monkeypatch):
     lora = LoraConfig(r=2, target_modules=["query"], modules_to_save=["audio_projection"])
-    get_peft_model(SupCLAPModel.from_pretrained(saved / "supclap"), lora).save_pretrained(
-        tmp_path / "adapter"
-    )
+    get_peft_model(SupCLAPModel.from_pretrained(saved / "supclap"), lora).save_pretrained(tmp_path / "adapter")
     monkeypatch.setattr("transformers.__version__", "5.17.4")
     message = r"5\.17\.4.*'audio_projection'"
     with pytest.raises(ValueError, match=message):

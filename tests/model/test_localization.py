@@ -59,9 +59,7 @@ def test_windows_as_long_as_the_chunks_are_their_embeddings(make):
     chunks = model.encode_audio(waveform, return_chunks=True, **options)
     expected = chunks.embeds @ model.encode_text(TEXTS, processor).T
 
-    found = localize(
-        model, waveform, TEXTS, window_seconds=seconds, hop_seconds=seconds, batch_size=2, **options
-    )
+    found = localize(model, waveform, TEXTS, window_seconds=seconds, hop_seconds=seconds, batch_size=2, **options)
     assert (found.scores.shape, found.scores.dtype) == ((3, 2), np.float32)
     np.testing.assert_allclose(found.start_seconds, chunks.onset_seconds)
     np.testing.assert_allclose(found.end_seconds, chunks.offset_seconds)
@@ -88,9 +86,7 @@ def test_every_moment_is_scored_once_for_any_length(seconds):
     model = builders.supclap_model()
     model.processor = builders.bert_processor()
     waveform = builders.noise(round(seconds * builders.RATE_HZ))
-    found = model.localize(
-        waveform, TEXTS, sampling_rate=builders.RATE_HZ, chunk_seconds=5.0, hop_seconds=0.25
-    )
+    found = model.localize(waveform, TEXTS, sampling_rate=builders.RATE_HZ, chunk_seconds=5.0, hop_seconds=0.25)
     assert np.isfinite(found.scores).all()
     assert found.end_seconds[-1] == pytest.approx(seconds)
     assert (np.diff(found.start_seconds) > 0).all()

@@ -49,16 +49,13 @@ def slow_embedding(model: CEDModel, spectrogram: torch.Tensor) -> torch.Tensor:
     def norm(x, name):
         centred = x - x.mean(-1, keepdim=True)
         return (
-            centred / (centred.square().mean(-1, keepdim=True) + 1e-6).sqrt() * p[f"{name}.weight"]
-            + p[f"{name}.bias"]
+            centred / (centred.square().mean(-1, keepdim=True) + 1e-6).sqrt() * p[f"{name}.weight"] + p[f"{name}.bias"]
         )
 
     def linear(x, name):
         return x @ p[f"{name}.weight"].T + p[f"{name}.bias"]
 
-    x = (spectrogram.double() - column(p["init_bn.running_mean"])) / column(
-        (p["init_bn.running_var"] + 1e-5).sqrt()
-    )
+    x = (spectrogram.double() - column(p["init_bn.running_mean"])) / column((p["init_bn.running_var"] + 1e-5).sqrt())
     x = x * column(p["init_bn.weight"]) + column(p["init_bn.bias"])
     chunks = [x[:, start : start + length] for start in range(0, x.shape[1], length)]
     if len(chunks) > 1:
@@ -68,9 +65,7 @@ def slow_embedding(model: CEDModel, spectrogram: torch.Tensor) -> torch.Tensor:
         tokens = []
         for row in range(64 // mels):
             for time in range(chunk.shape[1] // frames):
-                patch = chunk[
-                    mels * row : mels * row + mels, frames * time : frames * time + frames
-                ].flatten()
+                patch = chunk[mels * row : mels * row + mels, frames * time : frames * time + frames].flatten()
                 token = p["patch_embed.proj.weight"].flatten(1) @ patch + p["patch_embed.proj.bias"]
                 tokens.append(token + p["time_pos_embed"][0, :, 0, time] + p["freq_pos_embed"][0, :, row, 0])
         h = torch.stack(tokens)
@@ -138,9 +133,7 @@ def test_dasheng_is_the_same_encoder_with_other_patches(frames):
             model(features[:1, :, :3])
         extractor = CEDFeatureExtractor.from_config(model.config)
         clip = builders.noise(extractor.min_samples)
-        assert (
-            model(**extractor(clip, sampling_rate=16000, return_tensors="pt")).pooler_output.isfinite().all()
-        )
+        assert model(**extractor(clip, sampling_rate=16000, return_tensors="pt")).pooler_output.isfinite().all()
 
 
 @pytest.mark.parametrize(
@@ -264,8 +257,7 @@ def test_eager_agrees_with_sdpa_and_returns_weights():
 
 
 @pytest.mark.parametrize(
-    ("size", "weights"),
-    [("tiny", 5_401_088), ("mini", 9_560_704), ("small", 21_418_880), ("base", 85_304_960)],
+    ("size", "weights"), [("tiny", 5_401_088), ("mini", 9_560_704), ("small", 21_418_880), ("base", 85_304_960)]
 )
 def test_published_sizes(size, weights):
     with torch.device("meta"):

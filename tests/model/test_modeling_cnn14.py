@@ -42,9 +42,7 @@ def described(state: dict[str, torch.Tensor], features: torch.Tensor) -> torch.T
             x = functional.relu(norm(x, f"{block}.bn{number}"))
         x = functional.avg_pool2d(x, 1 if index == 3 else 2)
     x = x.mean(dim=3)
-    return functional.relu(
-        functional.linear(x.max(dim=2)[0] + x.mean(dim=2), state["fc1.weight"], state["fc1.bias"])
-    )
+    return functional.relu(functional.linear(x.max(dim=2)[0] + x.mean(dim=2), state["fc1.weight"], state["fc1.bias"]))
 
 
 @torch.no_grad()
@@ -52,9 +50,7 @@ def test_it_embeds_as_described():
     model = small()
     features = -40 + 20 * torch.randn(3, 1, 77, 64, generator=torch.Generator().manual_seed(0))
     out = model(features)
-    torch.testing.assert_close(
-        out.pooler_output, described(model.state_dict(), features), atol=1e-4, rtol=1e-5
-    )
+    torch.testing.assert_close(out.pooler_output, described(model.state_dict(), features), atol=1e-4, rtol=1e-5)
     assert out.last_hidden_state.shape == (3, 9, 12)
 
 
@@ -67,8 +63,7 @@ def test_the_published_size():
 
 
 @pytest.mark.parametrize(
-    ("shape", "message"),
-    [((2, 64, 77), r"\(2, 64, 77\)"), ((2, 1, 77, 32), r"\b32\b"), ((2, 1, 7, 64), r"\b7\b")],
+    ("shape", "message"), [((2, 64, 77), r"\(2, 64, 77\)"), ((2, 1, 77, 32), r"\b32\b"), ((2, 1, 7, 64), r"\b7\b")]
 )
 def test_invalid_spectrograms_are_rejected(shape, message):
     with pytest.raises(ValueError, match=message):
@@ -77,9 +72,7 @@ def test_invalid_spectrograms_are_rejected(shape, message):
 
 def test_its_last_block_trains_and_its_batch_norms_keep_their_statistics():
     audio = CNN14Config(**SMALL)
-    model = SupCLAPModel(
-        SupCLAPConfig(audio_config=audio, text_config=builders.bert_config(), projection_dim=8)
-    )
+    model = SupCLAPModel(SupCLAPConfig(audio_config=audio, text_config=builders.bert_config(), projection_dim=8))
     assert "audio_model.fc1" in train_last_layers(model)
     # The embedding of a clip does not depend on the batch.
     model.train()

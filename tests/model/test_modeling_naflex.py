@@ -31,17 +31,13 @@ def test_padding_changes_nothing(name):
         torch.testing.assert_close(together.pooler_output[row], alone.pooler_output[0], atol=1e-6, rtol=1e-5)
         rows, columns = 64 // model.config.patch_freq, -(-frames // model.config.patch_time)
         grid = together.last_hidden_state[row].unflatten(0, (rows, -1))
-        torch.testing.assert_close(
-            grid[:, :columns].flatten(0, 1), alone.last_hidden_state[0], atol=1e-5, rtol=1e-5
-        )
+        torch.testing.assert_close(grid[:, :columns].flatten(0, 1), alone.last_hidden_state[0], atol=1e-5, rtol=1e-5)
         assert not grid[:, columns:].any()
 
 
 @pytest.mark.parametrize(("mode", "filled"), [("floor", -90.0), ("silence", -100.0), ("repeat", 8.0)])
 def test_patches_are_cut_row_by_row_and_the_last_is_filled(mode, filled):
-    config = NaFlexConfig(
-        embed_dim=8, depth=1, num_heads=1, n_mels=4, patch_freq=2, patch_time=3, patch_pad_mode=mode
-    )
+    config = NaFlexConfig(embed_dim=8, depth=1, num_heads=1, n_mels=4, patch_freq=2, patch_time=3, patch_pad_mode=mode)
     clip = torch.arange(20.0).reshape(1, 4, 5)  # level of band b and frame t: 5 b + t
     clip[0, 3, 0] = -90.0
     clip[0, 0, 4] = 8.0

@@ -18,9 +18,7 @@ def sonar(**kwargs) -> SonarTextModel:
 
 @torch.no_grad()
 def test_golden_embeddings():
-    config = M2M100Config(
-        vocab_size=300, d_model=64, encoder_layers=3, encoder_attention_heads=4, encoder_ffn_dim=128
-    )
+    config = M2M100Config(vocab_size=300, d_model=64, encoder_layers=3, encoder_attention_heads=4, encoder_ffn_dim=128)
     model = SonarTextModel(config).eval()
     assert len(model.state_dict()) == 51
     builders.fill(model, 0.4)

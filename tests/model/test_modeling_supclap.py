@@ -138,9 +138,7 @@ def test_a_residual_projection():
     hidden = torch.randn(3, config.text_config.hidden_size, dtype=torch.float64) @ p["linear1.weight"].T
     gelu = hidden * 0.5 * (1 + torch.erf(hidden / math.sqrt(2)))
     total = hidden + gelu @ p["linear2.weight"].T
-    total = (total - total.mean(dim=1, keepdim=True)) / (
-        total.var(dim=1, keepdim=True, correction=0) + 1e-5
-    ).sqrt()
+    total = (total - total.mean(dim=1, keepdim=True)) / (total.var(dim=1, keepdim=True, correction=0) + 1e-5).sqrt()
     expected = total * p["layer_norm.weight"] + p["layer_norm.bias"]
     pooled = hidden @ torch.linalg.pinv(p["linear1.weight"]).T
     embeds = model.text_projection(pooled.float()).double()
@@ -152,9 +150,7 @@ def test_token_types_reach_only_towers_that_know_them(model, sonar_model):
     ids = text_inputs()
     types = torch.ones_like(ids)
     plain = model.get_text_features(ids).pooler_output
-    assert torch.equal(
-        model.get_text_features(ids, token_type_ids=torch.zeros_like(ids)).pooler_output, plain
-    )
+    assert torch.equal(model.get_text_features(ids, token_type_ids=torch.zeros_like(ids)).pooler_output, plain)
     assert not torch.equal(model.get_text_features(ids, token_type_ids=types).pooler_output, plain)
     plain = sonar_model.get_text_features(ids).pooler_output
     assert torch.equal(sonar_model.get_text_features(ids, token_type_ids=types).pooler_output, plain)
@@ -166,9 +162,7 @@ def test_mask_is_read_off_the_padding_token(model):
     ids[1, 4:] = 0
     with_mask = model.get_text_features(ids, (ids != 0).long()).pooler_output
     assert torch.equal(model.get_text_features(ids).pooler_output, with_mask)
-    torch.testing.assert_close(
-        model.get_text_features(ids[1:2, :4]).pooler_output[0], with_mask[1], atol=1e-6, rtol=0
-    )
+    torch.testing.assert_close(model.get_text_features(ids[1:2, :4]).pooler_output[0], with_mask[1], atol=1e-6, rtol=0)
 
 
 # ---- loading, numerics, vocabulary ----
@@ -177,9 +171,7 @@ def test_mask_is_read_off_the_padding_token(model):
 @torch.no_grad()
 def test_checkpoint_of_a_training_run_loads(model, tmp_path):
     wrapped = {f"model.{name}": value for name, value in model.state_dict().items()}
-    save_file(
-        wrapped | {"objective.radius": torch.ones(())}, tmp_path / "model.safetensors", {"format": "pt"}
-    )
+    save_file(wrapped | {"objective.radius": torch.ones(())}, tmp_path / "model.safetensors", {"format": "pt"})
     model.config.save_pretrained(tmp_path)
     loaded, report = SupCLAPModel.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(report.values()), report
@@ -189,10 +181,7 @@ def test_checkpoint_of_a_training_run_loads(model, tmp_path):
 
 @torch.no_grad()
 def test_double_precision_stays(model):
-    assert (
-        model.double()(audio_inputs().double(), input_ids=text_inputs()).logits_per_audio.dtype
-        == torch.float64
-    )
+    assert model.double()(audio_inputs().double(), input_ids=text_inputs()).logits_per_audio.dtype == torch.float64
 
 
 def test_token_embeddings_can_be_resized(model):

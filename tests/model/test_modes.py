@@ -63,9 +63,7 @@ def shallow(request) -> SupCLAPModel:
 @pytest.mark.parametrize("shallow", ["bert", "sonar", *folders.MODELS], indirect=True)
 def test_a_model_is_one_graph_and_trains(shallow):
     if transformers.__version__.startswith("5.17.") and shallow.config.text_config.model_type == "m2m_100":
-        pytest.skip(
-            "transformers 5.17 asks a random number in M2M100's graph whether to drop a layer, in training"
-        )
+        pytest.skip("transformers 5.17 asks a random number in M2M100's graph whether to drop a layer, in training")
     inputs = {**audio_inputs("padded"), **text_inputs(), "return_loss": True}
     shallow.train()(**inputs).loss.backward()
     expected = {name: weight.grad for name, weight in shallow.named_parameters()}
@@ -151,9 +149,7 @@ def test_checkpointing_under_both_names(kind, name, request):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         getattr(model, f"{name}_enable")()
-        checkpointed = [
-            type(part).__name__ for part in model.modules() if getattr(part, "gradient_checkpointing", 0)
-        ]
+        checkpointed = [type(part).__name__ for part in model.modules() if getattr(part, "gradient_checkpointing", 0)]
         assert {"CEDBlock", "NaFlexBlock"} & set(checkpointed)
         assert {"BertLayer", "M2M100EncoderLayer", "ModernTextBlock"} & set(checkpointed)
         model(**inputs).loss.backward()

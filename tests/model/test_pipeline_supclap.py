@@ -56,9 +56,7 @@ def test_captions_follow_the_processor(tmp_path, options, from_folder):
     processor = SupCLAPProcessor(plain.feature_extractor, plain.tokenizer, **options)
     model.save_pretrained(tmp_path)
     processor.save_pretrained(tmp_path)
-    classify = (
-        pipeline(TASK, model=str(tmp_path)) if from_folder else pipeline(TASK, model, processor=processor)
-    )
+    classify = pipeline(TASK, model=str(tmp_path)) if from_folder else pipeline(TASK, model, processor=processor)
     result = classify(CLIPS[0], candidate_labels=LABELS, hypothesis_template="(The {}!)")
     assert scores(result) == pytest.approx(expected_scores(model, processor, CLIPS[0], "(The {}!)"), abs=1e-5)
     assert scores(result) != pytest.approx(expected_scores(model, plain, CLIPS[0], "(The {}!)"), abs=1e-4)
@@ -70,10 +68,7 @@ def test_a_long_clip_for_clap_is_the_mean_of_its_chunks_each_time(tmp_path, kind
     builders.save_pair(kind, tmp_path)
     model, processor = builders.pair("converted")
     clip = CLIPS[1] * np.linspace(0, 1, len(CLIPS[1]), dtype=np.float32)
-    audio, texts = (
-        model.encode_audio([clip], processor, sampling_rate=16000),
-        model.encode_text(LABELS, processor),
-    )
+    audio, texts = (model.encode_audio([clip], processor, sampling_rate=16000), model.encode_text(LABELS, processor))
     expected = torch.from_numpy(texts @ audio[0]).mul(model.logit_scale.exp()).softmax(dim=0).tolist()
     classify = pipeline(TASK, model=str(tmp_path))
     for _ in range(3):
@@ -85,9 +80,7 @@ def test_long_labels_are_cut_like_any_caption(tmp_path):
     model, processor = builders.save_pair("supclap", tmp_path)
     labels = ["dog " * 500, "rain"]
     result = pipeline(TASK, model=str(tmp_path))(CLIPS[0], candidate_labels=labels, hypothesis_template="{}")
-    texts = model.encode_text(labels, processor) @ model.encode_audio(
-        CLIPS[0], processor, sampling_rate=16000
-    )
+    texts = model.encode_text(labels, processor) @ model.encode_audio(CLIPS[0], processor, sampling_rate=16000)
     assert (result[0]["label"] == "rain") == (texts[1] > texts[0])
 
 
@@ -96,9 +89,7 @@ def test_rate_language_and_number_of_labels(tmp_path):
     classify = pipeline(TASK, model=str(tmp_path), hypothesis_template="{}", candidate_labels=LABELS)
     resampled = resample(CLIPS[0], 44_100, 16_000, "sinc_interp_hann")
     languages = ["eng", "eng", "fra"]
-    inputs = processor(
-        audio=resampled, sampling_rate=16000, text=LABELS, language=languages, return_tensors="pt"
-    )
+    inputs = processor(audio=resampled, sampling_rate=16000, text=LABELS, language=languages, return_tensors="pt")
     with torch.no_grad():
         expected = model(**inputs).logits_per_audio[0].softmax(dim=0).tolist()
     for audio, options in (
@@ -192,9 +183,7 @@ def test_a_model_object_needs_a_processor():
     model, processor = builders.pair("clap")
     with pytest.raises(ValueError, match=r"ClapModel.*processor"):
         pipeline(TASK, model=model)
-    parts = pipeline(
-        TASK, model=model, feature_extractor=processor.feature_extractor, tokenizer=processor.tokenizer
-    )
+    parts = pipeline(TASK, model=model, feature_extractor=processor.feature_extractor, tokenizer=processor.tokenizer)
     whole = pipeline(TASK, model=model, processor=processor)
     assert parts(CLIPS[0], candidate_labels=LABELS) == whole(CLIPS[0], candidate_labels=LABELS)
 

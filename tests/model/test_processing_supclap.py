@@ -55,9 +55,7 @@ def test_mixed_languages_in_one_batch(sonar_processor):
     inputs = sonar_processor(text=TEXTS, language=LANGUAGES, return_tensors="pt")
     first = sonar_processor.tokenizer.convert_ids_to_tokens(inputs["input_ids"][:, 0].tolist())
     assert first == CODES
-    for row, mask, text, language in zip(
-        inputs["input_ids"], inputs["attention_mask"], TEXTS, LANGUAGES, strict=True
-    ):
+    for row, mask, text, language in zip(inputs["input_ids"], inputs["attention_mask"], TEXTS, LANGUAGES, strict=True):
         assert row[mask.bool()].tolist() == sonar_processor(text=text, language=language)["input_ids"][0]
         assert (row[~mask.bool()] == sonar_processor.tokenizer.pad_token_id).all()
 
@@ -101,11 +99,7 @@ def test_spaces_at_the_ends_add_no_token(sonar_processor):
 def test_plain_captions_are_those_of_ml_clap(sonar_processor, given, plain, tmp_path):
     lowering = SupCLAPProcessor(CEDFeatureExtractor(), sonar_processor.tokenizer, plain_captions=True)
     lowering.save_pretrained(tmp_path)
-    for each in (
-        lowering,
-        SupCLAPProcessor.from_pretrained(tmp_path),
-        AutoProcessor.from_pretrained(tmp_path),
-    ):
+    for each in (lowering, SupCLAPProcessor.from_pretrained(tmp_path), AutoProcessor.from_pretrained(tmp_path)):
         assert each(text=given)["input_ids"] == sonar_processor(text=plain)["input_ids"]
     assert sonar_processor(text=given)["input_ids"] != sonar_processor(text=plain)["input_ids"]
     with pytest.raises(ValueError, match="caption 0"):
@@ -113,9 +107,7 @@ def test_plain_captions_are_those_of_ml_clap(sonar_processor, given, plain, tmp_
 
 
 def test_a_prefix_is_added_to_every_caption(processor, tmp_path):
-    SupCLAPProcessor(CEDFeatureExtractor(), processor.tokenizer, caption_prefix="rain: ").save_pretrained(
-        tmp_path
-    )
+    SupCLAPProcessor(CEDFeatureExtractor(), processor.tokenizer, caption_prefix="rain: ").save_pretrained(tmp_path)
     found = SupCLAPProcessor.from_pretrained(tmp_path)(text=["a dog", "wind"])
     assert found["input_ids"] == processor(text=["rain: a dog", "rain: wind"])["input_ids"]
 
@@ -128,9 +120,7 @@ def test_missing_language_names_those_that_exist(sonar_processor, language):
 
 def test_language_tokens_of_another_kind_are_not_ignored():
     tokenizer = builders.nllb_tokenizer()
-    bare = NllbTokenizer(
-        vocab=tokenizer.get_vocab(), merges=[], extra_special_tokens=["__en__"], src_lang="__en__"
-    )
+    bare = NllbTokenizer(vocab=tokenizer.get_vocab(), merges=[], extra_special_tokens=["__en__"], src_lang="__en__")
     with pytest.raises(ValueError, match="'eng'"):
         SupCLAPProcessor(CEDFeatureExtractor(), bare)(text="a dog", language="eng")
 
@@ -231,9 +221,7 @@ def test_no_text_is_refused(processor):
 
 
 @pytest.mark.parametrize("kind", ["bert", "nllb"])
-@pytest.mark.parametrize(
-    "call", [{"max_length": 5}, {"max_length": 9, "padding": "max_length", "truncation": False}]
-)
+@pytest.mark.parametrize("call", [{"max_length": 5}, {"max_length": 9, "padding": "max_length", "truncation": False}])
 def test_a_tokenizer_is_saved_without_the_options_of_its_last_call(tmp_path, kind, call):
     """Processors of transformers would cut the audio to that many samples."""
     tokenizer = builders.bert_tokenizer() if kind == "bert" else builders.nllb_tokenizer()
@@ -293,11 +281,7 @@ def test_audio_is_resampled_as_the_authors_of_the_tower_did(tmp_path):
         ({"audio": ["a.wav", "b.wav"], "sampling_rate": 16000}, ValueError, "clip 0.*path"),
         ({"audio": "a.wav", "sampling_rate": 16000}, ValueError, "str"),
         ({"audios": builders.noise(16000), "sampling_rate": 16000}, TypeError, "'audios'"),
-        (
-            {"audio": builders.noise(9000), "audio_kwargs": {"truncation": "fusion"}},
-            TypeError,
-            "'truncation'",
-        ),
+        ({"audio": builders.noise(9000), "audio_kwargs": {"truncation": "fusion"}}, TypeError, "'truncation'"),
     ],
 )
 def test_wrong_inputs_and_options_are_named(processor, call, error, message):

@@ -35,9 +35,7 @@ def save_encoder(folder, pooling, layers=(), prompts=None):
     builders.bert_tokenizer().save_pretrained(folder / "bert")
     tower = modules.Transformer(str(folder / "bert"), max_seq_length=12)
     pool = modules.Pooling(24, pooling_mode=pooling)
-    encoder = sentence_transformers.SentenceTransformer(
-        modules=[tower, pool, *layers], prompts=prompts, device="cpu"
-    )
+    encoder = sentence_transformers.SentenceTransformer(modules=[tower, pool, *layers], prompts=prompts, device="cpu")
     encoder.save(str(folder / "encoder"))
     return encoder, folder / "encoder"
 
@@ -55,10 +53,7 @@ def sentence_vectors(model, processor):
 @pytest.mark.parametrize("pooling", ["cls", "mean", "lasttoken"])
 def test_the_pooling_is_the_folders_own(tmp_path, audio, pooling):
     encoder, folder = save_encoder(tmp_path, pooling)
-    model, processor = (
-        SupCLAPModel.from_encoders(audio, folder),
-        SupCLAPProcessor.from_encoders(audio, folder),
-    )
+    model, processor = (SupCLAPModel.from_encoders(audio, folder), SupCLAPProcessor.from_encoders(audio, folder))
     np.testing.assert_allclose(sentence_vectors(model, processor), encoder.encode(TEXTS), atol=1e-5)
 
 
@@ -66,10 +61,7 @@ def test_labse_is_its_dense_layer_and_norm_too(tmp_path, audio):
     torch.manual_seed(1)
     layers = [modules.Dense(24, 20), modules.Normalize()]  # with tanh
     encoder, folder = save_encoder(tmp_path, "cls", layers)
-    model, processor = (
-        SupCLAPModel.from_encoders(audio, folder),
-        SupCLAPProcessor.from_encoders(audio, folder),
-    )
+    model, processor = (SupCLAPModel.from_encoders(audio, folder), SupCLAPProcessor.from_encoders(audio, folder))
     expected = encoder.encode(TEXTS)
     np.testing.assert_allclose(sentence_vectors(model, processor), expected, atol=1e-5)
 
@@ -89,13 +81,8 @@ def test_labse_is_its_dense_layer_and_norm_too(tmp_path, audio):
 
 
 def test_e5_has_a_prompt_and_a_limit(tmp_path, audio):
-    encoder, folder = save_encoder(
-        tmp_path, "mean", [modules.Normalize()], prompts={"query": PROMPT, "passage": "a "}
-    )
-    model, processor = (
-        SupCLAPModel.from_encoders(audio, folder),
-        SupCLAPProcessor.from_encoders(audio, folder),
-    )
+    encoder, folder = save_encoder(tmp_path, "mean", [modules.Normalize()], prompts={"query": PROMPT, "passage": "a "})
+    model, processor = (SupCLAPModel.from_encoders(audio, folder), SupCLAPProcessor.from_encoders(audio, folder))
     expected = encoder.encode(TEXTS, prompt=PROMPT)
     np.testing.assert_allclose(sentence_vectors(model, processor), expected, atol=1e-5)
     assert processor.caption_prefix == PROMPT
@@ -109,10 +96,7 @@ def test_the_file_of_older_versions_is_read(tmp_path, audio):
     encoder, folder = save_encoder(tmp_path, "cls")
     old = {"word_embedding_dimension": 24, "pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(old))
-    model, processor = (
-        SupCLAPModel.from_encoders(audio, folder),
-        SupCLAPProcessor.from_encoders(audio, folder),
-    )
+    model, processor = (SupCLAPModel.from_encoders(audio, folder), SupCLAPProcessor.from_encoders(audio, folder))
     np.testing.assert_allclose(sentence_vectors(model, processor), encoder.encode(TEXTS), atol=1e-5)
 
 

@@ -56,24 +56,14 @@ from modeling_supclap.training.contrastive_module import ContrastiveModule
 SHORT = [4000, 9000, 16000, 40000]
 SAMPLES = {"ced": [4000, 16000, 161_760, 200_000]}
 TEXTS, LANGUAGES = list(builders.CAPTIONS.values()), list(builders.CAPTIONS)
-SIZES: dict[str, Any] = {
-    "vocab_size": 300,
-    "hidden_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-}
+SIZES: dict[str, Any] = {"vocab_size": 300, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
 BERT_LIKE: dict[str, Any] = {
     **SIZES,
     "intermediate_size": 48,
     "hidden_dropout_prob": 0.0,
     "attention_probs_dropout_prob": 0.0,
 }
-ROBERTA_LIKE: dict[str, Any] = {
-    **BERT_LIKE,
-    "max_position_embeddings": 70,
-    "type_vocab_size": 1,
-    "pad_token_id": 1,
-}
+ROBERTA_LIKE: dict[str, Any] = {**BERT_LIKE, "max_position_embeddings": 70, "type_vocab_size": 1, "pad_token_id": 1}
 DISTIL: dict[str, Any] = {"vocab_size": 300, "dim": 24, "n_layers": 2, "n_heads": 2, "hidden_dim": 48}
 AUDIO = ["ced", "htsat", "cnn14", "naflex"]
 TEXT = ["bert", "labse", "xlmr", "distilbert", "modernbert", "mpnet", "sonar", "modern"]
@@ -98,9 +88,7 @@ def save_audio_encoder(name: str, folder: Path) -> None:
         extractor = MSCLAPFeatureExtractor(**rates, max_length_s=1, hop_length=160)
     elif name == "naflex":
         grid: dict[str, Any] = {"patch_freq": 16, "patch_time": 10, "reg_tokens": 1, "init_values": 0.5}
-        model = NaFlexModel(
-            NaFlexConfig(embed_dim=16, depth=2, num_heads=2, pre_norm=True, attn_gated=True, **grid)
-        )
+        model = NaFlexModel(NaFlexConfig(embed_dim=16, depth=2, num_heads=2, pre_norm=True, attn_gated=True, **grid))
         extractor = CEDFeatureExtractor(min_frames=1)
     else:
         model = ClapAudioModel(builders.clap_config().audio_config)
@@ -241,9 +229,7 @@ def test_gradient_reaches_every_weight_of_both_towers(pair):
     model.zero_grad(set_to_none=True)
     model.train()(**inputs, return_loss=True).loss.backward()
     model.eval()
-    still = [
-        name for name, weight in model.named_parameters() if weight.grad is None or not weight.grad.any()
-    ]
+    still = [name for name, weight in model.named_parameters() if weight.grad is None or not weight.grad.any()]
     # The mask embedding of SpecAugment, which is off, and Whisper's sinusoidal positions.
     assert not [name for name in still if not name.endswith(("masked_spec_embed", "embed_positions.weight"))]
 
@@ -258,9 +244,7 @@ def test_half_precision_and_eager_attention_point_the_same_way(pair, saved, kwar
     inputs = processor(**call(audio))
     other = SupCLAPModel.from_pretrained(saved, **kwargs)
     if "attn_implementation" in kwargs:
-        assert {tower.config._attn_implementation for tower in (other.audio_model, other.text_model)} == {
-            "eager"
-        }
+        assert {tower.config._attn_implementation for tower in (other.audio_model, other.text_model)} == {"eager"}
         # Half precision would round decibels from -100 to 40.
     firsts = {"ced": "audio_model.init_bn", "cnn14": "audio_model.bn0", "naflex": "audio_model.embeds.proj"}
     if "dtype" in kwargs and audio in firsts:
@@ -343,9 +327,7 @@ def test_a_tower_saved_without_its_pooler_cannot_use_it(encoders, tmp_path):
         SupCLAPModel.from_encoders(encoders["ced"], str(tmp_path), text_pooling="pooler")
 
 
-@pytest.mark.parametrize(
-    "config", [CLIPTextConfig(**SIZES, intermediate_size=48), FNetConfig(**SIZES), "sonar"]
-)
+@pytest.mark.parametrize("config", [CLIPTextConfig(**SIZES, intermediate_size=48), FNetConfig(**SIZES), "sonar"])
 @torch.no_grad()
 def test_a_pooler_by_another_name_is_one(config):
     """CLIP's text encoder pools without a layer, and the output class of FNet has no field for the pooler output."""
@@ -391,9 +373,7 @@ def test_no_text_tower(config, message):
         check_text_config(config)
 
 
-@pytest.mark.parametrize(
-    "config", [BertConfig(), builders.clap_config(), builders.supclap_config(), ViTConfig()]
-)
+@pytest.mark.parametrize("config", [BertConfig(), builders.clap_config(), builders.supclap_config(), ViTConfig()])
 def test_no_audio_tower(config):
     message = f"'{config.model_type}'.*audio"
     with pytest.raises(ValueError, match=message):
@@ -426,9 +406,7 @@ def test_a_decoder_configured_as_encoder_is_accepted():
 @pytest.mark.parametrize("name", ["audio_config", "text_config"])
 def test_a_loaded_tower_of_another_width(name):
     tower = (
-        CEDModel(builders.ced_config(embed_dim=64))
-        if name == "audio_config"
-        else BertModel(BertConfig(**BERT_LIKE))
+        CEDModel(builders.ced_config(embed_dim=64)) if name == "audio_config" else BertModel(BertConfig(**BERT_LIKE))
     )
     config = builders.supclap_config(builders.bert_config(hidden_size=32))
     towers = {"audio_model": tower} if name == "audio_config" else {"text_model": tower}

@@ -92,9 +92,7 @@ class Tester:
 
     def text(self):
         generator = torch.Generator().manual_seed(0)
-        ids = torch.randint(5, 90, (self.batch_size, self.seq_length), generator=generator).to(
-            modeling.torch_device
-        )
+        ids = torch.randint(5, 90, (self.batch_size, self.seq_length), generator=generator).to(modeling.torch_device)
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 

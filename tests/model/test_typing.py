@@ -41,9 +41,7 @@ def test_mypy_finds_each_mistake_and_nothing_else(tmp_path: Path, monkeypatch: p
     assert not crash
     messages = {int(line): text for line, text in re.findall(r"user_code\.py:(\d+): error: (.*)", report)}
     mistakes = {
-        number: line.partition("  # ")[2]
-        for number, line in enumerate(USER_CODE.splitlines(), 1)
-        if "  # " in line
+        number: line.partition("  # ")[2] for number, line in enumerate(USER_CODE.splitlines(), 1) if "  # " in line
     }
     assert messages.keys() == mistakes.keys(), report
     for number, words in mistakes.items():

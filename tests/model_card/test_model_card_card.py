@@ -142,9 +142,7 @@ def test_an_unknown_license_is_left_open(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     builders.supclap_model().text_model.save_pretrained("someone/text")
     CEDModel(builders.ced_config()).save_pretrained("mispeech/ced-mini")
-    card = model_card(
-        facts(SupCLAPModel.from_encoders("mispeech/ced-mini", "someone/text", projection_dim=16))
-    )
+    card = model_card(facts(SupCLAPModel.from_encoders("mispeech/ced-mini", "someone/text", projection_dim=16)))
     assert (card.data.license, card.data.license_name) == ("other", "licenses-of-its-parts")
     assert re.search(r"not stated.*someone/text", card.text)
 

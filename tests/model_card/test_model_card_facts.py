@@ -13,13 +13,7 @@ from recordings import tone_rows
 
 from modeling_supclap.evaluation.results import SCHEMA
 from modeling_supclap.model_card import facts as card_facts
-from modeling_supclap.model_card.facts import (
-    code_commit,
-    count_licenses,
-    facts_of_run,
-    public_command,
-    read_results,
-)
+from modeling_supclap.model_card.facts import code_commit, count_licenses, facts_of_run, public_command, read_results
 from modeling_supclap.training.trainer import SupCLAPTrainer
 
 ROOT = Path(__file__).parents[2]
@@ -27,10 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def trainer(tmp_path):
-    rows = [
-        {**row, "license": "CC0-1.0" if index else ""}
-        for index, row in enumerate(tone_rows(tmp_path, count=8))
-    ]
+    rows = [{**row, "license": "CC0-1.0" if index else ""} for index, row in enumerate(tone_rows(tmp_path, count=8))]
     told = {"languages": ["eng", "fra"], "svr": "bi-static", "learning_rate": 1e-3, "seed": 7}
     args = builders.training_args(tmp_path / "my-run", hub_token="secret", **told)
     model, processor = builders.pair()
@@ -83,12 +74,7 @@ def test_facts_recorded_by_a_recipe(trainer, tmp_path):
     folder = tmp_path / "my-run"
     (folder / "clotho").mkdir(parents=True)
     (folder / "stage_a").mkdir()
-    recorded = {
-        "dataset": "esc50",
-        "data_dir": "/home/me/ESC-50",
-        "text_encoder": "/home/me/LaBSE",
-        "lora_rank": None,
-    }
+    recorded = {"dataset": "esc50", "data_dir": "/home/me/ESC-50", "text_encoder": "/home/me/LaBSE", "lora_rank": None}
     own = {"schema": SCHEMA, "protocol": {}, "scores": {}, "training": {"arguments": recorded}}
     (folder / "results.json").write_text(json.dumps(own))
     (folder / "clotho" / "results.json").write_text(json.dumps({"schema": SCHEMA}))

@@ -9,9 +9,7 @@ from modeling_supclap.model_card.results import CardScore, format_card_scores, g
 
 
 def metrics(start):
-    shares = {
-        name: score(start + step, None, 0.05) for name, step in (("R@1", 0), ("R@5", 0.1), ("R@10", 0.2))
-    }
+    shares = {name: score(start + step, None, 0.05) for name, step in (("R@1", 0), ("R@5", 0.1), ("R@10", 0.2))}
     return {**shares, "mAP@10": score(start + 0.3, None, 0.05), "mean_rank": score(3.0), "num_queries": 9}
 
 
@@ -21,12 +19,9 @@ def results(scores, **protocol):
 
 
 LANGUAGES = {
-    language: {"t2a": metrics(start), "a2t": metrics(start + 0.01)}
-    for language, start in (("eng", 0.5), ("fra", 0.4))
+    language: {"t2a": metrics(start), "a2t": metrics(start + 0.01)} for language, start in (("eng", 0.5), ("fra", 0.4))
 }
-RETRIEVAL = results(
-    {"retrieval": LANGUAGES | {"mean": LANGUAGES["eng"]}}, dataset="esc50", split="test", classes=50
-)
+RETRIEVAL = results({"retrieval": LANGUAGES | {"mean": LANGUAGES["eng"]}}, dataset="esc50", split="test", classes=50)
 OTHERS = results(
     {
         "retrieval": {"eng": {"t2a": {"R@1": score(0.2, (0.15, 0.25), 0.001)}, "a2t": {}}},
@@ -35,9 +30,7 @@ OTHERS = results(
         "multilingual": {"all": {"MRV": score(2.0)}},
     }
 )
-ACCURACIES = {
-    stage: {"temporal_accuracy": score(value)} for stage, value in (("before", 0.3), ("stage_a", 0.5))
-}
+ACCURACIES = {stage: {"temporal_accuracy": score(value)} for stage, value in (("before", 0.3), ("stage_a", 0.5))}
 STAGES = results({"temporal": {"eng": ACCURACIES}}, dataset="esc50", split="held out", classes=10)
 
 
@@ -53,12 +46,7 @@ def test_every_task():
     found = {(each.task, each.metric): each for each in get_card_scores(OTHERS)}
     assert found.keys() == {("text to audio", "R@1"), ("zero-shot, plain", "top1"), ("ZSTE 3A", "accuracy")}
     recall = found["text to audio", "R@1"]
-    assert (recall.score.low, recall.score.high, recall.score.chance, recall.confidence) == (
-        0.15,
-        0.25,
-        0.001,
-        0.9,
-    )
+    assert (recall.score.low, recall.score.high, recall.score.chance, recall.confidence) == (0.15, 0.25, 0.001, 0.9)
     assert found["ZSTE 3A", "accuracy"].confidence is None
 
 
@@ -70,9 +58,7 @@ def test_the_stages_of_a_post_training_on_a_part_of_the_classes():
     assert (result.dataset_name, result.dataset_type) == ("esc50, 10 of 50 classes", "esc50-10-of-50-classes")
 
 
-@pytest.mark.parametrize(
-    "content", [{}, {"schema": "other"}, results({}), results({"retrieval": {"eng": {}}})]
-)
+@pytest.mark.parametrize("content", [{}, {"schema": "other"}, results({}), results({"retrieval": {"eng": {}}})])
 def test_empty_results_have_no_scores(content):
     assert get_card_scores(content) == []
 
@@ -95,9 +81,7 @@ def test_the_model_index_keeps_directions_languages_and_intervals_apart():
     assert len(keys) == len(found) == len(scores)
     (recall,) = [r for r in found if r.dataset_name == "clotho" and r.metric_type == "text_to_audio_r_at_1"]
     assert (recall.metric_value, recall.metric_args) == (0.2, {"interval": [0.15, 0.25], "confidence": 0.9})
-    accuracies = {
-        r.metric_type: r.metric_value for r in found if r.task_type == "zero-shot-audio-classification"
-    }
+    accuracies = {r.metric_type: r.metric_value for r in found if r.task_type == "zero-shot-audio-classification"}
     assert accuracies == {
         "accuracy": 0.6,
         "zste_3a_accuracy": 0.55,

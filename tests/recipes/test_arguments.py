@@ -259,14 +259,7 @@ def test_help_lists_our_options_and_refers_to_those_of_transformers(capsys):
 
 @pytest.mark.parametrize(
     "recipe",
-    [
-        "train_supclap",
-        "posttrain_teminal",
-        "embed_corpus",
-        "evaluate_supclap",
-        "reproduce",
-        "translate_captions",
-    ],
+    ["train_supclap", "posttrain_teminal", "embed_corpus", "evaluate_supclap", "reproduce", "translate_captions"],
 )
 def test_every_option_is_described(recipe, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["recipe", "--help"])

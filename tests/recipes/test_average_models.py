@@ -56,9 +56,7 @@ def test_the_tensors_are_the_means_and_the_folder_is_complete(folders, tmp_path,
 
     card = (tmp_path / "soup" / "README.md").read_text()
     parts = json.loads((tmp_path / "soup" / "provenance.json").read_text())
-    assert [part["source"] for part in parts if part["part"] == "whole model"] == [
-        f.name for f in folders[:count]
-    ]
+    assert [part["source"] for part in parts if part["part"] == "whole model"] == [f.name for f in folders[:count]]
     assert all(folder.name in card for folder in folders[:count])
     assert str(folders[0].parent) not in card
     assert ModelCard.load(tmp_path / "soup" / "README.md").data.library_name == "transformers"
@@ -93,9 +91,7 @@ def save_other(folder, config=None, processor=None):
 
 
 def test_other_architectures_and_tokenizers_are_refused_by_name(folders, tmp_path):
-    deeper = save_other(
-        tmp_path / "deeper", builders.supclap_config(builders.bert_config(num_hidden_layers=3))
-    )
+    deeper = save_other(tmp_path / "deeper", builders.supclap_config(builders.bert_config(num_hidden_layers=3)))
     with pytest.raises(ValueError, match=r"deeper.*text_config\.num_hidden_layers"):
         average([folders[0], deeper], tmp_path / "soup")
 

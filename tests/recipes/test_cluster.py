@@ -51,24 +51,12 @@ def test_a_job_on_two_machines_is_requeued_after_sigterm_and_has_the_losses_of_o
         port = free.getsockname()[1]
     job_id = next(number for number in range(port - 20000, 10**6, 20000) if number > 0)
     path = os.pathsep.join([str(tmp_path), str(Path(sys.executable).parent), os.environ["PATH"]])
-    environment = {
-        **os.environ,
-        **PATHS,
-        "PATH": path,
-        "SLURM_JOB_ID": str(job_id),
-        "SLURM_JOB_NODELIST": "a[1-2]",
-    }
+    environment = {**os.environ, **PATHS, "PATH": path, "SLURM_JOB_ID": str(job_id), "SLURM_JOB_NODELIST": "a[1-2]"}
 
     def submit() -> subprocess.CompletedProcess[str]:
         words = ["bash", "examples/train.sbatch", *WORDS, "--output_dir", str(tmp_path / "run")]
         return subprocess.run(
-            words,
-            cwd=ROOT,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=240,
+            words, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240
         )
 
     stopped = submit()

@@ -112,17 +112,13 @@ def test_help_of_a_script_runs_without_slow_imports(name):
 @pytest.mark.parametrize("words", ["", "train --help"])
 def test_help_may_be_read_in_part(words):
     command = f"{sys.executable} -m modeling_supclap.recipes.command {words} | head -n 1"
-    done = subprocess.run(
-        command, shell=True, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120
-    )
+    done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120)
     assert (done.stdout[:14], done.stderr) == ("usage: supclap", "")
 
 
 def build_wheel(source):
     build = "import setuptools.build_meta as backend; backend.build_wheel('..')"
-    return subprocess.run(
-        [sys.executable, "-c", build], cwd=source, capture_output=True, text=True, timeout=240
-    )
+    return subprocess.run([sys.executable, "-c", build], cwd=source, capture_output=True, text=True, timeout=240)
 
 
 @pytest.fixture(scope="module")
@@ -158,13 +154,7 @@ def environment(checkout):
 @pytest.fixture
 def project(tmp_path):
     """Folder with modules that raise when they are imported."""
-    for name in (
-        "metrics.py",
-        "recipes/__init__.py",
-        "datasets_scripts/__init__.py",
-        "datasets.py",
-        "evaluate.py",
-    ):
+    for name in ("metrics.py", "recipes/__init__.py", "datasets_scripts/__init__.py", "datasets.py", "evaluate.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(f"raise RuntimeError('{name} is not ours')")
     return tmp_path
@@ -172,9 +162,7 @@ def project(tmp_path):
 
 def run(environment, project, *words, **options):
     _, python = environment
-    main = (
-        "import sys; sys.path.remove(''); from modeling_supclap.recipes.command import main; sys.exit(main())"
-    )
+    main = "import sys; sys.path.remove(''); from modeling_supclap.recipes.command import main; sys.exit(main())"
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return subprocess.Popen(
         [python, "-c", main, *words], cwd=project, env={**variables, "OMP_NUM_THREADS": "1"}, text=True,
@@ -219,12 +207,7 @@ def test_all_commands_start_from_the_wheel(environment, project):
     site_packages, python = environment
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     started = subprocess.run(
-        [python, "-c", "\n".join(lines)],
-        cwd=project,
-        env=variables,
-        capture_output=True,
-        text=True,
-        timeout=280,
+        [python, "-c", "\n".join(lines)], cwd=project, env=variables, capture_output=True, text=True, timeout=280
     )
     seen = [line.split() for line in started.stdout.splitlines()]
     assert [words[0] for words in seen] == list(command.COMMANDS), started.stderr
@@ -245,9 +228,7 @@ def test_a_wheel_that_lacks_a_folder_is_not_built(folder, checkout):
 def test_an_error_ends_with_its_message():
     codes, printed = run_forks("recipes/command.py", "train", "smoke.yaml", "--svr_alhpa", "2")
     assert codes == [1]
-    assert printed.splitlines()[-1].startswith(
-        "supclap train: error: unknown key 'svr_alhpa': did you mean svr_alpha"
-    )
+    assert printed.splitlines()[-1].startswith("supclap train: error: unknown key 'svr_alhpa': did you mean svr_alpha")
     assert "Traceback" not in printed
 
 
@@ -270,9 +251,7 @@ sys.exit(main(words))
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(
-    ("name", "imported"), [("train", "torch"), ("train", "transformers"), ("evaluate", "torch")]
-)
+@pytest.mark.parametrize(("name", "imported"), [("train", "torch"), ("train", "transformers"), ("evaluate", "torch")])
 def test_ctrl_c_while_modules_are_imported_is_one_line(name, imported):
     words = [sys.executable, "-c", INTERRUPTED, imported, name, "--model", "somewhere"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=280)
@@ -315,9 +294,7 @@ def test_ctrl_c_prints_how_to_continue(environment, project):
         (SignalException("stopped", signal.SIGINT), 130, ""),
     ],
 )
-def test_several_processes_end_without_the_traceback_of_their_launcher(
-    monkeypatch, capsys, raised, code, told
-):
+def test_several_processes_end_without_the_traceback_of_their_launcher(monkeypatch, capsys, raised, code, told):
     def launch(_):
         raise raised
 

@@ -47,9 +47,7 @@ def test_evaluations_are_paired_with_the_first(tmp_path, capsys):
     assert table.loc["first"][["difference", "p_value"]].isna().all()
     printed = capsys.readouterr().out
     assert f"{tmp_path} contains no results.json" in printed
-    assert (
-        "| esc50 | text to audio R@1 | 5.0 | 25.0 (10.0 to 90.0) | 50.0 (10.0 to 90.0) | +25.0 (" in printed
-    )
+    assert "| esc50 | text to audio R@1 | 5.0 | 25.0 (10.0 to 90.0) | 50.0 (10.0 to 90.0) | +25.0 (" in printed
 
 
 def test_results_of_different_protocols_are_refused(tmp_path):
@@ -72,15 +70,10 @@ def test_results_of_different_protocols_are_refused(tmp_path):
     ],
 )
 def test_runs_on_other_data_are_another_model(tmp_path, change):
-    same = {
-        "dataset_config": {"a": {"weight": 1}, "b": {"weight": 1}},
-        "data": {"train": {"rows": 16, "sha256": "x"}},
-    }
+    same = {"dataset_config": {"a": {"weight": 1}, "b": {"weight": 1}}, "data": {"train": {"rows": 16, "sha256": "x"}}}
     folders = [save(tmp_path / "first", "m", [1, 0] * 10, {"svr": "none", "seed": 0}, **same)]
     folders.append(save(tmp_path / "again", "m", [1, 0] * 10, {"svr": "none", "seed": 1}, **same))
-    folders.append(
-        save(tmp_path / "other", "m", [1, 1] * 10, {"svr": "none", "seed": 2}, **{**same, **change})
-    )
+    folders.append(save(tmp_path / "other", "m", [1, 1] * 10, {"svr": "none", "seed": 2}, **{**same, **change}))
     run_recipe(compare_results, *folders, "--output_dir", tmp_path / "out", "--allow_different", "true")
     table = pandas.read_csv(tmp_path / "out" / "table.csv").set_index("model")
     assert table["seeds"].to_dict() == {"first": 2, "other": 1}
@@ -147,9 +140,7 @@ def test_latex_is_escaped_and_compiles(tmp_path):
         head = r"\documentclass{article}\usepackage{booktabs,graphicx}\begin{document}\noindent"
         document = rf"{head}{text}\end{{document}}"
         (tmp_path / "page.tex").write_text(document.replace("% needs", "\n% needs"))
-        subprocess.run(
-            [compiler, "page.tex"], cwd=tmp_path, check=True, stdin=subprocess.DEVNULL, timeout=120
-        )
+        subprocess.run([compiler, "page.tex"], cwd=tmp_path, check=True, stdin=subprocess.DEVNULL, timeout=120)
         assert (tmp_path / "page.pdf").stat().st_size
         if "pdflatex" in compiler:
             # the table is not wider than the page

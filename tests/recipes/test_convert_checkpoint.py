@@ -14,14 +14,7 @@ from processes import run_processes
 from safetensors.torch import load_file, save_file
 from transformers import ClapModel
 
-from modeling_supclap import (
-    CEDConfig,
-    CEDFeatureExtractor,
-    CEDModel,
-    SonarTextModel,
-    SupCLAPModel,
-    SupCLAPProcessor,
-)
+from modeling_supclap import CEDConfig, CEDFeatureExtractor, CEDModel, SonarTextModel, SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.conversion import layouts, open_clip
 from modeling_supclap.recipes.convert_checkpoint import KINDS, main, print_comparison
 
@@ -50,9 +43,7 @@ def golden_ced(folder: Path, layout: str) -> Path:
         torch.save(published.ced_original(model.state_dict(), head), folder / "tiny.pt")
         return folder / "tiny.pt"
     (folder / "config.json").write_text(json.dumps(builders.PUBLISHED_CED_CONFIG))
-    save_file(
-        published.ced_hub(model.state_dict(), head), folder / "model.safetensors", metadata={"format": "pt"}
-    )
+    save_file(published.ced_hub(model.state_dict(), head), folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
 
@@ -82,12 +73,9 @@ def test_golden_ced(tmp_path, capsys, layout, name):
 
 def test_ml_clap(tmp_path, capsys, tokenizer):
     torch.save(
-        {f"module.{name}": value for name, value in published.small_ml_clap().items()},
-        tmp_path / "pretrain.pt",
+        {f"module.{name}": value for name, value in published.small_ml_clap().items()}, tmp_path / "pretrain.pt"
     )
-    convert(
-        tmp_path / "pretrain.pt", tmp_path / "out", "--tokenizer", tokenizer, "--kind", "ml-clap", "--verify"
-    )
+    convert(tmp_path / "pretrain.pt", tmp_path / "out", "--tokenizer", tokenizer, "--kind", "ml-clap", "--verify")
     printed = capsys.readouterr().out
     assert re.search(r"pretrain\.pt.*ML-CLAP.*\b57 tensors", printed)
     assert "SONAR" in printed
@@ -105,8 +93,7 @@ def test_ml_clap(tmp_path, capsys, tokenizer):
 def test_laion(tmp_path, capsys):
     original = published.laion_model()
     tensors = {
-        f"module.{name}": value
-        for name, value in published.laion(original, published.slaney_filters(48_000)).items()
+        f"module.{name}": value for name, value in published.laion(original, published.slaney_filters(48_000)).items()
     }
     torch.save({"epoch": 3, "state_dict": tensors, "optimizer": {}, "scaler": {}}, tmp_path / "best.pt")
     builders.clap_processor().tokenizer.save_pretrained(tmp_path / "roberta")
@@ -153,9 +140,7 @@ def test_one_tower_of_two(tmp_path, capsys):
 
 def test_refusals_write_nothing(tmp_path):
     torch.save(
-        published.ced_original(
-            published.random(published.ced_encoder()), published.random(published.ced_head())
-        ),
+        published.ced_original(published.random(published.ced_encoder()), published.random(published.ced_head())),
         tmp_path / "x.pt",
     )
     with pytest.raises(ValueError, match=r"'ced'.*'laion'"):
@@ -173,15 +158,11 @@ def test_the_help_knows_all_kinds():
 @pytest.mark.process
 def test_it_runs_from_the_command_line(tmp_path):
     torch.save(
-        published.ced_original(
-            published.random(published.ced_encoder()), published.random(published.ced_head())
-        ),
+        published.ced_original(published.random(published.ced_encoder()), published.random(published.ced_head())),
         tmp_path / "x.pt",
     )
     words = [str(tmp_path / "x.pt"), "--out", str(tmp_path / "out")]
-    assert "x.pt: recognised as CED, 29 tensors" in run_processes(
-        "recipes/convert_checkpoint.py", *words, count=1
-    )
+    assert "x.pt: recognised as CED, 29 tensors" in run_processes("recipes/convert_checkpoint.py", *words, count=1)
     with pytest.raises(ValueError, match=r"\bout\b"):
         main(words)
 
@@ -196,9 +177,7 @@ def test_clap2_goes_to_our_format_and_back(tmp_path, capsys):
     assert SupCLAPProcessor.from_pretrained(tmp_path / "ours").tokenizer("w7")["input_ids"] == [59, 7, 57]
 
     convert(tmp_path / "ours", tmp_path / "back", "--to", "open_clip")
-    before, after = (
-        load_file(tmp_path / name / "open_clip_model.safetensors") for name in ("source", "back")
-    )
+    before, after = (load_file(tmp_path / name / "open_clip_model.safetensors") for name in ("source", "back"))
     assert before.keys() == after.keys()
     for name, value in before.items():
         torch.testing.assert_close(after[name].reshape(-1), value.reshape(-1), rtol=1e-6, atol=0)
@@ -241,10 +220,7 @@ def test_a_tuned_clap_becomes_a_clap_model(tmp_path, capsys):
         (tmp_path / "tuned" / name).write_text("[]")
     convert(tmp_path / "tuned", tmp_path / "clap", "--to", "clap")
     assert "ClapModel" in capsys.readouterr().out
-    clap, files = (
-        ClapModel.from_pretrained(tmp_path / "clap"),
-        {path.name for path in (tmp_path / "clap").iterdir()},
-    )
+    clap, files = (ClapModel.from_pretrained(tmp_path / "clap"), {path.name for path in (tmp_path / "clap").iterdir()})
     assert clap.logit_scale_a.item() == pytest.approx(model.logit_scale.item())
     tokenizer = {"tokenizer.json", "tokenizer_config.json"}
     parts = {"config.json", "model.safetensors", "processor_config.json"}

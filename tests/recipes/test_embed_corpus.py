@@ -68,10 +68,7 @@ def words(folder, output, *more):
 
 def rows_of(output):
     return datasets.load_dataset(
-        "parquet",
-        data_files=str(output / "data" / "*"),
-        split="train",
-        cache_dir=str(output.parent / "cache"),
+        "parquet", data_files=str(output / "data" / "*"), split="train", cache_dir=str(output.parent / "cache")
     ).with_format("numpy")
 
 
@@ -327,9 +324,7 @@ def test_bad_arguments_are_refused(arguments, error, message):
 def write_table(folder: Path, rows_per_group: int = 3) -> Path:
     """Write a Parquet table with the recordings of `folder` in reverse order, and a missing one at the end."""
     names = sorted((str(path.relative_to(folder)) for path in folder.glob("sounds/**/*.[wf]*")), reverse=True)
-    table = pa.table(
-        {"key": [f"k{number}" for number in range(len(names) + 1)], "path": [*names, "sounds/gone.wav"]}
-    )
+    table = pa.table({"key": [f"k{number}" for number in range(len(names) + 1)], "path": [*names, "sounds/gone.wav"]})
     pq.write_table(table, folder / "clips.parquet", row_group_size=rows_per_group)
     return folder / "clips.parquet"
 
@@ -401,10 +396,7 @@ def test_shards_do_not_wait_for_each_other(folder, tmp_path):
         with pytest.raises(InUseError, match="00000-of-00002"):
             another.submit(run_recipe, embed_corpus, *table_words(folder, output, "--shard", "0/2")).result()
         run_recipe(embed_corpus, *table_words(folder, output, "--shard", "1/2"))
-    assert {path.name for path in (output / "shards").iterdir()} == {
-        "00000-of-00002.json",
-        "00001-of-00002.json",
-    }
+    assert {path.name for path in (output / "shards").iterdir()} == {"00000-of-00002.json", "00001-of-00002.json"}
 
 
 @pytest.mark.process

@@ -8,16 +8,7 @@ from modeling_supclap.recipes.train_supclap import OPTIONS
 
 
 def memory_gib(model: str) -> float:
-    words = [
-        "--dataset",
-        "audiocaps",
-        "--model",
-        model,
-        "--per_device_train_batch_size",
-        "2",
-        "--output_dir",
-        "out",
-    ]
+    words = ["--dataset", "audiocaps", "--model", model, "--per_device_train_batch_size", "2", "--output_dir", "out"]
     found = estimate(parse_arguments(OPTIONS, words), num_clips=100)
     assert found is not None
     return found.memory_gib

@@ -47,11 +47,7 @@ def folder(tmp_path_factory):
 
 
 def command(folder, model, *arguments):
-    options = {
-        "--model": folder / model,
-        "--output_dir": folder / f"out_{model}",
-        "--cache_dir": folder / "cache",
-    }
+    options = {"--model": folder / model, "--output_dir": folder / f"out_{model}", "--cache_dir": folder / "cache"}
     return [folder / "config.yaml", *(word for pair in options.items() for word in pair), *arguments]
 
 
@@ -93,21 +89,8 @@ def esc(tmp_path):
 
 def test_all_folds_at_once(folder, esc):
     output = esc / "out"
-    options = [
-        "--model",
-        folder / "model0",
-        "--dataset",
-        "esc50",
-        "--data_dir",
-        esc,
-        "--folds",
-        "1",
-        "2",
-        "3",
-    ]
-    run_recipe(
-        evaluate_supclap, *options, "--tasks", "zero_shot", "--cache_dir", "none", "--output_dir", output
-    )
+    options = ["--model", folder / "model0", "--dataset", "esc50", "--data_dir", esc, "--folds", "1", "2", "3"]
+    run_recipe(evaluate_supclap, *options, "--tasks", "zero_shot", "--cache_dir", "none", "--output_dir", output)
     results = Results.load(output)
     found = results.scores["zero_shot"]["eng"]["supclap"]
     assert results.protocol["folds"] == [1, 2, 3]
@@ -123,9 +106,7 @@ def test_clips_with_several_labels(folder, tmp_path, capsys):
     lines = []
     for number, of_clip in enumerate(labels):
         soundfile.write(tmp_path / f"{number}.wav", builders.noise(16000, number), 16000)
-        lines.append(
-            json.dumps({"file_name": f"{number}.wav", "caption": "a", "split": "test", "labels": of_clip})
-        )
+        lines.append(json.dumps({"file_name": f"{number}.wav", "caption": "a", "split": "test", "labels": of_clip}))
     (tmp_path / "metadata.jsonl").write_text("\n".join(lines))
     options = [
         "--model",
@@ -137,9 +118,7 @@ def test_clips_with_several_labels(folder, tmp_path, capsys):
         "--cache_dir",
         "none",
     ]
-    run_recipe(
-        evaluate_supclap, *options, "--tasks", "zero_shot", "audio_to_audio", "--output_dir", tmp_path / "out"
-    )
+    run_recipe(evaluate_supclap, *options, "--tasks", "zero_shot", "audio_to_audio", "--output_dir", tmp_path / "out")
     assert "Audio-to-audio retrieval</h2>" in (tmp_path / "out" / "report.html").read_text()
     assert Results.load(tmp_path / "out").scores["audio_to_audio"]["shared_label"]["num_queries"] == 4
     assert "zero_shot eng supclap mAP" in capsys.readouterr().out
@@ -176,9 +155,7 @@ def test_probes(folder, esc, capsys, clips):
 def test_every_split_is_built_once(esc, monkeypatch, folds):
     built = []
     load = evaluate_supclap.load_builder
-    monkeypatch.setattr(
-        datasets_scripts, "load_builder", lambda *args, **kw: built.append(kw) or load(*args, **kw)
-    )
+    monkeypatch.setattr(datasets_scripts, "load_builder", lambda *args, **kw: built.append(kw) or load(*args, **kw))
     monkeypatch.setattr(evaluate_supclap, "load_builder", datasets_scripts.load_builder)
     args = evaluate_supclap.EvaluationArguments(dataset="esc50", data_dir=str(esc), folds=folds)
     *_, data = evaluate_supclap.load_rows(args)
@@ -224,16 +201,7 @@ def test_ten_folds_are_all_clips_of_urbansound8k(folder, tmp_path):
             path.parent.mkdir(parents=True, exist_ok=True)
             soundfile.write(path, builders.noise(round(16000 * seconds), fold), 16000)
     dataset_folders.write_csv(tmp_path / "metadata" / "UrbanSound8K.csv", lines)
-    words = [
-        "--dataset",
-        "urbansound8k",
-        "--data_dir",
-        tmp_path,
-        "--tasks",
-        "zero_shot",
-        "--pad_short_clips",
-        "true",
-    ]
+    words = ["--dataset", "urbansound8k", "--data_dir", tmp_path, "--tasks", "zero_shot", "--pad_short_clips", "true"]
     words += ["--folds", *map(str, range(1, 11)), "--output_dir", tmp_path / "out"]
     run_recipe(evaluate_supclap, "--model", folder / "model0", "--cache_dir", "none", *words)
     results = Results.load(tmp_path / "out")
@@ -257,14 +225,7 @@ def test_recordings_that_the_folder_lacks_are_in_the_results(folder, tmp_path):
         soundfile.write(tmp_path / f"{name}.wav", builders.noise(16000, number), 16000)
     table = "file_name,caption,split\na.wav,a dog barks,test\nb.wav,rain falls,test\nlost.wav,a bell,test\n"
     (tmp_path / "metadata.csv").write_text(table)
-    options = [
-        "--dataset",
-        "audio_folder",
-        "--data_dir",
-        tmp_path,
-        "--dataset_config",
-        '{"languages": ["eng"]}',
-    ]
+    options = ["--dataset", "audio_folder", "--data_dir", tmp_path, "--dataset_config", '{"languages": ["eng"]}']
     options += ["--cache_dir", "none", "--output_dir", tmp_path / "out"]
     run_recipe(evaluate_supclap, "--model", folder / "model0", *options)
     protocol = Results.load(tmp_path / "out").protocol
@@ -325,12 +286,8 @@ def test_a_suite_of_three_models_has_one_table(folder, tmp_path, capsys):
     capsys.readouterr()
 
     # Each evaluation has its own folder, and equals the evaluation of one model on one dataset.
-    results = {
-        path.parent.relative_to(tmp_path / "out"): path for path in tmp_path.glob("out/*/*/results.json")
-    }
-    names = [
-        (dataset, model) for dataset in ("classes", "synthetic") for model in ("clap", "model0", "model1")
-    ]
+    results = {path.parent.relative_to(tmp_path / "out"): path for path in tmp_path.glob("out/*/*/results.json")}
+    names = [(dataset, model) for dataset in ("classes", "synthetic") for model in ("clap", "model0", "model1")]
     assert sorted(path.parts for path in results) == names
     one = Results.load(tmp_path / "out" / "synthetic" / "model1")
     assert (one.protocol["dataset_config"], one.protocol["intervals"]["num_resamples"]) == (
@@ -372,14 +329,7 @@ def test_a_suite_of_three_models_has_one_table(folder, tmp_path, capsys):
 )
 def test_wrong_suites_are_named(folder, tmp_path, suite, message):
     (tmp_path / "suite.yaml").write_text(suite)
-    words = [
-        "--suite",
-        tmp_path / "suite.yaml",
-        "--model",
-        folder / "model0",
-        "--output_dir",
-        folder / "never",
-    ]
+    words = ["--suite", tmp_path / "suite.yaml", "--model", folder / "model0", "--output_dir", folder / "never"]
     with pytest.raises((ValueError, TypeError, yaml.YAMLError), match=message):
         run_recipe(evaluate_supclap, *words)
     assert not (folder / "never").exists()
@@ -412,14 +362,7 @@ def test_models_that_skip_different_recordings_have_a_table(folder, tmp_path, mo
         return query_results([1, 0], protocol=protocol, model={"name": model.name})
 
     monkeypatch.setattr(evaluate_supclap, "evaluate", evaluate)
-    arguments = [
-        folder / "config.yaml",
-        "--model",
-        folder / "model0",
-        folder / "model1",
-        "--output_dir",
-        tmp_path,
-    ]
+    arguments = [folder / "config.yaml", "--model", folder / "model0", folder / "model1", "--output_dir", tmp_path]
     with pytest.warns(UserWarning, match="dataset_hash"):
         run_recipe(evaluate_supclap, *arguments)
     assert pandas.read_csv(tmp_path / "table.csv")["value"].tolist() == [0.5, 0.5]

@@ -33,11 +33,6 @@ def test_a_loop_without_the_trainer(run, capsys):
 
 def test_a_folder_is_tuned(run, capsys, tmp_path):
     builders.save_supclap(tmp_path / "start")
-    run(
-        "finetune_folder.py",
-        captioned_folder(tmp_path / "sounds", 10),
-        tmp_path / "start",
-        tmp_path / "tuned",
-    )
+    run("finetune_folder.py", captioned_folder(tmp_path / "sounds", 10), tmp_path / "start", tmp_path / "tuned")
     assert f"({builders.supclap_config().projection_dim},)" in capsys.readouterr().out
     assert (tmp_path / "tuned" / "model.safetensors").is_file()

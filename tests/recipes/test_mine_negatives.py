@@ -9,15 +9,7 @@ from commands import run_recipe
 from modeling_supclap.recipes import mine_negatives, train_supclap
 from modeling_supclap.recipes.mine_negatives import Captions, mine
 
-CAPTIONS = [
-    ["A dog", "a  DOG"],
-    ["rain", "wind"],
-    ["wind", "storm"],
-    ["a cat"],
-    [],
-    ["birds"],
-    ["rain falls"],
-]
+CAPTIONS = [["A dog", "a  DOG"], ["rain", "wind"], ["wind", "storm"], ["a cat"], [], ["birds"], ["rain falls"]]
 
 
 def unit(seed, count, dim=5):
@@ -46,8 +38,7 @@ def by_loops(captions, texts, audio, count, first_rank, margin):
 
 @pytest.mark.parametrize("uses_audio", [False, True])
 @pytest.mark.parametrize(
-    ("count", "first_rank", "margin"),
-    [(8, 1, 0.0), (2, 1, 0.0), (2, 2, 0.0), (8, 1, 0.3), (8, 1, -0.3), (8, 1, 2.0)],
+    ("count", "first_rank", "margin"), [(8, 1, 0.0), (2, 1, 0.0), (2, 2, 0.0), (8, 1, 0.3), (8, 1, -0.3), (8, 1, 2.0)]
 )
 @pytest.mark.parametrize("block", [2, 512])
 def test_negatives_are_those_of_the_loops(monkeypatch, uses_audio, count, first_rank, margin, block):
@@ -82,16 +73,7 @@ def test_a_run_trains_on_the_negatives_that_its_start_finds(tmp_path, near):
         similarities = [row["similarity"] for row in of_clip]
         assert similarities == sorted(similarities, reverse=True)
 
-    short = [
-        "--max_steps",
-        2,
-        "--per_device_train_batch_size",
-        4,
-        "--use_cpu",
-        "true",
-        "--eval_languages",
-        "eng",
-    ]
+    short = ["--max_steps", 2, "--per_device_train_batch_size", 4, "--use_cpu", "true", "--eval_languages", "eng"]
     words = ["--model", model, *data, *short, "--negatives", table, "--negatives_per_clip", 2]
     run_recipe(train_supclap, *words, "--output_dir", tmp_path / "run")
     with pytest.raises(ValueError, match="negatives_per_clip"):

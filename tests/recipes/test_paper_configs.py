@@ -37,9 +37,7 @@ def towers(tmp_path):
     CEDFeatureExtractor().save_pretrained(tmp_path / "ced")
     SonarTextModel(builders.sonar_config()).save_pretrained(tmp_path / "sonar")
     builders.nllb_tokenizer().save_pretrained(tmp_path / "sonar")
-    builders.supclap_model(builders.supclap_config(builders.sonar_config())).save_pretrained(
-        tmp_path / "ml-clap"
-    )
+    builders.supclap_model(builders.supclap_config(builders.sonar_config())).save_pretrained(tmp_path / "ml-clap")
     builders.nllb_processor().save_pretrained(tmp_path / "ml-clap")
     return tmp_path
 
@@ -47,9 +45,7 @@ def towers(tmp_path):
 def translations(data_dir, path):
     """Write translations of every caption into seven languages."""
     captions = [
-        caption
-        for rows in load_splits("audiocaps", data_dir=data_dir).values()
-        for caption in read_captions(rows)
+        caption for rows in load_splits("audiocaps", data_dir=data_dir).values() for caption in read_captions(rows)
     ]
     lines = [
         {
@@ -67,16 +63,7 @@ def translations(data_dir, path):
 
 
 def run(config, *overrides):
-    small = [
-        "--num_train_epochs",
-        "1",
-        "--dataloader_num_workers",
-        "0",
-        "--logging_steps",
-        "1",
-        "--use_cpu",
-        "true",
-    ]
+    small = ["--num_train_epochs", "1", "--dataloader_num_workers", "0", "--logging_steps", "1", "--use_cpu", "true"]
     run_recipe(train_supclap, CONFIGS / config, *small, *overrides)
 
 
@@ -84,14 +71,7 @@ def results_of(folder, config):
     """Return the results of a run; check its objective and optimiser against the file."""
     results = json.loads((folder / "results.json").read_text())
     printed = yaml.safe_load((CONFIGS / config).read_text())
-    for name in (
-        "learning_rate",
-        "loss",
-        "svr",
-        "languages",
-        "per_device_train_batch_size",
-        "lr_scheduler_type",
-    ):
+    for name in ("learning_rate", "loss", "svr", "languages", "per_device_train_batch_size", "lr_scheduler_type"):
         if name in printed:
             assert results["training"]["arguments"][name] == printed[name], name
     return results
@@ -121,18 +101,14 @@ def test_table_9_begins_towers_anew_in_their_shape(towers):
     assert not torch.equal(loaded[name], begun[name])
     heard = CEDModel.from_pretrained(towers / "ced").state_dict()
     torch.testing.assert_close(dict(model.audio_model.state_dict()), dict(heard), rtol=0, atol=0)
-    shallow = train_supclap.ModelArguments(
-        **names, random_weights=["text"], text_config={"encoder_layers": 1}
-    )
+    shallow = train_supclap.ModelArguments(**names, random_weights=["text"], text_config={"encoder_layers": 1})
     model = train_supclap.build_model(shallow, processor)
     assert (len(model.text_model.layers), builders.sonar_config().encoder_layers) == (1, 2)
     with pytest.raises(ValueError, match="random_weights"):
         train_supclap.ModelArguments(random_weights=["both"])
     for kind in ("audio", "text"):
         with pytest.raises(ValueError, match=f"{kind}_encoder, and set --random_weights {kind}"):
-            train_supclap.ModelArguments(
-                **{name: path for name, path in names.items() if name != f"{kind}_encoder"}
-            )
+            train_supclap.ModelArguments(**{name: path for name, path in names.items() if name != f"{kind}_encoder"})
 
 
 def test_a_fixed_temperature_stays():

@@ -56,9 +56,7 @@ def test_fsdp_is_refused_before_training(tmp_path, esc_folder, model_folder, mon
 def test_labels_of_an_audio_folder_are_english_names(tmp_path):
     lines = ["file_name,caption,label"]
     for number in range(12):
-        soundfile.write(
-            tmp_path / f"{number}.wav", 0.5 * builders.tone(200.0 + number, 8000), builders.RATE_HZ
-        )
+        soundfile.write(tmp_path / f"{number}.wav", 0.5 * builders.tone(200.0 + number, 8000), builders.RATE_HZ)
         lines.append(f"{number}.wav,a sound,{('door_bell', 'saw', 'hen')[number % 3]}")
     (tmp_path / "metadata.csv").write_text("\n".join(lines))
     args = posttrain_teminal.PostTrainingArguments(
@@ -137,15 +135,12 @@ def test_other_recordings_are_scored_than_those_that_choose_the_best_epoch(esc_f
     args = posttrain_teminal.PostTrainingArguments(model="m", data_dir=str(esc_folder), **BOTH_HELD_OUT)
     sources = [{row["source"] for row in items.rows} for items in posttrain_teminal.load_items(args, chosen)]
     assert all(
-        len({row["labels"][0] for row in items.rows}) == 4
-        for items in posttrain_teminal.load_items(args, chosen)
+        len({row["labels"][0] for row in items.rows}) == 4 for items in posttrain_teminal.load_items(args, chosen)
     )
     assert not sources[0] & sources[1] | sources[1] & sources[2] | sources[0] & sources[2]
     _, choosing, scored = posttrain_teminal.load_items(args, kept)
     assert (
-        {row["source"] for row in scored.rows}
-        == {row["source"] for row in choosing.rows}
-        == sources[1] | sources[2]
+        {row["source"] for row in scored.rows} == {row["source"] for row in choosing.rows} == sources[1] | sources[2]
     )
 
     args.train_fraction = 0.7
@@ -166,9 +161,7 @@ def test_prompts_use_the_requested_names_of_sounds(esc_folder, prompts, language
     captions = [items.triple(0, number)[0].captions["eng"] for number in range(len(items))]
     assert any(said in texts for texts in captions)
     with pytest.raises(ValueError, match=r"prompts.*'labels'"):
-        posttrain_teminal.choose_prompts(
-            posttrain_teminal.PostTrainingArguments(prompts="labels"), ["eng", "fra"]
-        )
+        posttrain_teminal.choose_prompts(posttrain_teminal.PostTrainingArguments(prompts="labels"), ["eng", "fra"])
 
 
 @pytest.fixture(scope="module")
@@ -193,14 +186,10 @@ def test_both_stages_run_and_are_scored(run):
     assert "The order of sounds" in (run[0] / "report.html").read_text()
     assert all(row["difference"] == 0 for row in compare(Results.load(run[0]), Results.load(run[0])))
     trained = Results.load(run[0]).content["training"]
-    printed = re.findall(
-        r"^(?:audio encoder|text encoder|projections) .* ([\d,]+) +[\d.]+$", run[1], flags=re.M
-    )
+    printed = re.findall(r"^(?:audio encoder|text encoder|projections) .* ([\d,]+) +[\d.]+$", run[1], flags=re.M)
     assert trained["text_trained"] + trained["audio_trained"] == sum(int(n.replace(",", "")) for n in printed)
     assert 0 < trained["text_share"] < 1
-    steps = [
-        json.loads((run[0] / f"stage_{stage}/trainer_state.json").read_text())["max_steps"] for stage in "ab"
-    ]
+    steps = [json.loads((run[0] / f"stage_{stage}/trainer_state.json").read_text())["max_steps"] for stage in "ab"]
     assert trained["steps"] == sum(steps)
     assert trained["captions"] == 6 * (2 * steps[0] + 3 * steps[1])
     assert 0 <= trained["best_validation"]["temporal_accuracy"] <= 1
@@ -235,11 +224,7 @@ def test_the_card_describes_the_run(run):
     card = ModelCard.load(run[0] / "README.md")
     assert card.data.datasets is None  # a builder, not a dataset of the Hub
     found = Results.load(run[0]).scores["temporal"]["eng"]["stage_b"]
-    after = {
-        each.metric_name: each.metric_value
-        for each in card.data.eval_results
-        if "stage b" in each.metric_name
-    }
+    after = {each.metric_name: each.metric_value for each in card.data.eval_results if "stage b" in each.metric_name}
     assert after == {
         f"order of sounds, stage b {name}": pytest.approx(found[name]["value"], abs=1e-4)
         for name in ("temporal_accuracy", "order_accuracy")
@@ -263,16 +248,7 @@ def test_the_folder_loads_with_its_processor(run):
 
 
 def test_lora_saves_a_model_in_the_standard_layout(esc_folder, model_folder, tmp_path):
-    small = [
-        "--num_train_epochs",
-        "2",
-        "--per_device_train_batch_size",
-        "6",
-        "--eval_pairs",
-        "4",
-        "--lora_rank",
-        "2",
-    ]
+    small = ["--num_train_epochs", "2", "--per_device_train_batch_size", "6", "--eval_pairs", "4", "--lora_rank", "2"]
     places = in_folders(model_folder, esc_folder, tmp_path / "lora")
     run_recipe(posttrain_teminal, *places, *small, "--audio_layers", "1", "--text_layers", "1")
     assert 0 < Results.load(tmp_path / "lora").content["training"]["audio_share"] < 0.5
@@ -299,8 +275,7 @@ def test_a_clap_model_stays_one(esc_folder, tmp_path):
     places = in_folders(tmp_path / "clap", esc_folder, tmp_path / "out")
     run_recipe(posttrain_teminal, *places, *small)
     before, after = (
-        ClapModel.from_pretrained(path).state_dict()
-        for path in (tmp_path / "clap", tmp_path / "out" / "clap")
+        ClapModel.from_pretrained(path).state_dict() for path in (tmp_path / "clap", tmp_path / "out" / "clap")
     )
     moved = {name for name, value in before.items() if not torch.equal(value, after[name])}
     assert "audio_projection.linear1.weight" in moved
@@ -311,9 +286,7 @@ def test_a_clap_model_stays_one(esc_folder, tmp_path):
     assert len(classify(builders.noise(48_000), candidate_labels=["a dog", "rain"])) == 2
     card = ModelCard.load(tmp_path / "out" / "README.md").text
     assert "random initialisation" not in card
-    assert not [
-        path for path in (tmp_path / "out" / "clap").iterdir() if str(tmp_path).encode() in path.read_bytes()
-    ]
+    assert not [path for path in (tmp_path / "out" / "clap").iterdir() if str(tmp_path).encode() in path.read_bytes()]
 
 
 def test_a_used_folder_is_not_written_over(run):
@@ -343,22 +316,13 @@ def test_only_stage_b_is_trained_if_requested(esc_folder, model_folder, tmp_path
 
 def test_captions_of_accumulated_batches_are_counted(esc_folder, model_folder, tmp_path):
     small = ["--max_steps", 2, "--per_device_train_batch_size", 3, "--gradient_accumulation_steps", 2]
-    words = [
-        *in_folders(model_folder, esc_folder, tmp_path / "run"),
-        *small,
-        "--eval_pairs",
-        4,
-        "--use_cpu",
-        "true",
-    ]
+    words = [*in_folders(model_folder, esc_folder, tmp_path / "run"), *small, "--eval_pairs", 4, "--use_cpu", "true"]
     with pytest.warns(UserWarning, match="gradient_accumulation_steps"):
         run_recipe(posttrain_teminal, *words, "--languages", "eng", "--stages", "b")
     assert Results.load(tmp_path / "run").content["training"]["captions"] == 2 * 6 * 3  # steps, pairs, items
 
 
-def test_before_and_after_are_scored_on_the_same_held_out_recordings(
-    esc_folder, model_folder, tmp_path, monkeypatch
-):
+def test_before_and_after_are_scored_on_the_same_held_out_recordings(esc_folder, model_folder, tmp_path, monkeypatch):
     """If one half of the held-out recordings selects the best epoch, all scores are for the other half."""
     scored = []
     predict = TemporalTrainer.predict
@@ -368,13 +332,7 @@ def test_before_and_after_are_scored_on_the_same_held_out_recordings(
         return predict(self, rows, *args, **kwargs)
 
     monkeypatch.setattr(TemporalTrainer, "predict", record)
-    words = [
-        *in_folders(model_folder, esc_folder, tmp_path / "run"),
-        *ONE_EPOCH,
-        *BEST_EPOCH,
-        "--languages",
-        "eng",
-    ]
+    words = [*in_folders(model_folder, esc_folder, tmp_path / "run"), *ONE_EPOCH, *BEST_EPOCH, "--languages", "eng"]
     run_recipe(posttrain_teminal, *words, "--stages", "b")
     before, after = scored
     assert before == after

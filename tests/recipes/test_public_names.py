@@ -34,16 +34,7 @@ STEPS = [
     "--save_strategy",
     "steps",
 ]
-STEPS += [
-    "--per_device_train_batch_size",
-    4,
-    "--use_cpu",
-    "true",
-    "--report_to",
-    "none",
-    "--on_bad_audio",
-    "skip",
-]
+STEPS += ["--per_device_train_batch_size", 4, "--use_cpu", "true", "--report_to", "none", "--on_bad_audio", "skip"]
 
 
 @pytest.mark.parametrize(
@@ -63,10 +54,7 @@ STEPS += [
         ('[{"hf_token": "hf_x"}, 1]', "[{}, 1]"),
         ('{"depth":4}', '{"depth":4}'),
         ("[a dog barks", "[a dog barks"),
-        (
-            {"request_options": '{"headers": {"api-key": "x", "n": 1}}'},
-            {"request_options": '{"headers": {"n": 1}}'},
-        ),
+        ({"request_options": '{"headers": {"api-key": "x", "n": 1}}'}, {"request_options": '{"headers": {"n": 1}}'}),
         ({"/home/ann/x.wav": 1}, {"x.wav": 1}),
         ('"/home/ann/set"', '"set"'),
         ("laion/clap-htsat-fused", "laion/clap-htsat-fused"),
@@ -147,28 +135,11 @@ def test_no_file_of_a_recipe_names_a_folder_of_this_machine(tmp_path):
     run_recipe(posttrain_teminal, *data, *trained, *STEPS, "--eval_pairs", 4, "--output_dir", out / "ordered")
     places = ["--cache_dir", out / "cache", "--output_dir", out / "scores"]
     run_recipe(evaluate_supclap, *data, *trained, *places, "--on_bad_audio", "skip")
+    run_recipe(embed_corpus, *trained, "--folder", home / "ESC-50", "--output", out / "corpus", "--device", "cpu")
     run_recipe(
-        embed_corpus, *trained, "--folder", home / "ESC-50", "--output", out / "corpus", "--device", "cpu"
+        prepare, "esc50", "--data_dir", home / "ESC-50", "--out", out / "set", "--on_bad_audio", "skip", "--quiet"
     )
-    run_recipe(
-        prepare,
-        "esc50",
-        "--data_dir",
-        home / "ESC-50",
-        "--out",
-        out / "set",
-        "--on_bad_audio",
-        "skip",
-        "--quiet",
-    )
-    words = [
-        "--captions",
-        home / "captions.jsonl",
-        "--output",
-        out / "texts" / "x.parquet",
-        "--languages",
-        "fra",
-    ]
+    words = ["--captions", home / "captions.jsonl", "--output", out / "texts" / "x.parquet", "--languages", "fra"]
     run_recipe(translate_captions, *words, "--model", home / "nllb", "--sentence_encoder", home / "encoder")
 
     telling = []

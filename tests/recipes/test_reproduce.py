@@ -95,9 +95,7 @@ def test_a_selection_does_not_replace_the_complete_table(recipe, tmp_path):
 
 def test_a_file_of_controls_adds_rows(recipe, tmp_path):
     controls = tmp_path / "controls.yaml"
-    controls.write_text(
-        "longer: {row: table1_infonce, model: twice the steps, settings: {num_train_epochs: 20}}\n"
-    )
+    controls.write_text("longer: {row: table1_infonce, model: twice the steps, settings: {num_train_epochs: 20}}\n")
     run_recipe(reproduce, "supclap/table1", *ROWS, "--controls", controls, "--output_dir", tmp_path)
     content = json.loads((tmp_path / "mini" / f"{STEM}.json").read_text())
     rows = {row["row"]: row for row in content["rows"]}
@@ -141,16 +139,7 @@ def test_missing_inputs_are_an_error_before_the_first_run(recipe, tmp_path):
 
 
 def test_one_dataset_of_a_table_is_reproduced(recipe, capsys, tmp_path):
-    words = (
-        "supclap/table1",
-        "supclap/table3",
-        "--scale",
-        "full",
-        "--dry_run",
-        "true",
-        "--output_dir",
-        tmp_path,
-    )
+    words = ("supclap/table1", "supclap/table3", "--scale", "full", "--dry_run", "true", "--output_dir", tmp_path)
     run_recipe(reproduce, *words, "--datasets", "clotho")
     printed = capsys.readouterr().out
     assert "clotho, table1_infonce:" in printed
@@ -164,22 +153,11 @@ def test_several_processes_share_the_batch_of_a_row(tmp_path):
     settings: dict = {"max_steps": 4, "use_cpu": True}
     settings["text_config"] = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
     settings["text_config"] |= dict.fromkeys(["hidden_dropout_prob", "attention_probs_dropout_prob"], 0.0)
-    words = [
-        "supclap/table1",
-        "--rows",
-        "table1_infonce",
-        "--seeds",
-        "0",
-        "1",
-        "--settings",
-        json.dumps(settings),
-    ]
+    words = ["supclap/table1", "--rows", "table1_infonce", "--seeds", "0", "1", "--settings", json.dumps(settings)]
     run_recipe(reproduce, *words, "--output_dir", tmp_path / "1")
     run_processes("recipes/reproduce.py", *words, "--output_dir", tmp_path / "2")
 
-    (one,), (two,) = (
-        json.loads(next((tmp_path / count).glob("mini/*.json")).read_text())["rows"] for count in "12"
-    )
+    (one,), (two,) = (json.loads(next((tmp_path / count).glob("mini/*.json")).read_text())["rows"] for count in "12")
     assert {name: two["cost"][name] for name in ("steps", "captions")} == {"steps": 4, "captions": 4 * 24}
     assert one["cost"]["captions"] == 4 * 24
     assert two["scores"][R1]["values"] == pytest.approx(one["scores"][R1]["values"], abs=0.05)
@@ -198,9 +176,7 @@ def test_several_processes_share_the_batch_of_a_row(tmp_path):
 @pytest.mark.parametrize("names", [["supclap/table1"], ["supclap/table1", "supclap/table3"]])
 def test_an_unknown_row_is_named(recipe, names, tmp_path):
     with pytest.raises(ValueError, match=r"'table1_info'.*table1_infonce"):
-        run_recipe(
-            reproduce, *names, *ROWS, "--rows", "table1_infonce", "table1_info", "--output_dir", tmp_path
-        )
+        run_recipe(reproduce, *names, *ROWS, "--rows", "table1_infonce", "table1_info", "--output_dir", tmp_path)
     assert not recipe
 
 

@@ -32,9 +32,7 @@ def test_a_fifth_of_the_recordings_may_be_missing(tmp_path, monkeypatch, lost, i
     count, _, lack = find_data("audiocaps", "train", json.dumps(made.config), describe=False)
     assert count == 20 - lost
     assert (lack == []) == is_accepted
-    assert (
-        find_data("audiocaps", "train", json.dumps(made.config), describe=False, allow_missing=True)[2] == []
-    )
+    assert find_data("audiocaps", "train", json.dumps(made.config), describe=False, allow_missing=True)[2] == []
 
 
 def evaluated(tmp_path, **evaluation):
@@ -48,12 +46,7 @@ def evaluated(tmp_path, **evaluation):
         "seed": 0,
     }
     folder = tmp_path / "runs" / "row-train-audiocaps-0-seed0"
-    again = {
-        "dataset": "audiocaps",
-        "data_dir": made.config["data_dir"],
-        "model": str(folder),
-        "split": "train+test",
-    }
+    again = {"dataset": "audiocaps", "data_dir": made.config["data_dir"], "model": str(folder), "split": "train+test"}
     last = tmp_path / "runs" / "row-evaluate-audiocaps-0-seed0"
     steps = [Step("train", train, folder), Step("evaluate", {**again, **evaluation}, last)]
     return Row("row", "Row", None, "audiocaps", [steps])

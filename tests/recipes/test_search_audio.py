@@ -35,9 +35,7 @@ def sounds(tmp_path):
     folder.mkdir()
     for number in range(6):
         seconds = np.arange(16000 * (3 + number)) / 16000
-        soundfile.write(
-            folder / f"tone{number}.wav", 0.3 * np.sin(2 * np.pi * (200 + 300 * number) * seconds), 16000
-        )
+        soundfile.write(folder / f"tone{number}.wav", 0.3 * np.sin(2 * np.pi * (200 + 300 * number) * seconds), 16000)
     (folder / "broken.wav").write_bytes(b"no sound")
     return folder
 
@@ -126,9 +124,7 @@ def test_two_processes_and_a_kill(saved, sounds, tmp_path, capsys):
 
     outputs = []
     for name in ("one", "two", "killed"):
-        outputs.append(
-            search(capsys, "query", tmp_path / name, "a dog barks", "--json", "--all_windows", "-k", 50)
-        )
+        outputs.append(search(capsys, "query", tmp_path / name, "a dog barks", "--json", "--all_windows", "-k", 50))
     scores = []
     for printed in outputs:  # hits with equal scores up to rounding may be in another order
         hits = json.loads(printed)["hits"]

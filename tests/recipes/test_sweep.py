@@ -55,8 +55,7 @@ def test_finished_runs_are_written_if_another_run_fails(calls, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "seeds"),
-    [(["seed=3,1"], [3, 1]), (["--seeds", "3", "1"], [3, 1]), ([], [5]), (["seed=0"], [0])],
+    ("words", "seeds"), [(["seed=3,1"], [3, 1]), (["--seeds", "3", "1"], [3, 1]), ([], [5]), (["seed=0"], [0])]
 )
 def test_seeds_are_an_option_a_setting_or_those_of_the_file(calls, tmp_path, words, seeds):
     config = tmp_path / "mine.yaml"
@@ -68,9 +67,7 @@ def test_seeds_are_an_option_a_setting_or_those_of_the_file(calls, tmp_path, wor
     assert table["seeds"].to_dict() == dict.fromkeys(["svr_alpha=0.5", "svr_alpha=1"], len(seeds))
 
 
-@pytest.mark.parametrize(
-    "words", [["seed=0,1", "--seeds", "2"], ["seed=0,0"], ["seed=often"], ["seed=0.5,1"]]
-)
+@pytest.mark.parametrize("words", [["seed=0,1", "--seeds", "2"], ["seed=0,0"], ["seed=often"], ["seed=0.5,1"]])
 def test_seeds_that_do_not_fit_are_refused(calls, tmp_path, words):
     with pytest.raises(ValueError, match="seed"):
         run_recipe(sweep, "smoke.yaml", "svr_alpha=1,2", *words, "--output_dir", tmp_path)
@@ -100,9 +97,7 @@ def test_a_sweep_needs_settings_or_several_seeds(calls, tmp_path):
     assert not calls
 
 
-@pytest.mark.parametrize(
-    "words", [["svr_alfa=1,2"], ["svr_alpha"], ["svr_alpha=0.1,often"], ["dataset=esc50"]]
-)
+@pytest.mark.parametrize("words", [["svr_alfa=1,2"], ["svr_alpha"], ["svr_alpha=0.1,often"], ["dataset=esc50"]])
 def test_wrong_settings_are_named_before_the_first_run(calls, tmp_path, words):
     with pytest.raises((ValueError, FileNotFoundError), match=words[0].partition("=")[0] + "|esc50"):
         run_recipe(sweep, "smoke.yaml", *words, "--output_dir", tmp_path)

@@ -26,10 +26,7 @@ from modeling_supclap import SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.datasets_scripts import load_splits
 from modeling_supclap.datasets_scripts.atomic_files import InUseError, folder_lock
 from modeling_supclap.datasets_scripts.audio import BadAudioError
-from modeling_supclap.datasets_scripts.overlap.trained_sources import (
-    load_trained_sources,
-    save_trained_sources,
-)
+from modeling_supclap.datasets_scripts.overlap.trained_sources import load_trained_sources, save_trained_sources
 from modeling_supclap.datasets_scripts.prepare import Request, prepare
 from modeling_supclap.datasets_scripts.stream import RowStream
 from modeling_supclap.evaluation import EmbeddingCache, Results, compare, evaluate
@@ -108,15 +105,7 @@ def test_a_pushed_run_has_its_results_and_its_card_on_the_hub(tmp_path):
     ],
 )
 def test_a_missing_model_is_named_before_the_data_is_read(tmp_path, words):
-    words = [
-        *words,
-        "--dataset",
-        "esc50",
-        "--data_dir",
-        tmp_path / "no data",
-        "--output_dir",
-        tmp_path / "out",
-    ]
+    words = [*words, "--dataset", "esc50", "--data_dir", tmp_path / "no data", "--output_dir", tmp_path / "out"]
     with pytest.raises(FileNotFoundError, match="nobody/none is neither"):
         run_recipe(train_supclap, *words)
 
@@ -163,9 +152,7 @@ def test_the_folder_is_a_model_with_its_processor(run):
     known, unheard = "a low siren at the beginning", "Ünïcode 低いサイレン"
     assert len(processor.tokenizer.tokenize(known)) == len(known.split())
     for text in (known, unheard):
-        assert (
-            processor.tokenizer.decode(processor(text=text)["input_ids"][0], skip_special_tokens=True) == text
-        )
+        assert processor.tokenizer.decode(processor(text=text)["input_ids"][0], skip_special_tokens=True) == text
 
 
 def test_a_used_folder_is_not_written_over(run):
@@ -242,12 +229,7 @@ def test_an_unknown_key_names_the_valid_one():
 
 TINY = {
     "audio_config": {"embed_dim": 16, "depth": 1, "num_heads": 1},
-    "text_config": {
-        "hidden_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 1,
-        "intermediate_size": 32,
-    },
+    "text_config": {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 32},
     "projection_dim": 16,
     "per_device_train_batch_size": 4,
     "num_train_epochs": 1,
@@ -279,17 +261,7 @@ def test_a_folder_trains_with_default_options(sounds, tmp_path, capsys):
 def test_torch_compile_compiles_the_blocks_of_the_towers(sounds, tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr(ContrastiveModule, "compile_blocks", lambda module, **options: calls.append(options))
-    words = [
-        "--dataset",
-        "audio_folder",
-        "--data_dir",
-        sounds,
-        "--languages",
-        "eng",
-        *WORDS,
-        "--max_steps",
-        1,
-    ]
+    words = ["--dataset", "audio_folder", "--data_dir", sounds, "--languages", "eng", *WORDS, "--max_steps", 1]
     run_recipe(train_supclap, *words, "--torch_compile", "true", "--output_dir", tmp_path / "run")
     assert calls == [{"backend": "inductor", "mode": None}]
     assert AcceleratorState().dynamo_plugin.backend == DynamoBackend.NO  # the step is not compiled as a whole
@@ -297,16 +269,7 @@ def test_torch_compile_compiles_the_blocks_of_the_towers(sounds, tmp_path, monke
 
 def test_without_validation_and_test_splits_the_last_checkpoint_is_kept(sounds, tmp_path, capsys):
     whole = ["--validation_fraction", "0", "--test_fraction", "0"]
-    words = [
-        "--dataset",
-        "audio_folder",
-        "--data_dir",
-        sounds,
-        *whole,
-        *WORDS,
-        "--output_dir",
-        tmp_path / "run",
-    ]
+    words = ["--dataset", "audio_folder", "--data_dir", sounds, *whole, *WORDS, "--output_dir", tmp_path / "run"]
     with pytest.raises(ValueError, match="validation"):
         run_recipe(train_supclap, *words)
     run_recipe(train_supclap, *words, "--eval_strategy", "no", "--load_best_model_at_end", "false")
@@ -319,17 +282,7 @@ def test_without_validation_and_test_splits_the_last_checkpoint_is_kept(sounds, 
 
 def test_a_checkpoint_that_is_selected_on_the_test_split_is_named_so(tmp_path, capsys):
     """The validation split may be missing. The scores of the best epoch are those of the test split."""
-    words = [
-        ROOT / SMOKE,
-        "--max_steps",
-        "2",
-        "--num_validation",
-        "0",
-        "--num_test",
-        "24",
-        "--use_cpu",
-        "true",
-    ]
+    words = [ROOT / SMOKE, "--max_steps", "2", "--num_validation", "0", "--num_test", "24", "--use_cpu", "true"]
     words += ["--selection_split", "test", "--zero_shot_templates", "a {}", "--output_dir", tmp_path / "run"]
     run_recipe(train_supclap, *words)
     printed = capsys.readouterr().out
@@ -365,9 +318,7 @@ def test_bad_test_recordings_are_an_error_before_training(
         path.write_bytes(b"junk")
     else:
         soundfile.write(path, np.full(samples, 0.1), 16000)
-    monkeypatch.setattr(
-        train_supclap, "build_model", lambda *_: pytest.fail("the model was built before the check")
-    )
+    monkeypatch.setattr(train_supclap, "build_model", lambda *_: pytest.fail("the model was built before the check"))
     words = ["--dataset", "audio_folder", "--data_dir", sounds, "--languages", "eng", *WORDS]
     with pytest.raises(BadAudioError, match=message):
         run_recipe(train_supclap, *words, "--on_bad_audio", on_bad_audio, "--output_dir", tmp_path / "run")
@@ -405,19 +356,14 @@ def test_languages_without_captions_are_refused_before_the_run(sounds, options, 
 
 
 def test_a_prepared_set_is_streamed_with_the_name_of_its_origin(sounds, tmp_path):
-    prepare(
-        Request("audio_folder", {"data_dir": str(sounds), "languages": ["eng"]}), tmp_path / "set", quiet=True
-    )
+    prepare(Request("audio_folder", {"data_dir": str(sounds), "languages": ["eng"]}), tmp_path / "set", quiet=True)
     words = ["--dataset", "prepared", "--data_dir", tmp_path / "set", "--streaming", "true", *WORDS]
     run_recipe(train_supclap, *words, "--output_dir", tmp_path / "run")
     save_trained_sources([{"source": "freesound:1"}], tmp_path / "run")
     for names in (["model"], ["audio_encoder", "text_encoder"]):
         start = [word for name in names for word in (f"--{name}", tmp_path / "run")]
         run_recipe(train_supclap, *words, *start, "--max_steps", 1, "--output_dir", tmp_path / names[0])
-        assert (
-            load_trained_sources(tmp_path / names[0]).tolist()
-            == load_trained_sources(tmp_path / "run").tolist()
-        )
+        assert load_trained_sources(tmp_path / names[0]).tolist() == load_trained_sources(tmp_path / "run").tolist()
     card = ModelCard.load(tmp_path / "run" / "README.md")
     assert card.data.datasets is None  # a builder, not a dataset of the Hub
     assert {result.dataset_name for result in card.data.eval_results} == {"audio_folder"}
@@ -425,13 +371,7 @@ def test_a_prepared_set_is_streamed_with_the_name_of_its_origin(sounds, tmp_path
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert (results["protocol"]["origin"], results["protocol"]["dataset"]) == ("audio_folder", "prepared")
 
-    generated = {
-        "dataset": "synthetic",
-        "streaming": False,
-        "num_train": 4,
-        "num_validation": 2,
-        "num_test": 2,
-    }
+    generated = {"dataset": "synthetic", "streaming": False, "num_train": 4, "num_validation": 2, "num_test": 2}
     sets = [{"dataset": "prepared", "data_dir": str(tmp_path / "set")}, generated]
     words = ["--datasets", *map(json.dumps, sets), "--streaming", "true"]
     mixed = parse_arguments(train_supclap.OPTIONS, words)[0].load_splits()
@@ -453,13 +393,10 @@ def test_the_default_job_reaches_ten_times_chance_and_the_scores_in_the_readme(t
     (tmp_path / "examples").symlink_to(Path(ROOT, "examples"))
     monkeypatch.chdir(tmp_path)
     readme = Path(ROOT, "README.md").read_text(encoding="utf-8")
-    example, result = re.search(
-        r"^```python\n(.*?)^```\n\n```\n(.*?)^```", readme, flags=re.M | re.S
-    ).groups()
+    example, result = re.search(r"^```python\n(.*?)^```\n\n```\n(.*?)^```", readme, flags=re.M | re.S).groups()
     exec(example, {})
     printed, shown = (
-        np.array(re.findall(r"-?\d\.\d+", text), float).reshape(2, 2)
-        for text in (capsys.readouterr().out, result)
+        np.array(re.findall(r"-?\d\.\d+", text), float).reshape(2, 2) for text in (capsys.readouterr().out, result)
     )
     assert printed.argmax(axis=1).tolist() == [0, 1]
     np.testing.assert_allclose(printed, shown, atol=0.1)
@@ -467,9 +404,7 @@ def test_the_default_job_reaches_ten_times_chance_and_the_scores_in_the_readme(t
 
 @pytest.mark.process
 @pytest.mark.slow
-@pytest.mark.skipif(
-    "SUPCLAP_ESC10" not in os.environ, reason="set SUPCLAP_ESC10 to a folder of ESC-10 to train on it"
-)
+@pytest.mark.skipif("SUPCLAP_ESC10" not in os.environ, reason="set SUPCLAP_ESC10 to a folder of ESC-10 to train on it")
 def test_real_recordings_are_learned(tmp_path):
     folder = ["--data_dir", os.environ["SUPCLAP_ESC10"], "--output_dir", tmp_path / "run"]
     launch_recipe(train_supclap, "recipes/configs/esc10.yaml", *folder, timeout_seconds=1800)
@@ -513,17 +448,8 @@ def mixture_config(folder):
     ]
     for entry in sets:
         entry |= {"num_validation": 8, "num_test": 8, "duration_seconds": 2.0}
-    settings = {
-        "base": "smoke.yaml",
-        "datasets": sets,
-        "zero_shot_templates": [],
-        "track_language_errors": False,
-    }
-    settings |= {
-        "output_dir": str(folder / "run"),
-        "languages": ["eng", "fra"],
-        "eval_languages": ["eng", "fra"],
-    }
+    settings = {"base": "smoke.yaml", "datasets": sets, "zero_shot_templates": [], "track_language_errors": False}
+    settings |= {"output_dir": str(folder / "run"), "languages": ["eng", "fra"], "eval_languages": ["eng", "fra"]}
     (folder / "mix.yaml").write_text(yaml.safe_dump(settings))
     return folder / "mix.yaml"
 
@@ -577,14 +503,10 @@ def test_datasets_of_the_command_line_are_those_of_a_file(tmp_path):
     in_file, *_ = parse_arguments(train_supclap.OPTIONS, [str(mixture_config(tmp_path))])
     sets = yaml.safe_load((tmp_path / "mix.yaml").read_text())["datasets"]
     words = ["--datasets", *map(json.dumps, sets), "--data_dir", "DATA"]
-    named, model_args, *_ = parse_arguments(
-        train_supclap.OPTIONS, words, default_config=train_supclap.DEFAULT_CONFIG
-    )
+    named, model_args, *_ = parse_arguments(train_supclap.OPTIONS, words, default_config=train_supclap.DEFAULT_CONFIG)
     assert named.dataset == in_file.dataset == "synthetic+busy"
     assert named.builder_options == in_file.builder_options
-    assert [part.data_dir for part in named.parts.values()] == [
-        str(Path("DATA", name)) for name in named.parts
-    ]
+    assert [part.data_dir for part in named.parts.values()] == [str(Path("DATA", name)) for name in named.parts]
     assert model_args.projection_dim == 1024  # not the value of the default configuration
 
 
@@ -595,16 +517,7 @@ def test_kcl_names_the_dataset_without_a_language(tmp_path):
 
 def test_balance_labels_draws_each_label_equally_often(tmp_path):
     esc50_folder(tmp_path / "ESC", 24, 3)
-    words = [
-        "--dataset",
-        "esc50",
-        "--data_dir",
-        tmp_path / "ESC",
-        "--test_fold",
-        2,
-        "--balance_labels",
-        "true",
-    ]
+    words = ["--dataset", "esc50", "--data_dir", tmp_path / "ESC", "--test_fold", 2, "--balance_labels", "true"]
     data_args, *_ = parse_arguments(train_supclap.OPTIONS, [str(word) for word in words])
     train = data_args.load_splits()["train"]
     totals = {}
@@ -617,13 +530,7 @@ def test_a_tokenizer_is_trained_on_evenly_spaced_rows(monkeypatch):
     monkeypatch.setattr(train_supclap, "TOKENIZER_ROWS", 2)
     rows = [{"captions": {"eng": [f"{letter * 7} {letter * 7}"]}} for letter in "abcde"]
     tokenizer = train_supclap.build_processor(ModelArguments(), rows, ["eng"]).tokenizer
-    assert [len(tokenizer.tokenize(f" {letter * 7}")) == 1 for letter in "abcde"] == [
-        True,
-        False,
-        False,
-        True,
-        False,
-    ]
+    assert [len(tokenizer.tokenize(f" {letter * 7}")) == 1 for letter in "abcde"] == [True, False, False, True, False]
 
 
 @pytest.mark.process

@@ -50,13 +50,7 @@ def write_captions(path, captions=CAPTIONS):
 
 def test_the_printed_command_gives_a_file_that_joins_and_a_report(tmp_path, encoder, capsys):
     output = tmp_path / "out" / "synthetic.parquet"
-    config = {
-        "num_train": 32,
-        "num_validation": 32,
-        "num_test": 32,
-        "languages": ["eng"],
-        "cache_dir": str(tmp_path),
-    }
+    config = {"num_train": 32, "num_validation": 32, "num_test": 32, "languages": ["eng"], "cache_dir": str(tmp_path)}
     models = ["--model", save_nllb(tmp_path / "nllb"), "--sentence_encoder", encoder, "--num_beams", 1]
     what = ["--dataset", "synthetic", "--dataset_config", json.dumps(config), "--languages", "fra", "jpn"]
     asked = ["--splits", "test", "--back_sample", 7, "--num_worst", 3]
@@ -83,9 +77,7 @@ def test_the_printed_command_gives_a_file_that_joins_and_a_report(tmp_path, enco
     joined = load_splits("synthetic", translations={"path": str(output), "strict": False}, **config)
     by_key = {(x["clip_id"], x["language"], x["caption_index"]): x["text"] for x in table.to_pylist()}
     row = next(row for row in joined["test"] if row["captions"]["fra"])
-    assert row["captions"]["fra"] == [
-        by_key[row["clip_id"], "fra", i] for i in range(len(row["captions"]["eng"]))
-    ]
+    assert row["captions"]["fra"] == [by_key[row["clip_id"], "fra", i] for i in range(len(row["captions"]["eng"]))]
 
 
 @pytest.mark.process
@@ -94,9 +86,7 @@ def test_a_killed_and_restarted_run_writes_the_same_bytes(tmp_path, encoder):
     common = ["--captions", captions, "--model", "chat", "--languages", "fra", "deu", "--batch_size", 2]
     common += ["--sentence_encoder", encoder, "--device", "cpu"]
     with fake_endpoint() as server:
-        run_recipe(
-            translate_captions, *common, "--endpoint", server.url, "--output", tmp_path / "whole.parquet"
-        )
+        run_recipe(translate_captions, *common, "--endpoint", server.url, "--output", tmp_path / "whole.parquet")
         whole = len(server.requests)
     output = tmp_path / "killed.parquet"
     part = tmp_path / "killed.parquet.part.jsonl"
@@ -110,13 +100,8 @@ def test_a_killed_and_restarted_run_writes_the_same_bytes(tmp_path, encoder):
         run_recipe(translate_captions, *common, "--endpoint", server.url, "--output", output, "--workers", 1)
         assert len(server.requests) == whole - done
     for name in ("{}.parquet", "{}.back.parquet"):
-        assert (tmp_path / name.format("killed")).read_bytes() == (
-            tmp_path / name.format("whole")
-        ).read_bytes()
-    reports = [
-        json.loads((tmp_path / f"{name}.report.json").read_text())["languages"]
-        for name in ("killed", "whole")
-    ]
+        assert (tmp_path / name.format("killed")).read_bytes() == (tmp_path / name.format("whole")).read_bytes()
+    reports = [json.loads((tmp_path / f"{name}.report.json").read_text())["languages"] for name in ("killed", "whole")]
     assert reports[0] == reports[1]
     assert reports[0]["fra"]["cosine"] == pytest.approx(
         1, abs=1e-6
@@ -128,14 +113,7 @@ def test_another_model_may_translate_back(tmp_path, encoder, capsys):
     output = tmp_path / "out.parquet"
     back = ["--back_model", save_nllb(tmp_path / "nllb"), "--sentence_encoder", encoder, "--back_sample", 2]
     with fake_endpoint() as server:
-        what = [
-            "--captions",
-            write_captions(tmp_path / "captions.jsonl"),
-            "--languages",
-            "fra",
-            "--output",
-            output,
-        ]
+        what = ["--captions", write_captions(tmp_path / "captions.jsonl"), "--languages", "fra", "--output", output]
         run_recipe(translate_captions, *what, *back, "--model", "chat", "--endpoint", server.url)
         assert len(server.requests) == 1
     assert set(read_translations(output)["model"].to_pylist()) == {"chat"}
@@ -150,14 +128,7 @@ def test_the_check_may_be_left_out(tmp_path, capsys):
     with fake_endpoint() as server:
         what = ["--captions", write_captions(tmp_path / "captions.csv"), *UNCHECKED_FRENCH]
         run_recipe(
-            translate_captions,
-            *what,
-            "--model",
-            "m",
-            "--endpoint",
-            server.url,
-            "--output",
-            tmp_path / "o.parquet",
+            translate_captions, *what, "--model", "m", "--endpoint", server.url, "--output", tmp_path / "o.parquet"
         )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["captions.csv", "o.parquet", "o.report.json"]
     assert "fra" in capsys.readouterr().out
@@ -196,11 +167,7 @@ def test_invalid_captions_are_named(tmp_path, captions, message):
         ("c.jsonl", '{"clip_id": "a", "caption_index": 1.5, "text": "b"}', r"caption_index 1\.5"),
         ("c.jsonl", '{"clip_id": "a", "caption_index": 9999999999, "text": "b"}', "caption_index 9999999999"),
         ("c.csv", "clip_id,caption_index,text\na,0,b\na,x,c", r"c\.csv.*line 3.*caption_index x"),
-        (
-            "c.csv",
-            "clip_id,caption_index,text\na,0,A dog, then rain",
-            r"\b4\b.*\b3\b",
-        ),
+        ("c.csv", "clip_id,caption_index,text\na,0,A dog, then rain", r"\b4\b.*\b3\b"),
         ("c.csv", "clip_id,caption_index,text\na,0", "'a' caption 0"),
         ("c.txt", "", r"c\.txt"),
     ],
@@ -247,15 +214,7 @@ def test_invalid_arguments_are_rejected_at_once(arguments, message):
 
 
 def test_a_model_that_lacks_a_language_fails_before_the_work(tmp_path, encoder):
-    what = [
-        "--captions",
-        write_captions(tmp_path / "captions.csv"),
-        "--languages",
-        "fra",
-        "swe",
-        "--device",
-        "cpu",
-    ]
+    what = ["--captions", write_captions(tmp_path / "captions.csv"), "--languages", "fra", "swe", "--device", "cpu"]
     what += ["--sentence_encoder", encoder, "--model", save_nllb(tmp_path / "nllb")]
     with pytest.raises(ValueError, match="'swe'"):
         run_recipe(translate_captions, *what, "--output", tmp_path / "o.parquet")

@@ -82,9 +82,7 @@ def test_a_clap2_is_tuned_and_written_back(tmp_path):
 
     model, adapter = SupCLAPModel.from_pretrained(tmp_path / "run"), tmp_path / "run" / "adapter"
     base = models.load_start(str(tmp_path / "clap2"))[0]
-    assert not torch.equal(
-        base.audio_model.blocks[0].attn.gate.weight, model.audio_model.blocks[0].attn.gate.weight
-    )
+    assert not torch.equal(base.audio_model.blocks[0].attn.gate.weight, model.audio_model.blocks[0].attn.gate.weight)
     assert json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"] == "clap2"
     alone = PeftModel.from_pretrained(base, str(adapter)).merge_and_unload().state_dict()
     for name, value in model.state_dict().items():

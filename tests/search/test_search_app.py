@@ -18,14 +18,7 @@ from fake_models import RATE, PitchModel, build, tone
 from modeling_supclap.evaluation import load_embedding_model
 from modeling_supclap.search import Searcher
 from modeling_supclap.search import app as app_module
-from modeling_supclap.search.app import (
-    find_recordings,
-    launch_page,
-    make_page,
-    render_heading,
-    render_hits,
-    serve,
-)
+from modeling_supclap.search.app import find_recordings, launch_page, make_page, render_heading, render_hits, serve
 
 pytestmark = pytest.mark.skipif(
     find_spec("gradio") is None or find_spec("lancedb") is None, reason="the extra search is not installed"
@@ -230,9 +223,7 @@ def test_in_chromium_the_player_starts_at_the_hit(searcher, folder, tmp_path, wi
         for word in ("--headless=new", "--no-sandbox", "--autoplay-policy=no-user-gesture-required"):
             options.add_argument(word)
         options.add_argument(f"--window-size={width},1400")
-        browser = webdriver.Chrome(
-            options=options, service=webdriver.ChromeService(shutil.which("chromedriver"))
-        )
+        browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
         try:
             browser.get(address)
             hits = searcher.search("high", k=5)
@@ -256,9 +247,7 @@ def test_in_chromium_the_player_starts_at_the_hit(searcher, folder, tmp_path, wi
 
 def button(browser, label):
     """Return the button with this label."""
-    found = [
-        element for element in browser.find_elements("tag name", "button") if element.text.strip() == label
-    ]
+    found = [element for element in browser.find_elements("tag name", "button") if element.text.strip() == label]
     return found[0] if found else None
 
 

@@ -31,29 +31,15 @@ def test_only_new_or_changed_files_are_read_again(fake_model, folder):
     build(fake_model, folder)
     fake_model.num_encoded = 0
     report = build(fake_model, folder, window_seconds=5)  # as 5.0
-    assert (report.added, report.changed, report.removed, report.unchanged, fake_model.num_encoded) == (
-        0,
-        0,
-        0,
-        3,
-        0,
-    )
+    assert (report.added, report.changed, report.removed, report.unchanged, fake_model.num_encoded) == (0, 0, 0, 3, 0)
 
     soundfile.write(folder / "short.ogg", tone(PITCHES["high"], 2.0), RATE)
     (folder / "deep" / "middle's.flac").unlink()
     soundfile.write(folder / "new.wav", tone(PITCHES["middle"], 3.0), RATE)
     report = build(fake_model, folder)
-    assert (report.added, report.changed, report.removed, report.unchanged, fake_model.num_encoded) == (
-        1,
-        1,
-        1,
-        1,
-        2,
-    )
+    assert (report.added, report.changed, report.removed, report.unchanged, fake_model.num_encoded) == (1, 1, 1, 1, 2)
 
-    fresh = build_index(
-        load_embedding_model(fake_model), folder, folder.parent / "fresh", show_progress_bar=False
-    )
+    fresh = build_index(load_embedding_model(fake_model), folder, folder.parent / "fresh", show_progress_bar=False)
     assert report.windows == fresh.windows
     rows = [everything(folder.parent / name) for name in ("index", "fresh")]
     assert rows[0] == rows[1]
@@ -62,9 +48,7 @@ def test_only_new_or_changed_files_are_read_again(fake_model, folder):
 def everything(path):
     """Return each window of an index with its embedding, sorted."""
     rows = SoundIndex(path).windows.to_arrow().to_pylist()
-    return sorted(
-        (row["file"], row["start_seconds"], row["end_seconds"], tuple(row["vector"])) for row in rows
-    )
+    return sorted((row["file"], row["start_seconds"], row["end_seconds"], tuple(row["vector"])) for row in rows)
 
 
 def test_two_files_that_swap_names_with_equal_size_and_time_are_read_again(fake_model, folder):
@@ -76,10 +60,7 @@ def test_two_files_that_swap_names_with_equal_size_and_time_are_read_again(fake_
     (folder / "b.wav").rename(folder / "a.wav")
     (folder / "c.wav").rename(folder / "b.wav")
     assert build(fake_model, folder).changed == 2
-    assert (
-        Searcher(folder.parent / "index", load_embedding_model(fake_model)).search("high", k=1)[0].file
-        == "a.wav"
-    )
+    assert Searcher(folder.parent / "index", load_embedding_model(fake_model)).search("high", k=1)[0].file == "a.wav"
 
 
 def test_the_folder_at_an_address_is_indexed(fake_model, folder, tmp_path):
@@ -124,9 +105,7 @@ def test_a_recording_shorter_than_the_model_takes_is_listed(fake_model, folder):
 
 
 @pytest.mark.parametrize("longest", [300.0, 22.5])
-def test_a_silent_recording_is_listed_and_silence_in_a_recording_is_not(
-    fake_model, folder, monkeypatch, longest
-):
+def test_a_silent_recording_is_listed_and_silence_in_a_recording_is_not(fake_model, folder, monkeypatch, longest):
     monkeypatch.setattr(encoding, "LONGEST_SECONDS", longest)  # read whole, and in parts
     silence = np.zeros(60 * RATE)
     soundfile.write(folder / "silent.wav", silence, RATE)
@@ -162,9 +141,7 @@ def test_a_partly_readable_file_is_not_indexed(fake_model, folder, monkeypatch, 
 
 
 @pytest.mark.parametrize("is_restored", [False, True])
-def test_a_recording_that_changes_while_it_is_indexed_is_embedded_again(
-    fake_model, folder, monkeypatch, is_restored
-):
+def test_a_recording_that_changes_while_it_is_indexed_is_embedded_again(fake_model, folder, monkeypatch, is_restored):
     read, content = Recording.read, (folder / "short.ogg").read_bytes()
 
     def read_amid_changes(self, *span, **options):
@@ -183,9 +160,7 @@ def test_a_recording_that_changes_while_it_is_indexed_is_embedded_again(
         patched.setattr(Recording, "read", read_amid_changes)
         build(fake_model, folder, num_workers=1)
     build(fake_model, folder)
-    fresh = build_index(
-        load_embedding_model(fake_model), folder, folder.parent / "fresh", show_progress_bar=False
-    )
+    fresh = build_index(load_embedding_model(fake_model), folder, folder.parent / "fresh", show_progress_bar=False)
     assert fresh.windows == 23 + 4 + 1
     assert everything(folder.parent / "index") == everything(folder.parent / "fresh")
 
@@ -194,9 +169,7 @@ def test_a_recording_that_vanishes_and_a_link_to_itself_are_skipped(fake_model, 
     (folder / "loop.wav").symlink_to(folder / "loop.wav")
     root, there = list_recordings(folder)
     with monkeypatch.context() as patched:
-        patched.setattr(
-            index_module, "list_recordings", lambda _: (root, {**there, "gone.wav": folder / "gone.wav"})
-        )
+        patched.setattr(index_module, "list_recordings", lambda _: (root, {**there, "gone.wav": folder / "gone.wav"}))
         report = build(fake_model, folder)
     assert list(report.unreadable) == ["gone.wav"]
     assert report.windows == 23 + 4 + 1
@@ -326,9 +299,7 @@ def test_the_store_takes_little_more_than_its_windows(tmp_path, monkeypatch, thr
     for part in range(8):
         starts, embeds = np.arange(500.0), rows[part * 500 : (part + 1) * 500]
         stamp = index_module.Stamp(1, 1, 1)
-        store.replace(
-            [index_module.IndexedFile(f"{part}.wav", stamp, "", AudioChunks(embeds, starts, starts + 5))]
-        )
+        store.replace([index_module.IndexedFile(f"{part}.wav", stamp, "", AudioChunks(embeds, starts, starts + 5))])
     store.optimize()
     size = sum(path.stat().st_size for path in (tmp_path / "index").rglob("*") if path.is_file())
     assert size <= 2.1 * rows.nbytes
@@ -364,9 +335,7 @@ def test_an_interrupted_run_continues(fake_model, folder, monkeypatch):
 def test_several_processes_share_the_files(fake_model, folder, processes):
     for rank in range(processes):
         build(fake_model, folder, process=(rank, processes))
-    whole = build_index(
-        load_embedding_model(fake_model), folder, folder.parent / "whole", show_progress_bar=False
-    )
+    whole = build_index(load_embedding_model(fake_model), folder, folder.parent / "whole", show_progress_bar=False)
     assert whole.added == 3
     assert everything(folder.parent / "index") == everything(folder.parent / "whole")
 
@@ -415,9 +384,7 @@ def test_beyond_a_size_the_index_is_approximate_and_its_recall_is_measured(tmp_p
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     store = SoundIndex(tmp_path / "index", dim)
     starts = np.arange(4000.0)
-    entry = index_module.IndexedFile(
-        "a.wav", index_module.Stamp(1, 1, 1), "", AudioChunks(rows, starts, starts + 5)
-    )
+    entry = index_module.IndexedFile("a.wav", index_module.Stamp(1, 1, 1), "", AudioChunks(rows, starts, starts + 5))
     store.replace([entry])
     recall = store.optimize()
     assert store.is_approximate
@@ -430,9 +397,7 @@ def test_beyond_a_size_the_index_is_approximate_and_its_recall_is_measured(tmp_p
     assert [round(row["start_seconds"]) for row in exact] == np.argsort(-cosines)[:10].tolist()
 
     rebuilds = []
-    monkeypatch.setattr(
-        type(store.windows), "create_index", lambda *args, **options: rebuilds.append(options)
-    )
+    monkeypatch.setattr(type(store.windows), "create_index", lambda *args, **options: rebuilds.append(options))
     assert store.optimize() is None  # nothing is new
     few = entry._replace(file="b.wav", windows=AudioChunks(-rows[:50], starts[:50], starts[:50] + 5))
     store.replace([few])
@@ -447,16 +412,13 @@ def test_beyond_a_size_the_index_is_approximate_and_its_recall_is_measured(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("precision", "width", "size"),
-    [("int8", None, 64), ("binary", None, 8), ("binary", 32, 4), ("float32", 16, 16)],
+    ("precision", "width", "size"), [("int8", None, 64), ("binary", None, 8), ("binary", 32, 4), ("float32", 16, 16)]
 )
 @pytest.mark.parametrize("threshold", [0, 100_000])
 def test_smaller_vectors_are_searched_with_whole_queries(
     fake_model, folder, monkeypatch, precision, width, size, threshold
 ):
-    monkeypatch.setattr(
-        index_module, "APPROXIMATE_FROM_ROWS", threshold if precision != "float32" else 100_000
-    )
+    monkeypatch.setattr(index_module, "APPROXIMATE_FROM_ROWS", threshold if precision != "float32" else 100_000)
     rng = np.random.default_rng(0)
     mixing = np.linalg.qr(rng.standard_normal((64, 64)))[0]
 

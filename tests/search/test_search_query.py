@@ -96,9 +96,7 @@ def test_a_text_is_embedded_in_its_language(fake_model, folder, monkeypatch):
     languages = []
     plain = fake_model.encode_text
     monkeypatch.setattr(
-        fake_model,
-        "encode_text",
-        lambda texts, language: languages.append(language) or plain(texts, language),
+        fake_model, "encode_text", lambda texts, language: languages.append(language) or plain(texts, language)
     )
     searcher.search("high", "fra")
     searcher.search("high")
@@ -112,9 +110,7 @@ def test_all_windows_of_an_audio_query_count(fake_model, folder):
     mean = fake_model.encode_audio(windows, RATE).mean(axis=0)
     query = np.concatenate(windows).astype(np.float32), RATE
     np.testing.assert_allclose(searcher.embed_audio(query), mean / np.linalg.norm(mean), atol=1e-4)
-    scores = {
-        hit.file: hit.score for hit in reversed(searcher.search(audio=query, k=28, merge_overlaps=False))
-    }
+    scores = {hit.file: hit.score for hit in reversed(searcher.search(audio=query, k=28, merge_overlaps=False))}
     assert scores["long.wav"] == pytest.approx(scores["deep/middle's.flac"], abs=0.1)
     assert scores["long.wav"] > scores["short.ogg"] + 0.3
 
@@ -127,9 +123,7 @@ def test_scores_are_the_cosines_of_the_windows(fake_model, folder):
     for row in store.nearest(query, 30, within="long.wav"):
         start = round(row["start_seconds"] * RATE)
         window = wave[start : start + 5 * RATE]
-        assert row["score"] == pytest.approx(
-            float(fake_model.encode_audio([window], RATE)[0] @ query), abs=1e-3
-        )
+        assert row["score"] == pytest.approx(float(fake_model.encode_audio([window], RATE)[0] @ query), abs=1e-3)
 
 
 def test_a_search_by_sound_and_within_a_file(fake_model, folder, tmp_path):
@@ -137,9 +131,7 @@ def test_a_search_by_sound_and_within_a_file(fake_model, folder, tmp_path):
     soundfile.write(tmp_path / "example.wav", tone(PITCHES["middle"], 7.0), RATE)
     searcher = Searcher(folder.parent / "index", load_embedding_model(fake_model))
     assert searcher.search(audio=str(tmp_path / "example.wav"), k=1)[0].file == "deep/middle's.flac"
-    assert {hit.file for hit in searcher.search("high", within="deep/middle's.flac")} == {
-        "deep/middle's.flac"
-    }
+    assert {hit.file for hit in searcher.search("high", within="deep/middle's.flac")} == {"deep/middle's.flac"}
     with pytest.raises(ValueError, match=r"nowhere\.wav"):
         searcher.search("high", within="nowhere.wav")
     with pytest.raises(ValueError, match="deep/middle's"):
@@ -190,9 +182,7 @@ def test_the_same_search_twice_gives_the_same(fake_model, folder):
 
 def test_clips_that_a_real_model_embeds(folder, model, processor):
     model.processor = processor
-    report = build_index(
-        load_embedding_model(model), folder, folder.parent / "index", show_progress_bar=False
-    )
+    report = build_index(load_embedding_model(model), folder, folder.parent / "index", show_progress_bar=False)
     assert report.windows == 28
     hits = Searcher(folder.parent / "index", load_embedding_model(model)).search("a dog barks", k=3)
     assert len(hits) == 3

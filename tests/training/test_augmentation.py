@@ -28,12 +28,7 @@ FRAMES, BANDS = 120, 24
 def options(**kwargs):
     masks = {"mask_time_prob": 0.2, "mask_time_length": 5, "mask_time_min_masks": 1}
     bands = {"mask_feature_prob": 0.3, "mask_feature_length": 3, "mask_feature_min_masks": 0}
-    waves = {
-        "random_gain_db": 0.0,
-        "background_dir": None,
-        "background_snr_db": [3.0, 30.0],
-        "background_prob": 0.5,
-    }
+    waves = {"random_gain_db": 0.0, "background_dir": None, "background_snr_db": [3.0, 30.0], "background_prob": 0.5}
     run = {"max_audio_seconds": 30.0, "seed": 3, "process_index": 0, "device": torch.device("cpu")}
     return SimpleNamespace(**{**masks, **bands, **waves, **run, **kwargs})
 
@@ -69,8 +64,7 @@ def test_spans_that_fit_into_no_clip_are_refused(given, message):
     with pytest.raises(ValueError, match=message):
         SpecAugment(builders.bert_processor(), options(**given))
     SpecAugment(
-        builders.bert_processor(),
-        options(mask_feature_prob=0.0, mask_time_length=500, mask_feature_length=65),
+        builders.bert_processor(), options(mask_feature_prob=0.0, mask_time_length=500, mask_feature_length=65)
     )
 
 
@@ -287,10 +281,7 @@ MASKS = {"apply_spec_augment": True, "mask_time_length": 4, "mask_feature_prob":
     [
         {**MASKS, "random_gain_db": 6.0},
         {**MASKS, "features_on_device": True, "gradient_accumulation_steps": 2, "num_train_epochs": 4},
-        pytest.param(
-            {"background_dir": "", "dataloader_num_workers": 2},
-            marks=pytest.mark.process,
-        ),
+        pytest.param({"background_dir": "", "dataloader_num_workers": 2}, marks=pytest.mark.process),
     ],
     ids=["masks_and_gain", "masks_accumulated", "background"],
 )
@@ -301,9 +292,7 @@ def test_a_resumed_run_continues_bit_for_bit(tmp_path, rows, backgrounds, augmen
     settings = {**STEPS, **augmentation}
     whole = build(tmp_path / "whole", rows, model=with_dropout(), **settings)
     whole.train()
-    resumed = build(
-        tmp_path / "whole", rows, model=builders.supclap_model(with_dropout().config, seed=99), **settings
-    )
+    resumed = build(tmp_path / "whole", rows, model=builders.supclap_model(with_dropout().config, seed=99), **settings)
     checkpoint = tmp_path / "whole" / "checkpoint-4"
     assert str(backgrounds.parent) not in (checkpoint / RUN_FILE).read_text()
     resumed.train(resume_from_checkpoint=str(checkpoint))
@@ -315,11 +304,7 @@ def test_a_resumed_run_continues_bit_for_bit(tmp_path, rows, backgrounds, augmen
 def test_training_is_augmented_and_evaluation_is_not(tmp_path, rows, backgrounds):
     settings = {"max_steps": 1, "eval_strategy": "no", "save_strategy": "no", "load_best_model_at_end": False}
     plain = build(tmp_path / "plain", rows, **settings)
-    for augmentation in (
-        MASKS,
-        {"random_gain_db": 6.0},
-        {"background_dir": str(backgrounds), "background_prob": 1.0},
-    ):
+    for augmentation in (MASKS, {"random_gain_db": 6.0}, {"background_dir": str(backgrounds), "background_prob": 1.0}):
         trainer = build(tmp_path / "augmented", rows, **settings, **augmentation)
         one, other = (each.predict(rows).predictions for each in (trainer, plain))
         assert all(map(np.array_equal, one, other))

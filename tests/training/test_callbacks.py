@@ -111,16 +111,12 @@ def test_the_first_loss_is_printed_with_that_of_random_embeddings(tmp_path, caps
     assert "random" not in second
 
 
-@pytest.mark.parametrize(
-    ("kind", "head"), [(SupCLAPProgressCallback, ""), (LineCallback, "step 10 of 200: ")]
-)
+@pytest.mark.parametrize(("kind", "head"), [(SupCLAPProgressCallback, ""), (LineCallback, "step 10 of 200: ")])
 def test_progress_prints_one_line_per_log_and_evaluation(capsys, kind, head):
     callback = kind()
     callback.training_bar = _Bar()
     args = SimpleNamespace(metric_for_best_model="mean_recall", greater_is_better=True)
-    state = SimpleNamespace(
-        is_world_process_zero=True, epoch=2.0, best_metric=None, global_step=10, max_steps=200
-    )
+    state = SimpleNamespace(is_world_process_zero=True, epoch=2.0, best_metric=None, global_step=10, max_steps=200)
     callback.on_log(args, state, None, logs={"loss": 1.23456, "clips_per_second": 98.7})
     callback.on_log(args, state, None, logs={"eval_mean_recall": 0.25})
     callback.on_evaluate(args, state, None, metrics={"eval_mean_recall": 0.25})
@@ -160,13 +156,7 @@ class Weights(TrainerCallback):
         self.steps.append({name: value.detach().double() for name, value in weights})
 
 
-AVERAGED = {
-    "ema_decay": 0.8,
-    "eval_strategy": "steps",
-    "eval_steps": 2,
-    "save_strategy": "steps",
-    "save_steps": 2,
-}
+AVERAGED = {"ema_decay": 0.8, "eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
 
 
 def averages_by_loop(steps, decay=0.8):
@@ -180,9 +170,7 @@ def averages_by_loop(steps, decay=0.8):
 
 def watch_weights(trainer):
     """Log the mean of the weights during each evaluation."""
-    trainer.compute_metrics = lambda _: {
-        "weights": sum(w.double().mean().item() for w in trainer.model.parameters())
-    }
+    trainer.compute_metrics = lambda _: {"weights": sum(w.double().mean().item() for w in trainer.model.parameters())}
 
 
 @pytest.mark.parametrize("best", [False, True])
@@ -204,9 +192,7 @@ def test_evaluations_checkpoints_and_the_saved_model_have_the_average_of_a_loop(
     for step in (2, 4, 6):
         saved = dict(SupCLAPModel.from_pretrained(tmp_path / f"checkpoint-{step}").named_parameters())
         for name, value in saved.items():
-            torch.testing.assert_close(
-                value.detach().double(), averages[step - 1][f"model.{name}"], rtol=0, atol=1e-6
-            )
+            torch.testing.assert_close(value.detach().double(), averages[step - 1][f"model.{name}"], rtol=0, atol=1e-6)
 
     last = best_step(trainer) if best else 6
     trainer.save_model(str(tmp_path / "final"))
@@ -214,9 +200,7 @@ def test_evaluations_checkpoints_and_the_saved_model_have_the_average_of_a_loop(
     assert trainer.evaluate()["eval_weights"] == pytest.approx(expected[last // 2 - 1], abs=1e-6)
     for name, value in final.items():
         assert torch.equal(value, dict(trainer.clap.named_parameters())[name])
-        torch.testing.assert_close(
-            value.detach().double(), averages[last - 1][f"model.{name}"], rtol=0, atol=1e-6
-        )
+        torch.testing.assert_close(value.detach().double(), averages[last - 1][f"model.{name}"], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("is_frozen", [False, True])
@@ -322,16 +306,12 @@ def spoken_rows(tmp_path_factory):
 
 
 @pytest.mark.parametrize("loss", ["infonce", "cacl", "kcl"])
-def test_the_errors_of_the_languages_are_those_of_the_last_batch_and_change_nothing(
-    tmp_path, spoken_rows, loss
-):
+def test_the_errors_of_the_languages_are_those_of_the_last_batch_and_change_nothing(tmp_path, spoken_rows, loss):
     languages = ["eng", "fra", "deu"]
     options = {"loss": loss, "languages": languages, "max_steps": 2, "learning_rate": 1e-2, **QUICK}
     trainer = build(tmp_path / "on", spoken_rows, track_language_errors=True, **options)
     drawn = []
-    trainer.module.register_forward_pre_hook(
-        lambda module, args, kwargs: drawn.append(kwargs), with_kwargs=True
-    )
+    trainer.module.register_forward_pre_hook(lambda module, args, kwargs: drawn.append(kwargs), with_kwargs=True)
     trainer.train()
 
     rows = [spoken_rows[index] for index in drawn[-1]["clip_index"].tolist()]
@@ -345,10 +325,7 @@ def test_the_errors_of_the_languages_are_those_of_the_last_batch_and_change_noth
     for ids, row in zip(drawn[-1]["input_ids"].tolist(), rows, strict=True):
         trained = [[token for token in text if token] for text in ids]
         masks.append(
-            [
-                trainer.processor(text=row["captions"][each][0])["input_ids"][0] in trained
-                for each in languages
-            ]
+            [trainer.processor(text=row["captions"][each][0])["input_ids"][0] in trained for each in languages]
         )
 
     logged = [entry for entry in trainer.state.log_history if "weight_error" in entry][-1]
@@ -392,9 +369,7 @@ def measure(objective, audio, text, **named):
 def mean_tangent_cosine(updates, anchors, targets):
     """Compute the drift cosine with a loop: project both vectors to the tangent space of the sphere at the anchor."""
     cosines = []
-    for update, anchor, target in zip(
-        *(values.tolist() for values in (updates, anchors, targets)), strict=True
-    ):
+    for update, anchor, target in zip(*(values.tolist() for values in (updates, anchors, targets)), strict=True):
         anchor, pull = np.array(anchor), np.array(target) - np.array(anchor)
         update = np.array(update) - np.dot(update, anchor) * anchor
         pull = pull - pull @ anchor * anchor
@@ -431,14 +406,10 @@ def test_the_objective_s_own_drift_is_that_of_its_whole_gradient():
     objective = regularised({"t2a": StaticRadius(0.3), "a2t": StaticRadius(0.2)})
     logged = measure(objective, audio, text)[0]["drift_cosine_objective"]
     update = -text.grad[:, 0]
-    assert logged == pytest.approx(
-        mean_tangent_cosine(update, text.detach()[:, 0], audio.detach()), abs=1e-12
-    )
+    assert logged == pytest.approx(mean_tangent_cosine(update, text.detach()[:, 0], audio.detach()), abs=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("loss", "bias"), [("infonce", None), ("siglip", torch.tensor(-3.0, dtype=torch.float64))]
-)
+@pytest.mark.parametrize(("loss", "bias"), [("infonce", None), ("siglip", torch.tensor(-3.0, dtype=torch.float64))])
 def test_the_drift_with_support_vectors_is_that_of_the_run_s_own_term(loss, bias):
     audio, text = unit(6, 8, seed=2), unit(6, 1, 8, seed=3)
     options = {"alpha": 0.4, "similarity": "dot"}
@@ -456,9 +427,7 @@ def test_the_spread_of_a_dynamic_radius_is_that_within_the_batch(chunk_size):
     radius = DynamicRadius(num_similarities=4)
     torch.manual_seed(0)
     nn.init.normal_(radius.layers[-1].weight)
-    objective = ContrastiveObjective(
-        "infonce", SupportVectorRegularizer({"t2a": radius}), chunk_size
-    ).double()
+    objective = ContrastiveObjective("infonce", SupportVectorRegularizer({"t2a": radius}), chunk_size).double()
     audio, text = unit(6, 8, seed=6), unit(6, 1, 8, seed=7)
     with torch.no_grad():
         radii = radius(SCALE * text[:, 0] @ audio.T).numpy()
@@ -495,9 +464,7 @@ class _AllRoles(nn.Module):
     def forward(self, audio_embeds, text_embeds, logit_scale, class_ids):
         roles = audio_embeds.shape[1]
         texts = text_embeds.unflatten(1, (roles, -1))[:, :, 0]
-        return info_nce(
-            *(values.transpose(0, 1).flatten(0, 1) for values in (audio_embeds, texts)), logit_scale
-        ), {}
+        return info_nce(*(values.transpose(0, 1).flatten(0, 1) for values in (audio_embeds, texts)), logit_scale), {}
 
 
 def test_recordings_of_one_sample_are_pairs_of_one_batch():
@@ -505,22 +472,14 @@ def test_recordings_of_one_sample_are_pairs_of_one_batch():
     roles, histogram = measure(_AllRoles(), audio, text, class_ids=None)
     pairs = [(audio[i, r], text[i, 2 * r]) for r in range(2) for i in range(3)]
     flat_audio, flat_text = (torch.stack(side).detach().requires_grad_() for side in zip(*pairs, strict=True))
-    flat, _ = measure(
-        ContrastiveObjective("infonce"), flat_audio, flat_text.unsqueeze(1).detach().requires_grad_()
-    )
+    flat, _ = measure(ContrastiveObjective("infonce"), flat_audio, flat_text.unsqueeze(1).detach().requires_grad_())
     assert roles == pytest.approx(flat, abs=1e-12)
     assert sum(histogram["counts"]) == 6
 
 
 # ---- drift: in a run ----
 
-TRACKED = {
-    "drift_cosine",
-    "drift_cosine_svr",
-    "drift_cosine_objective",
-    "radius_std_a2t",
-    "positive_similarity_p50",
-}
+TRACKED = {"drift_cosine", "drift_cosine_svr", "drift_cosine_objective", "radius_std_a2t", "positive_similarity_p50"}
 
 
 def train(folder, rows, **kwargs):
@@ -549,9 +508,7 @@ def test_tracking_does_not_change_the_training(tmp_path, rows, options):
 
 
 def test_terms_of_the_learning_rate_and_components_of_an_evaluation_are_logged(tmp_path, rows):
-    small, large = (
-        train(tmp_path / str(rate), rows, learning_rate=rate, max_steps=1) for rate in (1e-4, 2e-4)
-    )
+    small, large = (train(tmp_path / str(rate), rows, learning_rate=rate, max_steps=1) for rate in (1e-4, 2e-4))
     penalties = [entries(trainer)[0]["noise_penalty"] for trainer in (small, large)]  # before the first step
     assert penalties[1] == pytest.approx(4 * penalties[0], rel=1e-4)
     metrics = small.evaluate(rows)
@@ -567,9 +524,7 @@ def test_terms_of_the_learning_rate_and_components_of_an_evaluation_are_logged(t
 def test_it_measures_at_logging_steps_only(tmp_path, rows, monkeypatch, options, steps):
     calls = []
     original = DriftCallback._numbers
-    monkeypatch.setattr(
-        DriftCallback, "_numbers", lambda callback: calls.append(callback) or original(callback)
-    )
+    monkeypatch.setattr(DriftCallback, "_numbers", lambda callback: calls.append(callback) or original(callback))
     trainer = train(tmp_path, rows, **options)
     assert len(calls) == len(steps)
     tracked = [entry for entry in trainer.state.log_history if "drift_cosine" in entry]

@@ -183,12 +183,7 @@ def test_frozen_weights_are_written_once_and_checkpoints_still_load(tmp_path, ro
 
     with pytest.raises(Killed):
         build(
-            tmp_path / "cut",
-            rows,
-            model=with_frozen_text(),
-            svr="uni-static",
-            callbacks=[KillAt(5)],
-            **options,
+            tmp_path / "cut", rows, model=with_frozen_text(), svr="uni-static", callbacks=[KillAt(5)], **options
         ).train()
     before = next((tmp_path / "cut").glob("_frozen-*")).read_bytes()
     resumed = build(tmp_path / "cut", rows, model=with_frozen_text(seed=99), svr="uni-static", **options)
@@ -209,9 +204,7 @@ def test_a_checkpoint_needs_its_frozen_weights(tmp_path, rows, flaw):
         file.unlink()
     assert checkpoint_flaws(tmp_path / "checkpoint-2") == [f"../{file.name} {flaw}"]
     with pytest.raises(ValueError, match=file.name):
-        build(tmp_path, rows, model=with_frozen_text(), max_steps=4, **STEPS).train(
-            resume_from_checkpoint=True
-        )
+        build(tmp_path, rows, model=with_frozen_text(), max_steps=4, **STEPS).train(resume_from_checkpoint=True)
     with pytest.raises(OSError, match=file.name):
         SupCLAPModel.from_pretrained(tmp_path / "checkpoint-2")
 
@@ -228,9 +221,7 @@ def test_frozen_weights_that_change_are_saved_again(tmp_path, rows):
     build(tmp_path, rows, model=with_frozen_text(), callbacks=[ChangeFrozen()], max_steps=4, **STEPS).train()
     assert len(list(tmp_path.glob("_frozen-*"))) == 2
     tables = [
-        SupCLAPModel.from_pretrained(
-            tmp_path / f"checkpoint-{step}"
-        ).text_model.embeddings.word_embeddings.weight
+        SupCLAPModel.from_pretrained(tmp_path / f"checkpoint-{step}").text_model.embeddings.word_embeddings.weight
         for step in (2, 4)
     ]
     assert tables[0][0, 0] != 5
@@ -280,8 +271,7 @@ def test_adapters_are_merged_for_a_save_without_a_copy_of_the_model(tmp_path, ro
 
 
 @pytest.mark.parametrize(
-    "file",
-    ["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", RUN_FILE],
+    "file", ["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", RUN_FILE]
 )
 @pytest.mark.parametrize("flaw", ["missing", "damaged"])
 def test_an_incomplete_checkpoint_is_named_and_skipped(run, rows, tmp_path, caplog, file, flaw):
@@ -412,9 +402,7 @@ def test_a_run_from_before_a_setting_was_there_had_its_default(run, rows, tmp_pa
     del written["settings"]["svr_decoupled"]
     path.write_text(json.dumps(written))
 
-    other = build(
-        tmp_path, rows, model=with_dropout(), max_steps=6, svr="uni-static", svr_decoupled=True, **STEPS
-    )
+    other = build(tmp_path, rows, model=with_dropout(), max_steps=6, svr="uni-static", svr_decoupled=True, **STEPS)
     with pytest.raises(ValueError, match="svr_decoupled"):
         other.train(resume_from_checkpoint=True)
     same = build(tmp_path, rows, model=with_dropout(), max_steps=6, svr="uni-static", **STEPS)
@@ -473,9 +461,7 @@ def test_values_that_an_older_checkpoint_does_not_contain_are_not_compared(run, 
         del written[name]
     del written["settings"]["learning_rate"], written["settings"]["batching"]
     path.write_text(json.dumps(written))
-    other = build(
-        tmp_path, rows[:8], model=with_dropout(), max_steps=5, svr="uni-static", learning_rate=1.0, **STEPS
-    )
+    other = build(tmp_path, rows[:8], model=with_dropout(), max_steps=5, svr="uni-static", learning_rate=1.0, **STEPS)
     other.train(resume_from_checkpoint=True)
     assert other.state.global_step == 5
 
@@ -489,10 +475,7 @@ def without(rows, number):
     [
         (lambda rows: without(rows, 3), "12 training rows and are 11"),
         (lambda rows: [*rows[1:], rows[0]], "order of the 12 training rows"),
-        (
-            lambda rows: [{**rows[0], "captions": {"eng": ["the rain"]}}, *rows[1:]],
-            "captions.*12 training rows",
-        ),
+        (lambda rows: [{**rows[0], "captions": {"eng": ["the rain"]}}, *rows[1:]], "captions.*12 training rows"),
     ],
 )
 def test_changed_training_rows_are_refused(run, rows, tmp_path, change, difference):

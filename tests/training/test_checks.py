@@ -38,9 +38,7 @@ def trainer_of(model: Any, args: Any) -> SupCLAPTrainer:
 
 
 STREAM = Dataset.from_list([{"clip_id": "a"}]).to_iterable_dataset()
-MISSING = [
-    {"clip_id": str(number), "audio_path": "missing.wav", "captions": {"eng": ["a"]}} for number in range(9)
-]
+MISSING = [{"clip_id": str(number), "audio_path": "missing.wav", "captions": {"eng": ["a"]}} for number in range(9)]
 
 
 @pytest.mark.parametrize(
@@ -48,9 +46,7 @@ MISSING = [
     [
         (lambda folder: SupCLAPTrainer(builders.supclap_model(), arguments(folder)), "processing_class"),
         (
-            train_on(
-                MISSING, front_end=builders.pair("whisper")[1], features_on_device=True, on_bad_audio="skip"
-            ),
+            train_on(MISSING, front_end=builders.pair("whisper")[1], features_on_device=True, on_bad_audio="skip"),
             "features_on_device.*WhisperFeatureExtractor",
         ),
         (train_on(MISSING, loss="siglip", on_bad_audio="skip"), "siglip.*--logit_bias"),
@@ -61,10 +57,7 @@ MISSING = [
         (train_on(STREAM), "IterableDataset"),
         (train_on(MISSING, {"few": STREAM}), "IterableDataset"),
         (train_on({"a": MISSING, "b": MISSING}), r"\['a', 'b'\].*mix"),
-        (
-            lambda folder: trainer_of(builders.clap_model(), arguments(folder)),
-            "ClapModel.*supclap_from_clap",
-        ),
+        (lambda folder: trainer_of(builders.clap_model(), arguments(folder)), "ClapModel.*supclap_from_clap"),
         (
             lambda folder: trainer_of(builders.supclap_model(), TrainingArguments(str(folder), use_cpu=True)),
             "TrainingArguments.*SupCLAPTrainingArguments",
@@ -124,14 +117,10 @@ def with_datasets(rows):
     return Dataset.from_list([{**row, "dataset": "ab"[number % 2]} for number, row in enumerate(rows)])
 
 
-@pytest.mark.parametrize(
-    "metric", ["loss", "recall_at_10", "c_mean_recall", "few_mean_recall", "deu_t2a_R@1"]
-)
+@pytest.mark.parametrize("metric", ["loss", "recall_at_10", "c_mean_recall", "few_mean_recall", "deu_t2a_R@1"])
 def test_a_metric_of_no_evaluation_is_refused_before_the_first_step(tmp_path, rows, metric):
     trainer = build(tmp_path, rows, metric_for_best_model=metric)
-    with pytest.raises(
-        ValueError, match=f"'{metric}'.*{'contrastive loss' if metric == 'loss' else ''}.*mean_recall"
-    ):
+    with pytest.raises(ValueError, match=f"'{metric}'.*{'contrastive loss' if metric == 'loss' else ''}.*mean_recall"):
         trainer.train()
     assert trainer.state.global_step == 0
     trainer.compute_metrics = lambda prediction: {metric: 1.0}
@@ -198,12 +187,7 @@ def train_idle(folder, report):
     messages = []
     for finds in (True, False):
         trainer = build(
-            f"{folder}/{finds}",
-            rows,
-            with_idle_weight(),
-            max_steps=2,
-            ddp_find_unused_parameters=finds,
-            **QUICK,
+            f"{folder}/{finds}", rows, with_idle_weight(), max_steps=2, ddp_find_unused_parameters=finds, **QUICK
         )
         try:
             trainer.train()
@@ -218,9 +202,7 @@ def train_idle(folder, report):
 def test_idle_weights_are_named_in_the_first_step_of_several_processes(tmp_path):
     report = tmp_path / "report.txt"
     run_processes(__file__, str(tmp_path), str(report))
-    assert re.fullmatch(
-        r"\nstep 0: 1 trainable.*model\.idle;.*ddp_find_unused_parameters.*", report.read_text()
-    )
+    assert re.fullmatch(r"\nstep 0: 1 trainable.*model\.idle;.*ddp_find_unused_parameters.*", report.read_text())
     (tmp_path / "alone").mkdir()
     train_idle(str(tmp_path / "alone"), str(report))
     assert report.read_text() == "\n"  # a single process does not wait for them

@@ -15,12 +15,7 @@ from modeling_supclap import SupCLAPTrainingArguments
 from modeling_supclap.conversion import processor_from_clap
 from modeling_supclap.datasets_scripts.audio import BadAudioError, read_row
 from modeling_supclap.datasets_scripts.schema import group_id, lacking_languages, require_captions
-from modeling_supclap.training.collator import (
-    EvaluationCollator,
-    IndexedRows,
-    TrainingCollator,
-    min_seconds,
-)
+from modeling_supclap.training.collator import EvaluationCollator, IndexedRows, TrainingCollator, min_seconds
 from modeling_supclap.training.rows import filter_bad_audio
 
 
@@ -60,9 +55,7 @@ def test_samples_for_a_device_are_as_small_as_they_can_be_exactly(processor, tmp
     rows = []
     for index, clip in enumerate((builders.tone(440)[:8000], builders.noise(16000))):
         soundfile.write(tmp_path / f"{index}.wav", clip, 16000, subtype=subtype)
-        rows.append(
-            {"clip_id": str(index), "audio_path": str(tmp_path / f"{index}.wav"), "clip_index": index}
-        )
+        rows.append({"clip_id": str(index), "audio_path": str(tmp_path / f"{index}.wav"), "clip_index": index})
         rows[-1]["captions"] = {"eng": ["a tone"]}
     collator = TrainingCollator(processor)
     expected = collator(rows)
@@ -78,12 +71,7 @@ def test_samples_beyond_full_scale_stay_floats(processor, tmp_path, peak):
     """Times 32,768 they are integers, but too large for 16 bits."""
     soundfile.write(tmp_path / "loud.wav", np.array([0.0, peak] * 4000), 16000, subtype="FLOAT")
     collator = TrainingCollator(processor, gives_samples=True)
-    row = {
-        "clip_id": "a",
-        "audio_path": str(tmp_path / "loud.wav"),
-        "clip_index": 0,
-        "captions": {"eng": ["a tone"]},
-    }
+    row = {"clip_id": "a", "audio_path": str(tmp_path / "loud.wav"), "clip_index": 0, "captions": {"eng": ["a tone"]}}
     samples = collator([row])["samples"]
     assert samples.dtype == torch.float32
     assert samples[0, :2].tolist() == [0.0, peak]
@@ -132,10 +120,7 @@ def test_kcl_takes_the_same_caption_in_every_language(processor, rows):
 
 
 def test_kcl_draws_some_languages_for_each_clip_and_epoch(processor, rows):
-    row = {
-        **rows[0],
-        "captions": {language: [f"{language} a", f"{language} b"] for language in ("eng", "fra", "deu")},
-    }
+    row = {**rows[0], "captions": {language: [f"{language} a", f"{language} b"] for language in ("eng", "fra", "deu")}}
     collator = TrainingCollator(processor, list(row["captions"]), scheme="kcl", languages_per_clip=2)
     drawn_languages, numbers = Counter(), set()
     for epoch in range(300):
@@ -194,10 +179,7 @@ def test_cacl_takes_the_anchor_and_each_other_language_in_turn(processor, rows):
 )
 def test_lacking_languages_are_those_that_cannot_be_drawn(processor, rows, present, scheme, lacking):
     languages = ["eng", "fra", "deu"]
-    row = {
-        **rows[0],
-        "captions": {language: ["a"] if language in present else [] for language in [*languages, "jpn"]},
-    }
+    row = {**rows[0], "captions": {language: ["a"] if language in present else [] for language in [*languages, "jpn"]}}
     assert lacking_languages(row, languages, scheme) == lacking
     collator = TrainingCollator(processor, languages, scheme=scheme)
     if not lacking:
@@ -209,8 +191,7 @@ def test_lacking_languages_are_those_that_cannot_be_drawn(processor, rows, prese
 
 def test_clips_without_required_captions_are_found_before_a_run():
     rows = [
-        {"clip_id": name, "captions": {"eng": ["a"], "fra": french}}
-        for name, french in (("a", ["un"]), ("b", []))
+        {"clip_id": name, "captions": {"eng": ["a"], "fra": french}} for name, french in (("a", ["un"]), ("b", []))
     ]
     require_captions(rows, ["eng", "fra"])
     with pytest.raises(ValueError, match=r"'b'.*'fra'"):
@@ -306,9 +287,7 @@ def test_negatives_follow_the_caption_and_absent_ones_are_masked(processor, rows
         drawn.add(tuple(sorted(texts[0])))
         batch = collator(given)
         assert batch["negative_mask"].tolist() == [[True, True], [True, False], [False, False]]
-        expected = processor(
-            text=["rain", *texts[0], "rain", "sleet", "rain"] + ["rain"] * 3, return_tensors="pt"
-        )
+        expected = processor(text=["rain", *texts[0], "rain", "sleet", "rain"] + ["rain"] * 3, return_tensors="pt")
         assert torch.equal(batch["input_ids"].flatten(0, 1), expected["input_ids"])
         plain = TrainingCollator(processor, ["eng"])
         plain.set_epoch(epoch)

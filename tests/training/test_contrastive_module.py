@@ -20,9 +20,7 @@ from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 @pytest.fixture
 def module(model, tmp_path):
     quiet = {"report_to": "none", "use_cpu": True}
-    return ContrastiveModule(
-        model, build_objective(SupCLAPTrainingArguments(str(tmp_path), svr="none", **quiet))
-    )
+    return ContrastiveModule(model, build_objective(SupCLAPTrainingArguments(str(tmp_path), svr="none", **quiet)))
 
 
 @pytest.fixture
@@ -150,9 +148,7 @@ def test_compiled_blocks_take_batches_of_any_length(module, gpu_limits):
         graphs.append(graph)
         return graph.forward
 
-    batches = [
-        padded_batch(clips=4 + number % 3, frames=80 + 16 * number, tokens=9 + number) for number in range(8)
-    ]
+    batches = [padded_batch(clips=4 + number % 3, frames=80 + 16 * number, tokens=9 + number) for number in range(8)]
     expected = [module.train()(**each).loss.item() for each in batches]
     module.compile_blocks(backend=backend)
     assert [module(**each).loss.item() for each in batches] == pytest.approx(expected, rel=1e-5)

@@ -9,15 +9,9 @@ import torch.distributed as dist
 from processes import run_processes
 
 from modeling_supclap.losses import info_nce
-from modeling_supclap.training.distributed import (
-    gather,
-    leave_process_group,
-    world_size,
-)
+from modeling_supclap.training.distributed import gather, leave_process_group, world_size
 
-EMBEDDINGS = torch.nn.functional.normalize(
-    torch.randn(2, 8, 6, generator=torch.Generator().manual_seed(0)), dim=-1
-)
+EMBEDDINGS = torch.nn.functional.normalize(torch.randn(2, 8, 6, generator=torch.Generator().manual_seed(0)), dim=-1)
 
 
 def gradient_of_a_shared_projection(audio, text, total):

@@ -86,20 +86,13 @@ def test_drift_is_that_of_the_gradients_of_the_losses(
             signs = 2 * torch.eye(5, dtype=torch.float64) - 1
             losses.append(-F.logsigmoid(signs * (logits + bias)).sum())
             continue
-        others = (
-            logits.masked_fill(torch.eye(5, dtype=torch.bool), -torch.inf) if decoupled and losses else logits
-        )
+        others = logits.masked_fill(torch.eye(5, dtype=torch.bool), -torch.inf) if decoupled and losses else logits
         losses.append((others.logsumexp(1) - logits.diagonal()).sum())
     plain, whole = (
-        torch.autograd.grad(each, texts, retain_graph=True)[0]
-        for each in (losses[0], losses[0] + alpha * losses[1])
+        torch.autograd.grad(each, texts, retain_graph=True)[0] for each in (losses[0], losses[0] + alpha * losses[1])
     )
 
-    options: dict[str, Any] = {
-        "alpha": alpha,
-        "similarity": similarity,
-        "decoupled": decoupled and loss == "infonce",
-    }
+    options: dict[str, Any] = {"alpha": alpha, "similarity": similarity, "decoupled": decoupled and loss == "infonce"}
     options |= {"logit_bias": bias} if loss == "siglip" else {}
     statistics = drift_statistics(audio, text, SCALE, radius, **options)
     straight = F.normalize(audio - text, dim=1)
@@ -157,9 +150,7 @@ def test_cosine_does_not_depend_on_the_size_of_the_forces() -> None:
     sizes = torch.tensor([[1.0], [1e-10], [1e-25], [1e-30], [1e10]])
     torch.testing.assert_close(drift_cosine(sizes * updates, text, audio), expected)
     updates[0] = 0
-    torch.testing.assert_close(
-        drift_cosine(updates, text, audio), drift_cosine(updates[1:], text[1:], audio[1:])
-    )
+    torch.testing.assert_close(drift_cosine(updates, text, audio), drift_cosine(updates[1:], text[1:], audio[1:]))
     assert drift_cosine(0 * updates, text, audio).item() == 0
 
 
@@ -219,9 +210,7 @@ def test_hard_negatives_of_a_predictor_in_batch_order_are_mixed() -> None:
     sorted_radius.load_state_dict(radius.state_dict())
     orders = {}
     for order, each in (("sorted", sorted_radius), ("batch", radius)):
-        orders[order] = radius_by_hard_negatives(each, audio, text, SCALE, counts=(3,))[
-            "radius_hard_3"
-        ].item()
+        orders[order] = radius_by_hard_negatives(each, audio, text, SCALE, counts=(3,))["radius_hard_3"].item()
     assert orders["sorted"] != orders["batch"]
 
 

@@ -26,9 +26,7 @@ def train(folder, rows, frozen, dropout=0.0, **kwargs):
     for name in ("audio", "text"):
         tower = model.get_submodule(f"{name}_model")
         tower.register_forward_hook(
-            lambda module, args, kwargs, output, name=name: seen.update(
-                {name: len(next(iter(kwargs.values())))}
-            ),
+            lambda module, args, kwargs, output, name=name: seen.update({name: len(next(iter(kwargs.values())))}),
             with_kwargs=True,
         )
     options = {"num_train_epochs": EPOCHS, "languages": ["eng", "fra"], **QUICK, **kwargs}
@@ -39,14 +37,10 @@ def train(folder, rows, frozen, dropout=0.0, **kwargs):
     return trainer.model.state_dict(), losses, seen
 
 
-@pytest.mark.parametrize(
-    ("frozen", "loss"), [(["text"], "kcl"), (["audio"], "infonce"), (["audio", "text"], "kcl")]
-)
+@pytest.mark.parametrize(("frozen", "loss"), [(["text"], "kcl"), (["audio"], "infonce"), (["audio", "text"], "kcl")])
 def test_the_run_is_the_one_without_a_cache(tmp_path, rows, frozen, loss):
     weights, losses, seen = train(tmp_path / "auto", rows, frozen, loss=loss)
-    plain_weights, plain_losses, plain_seen = train(
-        tmp_path / "never", rows, frozen, loss=loss, cache_frozen="never"
-    )
+    plain_weights, plain_losses, plain_seen = train(tmp_path / "never", rows, frozen, loss=loss, cache_frozen="never")
     assert losses == pytest.approx(plain_losses, abs=1e-9)
     for name, value in plain_weights.items():
         torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-7)
@@ -71,9 +65,7 @@ def test_the_collator_computes_the_keys_of_texts(tmp_path, rows, monkeypatch):
 
 def test_dropout_in_a_frozen_tower_is_that_of_the_run_without_a_cache(tmp_path, rows):
     weights, losses, seen = train(tmp_path / "auto", rows, ["text"], dropout=0.3)
-    plain_weights, plain_losses, plain_seen = train(
-        tmp_path / "never", rows, ["text"], 0.3, cache_frozen="never"
-    )
+    plain_weights, plain_losses, plain_seen = train(tmp_path / "never", rows, ["text"], 0.3, cache_frozen="never")
     assert losses == plain_losses
     assert all(torch.equal(weights[name], value) for name, value in plain_weights.items())
     assert seen["text"] == plain_seen["text"] + 1

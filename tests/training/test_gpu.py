@@ -28,9 +28,7 @@ def full_precision(monkeypatch):
 
 def test_embeddings_agree_with_the_cpu(model, processor):
     clips = [builders.noise(8000), builders.noise(200_000, seed=1)]
-    inputs = processor(
-        audio=clips, sampling_rate=16000, text=["a dog", "the rain falls"], return_tensors="pt"
-    )
+    inputs = processor(audio=clips, sampling_rate=16000, text=["a dog", "the rain falls"], return_tensors="pt")
     with torch.no_grad():
         expected = model(**inputs)
         found = copy.deepcopy(model).cuda()(**inputs.to("cuda"))
@@ -55,9 +53,7 @@ TILES = [{}, {"loss_chunk_size": 3}]
 @pytest.mark.parametrize("loss", LOSSES, ids=str)
 @pytest.mark.parametrize("tiles", TILES, ids=str)
 def test_objectives_agree_with_the_cpu(tmp_path, loss, tiles):
-    args = SupCLAPTrainingArguments(
-        output_dir=str(tmp_path), languages=["eng", "fra"], tf32=False, **loss, **tiles
-    )
+    args = SupCLAPTrainingArguments(output_dir=str(tmp_path), languages=["eng", "fra"], tf32=False, **loss, **tiles)
     texts = 2 if args.loss in ("kcl", "cacl") else 1
     for count in (12, 300):
         torch.manual_seed(count)
@@ -104,12 +100,7 @@ def test_a_step_waits_for_the_gpu_at_most_twice(model, processor, tmp_path, fram
 @pytest.mark.parametrize("chunk_size", [None, 3])
 def test_it_learns(tmp_path, precision, chunk_size):
     quiet = {"disable_tqdm": True, "report_to": "none", "eval_strategy": "no", "save_strategy": "no"}
-    options = {
-        "svr": "bi-dynamic",
-        "per_device_train_batch_size": 4,
-        "learning_rate": 3e-3,
-        "num_train_epochs": 60,
-    }
+    options = {"svr": "bi-dynamic", "per_device_train_batch_size": 4, "learning_rate": 3e-3, "num_train_epochs": 60}
     args = SupCLAPTrainingArguments(
         output_dir=str(tmp_path),
         load_best_model_at_end=False,

@@ -41,9 +41,7 @@ class Straight(ContrastiveModule):
 
     def _embed(self, kind, inputs, count, *others):
         features = getattr(self.model, f"get_{kind}_features")
-        return features(
-            **{name: tensor for name, tensor in inputs.items() if tensor is not None}
-        ).pooler_output
+        return features(**{name: tensor for name, tensor in inputs.items() if tensor is not None}).pooler_output
 
 
 def batch(clips=CLIPS, texts_per_clip=1, frames=80, tokens=9):
@@ -61,9 +59,7 @@ def batch(clips=CLIPS, texts_per_clip=1, frames=80, tokens=9):
 
 
 def double(inputs):
-    return {
-        name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in inputs.items()
-    }
+    return {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in inputs.items()}
 
 
 def model_with_dropout(rate=0.2):
@@ -85,8 +81,7 @@ def difference(gradients, expected):
     """Return the largest relative difference of the gradients, except of key biases, which are only noise."""
     assert gradients.keys() == expected.keys()
     return max(
-        ((gradients[name] - expected[name]).norm() / (expected[name].norm() + 1e-4)).item()
-        for name in expected
+        ((gradients[name] - expected[name]).norm() / (expected[name].norm() + 1e-4)).item() for name in expected
     )
 
 
@@ -134,9 +129,7 @@ def test_negatives_and_nested_widths_have_exact_gradients(tmp_path, model, chunk
     inputs["negative_mask"][1:3, 1] = False
     found = []
     for kind, size in ((Straight, None), (ContrastiveModule, chunk_size)):
-        objective = MatryoshkaObjective(
-            build_objective(arguments(tmp_path, svr="bi-static", radius_init=0.1)), [3]
-        )
+        objective = MatryoshkaObjective(build_objective(arguments(tmp_path, svr="bi-static", radius_init=0.1)), [3])
         module = kind(copy.deepcopy(model), objective, size).train()
         module.double()(**double(inputs)).loss.backward()
         found.append({name: parameter.grad for name, parameter in module.named_parameters()})
@@ -269,9 +262,7 @@ def test_recomputed_chunks_have_a_graph_only_in_the_backward_pass(model, monkeyp
     """A graph of small nodes between large activations would keep the memory of these activations from being reused."""
     calls = []
     run = model.run_text_tower
-    monkeypatch.setattr(
-        model, "run_text_tower", lambda **rows: calls.append(torch.is_grad_enabled()) or run(**rows)
-    )
+    monkeypatch.setattr(model, "run_text_tower", lambda **rows: calls.append(torch.is_grad_enabled()) or run(**rows))
     outputs = ContrastiveModule(model, AllTexts(1), chunk_size=3).train()(**batch())
     assert calls == [False, False, False]
     outputs.loss.backward()
@@ -307,9 +298,7 @@ def graphs_kept(module, inputs, chunk_size):
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_dropout_is_replayed(checkpointing):
-    module = ContrastiveModule(
-        model_with_dropout(), build_objective(arguments("unused")), chunk_size=3
-    ).double()
+    module = ContrastiveModule(model_with_dropout(), build_objective(arguments("unused")), chunk_size=3).double()
     inputs = double(batch())
     for name in ("attention_mask", "audio_attention_mask"):
         inputs[name] = torch.ones_like(inputs[name])
@@ -317,9 +306,7 @@ def test_dropout_is_replayed(checkpointing):
     state = torch.get_rng_state()
     if checkpointing:
         newer = hasattr(module.model, "activation_checkpointing_enable")  # the name since transformers 5.23
-        getattr(
-            module.model, "activation_checkpointing_enable" if newer else "gradient_checkpointing_enable"
-        )()
+        getattr(module.model, "activation_checkpointing_enable" if newer else "gradient_checkpointing_enable")()
     _, gradients = step(module, inputs)
     assert difference(gradients, wanted) < 1e-12
     assert torch.equal(torch.get_rng_state(), state)
@@ -359,9 +346,7 @@ def test_random_numbers_of_any_library_are_replayed(source, has_parameters):
 def test_under_autocast_chunks_add_up_in_single_precision():
     tower = nn.Linear(2, 3)
     with torch.autocast("cpu", torch.bfloat16):
-        embed_in_chunks(
-            lambda rows: tower(rows["x"]), {"x": torch.ones(400, 2)}, chunk_size=1
-        ).sum().backward()
+        embed_in_chunks(lambda rows: tower(rows["x"]), {"x": torch.ones(400, 2)}, chunk_size=1).sum().backward()
     # In bfloat16, a sum of ones stops at 256.
     assert (tower.weight.grad == 400).all()
 
@@ -380,9 +365,7 @@ class PeakMemory(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         results = func(*args, **(kwargs or {}))
         known = {
-            tensor.untyped_storage()
-            for tensor in tree_leaves((args, kwargs))
-            if isinstance(tensor, torch.Tensor)
+            tensor.untyped_storage() for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, torch.Tensor)
         }
         for tensor in tree_leaves(results):
             if isinstance(tensor, torch.Tensor) and tensor.untyped_storage() not in known:
@@ -489,15 +472,11 @@ def test_inputs_that_cannot_be_chunked_are_rejected(inputs, chunk_size, message)
 def test_second_derivatives_through_recomputed_chunks_are_refused(has_parameters):
     tower, x = nn.Linear(2, 3).double(), torch.randn(5, 2, dtype=torch.float64)
     parameters = list(tower.parameters()) if has_parameters else None
-    wanted = torch.autograd.functional.hvp(
-        lambda rows: tower(rows).tanh().square().sum(), x, torch.ones_like(x)
-    )[1]
+    wanted = torch.autograd.functional.hvp(lambda rows: tower(rows).tanh().square().sum(), x, torch.ones_like(x))[1]
 
     def loss(rows, chunk_size):
         inputs = {"x": rows}
-        embeds = embed_in_chunks(
-            lambda chunk: tower(chunk["x"]).tanh(), inputs, chunk_size, parameters=parameters
-        )
+        embeds = embed_in_chunks(lambda chunk: tower(chunk["x"]).tanh(), inputs, chunk_size, parameters=parameters)
         return embeds.square().sum()
 
     found = torch.autograd.functional.hvp(lambda rows: loss(rows, 5), x, torch.ones_like(x))[1]
@@ -509,9 +488,7 @@ def test_second_derivatives_through_recomputed_chunks_are_refused(has_parameters
 def test_a_norm_over_the_batch_is_refused(model):
     module = ContrastiveModule(model, AllTexts(1)).train()
     assert module(**batch()).loss.isfinite()
-    name, norm = next(
-        (name, part) for name, part in model.named_modules() if "BatchNorm" in type(part).__name__
-    )
+    name, norm = next((name, part) for name, part in model.named_modules() if "BatchNorm" in type(part).__name__)
     norm.train()
     with pytest.raises(ValueError, match=name):
         module(**batch())

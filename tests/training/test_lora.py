@@ -9,15 +9,7 @@ import open_clip_folders as folders
 import pytest
 import torch
 import transformers
-from peft import (
-    IA3Config,
-    LNTuningConfig,
-    LoHaConfig,
-    LoraConfig,
-    PeftModel,
-    PromptTuningConfig,
-    get_peft_model,
-)
+from peft import IA3Config, LNTuningConfig, LoHaConfig, LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
 from safetensors.torch import load_file
 from test_trainer import QUICK, arguments, build
 from transformers import BertConfig, ClapAudioConfig, ClapTextConfig, DistilBertConfig, XLMRobertaConfig
@@ -117,10 +109,7 @@ def embeds(model):
         (
             clap,
             "audio_model",
-            [
-                f"audio_encoder.layers.{stage}.blocks.{block}"
-                for stage, block in [(0, 0), (1, 0), (2, 0), (2, 1)]
-            ]
+            [f"audio_encoder.layers.{stage}.blocks.{block}" for stage, block in [(0, 0), (1, 0), (2, 0), (2, 1)]]
             + ["audio_encoder.layers.3.blocks.0", "audio_encoder.layers.3.blocks.1"],
         ),
     ],
@@ -189,9 +178,7 @@ def projection(width, shared):
 
 def on_meta(audio, text, shared):
     with torch.device("meta"):
-        config = SupCLAPConfig(
-            audio_config=audio, text_config=text, projection_dim=shared, text_pooling="pooler"
-        )
+        config = SupCLAPConfig(audio_config=audio, text_config=text, projection_dim=shared, text_pooling="pooler")
         return SupCLAPModel(config)
 
 
@@ -200,9 +187,7 @@ def count(model, *prefixes):
 
 
 def count_trainable(model, *prefixes):
-    return sum(
-        dict(model.named_parameters())[name].numel() for name in trainable(model) if name.startswith(prefixes)
-    )
+    return sum(dict(model.named_parameters())[name].numel() for name in trainable(model) if name.startswith(prefixes))
 
 
 def test_a_tenth_of_clap_trains():
@@ -256,11 +241,7 @@ def test_bert_trains_the_number_of_the_paper():
 
 @pytest.mark.parametrize(
     ("model", "processor"),
-    [
-        (bert, builders.bert_processor),
-        (bert_with_pooler, builders.bert_processor),
-        (sonar, builders.nllb_processor),
-    ],
+    [(bert, builders.bert_processor), (bert_with_pooler, builders.bert_processor), (sonar, builders.nllb_processor)],
 )
 def test_only_the_chosen_parameters_change(tmp_path, rows, model, processor):
     model = model()
@@ -272,11 +253,7 @@ def test_only_the_chosen_parameters_change(tmp_path, rows, model, processor):
 
 @pytest.mark.parametrize(
     ("layers", "message"),
-    [
-        ((3, 1), r"audio_model.*\b3\b"),
-        ((1, 5), r"text_model.*\b5\b"),
-        ((-1, 1), "audio_model.*-1"),
-    ],
+    [((3, 1), r"audio_model.*\b3\b"), ((1, 5), r"text_model.*\b5\b"), ((-1, 1), "audio_model.*-1")],
 )
 @pytest.mark.parametrize("function", [train_last_layers, add_lora])
 def test_missing_layers_are_an_error(model, function, layers, message):
@@ -294,9 +271,7 @@ def test_a_tower_without_blocks():
 
 
 def adapted(model):
-    return sorted(
-        name.removesuffix(".lora_A.default.weight") for name in trainable(model) if "lora_A" in name
-    )
+    return sorted(name.removesuffix(".lora_A.default.weight") for name in trainable(model) if "lora_A" in name)
 
 
 @pytest.mark.parametrize(
@@ -306,10 +281,7 @@ def adapted(model):
         (sonar, ["audio_model.blocks.1.attn.{}", "text_model.layers.1.self_attn.{}"]),
         (
             clap,
-            [
-                "audio_model.audio_encoder.layers.3.blocks.1.attention.{}",
-                "text_model.encoder.layer.1.attention.{}",
-            ],
+            ["audio_model.audio_encoder.layers.3.blocks.1.attention.{}", "text_model.encoder.layer.1.attention.{}"],
         ),
     ],
 )
@@ -357,9 +329,7 @@ def test_a_merged_model_has_the_standard_layout_and_equal_outputs(tmp_path, mode
         assert torch.equal(left, right)
 
 
-@pytest.mark.skipif(
-    transformers.__version__.startswith("5.17."), reason="leaves the modules of an adapter random"
-)
+@pytest.mark.skipif(transformers.__version__.startswith("5.17."), reason="leaves the modules of an adapter random")
 def test_saved_unmerged_it_is_an_adapter_folder(tmp_path, model):
     model.save_pretrained(tmp_path / "base")
     disturb(add_lora(model, rank=2))
@@ -468,16 +438,11 @@ def test_quantised_weights_are_saved_as_floats(model, monkeypatch):
     assert torch.equal(copied.get_submodule(layer).weight, weights[f"{layer}.weight"])
     with pytest.raises(ValueError, match=r"1 weights.*logit_scale"):
         merged_copy(
-            model.config,
-            model.peft_config,
-            {k: v for k, v in weights.items() if k != "logit_scale"},
-            ["default"],
+            model.config, model.peft_config, {k: v for k, v in weights.items() if k != "logit_scale"}, ["default"]
         )
 
 
-@pytest.mark.skipif(
-    transformers.__version__.startswith("5.17."), reason="leaves the modules of an adapter random"
-)
+@pytest.mark.skipif(transformers.__version__.startswith("5.17."), reason="leaves the modules of an adapter random")
 def test_an_adapter_alone_has_the_temperature_and_no_local_path(tmp_path):
     bert_with_pooler().save_pretrained(tmp_path / "ann" / "base")
     start = SupCLAPModel.from_pretrained(tmp_path / "ann" / "base")
@@ -512,9 +477,7 @@ def test_the_trainer_saves_a_merged_model_and_checkpoints_can_be_merged(tmp_path
         model = get_peft_model(model, LoraConfig(r=2, lora_alpha=6, target_modules=TARGETS))
     else:
         add_lora(model, rank=2, alpha=6)
-    run = build(
-        tmp_path / "run", rows, model, max_steps=4, **{**QUICK, "save_strategy": "steps", "save_steps": 4}
-    )
+    run = build(tmp_path / "run", rows, model, max_steps=4, **{**QUICK, "save_strategy": "steps", "save_steps": 4})
     assert type(run.clap) is SupCLAPModel
     run.train()
     run.save_model()

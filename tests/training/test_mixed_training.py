@@ -35,9 +35,7 @@ def load_mixture(folder):
         Path(folder, name).mkdir(parents=True, exist_ok=True)
         rows = tone_rows(Path(folder, name), count=count)
         for number, row in enumerate(rows):
-            row["captions"] = {"eng": row["captions"]["eng"]} | (
-                {"fra": [f"son {number}"]} if name == "a" else {}
-            )
+            row["captions"] = {"eng": row["captions"]["eng"]} | ({"fra": [f"son {number}"]} if name == "a" else {})
         sets[name] = {"train": Dataset.from_list(rows), "validation": Dataset.from_list(rows[: count // 2])}
     return mix(sets, {"b": {"repeats": 2.5}})
 
@@ -61,10 +59,7 @@ def build(output, data_dir, seed=0, callbacks=None, dropout=0.3, **kwargs):
 @pytest.mark.parametrize("every_caption_in", [None, "eng"])
 def test_an_epoch_has_each_item_floor_or_ceil_of_its_count(every_caption_in):
     counts = np.random.default_rng(0).gamma(1.0, 1.3, size=50)
-    rows = [
-        {"clip_id": str(number), "captions": {"eng": ["a", "b", "c"][: 1 + number % 3]}}
-        for number in range(50)
-    ]
+    rows = [{"clip_id": str(number), "captions": {"eng": ["a", "b", "c"][: 1 + number % 3]}} for number in range(50)]
     expected = {}
     for row, count in enumerate(counts):
         for caption in range(len(rows[row]["captions"]["eng"]) if every_caption_in else 1):
@@ -72,9 +67,7 @@ def test_an_epoch_has_each_item_floor_or_ceil_of_its_count(every_caption_in):
     length = round(sum(expected.values()))
     scale = length / sum(expected.values())
 
-    indexed = IndexedRows(
-        Dataset.from_list(rows).add_column(EXPECTED_COUNT, counts), every_caption_in, seed=3
-    )
+    indexed = IndexedRows(Dataset.from_list(rows).add_column(EXPECTED_COUNT, counts), every_caption_in, seed=3)
     total, subsets = Counter(), set()
     for epoch in range(200):
         indexed.set_epoch(epoch)
@@ -100,12 +93,7 @@ def test_weights_are_shares_of_the_captions_of_an_epoch():
         for number in range(20):
             texts = {"eng": [f"{number} {caption}" for caption in range(captions)]}
             rows.append(
-                {
-                    "clip_id": str(number),
-                    "audio_path": "a.wav",
-                    "captions": texts,
-                    "source": f"{name} {number}",
-                }
+                {"clip_id": str(number), "audio_path": "a.wav", "captions": texts, "source": f"{name} {number}"}
             )
         sets[name] = {"train": Dataset.from_list(rows)}
     indexed = IndexedRows(mix(sets, {name: {"weight": 1} for name in sets})["train"], "eng", seed=0)
@@ -114,11 +102,7 @@ def test_weights_are_shares_of_the_captions_of_an_epoch():
 
 
 def test_copies_of_a_clip_have_their_own_crop_caption_and_gain(tmp_path):
-    row = {
-        "clip_id": "a",
-        "captions": {"eng": [f"caption {number}" for number in range(50)]},
-        EXPECTED_COUNT: 5.0,
-    }
+    row = {"clip_id": "a", "captions": {"eng": [f"caption {number}" for number in range(50)]}, EXPECTED_COUNT: 5.0}
     indexed, collator = IndexedRows(Dataset.from_list([row]), seed=0), TrainingCollator(processor())
     augment = WaveformAugmentation(arguments(tmp_path, random_gain_db=6.0), 16_000)
     waveform = np.ones(4, np.float32)
@@ -130,12 +114,7 @@ def test_copies_of_a_clip_have_their_own_crop_caption_and_gain(tmp_path):
 
 @pytest.mark.parametrize(("step", "workers"), [(10, 0), pytest.param(10, 2, marks=pytest.mark.process)])
 def test_a_run_resumed_mid_epoch_continues_bit_for_bit(tmp_path, step, workers):
-    options = {
-        "dataloader_num_workers": workers,
-        "save_strategy": "steps",
-        "save_steps": step,
-        "save_total_limit": 9,
-    }
+    options = {"dataloader_num_workers": workers, "save_strategy": "steps", "save_steps": step, "save_total_limit": 9}
     whole = build(tmp_path / "whole", tmp_path / "data", **options)
     whole.train()
     resumed = build(tmp_path / "whole", tmp_path / "data", seed=99, **options)
@@ -166,9 +145,7 @@ def test_each_dataset_has_its_metrics_in_the_languages_that_it_has(tmp_path):
         for metric in ("mean_recall", "eng_t2a_R@1", "eng_a2t_mean_rank"):
             assert metrics[f"eval_{name}_{metric}"] == pytest.approx(alone[f"eval_{metric}"])
     assert "eval_b_fra_t2a_R@1" not in metrics
-    assert metrics["eval_eng_t2a_num_queries"] == sum(
-        metrics[f"eval_{name}_eng_t2a_num_queries"] for name in "ab"
-    )
+    assert metrics["eval_eng_t2a_num_queries"] == sum(metrics[f"eval_{name}_eng_t2a_num_queries"] for name in "ab")
 
 
 def test_the_best_checkpoint_is_that_of_one_dataset(tmp_path):
@@ -177,19 +154,10 @@ def test_the_best_checkpoint_is_that_of_one_dataset(tmp_path):
     options |= {"metric_for_best_model": "b_eng_t2a_mean_rank", "greater_is_better": True}
     trainer = build(tmp_path / "run", tmp_path / "data", **options)
     trainer.train()
-    scores = [
-        entry["eval_b_eng_t2a_mean_rank"]
-        for entry in trainer.state.log_history
-        if "eval_mean_recall" in entry
-    ]
+    scores = [entry["eval_b_eng_t2a_mean_rank"] for entry in trainer.state.log_history if "eval_mean_recall" in entry]
     assert len(scores) == 3
     assert best_step(trainer) == trainer.state.global_step // 3
-    assert (
-        trainer.evaluate()["eval_b_eng_t2a_mean_rank"]
-        == trainer.state.best_metric
-        == scores[0]
-        == max(scores)
-    )
+    assert trainer.evaluate()["eval_b_eng_t2a_mean_rank"] == trainer.state.best_metric == scores[0] == max(scores)
     assert scores[-1] < scores[0]
 
 
@@ -208,9 +176,7 @@ def test_an_epoch_smaller_than_a_batch_is_refused(tmp_path):
 
 
 def train_and_report(data_dir, output, batch_size):
-    trainer = build(
-        f"{output}/run{batch_size}", data_dir, dropout=0.0, per_device_train_batch_size=int(batch_size)
-    )
+    trainer = build(f"{output}/run{batch_size}", data_dir, dropout=0.0, per_device_train_batch_size=int(batch_size))
     trainer.train()
     report = {"batches": trainer.batches, "texts": trainer.texts, "losses": losses(trainer)}
     Path(output, f"{batch_size}-{trainer.args.process_index}.json").write_text(json.dumps(report))
@@ -221,9 +187,7 @@ def test_two_processes_see_the_batches_of_one(tmp_path):
     load_mixture(tmp_path / "data")
     train_and_report(tmp_path / "data", str(tmp_path), "4")
     run_processes(__file__, tmp_path / "data", str(tmp_path), "2")
-    one, first, second = (
-        json.loads((tmp_path / f"{name}.json").read_text()) for name in ("4-0", "2-0", "2-1")
-    )
+    one, first, second = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("4-0", "2-0", "2-1"))
     together = [sorted(a + b) for a, b in zip(first["batches"], second["batches"], strict=True)]
     assert together == list(map(sorted, one["batches"]))
     assert first["losses"] == pytest.approx(one["losses"], abs=2e-3)

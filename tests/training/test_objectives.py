@@ -30,15 +30,11 @@ from modeling_supclap.training.objectives import (
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
 GENERATOR = torch.Generator().manual_seed(0)
-AUDIO, TEXT = torch.nn.functional.normalize(
-    torch.randn(2, 6, 5, generator=GENERATOR, dtype=torch.float64), dim=-1
-)
+AUDIO, TEXT = torch.nn.functional.normalize(torch.randn(2, 6, 5, generator=GENERATOR, dtype=torch.float64), dim=-1)
 SCALE, BIAS = torch.tensor(10.0, dtype=torch.float64), torch.tensor(-3.0, dtype=torch.float64)
 GROUPS = torch.tensor([0, 0, 1, 2, 3, 4])
 TEXTS = torch.nn.functional.normalize(torch.randn(6, 3, 5, generator=GENERATOR, dtype=torch.float64), dim=-1)
-ROLES = torch.nn.functional.normalize(
-    torch.randn(2, 4, 3, 5, generator=GENERATOR, dtype=torch.float64), dim=-1
-)
+ROLES = torch.nn.functional.normalize(torch.randn(2, 4, 3, 5, generator=GENERATOR, dtype=torch.float64), dim=-1)
 
 
 def objective(tmp_path, **kwargs):
@@ -65,11 +61,7 @@ def test_plain_losses(tmp_path, groups):
 
 @pytest.mark.parametrize(
     ("options", "similarity", "decoupled"),
-    [
-        ({}, "cosine", False),
-        ({"svr_similarity": "dot"}, "dot", False),
-        ({"svr_decoupled": True}, "cosine", True),
-    ],
+    [({}, "cosine", False), ({"svr_similarity": "dot"}, "dot", False), ({"svr_decoupled": True}, "cosine", True)],
 )
 def test_bidirectional_static_support_vectors(tmp_path, options, similarity, decoupled):
     total, logs = evaluate(objective(tmp_path, svr="bi-static", svr_alpha=0.5, **options), group_ids=GROUPS)
@@ -130,9 +122,7 @@ def test_shuffled_targets_move_anchors_toward_the_target_of_another_pair():
 @pytest.mark.parametrize("directions", [("t2a",), ("t2a", "a2t")])
 @pytest.mark.parametrize("chunk_size", [None, 2])
 def test_support_vectors_are_added_to_any_base_loss(named, directions, chunk_size):
-    regularizer = SupportVectorRegularizer(
-        {name: StaticRadius(0.3) for name in directions}, alpha=0.5, **named
-    )
+    regularizer = SupportVectorRegularizer({name: StaticRadius(0.3) for name in directions}, alpha=0.5, **named)
     weight = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
     total, logs = regularizer.double()(AUDIO, TEXT, SCALE, None, None, chunk_size, lambda: 617 * weight)
     svr = 0
@@ -169,9 +159,7 @@ def test_negatives_are_added_to_the_base_loss(tmp_path, loss, options):
         objective(tmp_path, loss="kcl", languages=["eng", "fra"])(AUDIO, TEXTS, SCALE, negative_mask=MASK)
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"svr": "bi-static"}, {"loss": "kcl", "languages": ["eng", "fra", "deu"]}]
-)
+@pytest.mark.parametrize("options", [{}, {"svr": "bi-static"}, {"loss": "kcl", "languages": ["eng", "fra", "deu"]}])
 def test_nested_widths_are_the_sum_of_the_losses(tmp_path, options):
     texts = TEXTS if "loss" in options else TEXTS[:, :1]
     module = MatryoshkaObjective(objective(tmp_path, **options), [3, 2, 3])
@@ -250,9 +238,7 @@ def dynamic(tmp_path, **options):
     torch.nn.init.normal_(layers[4].weight, std=0.15, generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
         layers[4].bias.fill_(1.2)  # above the distance of some pairs, and below that of others
-    return module, [
-        (layer.weight.tolist(), layer.bias.tolist()) for layer in layers if hasattr(layer, "weight")
-    ]
+    return module, [(layer.weight.tolist(), layer.bias.tolist()) for layer in layers if hasattr(layer, "weight")]
 
 
 def loops_of_dynamic(text, radii, distances=None):
@@ -268,9 +254,7 @@ def test_the_order_of_the_predictors_inputs_equals_the_loops(tmp_path, order):
     module, layers = dynamic(tmp_path, radius_order=order)
     total, logs = evaluate(module)
     radii = reference.predicted_radii(TEXT, AUDIO, SCALE.item(), layers, order)
-    other = reference.predicted_radii(
-        TEXT, AUDIO, SCALE.item(), layers, {"sorted": "batch", "batch": "sorted"}[order]
-    )
+    other = reference.predicted_radii(TEXT, AUDIO, SCALE.item(), layers, {"sorted": "batch", "batch": "sorted"}[order])
     assert logs["radius_t2a"].item() == pytest.approx(reference.mean(radii), abs=1e-12)
     assert abs(reference.mean(radii) - reference.mean(other)) > 1e-3
     assert total.item() == pytest.approx(loops_of_dynamic(TEXT, radii), abs=1e-12)
@@ -287,9 +271,7 @@ def test_gradients_through_the_radius_and_the_distance_equal_the_loops(
     (gradient,) = torch.autograd.grad(module(AUDIO, text[:, None], SCALE)[0], text)
 
     def loops(moved):
-        radii = reference.predicted_radii(
-            moved if radius_gradients else TEXT, AUDIO, SCALE.item(), layers, "sorted"
-        )
+        radii = reference.predicted_radii(moved if radius_gradients else TEXT, AUDIO, SCALE.item(), layers, "sorted")
         return loops_of_dynamic(moved, radii, distances=None if constraint_gradients else TEXT)
 
     torch.testing.assert_close(gradient, slopes(loops, TEXT), rtol=1e-6, atol=1e-7)
@@ -378,12 +360,7 @@ def blocks(*sides):
 
 
 def test_temporal_stage_b_orders_roles_in_blocks():
-    alphas = {
-        "alpha_same_time": 0.5,
-        "alpha_cross_time": 0.25,
-        "alpha_same_overlay": 0.75,
-        "alpha_cross_overlay": 0.0,
-    }
+    alphas = {"alpha_same_time": 0.5, "alpha_cross_time": 0.25, "alpha_same_overlay": 0.75, "alpha_cross_overlay": 0.0}
     total, logs = TemporalObjective("b", beta=0.7, **alphas)(*ROLES, SCALE)
     expected = temporal_nce(*blocks(*ROLES), SCALE, teminal_b_weights(4, **alphas).double(), beta=0.7)
     torch.testing.assert_close(total, expected)
@@ -411,9 +388,7 @@ def test_temporal_items_of_one_group_are_positives_of_each_other():
     groups = torch.tensor([[0, 1, 2], [0, 3, 4], [5, 6, 7], [8, 9, 10]])
     grouped, _ = TemporalObjective("b")(*ROLES, SCALE, group_ids=groups)
     weights = teminal_b_weights(4).double()
-    torch.testing.assert_close(
-        grouped, temporal_nce(*blocks(*ROLES), SCALE, weights, group_ids=groups.T.flatten())
-    )
+    torch.testing.assert_close(grouped, temporal_nce(*blocks(*ROLES), SCALE, weights, group_ids=groups.T.flatten()))
     assert not torch.isclose(grouped, TemporalObjective("b")(*ROLES, SCALE)[0])
 
 

@@ -26,10 +26,7 @@ class OwnObjective(nn.Module):
     [
         (builders.supclap_model, {"audio_model.time_pos_embed", "audio_model.freq_pos_embed"}),
         (lambda: builders.supclap_model(), {"text_model.embeddings.position_embeddings.weight"}),
-        (
-            lambda: open_clip_folders.build("D")[0],
-            {f"audio_model.embeds.{kind}_token" for kind in ("cls", "reg")},
-        ),
+        (lambda: open_clip_folders.build("D")[0], {f"audio_model.embeds.{kind}_token" for kind in ("cls", "reg")}),
         (lambda: open_clip_folders.build("C")[0], {"audio_model.embeds.reg_token", "text_model.reg_tokens"}),
     ],
 )
@@ -42,9 +39,7 @@ def test_only_matrices_decay_and_no_tables_of_positions_or_learned_tokens(model,
     assert not {name for name in names if every[name].ndim < 2}
     left = {name for name, parameter in every.items() if parameter.ndim > 1} - names
     assert all("pos" in name or "_token" in name for name in left), left
-    words = next(
-        name for name in every if name.endswith(("word_embeddings.weight", "token_embedding.weight"))
-    )
+    words = next(name for name in every if name.endswith(("word_embeddings.weight", "token_embedding.weight")))
     assert {"text_projection.linear1.weight", words} <= names
 
 
@@ -78,9 +73,7 @@ RATES = {"text_model": 1e-5, "text_model.encoder.layer.1": 3e-5, "logit_scale": 
 
 
 def test_each_part_has_its_rate(tmp_path, rows):
-    trainer = build(
-        tmp_path, rows, svr="bi-static", weight_decay=0.1, learning_rates=RATES, max_steps=2, **QUICK
-    )
+    trainer = build(tmp_path, rows, svr="bi-static", weight_decay=0.1, learning_rates=RATES, max_steps=2, **QUICK)
     start = trainer.clap.logit_scale.item()
     trainer.train()
     rate_of = {}
@@ -92,10 +85,9 @@ def test_each_part_has_its_rate(tmp_path, rows):
         for part in sorted(RATES, key=len):
             if f"{name.removeprefix('model.')}.".startswith(f"{part}."):
                 expected = RATES[part]
-        assert rate_of[id(parameter)] == (
-            expected,
-            0.1 if decays(name, parameter) and "bias" not in name else 0.0,
-        ), name
+        assert rate_of[id(parameter)] == (expected, 0.1 if decays(name, parameter) and "bias" not in name else 0.0), (
+            name
+        )
     assert trainer.clap.logit_scale.item() == start
     logged = [entry["learning_rate"] for entry in trainer.state.log_history if "learning_rate" in entry]
     assert logged[0] == 1e-3  # the general rate is the logged one
@@ -122,9 +114,7 @@ def test_parts_without_trainable_parameters_are_named(tmp_path, rows):
         )
 
 
-@pytest.mark.parametrize(
-    "value", ["text_model", "[1]", {"text_model": "fast"}, {"text_model": -1}, '{"a": NaN}', 3]
-)
+@pytest.mark.parametrize("value", ["text_model", "[1]", {"text_model": "fast"}, {"text_model": -1}, '{"a": NaN}', 3])
 def test_rates_that_are_no_mapping_of_numbers_are_refused(value):
     with pytest.raises(ValueError, match="learning_rates"):
         as_rates(value)

@@ -44,10 +44,7 @@ def drift_history(steps=range(10, 210, 10), radius=True):
         histogram = {"low": -1.0, "high": 1.0, "counts": counts}
         entry = {"step": step, "drift_cosine": 0.5, "drift_cosine_objective": 0.9}
         spread = {"radius_mean_t2a": 1 / step, "radius_std_t2a": 0.01} if radius else {}
-        history += [
-            {**entry, **spread, "positive_similarity_histogram": histogram},
-            {"step": step, "eval_loss": 1.0},
-        ]
+        history += [{**entry, **spread, "positive_similarity_histogram": histogram}, {"step": step, "eval_loss": 1.0}]
     return history
 
 
@@ -56,9 +53,7 @@ def drawn(monkeypatch):
     """List of the axes of the saved figures."""
     figures = []
     save = Figure.savefig
-    monkeypatch.setattr(
-        Figure, "savefig", lambda self, *args, **kw: figures.append(self) or save(self, *args, **kw)
-    )
+    monkeypatch.setattr(Figure, "savefig", lambda self, *args, **kw: figures.append(self) or save(self, *args, **kw))
     return figures
 
 
@@ -82,8 +77,7 @@ def test_drift_is_drawn_as_the_paper_s_figures(tmp_path, drawn):
 
 def test_the_cosine_of_the_paper_has_a_panel_of_its_own(tmp_path, drawn):
     history = [
-        {**entry, "drift_cosine_literal": 0.3} if "drift_cosine" in entry else entry
-        for entry in drift_history()
+        {**entry, "drift_cosine_literal": 0.3} if "drift_cosine" in entry else entry for entry in drift_history()
     ]
     plot_drift(history, tmp_path / "drift.png")
     assert len(drawn[0].axes) == 4

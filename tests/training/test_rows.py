@@ -30,10 +30,7 @@ def test_rows_are_read_once_however_often_they_are_passed_on(tmp_path, rows, mon
 
 @pytest.mark.parametrize(
     ("count", "options", "message"),
-    [
-        (3, {}, r"\b3 clips\b.*\b4\b"),
-        (5, {"dataloader_drop_last": False}, r"\b5 clips\b.*dataloader_drop_last"),
-    ],
+    [(3, {}, r"\b3 clips\b.*\b4\b"), (5, {"dataloader_drop_last": False}, r"\b5 clips\b.*dataloader_drop_last")],
 )
 def test_too_few_clips_are_refused(tmp_path, rows, count, options, message):
     with pytest.raises(ValueError, match=message):

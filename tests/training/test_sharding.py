@@ -112,9 +112,7 @@ def train_sharded(folder, kind):
         rank = args.process_index
         Path(folder, f"tones{rank}").mkdir(exist_ok=True)
         rows = tone_rows(Path(folder, f"tones{rank}"), count=8)
-        trainer = SupCLAPTrainer(
-            builders.supclap_model(), args, rows, processing_class=builders.bert_processor()
-        )
+        trainer = SupCLAPTrainer(builders.supclap_model(), args, rows, processing_class=builders.bert_processor())
         trainer.train(f"{folder}/out/checkpoint-1" if resumes else None)
         trainer.save_model()
         weights = {name: weight.full_tensor() for name, weight in trainer.module.model.named_parameters()}
@@ -143,9 +141,7 @@ def test_the_recipe_evaluates_a_sharded_model(tmp_path, job):
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["scores"]["retrieval"]
     assert {"README.md", "report.html", "model.safetensors"} <= {path.name for path in tmp_path.iterdir()}
-    assert not any(
-        "lora" in name or "base_layer" in name for name in load_file(tmp_path / "model.safetensors")
-    )
+    assert not any("lora" in name or "base_layer" in name for name in load_file(tmp_path / "model.safetensors"))
 
 
 if __name__ == "__main__":

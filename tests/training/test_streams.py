@@ -44,9 +44,7 @@ def folder(tmp_path_factory):
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shard_writer, "ROW_GROUP_ROWS", 2)
-        prepare(
-            Request("esc50", options, "int16"), folder / "int16", cache_dir=str(folder / "cache"), quiet=True
-        )
+        prepare(Request("esc50", options, "int16"), folder / "int16", cache_dir=str(folder / "cache"), quiet=True)
     return folder
 
 
@@ -67,9 +65,7 @@ def hub(folder):
         file = io.BytesIO()
         soundfile.write(file, np.frombuffer(row["samples"], "<i2"), row["sampling_rate_hz"], format="WAV")
         audio = {"bytes": file.getvalue(), "path": Path(row["audio_path"]).name}
-        stored.append(
-            {"audio": audio, "captions": row["captions"]["eng"], "caption_fra": row["captions"]["fra"][0]}
-        )
+        stored.append({"audio": audio, "captions": row["captions"]["eng"], "caption_fra": row["captions"]["fra"][0]})
     made = datasets.Dataset.from_list(stored).cast_column("audio", datasets.Audio(decode=False))
     for number in range(2):
         path = folder / "hub" / "data" / f"train-{number:05d}-of-00002.parquet"
@@ -187,9 +183,7 @@ def train_and_report(data_dir, output, batch_size):
 def test_two_processes_see_the_batches_of_one_and_resume(folder, hub, tmp_path, name):
     train_and_report(str(folder / name), str(tmp_path), "4")
     run_processes(__file__, str(folder / name), str(tmp_path), "2")
-    one, first, second = (
-        json.loads((tmp_path / f"{name}.json").read_text()) for name in ("4-0", "2-0", "2-1")
-    )
+    one, first, second = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("4-0", "2-0", "2-1"))
 
     together = [sorted(a + b) for a, b in zip(first["batches"], second["batches"], strict=True)]
     assert together == list(map(sorted, one["batches"]))

@@ -144,18 +144,11 @@ def test_every_parameter_changes(tmp_path, items, options):
     trainer = build(tmp_path, items, max_steps=3, **options, **QUICK)
     before = {name: value.clone() for name, value in trainer.model.named_parameters()}
     trainer.train()
-    assert [
-        name for name, value in trainer.model.named_parameters() if torch.equal(value, before[name])
-    ] == []
+    assert [name for name, value in trainer.model.named_parameters() if torch.equal(value, before[name])] == []
 
 
 def test_a_stage_improves_the_evaluated_accuracy(tmp_path, items):
-    options = {
-        "num_train_epochs": 30,
-        "learning_rate": 3e-3,
-        "lr_scheduler_type": "constant",
-        "track_drift": False,
-    }
+    options = {"num_train_epochs": 30, "learning_rate": 3e-3, "lr_scheduler_type": "constant", "track_drift": False}
     trainer = build(tmp_path, items, stage="a", languages=["eng"], **options, **QUICK)
     before = trainer.evaluate()["eval_temporal_accuracy"]
     trainer.train()

@@ -31,12 +31,7 @@ from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
 def arguments(folder, **kwargs):
     quiet = {"disable_tqdm": True, "report_to": "none", "use_cpu": True, "seed": 7}
-    short = {
-        "per_device_train_batch_size": 4,
-        "num_train_epochs": 2,
-        "logging_steps": 1,
-        "learning_rate": 1e-3,
-    }
+    short = {"per_device_train_batch_size": 4, "num_train_epochs": 2, "logging_steps": 1, "learning_rate": 1e-3}
     return SupCLAPTrainingArguments(output_dir=str(folder), **{**quiet, **short, **kwargs})
 
 
@@ -61,9 +56,7 @@ def build(folder, rows, model=None, callbacks=None, **kwargs):
 def best_step(trainer):
     """Return the step of the best checkpoint. Fail if it is the last step, where the best model is also the last."""
     best, last = trainer.state.best_global_step, trainer.state.global_step
-    assert 0 < best < last, (
-        f"the best step is {best} of {last}; choose settings where the last step is not the best"
-    )
+    assert 0 < best < last, f"the best step is {best} of {last}; choose settings where the last step is not the best"
     return best
 
 
@@ -89,9 +82,7 @@ class OwnLog(SupCLAPTrainer):
 
 
 def test_a_loss_that_a_subclass_logs_is_kept_beside_ours(tmp_path, rows):
-    trainer = OwnLog(
-        builders.supclap_model(), arguments(tmp_path, max_steps=2, **QUICK), rows, None, processor()
-    )
+    trainer = OwnLog(builders.supclap_model(), arguments(tmp_path, max_steps=2, **QUICK), rows, None, processor())
     trainer.train()
     own = [entry for entry in trainer.state.log_history if entry.get("loss") == 617.0]
     ours = [entry for entry in trainer.state.log_history if "learning_rate" in entry]
@@ -102,9 +93,7 @@ def test_a_loss_that_a_subclass_logs_is_kept_beside_ours(tmp_path, rows):
 
 def test_a_run_stops_early(tmp_path, rows):
     options = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
-    trainer = build(
-        tmp_path, rows, early_stopping_patience=2, learning_rate=0.0, num_train_epochs=9, **options
-    )
+    trainer = build(tmp_path, rows, early_stopping_patience=2, learning_rate=0.0, num_train_epochs=9, **options)
     trainer.train()
     assert trainer.state.global_step == 6  # the second and third evaluation are not better than the first
     assert trainer.state.best_global_step == 2
@@ -141,12 +130,7 @@ def test_checkpoints_that_a_tracker_uploads_are_whole(tmp_path, rows, monkeypatc
     monkeypatch.setenv(name, value)
     model = builders.supclap_model()
     model.text_model.requires_grad_(False)
-    options = {
-        "save_strategy": "steps",
-        "save_steps": 1,
-        "eval_strategy": "no",
-        "load_best_model_at_end": False,
-    }
+    options = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "no", "load_best_model_at_end": False}
     build(tmp_path, rows, model, max_steps=1, **options).train()
     (tmp_path / "checkpoint-1").rename(tmp_path.parent / f"{tmp_path.name}-alone")
     if is_whole:
@@ -169,10 +153,7 @@ def test_an_unknown_attn_implementation_is_refused(tmp_path, rows):
 
 def test_any_set_with_a_column_of_audio_and_one_of_captions_trains(tmp_path):
     rows = tone_rows(tmp_path, captions_per_clip=1)
-    columns = {
-        "audio": [row["audio_path"] for row in rows],
-        "text": [row["captions"]["eng"][0] for row in rows],
-    }
+    columns = {"audio": [row["audio_path"] for row in rows], "text": [row["captions"]["eng"][0] for row in rows]}
     own = Dataset.from_dict(columns).cast_column("audio", Audio(decode=False))
     found = []
     for name, given in (("own", own), ("rows", rows)):
@@ -263,9 +244,7 @@ def test_a_loss_is_imported_from_the_current_folder(tmp_path, rows, monkeypatch)
         arguments(tmp_path, loss="own_losses:Doubled", svr="bi-static")
 
 
-@pytest.mark.parametrize(
-    ("loss", "svr"), [("infonce", "bi-static"), ("kcl", "bi-dynamic"), ("cacl", "bi-static")]
-)
+@pytest.mark.parametrize(("loss", "svr"), [("infonce", "bi-static"), ("kcl", "bi-dynamic"), ("cacl", "bi-static")])
 def test_it_learns_in_both_languages(tmp_path, rows, loss, svr):
     options = {"languages": ["eng", "fra"], "num_train_epochs": 40, "learning_rate": 3e-3, **QUICK}
     options |= {"per_device_train_batch_size": 12, "lr_scheduler_type": "constant", "track_drift": False}
@@ -301,9 +280,7 @@ def test_spectrograms_of_clap_on_the_device_train_alike(tmp_path, rows):
 
 
 def test_agreement_of_the_languages_is_measured(tmp_path, rows):
-    same = [
-        {**row, "captions": {"eng": row["captions"]["eng"], "fra": row["captions"]["eng"]}} for row in rows
-    ]
+    same = [{**row, "captions": {"eng": row["captions"]["eng"], "fra": row["captions"]["eng"]}} for row in rows]
     assert build(tmp_path / "same", same, languages=["eng", "fra"]).evaluate()["eval_MRV"] == 0
     assert build(tmp_path / "other", rows, languages=["eng", "fra"]).evaluate()["eval_MRV"] > 0
 
@@ -331,9 +308,7 @@ def test_evaluation_equals_embedding_clips_one_by_one(tmp_path, rows):
     for number, row in enumerate(rows[:8]):
         audio = collator([{**row, "clip_index": 0}])
         with torch.no_grad():
-            clip = model.get_audio_features(
-                audio["input_features"], audio["audio_attention_mask"]
-            ).pooler_output
+            clip = model.get_audio_features(audio["input_features"], audio["audio_attention_mask"]).pooler_output
             scores = [
                 model.get_text_features(
                     **processor()(text=other["captions"]["eng"], return_tensors="pt")
@@ -436,9 +411,7 @@ def test_a_resumed_run_continues_bit_for_bit(tmp_path, rows, loss, svr):
     }
     whole = build(tmp_path / "whole", rows, model=with_dropout(), **options)
     whole.train()
-    resumed = build(
-        tmp_path / "whole", rows, model=builders.supclap_model(with_dropout().config, seed=99), **options
-    )
+    resumed = build(tmp_path / "whole", rows, model=builders.supclap_model(with_dropout().config, seed=99), **options)
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-4"))
     assert lasting_logs(resumed) == lasting_logs(whole)
     for name, value in whole.model.state_dict().items():
@@ -507,9 +480,7 @@ def test_several_sets_are_evaluated_under_their_names(tmp_path, rows):
     scores = trainer.evaluate()
     assert {"eval_few_mean_recall", "eval_many_mean_recall"} <= scores.keys()
     assert (
-        scores["eval_many_mean_recall"]
-        == trainer.evaluate(rows[:8])["eval_mean_recall"]
-        == trainer.state.best_metric
+        scores["eval_many_mean_recall"] == trainer.evaluate(rows[:8])["eval_mean_recall"] == trainer.state.best_metric
     )
     given = trainer.evaluate({"many": rows[:8]})
     assert given["eval_many_mean_recall"] == scores["eval_many_mean_recall"]
@@ -525,10 +496,7 @@ def test_workers_that_persist_train_the_same_and_evaluate_the_rows_they_are_give
     assert losses(helped) == losses(alone)
     for some in (rows[:8], rows[:3]):  # the Trainer keeps a persistent loader of the first dataset
         assert helped.evaluate(some)["eval_mean_recall"] == alone.evaluate(some)["eval_mean_recall"]
-        assert (
-            helped.evaluate(some)["eval_mean_recall_chance"]
-            == alone.evaluate(some)["eval_mean_recall_chance"]
-        )
+        assert helped.evaluate(some)["eval_mean_recall_chance"] == alone.evaluate(some)["eval_mean_recall_chance"]
 
 
 def test_custom_metrics_are_added(tmp_path, rows):
@@ -627,9 +595,7 @@ def train_and_report(folder, report, batch):
             "positives": "captions" if loss in ("kcl", "cacl") else "clip",
             **QUICK,
         }
-        trainer = build(
-            f"{folder}/{loss}{svr}{batch}", rows, model=model, languages=["eng", "fra"], **options
-        )
+        trainer = build(f"{folder}/{loss}{svr}{batch}", rows, model=model, languages=["eng", "fra"], **options)
         trainer.model.double()  # Adam turns the rounding noise of a zero gradient into a step
         trainer.train()
         content["world_size"] = trainer.args.world_size
@@ -648,9 +614,7 @@ def one_process(tmp_path_factory):
 @pytest.mark.process
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_several_processes_train_like_one(one_process, tmp_path, count):
-    run_processes(
-        __file__, "train", str(tmp_path), str(tmp_path / "many.json"), str(32 // count), count=count
-    )
+    run_processes(__file__, "train", str(tmp_path), str(tmp_path / "many.json"), str(32 // count), count=count)
     assert_same_training(one_process, tmp_path / "many.json", count)
 
 
@@ -661,9 +625,7 @@ def predict_and_report(folder, report):
     prediction = trainer.predict(rows[:11])
     if trainer.is_world_process_zero():
         recall = prediction.metrics["test_mean_recall"]
-        Path(report).write_text(
-            json.dumps({"clips": sorted(prediction.label_ids.tolist()), "recall": recall})
-        )
+        Path(report).write_text(json.dumps({"clips": sorted(prediction.label_ids.tolist()), "recall": recall}))
 
 
 @pytest.mark.process

@@ -11,9 +11,7 @@ from modeling_supclap.training.training_args import SupCLAPTrainingArguments, Te
 
 def test_all_languages_are_evaluated_by_default():
     assert SupCLAPTrainingArguments(languages=["fra", "deu"]).eval_languages == ["fra", "deu"]
-    assert SupCLAPTrainingArguments(languages=["fra", "deu"], eval_languages=["deu"]).eval_languages == [
-        "deu"
-    ]
+    assert SupCLAPTrainingArguments(languages=["fra", "deu"], eval_languages=["deu"]).eval_languages == ["deu"]
 
 
 def test_defaults_are_the_papers(tmp_path):
@@ -26,9 +24,7 @@ def test_defaults_are_the_papers(tmp_path):
 
 def test_workers_persist_and_pinned_batches_are_copied_without_waiting(tmp_path):
     for workers, pins in ((2, True), (0, False)):
-        args = SupCLAPTrainingArguments(
-            str(tmp_path), dataloader_num_workers=workers, dataloader_pin_memory=pins
-        )
+        args = SupCLAPTrainingArguments(str(tmp_path), dataloader_num_workers=workers, dataloader_pin_memory=pins)
         assert args.dataloader_persistent_workers is (workers > 0)
         assert args.accelerator_config.non_blocking is pins
 
@@ -46,10 +42,7 @@ def test_workers_persist_and_pinned_batches_are_copied_without_waiting(tmp_path)
     ],
 )
 def test_the_best_checkpoint_is_the_better_one(tmp_path, metric, higher):
-    assert (
-        SupCLAPTrainingArguments(output_dir=str(tmp_path), metric_for_best_model=metric).greater_is_better
-        is higher
-    )
+    assert SupCLAPTrainingArguments(output_dir=str(tmp_path), metric_for_best_model=metric).greater_is_better is higher
     given = {"metric_for_best_model": metric, "greater_is_better": not higher}
     assert SupCLAPTrainingArguments(output_dir=str(tmp_path), **given).greater_is_better is not higher
 

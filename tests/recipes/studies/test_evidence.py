@@ -58,11 +58,7 @@ BASE = ([0.2, 0.40, 0.50], [0.2, 0.42, 0.51], [0.2, 0.41, 0.52])
 
 def judged(new, simple=BASE, converged=True, seconds_per_step=1.0):
     points = {}
-    for name, curves, seconds in (
-        ("base", BASE, 1.0),
-        ("new", new, seconds_per_step),
-        ("simple", simple, 1.0),
-    ):
+    for name, curves, seconds in (("base", BASE, 1.0), ("new", new, seconds_per_step), ("simple", simple, 1.0)):
         of_seeds = [runs(curve, seconds_per_step=seconds, seed=seed) for seed, curve in enumerate(curves)]
         points[name] = by_length(*of_seeds)
     arms = evidence.summarize_arms(points, STUDY, TUNING)
@@ -86,10 +82,7 @@ def test_verdicts():
     assert evidence.judge(arms, STUDY, False) == "open, because the baseline has not converged"
     assert judged(shifted(0.0, 0.0, 0.0))[1] == "not shown at convergence"
     assert judged(shifted(-0.1, -0.1, -0.05))[1] == "does not hold"
-    assert (
-        judged(shifted(-0.1, -0.1, -0.05), converged=False)[1]
-        == "open, because the baseline has not converged"
-    )
+    assert judged(shifted(-0.1, -0.1, -0.05), converged=False)[1] == "open, because the baseline has not converged"
     gain = shifted(0.1, 0.1, 0.05)
     assert judged(gain, simple=gain)[1] == "holds at convergence, explained by a control: Simple"
     assert judged(gain, simple=shifted(0.0, 0.0, 0.01))[1] == "holds at convergence"  # the method is better
@@ -113,9 +106,7 @@ def test_seeds_of_different_difficulty_have_their_own_level():
     curves = ([0.2, 0.40, 0.50], [0.1, 0.2, 0.3])
     points = {
         "base": by_length(*(runs(curve, seed=seed) for seed, curve in enumerate(curves))),
-        "new": by_length(
-            *(runs([2 * value for value in curve], seed=seed) for seed, curve in enumerate(curves))
-        ),
+        "new": by_length(*(runs([2 * value for value in curve], seed=seed) for seed, curve in enumerate(curves))),
     }
     arms = evidence.summarize_arms(points, STUDY, TUNING)
     assert arms["base"]["to_90"]["steps"] == pytest.approx({"mean": 1, "low": 1, "high": 1})
@@ -160,9 +151,7 @@ def train(monkeypatch):
     """Fake training: the score rises with epochs and learning rate, and is constant after 20 epochs."""
 
     def train(settings):
-        value = (
-            0.2 + 0.01 * min(settings["num_train_epochs"], 20) + (settings["learning_rate"] == 2e-3) * 0.05
-        )
+        value = 0.2 + 0.01 * min(settings["num_train_epochs"], 20) + (settings["learning_rate"] == 2e-3) * 0.05
         value += 0.001 * (settings["seed"] % 3)
         arguments = {"loss": "infonce", "languages": ["eng"]}
         arguments |= {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1}
@@ -170,12 +159,7 @@ def train(monkeypatch):
         training = {"steps": steps, "seconds": 1.0, "process_seconds": steps / 10, "arguments": arguments}
         training["best_validation"] = {"eval_mean_recall": value}
         scores = {"retrieval": {"eng": {d: {"R@1": score(value, None, 0.01)} for d in ("t2a", "a2t")}}}
-        content = {
-            "schema": SCHEMA,
-            "protocol": {"languages": ["eng"]},
-            "scores": scores,
-            "training": training,
-        }
+        content = {"schema": SCHEMA, "protocol": {"languages": ["eng"]}, "scores": scores, "training": training}
         return Results(content)
 
     return fake_training(monkeypatch, train)
@@ -202,9 +186,7 @@ def test_a_study_from_the_command_line(train, tmp_path, monkeypatch, capsys):
     assert content["converged"]
     assert content["verdict"] == "not shown at convergence"
     assert content["seeds"] == [0, 1]
-    assert [point["score"] for point in content["arms"]["infonce"]["points"][-1]] == pytest.approx(
-        [0.45, 0.451]
-    )
+    assert [point["score"] for point in content["arms"]["infonce"]["points"][-1]] == pytest.approx([0.45, 0.451])
     text = (tmp_path / "mini" / "evidence_svr_selected.md").read_text()
     assert "not shown at convergence" in text
     assert "45.1 (44.4 to 45.7)" in text
@@ -235,9 +217,7 @@ def test_runs_on_other_negatives_have_other_folders(tmp_path):
         steps = evidence.build_steps("a", {**study, "arms": {"a": entry}}, {"num_train_epochs": 1}, 3, args)
         folders.add(steps[-1].folder.name)
         elsewhere = replace(args, output_dir=str(tmp_path / "moved"))
-        moved = evidence.build_steps(
-            "a", {**study, "arms": {"a": entry}}, {"num_train_epochs": 1}, 3, elsewhere
-        )
+        moved = evidence.build_steps("a", {**study, "arms": {"a": entry}}, {"num_train_epochs": 1}, 3, elsewhere)
         assert [step.folder.name for step in moved] == [step.folder.name for step in steps]
     assert len(folders) == len(study["arms"])
 
@@ -271,14 +251,7 @@ def test_a_dry_run_trains_nothing(train, tmp_path, monkeypatch, capsys):
 
 
 def test_missing_inputs_of_any_study_are_named_before_the_first_run(train, tmp_path, monkeypatch, capsys):
-    words = [
-        "evidence/svr",
-        "evidence/augmentation",
-        "--output_dir",
-        str(tmp_path),
-        "--data_dir",
-        str(tmp_path),
-    ]
+    words = ["evidence/svr", "evidence/augmentation", "--output_dir", str(tmp_path), "--data_dir", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["supclap reproduce", *words])
     with pytest.raises(FileNotFoundError, match="samples"):
         reproduce.main()
@@ -377,8 +350,7 @@ def test_one_data_folder_serves_all_studies(tmp_path):
     for name in ("evidence/svr_esc10", "evidence/augmentation", "evidence/temporal"):
         arms = STUDIES[name]["arms"]
         steps = [
-            [evidence.build_steps(arm, STUDIES[name], {}, 0, args) for arm in arms]
-            for args in (of_parent, of_esc10)
+            [evidence.build_steps(arm, STUDIES[name], {}, 0, args) for arm in arms] for args in (of_parent, of_esc10)
         ]
         assert steps[0] == steps[1]  # the same settings and run folders
     (step,) = evidence.build_steps("infonce", STUDIES["evidence/svr_recordings"], {}, 0, of_parent)

@@ -57,17 +57,7 @@ def test_settings_are_those_of_the_papers(tmp_path):
 
 
 PRINTED = sorted({(entry["paper"], entry["table"]) for entry in evaluation.paper_results()})
-WITHOUT_ROW = {
-    "MMT",
-    "ML-ACT",
-    "CompA-CLAP",
-    "GPA",
-    "ReCLAP",
-    "Cacophony",
-    "Wav2CLIP",
-    "AudioCLIP",
-    "AudioClip",
-}
+WITHOUT_ROW = {"MMT", "ML-ACT", "CompA-CLAP", "GPA", "ReCLAP", "Cacophony", "Wav2CLIP", "AudioCLIP", "AudioClip"}
 WITHOUT_ROW |= {"Collat", "Pengi", "Qwen-Audio", "Audio Flamingo"}  # docs/guides/papers.md
 KEYS = ("dataset", "model", "language", "direction", "metric")
 

@@ -42,9 +42,7 @@ def rehearsal(tmp_path_factory):
 def reproduce_table(rehearsal, monkeypatch, name, *words):
     """Run the command in the folder of the models, and return the content of its JSON file; None for a dry run."""
     monkeypatch.chdir(rehearsal)
-    settings = (
-        {**SHORT, "dataset_config": {"num_test": 5, "blacklists": []}} if name == "supclap/table5" else SHORT
-    )
+    settings = {**SHORT, "dataset_config": {"num_test": 5, "blacklists": []}} if name == "supclap/table5" else SHORT
     options = ["--scale", "full", "--seeds", "0", "--allow_missing", "true", "--data_dir", rehearsal / "data"]
     run_recipe(reproduce, name, *options, "--settings", json.dumps(settings), *words)
     path = rehearsal / "outputs" / "reproduce" / "full" / f"{name.replace('/', '_')}_selected.json"
@@ -58,9 +56,7 @@ def test_a_zero_shot_table_runs_to_its_end(rehearsal, monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert "missing" not in printed
     assert "models/ml-clap: temperature 0.07, fixed" in printed
-    assert (
-        "3 of 3 clips of vggsound are in the training data of table1_infonce; they are evaluated" in printed
-    )
+    assert "3 of 3 clips of vggsound are in the training data of table1_infonce; they are evaluated" in printed
 
     content = reproduce_table(rehearsal, monkeypatch, "supclap/table2", *words)
     rows = {(row["row"], row["dataset"]): row for row in content["rows"]}
@@ -99,14 +95,7 @@ def test_a_run_uses_the_settings_of_the_page(rehearsal, monkeypatch, name):
         (folder,) = rehearsal.glob(f"outputs/reproduce/full/runs/{step.folder.name}")
         used = Results.load(folder).content["training"]["arguments"]
         names = RECIPES[step.recipe][1][0].__dataclass_fields__.keys() | {"temperature", "train_temperature"}
-        for key in (
-            (names | {"learning_rate", "svr", "shared_radius", "radius_order"})
-            & used.keys()
-            & resolved.keys()
-        ):
-            if (
-                key in ("data_dir", "datasets", "share", "allow_missing")
-                or resolved[key] == "of the start model"
-            ):
+        for key in (names | {"learning_rate", "svr", "shared_radius", "radius_order"}) & used.keys() & resolved.keys():
+            if key in ("data_dir", "datasets", "share", "allow_missing") or resolved[key] == "of the start model":
                 continue
             assert used[key] == resolved[key], (row.name, key)

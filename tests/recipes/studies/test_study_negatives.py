@@ -53,9 +53,7 @@ def test_exchanged_captions_differ_in_one_sound_that_the_clip_does_not_have():
             assert edits.count(text.casefold()) == 1
             assert text[0].isupper()
     with pytest.raises(ValueError, match=r"'A dog'.*'a high bell ringing'"):
-        exchange_sounds(
-            [{"captions": {"eng": ["A dog"]}, "labels": ["high_bell"]}], 1, np.random.default_rng(0)
-        )
+        exchange_sounds([{"captions": {"eng": ["A dog"]}, "labels": ["high_bell"]}], 1, np.random.default_rng(0))
 
 
 def test_the_table_of_a_control_and_its_repetition(tmp_path, capsys):

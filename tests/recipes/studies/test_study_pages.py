@@ -17,9 +17,7 @@ def test_the_page_of_results_is_that_of_the_committed_files():
     page = pages.RESULTS_PAGE.read_text(encoding="utf-8")
     assert pages.render_results(page) == page
     assert pages.MARK in page
-    verdicts = (
-        page.partition("### Verdicts of the studies")[2].partition("### Verdicts of single tables")[0].strip()
-    )
+    verdicts = page.partition("### Verdicts of the studies")[2].partition("### Verdicts of single tables")[0].strip()
     studies = sorted(pages.RESULTS.glob("evidence/*.json"))
     assert len(verdicts.splitlines()) == 2 + len(studies)
     assert all(f"`evidence/{path.stem.removeprefix('evidence_')}`" in verdicts for path in studies)

@@ -79,9 +79,7 @@ def made_models(monkeypatch):
 
     monkeypatch.setattr(vectors, "train", train)
     monkeypatch.setattr(vectors, "embed_test", embed_test)
-    monkeypatch.setattr(
-        "modeling_supclap.evaluation.models.load_embedding_model", lambda folder, device: folder
-    )
+    monkeypatch.setattr("modeling_supclap.evaluation.models.load_embedding_model", lambda folder, device: folder)
     return trained
 
 

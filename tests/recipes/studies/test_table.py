@@ -33,21 +33,14 @@ def test_cases_are_the_best_and_the_worst_captions_of_all_models():
     several = {}
     for model, more in (("one", 0), ("other", 2)):
         ranks = np.array([[0, 0], [9, 8], [0, 0], [1, 1 + more], [5, 5]])
-        several[model] = Results(
-            {"protocol": {"languages": ["eng", "fra"]}}, {**arrays, "multilingual/ranks": ranks}
-        )
+        several[model] = Results({"protocol": {"languages": ["eng", "fra"]}}, {**arrays, "multilingual/ranks": ranks})
 
     heading, *lines = tabulate_cases(several)
     assert heading == ["caption", "model", "eng", "fra"]
     assert lines[0] == ["good", "caption", "good", "bon"]
     assert lines[1] == ["good", "one", "1: bark", "1: bark"]
     assert lines[5] == ["fair", "other", "2: rain", "4: rain"]
-    assert lines[10] == [
-        "bad",
-        "one",
-        "10: bad",
-        "9: mauvais",
-    ]  # the captions of the top-ranked clip without a label
+    assert lines[10] == ["bad", "one", "10: bad", "9: mauvais"]  # the captions of the top-ranked clip without a label
     assert [line[0] for line in lines[::3]] == ["good", "fair", "poor", "bad"]
     _, *named = tabulate_cases(several, ["clip4"])
     assert [line[0] for line in named[::3]] == ["poor", "good", "fair", "bad"]
@@ -67,8 +60,7 @@ def test_cases_are_the_best_and_the_worst_captions_of_all_models():
 
 def test_several_runs_in_one_picture(tmp_path):
     history = [
-        {"step": step, "drift": 0.1 * step, "bins": {"low": -1, "high": 1, "counts": [0, 1]}}
-        for step in (0, 1)
+        {"step": step, "drift": 0.1 * step, "bins": {"low": -1, "high": 1, "counts": [0, 1]}} for step in (0, 1)
     ]
     panels = {
         "drift": {"one": ("drift", [history, history[:1]]), "other": ("drift", [history])},
@@ -82,9 +74,7 @@ def test_several_runs_in_one_picture(tmp_path):
 
 def test_a_figure_has_a_panel_for_each_dataset_and_title(tmp_path):
     paired_queries([1, 0]).save(tmp_path / "run")
-    (tmp_path / "run" / "trainer_state.json").write_text(
-        '{"log_history": [{"step": 1, "few": 1, "many": 2}]}'
-    )
+    (tmp_path / "run" / "trainer_state.json").write_text('{"log_history": [{"step": 1, "few": 1, "many": 2}]}')
     runs = [[Step("train", {"seed": 0}, tmp_path / "run")]]
     rows = [Row("row", "a model", None, dataset, runs) for dataset in ("real", "made")]
     panels = arrange_curves({"few": "radius", "many": "radius", "eval_R": "recall"}, rows)

@@ -19,17 +19,12 @@ def test_captions_of_kcl_are_those_of_the_drawn_languages():
 
 def test_negatives_are_captions_of_a_step():
     arguments = {**PAPER_TRAINING["arguments"], "loss": "infonce", "negatives_per_clip": 2}
-    results = query_results(
-        [1, 1], np.arange(2), chance=0.5, training={**PAPER_TRAINING, "arguments": arguments}
-    )
+    results = query_results([1, 1], np.arange(2), chance=0.5, training={**PAPER_TRAINING, "arguments": arguments})
     assert get_cost([(results, [])])["captions"] == 12 * 4 * 3
 
 
 def test_the_separation_of_pairs_is_computed_from_their_cosines():
-    arrays = {
-        "similarity/eng/positive": np.array([0.5, 0.7]),
-        "similarity/eng/negative": np.array([-0.1, 0.3]),
-    }
+    arrays = {"similarity/eng/positive": np.array([0.5, 0.7]), "similarity/eng/negative": np.array([-0.1, 0.3])}
     results = Results({}, arrays)
     places = (["similarity", kind] for kind in ("positive", "negative", "separation"))
     assert [get_value(results, [], place) for place in places] == pytest.approx([0.6, 0.1, 2.5])
