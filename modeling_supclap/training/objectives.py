@@ -407,12 +407,6 @@ def build_objective(args: SupCLAPTrainingArguments) -> ContrastiveObjective:
                 args.radius_num_similarities, init=init, order=order, detach_input=not args.radius_gradients
             )
     regularizer = SupportVectorRegularizer(
-        radii,
-        args.loss,
-        args.svr_alpha,
-        args.svr_beta,
-        args.svr_similarity,
-        args.svr_decoupled,
-        args.constraint_gradients,
+        radii, args.loss, args.svr_alpha, args.svr_beta, "cosine", args.svr_decoupled, args.constraint_gradients
     )
     return ContrastiveObjective(args.loss, regularizer, args.loss_chunk_size)
