@@ -194,6 +194,20 @@ def test_an_installed_wheel_works_next_to_modules_of_the_same_names(environment,
 
 
 @pytest.mark.process
+def test_the_studies_are_not_installed(environment, project):
+    recipes = environment[0] / "modeling_supclap" / "recipes"
+    assert (recipes / "configs" / "supclap" / "table1_infonce.yaml").is_file()
+    assert (recipes / "accelerate" / "fsdp.yaml").is_file()
+    assert not [path for path in recipes.rglob("*") if {"studies", "evidence", "tables.yaml"} & set(path.parts)]
+    code, printed = finish(run(environment, project, "reproduce", "supclap/table1"))
+    (line,) = printed.strip().splitlines()
+    assert code == 1
+    assert line == (
+        "supclap reproduce: error: the studies are not installed; run `supclap reproduce` in a checkout of the repository"
+    )
+
+
+@pytest.mark.process
 def test_all_commands_start_from_the_wheel(environment, project):
     lines = [
         "import contextlib, io, sys",
