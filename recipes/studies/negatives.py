@@ -15,16 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from modeling_supclap.recipes.arguments import parse_arguments
+from modeling_supclap.recipes.command import say
 from modeling_supclap.recipes.mine_negatives import Captions, mine_split
 from modeling_supclap.recipes.options import MiningArguments, option
-from modeling_supclap.recipes.running import say
-from modeling_supclap.recipes.runs import NEGATIVES_TABLE, RECIPES
+from modeling_supclap.recipes.sweep import RECIPES, Recipe
 
 if TYPE_CHECKING:
     import numpy as np
 
 KINDS = ("mined", "random", "exchanged")
+NEGATIVES_TABLE = "negatives.parquet"
+"""Output of a step of this recipe, which has no results."""
 
 
 @dataclass
@@ -39,6 +40,11 @@ class NegativesArguments(MiningArguments):
         super().__post_init__()
         if self.kind not in KINDS:
             raise ValueError(f"kind is {self.kind!r}; expected one of {', '.join(KINDS)}")
+
+
+def check(splits: Mapping[str, Any], args: NegativesArguments) -> Any:
+    """Return the rows that get negatives."""
+    return splits[args.split]
 
 
 def draw_random(rows: Sequence[Mapping[str, Any]], count: int, rng: np.random.Generator) -> list[list[str]]:
@@ -104,10 +110,8 @@ def make_table(args: NegativesArguments, rows: Any, light: Sequence[Mapping[str,
     return table
 
 
-def main() -> None:
+def run(args: NegativesArguments) -> None:
     """Write the table, and print the number of negatives from clips with the same sounds."""
-    (args,) = parse_arguments((NegativesArguments,), about=__doc__)
-
     from modeling_supclap.datasets_scripts.negatives import write_negatives
     from modeling_supclap.datasets_scripts.schema import without_audio
 
@@ -124,7 +128,4 @@ def main() -> None:
     )
 
 
-RECIPES["negatives"] = (main, (NegativesArguments,))
-
-if __name__ == "__main__":
-    main()
+RECIPES["negatives"] = Recipe(run, (NegativesArguments,), check, NEGATIVES_TABLE, has_results=False)

@@ -13,15 +13,14 @@ from results_fixtures import fake_training
 from scipy import stats
 
 from modeling_supclap.evaluation.results import SCHEMA, Results, score
-from modeling_supclap.recipes import reproduce
+from modeling_supclap.recipes import reproduce, sweep
 from modeling_supclap.recipes.arguments import parse_arguments
 from modeling_supclap.recipes.options import ReproductionArguments
-from modeling_supclap.recipes.run_checks import find_data
-from modeling_supclap.recipes.runs import RECIPES
-from modeling_supclap.recipes.studies import evidence, select
+from modeling_supclap.recipes.studies import evidence, plan
+from modeling_supclap.recipes.sweep import RECIPES
 
 COLUMNS = ["retrieval eng t2a R@1", "retrieval eng a2t R@1"]
-STUDIES = select.find_studies(["evidence"])
+STUDIES = plan.find_studies(["evidence"])
 
 
 def runs(scores, steps=(100, 200, 400), seconds_per_step=1.0, seed=0):
@@ -169,9 +168,7 @@ def test_a_study_from_the_command_line(train, tmp_path, monkeypatch, capsys):
     words = ["evidence/svr", "--rows", "bi_dynamic", "--seeds", "0", "1", "--output_dir", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["supclap reproduce", *words])
     grid = {"learning_rate": [1e-3, 2e-3, 4e-3]}
-    monkeypatch.setattr(
-        select, "find_studies", lambda names: {name: {**STUDIES[name], "grid": grid} for name in names}
-    )
+    monkeypatch.setattr(plan, "find_studies", lambda names: {name: {**STUDIES[name], "grid": grid} for name in names})
     reproduce.main()
 
     tuning = [settings for settings in train if settings["seed"] == evidence.TUNING_SEED]
@@ -272,14 +269,13 @@ def test_a_folder_of_esc10_is_complete_if_the_recordings_in_its_table_exist(tmp_
 
     evidence.check_study(name, study, replace(args, dry_run=True))
     printed = capsys.readouterr().out
-    # 48 of 0.5 s
-    assert "found: esc50: 32 train, 4 validation, 12 test recordings, about 0.0067 hours" in printed
+    assert "found: esc50: 32 train, 4 validation, 12 test recordings" in printed
     assert "missing" not in printed
 
     for path in sorted(folder.glob("audio/*.wav"))[:12]:
         path.unlink()
-    find_data.cache_clear()
-    with pytest.raises(FileNotFoundError, match="12 of the 48 recordings"):
+    sweep._LOADED.clear()
+    with pytest.raises(FileNotFoundError, match="12 of 48 recordings"):
         evidence.check_study(name, study, args)
 
 
@@ -326,7 +322,7 @@ def test_the_recipes_take_the_settings_of_each_arm(name, tmp_path):
             assert steps[-1].settings["negatives"] == str(table.folder / "negatives.parquet")
         steps = [step for step in steps if step not in tables]
         for step in steps:
-            parse_arguments(RECIPES[step.recipe][1], [], settings=step.settings)
+            parse_arguments(RECIPES[step.recipe].options, [], settings=step.settings)
             config = step.settings["dataset_config"]
             value = config["seed"] if step.settings["dataset"] == "scenes" else config["test_fold"] - 1
             assert value == (10_003 if name == "evidence/svr_trained" and step is steps[0] else 3)

@@ -3,14 +3,13 @@
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from commands import run_recipe
 
 from modeling_supclap.datasets_scripts import load_splits
 from modeling_supclap.datasets_scripts.builders.captions import label_phrases
 from modeling_supclap.datasets_scripts.schema import without_audio
-from modeling_supclap.recipes.runs import NEGATIVES_TABLE
 from modeling_supclap.recipes.studies import negatives
-from modeling_supclap.recipes.studies.negatives import count_same_sounds, draw_random, exchange_sounds
+from modeling_supclap.recipes.studies.negatives import NEGATIVES_TABLE, count_same_sounds, draw_random, exchange_sounds
+from modeling_supclap.recipes.sweep import Step, run_step
 
 ROWS = [
     {"clip_id": "a", "captions": {"eng": ["A dog", "a bark"]}, "labels": ["dog"]},
@@ -58,15 +57,14 @@ def test_exchanged_captions_differ_in_one_sound_that_the_clip_does_not_have():
 
 def test_the_table_of_a_control_and_its_repetition(tmp_path, capsys):
     sizes = {"num_train": 12, "num_validation": 1, "num_test": 1, "duration_seconds": 1.0}
-    words = ["--dataset", "scenes", "--kind", "random", "--count", 3]
-    words += [word for name, value in sizes.items() for word in (f"--{name}", value)]
+    settings = {"dataset": "scenes", "dataset_config": sizes, "kind": "random", "count": 3}
     tables = []
     for seed in (0, 0, 1):
         folder = tmp_path / str(len(tables))
-        run_recipe(negatives, *words, "--seed", seed, "--output_dir", folder)
+        run_step(Step("negatives", {**settings, "seed": seed, "output_dir": str(folder)}, folder))
         tables.append(pq.read_table(folder / NEGATIVES_TABLE).to_pylist())
     assert len(tables[0]) == 36
     assert tables[0] == tables[1] != tables[2]
     assert "36 random negatives of 12 of 12 clips" in capsys.readouterr().out
     with pytest.raises(ValueError, match=r"'hard'.*exchanged"):
-        run_recipe(negatives, *words, "--kind", "hard", "--output_dir", tmp_path / "x")
+        negatives.NegativesArguments(kind="hard")

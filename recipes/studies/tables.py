@@ -1,0 +1,428 @@
+"""Tables of the papers: values of runs, differences, printed numbers, and their files."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from modeling_supclap.datasets_scripts.atomic_files import write_json, write_text
+from modeling_supclap.evaluation.tables import Table, arrange, to_html
+from modeling_supclap.languages import LANGUAGES
+from modeling_supclap.recipes.command import say
+from modeling_supclap.recipes.options import ReproductionArguments, as_mapping
+from modeling_supclap.recipes.sweep import RECIPES, Row, Step
+from modeling_supclap.training.options import captions_per_clip
+
+if TYPE_CHECKING:
+    from modeling_supclap.evaluation.results import Results
+    from modeling_supclap.training.plots import Curve
+
+    Run = tuple[Results, list[dict[str, Any]]]  # results and training log, from `load_run`
+
+COSTS = ("steps", "captions", "seconds")
+CASES = (
+    "For each language: the rank of the caption's own clip, counted from 1, and the label of the top-ranked clip, or "
+    "its first caption."
+)
+
+
+def write_table(name: str, table: Mapping[str, Any], rows: Sequence[Row], args: ReproductionArguments) -> None:
+    """Write a table as JSON, HTML and Markdown, and its figure (if any) as PNG. Print the table."""
+    from modeling_supclap.evaluation.report_figures import save_projections
+    from modeling_supclap.evaluation.results import Results
+    from modeling_supclap.training.plots import plot_runs
+
+    stem = get_stem(name, args)
+    content = gather(name, table, rows, args)
+    write_json(stem.with_suffix(".json"), content)
+    text = to_markdown(content)
+    write_text(stem.with_suffix(".md"), text)
+
+    curves, figure = table.get(f"{args.scale}_curves", table.get("curves")), stem.with_suffix(".png")
+    if curves:
+        plot_runs(arrange_curves(curves, rows), figure)
+    elif "spaces" in table:  # of the first seed
+        first = {row.model: Results.load(row.runs[0][-1].folder) for row in rows}
+        save_projections(first, figure, table["spaces"])
+    picture = figure.name if curves or "spaces" in table else None
+    title = f"{content['table']}: {content['title']}"
+    write_text(stem.with_suffix(".html"), to_html(title, make_tables(content), content["claim"], picture))
+    say(f"\n{text}\n{stem.with_suffix('.md')}, also as .html, .json and, if there is a figure, .png")
+
+
+def get_stem(name: str, args: ReproductionArguments) -> Path:
+    """Return the path of a table's files, without suffix.
+
+    With selected rows or datasets, or with other settings, "_selected" is added, so that the complete table stays.
+    """
+    is_selected = args.rows or args.datasets or args.settings or args.controls
+    return Path(args.output_dir, args.scale, name.replace("/", "_") + ("_selected" if is_selected else ""))
+
+
+def make_tables(content: Mapping[str, Any]) -> list[Table]:
+    """Arrange the content of `gather` as tables: scores with costs and printed numbers, and the cases, if any."""
+    records: list[dict[str, Any]] = []
+    recorded: set[str] = set()
+    for row in content["rows"]:
+        costs = row.get("cost", {})
+        recorded.update(costs)
+        about = {"row": row["model"], "data": row["dataset"]}
+        about |= {cost: f"{costs[cost]:,.0f}" if cost in costs else "" for cost in COSTS}
+        for column, score in row["scores"].items():
+            record = {**about, **score, "score": column, "value": score["mean"], "low": None, "high": None}
+            if differences := score.get("differences"):
+                up = sum(difference > 0 for difference in differences)
+                record |= {"difference": sum(differences) / len(differences), "up": f"{up} of {len(differences)} up"}
+                record |= {"difference_low": score.get("low"), "difference_high": score.get("high")}
+            records.append(record)
+
+    tables = []
+    if records:
+        several = len({row["dataset"] for row in content["rows"]}) > 1
+        index = ["row", *(["data"] if several else []), *(cost for cost in COSTS if cost in recorded)]
+        tables.append(arrange(records, index, caption=describe(content)))
+    if "cases" in content:
+        tables.append(Table(content["cases"], caption=CASES))
+    return tables
+
+
+def to_markdown(content: Mapping[str, Any]) -> str:
+    """Format a table as Markdown, with its title and claim."""
+    title = f"### {content['table']}: {content['title']}"
+    tables = (table.to_markdown() for table in make_tables(content))
+    return "\n\n".join([title, f"Claim: {content['claim']}", *tables]) + "\n"
+
+
+def describe(content: Mapping[str, Any]) -> str:
+    """Return the caption of a table, which explains its numbers."""
+    rows = content["rows"]
+    all_seeds = set[int]().union(*(row["seeds"] for row in rows))
+    fewest = min(len(row["seeds"]) for row in rows)
+    text = f"Scale {content['scale']}, seeds {', '.join(map(str, sorted(all_seeds)))}: mean ± standard deviation over "
+    text += "the seeds."
+    if content.get("settings"):
+        settings = ", ".join(f"{key} {value}" for key, value in content["settings"].items())
+        text += f" Changed settings: {settings}."
+    text += " Then the difference to the row's baseline"
+    if fewest == 1:
+        text += " and its 95 % interval over recordings. **One seed**: "
+        text += "the interval does not cover the variation between seeds."
+    else:
+        text += ", its 95 % interval over seeds and recordings, and the number of seeds with a difference above 0."
+        text += note_few_seeds(fewest)
+    overlaps: dict[str, None] = {}
+    for row in rows:
+        overlap = row.get("overlap", {})
+        for kind, what in (("trained", "are scored"), ("excluded", "are left out")):
+            if overlap.get(kind):
+                trained = f"{overlap[kind]:,} of {overlap['clips']:,} clips of {row['dataset']}"
+                overlaps[f" **Trained on**: {trained} are in the training data of {row['model']} and {what}."] = None
+    text += "".join(overlaps)
+    if any(row.get("cost") for row in rows):
+        text += " Captions: number of captions that the text encoder embeds in training. Seconds: processor time."
+    return text
+
+
+def note_few_seeds(count: int) -> str:
+    """Return a sentence for the caption of a table with fewer than five seeds, else an empty text."""
+    return f" **Fewer than five seeds** ({count}): an indication, not evidence." if count < 5 else ""
+
+
+def gather(name: str, table: Mapping[str, Any], rows: Sequence[Row], args: ReproductionArguments) -> dict[str, Any]:
+    """Collect the measured numbers of a table and the numbers in the paper.
+
+    Returns a dict with "table", "title", "claim", "scale", "settings", "versions", "rows" and, for a table with example
+    captions, "cases" (see `tabulate_cases`). A row is a dict with "row", "model", "dataset", "baseline", "seeds",
+    "cost" (see `get_cost`), "overlap" (see `count_overlap`) and "scores", `{column: score}`. A score is a dict with:
+
+    - "values", "mean" and "std": One value per seed, their mean and sample standard deviation (None for one seed).
+    - "chance" and "order_blind": The scores at chance and of a model that ignores order, if known.
+    - "paper": The number in the paper, or None.
+    - "differences": One difference to the baseline per seed. This key and those below are only in rows with a baseline.
+    - "recordings": Interval of the mean difference over recordings.
+    - "low" and "high": Interval of the mean difference over seeds and recordings, or only over recordings for one seed.
+    """
+    from modeling_supclap import evaluation
+
+    loaded: dict[tuple[str | None, str], dict[int, Run]] = {}
+    for row in rows:
+        loaded[row.name, row.dataset] = {run[-1].settings["seed"]: load_run(run) for run in row.runs}
+
+    lines = []
+    first: dict[str, Results] = {}
+    for row in rows:
+        runs, baseline = loaded[row.name, row.dataset], loaded.get((row.baseline, row.dataset), {})
+        first[row.model] = next(iter(runs.values()))[0]
+        scores = {}
+        for column in list_columns(table, args.scale):
+            score = summarize_column(runs, baseline, column.split())
+            if score is not None:
+                printed = find_printed(name, table, row, column.split(), args.scale)
+                scores[column] = {**score, "paper": None if printed is None else printed["value"]}
+        about: dict[str, Any] = {"row": row.name, "model": row.model, "dataset": row.dataset, "seeds": list(runs)}
+        about["baseline"] = row.baseline if baseline else None
+        about["overlap"] = count_overlap(first[row.model])
+        lines.append({**about, "cost": get_cost(list(runs.values())), "scores": scores})
+
+    content: dict[str, Any] = {"table": name, "scale": args.scale, "settings": as_mapping(args.settings)}
+    content |= {key: table.get(key, "") for key in ("title", "claim")}
+    if table.get("cases"):
+        content["cases"] = tabulate_cases(first, table["cases"] if args.scale == "full" else ())
+    return {**content, "versions": evaluation.package_versions(), "rows": lines}
+
+
+def summarize_column(
+    runs: Mapping[int, Run], baseline: Mapping[int, Run], place: Sequence[str]
+) -> dict[str, Any] | None:
+    """Summarize a score over the runs of a row, as `gather` describes. Return None if a run lacks the score."""
+    from modeling_supclap.evaluation.comparison import compare_seeds
+    from modeling_supclap.evaluation.results import flat_scores
+    from modeling_supclap.metrics.comparison import summarize
+
+    values: list[dict[int, float]] = []
+    for group in (runs, baseline):
+        found = {seed: get_value(*run, place) for seed, run in group.items()}
+        values.append({seed: value for seed, value in found.items() if value is not None})
+    if len(values[0]) < len(runs):
+        return None
+    cell = summarize(list(values[0].values()))
+    summary: dict[str, Any] = {"values": list(values[0].values()), "mean": cell.value, "std": cell.std}
+    if "eval_order_accuracy" in place:
+        summary["chance"] = 0.5
+    levels = {score.place: score for score in flat_scores(next(iter(runs.values()))[0].scores)}
+    for level in ("chance", "order_blind"):
+        value = getattr(levels.get(tuple(place)), level, None)
+        if value is not None:
+            summary[level] = value
+
+    results, others = ({seed: run[0] for seed, run in group.items()} for group in (runs, baseline))
+    change = compare_seeds(results, others, place, *values)
+    if change is not None:
+        summary["differences"] = list(change.values)
+        if change.recordings is not None:
+            summary["recordings"] = change.recordings
+        if change.low is not None:
+            summary |= {"low": change.low, "high": change.high}
+    return summary
+
+
+def load_run(run: Sequence[Step]) -> Run:
+    """Load the results of a run, and the log of its last training (in post-training, stage B).
+
+    The section "training" of the results comes from the last training. If the results contain the cosines of matching
+    test pairs, their histogram is appended to the log.
+    """
+    import torch
+
+    from modeling_supclap.evaluation.results import Results
+    from modeling_supclap.training.drift import similarity_histogram
+
+    log: list[dict[str, Any]] = []
+    training: dict[str, Any] = {}
+    for step in run:
+        if not RECIPES[step.recipe].has_results:
+            continue
+        results = Results.load(step.folder)
+        training = results.content.get("training") or training
+        for folder in (step.folder, step.folder / "stage_b"):
+            path = folder / "trainer_state.json"
+            if path.is_file():
+                log = json.loads(path.read_text(encoding="utf-8"))["log_history"]
+
+    results.content["training"] = training
+    cosines = results.arrays.get("similarity/eng/positive")
+    if cosines is not None:
+        histogram = similarity_histogram(torch.from_numpy(cosines).float())
+        log.append({"step": log[-1]["step"] if log else 0, "test_similarity": histogram})
+    return results, log
+
+
+def get_value(results: Results, log: Sequence[Mapping[str, Any]], place: Sequence[str]) -> float | None:
+    """Look up the value of one table column in the results and training log of a run. Return None if it is missing.
+
+    `place` is the column name, split into words. The columns are:
+
+    - `retrieval eng t2a R@1`, for example: A score in the results. The language "mean" averages over languages.
+    - `training KEY`: An entry of the "training" section of the results. `training epoch_runtime` is the mean time of an
+      epoch, with its evaluation.
+    - `similarity positive` or `similarity negative`: Mean cosine of matching or non-matching test pairs.
+    - `similarity separation`: Difference of these two means, divided by the standard deviation of non-matching pairs.
+    - `captions relative_distance`: Result of `get_relative_distance`.
+    - `log NAME mean`, `log NAME first` or `log NAME last`: A value from the training log.
+    """
+    from modeling_supclap.evaluation.results import flat_scores
+
+    if place[0] == "training":
+        training = results.content["training"]
+        logged = {**training.get("last_logs", {}), **training}
+        if place[1] == "epoch_runtime" and "train_runtime" in logged:
+            return logged["train_runtime"] / logged["epoch"]
+        return logged.get(place[1])
+    if place[0] == "similarity":
+        positive, negative = (results.arrays["similarity/eng/positive"], results.arrays["similarity/eng/negative"])
+        separation = (positive.mean() - negative.mean()) / negative.std()
+        return float({"positive": positive.mean(), "negative": negative.mean(), "separation": separation}[place[1]])
+    if place[0] == "captions":
+        return get_relative_distance(results)
+    if place[0] == "log":
+        values = [entry[place[1]] for entry in log if place[1] in entry]
+        if not values:
+            return None
+        return {"mean": float(np.mean(values)), "first": values[0], "last": values[-1]}[place[2]]
+
+    scores = {score.place: score.value for score in flat_scores(results.scores)}
+    if tuple(place) in scores or place[1] != "mean":
+        return scores.get(tuple(place))
+    task, _, *rest = place
+    of_languages = [value for path, value in scores.items() if path[0] == task and [*path[2:]] == rest]
+    return float(np.mean(of_languages)) if of_languages else None
+
+
+def get_relative_distance(results: Results) -> float:
+    """Compute the mean distance between translations and their English captions, relative to unrelated captions.
+
+    The reference is the mean distance between two English captions. 0 means that the languages agree. 1 means that a
+    translation is as far from its English caption as an unrelated one. Unlike the distance in ATRI eq. 15, the value is
+    not small for a collapsed model with almost equal embeddings.
+    """
+    from scipy.spatial.distance import pdist
+
+    others = results.protocol["languages"][1:]
+    to_english = np.mean([results.arrays[f"multilingual/distance/{language}"] for language in others])
+    return float(to_english / pdist(results.arrays["embeddings/text/eng"]).mean())
+
+
+def get_cost(runs: Sequence[Run]) -> dict[str, float]:
+    """Compute the mean training costs of several runs: "steps", "captions", and "seconds" of processor time.
+
+    "captions" is the number of captions that the text encoder embeds: steps * clips per step * texts per clip. The
+    training of the model that a run starts from is not included. A cost is missing if no run has recorded it.
+    """
+    costs: dict[str, list[float]] = {name: [] for name in COSTS}
+    for results, _ in runs:
+        training = results.content["training"]
+        if "steps" in training:
+            costs["steps"].append(training["steps"])
+        if "captions" in training:  # of post-training
+            costs["captions"].append(training["captions"])
+        elif "steps" in training:
+            arguments = training["arguments"]
+            texts = captions_per_clip(
+                arguments["loss"],
+                arguments["languages"],
+                arguments.get("languages_per_clip"),  # not in older results
+                arguments.get("negatives_per_clip", 0),
+            )
+            clips = arguments["per_device_train_batch_size"] * arguments["gradient_accumulation_steps"]
+            clips *= training.get("processes", 1)
+            costs["captions"].append(training["steps"] * clips * texts)
+        if training:
+            costs["seconds"].append(training.get("process_seconds", training["seconds"]))
+    return {name: float(np.mean(values)) for name, values in costs.items() if values}
+
+
+def count_overlap(results: Results) -> dict[str, int]:
+    """Count the evaluated clips, and those on which the model has trained: "trained" are scored, "excluded" are not."""
+    content, protocol = results.content, results.protocol
+    counts = {"clips": protocol.get("clips", 0), "trained": content.get("run", {}).get("trained_clips", 0)}
+    return {**counts, "excluded": protocol.get("excluded_trained", 0)}
+
+
+def list_columns(table: Mapping[str, Any], scale: str) -> list[str]:
+    """Return the columns of a table at a scale. LANG in a column stands for each language, and their mean.
+
+    >>> list_columns({"columns": ["multilingual LANG Gap"]}, "full")[-2:]
+    ['multilingual zho Gap', 'multilingual mean Gap']
+    """
+    columns = []
+    for column in table.get(f"{scale}_columns", table["columns"]):
+        languages = (*LANGUAGES, "mean") if " LANG " in column else ("",)
+        columns += [column.replace("LANG", language) for language in languages]
+    return columns
+
+
+def tabulate_cases(by_model: Mapping[str, Results], clips: Sequence[str] = ()) -> list[list[str]]:
+    """Tabulate the retrieval results of single captions in each language, as in ATRI tables 9 and 10, figures 5 and 6.
+
+    The captions are those of the clips whose ids contain a name of `clips`, and then the two with the best and the two
+    with the worst mean rank over models and languages. The line "caption" of a case contains its translations. A cell
+    of a model contains the rank of the caption's clip, and the label of the top-ranked clip, or its first caption in
+    the language, which shows whether captions of similar meaning are confused (ACL appendix D). The first line is the
+    heading.
+    """
+    first = next(iter(by_model.values()))
+    ranks = np.mean([results.arrays["multilingual/ranks"] for results in by_model.values()], axis=(0, 2))
+    texts = first.arrays["multilingual/text"]
+    _, distinct = np.unique(texts, return_index=True)  # captions that clips share have the same ranks
+    ordered = distinct[np.argsort(ranks[distinct], kind="stable")]
+
+    languages = first.protocol["languages"]
+    query_ids = first.arrays["multilingual/query_id"]
+    named = []
+    for query, name in enumerate(query_ids.tolist()):
+        if any(clip in name for clip in clips):
+            named.append(query)
+    lines = [["caption", "model", *languages]]
+    for query in dict.fromkeys([*named, *ordered[:2].tolist(), *ordered[2:][-2:].tolist()]):
+        number = {}  # of the query in each language
+        for language in languages:
+            number[language] = int((first.arrays[f"retrieval/{language}/t2a/query_id"] == query_ids[query]).argmax())
+        of_languages = [str(first.arrays[f"captions/{code}/text"][number[code]]) for code in languages]
+        lines.append([str(texts[query]), "caption", *of_languages])
+        for model, results in by_model.items():
+            arrays = results.arrays
+            line = [str(texts[query]), model]
+            for language, rank in zip(languages, arrays["multilingual/ranks"][query], strict=True):
+                clip = arrays[f"retrieval/{language}/t2a/top"][number[language], 0]
+                caption = (arrays[f"captions/{language}/clip"] == clip).argmax()
+                text = arrays["clips/label"][clip] or arrays[f"captions/{language}/text"][caption]
+                line.append(f"{rank + 1}: {text}")
+            lines.append(line)
+    return lines
+
+
+def find_printed(
+    name: str, table: Mapping[str, Any], row: Row, place: Sequence[str], scale: str
+) -> dict[str, Any] | None:
+    """Return the entry of `paper_results` for a score, or None if the paper does not report it. At scale mini, use the
+    value for the first dataset of the paper's table.
+    """
+    from modeling_supclap import evaluation
+
+    dataset, model = row.dataset, row.model
+    if scale == "mini" and table.get("full"):
+        dataset, full = next(iter(table["full"].items()))
+        model += full.get("model_suffix", "") if isinstance(full, dict) else ""
+    languages = (place[1], {"mean": "avg", "all": "avg"}.get(place[1]), None)
+    # the papers' time may be of either
+    metric = "train_runtime" if place[-1] == "epoch_runtime" else place[-1]
+    wanted = {"dataset": dataset.split(" to ")[-1], "model": model, "metric": metric}
+
+    paper, _, number = name.partition("/table")
+    for entry in evaluation.paper_results(table=table.get("printed", number)):
+        is_place = entry["language"] in languages and (len(place) < 4 or entry["direction"] in (*place, None))
+        if entry["paper"].lower() == paper and is_place and wanted.items() <= entry.items():
+            return entry
+    return None
+
+
+def arrange_curves(curves: Mapping[str, str], rows: Sequence[Row]) -> dict[str, dict[str, Curve]]:
+    """Arrange logged values as panels of a figure, `{panel title: {curve label: curve}}`.
+
+    `curves` is `{logged name: panel title}`. Names with the same title share a panel.
+    """
+    one_dataset = all(row.dataset == rows[0].dataset for row in rows)
+    titles = Counter(curves.values())
+    panels: dict[str, dict[str, Curve]] = {}
+    for row in rows:
+        logs = [load_run(run)[1] for run in row.runs]
+        for key, title in curves.items():
+            label = row.model if titles[title] == 1 else f"{row.model}, {key.removeprefix('eval_')}"
+            panel = title if one_dataset else f"{title}, {row.dataset}"
+            panels.setdefault(panel, {})[label] = key, logs
+    return panels
