@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from modeling_supclap.recipes.running import run_command
+from modeling_supclap.recipes.command import run_command
 
 
 def describe(model: Any, processor: Any) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> None:
     from modeling_supclap.datasets_scripts.overlap.trained_sources import save_trained_sources
     from modeling_supclap.model_card import CardFacts, model_card, write_card
     from modeling_supclap.model_card.facts import public_command
-    from modeling_supclap.recipes.models import load_start
+    from modeling_supclap.recipes.train_supclap import load_start
 
     models, processors = zip(*map(load_start, names), strict=True)
     first, *others = map(describe, models, processors)

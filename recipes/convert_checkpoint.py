@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modeling_supclap import require_torchaudio
-from modeling_supclap.recipes.running import run_command
+from modeling_supclap.recipes.command import run_command
 
 if TYPE_CHECKING:
     import torch
@@ -81,7 +81,7 @@ def print_comparison(folder: Path, tokenizer: str | None = None) -> None:
 def write_open_clip(source: str, folder: Path) -> None:
     """Write a SupCLAP model with CLAP2's towers in OpenCLIP's format."""
     from modeling_supclap.conversion import save_open_clip
-    from modeling_supclap.recipes.models import load_start
+    from modeling_supclap.recipes.train_supclap import load_start
 
     save_open_clip(*load_start(source), folder)
     print(f"{source} is in {folder}, in OpenCLIP's format")
@@ -90,7 +90,7 @@ def write_open_clip(source: str, folder: Path) -> None:
 def write_clap(source: str, folder: Path) -> None:
     """Write a SupCLAP model with CLAP's towers as a `ClapModel` of transformers, with the files on its origin."""
     from modeling_supclap.conversion import save_clap
-    from modeling_supclap.recipes.models import load_start
+    from modeling_supclap.recipes.train_supclap import load_start
 
     save_clap(*load_start(source), folder)
     print(f"{source} is in {folder}, as a ClapModel")

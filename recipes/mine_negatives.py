@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from modeling_supclap.recipes.arguments import parse_arguments
+from modeling_supclap.recipes.command import run_command, say
 from modeling_supclap.recipes.options import MiningArguments
-from modeling_supclap.recipes.running import run_command, say
 
 if TYPE_CHECKING:
     import numpy as np

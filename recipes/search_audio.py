@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from modeling_supclap import require_torchaudio
-from modeling_supclap.recipes.running import join_processes, run_command
+from modeling_supclap.recipes.command import join_processes, run_command
 
 if TYPE_CHECKING:
     from modeling_supclap.search import Hit

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 
 from modeling_supclap.datasets_scripts.atomic_files import write_json
 from modeling_supclap.recipes.arguments import parse_arguments
+from modeling_supclap.recipes.command import run_command
 from modeling_supclap.recipes.options import CaptionArguments, QualityArguments, TranslatorArguments, as_mapping
-from modeling_supclap.recipes.running import run_command
 
 if TYPE_CHECKING:
     from modeling_supclap.datasets_scripts.translation import Translator

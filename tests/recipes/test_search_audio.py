@@ -14,7 +14,7 @@ import soundfile
 from processes import Moment, run_killed, run_processes
 
 from modeling_supclap.recipes import search_audio
-from modeling_supclap.recipes.running import run_command
+from modeling_supclap.recipes.command import run_command
 
 pytestmark = pytest.mark.skipif(find_spec("lancedb") is None, reason="the extra search is not installed")
 ROOT = Path(__file__).parents[2]

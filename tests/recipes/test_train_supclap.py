@@ -33,8 +33,7 @@ from modeling_supclap.evaluation import EmbeddingCache, Results, compare, evalua
 from modeling_supclap.recipes import posttrain_teminal, train_supclap
 from modeling_supclap.recipes.arguments import parse_arguments
 from modeling_supclap.recipes.options import DataArguments, ModelArguments
-from modeling_supclap.recipes.train_supclap import arguments_in_use
-from modeling_supclap.recipes.training_data import check_splits, require_usable_audio
+from modeling_supclap.recipes.train_supclap import arguments_in_use, check_splits, require_usable_audio
 from modeling_supclap.training.contrastive_module import ContrastiveModule
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
