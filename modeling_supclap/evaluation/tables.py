@@ -137,7 +137,7 @@ def arrange(records: Sequence[Record], index: Sequence[str] = ("model",), title:
     columns = dict.fromkeys(record["score"] for record in records)
     rows: dict[tuple[str, ...], dict[str, str]] = {}
     for record in records:
-        name = tuple("" if record[key] is None else str(record[key]) for key in index)
+        name = tuple("" if record.get(key) is None else str(record[key]) for key in index)
         rows.setdefault(name, dict.fromkeys(columns, ""))[record["score"]] = format_cell(record)
 
     headings = [format_heading(column) + _format_levels(column, records) for column in columns]

@@ -82,7 +82,7 @@ def range_rules(options: Any) -> Rules:
 
 
 def captions_per_clip(
-    loss: str, languages: Sequence[str], languages_per_clip: int | None, negatives_per_clip: int = 0
+    loss: str, languages: Sequence[str], languages_per_clip: int | None = None, negatives_per_clip: int = 0
 ) -> int:
     """Return the number of captions of a clip in a training step, with its negatives.
 
