@@ -495,7 +495,6 @@ class ReproductionArguments:
     data_dir: str | None = option("Folder of the data, or a folder with one folder per dataset.")
     output_dir: str = option("Folder of the runs and tables.", "outputs/reproduce")
     settings: Settings = option("Settings for every training, as JSON.")
-    controls: str | None = option("YAML file with additional rows: copies of rows of the table with other settings.")
     skip_missing: bool = option("Skip rows with missing data or encoders, instead of raising an error.", False)
     allow_missing: bool = option("Run even if more than a fifth of the published recordings are missing.", False)
 

@@ -16,13 +16,9 @@ published recordings may be missing, and more with `--allow_missing true`.
 `configs/<paper>/tables.yaml` defines the tables, and `configs/<paper>/<table>_<row>.yaml` the training of each row.
 The folder name of a run depends on its settings. Tables share runs, and finished runs are not repeated. Each table is
 written as `.md`, `.html` and `.json`, and its figure as `.png`. If a run fails, the table contains the finished runs.
-With `--rows`, `--datasets`, `--settings` or `--controls`, the files are named `TABLE_selected`, so that the complete
-table stays. A `--controls` file is a YAML file that adds rows to the table, for example:
-
-    infonce_4x: {row: table1_infonce, model: "InfoNCE, 4 x the steps", settings: {num_train_epochs: 40}}
-
-`row` is the row to copy, `model` the name in the table, and `settings` the changed settings. `supclap reproduce
-evidence/NAME` runs a study of `recipes/studies/evidence.py`.
+With `--rows`, `--datasets` or `--settings`, the files are named `TABLE_selected`, so that the complete table stays.
+`supclap reproduce evidence/NAME` runs a study of `configs/evidence/studies.yaml`. An entry of your own in one of these
+files adds a row or an arm, with the same tuning and checks.
 """
 
 from __future__ import annotations
@@ -48,11 +44,7 @@ def __getattr__(name: str) -> Any:
 def main() -> None:
     """Parse the command line; check, run and write the requested studies and tables."""
     names, args = parse_names(ReproductionArguments, about=__doc__)
-    jobs = __getattr__("find_jobs")(names, args)
-    for job in jobs:
-        job.check()  # all inputs, before the first run
-    for job in () if args.dry_run else jobs:
-        job.run()
+    __getattr__("reproduce")(names, args)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,6 @@ from modeling_supclap.metrics.names import MetricName
 from modeling_supclap.recipes.arguments import CONFIGS, read_settings
 from modeling_supclap.recipes.command import is_first_process, say
 from modeling_supclap.recipes.options import ReproductionArguments, as_mapping
-from modeling_supclap.recipes.studies.negatives import NEGATIVES_TABLE
 from modeling_supclap.recipes.studies.tables import COSTS, get_cost, get_stem, get_value, load_run, note_few_seeds
 from modeling_supclap.recipes.sweep import Row, Step, build_step, check_rows, reads_folder, run_step
 
@@ -89,109 +88,88 @@ def run_study(name: str, study: Mapping[str, Any], arms: Sequence[str], args: Re
     Returns:
         Path of the Markdown file. A JSON file with each run and a PNG file with the learning curves are beside it.
     """
-    baseline = next(iter(study["arms"]))
+    baseline, stem = next(iter(study["arms"])), get_stem(name, args)
+    content = {key: study[key] for key in ("title", "claim", "method", "columns")}
+    content |= {"study": name, "seeds": list(args.seeds), "settings": as_mapping(args.settings)}
     tuning = {arm: tune(arm, study, args) for arm in arms}
-    tuned = {arm: find_best(of_arm) for arm, of_arm in tuning.items()}
     points: dict[str, list[list[Point]]] = {arm: [] for arm in arms}  # one list of runs per number of epochs
     for doubling in range(study["doublings"] + 1):
         epochs = study["num_train_epochs"] * 2**doubling
         for arm in arms:
-            of_epochs = []
-            for seed in args.seeds:
-                steps = build_steps(arm, study, tuned[arm] | {"num_train_epochs": epochs}, seed, args)
-                of_epochs.append(run_and_read(steps, study["columns"]))
-            points[arm].append(of_epochs)
+            settings = find_best(tuning[arm]) | {"num_train_epochs": epochs}
+            runs = [build_steps(arm, study, settings, seed, args) for seed in args.seeds]
+            points[arm].append([run_and_read(steps, study["columns"]) for steps in runs])
 
         means = [average(of_epochs, "validation") for of_epochs in points[baseline]]
         converged = len(means) > 1 and means[-1] - means[-2] < CONVERGED_GAIN
         say(f"{name}: {epochs} epochs, validation score of {baseline} {means[-1]:.3f}")
-        path = write_study(name, study, points, tuning, converged, args)
+        summary = summarize_arms(points, study, tuning)
+        content |= {"converged": converged, "arms": summary, "verdict": judge(summary, study, converged)}
+        if is_first_process():
+            write_study(content, stem)
         if converged:
             break
-    return path
-
-
-def write_study(
-    name: str,
-    study: Mapping[str, Any],
-    points: Mapping[str, Sequence[Sequence[Point]]],
-    tuning: Mapping[str, Sequence[TuningScore]],
-    converged: bool,
-    args: ReproductionArguments,
-) -> Path:
-    """Write a study as JSON, learning curves and Markdown. Return the path of the Markdown file."""
-    content = {key: study[key] for key in ("title", "claim", "method", "columns")}
-    content |= {"study": name, "seeds": [point["seed"] for point in next(iter(points.values()))[0]]}
-    content |= {"converged": converged, "settings": as_mapping(args.settings)}
-    content["arms"] = summarize_arms(points, study, tuning)
-    content["verdict"] = judge(content["arms"], study, converged)
-    stem = get_stem(name, args)
-    if is_first_process():
-        stem.parent.mkdir(parents=True, exist_ok=True)
-        write_json(stem.with_suffix(".json"), content)
-        plot_curves(content, stem.with_suffix(".png"))
-        write_text(stem.with_suffix(".md"), render_study(content, stem.with_suffix(".png").name))
     return stem.with_suffix(".md")
+
+
+def write_study(content: Mapping[str, Any], stem: Path) -> None:
+    """Write a study as JSON, learning curves and Markdown."""
+    figure = stem.with_suffix(".png")
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    write_json(stem.with_suffix(".json"), content)
+    plot_curves(content, figure)
+    write_text(stem.with_suffix(".md"), render_study(content, figure.name))
 
 
 def build_steps(
     arm: str, study: Mapping[str, Any], settings: Mapping[str, Any], seed: int, args: ReproductionArguments
 ) -> list[Step]:
-    """List the steps of one run: train the initial model, write negatives, train the arm, and evaluate it.
+    """List the steps of one run: train the initial model, train the arm, and evaluate it.
 
-    Post-training continues the initial model; training uses its encoders, or continues it too if the study has
-    `continues`. The data of each step depend on the seed (see `add_seed`).
+    Post-training continues the initial model; training uses its encoders. The data of each step depend on the seed (see
+    `add_seed`).
     """
-    of_recordings = args
-    if args.data_dir and (esc10 := Path(args.data_dir, "esc10")).is_dir():
-        args = replace(args, data_dir=str(esc10))
+    folder = Path(args.data_dir or ".")
+    of_esc10 = replace(args, data_dir=str(folder / "esc10")) if (folder / "esc10").is_dir() else args
+    steps: list[Step] = []
 
-    def seeded(settings: Mapping[str, Any]) -> dict[str, Any]:
-        return add_seed(settings, seed, args, of_recordings)
+    def add(name: str, recipe: str, settings: Mapping[str, Any]) -> None:
+        seeded = add_seed(settings, seed, folder, Path(of_esc10.data_dir or "."))
+        steps.append(build_step(name, recipe, seeded, of_esc10))
 
-    steps = []
     merged = read_settings(CONFIGS / study["base"]) | study["arms"][arm].get("settings", {})
+    recipe = study.get("recipe", "train")
     if "start" in study:
-        steps.append(build_step("start", "train", seeded(read_settings(CONFIGS / study["start"])), args))
-        continues = study.get("recipe") == "posttrain" or study.get("continues")
-        names = ["model"] if continues else ["audio_encoder", "text_encoder"]
+        add("start", "train", read_settings(CONFIGS / study["start"]))
+        names = ["model"] if recipe == "posttrain" else ["audio_encoder", "text_encoder"]
         merged |= dict.fromkeys(names, str(steps[0].folder))
-    merged = seeded({**merged, **settings, **as_mapping(args.settings)})
-    if "negatives" in study["arms"][arm]:
-        table = {name: merged[name] for name in ("model", "dataset", "dataset_config", "seed")}
-        steps.append(build_step(arm, "negatives", table | study["arms"][arm]["negatives"], args))
-        merged["negatives"] = str(steps[-1].folder / NEGATIVES_TABLE)
-    steps.append(build_step(arm, study.get("recipe", "train"), merged, args))
+    add(arm, recipe, {**merged, **settings, **as_mapping(args.settings)})
     if "evaluate" in study:
-        evaluation = {**seeded(study["evaluate"]), "model": str(steps[-1].folder)}
-        steps.append(build_step(arm, "evaluate", evaluation, args))
+        add(arm, "evaluate", {**study["evaluate"], "model": str(steps[-1].folder)})
     return steps
 
 
-def add_seed(
-    settings: Mapping[str, Any], seed: int, args: ReproductionArguments, of_recordings: ReproductionArguments
-) -> dict[str, Any]:
+def add_seed(settings: Mapping[str, Any], seed: int, recordings: Path, esc10: Path) -> dict[str, Any]:
     """Return settings with a seed, which also selects the data: the test fold of ESC-50, or the seed of generated data.
 
-    Folders of recordings for generated scenes are in the `data_dir` of `of_recordings`. The path of background
-    recordings is relative to that of `args`.
+    Folders of recordings for generated scenes are in the folder `recordings`. The path of background recordings is
+    relative to the folder `esc10`.
     """
     config = dict(as_mapping(settings.get("dataset_config")))
     if not reads_folder(settings.get("dataset", "synthetic")):
         config["seed"] = config.get("seed", 0) + seed
         if "recordings" in config:
-            config["recordings"] = [find_folder(name, of_recordings) for name in config["recordings"]]
+            config["recordings"] = [find_folder(recordings / name) for name in config["recordings"]]
     elif "test_fold" in config:
         config["test_fold"] = seed % 4 + 1
     seeded = {**settings, "dataset_config": config, "seed": seed}
     if "background_dir" in seeded:
-        seeded["background_dir"] = find_folder(seeded["background_dir"], args)
+        seeded["background_dir"] = find_folder(esc10 / seeded["background_dir"])
     return seeded
 
 
-def find_folder(name: str, args: ReproductionArguments) -> str:
+def find_folder(folder: Path) -> str:
     """Return the path of a folder in `data_dir`. Raise if it does not exist."""
-    folder = Path(args.data_dir or ".", name)
     if not folder.is_dir():
         raise FileNotFoundError(
             f"folder {folder} of recordings does not exist; pass its parent folder with --data_dir"
@@ -464,7 +442,7 @@ def render_study(content: Mapping[str, Any], figure: str) -> str:
     caption = (
         f"Test score in percent, the mean of {columns}: mean and 95 % t-interval over the seeds "
         f"{', '.join(map(str, content['seeds']))}. Differences to the first arm are paired by seed. "
-        f"Seconds are processor time.{elsewhere}{note_few_seeds(count)}"
+        f"Seconds are processor time.{elsewhere}{' ' + note_few_seeds(count) if count < 5 else ''}"
     )
     parts = [
         f"### {content['study']}: {content['title']}",

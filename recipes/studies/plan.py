@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -28,42 +27,19 @@ PUBLISHED_CLIPS = {
 """Number of clips in the published splits, or in all folds together ("all")."""
 
 
-class TableJob:
-    """A table of a paper, whose runs are checked first, and then run."""
-
-    def __init__(self, name: str, table: Mapping[str, Any], args: ReproductionArguments) -> None:
-        self.name, self.table, self.args = name, table, args
-        self.rows = plan(name, table, args)
-
-    def check(self) -> None:
-        """Check settings and inputs; drop rows with missing inputs, or raise. A dry run prints them."""
-        is_published = self.args.scale == "full" and not self.args.allow_missing
-        refuse = refuse_few_clips if is_published else None
-        self.rows = check_rows(self.name, self.rows, self.args, refuse) if self.rows else []
-
-    def run(self) -> None:
-        """Run the unfinished steps of all rows, and write the table."""
-        run_rows(self.rows, partial(write_table, self.name, self.table, args=self.args))
-
-
-class StudyJob:
-    """A study of `configs/evidence/studies.yaml`, whose runs are checked first, and then tuned and run."""
-
-    def __init__(self, name: str, study: Mapping[str, Any], args: ReproductionArguments) -> None:
-        self.name, self.args = name, args
-        self.study = {**study, "arms": list_rows(study["arms"], args)}
-        self.arms = list(self.study["arms"])
-
-    def check(self) -> None:
-        """Check settings and inputs; drop arms with missing inputs, or raise. A dry run prints them."""
-        self.arms = check_study(self.name, self.study, self.args)
-
-    def run(self) -> None:
-        """Tune and run the arms, write the study, and print it."""
-        if self.arms:
-            path = run_study(self.name, self.study, self.arms, self.args)
+def reproduce(names: Sequence[str], args: ReproductionArguments) -> None:
+    """Check the inputs of the named studies and tables, then run the unfinished steps and write them."""
+    studies, tables = select(names, args)
+    refuse = refuse_few_clips if args.scale == "full" and not args.allow_missing else None
+    arms = {name: check_study(name, study, args) for name, study in studies.items()}
+    rows = {name: check_rows(name, plan(name, table, args), args, refuse) for name, table in tables.items()}
+    for name, study in studies.items():
+        if arms[name]:
+            path = run_study(name, study, arms[name], args)
             if is_first_process():
                 say(f"\n{path.read_text(encoding='utf-8')}\n{path}, also as .json and .png")
+    for name, table in tables.items():
+        run_rows(rows[name], partial(write_table, name, table, args=args))
 
 
 def refuse_few_clips(step: Step, splits: Mapping[str, Any]) -> None:
@@ -81,36 +57,34 @@ def refuse_few_clips(step: Step, splits: Mapping[str, Any]) -> None:
             raise ValueError(f"{what} has {here:,} clips of {count:,}; --allow_missing true accepts them")
 
 
-def find_jobs(names: Sequence[str], args: ReproductionArguments) -> list[TableJob | StudyJob]:
-    """Return the named studies and tables, studies first.
+def select(names: Sequence[str], args: ReproductionArguments) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the named studies and tables, `{name: definition}`.
 
-    Raises ValueError for an unknown name, or if none of them has one of `args.rows`, `args.datasets` or the rows that a
-    `--controls` file copies.
+    Raises ValueError for an unknown name, or if none of them has one of `args.rows` or `args.datasets`.
     """
     studies = find_studies([name for name in names if name.startswith("evidence")])
     of_tables = [name for name in names if not name.startswith("evidence")]
     tables = find_tables(of_tables) if of_tables or not studies else {}
     tables = {name: table for name, table in tables.items() if args.scale in table or len(tables) == 1}
-    study_jobs = [StudyJob(name, study, args) for name, study in studies.items()]
-    table_jobs = [TableJob(name, table, args) for name, table in tables.items()]
 
-    rows, datasets = set[str](), set[str]()
-    for study_job in study_jobs:
-        rows |= study_job.study["arms"].keys()
-    for table in tables.values():
+    groups = [study["arms"] for study in studies.values()]
+    datasets: set[str] = set()
+    for name, table in tables.items():
+        if not table.get(args.scale):
+            reason = table.get(f"no_{args.scale}", "not yet")
+            raise ValueError(f"{name} has no dataset at scale {args.scale}: {reason}")
         datasets |= table[args.scale].keys()
-        for group in table["groups"]:
-            rows |= list_rows(group, args).keys()
-    copied = () if args.controls is None else [control["row"] for control in read_settings(args.controls).values()]
+        groups += [list_rows(group, args.scale) for group in table["groups"]]
     places = ", ".join([*studies, *tables])
-    _refuse_unknown(f"{places}: no rows", [*args.rows, *copied], rows)
+    _refuse_unknown(f"{places}: no rows", args.rows, itertools.chain(*groups))
     if tables:
         _refuse_unknown(f"{places}: no datasets", args.datasets, datasets)
-    return [*study_jobs, *table_jobs]
+    return studies, tables
 
 
 def _refuse_unknown(problem: str, named: Iterable[str], known: Iterable[str]) -> None:
-    unknown = sorted(set(named) - set(known))
+    known = set(known)
+    unknown = sorted(set(named) - known)
     if unknown:
         raise ValueError(f"{problem} {unknown}; expected some of {', '.join(sorted(known))}")
 
@@ -156,9 +130,6 @@ def plan(name: str, table: Mapping[str, Any], args: ReproductionArguments) -> li
 
     Datasets that need `--data_dir` are skipped if it is not set, except in a dry run.
     """
-    if not table.get(args.scale):
-        raise ValueError(f"{name} has no dataset at scale {args.scale}: {table.get(f'no_{args.scale}', 'not yet')}")
-
     datasets = {}
     chosen = {name: scale for name, scale in table[args.scale].items() if not args.datasets or name in args.datasets}
     for dataset, scale in chosen.items():
@@ -172,41 +143,25 @@ def plan(name: str, table: Mapping[str, Any], args: ReproductionArguments) -> li
 
     rows = []
     for (dataset, scale), group in itertools.product(datasets.items(), table["groups"]):
-        of_group = list_rows(group, args)
+        of_group = list_rows(group, args.scale)
         baseline = next(iter(of_group), None)
         for label, entry in of_group.items():
-            if args.rows and not {label, entry["row"]} & set(args.rows):
+            if args.rows and label not in args.rows:
                 continue
             paper = name.partition("/")[0]
             runs = [_steps(paper, label, entry, scale, seed, args) for seed in args.seeds]
             model = entry["model"] + ("" if "weights" in entry else scale.get("model_suffix", ""))
             rows.append(Row(label, model, None if label == baseline else baseline, dataset, runs))
-    names = Counter((row.dataset, row.model) for row in rows)
-    if repeated := [model for (_, model), count in names.items() if count > 1]:
-        raise ValueError(f"{name} has two rows named {repeated[0]!r}; give each its own `model` in --controls")
     return rows
 
 
-def list_rows(group: Mapping[str, Any], args: ReproductionArguments) -> dict[str, dict[str, Any]]:
-    """List the rows of a group of a table definition at a scale, `{name: entry}`. Rows of the `--controls` file follow
-    the row that they copy. The key "row" of an entry is the name of its configuration file without ".yaml".
-    """
-    controls = {} if args.controls is None else read_settings(args.controls)
-    for name, control in controls.items():
-        keys = set(control) if isinstance(control, dict) else set()
-        if not {"row", "model"} <= keys <= {"row", "model", "settings"}:
-            raise ValueError(f"{args.controls}: {name} has the keys {sorted(keys)}; give row, model and settings")
-
-    rows: dict[str, dict[str, Any]] = {}
+def list_rows(group: Mapping[str, Any], scale: str) -> dict[str, dict[str, Any]]:
+    """Return the rows of a group of a table definition at a scale, `{name: entry}`."""
+    rows = {}
     for row, entry in group.items():
         entry = entry if isinstance(entry, dict) else {"model": entry}
-        if args.scale != entry.get("only", args.scale):
-            continue
-        rows[row] = {"row": row, **entry, **entry.get(args.scale, {})}
-        for name, control in controls.items():
-            if control["row"] == row:
-                settings = {**rows[row].get("settings", {}), **control.get("settings", {})}
-                rows[name] = {**rows[row], **control, "settings": settings}
+        if scale == entry.get("only", scale):
+            rows[row] = {**entry, **entry.get(scale, {})}
     return rows
 
 
@@ -222,7 +177,7 @@ def _steps(
         evaluation = dict(scale.get("evaluate") or {"dataset": dataset, "tasks": ["retrieval"]})
         evaluation["model"] = entry["weights"]
         return [build_step(label, "evaluate", {**evaluation, "seed": seed}, args)]
-    settings = read_settings(CONFIGS / paper / f"{entry['row']}.yaml", CONFIGS / paper / scale["base"])
+    settings = read_settings(CONFIGS / paper / f"{entry.get('row', label)}.yaml", CONFIGS / paper / scale["base"])
     settings |= {**scale.get("settings", {}), **entry.get("settings", {}), **as_mapping(args.settings)}
     recipe = entry.get("recipe", "train")
 
@@ -230,7 +185,7 @@ def _steps(
     start = scale.get("start", entry.get("start"))
     if start is not None:
         start_scale = {**scale, "base": scale.get("start_base", scale["base"]), "start": None, "evaluate": None}
-        steps = _steps(paper, start, {"row": start}, start_scale, seed, args)
+        steps = _steps(paper, start, {}, start_scale, seed, args)
         settings["model"] = str(steps[-1].folder)
     if recipe != "none":
         steps.append(build_step(label, recipe, {**settings, "seed": seed}, args))

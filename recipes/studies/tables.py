@@ -15,7 +15,7 @@ from modeling_supclap.evaluation.tables import Table, arrange, to_html
 from modeling_supclap.languages import LANGUAGES
 from modeling_supclap.recipes.command import say
 from modeling_supclap.recipes.options import ReproductionArguments, as_mapping
-from modeling_supclap.recipes.sweep import RECIPES, Row, Step
+from modeling_supclap.recipes.sweep import Row, Step
 from modeling_supclap.training.options import captions_per_clip
 
 if TYPE_CHECKING:
@@ -60,19 +60,16 @@ def get_stem(name: str, args: ReproductionArguments) -> Path:
 
     With selected rows or datasets, or with other settings, "_selected" is added, so that the complete table stays.
     """
-    is_selected = args.rows or args.datasets or args.settings or args.controls
+    is_selected = args.rows or args.datasets or args.settings
     return Path(args.output_dir, args.scale, name.replace("/", "_") + ("_selected" if is_selected else ""))
 
 
 def make_tables(content: Mapping[str, Any]) -> list[Table]:
     """Arrange the content of `gather` as tables: scores with costs and printed numbers, and the cases, if any."""
     records: list[dict[str, Any]] = []
-    recorded: set[str] = set()
     for row in content["rows"]:
-        costs = row.get("cost", {})
-        recorded.update(costs)
         about = {"row": row["model"], "data": row["dataset"]}
-        about |= {cost: f"{costs[cost]:,.0f}" if cost in costs else "" for cost in COSTS}
+        about |= {cost: f"{value:,.0f}" for cost, value in row.get("cost", {}).items()}
         for column, score in row["scores"].items():
             record = {**about, **score, "score": column, "value": score["mean"], "low": None, "high": None}
             if differences := score.get("differences"):
@@ -81,11 +78,9 @@ def make_tables(content: Mapping[str, Any]) -> list[Table]:
                 record |= {"difference_low": score.get("low"), "difference_high": score.get("high")}
             records.append(record)
 
-    tables = []
-    if records:
-        several = len({row["dataset"] for row in content["rows"]}) > 1
-        index = ["row", *(["data"] if several else []), *(cost for cost in COSTS if cost in recorded)]
-        tables.append(arrange(records, index, caption=describe(content)))
+    index = ["row"] if len({row["dataset"] for row in content["rows"]}) == 1 else ["row", "data"]
+    index += [cost for cost in COSTS if any(cost in record for record in records)]
+    tables = [arrange(records, index, caption=describe(content))] if records else []
     if "cases" in content:
         tables.append(Table(content["cases"], caption=CASES))
     return tables
@@ -101,36 +96,37 @@ def to_markdown(content: Mapping[str, Any]) -> str:
 def describe(content: Mapping[str, Any]) -> str:
     """Return the caption of a table, which explains its numbers."""
     rows = content["rows"]
-    all_seeds = set[int]().union(*(row["seeds"] for row in rows))
+    seeds = sorted(set[int]().union(*(row["seeds"] for row in rows)))
     fewest = min(len(row["seeds"]) for row in rows)
-    text = f"Scale {content['scale']}, seeds {', '.join(map(str, sorted(all_seeds)))}: mean ± standard deviation over "
-    text += "the seeds."
+    parts = [
+        f"Scale {content['scale']}, seeds {', '.join(map(str, seeds))}: mean ± standard deviation over the seeds."
+    ]
     if content.get("settings"):
         settings = ", ".join(f"{key} {value}" for key, value in content["settings"].items())
-        text += f" Changed settings: {settings}."
-    text += " Then the difference to the row's baseline"
-    if fewest == 1:
-        text += " and its 95 % interval over recordings. **One seed**: "
-        text += "the interval does not cover the variation between seeds."
-    else:
-        text += ", its 95 % interval over seeds and recordings, and the number of seeds with a difference above 0."
-        text += note_few_seeds(fewest)
-    overlaps: dict[str, None] = {}
+        parts.append(f"Changed settings: {settings}.")
+    interval = (
+        "and its 95 % interval over recordings. **One seed**: the interval does not cover the variation between "
+    )
+    interval += "seeds."
+    if fewest > 1:
+        interval = "its 95 % interval over seeds and recordings, and the number of seeds with a difference above 0."
+    parts.append(f"Then the difference to the row's baseline{',' if fewest > 1 else ''} {interval}")
+    if 1 < fewest < 5:
+        parts.append(note_few_seeds(fewest))
     for row in rows:
         overlap = row.get("overlap", {})
         for kind, what in (("trained", "are scored"), ("excluded", "are left out")):
             if overlap.get(kind):
                 trained = f"{overlap[kind]:,} of {overlap['clips']:,} clips of {row['dataset']}"
-                overlaps[f" **Trained on**: {trained} are in the training data of {row['model']} and {what}."] = None
-    text += "".join(overlaps)
+                parts.append(f"**Trained on**: {trained} are in the training data of {row['model']} and {what}.")
     if any(row.get("cost") for row in rows):
-        text += " Captions: number of captions that the text encoder embeds in training. Seconds: processor time."
-    return text
+        parts.append("Captions: number of captions that the text encoder embeds in training. Seconds: processor time.")
+    return " ".join(dict.fromkeys(parts))
 
 
 def note_few_seeds(count: int) -> str:
-    """Return a sentence for the caption of a table with fewer than five seeds, else an empty text."""
-    return f" **Fewer than five seeds** ({count}): an indication, not evidence." if count < 5 else ""
+    """Return a sentence for the caption of a table with fewer than five seeds."""
+    return f"**Fewer than five seeds** ({count}): an indication, not evidence."
 
 
 def gather(name: str, table: Mapping[str, Any], rows: Sequence[Row], args: ReproductionArguments) -> dict[str, Any]:
@@ -138,7 +134,8 @@ def gather(name: str, table: Mapping[str, Any], rows: Sequence[Row], args: Repro
 
     Returns a dict with "table", "title", "claim", "scale", "settings", "versions", "rows" and, for a table with example
     captions, "cases" (see `tabulate_cases`). A row is a dict with "row", "model", "dataset", "baseline", "seeds",
-    "cost" (see `get_cost`), "overlap" (see `count_overlap`) and "scores", `{column: score}`. A score is a dict with:
+    "cost" (see `get_cost`), "overlap" (numbers of evaluated clips, of those that the model has trained on, and of those
+    that are left out for this reason) and "scores", `{column: score}`. A score is a dict with:
 
     - "values", "mean" and "std": One value per seed, their mean and sample standard deviation (None for one seed).
     - "chance" and "order_blind": The scores at chance and of a model that ignores order, if known.
@@ -157,16 +154,20 @@ def gather(name: str, table: Mapping[str, Any], rows: Sequence[Row], args: Repro
     first: dict[str, Results] = {}
     for row in rows:
         runs, baseline = loaded[row.name, row.dataset], loaded.get((row.baseline, row.dataset), {})
-        first[row.model] = next(iter(runs.values()))[0]
+        results = first[row.model] = next(iter(runs.values()))[0]
         scores = {}
         for column in list_columns(table, args.scale):
             score = summarize_column(runs, baseline, column.split())
             if score is not None:
                 printed = find_printed(name, table, row, column.split(), args.scale)
-                scores[column] = {**score, "paper": None if printed is None else printed["value"]}
+                scores[column] = {**score, "paper": printed and printed["value"]}
         about: dict[str, Any] = {"row": row.name, "model": row.model, "dataset": row.dataset, "seeds": list(runs)}
         about["baseline"] = row.baseline if baseline else None
-        about["overlap"] = count_overlap(first[row.model])
+        about["overlap"] = {
+            "clips": results.protocol.get("clips", 0),
+            "trained": results.content.get("run", {}).get("trained_clips", 0),  # and scored
+            "excluded": results.protocol.get("excluded_trained", 0),
+        }
         lines.append({**about, "cost": get_cost(list(runs.values())), "scores": scores})
 
     content: dict[str, Any] = {"table": name, "scale": args.scale, "settings": as_mapping(args.settings)}
@@ -184,30 +185,27 @@ def summarize_column(
     from modeling_supclap.evaluation.results import flat_scores
     from modeling_supclap.metrics.comparison import summarize
 
-    values: list[dict[int, float]] = []
-    for group in (runs, baseline):
-        found = {seed: get_value(*run, place) for seed, run in group.items()}
-        values.append({seed: value for seed, value in found.items() if value is not None})
-    if len(values[0]) < len(runs):
+    values, others = (
+        {seed: value for seed, run in group.items() if (value := get_value(*run, place)) is not None}
+        for group in (runs, baseline)
+    )
+    if len(values) < len(runs):
         return None
-    cell = summarize(list(values[0].values()))
-    summary: dict[str, Any] = {"values": list(values[0].values()), "mean": cell.value, "std": cell.std}
+    cell = summarize(list(values.values()))
+    summary: dict[str, Any] = {"values": list(values.values()), "mean": cell.value, "std": cell.std}
     if "eval_order_accuracy" in place:
         summary["chance"] = 0.5
-    levels = {score.place: score for score in flat_scores(next(iter(runs.values()))[0].scores)}
-    for level in ("chance", "order_blind"):
-        value = getattr(levels.get(tuple(place)), level, None)
-        if value is not None:
-            summary[level] = value
+    for score in flat_scores(next(iter(runs.values()))[0].scores):
+        if score.place == tuple(place):
+            levels = {"chance": score.chance, "order_blind": score.order_blind}
+            summary |= {name: level for name, level in levels.items() if level is not None}
 
-    results, others = ({seed: run[0] for seed, run in group.items()} for group in (runs, baseline))
-    change = compare_seeds(results, others, place, *values)
+    results, of_baseline = ({seed: run[0] for seed, run in group.items()} for group in (runs, baseline))
+    change = compare_seeds(results, of_baseline, place, values, others)
     if change is not None:
-        summary["differences"] = list(change.values)
-        if change.recordings is not None:
-            summary["recordings"] = change.recordings
-        if change.low is not None:
-            summary |= {"low": change.low, "high": change.high}
+        found: dict[str, Any] = {"differences": list(change.values), "recordings": change.recordings}
+        found |= {"low": change.low, "high": change.high}
+        summary |= {name: value for name, value in found.items() if value is not None}
     return summary
 
 
@@ -225,8 +223,6 @@ def load_run(run: Sequence[Step]) -> Run:
     log: list[dict[str, Any]] = []
     training: dict[str, Any] = {}
     for step in run:
-        if not RECIPES[step.recipe].has_results:
-            continue
         results = Results.load(step.folder)
         training = results.content.get("training") or training
         for folder in (step.folder, step.folder / "stage_b"):
@@ -303,34 +299,21 @@ def get_cost(runs: Sequence[Run]) -> dict[str, float]:
     "captions" is the number of captions that the text encoder embeds: steps * clips per step * texts per clip. The
     training of the model that a run starts from is not included. A cost is missing if no run has recorded it.
     """
-    costs: dict[str, list[float]] = {name: [] for name in COSTS}
+    costs: dict[str, list[float]] = {}
     for results, _ in runs:
-        training = results.content["training"]
-        if "steps" in training:
-            costs["steps"].append(training["steps"])
-        if "captions" in training:  # of post-training
-            costs["captions"].append(training["captions"])
-        elif "steps" in training:
+        training = dict(results.content["training"])
+        if "steps" in training and "captions" not in training:  # which post-training records
             arguments = training["arguments"]
-            texts = captions_per_clip(
-                arguments["loss"],
-                arguments["languages"],
-                arguments.get("languages_per_clip"),  # not in older results
-                arguments.get("negatives_per_clip", 0),
-            )
+            names = ("loss", "languages", "languages_per_clip", "negatives_per_clip")  # not all in older results
+            texts = captions_per_clip(**{name: arguments[name] for name in names if name in arguments})
             clips = arguments["per_device_train_batch_size"] * arguments["gradient_accumulation_steps"]
-            clips *= training.get("processes", 1)
-            costs["captions"].append(training["steps"] * clips * texts)
-        if training:
-            costs["seconds"].append(training.get("process_seconds", training["seconds"]))
-    return {name: float(np.mean(values)) for name, values in costs.items() if values}
-
-
-def count_overlap(results: Results) -> dict[str, int]:
-    """Count the evaluated clips, and those on which the model has trained: "trained" are scored, "excluded" are not."""
-    content, protocol = results.content, results.protocol
-    counts = {"clips": protocol.get("clips", 0), "trained": content.get("run", {}).get("trained_clips", 0)}
-    return {**counts, "excluded": protocol.get("excluded_trained", 0)}
+            training["captions"] = training["steps"] * clips * training.get("processes", 1) * texts
+        if "process_seconds" in training:
+            training["seconds"] = training["process_seconds"]
+        for name in COSTS:
+            if name in training:
+                costs.setdefault(name, []).append(training[name])
+    return {name: float(np.mean(values)) for name, values in costs.items()}
 
 
 def list_columns(table: Mapping[str, Any], scale: str) -> list[str]:
@@ -355,34 +338,27 @@ def tabulate_cases(by_model: Mapping[str, Results], clips: Sequence[str] = ()) -
     the language, which shows whether captions of similar meaning are confused (ACL appendix D). The first line is the
     heading.
     """
-    first = next(iter(by_model.values()))
+    first = next(iter(by_model.values())).arrays
+    languages = next(iter(by_model.values())).protocol["languages"]
     ranks = np.mean([results.arrays["multilingual/ranks"] for results in by_model.values()], axis=(0, 2))
-    texts = first.arrays["multilingual/text"]
+    texts, query_ids = first["multilingual/text"], first["multilingual/query_id"]
     _, distinct = np.unique(texts, return_index=True)  # captions that clips share have the same ranks
-    ordered = distinct[np.argsort(ranks[distinct], kind="stable")]
+    ordered = distinct[np.argsort(ranks[distinct], kind="stable")].tolist()
+    named = [query for query, name in enumerate(query_ids) if any(clip in name for clip in clips)]
 
-    languages = first.protocol["languages"]
-    query_ids = first.arrays["multilingual/query_id"]
-    named = []
-    for query, name in enumerate(query_ids.tolist()):
-        if any(clip in name for clip in clips):
-            named.append(query)
     lines = [["caption", "model", *languages]]
-    for query in dict.fromkeys([*named, *ordered[:2].tolist(), *ordered[2:][-2:].tolist()]):
-        number = {}  # of the query in each language
-        for language in languages:
-            number[language] = int((first.arrays[f"retrieval/{language}/t2a/query_id"] == query_ids[query]).argmax())
-        of_languages = [str(first.arrays[f"captions/{code}/text"][number[code]]) for code in languages]
-        lines.append([str(texts[query]), "caption", *of_languages])
-        for model, results in by_model.items():
-            arrays = results.arrays
-            line = [str(texts[query]), model]
-            for language, rank in zip(languages, arrays["multilingual/ranks"][query], strict=True):
-                clip = arrays[f"retrieval/{language}/t2a/top"][number[language], 0]
+    for query in dict.fromkeys([*named, *ordered[:2], *ordered[2:][-2:]]):
+        rows = [[str(texts[query]), name] for name in ("caption", *by_model)]
+        for place, language in enumerate(languages):
+            number = (first[f"retrieval/{language}/t2a/query_id"] == query_ids[query]).argmax()
+            rows[0].append(str(first[f"captions/{language}/text"][number]))
+            for row, results in zip(rows[1:], by_model.values(), strict=True):
+                arrays = results.arrays
+                clip = arrays[f"retrieval/{language}/t2a/top"][number, 0]
                 caption = (arrays[f"captions/{language}/clip"] == clip).argmax()
                 text = arrays["clips/label"][clip] or arrays[f"captions/{language}/text"][caption]
-                line.append(f"{rank + 1}: {text}")
-            lines.append(line)
+                row.append(f"{arrays['multilingual/ranks'][query, place] + 1}: {text}")
+        lines += rows
     return lines
 
 

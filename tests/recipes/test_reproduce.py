@@ -5,7 +5,6 @@ import json
 import dataset_folders
 import numpy as np
 import pytest
-import yaml
 from commands import run_recipe
 from processes import run_forks, run_processes
 from results_fixtures import fake_training, paired_queries
@@ -90,25 +89,6 @@ def test_a_selection_does_not_replace_the_complete_table(recipe, tmp_path):
         (selected,) = tmp_path.glob("mini/supclap_table3_*.md")
         assert (tmp_path / "mini" / "supclap_table3.json").read_bytes() == before
     assert "Changed settings: learning_rate 0.5." in selected.read_text()
-
-
-def test_a_file_of_controls_adds_rows(recipe, tmp_path):
-    controls = tmp_path / "controls.yaml"
-    controls.write_text("longer: {row: table1_infonce, model: twice the steps, settings: {num_train_epochs: 20}}\n")
-    run_recipe(reproduce, "supclap/table1", *ROWS, "--controls", controls, "--output_dir", tmp_path)
-    content = json.loads((tmp_path / "mini" / f"{STEM}.json").read_text())
-    rows = {row["row"]: row for row in content["rows"]}
-    assert list(rows) == ["table1_infonce", "longer", "table1_infonce_bi_static"]
-    assert (rows["longer"]["model"], rows["longer"]["baseline"]) == ("twice the steps", "table1_infonce")
-    (folder,) = tmp_path.glob("mini/runs/longer-train-synthetic-*-seed0")
-    settings = yaml.safe_load((folder / "settings.yaml").read_text())
-    assert (settings["num_train_epochs"], settings["svr"]) == (20, "none")
-    controls.write_text("copy: {row: table1_infonce, model: InfoNCE}\n")
-    with pytest.raises(ValueError, match="supclap/table1 has two rows named 'InfoNCE'"):
-        run_recipe(reproduce, "supclap/table1", *ROWS, "--controls", controls, "--output_dir", tmp_path)
-    controls.write_text("longer: {row: table1_infonce, steps: 20}\n")
-    with pytest.raises(ValueError, match=r"longer has the keys \['row', 'steps'\]"):
-        run_recipe(reproduce, "supclap/table1", *ROWS, "--controls", controls, "--output_dir", tmp_path)
 
 
 def test_finished_rows_are_written_if_another_row_fails(recipe, tmp_path, monkeypatch):

@@ -206,8 +206,8 @@ def test_a_study_from_the_command_line(train, tmp_path, monkeypatch, capsys):
     assert not train  # finished runs are not repeated
 
 
-def test_runs_on_other_negatives_have_other_folders(tmp_path):
-    study, args = STUDIES["evidence/negatives"], ReproductionArguments(output_dir=str(tmp_path))
+def test_each_arm_has_its_own_folder_wherever_the_runs_are(tmp_path):
+    study, args = STUDIES["evidence/temporal"], ReproductionArguments(output_dir=str(tmp_path))
     folders = set()
     for arm in study["arms"]:
         entry = {**study["arms"][arm], "model": arm}
@@ -315,12 +315,6 @@ def test_the_recipes_take_the_settings_of_each_arm(name, tmp_path):
         (tmp_path / "samples").mkdir()
     for arm in study["arms"]:
         steps = evidence.build_steps(arm, study, {"num_train_epochs": 1}, 3, args)
-        tables = [step for step in steps if step.recipe == "negatives"]
-        assert len(tables) == ("negatives" in study["arms"][arm])
-        for table in tables:
-            assert table.settings["model"] == steps[-1].settings["model"]
-            assert steps[-1].settings["negatives"] == str(table.folder / "negatives.parquet")
-        steps = [step for step in steps if step not in tables]
         for step in steps:
             parse_arguments(RECIPES[step.recipe].options, [], settings=step.settings)
             config = step.settings["dataset_config"]
@@ -332,8 +326,8 @@ def test_the_recipes_take_the_settings_of_each_arm(name, tmp_path):
             assert [step.settings["text_encoder"] for step in steps[1:]] == expected
         else:
             assert [step.settings["model"] for step in steps[1:]] == expected
-        counts = {"svr_trained": 2, "temporal": 3, "temporal_order": 3, "negatives": 2, "negatives_wrong": 2}
-        assert len(steps) == {**counts, "negatives_esc10": 2}.get(name.split("/")[1], 1)
+        counts = {"svr_trained": 2, "temporal": 3, "temporal_order": 3}
+        assert len(steps) == counts.get(name.split("/")[1], 1)
 
 
 def test_one_data_folder_serves_all_studies(tmp_path):
@@ -360,10 +354,8 @@ def test_unsuitable_seeds_are_named(tmp_path):
         evidence.check_study("evidence/svr", STUDIES["evidence/svr"], ReproductionArguments(seeds=[0, 1000]))
 
 
-def test_a_copy_of_an_unknown_row_is_refused(train, tmp_path):
-    controls = tmp_path / "mine.yaml"
-    controls.write_text("mine: {row: infonse, model: My loss}\n")
+def test_unknown_rows_are_refused(train, tmp_path):
     for names in (["evidence/svr"], ["supclap/table3"], ["evidence/svr", "supclap/table3"]):
         with pytest.raises(ValueError, match="infonse"):
-            run_recipe(reproduce, *names, "--controls", controls, "--output_dir", tmp_path)
+            run_recipe(reproduce, *names, "--rows", "infonse", "--output_dir", tmp_path)
     assert not train
