@@ -33,27 +33,27 @@ CONFIGS = Path(__file__).parent / "configs"
 YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is eight times as fast as Python
 
 
-_ALIASES = {
-    **dict.fromkeys(("lr", "lrate", "peak_lr"), "learning_rate"),
-    **dict.fromkeys(("epochs", "num_epochs", "n_epochs", "max_epochs"), "num_train_epochs"),
-    **dict.fromkeys(("steps", "num_steps", "train_steps"), "max_steps"),
-    **dict.fromkeys(("batch_size", "bs", "train_batch_size"), "per_device_train_batch_size"),
-    "eval_batch_size": "per_device_eval_batch_size",
-    **dict.fromkeys(("wd", "decay"), "weight_decay"),
-    **dict.fromkeys(("warmup", "num_warmup_steps"), "warmup_steps"),
-    **dict.fromkeys(("scheduler", "lr_scheduler", "schedule"), "lr_scheduler_type"),
-    **dict.fromkeys(("optimizer", "optimiser"), "optim"),
-    **dict.fromkeys(("workers", "num_workers"), "dataloader_num_workers"),
-    **dict.fromkeys(("model_name_or_path", "pretrained", "checkpoint"), "model"),
-    **dict.fromkeys(("early_stopping", "patience"), "early_stopping_patience"),
-    **dict.fromkeys(("accumulation_steps", "grad_accum"), "gradient_accumulation_steps"),
-    **dict.fromkeys(("freeze_audio", "freeze_audio_encoder", "lock_audio"), "audio_layers 0"),
-    **dict.fromkeys(("freeze_text", "freeze_text_encoder", "lock_text"), "text_layers 0"),
-    **dict.fromkeys(("overwrite_output_dir", "overwrite"), "output_dir with a new folder"),
-    **dict.fromkeys(("resume", "resume_from"), "resume_from_checkpoint last"),
-    **dict.fromkeys(("templates", "template_sets"), "zero_shot_templates"),
+_OTHER_NAMES = {
+    "learning_rate": "lr lrate peak_lr",
+    "num_train_epochs": "epochs num_epochs n_epochs max_epochs",
+    "max_steps": "steps num_steps train_steps",
+    "per_device_train_batch_size": "batch_size bs train_batch_size",
+    "per_device_eval_batch_size": "eval_batch_size",
+    "weight_decay": "wd decay",
+    "warmup_steps": "warmup num_warmup_steps",
+    "lr_scheduler_type": "scheduler lr_scheduler schedule",
+    "optim": "optimizer optimiser",
+    "dataloader_num_workers": "workers num_workers",
+    "model": "model_name_or_path pretrained checkpoint",
+    "early_stopping_patience": "early_stopping patience",
+    "gradient_accumulation_steps": "accumulation_steps grad_accum",
+    "audio_layers 0": "freeze_audio freeze_audio_encoder lock_audio",
+    "text_layers 0": "freeze_text freeze_text_encoder lock_text",
+    "output_dir with a new folder": "overwrite_output_dir overwrite",
+    "resume_from_checkpoint last": "resume resume_from",
+    "zero_shot_templates": "templates template_sets",
 }
-"""Names of options in other projects, or in earlier versions, with the option here and a value that it may need."""
+"""Options, with a value that they may need, and their names in other projects or in earlier versions."""
 
 BUILDER_TEXTS = {
     "audio_column": "Column of the recordings in a table or a dataset of the Hub. Default: a usual name.",
@@ -354,9 +354,9 @@ def _reject_unknown(words: Sequence[str], valid: Collection[str]) -> None:
     key = keys[0].lstrip("-").split("=")[0]
 
     close = difflib.get_close_matches(key, list(valid), n=3)
-    alias = _ALIASES.get(key.lower().replace("-", "_"), "")
-    if alias.split(" ")[0] in valid:
-        close = [alias]
+    for option, names in _OTHER_NAMES.items():
+        if key.lower().replace("-", "_") in names.split() and option.split()[0] in valid:
+            close = [option]
     if (CONFIGS / f"{key}.yaml").is_file():
         close = [f"{key}.yaml"]
     hint = f"did you mean {' or '.join(close)}?" if close else "--help and --help_all list them, a key starts with --"

@@ -56,10 +56,7 @@ def main(arguments: list[str] | None = None) -> None:
     models, processors = zip(*map(load_start, names), strict=True)
     first, *others = map(describe, models, processors)
     for name, other in zip(names[1:], others, strict=True):
-        differences = []
-        for key in sorted(first.keys() | other.keys()):
-            if first.get(key) != other.get(key):
-                differences.append(key)
+        differences = sorted(key for key in first.keys() | other.keys() if first.get(key) != other.get(key))
         if differences:
             problem = f"{name} and {names[0]} differ in {', '.join(differences)}"
             raise ValueError(f"{problem}; only models of the same architecture and tokenizer have an average")
@@ -68,10 +65,7 @@ def main(arguments: list[str] | None = None) -> None:
     means = states[0].copy()
     for name, value in means.items():
         if value.is_floating_point():
-            mean: Any = 0
-            for weight, state in zip(weights, states, strict=True):
-                mean = mean + weight * state[name].double()
-            means[name] = mean
+            means[name] = sum(weight * state[name].double() for weight, state in zip(weights, states, strict=True))
     model.load_state_dict(means)
     for part in (model, processors[0]):
         part.save_pretrained(folder)

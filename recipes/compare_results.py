@@ -74,29 +74,14 @@ def write_tables(tables: Mapping[str, Models], folder: str | Path, allow_differe
     from modeling_supclap.evaluation import tables as writer
     from modeling_supclap.evaluation.comparison import COMPARISON_CAPTION, comparison_tables, tabulate
 
-    records, written, chosen = [], [], []
+    records, written = [], []
     for dataset, models in tables.items():
         of_dataset = tabulate(models, allow_different)
         written += comparison_tables(dataset, of_dataset)
         records += [{"dataset": dataset, **record} for record in of_dataset]
-        chosen.append(choose_by_validation(of_dataset))
     stem = Path(folder, "table")
-    caption = " ".join([COMPARISON_CAPTION, *filter(None, chosen)])
-    text = writer.write_tables(stem, "Comparison", written, records, caption)
+    text = writer.write_tables(stem, "Comparison", written, records, COMPARISON_CAPTION)
     say(f"\n{text}\n{stem}.md, also as .html, .csv and .tex")
-
-
-def choose_by_validation(records: Sequence[Mapping[str, Any]]) -> str:
-    """Return a sentence that names the model with the best validation score, or "" without such scores."""
-    from modeling_supclap.evaluation.tables import find_metric
-
-    models = {record["model"]: record for record in records}
-    if len(models) < 2 or any(record["validation"] is None for record in models.values()):
-        return ""
-    metric = records[0]["validation_metric"]
-    direction = 1 if find_metric(f"log {metric} last").higher_is_better else -1
-    best = max(models.values(), key=lambda record: direction * record["validation"])
-    return f"Chosen by validation ({metric}): {best['model']}."
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ epoch of a stage, and the other half are scored. With --load_best_model_at_end f
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
@@ -26,7 +27,6 @@ from modeling_supclap.recipes.arguments import parse_arguments
 from modeling_supclap.recipes.command import run_command
 from modeling_supclap.recipes.options import LastPartArguments, PostTrainingArguments
 from modeling_supclap.recipes.train_supclap import (
-    Clock,
     choose_parameters,
     load_start,
     merge_adapters,
@@ -197,13 +197,11 @@ def run_stage(
     model: SupCLAPModel,
     processor: SupCLAPProcessor,
     args: TemporalTrainingArguments,
-    items: tuple[TemporalItems, TemporalItems, TemporalItems],
-) -> tuple[Any, TrainerState, float]:
-    """Train one TeminAL stage in its own folder. If requested, it resumes from its last checkpoint.
+    items: Sequence[TemporalItems],
+) -> TemporalTrainer:
+    """Train one TeminAL stage in its own folder, and return its trainer. If requested, resume from its last checkpoint.
 
-    Returns:
-        Predictions for the held-out pairs, the trainer's state, and the processor seconds that the stage had used
-        before it was resumed.
+    `items` are those to train on, and those that select the best epoch.
     """
     from modeling_supclap.training.checkpoints import last_checkpoint
     from modeling_supclap.training.temporal_training import TemporalTrainer
@@ -215,14 +213,10 @@ def run_stage(
     changed = {"stage": stage, "output_dir": str(folder), "resume_from_checkpoint": last}
     stage_args = TemporalTrainingArguments(**{**shared, **changed})
     stage_args.training_data = args.training_data
-    selection, scored = (
-        TemporalTrainer(model, stage_args, items[0], eval_items, processing_class=processor)
-        for eval_items in items[1:]
-    )
-
-    train(selection, last)
-    selection.save_state()  # the log, for figures of several runs
-    return scored.predict(scored.data["validation"]), selection.state, selection.throughput.earlier_seconds
+    trainer = TemporalTrainer(model, stage_args, *items, processing_class=processor)
+    train(trainer, last)
+    trainer.save_state()  # the log, for figures of several runs
+    return trainer
 
 
 def score_stages(
@@ -264,10 +258,10 @@ def main() -> None:
     run(*parse_arguments(OPTIONS, default_config=DEFAULT_CONFIG, about=__doc__, common=COMMON))
 
 
-def run(post_args: PostTrainingArguments, part_args: LastPartArguments, args: TemporalTrainingArguments) -> None:
-    """Lock the output folder, and train."""
-    with only_run(args):
-        train_and_save(post_args, part_args, args)
+def run(*options: Any) -> None:
+    """Lock the output folder, and train. The options are those of `train_and_save`."""
+    with only_run(options[-1]):
+        train_and_save(*options)
 
 
 def count_trained(model: SupCLAPModel) -> dict[str, float]:
@@ -301,7 +295,7 @@ def train_and_save(
         ]
     )
     assert post_args.model is not None
-    clock = Clock()
+    started = time.perf_counter()
     set_seed(args.seed)
     args.training_data = post_args.identity
     data = {"dataset": post_args.dataset, "origin": post_args.origin}
@@ -316,11 +310,13 @@ def train_and_save(
 
     trainer = TemporalTrainer(model, args, items[0], items[2], processing_class=processor)
     predictions = {"before": trainer.predict(trainer.data["validation"])}
-    states, earlier_seconds = [], 0.0
+    states, process_seconds = [], 0.0
     for stage in post_args.stages:
-        predictions[f"stage_{stage}"], state, seconds = run_stage(stage, model, processor, args, items)
-        states.append(state)
-        earlier_seconds += seconds
+        of_stage = run_stage(stage, model, processor, args, items[:2])
+        scored = TemporalTrainer(model, of_stage.args, items[0], items[2], processing_class=processor)
+        predictions[f"stage_{stage}"] = scored.predict(scored.data["validation"])
+        states.append(of_stage.state)
+        process_seconds += of_stage.throughput.process_seconds
     if not trainer.is_world_process_zero():
         return
 
@@ -331,12 +327,12 @@ def train_and_save(
         "best_validation": {args.metric_for_best_model: states[-1].best_metric},
         "steps": sum(state.global_step for state in states),
         "captions": count_captions(post_args.stages, states, args),
-        "seconds": clock.seconds,
-        "process_seconds": earlier_seconds + clock.process_seconds,
+        "seconds": time.perf_counter() - started,
+        "process_seconds": process_seconds,
         **trained,
         "arguments": {**vars(post_args), **vars(part_args), **temperature, **args.to_dict()},
     }
-    write_run(trainer, results, items[0].rows, post_args.model, clock)
+    write_run(trainer, results, items[0].rows, post_args.model, started)
 
 
 def save_model(
@@ -371,7 +367,7 @@ def count_captions(stages: Sequence[str], states: Sequence[TrainerState], args: 
 
 
 def write_run(
-    trainer: TemporalTrainer, results: evaluation.Results, train_rows: Any, start: str, clock: Clock
+    trainer: TemporalTrainer, results: evaluation.Results, train_rows: Any, start: str, started: float
 ) -> None:
     """Write results, report, trained sources and the model card to the output folder, and print the scores."""
     from modeling_supclap.datasets_scripts.overlap.trained_sources import save_trained_sources
@@ -383,7 +379,7 @@ def write_run(
     write_report(results, output / "report.html")
     write_final_card(trainer, start)
     print(results.table())
-    print(f"model, results.json and report.html are in {output} ({clock.seconds:.0f} s in total)")
+    print(f"model, results.json and report.html are in {output} ({time.perf_counter() - started:.0f} s in total)")
 
 
 if __name__ == "__main__":

@@ -49,7 +49,6 @@ class Recipe(NamedTuple):
         check: Function of the splits and the parsed options, which raises as the recipe itself. It returns the rows to
             train on or to evaluate.
         last_file: File that is written last. A run with this file and loadable results is finished.
-        has_results: Whether the recipe writes results.
         load: Function of the first parsed options that returns the splits, `{name: rows}`.
     """
 
@@ -57,7 +56,6 @@ class Recipe(NamedTuple):
     options: tuple[Any, ...]
     check: Callable[..., Any]
     last_file: str
-    has_results: bool = True
     load: Callable[[Any], dict[str, Any]] = lambda data: data.load_splits()
 
     def parse(self, settings: Mapping[str, Any], *words: str) -> tuple[Any, ...]:
@@ -76,8 +74,9 @@ RECIPES = {
         load=lambda args: {args.split: evaluate_supclap.load_rows(args)[0]},
     ),
 }
-"""Recipes by name. `studies.negatives` adds itself."""
+"""Recipes by name."""
 
+_POOLED = ("seed", "test_fold")
 _NOT_DATA = ("model", "negatives", "output_dir", "seed")
 _LOADED: dict[str, dict[str, Any]] = {}  # splits by recipe and options
 
@@ -92,14 +91,11 @@ class Step:
 
     @property
     def is_done(self) -> bool:
-        """Whether the folder contains the last file of the recipe, and results that can be loaded, if it has any."""
+        """Whether the folder contains the last file of the recipe, and results that can be loaded."""
         from modeling_supclap.evaluation.results import Results
 
-        recipe = RECIPES[self.recipe]
-        if not Path(self.folder, recipe.last_file).is_file():
-            return False
         with suppress(OSError, ValueError):
-            return not recipe.has_results or bool(Results.load(self.folder).content)
+            return Path(self.folder, RECIPES[self.recipe].last_file).is_file() and bool(Results.load(self.folder))
         return False
 
     @property
@@ -114,10 +110,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a table on one dataset, with one run per seed, or per fold and seed.
-
-    `name` is the name of its configuration file without ".yaml", or the name of an added row (`--controls`).
-    """
+    """One row of a table on one dataset, with one run per seed, or per fold and seed."""
 
     name: str
     model: str  # name of the row in the paper
@@ -138,8 +131,6 @@ def build_step(row: str, recipe: str, settings: dict[str, Any], args: Any) -> St
 
     # The hash excludes the data path and the parent folder of other runs, so that both can be moved.
     hashed = {**settings, "model": Path(settings.get("model") or "").name}
-    if settings.get("negatives"):
-        hashed["negatives"] = Path(settings["negatives"]).parent.name
     for key in ("data_dir", "seed", "allow_missing"):
         hashed.pop(key, None)
     digest = hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()[:8]
@@ -270,7 +261,7 @@ def refuse_other_data(step: Step) -> None:
     from modeling_supclap.datasets_scripts.negatives import add_negatives
     from modeling_supclap.evaluation.results import Results
 
-    if not RECIPES[step.recipe].has_results or not step.reads_folder:
+    if not step.reads_folder:
         return
     recorded = Results.load(step.folder).content.get("data") or {}
     try:
@@ -357,53 +348,33 @@ def run_rows(rows: Sequence[Row], write: Callable[[Sequence[Row]], Any]) -> None
             write(finished)
 
 
-def combine(words: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return all combinations of settings, as `{name: settings}`. The name contains only settings with several values.
+def combine(words: Sequence[str], config: Mapping[str, Any], seeds: Sequence[int]) -> dict[str, list[dict[str, Any]]]:
+    """Return the settings of the runs of each combination, `{name: runs}`. Seeds and folds are runs of a combination.
 
-    >>> combine(["svr_alpha=0.1,1", "loss=infonce"])["svr_alpha=1"]
-    {'svr_alpha': 1, 'loss': 'infonce'}
+    A name contains only the settings with several values. Without `seeds`, the seed is that of `config`, or 0.
+
+    >>> runs = combine(["svr_alpha=0.1,1", "loss=infonce", "test_fold=1,2"], {}, [3])
+    >>> list(runs), runs["svr_alpha=1"][0]
+    (['svr_alpha=0.1', 'svr_alpha=1'], {'seed': 3, 'svr_alpha': 1, 'loss': 'infonce', 'test_fold': 1})
     """
-    values = {}
+    values = {"seed": list(seeds or [config.get("seed", 0)])}
     for word in words:
-        key, equals, text = word.partition("=")
-        if not equals or not text:
-            raise ValueError(f"got {word!r}; expected a setting with its values, such as svr_alpha=0.1,0.5,1")
-        values[key] = yaml.safe_load(f"[{text}]")
+        key, _, text = word.partition("=")
+        chosen = yaml.safe_load(f"[{text}]")
+        if not chosen or len(set(map(str, chosen))) < len(chosen):
+            raise ValueError(f"got {word!r}; expected a setting with different values, such as svr_alpha=0.1,0.5,1")
+        if key == "seed" and seeds:
+            raise ValueError(f"got {word} and --seeds {list(seeds)}; use one of them")
+        values[key] = chosen
+    if not words and len(values["seed"]) < 2:
+        raise ValueError("got no settings and one seed; pass settings such as svr=none,bi-static, or several --seeds")
 
-    combinations = {}
+    combinations: dict[str, list[dict[str, Any]]] = {}
     for chosen in itertools.product(*values.values()):
         settings = dict(zip(values, chosen, strict=True))
-        swept = [f"{key}={value}" for key, value in settings.items() if len(values[key]) > 1]
-        combinations[", ".join(swept) or "run"] = settings
+        swept = [f"{key}={settings[key]}" for key in values if len(values[key]) > 1 and key not in _POOLED]
+        combinations.setdefault(", ".join(swept) or "run", []).append({**config, **settings})
     return combinations
-
-
-def take_axis(name: str, words: list[str]) -> list[Any]:
-    """Remove the setting `name` from `words`, and return its values.
-
-    >>> words = ["seed=1,2", "svr_alpha=1"]
-    >>> take_axis("seed", words), words
-    ([1, 2], ['svr_alpha=1'])
-    """
-    values = []
-    for word in [word for word in words if word.startswith(f"{name}=")]:
-        words.remove(word)
-        values += yaml.safe_load(f"[{word.partition('=')[2]}]")
-    if not all(type(value) is int for value in values) or len(set(values)) < len(values):
-        raise ValueError(f"got {name}={values}; expected different whole numbers")
-    return values
-
-
-def choose_seeds(words: list[str], seeds: Sequence[int], config: Mapping[str, Any]) -> list[int]:
-    """Return the seeds of every combination: `--seeds`, or the setting `seed`, or the seed of the configuration, or 0.
-
-    >>> choose_seeds(["seed=1,2", "svr_alpha=1"], [], {"seed": 7}), choose_seeds(["svr_alpha=1"], [], {"seed": 7})
-    ([1, 2], [7])
-    """
-    swept = take_axis("seed", words)
-    if swept and seeds:
-        raise ValueError(f"got seed={swept} and --seeds {list(seeds)}; use one of them")
-    return swept or list(seeds) or [config.get("seed", 0)]
 
 
 def main() -> None:
@@ -411,34 +382,26 @@ def main() -> None:
     named, args = parse_names(SweepArguments, about=__doc__)
     has_config = bool(named) and named[0].endswith((".yaml", ".yml"))
     config = read_settings(named.pop(0) if has_config else train_supclap.DEFAULT_CONFIG)
-    args.seeds = choose_seeds(named, args.seeds, config)
-    folds = take_axis("test_fold", named)
-    if not named and len(args.seeds) * max(1, len(folds)) < 2:
-        raise ValueError("got no settings and one seed; pass settings such as svr=none,bi-static, or several --seeds")
-
     rows = []
-    for name, settings in combine(named).items():
+    for name, combined in combine(named, config, args.seeds).items():
         folder = re.sub("[^A-Za-z0-9.=_]+", "-", name)
-        runs = []
-        for fold, seed in itertools.product(folds or [None], args.seeds):
-            merged = {**config, **settings, "seed": seed} | ({} if fold is None else {"test_fold": fold})
-            runs.append([build_step(folder, "train", merged, args)])
-        rows.append(Row(name, name, None, str(merged.get("dataset")), runs))
-    run_rows(check_rows("sweep", rows, args), lambda finished: write_table(finished, args.output_dir, len(folds) > 1))
+        runs = [[build_step(folder, "train", settings, args)] for settings in combined]
+        rows.append(Row(name, name, None, str(combined[0].get("dataset")), runs))
+    run_rows(check_rows("sweep", rows, args), lambda finished: write_table(finished, args.output_dir))
 
 
-def write_table(rows: Sequence[Row], folder: str, has_folds: bool) -> None:
+def write_table(rows: Sequence[Row], folder: str) -> None:
     """Write the tables of finished runs. The keys of a model's results are its seeds, or its folds and seeds."""
     from modeling_supclap.evaluation.results import Results
     from modeling_supclap.recipes.compare_results import write_tables
 
+    folds = {run[-1].settings.get("test_fold") for row in rows for run in row.runs}
     tables: dict[str, dict[str, dict[Any, Results]]] = {}
     for row in rows:
         loaded: dict[Any, Results] = {}
-        for run in row.runs:
-            settings = run[-1].settings
-            key = (settings["test_fold"], settings["seed"]) if has_folds else settings["seed"]
-            loaded[key] = Results.load(run[-1].folder)
+        for (step,) in row.runs:
+            fold, seed = step.settings.get("test_fold"), step.settings["seed"]
+            loaded[(fold, seed) if len(folds) > 1 else seed] = Results.load(step.folder)
         tables.setdefault(row.dataset, {})[row.model] = loaded
     write_tables(tables, Path(folder), allow_different=True)
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
@@ -68,21 +68,6 @@ COMMON = {
 DEFAULT_CONFIG = Path(__file__).parent / "configs" / "synthetic.yaml"
 
 
-class Clock:
-    """Time since this object was created, in seconds: of the clock, and of this process on the CPU."""
-
-    def __init__(self) -> None:
-        self._started, self._process_started = time.perf_counter(), time.process_time()
-
-    @property
-    def seconds(self) -> float:
-        return time.perf_counter() - self._started
-
-    @property
-    def process_seconds(self) -> float:
-        return time.process_time() - self._process_started
-
-
 def main() -> None:
     """Parse the command line, and train."""
     run(*parse_arguments(OPTIONS, default_config=DEFAULT_CONFIG, about=__doc__, common=COMMON))
@@ -121,15 +106,10 @@ class TrainingData:
         return ", ".join(f"{len(rows)} {name}" for name, rows in splits.items() if rows is not None) + " clips"
 
 
-def check(
-    splits: Mapping[str, Any],
-    data_args: DataArguments,
-    model_args: ModelArguments,
-    part_args: TrainedPartArguments,
-    args: SupCLAPTrainingArguments,
-) -> Any:
+def check(splits: Mapping[str, Any], data_args: DataArguments, *others: Any) -> Any:
     """Refuse splits that a run refuses before it reads a recording. Return the rows to train on."""
-    check_splits(describe_splits(splits, data_args, args), data_args, args)
+    args: SupCLAPTrainingArguments = others[-1]
+    check_splits(splits, data_args, args)
     count, batch = len(splits["train"]), args.per_device_train_batch_size
     too_few = count < batch and not args.every_caption
     refuse([(too_few, f"{count} clips are fewer than a batch of {batch}; lower per_device_train_batch_size")])
@@ -137,10 +117,7 @@ def check(
 
 
 def refuse_options(
-    data_args: DataArguments,
-    model_args: ModelArguments,
-    part_args: TrainedPartArguments,
-    args: SupCLAPTrainingArguments,
+    data_args: DataArguments, _: ModelArguments, part_args: TrainedPartArguments, args: SupCLAPTrainingArguments
 ) -> None:
     """Raise ValueError for options that do not fit together."""
     from modeling_supclap.evaluation.options import find_templates
@@ -174,9 +151,7 @@ def load_data(
     origins = {name: part.origin for name, part in {"": data_args, **data_args.parts}.items()}
     with args.main_process_first(desc="preparing the data"):
         splits = data_args.load_splits()
-    described = describe_splits(splits, data_args, args)
-    check_splits(described, data_args, args)
-    processor = make_processor(described["train"])
+    processor = make_processor(check_splits(splits, data_args, args))
     require_usable_audio(splits, args, min_seconds(processor))
     usable = {name: make_usable(splits.get(name), args, processor) for name in ("train", "validation", "test")}
     return TrainingData(
@@ -199,25 +174,14 @@ def record_splits(splits: Mapping[str, Any]) -> dict[str, Any]:
     return {name: UsableRows(rows).record for name, rows in splits.items()} if is_first_process() else {}
 
 
-def describe_splits(
-    splits: Mapping[str, Any], data_args: DataArguments, args: SupCLAPTrainingArguments
-) -> dict[str, Any]:
-    """Return the splits with a random sample of a streamed training split in its place, without audio."""
+def check_splits(splits: Mapping[str, Any], data_args: DataArguments, args: SupCLAPTrainingArguments) -> Any:
+    """Raise ValueError before training if required splits, captions or labels are missing.
+
+    Return the training rows, or a random sample of a stream, without audio.
+    """
     from modeling_supclap.datasets_scripts.mixture import warn_of_shared_recordings
-    from modeling_supclap.datasets_scripts.schema import without_audio
-    from modeling_supclap.datasets_scripts.stream import RowStream
-
-    described = dict(splits)
-    if isinstance(splits.get("train"), RowStream):
-        described["train"] = list(islice(without_audio(splits["train"]).shuffle(args.seed), SAMPLE_ROWS))
-        if data_args.parts:
-            warn_of_shared_recordings(described)
-    return described
-
-
-def check_splits(splits: Mapping[str, Any], data_args: DataArguments, args: SupCLAPTrainingArguments) -> None:
-    """Raise ValueError before training if required splits, captions or labels are missing."""
     from modeling_supclap.datasets_scripts.schema import label_counts, require_captions, without_audio
+    from modeling_supclap.datasets_scripts.stream import RowStream
 
     name, available, selection = data_args.dataset, ", ".join(splits), data_args.selection_split
     advice = (
@@ -231,9 +195,14 @@ def check_splits(splits: Mapping[str, Any], data_args: DataArguments, args: SupC
             (is_lacking, f"{name} has no {selection} split, only {available}; {advice}"),
         ]
     )
-    for split, rows in splits.items():
+    light = {split: without_audio(rows) for split, rows in splits.items()}
+    if isinstance(splits["train"], RowStream):
+        light["train"] = list(islice(light["train"].shuffle(args.seed), SAMPLE_ROWS))
+        if data_args.parts:
+            warn_of_shared_recordings(light)
+    for split, rows in light.items():
         scheme = (args.languages, args.caption_scheme) if split == "train" else (args.eval_languages, "random")
-        require_captions(without_audio(rows), *scheme, split)
+        require_captions(rows, *scheme, split)
 
     if data_args.zero_shot_templates and "test" in splits:
         counts = label_counts(splits["test"])
@@ -241,6 +210,7 @@ def check_splits(splits: Mapping[str, Any], data_args: DataArguments, args: SupC
             clip_id = splits["test"]["clip_id"][int(counts.argmin())]
             problem = f"clip {clip_id!r} of {name}'s test split has no label"
             raise ValueError(f"{problem}, which zero_shot_templates requires; remove this option")
+    return light["train"]
 
 
 def require_usable_audio(splits: Mapping[str, Any], args: SupCLAPTrainingArguments, min_seconds: float = 0.0) -> None:
@@ -348,7 +318,7 @@ def build_processor(args: ModelArguments, rows: Any, languages: list[str]) -> Su
     from modeling_supclap import CEDFeatureExtractor, SupCLAPProcessor
     from modeling_supclap.datasets_scripts.schema import all_captions, without_audio
 
-    if "scratch" not in (args.audio_encoder, args.text_encoder):
+    if args.audio_encoder != "scratch":
         return SupCLAPProcessor.from_encoders(args.audio_encoder, args.text_encoder)
 
     captions: set[str] = set()
@@ -367,10 +337,8 @@ def build_model(args: ModelArguments, processor: SupCLAPProcessor) -> SupCLAPMod
 
     from modeling_supclap import CEDConfig, SupCLAPConfig, SupCLAPModel
 
-    shared: dict[str, Any] = {}
-    for name in ("projection_dim", "temperature", "logit_bias", "audio_pooling", "text_pooling"):
-        if getattr(args, name) is not None:
-            shared[name] = getattr(args, name)
+    names = ("projection_dim", "temperature", "logit_bias", "audio_pooling", "text_pooling")
+    shared: Any = {name: value for name in names if (value := getattr(args, name)) is not None}
     if args.audio_encoder == "scratch":
         audio_config = CEDConfig(**as_mapping(args.audio_config))
         vocabulary = {"vocab_size": len(processor.tokenizer), "pad_token_id": processor.tokenizer.pad_token_id}
@@ -382,10 +350,7 @@ def build_model(args: ModelArguments, processor: SupCLAPProcessor) -> SupCLAPMod
         config = getattr(model.config, f"{name}_config")
         config.update(as_mapping(getattr(args, f"{name}_config")))
         config._name_or_path = ""  # its weights no longer come from that checkpoint
-    if args.random_weights:
-        fresh = SupCLAPModel(model.config)
-        for name in args.random_weights:
-            setattr(model, f"{name}_model", fresh.get_submodule(f"{name}_model"))
+        setattr(model, f"{name}_model", SupCLAPModel(model.config).get_submodule(f"{name}_model"))
     return model
 
 
@@ -473,15 +438,10 @@ def merge_adapters(args: TrainedPartArguments, model: SupCLAPModel, folder: str 
     return merge_lora(model)
 
 
-def run(
-    data_args: DataArguments,
-    model_args: ModelArguments,
-    part_args: TrainedPartArguments,
-    args: SupCLAPTrainingArguments,
-) -> None:
-    """Lock the output folder, and train."""
-    with only_run(args):
-        train_and_save(data_args, model_args, part_args, args)
+def run(*options: Any) -> None:
+    """Lock the output folder, and train. The options are those of `train_and_save`."""
+    with only_run(options[-1]):
+        train_and_save(*options)
 
 
 def train_and_save(
@@ -497,7 +457,7 @@ def train_and_save(
 
     refuse_options(data_args, model_args, part_args, args)
     require_models(model_args)
-    clock = Clock()
+    started = time.perf_counter()
     args.resume_from_checkpoint = find_checkpoint(args)
     args.training_data = data_args.identity_in_training
     set_seed(args.seed)
@@ -527,8 +487,8 @@ def train_and_save(
             **trainer.used_arguments,
         }
         results[""].content["data"] = dict(data.record)
-        results[""].content["training"] = describe_training(trainer, arguments, clock)
-        write_run(trainer, results, data, model_args, clock)
+        results[""].content["training"] = describe_training(trainer, arguments, started)
+        write_run(trainer, results, data, model_args, started)
 
 
 def only_run(args: SupCLAPTrainingArguments) -> AbstractContextManager[None]:
@@ -618,22 +578,17 @@ def evaluate_test_split(trainer: SupCLAPTrainer, rows: Any, templates: list[str]
     for name, split in {"": whole, **whole.by_dataset()}.items():
         languages = split.languages(args.eval_languages) if name else args.eval_languages
         # If every clip has the same number of captions in each language, compare languages on the same captions.
-        parallel = all(_has_equal_counts(row["captions"], languages) for row in split.rows)
+        counts = [{len(row["captions"].get(language) or ()) for language in languages} for row in split.rows]
         options = evaluation.EvaluationOptions(
             tasks=["retrieval", "zero_shot"] if templates else ["retrieval"],
             languages=languages,
             positives=args.positives,
-            caption_handling="all" if parallel else "each",
+            caption_handling="all" if max(map(len, counts)) == 1 else "each",
             template_sets=find_templates(templates, own="run"),
             intervals=evaluation.Intervals(seed=args.seed),
         )
         results[name] = evaluation.score_split(split, options)
     return results
-
-
-def _has_equal_counts(captions: Mapping[str, Sequence[str]], languages: Iterable[str]) -> bool:
-    """Return whether a clip has the same number of captions in each language."""
-    return len({len(captions.get(language) or ()) for language in languages}) == 1
 
 
 def arguments_in_use(args: ModelArguments) -> dict[str, Any]:
@@ -693,7 +648,7 @@ def score_run(trainer: SupCLAPTrainer, data: TrainingData, data_args: DataArgume
     return all_results
 
 
-def describe_training(trainer: SupCLAPTrainer, arguments: Mapping[str, Any], clock: Clock) -> dict[str, Any]:
+def describe_training(trainer: SupCLAPTrainer, arguments: Mapping[str, Any], started: float) -> dict[str, Any]:
     """Describe a finished training for `results.json`: its best score, its costs, last logs and arguments."""
     import torch
 
@@ -706,9 +661,9 @@ def describe_training(trainer: SupCLAPTrainer, arguments: Mapping[str, Any], clo
         "best_step": state.best_global_step,
         "steps": state.global_step,
         "processes": trainer.args.world_size,
-        "seconds": clock.seconds,
+        "seconds": time.perf_counter() - started,
         # less affected by other programs than "seconds", and includes the time before a resumed run was stopped
-        "process_seconds": trainer.throughput.earlier_seconds + clock.process_seconds,
+        "process_seconds": trainer.throughput.process_seconds,
         "peak_memory_mib": torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else None,
         "last_logs": last,
         "language_errors": {name: sum(logs[name]) / len(logs[name]) for name in LANGUAGE_ERRORS if name in logs},
@@ -730,7 +685,7 @@ def write_run(
     all_results: Mapping[str, evaluation.Results],
     data: TrainingData,
     model_args: ModelArguments,
-    clock: Clock,
+    started: float,
 ) -> None:
     """Write results, reports, curves, trained sources and the model card to the output folder, and print the scores."""
     from modeling_supclap.datasets_scripts.overlap.trained_sources import save_trained_sources
@@ -762,7 +717,7 @@ def write_run(
         plot_training_curves(history, output / "training_curves.png", trainer.args.eval_languages[0])
         files = "model, results.json and training_curves.png"
     write_final_card(trainer, model_args.model)
-    print(f"{files} are in {output} ({clock.seconds:.0f} s in total)")
+    print(f"{files} are in {output} ({time.perf_counter() - started:.0f} s in total)")
 
 
 if __name__ == "__main__":

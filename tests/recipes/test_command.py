@@ -105,7 +105,7 @@ def test_help_of_a_script_runs_without_slow_imports(name):
     assert done.stdout.startswith(f"usage: {Path(words[-2]).name}")
     imported = {line.split()[-1] for line in done.stderr.splitlines()}
     assert "argparse" in imported
-    assert not imported & {"torch", "transformers", "datasets", "accelerate"}
+    assert not imported & {"torch", "transformers", "datasets", "accelerate", "huggingface_hub"}
 
 
 @pytest.mark.process
@@ -202,8 +202,8 @@ def test_the_studies_are_not_installed(environment, project):
     code, printed = finish(run(environment, project, "reproduce", "supclap/table1"))
     (line,) = printed.strip().splitlines()
     assert code == 1
-    assert line == (
-        "supclap reproduce: error: the studies are not installed; run `supclap reproduce` in a checkout of the repository"
+    assert line.startswith(
+        "supclap reproduce: error: the studies are not installed; run `supclap reproduce` in a checkout"
     )
 
 

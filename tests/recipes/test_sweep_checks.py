@@ -14,7 +14,6 @@ from modeling_supclap.datasets_scripts import load_splits
 from modeling_supclap.datasets_scripts.negatives import add_negatives, write_negatives
 from modeling_supclap.recipes import sweep
 from modeling_supclap.recipes.options import ReproductionArguments
-from modeling_supclap.recipes.studies.negatives import NEGATIVES_TABLE
 from modeling_supclap.recipes.sweep import Row, Step, check_rows, refuse_other_data
 from modeling_supclap.recipes.train_supclap import has_model, record_splits
 
@@ -94,12 +93,6 @@ def test_runs_on_other_negatives_are_compared_with_their_own(finished, tmp_path)
         refuse_other_data(step)
     with pytest.raises(ValueError, match="train had other clip ids or captions"):
         refuse_other_data(Step("train", steps[0].settings, steps[1].folder))
-    table = Step("negatives", source, tmp_path / "table")
-    assert not table.is_done
-    table.folder.mkdir()
-    (table.folder / NEGATIVES_TABLE).touch()
-    assert table.is_done
-    refuse_other_data(table)  # has no results
 
 
 def evaluated(tmp_path, **evaluation):
