@@ -253,7 +253,7 @@ class ModernTextModel(StrictLoadingMixin, PreTrainedModel):
         tokens = self.norm_pre(tokens)
 
         if config.attention_mode == "causal":
-            mask = create_causal_mask(config, tokens, whole_mask, past_key_values=None)
+            mask = create_causal_mask(config, tokens, whole_mask, None)  # no cache
         else:
             mask = create_bidirectional_mask(config, tokens, whole_mask)
         rotation = self._rotation(tokens.shape[1], tokens.device)

@@ -91,7 +91,9 @@ def load_metric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[st
 def torchcodec() -> ModuleType:
     """torchcodec, which decodes with FFmpeg; without FFmpeg the test is skipped."""
     try:
-        return importlib.import_module("torchcodec")
+        codec = importlib.import_module("torchcodec")
+        codec.decoders.AudioDecoder(METRICS.parent / "examples" / "sounds" / "slide.ogg")  # loads FFmpeg
+        return codec
     except (ImportError, RuntimeError):
         pytest.skip("torchcodec does not load here; install FFmpeg")
 
