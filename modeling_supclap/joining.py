@@ -3,6 +3,7 @@
 This file is not saved with a model.
 """
 
+import logging
 import os
 import re
 from typing import Any, Literal
@@ -104,9 +105,7 @@ def load_tower(kind: Literal["audio", "text"], name: str, pooling: str = "mean")
         tower_class = AutoModel
 
     with naming_damaged_files(name):
-        tower, report = tower_class.from_pretrained(
-            name, config=config, dtype=torch.float32, output_loading_info=True, **options
-        )
+        tower, report = _load_with_report(tower_class, name, config=config, dtype=torch.float32, **options)
 
     missing = sorted(key for key in report["missing_keys"] if not key.endswith("masked_spec_embed"))
     if kind == "audio" and config.is_encoder_decoder:
@@ -118,6 +117,27 @@ def load_tower(kind: Literal["audio", "text"], name: str, pooling: str = "mean")
         lacking = f"{len(missing)} weights of {type(tower).__name__}, such as {missing[:3]}"
         raise ValueError(f"{name} lacks {lacking}; {advice}")
     return tower
+
+
+def _load_with_report(tower_class: Any, name: str, **options: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """Load an encoder with `from_pretrained`; return it with the loading info.
+
+    transformers logs a table of unexpected weights. It is not shown if it lists only a pooler, which is left out on
+    purpose.
+    """
+    logger = logging.getLogger("transformers.modeling_utils")
+    withheld: list[logging.LogRecord] = []
+    logger.addFilter(withheld.append)  # type: ignore[arg-type]  # returns None, so that nothing is shown yet
+    is_wanted = True
+    try:
+        tower, report = tower_class.from_pretrained(name, output_loading_info=True, **options)
+        is_wanted = not all(key.startswith("pooler.") for key in report["unexpected_keys"])
+        return tower, report
+    finally:
+        logger.removeFilter(withheld.append)  # type: ignore[arg-type]
+        for record in withheld:
+            if is_wanted or "LOAD REPORT" not in record.getMessage():
+                logger.handle(record)
 
 
 def _load_tower_of_model(kind: Literal["audio", "text"], name: str, pooling: str) -> PreTrainedModel:
