@@ -33,7 +33,7 @@ Curve = tuple[str, Sequence[Sequence[Mapping[str, Any]]]]
 
 
 def plot_training_curves(log_history: Sequence[Mapping[str, Any]], path: str | Path, language: str = "eng") -> None:
-    """Plot loss, validation recall, temperature, radius and throughput over the training steps.
+    """Plot loss, validation recall with its chance level, temperature, radius and throughput over the training steps.
 
     Args:
         log_history: Training log, `trainer.state.log_history`.
@@ -149,7 +149,12 @@ def _draw_curve(axes: Axes, label: str, key: str, logged: Sequence[Sequence[Any]
     for entries in logged:
         values.append([entry[key] for entry in entries[: len(steps)]])
     by_seed = np.array(values)  # (seeds, length)
-    axes.plot(steps, by_seed.mean(axis=0), marker="." if len(steps) < 40 else None, label=label)
+    (line,) = axes.plot(steps, by_seed.mean(axis=0), marker="." if len(steps) < 40 else None, label=label)
+    if f"{key}_chance" in shortest[-1]:
+        is_first = "chance" not in axes.get_legend_handles_labels()[1]
+        axes.axhline(
+            shortest[-1][f"{key}_chance"], color=line.get_color(), linestyle=":", label="chance" if is_first else None
+        )
 
     if has_seeds:
         axes.fill_between(steps, by_seed.min(axis=0), by_seed.max(axis=0), alpha=0.15)

@@ -11,6 +11,15 @@ HISTORY = [{"step": step, "loss": 5.0 - step / 10, "clips_per_second": 100.0} fo
 EVALUATED = [{"step": 30, "eval_mean_recall": 0.5, "eval_eng_t2a_R@1": 0.3}]
 
 
+@pytest.fixture
+def drawn(monkeypatch):
+    """List of the axes of the saved figures."""
+    figures = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda self, *args, **kw: figures.append(self) or save(self, *args, **kw))
+    return figures
+
+
 def test_panels_follow_the_log(tmp_path):
     plot_training_curves(HISTORY, tmp_path / "narrow.png")
     plot_training_curves(HISTORY + EVALUATED, tmp_path / "wide.png")
@@ -32,6 +41,18 @@ def test_an_empty_log_is_reported(tmp_path):
         plot_training_curves([{"step": 1, "total_flos": 3}], tmp_path / "none.png")
 
 
+def test_the_chance_level_is_a_line_in_the_panel_of_the_recall(tmp_path, drawn):
+    levels = {"eval_mean_recall": 0.125, "eval_eng_t2a_R@1": 0.0625}
+    evaluated = [{"step": step, **dict.fromkeys(levels, step / 100)} for step in (10, 30)]
+    for entry in evaluated:
+        entry |= {f"{name}_chance": level for name, level in levels.items()}
+    plot_training_curves(HISTORY + evaluated, tmp_path / "curves.png")
+    _, recall, _ = drawn[0].axes
+    dotted = [line for line in recall.lines if line.get_linestyle() == ":"]
+    assert [set(line.get_ydata()) for line in dotted] == [{0.125}, {0.0625}]
+    assert recall.get_legend_handles_labels()[1] == ["mean_recall", "chance", "eng_t2a_R@1"]
+
+
 # ---- drift ----
 
 
@@ -46,15 +67,6 @@ def drift_history(steps=range(10, 210, 10), radius=True):
         spread = {"radius_mean_t2a": 1 / step, "radius_std_t2a": 0.01} if radius else {}
         history += [{**entry, **spread, "positive_similarity_histogram": histogram}, {"step": step, "eval_loss": 1.0}]
     return history
-
-
-@pytest.fixture
-def drawn(monkeypatch):
-    """List of the axes of the saved figures."""
-    figures = []
-    save = Figure.savefig
-    monkeypatch.setattr(Figure, "savefig", lambda self, *args, **kw: figures.append(self) or save(self, *args, **kw))
-    return figures
 
 
 def test_drift_is_drawn_as_the_paper_s_figures(tmp_path, drawn):
