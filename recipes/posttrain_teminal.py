@@ -326,6 +326,7 @@ def write_run(
     """Write results, report, trained sources and the model card to the output folder, and print the scores."""
     from modeling_supclap.datasets_scripts.overlap.trained_sources import save_trained_sources
     from modeling_supclap.evaluation.report import write_report
+    from modeling_supclap.training.checkpoints import put_away
 
     output = Path(trainer.args.output_dir or ".")
     save_trained_sources(train_rows, output, start)
@@ -334,6 +335,8 @@ def write_run(
     write_final_card(trainer, start)
     print(results.table())
     print(f"model, results.json and report.html are in {output} ({clock.seconds:.0f} s in total)")
+    for folder in sorted(output.glob("stage_*")):
+        print(put_away(folder, trainer.args.save_total_limit))
 
 
 if __name__ == "__main__":

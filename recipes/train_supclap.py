@@ -355,6 +355,7 @@ def write_run(
     from modeling_supclap.datasets_scripts.overlap.trained_sources import save_trained_sources
     from modeling_supclap.datasets_scripts.stream import RowStream
     from modeling_supclap.evaluation.report import write_report
+    from modeling_supclap.training.checkpoints import put_away
     from modeling_supclap.training.plots import plot_drift, plot_training_curves
 
     output, history = Path(trainer.args.output_dir or "."), trainer.state.log_history
@@ -382,6 +383,8 @@ def write_run(
         files = "model, results.json and training_curves.png"
     write_final_card(trainer, model_args.model)
     print(f"{files} are in {output} ({clock.seconds:.0f} s in total)")
+    if kept := put_away(output, trainer.args.save_total_limit, trainer.state.best_model_checkpoint):
+        print(kept)
 
 
 if __name__ == "__main__":

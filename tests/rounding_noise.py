@@ -63,11 +63,10 @@ def _transform(kernel: Any) -> Callable[..., Tensor]:
     return disturbed
 
 
-def _replace(names: str, with_noise: Callable[[Any], Callable[..., Tensor]]) -> None:
-    for name in names.split():
-        kernel = torch.library.get_kernel(f"aten::{name}", "CPU")
-        _library.impl(name, with_noise(kernel), "CPU", with_keyset=True, allow_override=True)
-
-
-_replace("mm addmm bmm baddbmm mv addmv mm.out addmm.out bmm.out baddbmm.out", _product)
-_replace("_fft_r2c _fft_c2c _fft_c2r", _transform)
+def pytest_configure() -> None:
+    """Replace the kernels."""
+    products = "mm addmm bmm baddbmm mv addmv mm.out addmm.out bmm.out baddbmm.out"
+    for names, with_noise in ((products, _product), ("_fft_r2c _fft_c2c _fft_c2r", _transform)):
+        for name in names.split():
+            kernel = torch.library.get_kernel(f"aten::{name}", "CPU")
+            _library.impl(name, with_noise(kernel), "CPU", with_keyset=True, allow_override=True)

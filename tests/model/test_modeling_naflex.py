@@ -72,7 +72,7 @@ def test_embeddings_do_not_depend_on_the_batch(by_formula, implementation):
     model.set_attn_implementation(implementation)
     clips = list(map(folders.wave, (96_000, 17_760, 600, 48_001)))
     texts = ["w1 w2 w3 w4", "w10", "w1 " * 14, "w3 w5"]
-    for dtype, tolerance in ((torch.float32, 1e-6), (torch.float64, 1e-12)):
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.float64, 1e-12)):
         for is_training in (False, True):
             model.to(dtype).train(is_training)
             together = embed(model, processor, clips, texts)

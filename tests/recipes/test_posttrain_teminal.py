@@ -214,7 +214,7 @@ def test_several_processes_equal_one_run(run, tmp_path):
     one, two = (Results.load(folder).scores["temporal"]["eng"] for folder in (run[0], tmp_path))
     assert two["before"] == one["before"]
     steps = [
-        sorted(path.relative_to(folder) for path in folder.glob("stage_*/checkpoint-*"))
+        sorted(path.relative_to(folder) for path in folder.glob("stage_*/_resume/checkpoint-*"))
         for folder in (run[0], tmp_path)
     ]
     assert steps[0] == steps[1] != []

@@ -43,7 +43,7 @@ SMOKE = "recipes/configs/smoke.yaml"
 
 def losses(folder: Path) -> list[float]:
     """Return all losses of a run, from its last checkpoint."""
-    last = max(folder.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
+    last = max(folder.rglob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
     history = json.loads((last / "trainer_state.json").read_text())["log_history"]
     return [entry["loss"] for entry in history if "loss" in entry]
 
@@ -77,6 +77,9 @@ def test_a_launched_run_prints_a_table_and_writes_a_card(tmp_path):
     assert re.search(r"chance 0\.\d", output)
     assert "training_curves.png" in table
     assert str(folder) in table
+    assert re.search(r"training: 1 process, \d+ clips in a batch, 8 steps, (cpu|cuda), float32\n", output)
+    assert re.search(rf"{folder}/_resume \(\d+\.\d MB\).*deleted$", output.strip())
+    assert not list(folder.glob("checkpoint-*"))
     command = f"accelerate launch recipes/train_supclap.py {SMOKE} --output_dir run"
     assert command in ModelCard.load(folder / "README.md").text
 

@@ -27,7 +27,8 @@ from modeling_supclap.training.objectives import (
     build_objective,
     load_objective,
 )
-from modeling_supclap.training.training_args import SupCLAPTrainingArguments
+from modeling_supclap.training.options import LOSSES, captions_per_clip, chance_loss, clips_per_batch
+from modeling_supclap.training.training_args import SupCLAPTrainingArguments, TemporalTrainingArguments
 
 GENERATOR = torch.Generator().manual_seed(0)
 AUDIO, TEXT = torch.nn.functional.normalize(torch.randn(2, 6, 5, generator=GENERATOR, dtype=torch.float64), dim=-1)
@@ -442,3 +443,63 @@ def test_logs_hold_no_graph(tmp_path):
 def test_incompatible_options_are_rejected(tmp_path, call, message):
     with pytest.raises(ValueError, match=message):
         call(tmp_path)
+
+
+# ---- the loss of random embeddings ----
+
+
+def random_rows(*shape, seed):
+    """Return random rows of unit norm. In 8,192 dimensions, all are nearly orthogonal."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.nn.functional.normalize(torch.randn(*shape, 8192, generator=generator), dim=-1)
+
+
+@pytest.mark.parametrize(
+    ("options", "is_known"),
+    [
+        *(({"loss": loss}, loss not in ("siglip", "reweighted")) for loss in LOSSES),
+        ({"loss": "kcl", "languages_per_clip": 2}, True),
+        ({"positives": "captions"}, True),
+        ({"svr": "bi-static"}, False),
+        ({"negatives_per_clip": 2}, False),
+        ({"matryoshka_widths": [8]}, False),
+    ],
+    ids=str,
+)
+def test_the_chance_loss_is_that_of_random_embeddings_or_unknown(tmp_path, options, is_known):
+    options = {"languages": ["eng", "fra", "deu"], "per_device_train_batch_size": 48, **options}
+    args = SupCLAPTrainingArguments(str(tmp_path), use_cpu=True, **options)
+    chance = chance_loss(args)
+    assert (chance is not None) == is_known
+    if is_known:
+        texts = captions_per_clip(args.loss, args.languages, args.languages_per_clip)
+        groups = torch.arange(48) // 2 if args.positives == "captions" else None
+        embeds = random_rows(48, seed=0), random_rows(48, texts, seed=1)
+        loss, _ = build_objective(args)(*embeds, torch.tensor(5.0), None, groups)
+        assert loss.item() == pytest.approx(chance, rel=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "is_known"),
+    [
+        ({"stage": "a"}, True),
+        ({"stage": "a", "temporal_beta": 0.5, "temporal_beta_a": 3.0, "alpha_same_time": 0.5}, True),
+        ({"stage": "a", "alpha_diff": 0.5}, False),
+        ({"stage": "b", "temporal_beta": 0.5, "alpha_diff": 0.5}, True),
+        ({"stage": "b", "two_term_overlay": True}, True),
+        ({"stage": "b", "alpha_cross_overlay": 0.0}, False),
+    ],
+    ids=str,
+)
+def test_the_chance_loss_of_teminal_counts_all_clips_of_a_pair(tmp_path, options, is_known):
+    args = TemporalTrainingArguments(str(tmp_path), use_cpu=True, per_device_train_batch_size=20, **options)
+    chance = chance_loss(args)
+    assert (chance is not None) == is_known
+    roles = {"a": 2, "b": 3}[args.stage]
+    assert clips_per_batch(args) == 20 * roles
+    objective = TemporalObjective(args.stage, args.stage_beta, args.two_term_overlay, **args.alphas)
+    classes = torch.arange(60).reshape(20, 3)
+    embeds = random_rows(20, roles, seed=0), random_rows(20, 2 * roles, seed=1)
+    loss, _ = objective(*embeds, torch.tensor(5.0), class_ids=classes)
+    if is_known:
+        assert loss.item() == pytest.approx(chance, rel=5e-3)
