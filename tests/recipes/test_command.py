@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import venv
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
@@ -136,7 +137,11 @@ def checkout(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def environment(checkout):
-    """Folder with the commands of an environment: the tested packages, and this package from its wheel."""
+    """Folder with the commands of an environment: the tested packages, and this package from its wheel.
+
+    pip installs the wheel without a network, and checks that the tested packages, with any build of PyTorch, are all
+    that it requires.
+    """
     folder = checkout.parent
     built = build_wheel(checkout)
     assert built.returncode == 0, built.stderr
@@ -146,9 +151,10 @@ def environment(checkout):
     (site_packages,) = (folder / "venv").glob("lib/python*/site-packages")
     # its .pth files are not read
     (site_packages / "tested.pth").write_text(str(Path(torch.__file__).parents[1]))
-    target = ["--target", str(site_packages), "--no-deps", "--no-index", str(wheel)]
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *target], check=True, timeout=240)
-    return site_packages, folder / "venv" / "bin" / "python"
+    python = folder / "venv" / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-index", str(wheel)]
+    subprocess.run(pip, check=True, timeout=240, env={**os.environ, "PIP_FIND_LINKS": "", "CUDA_VISIBLE_DEVICES": ""})
+    return site_packages, python
 
 
 @pytest.fixture
@@ -212,6 +218,18 @@ def test_all_commands_start_from_the_wheel(environment, project):
     seen = [line.split() for line in started.stdout.splitlines()]
     assert [words[0] for words in seen] == list(command.COMMANDS), started.stderr
     assert all(Path(file).is_relative_to(site_packages) and helped == "True" for _, file, helped in seen)
+
+
+@pytest.mark.process
+def test_pip_shows_the_licence_and_the_supported_pythons(environment):
+    (installed,) = distributions(path=[str(environment[0])], name="supclap")
+    shown = installed.metadata
+    assert (shown["Version"], shown["License-Expression"]) == (modeling_supclap.__version__, "Apache-2.0")
+    assert shown["Requires-Python"] == ">=3.11"
+    assert shown["Author"] == "The SupCLAP contributors"
+    pythons = [line.rpartition(" :: ")[2] for line in shown.get_all("Classifier") if ":: Python :: 3." in line]
+    assert pythons == ["3.11", "3.12", "3.13"]
+    assert {"LICENSE"} <= {path.name for path in installed.files}
 
 
 @pytest.mark.process
