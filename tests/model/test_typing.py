@@ -33,6 +33,7 @@ SupCLAPProcessor.from_pretrained("folder").encode("rain")  # "SupCLAPProcessor" 
 """
 
 
+@pytest.mark.slow
 def test_mypy_finds_each_mistake_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     file = tmp_path / "user_code.py"
