@@ -511,6 +511,7 @@ print(processor.tokenizer("w7")["input_ids"], model.config.name_or_path)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_a_model_of_the_hub_is_loaded_and_then_used_offline(saved, tmp_path):
     big = b"not to be downloaded"

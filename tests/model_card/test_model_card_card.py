@@ -284,6 +284,7 @@ for name in ("someone/trained", "someone/plain"):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_pushed_with_the_model(tmp_path):
     with fake_hub() as address:

@@ -166,9 +166,11 @@ def project(tmp_path):
     return tmp_path
 
 
-def run(environment, project, *words, **options):
+def run(environment, project, *words, then=(), **options):
+    """Start a command, and `then` another in the same process, which saves the imports."""
     _, python = environment
-    main = "import sys; sys.path.remove(''); from modeling_supclap.recipes.command import main; sys.exit(main())"
+    main = "import sys; sys.path.remove(''); from modeling_supclap.recipes.command import main; "
+    main += f"sys.exit(main() or {bool(then)} and main({list(then)}))"
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return subprocess.Popen(
         [python, "-c", main, *words], cwd=project, env={**variables, "OMP_NUM_THREADS": "1"}, text=True,
@@ -183,16 +185,14 @@ def finish(process):
 
 @pytest.mark.process
 def test_an_installed_wheel_works_next_to_modules_of_the_same_names(environment, project):
-    code, printed = finish(run(environment, project, "train", "smoke.yaml", "--output_dir", "out"))
+    words = ["evaluate", "--model", "out", "--num_train", "8", "--num_validation", "8", "--num_test", "16"]
+    words += ["--output_dir", "scores", "--cache_dir", "none"]
+    code, printed = finish(run(environment, project, "train", "smoke.yaml", "--output_dir", "out", then=words))
     assert code == 0, printed
     results = json.loads((project / "out" / "results.json").read_text())
     assert results["training"]["steps"] == 8
     assert "supclap train smoke.yaml --output_dir out" in ModelCard.load(project / "out" / "README.md").text
 
-    words = ["--model", "out", "--num_train", "8", "--num_validation", "8", "--num_test", "16"]
-    words += ["--output_dir", "scores", "--cache_dir", "none"]
-    code, printed = finish(run(environment, project, "evaluate", *words))
-    assert code == 0, printed
     assert (project / "scores" / "report.html").stat().st_size > 10_000
 
     installed = {path.name for path in environment[0].iterdir()}
