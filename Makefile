@@ -90,6 +90,15 @@ mutants: setup
 	rm -rf mutants
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python tests/campaigns/mutants.py $(ARGS)
 
+# The numerical tests with the arithmetic of other processors, with one and two threads, and with noise in the last digits of products
+# and Fourier transforms.
+PROCESSOR_TESTS = HF_HUB_OFFLINE=1 PYTHONPATH=tests $(BIN)/python -m pytest -n 2 --dist loadfile -m "not process and not slow and not gpu" \
+	tests/conversion tests/evaluation tests/integrations tests/losses tests/metrics tests/model tests/search tests/training modeling_supclap $(ARGS)
+test-processors: setup
+	MKL_CBWR=COMPATIBLE OMP_NUM_THREADS=1 $(PROCESSOR_TESTS)
+	ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=2 $(PROCESSOR_TESTS)
+	OMP_NUM_THREADS=1 $(PROCESSOR_TESTS) -p rounding_noise
+
 # Tests with the oldest transformers and huggingface_hub that pyproject.toml allows, placed before those of .venv.
 OLDEST := .cache/oldest
 test-oldest: setup
@@ -102,7 +111,7 @@ test-oldest: setup
 # its successor ...), in an environment of its own; it prints them. PYTHON=python3.13 chooses the interpreter.
 NEWEST := .cache/newest
 test-newest: setup
-	$(BIN)/uv venv --quiet --clear --python $(PYTHON) $(NEWEST)
+	$(BIN)/uv venv --quiet --clear --seed --python $(PYTHON) $(NEWEST)
 	$(BIN)/uv pip install --quiet --python $(NEWEST)/bin/python --upgrade --all-extras --requirement pyproject.toml
 	$(BIN)/uv pip install --quiet --python $(NEWEST)/bin/python --no-deps --editable .
 	$(NEWEST)/bin/python tests/fetch_transformers_tests.py
