@@ -202,6 +202,16 @@ def test_the_tested_set_has_what_the_package_and_its_extras_require():
         assert requirement.specifier.contains(version.version), f"{requirement}, not {version}"
 
 
+@pytest.mark.skipif(torch.version.cuda is None, reason="PyTorch's CPU build does not list the packages of CUDA")
+def test_the_installation_for_cpus_leaves_out_the_packages_of_cuda():
+    (pattern,) = re.findall("cuda='([^']+)'", (ROOT / ".ci" / "install").read_text(encoding="utf-8"))
+    required = [Requirement(line) for line in metadata("torch").get_all("Requires-Dist")]
+    of_cuda = {canonicalize_name(each.name) for each in required if "linux" in str(each.marker).lower()}
+    left_out = {each.name for each in tested_set() if re.fullmatch(pattern, each.name)}
+    assert {"torch", "torchaudio"} < of_cuda | {"torch", "torchaudio"} <= left_out
+    assert not left_out & {"torchcodec", "numpy", "sympy", "networkx"}
+
+
 def test_the_citation_is_whole():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert {"cff-version", "message", "title", "authors", "references"} <= citation.keys()
