@@ -151,10 +151,8 @@ def _draw_curve(axes: Axes, label: str, key: str, logged: Sequence[Sequence[Any]
     by_seed = np.array(values)  # (seeds, length)
     (line,) = axes.plot(steps, by_seed.mean(axis=0), marker="." if len(steps) < 40 else None, label=label)
     if f"{key}_chance" in shortest[-1]:
-        is_first = "chance" not in axes.get_legend_handles_labels()[1]
-        axes.axhline(
-            shortest[-1][f"{key}_chance"], color=line.get_color(), linestyle=":", label="chance" if is_first else None
-        )
+        level = shortest[-1][f"{key}_chance"]
+        axes.axhline(level, color=line.get_color(), linestyle=":", label=f"chance of {label}")
 
     if has_seeds:
         axes.fill_between(steps, by_seed.min(axis=0), by_seed.max(axis=0), alpha=0.15)

@@ -50,7 +50,8 @@ def test_the_chance_level_is_a_line_in_the_panel_of_the_recall(tmp_path, drawn):
     _, recall, _ = drawn[0].axes
     dotted = [line for line in recall.lines if line.get_linestyle() == ":"]
     assert [set(line.get_ydata()) for line in dotted] == [{0.125}, {0.0625}]
-    assert recall.get_legend_handles_labels()[1] == ["mean_recall", "chance", "eng_t2a_R@1"]
+    names = ["mean_recall", "chance of mean_recall", "eng_t2a_R@1"]
+    assert recall.get_legend_handles_labels()[1] == [*names, "chance of eng_t2a_R@1"]
 
 
 # ---- drift ----
