@@ -3,7 +3,7 @@
     supclap convert audiotransformer_mini_mAP_4896.pt --out models/ced-mini --verify
     supclap convert pretrain.pt --out models/ml-clap --tokenizer cointegrated/SONAR_200_text_encoder
     supclap convert microsoft/msclap/CLAP_weights_2023.pth --out models/msclap --tokenizer openai-community/gpt2
-    supclap convert outputs/lora/checkpoint-400 --out models/tuned    # merges the adapters of a checkpoint
+    supclap convert outputs/lora/_resume/checkpoint-400 --out models/tuned    # merges the adapters of a checkpoint
     supclap convert laion/clap2-large-audioxl-s1B --out models/clap2 --verify
     supclap convert outputs/tuned-clap2 --to open_clip --out outputs/for-openclip
     supclap convert outputs/tuned-clap --to clap --out outputs/for-transformers    # a ClapModel, without remote code
