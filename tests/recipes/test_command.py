@@ -153,7 +153,10 @@ def environment(checkout):
     (site_packages / "tested.pth").write_text(str(Path(torch.__file__).parents[1]))
     python = folder / "venv" / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-index", str(wheel)]
-    subprocess.run(pip, check=True, timeout=240, env={**os.environ, "PIP_FIND_LINKS": "", "CUDA_VISIBLE_DEVICES": ""})
+    offline = {**os.environ, "PIP_FIND_LINKS": "", "CUDA_VISIBLE_DEVICES": ""}
+    # without the requirements, although the checkout is installed, and then with them
+    for options in (["--no-deps", "--ignore-installed"], []):
+        subprocess.run([*pip, *options], check=True, timeout=240, env=offline)
     return site_packages, python
 
 
