@@ -214,6 +214,7 @@ class PrivateHub(FakeHub):
             super().answer(b"", 401, X_Error_Code="RepoNotFound")
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_model_pushed_to_a_private_repository_comes_back(tmp_path):
     """One token and one cache folder are enough for the model and its processor."""

@@ -207,6 +207,7 @@ def test_the_recordings_of_the_training_are_recorded(run, esc_folder):
     assert refuse_trained_sources(held_out.rows, str(run[0]), allow=True) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_several_processes_equal_one_run(run, tmp_path):
     halves = ["--output_dir", str(tmp_path), "--per_device_train_batch_size", "3", "--use_cpu", "true"]

@@ -148,6 +148,7 @@ def test_one_dataset_of_a_table_is_reproduced(recipe, capsys, tmp_path):
         run_recipe(reproduce, *words, "--datasets", "clotho", "clohto")
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_several_processes_share_the_batch_of_a_row(tmp_path):
     settings: dict = {"max_steps": 4, "use_cpu": True}

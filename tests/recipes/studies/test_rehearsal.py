@@ -49,6 +49,7 @@ def reproduce_table(rehearsal, monkeypatch, name, *words):
     return json.loads(path.read_text()) if path.exists() else None
 
 
+@pytest.mark.slow
 def test_a_zero_shot_table_runs_to_its_end(rehearsal, monkeypatch, capsys):
     """The shortest way through training, a published start model, ten folds, and clips that were trained on."""
     words = ("--rows", "table1_infonce", "clap", "--datasets", "urbansound8k", "vggsound")
