@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from modeling_supclap.metrics.comparison import Cell
 from modeling_supclap.recipes.result_tables import find_metric, format_heading, html_page, markdown_lines
 
@@ -25,7 +27,7 @@ def format_score(column: str, score: Mapping[str, Any]) -> str:
     parts = [Cell(score["mean"], std=score.get("std")).format(metric)]
     differences = score.get("differences")
     if differences:
-        mean = sum(differences) / len(differences)
+        mean = float(np.mean(differences))
         up = sum(difference > 0 for difference in differences)
         text = Cell(mean, score.get("low"), score.get("high")).format(metric, signed=True)
         parts.append(f"{text}, {up} of {len(differences)} up")
