@@ -103,7 +103,7 @@ def prepare(
         cache_dir: Cache folder for the rows of the builder. None: the default of `datasets`.
 
     Raises:
-        BadAudioError: A recording is bad and `on_bad_audio` is "error", or FFmpeg is required but not installed.
+        BadAudioError: A recording is bad and `on_bad_audio` is "error", or FFmpeg is required but PyAV is not installed.
         FileExistsError: The output folder contains a different prepared dataset and `overwrite` is not set, or it
             contains files that are not from a preparation.
         RuntimeError: Another run is writing to the folder.

@@ -17,8 +17,8 @@ import pyarrow.parquet
 import soundfile
 
 from .atomic_files import file_sha256, write_json
-from .audio import BadAudioError, MissingDecoderError, Segment, segment_of
-from .bad_audio import check_recording, map_in_order, measure_content, naming, read_recording, source_of
+from .audio import WHOLE, BadAudioError, MissingDecoderError, Segment, naming, segment_of
+from .bad_audio import check_recording, map_in_order, measure_content, read_recording, source_of
 from .prepared import STORAGES
 from .schema import AUDIO_COLUMNS
 
@@ -28,7 +28,7 @@ CELL_BYTES = 2**31 - 2  # maximum size of one value in Arrow
 
 
 def pack(
-    source: str | bytes, name: str, storage: str, segment: Segment = (None, None)
+    source: str | bytes, name: str, storage: str, segment: Segment = WHOLE
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Check a recording (a path or its bytes) or its segment, and encode it in a storage format of `prepared.STORAGES`.
 

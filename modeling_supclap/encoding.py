@@ -28,6 +28,7 @@ from typing import Any, Literal, NamedTuple, Self, overload
 
 import numpy as np
 import torch
+from transformers import BatchFeature
 from transformers.utils import logging
 
 from .audio_input import Recording, as_recordings, one_for_each
@@ -690,7 +691,7 @@ def inference(model: Any) -> Iterator[None]:
 
 def audio_inputs(model: Any, processor: SupCLAPProcessor, waveforms: list[np.ndarray]) -> Any:
     """Compute the inputs for `get_audio_features` from waveforms (samples,), on the model's device."""
-    inputs = processor(audio=waveforms, sampling_rate=processor.feature_extractor.sampling_rate, return_tensors="pt")
+    inputs = BatchFeature(processor.extract(waveforms), tensor_type="pt")
     # SupCLAP models convert the dtype after the batch norm of CED, which is in float32.
     return inputs.to(model.device, dtype=None if hasattr(model, "run_audio_tower") else model.dtype)
 

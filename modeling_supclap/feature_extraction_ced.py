@@ -1,5 +1,6 @@
 """Feature extractor for CED: computes log-mel spectrograms from waveforms, independently for each clip."""
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Self
 
@@ -116,8 +117,14 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
         Raises:
             ValueError: The sampling rate or a clip is invalid; the message contains the index of the clip.
         """
+        method = self.resampling_method
+        waveforms = as_waveforms(audio, sampling_rate, self.sampling_rate, self.min_samples, method)
+        return BatchFeature(self.extract(waveforms), tensor_type=return_tensors)
+
+    def extract(self, waveforms: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+        """Compute the features of `__call__` as numpy arrays, from the waveforms that `as_waveforms` returns."""
         spectrograms = []
-        for waveform in self.as_waveforms(audio, sampling_rate):
+        for waveform in self.extend(waveforms) if self.pad_to_samples else waveforms:
             if self.center:
                 # Mirror half a window at both ends: (samples,) -> (samples + n_fft,)
                 reach = self.n_fft // 2
@@ -134,23 +141,12 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
             row[:, : spectrogram.shape[1]] = spectrogram
 
         mask = torch.arange(features.shape[2]) < n_frames.unsqueeze(1)
-        batch = {"input_features": features.numpy(), "audio_attention_mask": mask.long().numpy()}
+        return {"input_features": features.numpy(), "audio_attention_mask": mask.long().numpy()}
 
-        return BatchFeature(batch, tensor_type=return_tensors)
-
-    def as_waveforms(
-        self, audio: Any, sampling_rate: float | None = None, resampling_method: str | None = None
-    ) -> list[np.ndarray]:
-        """Check clips, mix them to mono and resample them. This is the first step of `__call__`.
-
-        Returns:
-            List of float32 waveforms (samples,) at `self.sampling_rate`, one per clip.
-        """
-        method = resampling_method or self.resampling_method
-        waveforms = as_waveforms(audio, sampling_rate, self.sampling_rate, self.min_samples, method)
-        if self.pad_to_samples:
-            waveforms = [np.pad(clip, (0, max(self.pad_to_samples - len(clip), 0))) for clip in waveforms]
-        return waveforms
+    def extend(self, waveforms: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Append zeros to waveforms (samples,) that are shorter than `pad_to_samples`."""
+        least = self.pad_to_samples
+        return [np.pad(clip, (0, least - len(clip))) if len(clip) < least else clip for clip in waveforms]
 
     def frames_of(self, samples: Any) -> Any:
         """Convert lengths in samples (an integer or a tensor of integers) to numbers of frames."""

@@ -180,25 +180,11 @@ class SupCLAPProcessor(ProcessorMixin):
         return_tensors = options["text_kwargs"].pop("return_tensors", None)
         data: dict[str, Any] = {}
         if audio is not None:
-            data.update(self._extract(audio, sampling_rate))
+            data.update(self.extract(self.as_waveforms(audio, sampling_rate)))
         if text is not None:
             data.update(self._tokenize(text, language, **options["text_kwargs"]))
 
         return BatchFeature(data, tensor_type=return_tensors)
-
-    def _extract(self, audio: Any, sampling_rate: float | None) -> dict[str, Any]:
-        """Compute the audio inputs of the model, independently for each clip."""
-        extractor: Any = self.feature_extractor
-        if sampling_rate is None and isinstance(extractor, ClapFeatureExtractor):
-            # As in transformers; sentence-transformers passes no rate.
-            logger.warning("audio without sampling_rate is read as %d Hz; pass sampling_rate", extractor.sampling_rate)
-            sampling_rate = extractor.sampling_rate
-        waveforms = self.as_waveforms(audio, sampling_rate)
-        if "audio_attention_mask" in extractor.model_input_names:
-            return extractor(waveforms, sampling_rate=extractor.sampling_rate)
-        if isinstance(extractor, ClapFeatureExtractor):
-            return extract_clap(extractor, waveforms)
-        return extract_clips(extractor, waveforms)
 
     def as_waveforms(self, audio: Any, sampling_rate: float | None) -> list[np.ndarray]:
         """Check clips, mix them to mono and resample them. This is the first step of `__call__` for audio.
@@ -207,10 +193,27 @@ class SupCLAPProcessor(ProcessorMixin):
             List of float32 waveforms (samples,) at the model's sampling rate, one per clip.
         """
         extractor: Any = self.feature_extractor
-        if hasattr(extractor, "as_waveforms"):
-            waveforms: list[np.ndarray] = extractor.as_waveforms(audio, sampling_rate, self.resampling_method)
-            return waveforms
-        return as_waveforms(audio, sampling_rate, extractor.sampling_rate, resampling_method=self.resampling_method)
+        if sampling_rate is None and isinstance(extractor, ClapFeatureExtractor):
+            # As in transformers; sentence-transformers passes no rate.
+            logger.warning("audio without sampling_rate is read as %d Hz; pass sampling_rate", extractor.sampling_rate)
+            sampling_rate = extractor.sampling_rate
+        least = getattr(extractor, "min_samples", 1)
+        return as_waveforms(audio, sampling_rate, extractor.sampling_rate, least, self.resampling_method)
+
+    def extract(self, waveforms: Sequence[np.ndarray]) -> dict[str, Any]:
+        """Compute the audio inputs of the model from checked waveforms, independently for each clip.
+
+        Args:
+            waveforms: Float32 waveforms (samples,) at the model's sampling rate, as `as_waveforms`, `Recording.read`
+                and `datasets_scripts.audio.read_row` return them. They are not checked again.
+        """
+        extractor: Any = self.feature_extractor
+        if hasattr(extractor, "extract"):
+            features: dict[str, Any] = extractor.extract(waveforms)
+            return features
+        if isinstance(extractor, ClapFeatureExtractor):
+            return extract_clap(extractor, waveforms)
+        return extract_clips(extractor, waveforms)
 
     @property
     def runs_on_device(self) -> bool:
