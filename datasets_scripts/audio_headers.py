@@ -85,7 +85,7 @@ def read_links(content: Content) -> list[Link]:
         body = start + _PAGE_HEADER_BYTES + content[start + 26]
         stop = body + sum(content[start + _PAGE_HEADER_BYTES : body])
         streams[-1].append(content[body : body + 8])
-    stops = [*starts[1:], len(content)]
+    stops = [*starts[1:], len(content)][: len(starts)]
     return [Link(content[start:stop], names) for start, stop, names in zip(starts, stops, streams, strict=True)]
 
 

@@ -25,6 +25,9 @@ AUDIO_COLUMNS = ("audio", "samples", "sampling_rate_hz")
 SEGMENT_COLUMNS = ("start_seconds", "end_seconds")
 """Optional columns of rows that are parts of recordings; null is the beginning or the end of the recording."""
 
+CHANNEL = "channel"
+"""Optional column with the index of the channel of a recording that is the clip; null is the mean of all channels."""
+
 EXPECTED_COUNT = "expected_count"
 """Column with the expected number of times that a training epoch contains a row. If it is missing, the number is 1."""
 

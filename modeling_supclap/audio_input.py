@@ -240,7 +240,7 @@ def as_waveform(
         raise ValueError(f"{name} has shape {samples.shape}; pass (samples,) or at most {MAX_CHANNELS} channels")
     elif samples.shape[0] <= MAX_CHANNELS:
         samples = samples.T
-    if not isinstance(from_hz, _NUMBER) or from_hz % 1 != 0:
+    if not isinstance(from_hz, _NUMBER) or isinstance(from_hz, bool) or from_hz % 1 != 0:
         raise ValueError(f"sampling_rate is {from_hz!r}; pass one whole number in hertz, for example 16000")
     return resample(to_mono(samples, int(from_hz), name), int(from_hz), to_hz, resampling_method)
 

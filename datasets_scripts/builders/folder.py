@@ -21,7 +21,7 @@ from modeling_supclap.languages import LANGUAGES
 from ..atomic_files import write_json
 from ..audio_files import SUFFIXES, walk
 from ..remote_files import local_folder
-from ..schema import Event, features, validate_row
+from ..schema import CHANNEL, Event, features, validate_row
 from . import metadata
 from .captions import check_languages
 from .recordings import Recordings, listing
@@ -137,12 +137,14 @@ class RowConfig(datasets.BuilderConfig):
         languages: Caption languages, the anchor language first. For a language that is not in the dataset, the caption
             lists are empty.
         limit: Maximum number of clips per split; the first ones are used. None: all clips.
+        channel: Channel of each recording to use, from 0. None: the mean of all channels.
     """
 
     DATASET: ClassVar[str] = "this dataset"
 
     languages: Sequence[str] = LANGUAGES
     limit: int | None = None
+    channel: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -339,7 +341,10 @@ class RowBuilder(datasets.GeneratorBasedBuilder):
         return datasets.DatasetInfo(features=self._features())
 
     def _features(self) -> datasets.Features:
-        return features(self.config.languages, getattr(self.config, "has_segments", False))
+        types = features(self.config.languages, getattr(self.config, "has_segments", False))
+        if self.config.channel is not None:
+            types[CHANNEL] = datasets.Value("int32")
+        return types
 
     def _split_generators(self, dl_manager: datasets.DownloadManager) -> list[datasets.SplitGenerator]:
         # Collect here because `datasets` replaces errors in `_generate_examples` by a generic error.
@@ -351,6 +356,6 @@ class RowBuilder(datasets.GeneratorBasedBuilder):
         for clip in self._collection.clips[split]:
             captions = {language: list(clip.captions.get(language, ())) for language in languages}
             row = clip._replace(captions=captions, labels=list(clip.labels), events=list(clip.events))._asdict()
-            row = {name: row[name] for name in self.info.features}
+            row = {name: row[name] if name != CHANNEL else self.config.channel for name in self.info.features}
             validate_row(row, languages)
             yield clip.clip_id, row

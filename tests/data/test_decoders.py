@@ -352,10 +352,10 @@ def test_damaged_packets_are_silent_and_named(read, caplog):
     (message,) = caplog.messages
     assert re.match(r"damaged\.wv: 0\.\d+ s", message)
     expected = chirp(10.0, 44_100).mean(axis=0)
-    is_wrong = np.abs(waveform - expected) > 1e-3
+    is_wrong = np.abs(waveform - expected) > 0.01
     assert 1000 < is_wrong.sum() < 30_000
-    np.testing.assert_allclose(waveform[:100_000], expected[:100_000], atol=1e-4)
-    np.testing.assert_allclose(waveform[-100_000:], expected[-100_000:], atol=1e-4)
+    np.testing.assert_allclose(waveform[:100_000], expected[:100_000], atol=1 / 128)
+    np.testing.assert_allclose(waveform[-100_000:], expected[-100_000:], atol=1 / 128)
 
 
 def test_a_video_without_sound_is_named(read):
