@@ -139,7 +139,7 @@ class Track:
                 grid, offset = (1, 0) if self._tick <= 1 else (len(piece), len(self._first))
                 counted = (pts - self._first_pts) * self._tick
                 position = offset + round((counted - offset) / grid) * grid
-                if position <= start and abs(position - counted) <= max(0.5, min(self._tick, grid / 4)):
+                if position <= start and abs(position - counted) <= max(0.5, min(2 * self._tick, grid / 4)):
                     return position, chain([piece], (samples for _, samples in pieces))
             except (av.FFmpegError, StopIteration, TypeError):  # TypeError: without a time stamp
                 pass
