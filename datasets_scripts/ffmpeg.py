@@ -73,9 +73,10 @@ class Track:
         if layout.nb_channels:
             context.layout = f"{layout.nb_channels} channels"
         self._pieces = self._decode()
-        self._first_pts, self._first = next(self._pieces, (None, None))
-        if self._first is None:
+        first = next(self._pieces, None)
+        if first is None:
             raise ValueError("it contains no frame that can be decoded")
+        self._first_pts, self._first = first
         self._tick = float(self._stream.time_base * self.rate_hz)  # samples per unit of the clock
 
     def _announced_length(self, form: str) -> int | None:
@@ -137,11 +138,11 @@ class Track:
                 next(pieces)  # may be incomplete
                 pts, piece = next(pieces)
                 grid, offset = (1, 0) if self._tick <= 1 else (len(piece), len(self._first))
-                counted = (pts - self._first_pts) * self._tick
+                counted = ((pts or 0) - self._first_pts) * self._tick
                 position = offset + round((counted - offset) / grid) * grid
                 if position <= start and abs(position - counted) <= max(0.5, min(2 * self._tick, grid / 4)):
                     return position, chain([piece], (samples for _, samples in pieces))
-            except (av.FFmpegError, StopIteration, TypeError):  # TypeError: without a time stamp
+            except (av.FFmpegError, StopIteration):
                 pass
             self.close()
             self._open()
@@ -149,7 +150,8 @@ class Track:
 
     def _decode(self) -> Iterator[tuple[int | None, np.ndarray]]:
         """Yield the decoded frames with their time stamps; silence replaces damaged packets between them."""
-        resampler, kind, lost, is_cut = None, None, 0, False
+        resampler: Any = None
+        kind, lost, is_cut = None, 0, False
         for packet in self._container.demux(self._stream):
             is_cut = packet.is_corrupt or (is_cut and not packet.size)
             try:

@@ -172,8 +172,8 @@ class ContrastiveCollator:
         batch: dict[str, Any] = {}
         if self.gives_samples:
             # 16-bit integers if the conversion is exact.
-            waveforms = extractor.extend(clips) if hasattr(extractor, "extend") else clips
-            samples = list(map(to_int16, waveforms))
+            waveforms: Sequence[np.ndarray] = extractor.extend(clips) if hasattr(extractor, "extend") else clips
+            samples: Sequence[np.ndarray] = list(map(to_int16, waveforms))
             if any((clip / np.float32(32768) != whole).any() for clip, whole in zip(samples, waveforms, strict=True)):
                 samples = waveforms
             batch["samples"] = pad_sequence(list(map(torch.from_numpy, samples)), batch_first=True)
