@@ -107,8 +107,8 @@ test-oldest: setup
 	PYTHONPATH=$(OLDEST) $(BIN)/python tests/fetch_transformers_tests.py
 	HF_HUB_OFFLINE=1 PYTHONPATH=$(abspath $(OLDEST)) $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not gpu" tests $(ARGS)
 
-# The whole suite with the newest versions that pyproject.toml allows (torch, transformers, datasets, accelerate, peft, torchcodec or
-# its successor ...), in an environment of its own; it prints them. PYTHON=python3.13 chooses the interpreter.
+# The whole suite with the newest versions that pyproject.toml allows (torch, transformers, datasets, accelerate, peft, PyAV ...), in an
+# environment of its own; it prints them. PYTHON=python3.13 chooses the interpreter.
 NEWEST := .cache/newest
 test-newest: setup
 	$(BIN)/uv venv --quiet --clear --seed --python $(PYTHON) $(NEWEST)
