@@ -7,7 +7,7 @@ Before pooling, the output of the audio tower contains one vector per time step.
 Dasheng, 0.31 s for CLAP's HTSAT, 0.23 s for CNN14 and 0.2 s for CLAP2 with patches of 20 frames. The tower's own
 pooling is applied to the steps in each window, so overlapping windows need no additional forward passes. Class and
 register tokens are left out, also with `pool_include_prefix`. Training needs no time labels, because it uses the
-embeddings of whole clips. This file is not saved with a model.
+embeddings of whole clips. No saved model contains this folder.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from .audio_input import as_recordings
-from .encoding import (
+from ..audio_input import as_recordings
+from ..encoding import (
     AudioChunks,
     audio_inputs,
     chunk_embeddings,
@@ -30,8 +30,8 @@ from .encoding import (
     max_chunk_seconds,
     min_clip_samples,
 )
-from .processing_supclap import SupCLAPProcessor, as_list
-from .towers import has_pooler
+from ..processing_supclap import SupCLAPProcessor, as_list
+from .time_steps import pool_steps, steps_of_time
 
 # Default chunk length for a tower that accepts any length.
 _CHUNK_SECONDS = 5.0
@@ -109,7 +109,7 @@ def localize(
     def encode(waveforms: list[np.ndarray]) -> torch.Tensor:  # (B, samples) -> (B, steps, D)
         nonlocal step_samples
         hidden = model.get_audio_features(**audio_inputs(model, processor, waveforms)).last_hidden_state
-        vectors, step_samples = _steps_of_time(model, extractor, hidden, max(map(len, waveforms)))
+        vectors, step_samples = steps_of_time(model, extractor, hidden, max(map(len, waveforms)))
         return vectors
 
     with inference(model):
@@ -130,7 +130,7 @@ def localize(
         hops = max(math.ceil(last / hop_seconds - 1e-6), int(last > 0))
         starts_seconds = np.minimum(np.arange(hops + 1) * hop_seconds, last)
         ends_seconds = np.minimum(starts_seconds + window_seconds, seconds)
-        pooled = _pool(model.audio_model, steps, centers, starts_seconds, ends_seconds)
+        pooled = pool_steps(model.audio_model, steps, centers, starts_seconds, ends_seconds)
         # (T, D) -> (T, d), (n_texts, d) -> (T, n_texts)
         scores = model.audio_projection(pooled).float() @ text_embeds.T
 
@@ -149,48 +149,3 @@ def _drop_repeated_steps(chunks: AudioChunks, step_samples: float, rate_hz: int)
     is_new = (times >= previous_ends[:, None]) & (times < ends[:, None])
     is_new[0, 0] = True  # a recording may be shorter than half a step
     return chunks.embeds[torch.from_numpy(is_new).to(chunks.embeds.device)], times[is_new]
-
-
-def _steps_of_time(model: Any, extractor: Any, hidden: torch.Tensor, chunk_samples: int) -> tuple[torch.Tensor, float]:
-    """Convert the tower output to time steps, (B, steps, D). Return them and the length of a step in samples."""
-    config = model.audio_model.config
-    match config.model_type:
-        case "ced":  # (B, rows * steps, D): time is the fastest axis
-            by_row = hidden.unflatten(1, (config.n_mels // config.patch_mels, -1))
-            return by_row.mean(dim=1), config.patch_frames * extractor.hop_size
-        case "clap_audio_model":  # (B, D, rows, steps); short clips are padded to the full length
-            return hidden.mean(dim=2).transpose(1, 2), extractor.nb_max_samples / hidden.shape[3]
-        case "cnn14":  # (B, steps, channels); every block except the last halves the number of frames
-            return hidden, extractor.hop_length * 2 ** (len(config.channels) - 1)
-        # (B, rows * steps, D): time is the fastest axis; each step keeps its rows for the pooling
-        case "naflex":
-            by_row = hidden.unflatten(1, (config.n_mels // config.patch_freq, -1))
-            return by_row.transpose(1, 2).flatten(2), config.patch_time * extractor.hop_size
-        case other:  # (B, steps, D), for the clip or for the fixed length that clips are padded to
-            pooling, tower = model.config.audio_pooling, model.audio_model
-            has_times = hasattr(tower, "_get_feat_extract_output_lengths")
-            if not has_times or pooling == "pooler" or (pooling is None and has_pooler(tower)):
-                raise ValueError(
-                    f"localize needs a tower that averages its output over time, which {other!r} does not"
-                )
-            seconds = max_chunk_seconds(extractor)
-            samples = chunk_samples if seconds is None else seconds * extractor.sampling_rate
-            return hidden, samples / hidden.shape[1]
-
-
-def _pool(tower: Any, steps: torch.Tensor, centers: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> torch.Tensor:
-    """Pool the time steps in each window with the tower's pooling, (steps, D) -> (T, D).
-
-    A step belongs to a window if the window contains its center.
-    """
-    firsts = np.minimum(np.searchsorted(centers, starts), len(centers) - 1)
-    stops = np.maximum(np.searchsorted(centers, ends), firsts + 1)  # at least one step per window
-    windows = [steps[first:stop] for first, stop in zip(firsts, stops, strict=True)]
-
-    if tower.config.model_type == "naflex":  # (n, rows * D) -> (1, n * rows, D)
-        pooled = [tower.pool_tokens(window.reshape(1, -1, tower.config.embed_dim)) for window in windows]
-        return torch.cat(pooled)
-    means = torch.stack([window.mean(dim=0) for window in windows])
-    if tower.config.model_type != "cnn14":
-        return means
-    return tower.fc1(means + torch.stack([window.amax(dim=0) for window in windows])).relu()

@@ -1,7 +1,4 @@
-"""Load two pretrained encoders, for `SupCLAPModel.from_encoders` and `SupCLAPProcessor.from_encoders`.
-
-This file is not saved with a model.
-"""
+"""Load two pretrained encoders, for `SupCLAPModel.from_encoders` and `SupCLAPProcessor.from_encoders`."""
 
 import os
 import re
@@ -23,11 +20,11 @@ from transformers.convert_slow_tokenizer import SentencePieceExtractor
 from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES
 from transformers.utils import FEATURE_EXTRACTOR_NAME, cached_file
 
-from .configuration_supclap import AUDIO_TOWERS, CEDConfig, SupCLAPConfig, config_from_dict
-from .feature_extraction_ced import CEDFeatureExtractor
+from ..configuration_supclap import AUDIO_TOWERS, CEDConfig, SupCLAPConfig, config_from_dict
+from ..feature_extraction_ced import CEDFeatureExtractor
+from ..strict_loading import missing_protobuf, naming_damaged_files, naming_open_clip
+from ..towers import POOLINGS_OF_ALL, get_class
 from .sentence_modules import read_sentence_modules, read_text_pooling, read_text_settings
-from .strict_loading import missing_protobuf, naming_damaged_files, naming_open_clip
-from .towers import POOLINGS_OF_ALL, get_class
 
 EXAMPLES = {"audio": "mispeech/ced-base", "text": "sentence-transformers/LaBSE"}
 # Random steps to disable: they would differ between the passes of gradient caching or leave weights without gradient.
