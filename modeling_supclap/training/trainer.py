@@ -115,7 +115,7 @@ class SupCLAPTrainer(Trainer):
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[Any, Any] = (None, None),
     ) -> None:
-        if hasattr(model, "get_base_model"):  # of `peft.get_peft_model`
+        if getattr(model, "peft_config", None):
             from .lora import unwrap_adapters
 
             model = unwrap_adapters(model)
