@@ -270,7 +270,9 @@ class ModernTextModel(StrictLoadingMixin, PreTrainedModel):
     def _rotation(self, tokens: int, device: torch.device) -> Rotation:
         """Return the rotary angles of positions 0 to `tokens` - 1."""
         head_dim = self.config.hidden_size // self.config.num_attention_heads
-        bands = self.config.rope_temperature ** -(torch.arange(0, head_dim, 2, device=device) / head_dim)
+        bands = self.config.rope_temperature ** -(
+            torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
+        )
         angles = torch.arange(tokens, device=device)[:, None] * bands  # (N, head_dim / 2)
         return angles.cos(), angles.sin()
 

@@ -329,7 +329,7 @@ class NaFlexModel(StrictLoadingMixin, PreTrainedModel):
     def _rotation(self, rows: int, columns: int, device: torch.device) -> Rotation:
         """Return the rotary angles of a grid of patches: half of them for the row, half for the column."""
         quarter = self.config.embed_dim // self.config.num_heads // 4
-        bands = self.config.rope_temperature ** -(torch.arange(quarter, device=device) / quarter)
+        bands = self.config.rope_temperature ** -(torch.arange(quarter, dtype=torch.float32, device=device) / quarter)
         # (rows, head_dim / 4)
         by_row = torch.arange(rows, device=device)[:, None] * bands
         by_column = torch.arange(columns, device=device)[:, None] * bands

@@ -2,13 +2,14 @@
 
 import builders
 import numpy as np
+import open_clip_folders
 import pytest
 import soundfile
 import torch
 from memory import traced_peak
 from transformers.utils import logging
 
-from modeling_supclap import SupCLAPModel, encoding
+from modeling_supclap import SupCLAPModel, encoding, feature_extraction_ced
 from modeling_supclap.audio_input import Recording
 from modeling_supclap.conversion import processor_from_clap
 from modeling_supclap.encoding import AudioChunks, best_chunks, chunk_starts
@@ -324,6 +325,42 @@ def test_half_precision_returns_unit_norm_in_float32(kind):
     assert found.dtype == np.float32
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-6)
     assert (found * exact).sum(axis=1).min() > 0.98
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("kind", [*KINDS, "clap2"])
+def test_the_default_dtype_of_a_program_changes_nothing(kind, dtype):
+    model, processor = open_clip_folders.build("A") if kind == "clap2" else KINDS[kind]()
+    rate_hz = processor.feature_extractor.sampling_rate
+    counts = torch.tensor([48_000, 30_000])
+    pcm = torch.from_numpy((20_000 * np.stack([builders.noise(48_000, seed) for seed in (0, 1)])).astype(np.int16))
+
+    def embed():
+        features = processor.on_device(pcm, counts)["input_features"]
+        audio = encoding.encode_audio(model, CLIPS[:2], processor, rate_hz, convert_to_tensor=True)
+        return features, audio, encoding.encode_text(model, ["w1 w2", "rain"], processor, convert_to_tensor=True)
+
+    expected = embed()
+    feature_extraction_ced._front_end.cache_clear()  # as in a new process
+    torch.set_default_dtype(dtype)
+    try:
+        during = embed()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for found in (during, embed()):
+        for left, right in zip(found, expected, strict=True):
+            assert left.dtype == torch.float32
+            assert torch.equal(left, right)
+
+
+def test_features_of_inference_mode_serve_in_training():
+    model, processor = builders.pair()
+    feature_extraction_ced._front_end.cache_clear()
+    samples, counts = torch.from_numpy(np.stack([builders.noise(16_000)])), torch.tensor([16_000])
+    with torch.inference_mode():
+        processor.on_device(samples, counts)
+    model.train().get_audio_features(**processor.on_device(samples, counts)).pooler_output.sum().backward()
+    assert model.audio_projection.linear1.weight.grad is not None
 
 
 def test_the_progress_bar_counts_recordings(model, processor, monkeypatch):
