@@ -18,7 +18,7 @@ from transformers.utils.generic import can_return_tuple
 
 from .auto_classes import register
 from .configuration_supclap import ANY_AUDIO_TOWER, AUDIO_TOWERS, SupCLAPConfig
-from .encoding import EncodingMixin
+from .encoding import EncodingMixin, Localization, Processor, Texts
 from .pipeline_supclap import ClipPipeline  # noqa: F401, registers itself
 from .pooling import SentenceDense, last_pool, mean_pool, replace_pooled
 from .strict_loading import StrictLoadingMixin
@@ -224,9 +224,53 @@ class SupCLAPModel(EncodingMixin, StrictLoadingMixin, PreTrainedModel):
                 module.eval()
         return self
 
-    def localize(self, *args: Any, **kwargs: Any) -> Any:
-        """Score texts over time within a recording (see `modeling_supclap.localization.localize`)."""
-        return importlib.import_module("modeling_supclap.localization").localize(self, *args, **kwargs)
+    def localize(
+        self,
+        audio: Any,
+        texts: Texts,
+        processor: Processor = None,
+        language: Texts | None = None,
+        sampling_rate: float | None = None,
+        window_seconds: float = 1.0,
+        hop_seconds: float = 0.5,
+        chunk_seconds: float | None = None,
+        batch_size: int = 16,
+        device: str | torch.device | None = None,
+    ) -> Localization:
+        """Score texts against sliding windows over a recording.
+
+        Args:
+            audio: One recording of any length and sampling rate. `encode_audio` describes `processor`,
+                `sampling_rate` and `device`.
+            texts: One text or a list of texts. `encode_text` describes `language`.
+            window_seconds: Length of a window in seconds.
+            hop_seconds: Time between the starts of two windows in seconds.
+            chunk_seconds: Chunk length for the audio tower in seconds, preferably the length of the training clips.
+                None: use 5 s, or the maximum of the feature extractor (CLAP: 10 s, CLAP2: 30 s).
+            batch_size: Number of chunks per batch. A chunk longer than 10 s counts as several chunks.
+
+        Returns:
+            Scores (T, n_texts), with the start and end times of the windows. The last window starts earlier, so that it
+            ends with the recording. A recording shorter than `window_seconds` is a single window.
+
+        Raises:
+            OSError: The file is missing or unreadable.
+            ValueError: An input or length is invalid, or the audio tower does not average its output over time steps.
+        """
+        localization = importlib.import_module("modeling_supclap.localization")
+        return localization.localize(
+            self,
+            audio,
+            texts,
+            processor,
+            language,
+            sampling_rate,
+            window_seconds,
+            hop_seconds,
+            chunk_seconds,
+            batch_size,
+            device,
+        )
 
     def get_input_embeddings(self) -> nn.Module:
         """Return the token embeddings of the text tower, for `resize_token_embeddings`."""

@@ -289,7 +289,7 @@ def _wrap_pretrained(model: Any, processor: SupCLAPProcessor, name: str, kind: s
         model=model,
         encode_audio=lambda audio, batch_size=32: encoding.encode_batch(model, processor, list(audio)).cpu().numpy(),
         encode_text=lambda texts, language, batch_size=32: encoding.encode_text(
-            model, texts, processor, language, batch_size
+            model, texts, processor, language=language, batch_size=batch_size
         ),
         sampling_rate_hz=rate_hz,
         chunk_seconds=encoding.max_chunk_seconds(extractor),

@@ -13,8 +13,7 @@ embeddings of whole clips. No saved model contains this folder.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +21,9 @@ import torch
 from ..audio_input import as_recordings
 from ..encoding import (
     AudioChunks,
+    Localization,
+    Processor,
+    Texts,
     audio_inputs,
     chunk_embeddings,
     encode_text,
@@ -30,33 +32,19 @@ from ..encoding import (
     max_chunk_seconds,
     min_clip_samples,
 )
-from ..processing_supclap import SupCLAPProcessor, as_list
+from ..processing_supclap import as_list
 from .time_steps import pool_steps, steps_of_time
 
 # Default chunk length for a tower that accepts any length.
 _CHUNK_SECONDS = 5.0
 
 
-class Localization(NamedTuple):
-    """Text scores over time, for T windows.
-
-    Attributes:
-        scores: Cosine similarity of each window and each text, float32 (T, n_texts).
-        start_seconds: Start time of each window, (T,) float64.
-        end_seconds: End time of each window, (T,) float64.
-    """
-
-    scores: np.ndarray
-    start_seconds: np.ndarray
-    end_seconds: np.ndarray
-
-
 def localize(
     model: Any,
     audio: Any,
-    texts: str | Sequence[str],
-    processor: SupCLAPProcessor | None = None,
-    language: str | Sequence[str] | None = None,
+    texts: Texts,
+    processor: Processor = None,
+    language: Texts | None = None,
     sampling_rate: float | None = None,
     window_seconds: float = 1.0,
     hop_seconds: float = 0.5,
@@ -64,26 +52,7 @@ def localize(
     batch_size: int = 16,
     device: str | torch.device | None = None,
 ) -> Localization:
-    """Score texts against sliding windows over a recording.
-
-    Args:
-        audio: One recording of any length and sampling rate. `processor`, `sampling_rate` and `device` are as
-            in `encode_audio`.
-        texts: One text or a list of texts. `language` is as in `encode_text`.
-        window_seconds: Length of a window in seconds.
-        hop_seconds: Time between the starts of two windows in seconds.
-        chunk_seconds: Chunk length for the audio tower in seconds, preferably the length of the training clips. None:
-            use 5 s, or the maximum of the feature extractor (CLAP: 10 s, CLAP2: 30 s).
-        batch_size: Number of chunks per batch. A chunk longer than 10 s counts as several chunks.
-
-    Returns:
-        Scores (T, n_texts), with the start and end times of the windows. The last window starts earlier, so that it
-        ends with the recording. A recording shorter than `window_seconds` is a single window.
-
-    Raises:
-        OSError: The file is missing or unreadable.
-        ValueError: An input or length is invalid, or the audio tower does not average its output over time steps.
-    """
+    """Score texts against sliding windows over a recording, as `SupCLAPModel.localize`, also for a `ClapModel`."""
     for name, value in (("window_seconds", window_seconds), ("hop_seconds", hop_seconds)):
         if not 0 < value < math.inf:
             raise ValueError(f"{name} is {value}; it must be a positive number of seconds")
@@ -102,7 +71,7 @@ def localize(
         # CED uses centred frames, so n frames span n - 1 hops.
         max_seconds = (frames - 1) * extractor.hop_size / rate_hz
     chunk_samples = get_chunk_samples(chunk_seconds, rate_hz, min_samples / rate_hz, max_seconds, default_seconds)
-    text_embeds = encode_text(model, as_list(texts), processor, language, convert_to_tensor=True)
+    text_embeds = encode_text(model, as_list(texts), processor, language=language, convert_to_tensor=True)
 
     step_samples = 0.0
 

@@ -1,5 +1,8 @@
 """`encode_audio` and `encode_text`: batches equal to single inputs, chunks, and use without the package."""
 
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier, Event
+
 import builders
 import numpy as np
 import open_clip_folders
@@ -7,6 +10,7 @@ import pytest
 import soundfile
 import torch
 from memory import traced_peak
+from transformers import BertConfig
 from transformers.utils import logging
 
 from modeling_supclap import SupCLAPModel, encoding, feature_extraction_ced
@@ -312,6 +316,43 @@ def test_every_module_is_left_in_its_own_mode(model, processor):
         model.encode_audio([CLIPS[0], builders.noise(100)], processor, sampling_rate=16000)
     assert {name: module.training for name, module in model.named_modules()} == before
     assert np.array_equal(quiet, model.eval().encode_text("rain", processor))
+
+
+def test_the_last_thread_restores_the_modes(model):
+    model.train()
+    model.text_model.eval()
+    before = {name: module.training for name, module in model.named_modules()}
+    both_are_in, first_is_out, found = Barrier(2), Event(), []
+
+    def first():
+        with encoding.inference(model):
+            both_are_in.wait(10)
+        first_is_out.set()
+
+    def second():
+        with encoding.inference(model):
+            both_are_in.wait(10)
+            assert first_is_out.wait(10)
+            found.append((any(module.training for module in model.modules()), torch.is_grad_enabled()))
+
+    with ThreadPoolExecutor(2) as pool:
+        for work in [pool.submit(first), pool.submit(second)]:
+            work.result()
+    assert found == [(False, False)]
+    assert {name: module.training for name, module in model.named_modules()} == before
+    assert not encoding._EVALUATING
+
+
+def test_threads_get_no_dropout_from_a_model_in_training_mode():
+    text = BertConfig(**{**builders.bert_config(), "hidden_dropout_prob": 0.5})
+    model = builders.supclap_model(builders.supclap_config(text)).train()
+    processor = builders.pair()[1]
+    expected = model.encode_text("rain", processor)
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: model.encode_text("rain", processor), range(200)))
+    assert all(np.array_equal(embed, expected) for embed in found)
+    assert model.training
+    assert model.text_model.training
 
 
 @pytest.mark.parametrize("kind", ["ced and bert", "clap"])
