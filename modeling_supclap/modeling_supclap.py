@@ -158,14 +158,34 @@ class SupCLAPModel(EncodingMixin, StrictLoadingMixin, PreTrainedModel):
                 init.constant_(module.logit_bias, self.config.logit_bias or 0.0)
 
     @classmethod
-    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Self:
-        """Load a model (see `StrictLoadingMixin`). Weights that no embedding depends on are frozen."""
+    def from_pretrained(
+        cls, *args: Any, temperature: float | None = None, logit_bias: float | None = None, **kwargs: Any
+    ) -> Self:
+        """Load a model (see `StrictLoadingMixin`). Weights that no embedding depends on are frozen.
+
+        `temperature` and `logit_bias` replace those of the model, as in `set_temperature`.
+        """
         loaded: Any = super().from_pretrained(*args, **kwargs)
         # a tuple with output_loading_info=True
         model = loaded[0] if isinstance(loaded, tuple) else loaded
+        model.set_temperature(temperature, logit_bias)
         freeze_idle(model.audio_model, model.config.audio_pooling)
         freeze_idle(model.text_model, model.config.text_pooling)
         return loaded
+
+    def set_temperature(self, temperature: float | None = None, logit_bias: float | None = None) -> None:
+        """Replace the temperature, and the bias of the logits (SigLIP), also in the configuration. None: keep it.
+
+        Raises:
+            ValueError: The temperature is not positive.
+        """
+        if temperature is not None:
+            self.config.temperature = temperature
+            self.config.validate_architecture()
+            nn.init.constant_(self.logit_scale, -math.log(temperature))
+        if logit_bias is not None:
+            self.config.logit_bias = logit_bias
+            self.logit_bias = nn.Parameter(torch.full_like(self.logit_scale, logit_bias))
 
     @classmethod
     def from_encoders(cls, audio: str, text: str, **kwargs: Any) -> Self:
