@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from transformers import AutoModel, PreTrainedModel
 from transformers import initialization as init
 from transformers.activations import ACT2FN
+from transformers.dynamic_module_utils import custom_object_save
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
@@ -235,6 +236,11 @@ class SupCLAPModel(EncodingMixin, StrictLoadingMixin, PreTrainedModel):
                 for name in ("logit_scale_a", "logit_scale_t"):
                     state_dict[name] = state_dict["logit_scale"].detach().reshape(()).clone()
         super().save_pretrained(save_directory, is_main_process, state_dict, **kwargs)
+
+    def save_code(self, folder: str | os.PathLike[str]) -> None:
+        """Save the configuration, and the code of the model and of its towers, to a folder that gets the weights."""
+        custom_object_save(self, folder, config=self.config)
+        self.config.save_pretrained(folder)
 
     def train(self, mode: bool = True) -> Self:
         """Set the training mode. Batch norms stay in evaluation mode, so that embeddings do not depend on the batch."""

@@ -666,6 +666,8 @@ class SupCLAPTrainer(Trainer):
         if self.args.should_save:
             output = Path(self.args.output_dir or ".")
             self._frozen = write_frozen(Path(folder), output, weights, frozen, self._frozen) if frozen else {}
+            if self.args.push_to_hub:  # the Trainer uploads the weights from `output`
+                self.clap.save_code(output)
             self.clap.config.save_pretrained(folder)
             apply_umask(folder)
             if getattr(self.clap, "peft_config", None):
