@@ -57,7 +57,7 @@ class ArrayMetric(evaluate.Metric):
         return super().compute(predictions=predictions, references=references, **self.select_options(kwargs))
 
     def select_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options of this metric.
+        """Return the options of this metric, with tensors as arrays.
 
         Options of the other metrics in this folder are dropped, because `evaluate.combine` passes all options to every
         metric. Other options raise TypeError.
@@ -66,13 +66,24 @@ class ArrayMetric(evaluate.Metric):
         for name in options:
             if name not in known and name not in OPTIONS:
                 raise TypeError(f"{self.name} has no option {name!r}; it has {', '.join(known)}")
-        return {name: value for name, value in options.items() if name in known}
+        return {name: as_array(value) for name, value in options.items() if name in known}
 
     def _infer_feature_from_batch(self, batch: dict[str, Any]) -> datasets.Features:
         empty = [name for name, column in batch.items() if column is None or len(column) == 0]
         if empty:
             raise ValueError(f"{' and '.join(empty)} are missing or empty; give one or more rows of each")
         return super()._infer_feature_from_batch(batch)
+
+
+def as_array(value: Any) -> Any:
+    """Convert a tensor of torch, of any dtype and device, or a list of tensors. Other values are returned unchanged."""
+    if isinstance(value, (list, tuple)) and value and hasattr(value[0], "detach"):
+        return [as_array(row) for row in value]
+    if not hasattr(value, "detach"):
+        return value
+    tensor = value.detach().cpu()
+    # numpy has no bfloat16
+    return (tensor.float() if "bfloat16" in str(tensor.dtype) else tensor).numpy()
 
 
 def take_rows(array: Any, indices: Sequence[int], name: str) -> list[Any]:
