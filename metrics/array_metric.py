@@ -76,9 +76,7 @@ class ArrayMetric(evaluate.Metric):
 
 
 def as_array(value: Any) -> Any:
-    """Convert a tensor of torch, of any dtype and device, or a list of tensors. Other values are returned unchanged."""
-    if isinstance(value, (list, tuple)) and value and hasattr(value[0], "detach"):
-        return [as_array(row) for row in value]
+    """Convert a tensor of torch, of any dtype and device, to an array. Other values are returned unchanged."""
     if not hasattr(value, "detach"):
         return value
     tensor = value.detach().cpu()
@@ -86,12 +84,18 @@ def as_array(value: Any) -> Any:
     return (tensor.float() if "bfloat16" in str(tensor.dtype) else tensor).numpy()
 
 
-def take_rows(array: Any, indices: Sequence[int], name: str) -> list[Any]:
-    """Return the array rows with the given indices; raise ValueError if an index is not in 0..len(array) - 1."""
+def take_rows(array: Any, indices: Sequence[Any], name: str) -> Sequence[Any]:
+    """Return the array rows with the given indices. If the array is None, `indices` are rows, and are returned.
+
+    Raises:
+        ValueError: An index is not in 0..len(array) - 1.
+    """
+    if array is None:
+        return indices
     for index in indices:
         if np.ndim(index) or not 0 <= index < len(array):
             raise ValueError(f"each row index of {name} must be an integer in 0..{len(array) - 1}, not {index}")
-    return [array[index] for index in indices]
+    return [as_array(array[index]) for index in indices]
 
 
 ATRI = """\
