@@ -28,6 +28,9 @@ OWN_TOWERS = {
 AUDIO_TOWERS = ("ced", "clap_audio_model", "cnn14", "naflex")
 ANY_AUDIO_TOWER = ("audio_encoder", "run_encoder")
 
+# More layers than any encoder has. To build the millions that a damaged or hostile file may state would take hours.
+MAX_LAYERS = 1000
+
 # The text encoder of SONAR (Duquenne et al., 2023, arXiv 2308.11466), in the field names of M2M100.
 SONAR_TEXT_CONFIG: dict[str, Any] = {
     "model_type": "m2m_100",
@@ -39,6 +42,17 @@ SONAR_TEXT_CONFIG: dict[str, Any] = {
     "encoder_layerdrop": 0.0,
     "max_position_embeddings": 1024,
 }
+
+
+def check_depth(config: PreTrainedConfig) -> None:
+    """Raise ValueError if a configuration, or one within it, has more than `MAX_LAYERS` layers."""
+    for name, value in vars(config).items():
+        if isinstance(value, PreTrainedConfig):
+            check_depth(value)
+        elif name.endswith(("layer", "layers", "depth", "depths")):
+            counts = [count for count in (value if isinstance(value, list) else [value]) if isinstance(count, int)]
+            if sum(counts) > MAX_LAYERS:
+                raise ValueError(f"{name} is {value}; a tower has at most {MAX_LAYERS} layers")
 
 
 class OwnTypeMixin:
@@ -67,6 +81,10 @@ class OwnTypeMixin:
             raise ValueError(f"{name} {problem}; pass a {cls.model_type!r} checkpoint{cls.advice}")
 
         return fields, rest
+
+    def validate_depth(self) -> None:
+        """Raise ValueError for too many layers. The constructor calls this method."""
+        check_depth(cast(PreTrainedConfig, self))
 
 
 @strict
@@ -497,7 +515,9 @@ def config_from_dict(config: dict[str, Any] | PreTrainedConfig) -> PreTrainedCon
         raise ValueError(
             f"the model type {model_type!r} is unknown to transformers {__version__}; pass another encoder"
         )
-    return AutoConfig.for_model(model_type, **fields)
+    tower = AutoConfig.for_model(model_type, **fields)
+    check_depth(tower)
+    return tower
 
 
 register(AutoConfig, SupCLAPConfig.model_type, SupCLAPConfig)

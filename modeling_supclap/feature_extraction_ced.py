@@ -11,6 +11,7 @@ from transformers import AutoFeatureExtractor, BatchFeature, SequenceFeatureExtr
 from .audio_input import as_waveforms
 from .auto_classes import register
 from .configuration_supclap import CEDConfig, SupCLAPConfig
+from .waveform import LEAST_RATE_HZ, MOST_RATE_HZ
 
 # Smallest power of a spectrogram: digital silence is 10 log10(1e-10) = -100 dB.
 POWER_FLOOR = 1e-10
@@ -39,6 +40,9 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
             with silence (-100 dB), which the model masks.
         min_frames: Minimum clip length in frames: one patch (16 for CED, 4 for Dasheng).
         pad_to_samples: Append zeros to shorter clips up to this length in samples (CLAP2: 1024, one window).
+
+    Raises:
+        ValueError: A size or the sampling rate is outside its limits.
 
     Example:
         >>> extractor = CEDFeatureExtractor()
@@ -81,6 +85,17 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
         self.top_db = top_db
         self.min_frames = min_frames
         self.pad_to_samples = pad_to_samples
+        limits = {
+            "sampling_rate": (LEAST_RATE_HZ, MOST_RATE_HZ),
+            "n_fft": (1, sampling_rate),
+            "win_size": (1, n_fft),
+            "hop_size": (1, n_fft),
+            "feature_size": (1, n_fft),
+            "pad_to_samples": (0, sampling_rate),
+        }
+        for name, (least, most) in limits.items():
+            if not least <= getattr(self, name) <= most:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be from {least} to {most}")
 
     @classmethod
     def from_config(cls, config: Any) -> Self:

@@ -115,8 +115,12 @@ class SupCLAPProcessor(ProcessorMixin):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Self:
-        """Load a processor as in transformers. If this fails, the error message lists the required files."""
+        """Load a processor as in transformers. If this fails, the error message lists the required files.
+
+        Code in the folder or repository, such as that of a tokenizer, runs only with `trust_remote_code=True`.
+        """
         name = pretrained_model_name_or_path
+        kwargs.setdefault("trust_remote_code", False)  # None asks on the terminal
         with naming_open_clip(name):
             try:
                 return super().from_pretrained(name, *args, **kwargs)

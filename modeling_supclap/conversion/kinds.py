@@ -122,7 +122,7 @@ def load_processor(name: str) -> SupCLAPProcessor:
         case "open_clip":
             return load_open_clip_processor(name)
         case "clap":
-            return processor_from_clap(ClapProcessor.from_pretrained(name))
+            return processor_from_clap(ClapProcessor.from_pretrained(name, trust_remote_code=False))
         case _:
             return SupCLAPProcessor.from_pretrained(name)
 

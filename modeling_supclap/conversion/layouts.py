@@ -220,7 +220,7 @@ def _convert_clap_hub(checkpoint: Checkpoint) -> Converted:
         raise ValueError(
             f"{checkpoint.origin} has no config.json of a CLAP next to its weights; give the whole folder"
         )
-    feature_extractor = AutoFeatureExtractor.from_pretrained(checkpoint.folder)
+    feature_extractor = AutoFeatureExtractor.from_pretrained(checkpoint.folder, trust_remote_code=False)
     model = supclap_from_clap(load_clap(checkpoint.folder))
     return model, feature_extractor, {"logit scale of the text direction": 1}
 

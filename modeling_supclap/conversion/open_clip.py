@@ -262,7 +262,7 @@ def _read_text(text_cfg: Mapping[str, Any], origin: str) -> tuple[Any, dict[str,
         }
         # Some repositories pin a half precision.
         changes = {**(text_cfg.get("hf_model_config") or {}), "dtype": None}
-        return AutoConfig.from_pretrained(text_cfg["hf_model_name"], **changes), options
+        return AutoConfig.from_pretrained(text_cfg["hf_model_name"], trust_remote_code=False, **changes), options
 
     fields = _read_fields(text_cfg, _TEXT_DEFAULTS, _TEXT_ONLY, _TEXT_IGNORED, where)
     if fields["pool_type"] == "argmax":

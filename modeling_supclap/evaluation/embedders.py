@@ -220,14 +220,14 @@ class PeAudioEmbedder:
     min_seconds = MIN_SECONDS
 
     def __init__(self, name: str, device: Any = None) -> None:
-        config = AutoConfig.from_pretrained(name)
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
         if config.model_type == "pe_audio_video":
             config = config.audio_config
         self.model: Any = _PeAudioTowers.from_pretrained(name, config=config, dtype=torch.float32)
         self.model = self.model.eval().to(device)
         self.model.text_model.final_norm = torch.nn.Identity()
-        self.extractor: Any = AutoFeatureExtractor.from_pretrained(name)
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(name)
+        self.extractor: Any = AutoFeatureExtractor.from_pretrained(name, trust_remote_code=False)
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         self.sampling_rate = int(self.extractor.sampling_rate)
         self.device, self.dtype = self.model.device, self.model.dtype
         settings = [settings_text([self.model.config.to_dict(), self.extractor.to_dict()])]

@@ -257,7 +257,9 @@ def _load(name: str, processor: Any, device: Any, trust_remote_code: bool) -> tu
             model, default = load_open_clip(name)
             return model.to(device), processor or default
         case "clap":
-            return load_clap(name).to(device), processor or ClapProcessor.from_pretrained(name)
+            return load_clap(name).to(device), processor or ClapProcessor.from_pretrained(
+                name, trust_remote_code=False
+            )
         case "sentence_transformers":
             from .embedders import SentenceEmbedder
 

@@ -119,7 +119,7 @@ def load_tower(kind: Literal["audio", "text"], name: str, pooling: str = "mean")
 
 def _load_tower_of_model(kind: Literal["audio", "text"], name: str, pooling: str) -> PreTrainedModel:
     """Load one encoder of a SupCLAP model, without its projection. Raise ValueError if the text pooling differs."""
-    model = AutoModel.from_pretrained(name, dtype=torch.float32)
+    model = AutoModel.from_pretrained(name, dtype=torch.float32, trust_remote_code=False)
     expected = model.config.text_pooling
     if kind == "text" and pooling != expected:
         raise ValueError(f"text_pooling is {pooling!r}, but {name} was trained with {expected!r}; pass {expected!r}")
@@ -131,7 +131,7 @@ def _load_feature_extractor(name: str) -> SequenceFeatureExtractor:
     try:
         fields, _ = PreTrainedConfig.get_config_dict(name)
         if fields.get("model_type") != CEDConfig.model_type:
-            return AutoFeatureExtractor.from_pretrained(name)
+            return AutoFeatureExtractor.from_pretrained(name, trust_remote_code=False)
         if cached_file(name, FEATURE_EXTRACTOR_NAME, _raise_exceptions_for_missing_entries=False) is None:
             return CEDFeatureExtractor.from_config(CEDConfig(**fields))
         # Load by class, because the published files name a class of their own code.
@@ -149,7 +149,7 @@ def load_tokenizer(name: Any, **kwargs: Any) -> PreTrainedTokenizerBase:
     try:
         if os.path.isfile(name):
             return _read_sentencepiece(str(name), **kwargs)
-        return AutoTokenizer.from_pretrained(str(name), **kwargs)
+        return AutoTokenizer.from_pretrained(str(name), **{"trust_remote_code": False, **kwargs})
     except (OSError, ValueError, TypeError) as error:  # TypeError: the vocabulary file is missing
         reason = f"{error}{missing_protobuf()}"
         files = sorted(os.listdir(name)) if os.path.isdir(name) else ["tokenizer.json"]

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from modeling_supclap.datasets_scripts.public_names import is_secret, redact
 
 from ..evaluation.results import SCHEMA, package_versions
@@ -50,6 +52,7 @@ class CardFacts:
     command: str = ""  # command line of the training run
     processes: int = 1  # number of training processes
     device: str = ""  # device type of the run, such as "cuda"
+    threads: int = 0  # CPU threads of a training process; 0 if unknown
 
 
 def facts_of_run(trainer: Any) -> CardFacts:
@@ -80,6 +83,7 @@ def facts_of_run(trainer: Any) -> CardFacts:
         command=public_command(sys.argv),
         processes=args.world_size,
         device=args.device.type,
+        threads=torch.get_num_threads(),
     )
 
 
