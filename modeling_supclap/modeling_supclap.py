@@ -189,7 +189,7 @@ class SupCLAPModel(EncodingMixin, StrictLoadingMixin, PreTrainedModel):
             self.logit_bias = nn.Parameter(torch.full_like(self.logit_scale, logit_bias))
 
     @classmethod
-    def from_encoders(cls, audio: str, text: str, **kwargs: Any) -> Self:
+    def from_encoders(cls, audio: str, text: str, audio_seconds: int | None = None, **kwargs: Any) -> Self:
         """Build a model from two pretrained encoders.
 
         The projections and the temperature are newly initialised and must be trained.
@@ -202,6 +202,9 @@ class SupCLAPModel(EncodingMixin, StrictLoadingMixin, PreTrainedModel):
                 sentence-transformers model (LaBSE, e5) keeps its pooling, dense layers and normalisation.
                 For both, a SupCLAP model provides its encoder alone, without dense layers and projection. It sets the
                 default of `text_pooling`.
+            audio_seconds: Length of the clips that Whisper's encoder takes, in whole seconds. None: 30. Its positions
+                are cut, so the embeddings of shorter clips differ from those with 30 s. The processor needs the same
+                value.
             **kwargs: Further fields of `SupCLAPConfig`. If `text_pooling` differs from the pooling of a
                 sentence-transformers model, its dense layers and normalisation are not used.
 
@@ -214,7 +217,9 @@ class SupCLAPModel(EncodingMixin, StrictLoadingMixin, PreTrainedModel):
             ValueError: A checkpoint cannot be a tower, weights are missing, or a pooling is not supported.
         """
         # By name, because transformers requires each package that the code of a saved folder imports.
-        return importlib.import_module("modeling_supclap.joining").join_models(cls, audio, text, **kwargs)
+        return importlib.import_module("modeling_supclap.joining").join_models(
+            cls, audio, text, audio_seconds, **kwargs
+        )
 
     def save_pretrained(  # type: ignore[override]
         self,

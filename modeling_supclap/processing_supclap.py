@@ -96,13 +96,16 @@ class SupCLAPProcessor(ProcessorMixin):
         super().__init__(feature_extractor, tokenizer, **kwargs)
 
     @classmethod
-    def from_encoders(cls, audio: str, text: str, caption_prefix: str | None = None, **kwargs: Any) -> Self:
+    def from_encoders(
+        cls, audio: str, text: str, caption_prefix: str | None = None, audio_seconds: int | None = None, **kwargs: Any
+    ) -> Self:
         """Build a processor from the feature extractor of an audio encoder and the tokenizer of a text encoder.
 
         Args:
             audio, text: Hub ids or folders of the two encoders.
             caption_prefix: Text to insert before every caption. None: use the prompt of a sentence-transformers
                 model, and no prefix for other encoders.
+            audio_seconds: Length of the clips that Whisper's encoder takes, as in `SupCLAPModel.from_encoders`.
             **kwargs: Options of the tokenizer. For a sentence-transformers model, `model_max_length` defaults to its
                 maximum sequence length.
 
@@ -111,7 +114,7 @@ class SupCLAPProcessor(ProcessorMixin):
             ValueError: Tokenizer files are missing.
         """
         joining = importlib.import_module("modeling_supclap.joining")
-        return joining.join_processors(cls, audio, text, caption_prefix, **kwargs)
+        return joining.join_processors(cls, audio, text, caption_prefix, audio_seconds, **kwargs)
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Self:
