@@ -351,6 +351,12 @@ class ModernTextConfig(OwnTypeMixin, PreTrainedConfig):
 
     model_type = "modern_text"
     base_config_key = "text_config"
+    # the names of `NaFlexConfig`, for the parts of both towers
+    attribute_map = {  # noqa: RUF012
+        "norm_layer": "norm_type",
+        "layer_norm_eps": "norm_eps",
+        "qkv_bias": "attention_bias",
+    }
 
     vocab_size: int = 50260
     hidden_size: int = 512

@@ -171,7 +171,7 @@ CODE_OF_EVERY_FOLDER = {
 CODE_OF_TOWERS = {
     "supclap": {"modeling_ced.py", "frames.py", "feature_extraction_ced.py"},
     "sonar": {"modeling_ced.py", "frames.py", "feature_extraction_ced.py", "modeling_sonar.py"},
-    "clap2": {"modeling_naflex.py", "frames.py", "modeling_modern_text.py", "feature_extraction_ced.py"},
+    "clap2": {"modeling_naflex.py", "frames.py", "rotary.py", "modeling_modern_text.py", "feature_extraction_ced.py"},
     "cnn14": {"modeling_cnn14.py", "feature_extraction_msclap.py"},
     "whisper": {"audio_encoder.py"},
 }
