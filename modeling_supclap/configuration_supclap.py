@@ -186,24 +186,12 @@ class CEDConfig(OwnTypeMixin, PreTrainedConfig):
         return _pair(self.patch_size)[1]
 
     def validate_architecture(self) -> None:
-        """Raise ValueError for invalid sizes. The constructor calls this method."""
-        sizes = ("embed_dim", "depth", "num_heads", "n_mels", "patch_mels", "patch_frames", "target_length")
-        if bad := {name: getattr(self, name) for name in sizes if getattr(self, name) < 1}:
-            raise ValueError(f"sizes must be at least 1, got {bad}")
-        if self.embed_dim % self.num_heads:
-            raise ValueError(f"embed_dim={self.embed_dim} must be a multiple of num_heads={self.num_heads}")
-
+        """Raise ValueError for patches that the encoder would not cover. The constructor calls this method."""
         stride, size = self.patch_stride, self.patch_size
         if _pair(stride) != _pair(size):
             raise ValueError(f"patch_stride={stride} must be {size} like patch_size; patches do not overlap")
         if self.n_mels % self.patch_mels:
             raise ValueError(f"n_mels={self.n_mels} must be a multiple of patch_size={self.patch_mels}")
-        if self.target_length < self.patch_frames:
-            raise ValueError(f"target_length={self.target_length} is shorter than one patch of {self.patch_frames}")
-
-        rates = ("drop_rate", "attn_drop_rate", "drop_path_rate")
-        if bad := {name: getattr(self, name) for name in rates if not 0 <= getattr(self, name) < 1}:
-            raise ValueError(f"dropout rates must be in [0, 1), got {bad}")
 
 
 def _pair(size: Any) -> tuple[int, int]:
