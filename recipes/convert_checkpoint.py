@@ -56,28 +56,6 @@ def merge_adapters(checkpoint: Path, weights: Mapping[str, torch.Tensor], folder
     print(f"{checkpoint}: merged its adapters; the model is in {folder}")
 
 
-def print_comparison(folder: Path, tokenizer: str | None = None) -> None:
-    """Print that all fields and tensors are known, and the cosines to OpenCLIP's own embeddings if it is installed."""
-    from modeling_supclap.conversion import load_open_clip
-    from modeling_supclap.conversion.open_clip import compare_with_open_clip
-
-    print("all fields of open_clip_config.json are supported, and all tensors are used")
-    model, processor = load_open_clip(folder, tokenizer)
-    try:
-        found = compare_with_open_clip(folder, model, processor)
-    except (ImportError, OSError) as error:
-        print(
-            f"not compared with OpenCLIP ({error}): pip install 'open_clip_torch>=4.2.1' tiktoken, and connect to the "
-            "network once for the vocabulary of tiktoken"
-        )
-        return
-    print(
-        f"OpenCLIP {found['version']}: token ids {'equal' if found['tokens'] else 'DIFFER'}, "
-        f"lowest cosine of audio {found['audio']:.6f}, of text {found['text']:.6f}"
-    )
-    print("please report these two lines, with the name and revision of the model, to the authors of this package")
-
-
 def write_open_clip(source: str, folder: Path) -> None:
     """Write a SupCLAP model with CLAP2's towers in OpenCLIP's format."""
     from modeling_supclap.conversion import save_open_clip
@@ -147,8 +125,6 @@ def main(arguments: list[str] | None = None) -> None:
     save_conversion(conversion, args.out, tokenizer, args.verify)
 
     print(f"{type(conversion.model).__name__} is in {args.out}{', verified' if args.verify else ''}")
-    if conversion.layout.kind == "open-clip" and args.verify and args.part == "whole":
-        print_comparison(checkpoint.folder, args.tokenizer)
     if tokenizer is None and conversion.reads_text:
         print(
             f"no tokenizer was saved; pass --tokenizer (in training: the tokenizer of {conversion.layout.tokenizer})"
