@@ -1,5 +1,6 @@
 """Configuration classes: `SupCLAPConfig` (two-tower model), and the encoders that transformers lacks."""
 
+import math
 import os
 import shutil
 from pathlib import Path
@@ -479,7 +480,7 @@ class SupCLAPConfig(OwnTypeMixin, PreTrainedConfig):
         """Raise ValueError for invalid values. The constructor calls this method."""
         if self.projection_dim < 1:
             raise ValueError(f"projection_dim must be at least 1, got {self.projection_dim}")
-        if self.temperature <= 0:
+        if not 0 < self.temperature < math.inf:
             raise ValueError(f"temperature must be positive (0.07 in the papers), got {self.temperature}")
 
 

@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 
     from modeling_supclap.conversion import Conversion
 
-KINDS = ("ced", "dasheng", "glap", "laion", "ml-clap", "msclap", "open-clip", "sonar")
-"""Supported kinds of checkpoints. They are listed here because importing the layouts would delay `--help`."""
-
 
 def format_parts(conversion: Conversion) -> str:
     """Format a text with a table of the converted encoders, and the numbers of tensors that were not converted."""
@@ -83,10 +80,6 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", help="File, folder, Hub id, or a file in a Hub repository (owner/name/file.pt).")
     parser.add_argument("--out", required=True, type=Path, help="New or empty output folder.")
-    parser.add_argument(
-        "--kind", default="auto", choices=("auto", *KINDS), help="Accept only this kind of checkpoint."
-    )
-    parser.add_argument("--part", default="whole", choices=("whole", "audio", "text"), help="Convert only one tower.")
     parser.add_argument("--tokenizer", help="Hub id, folder or Meta's SentencePiece file; default: from the source.")
     parser.add_argument("--revision", help="Commit, branch or tag of the Hub repository.")
     parser.add_argument("--verify", action="store_true", help="Reload the written model and compare it.")
@@ -105,10 +98,8 @@ def main(arguments: list[str] | None = None) -> None:
     if any(".base_layer." in name for name in checkpoint.tensors):
         merge_adapters(Path(args.source), checkpoint.tensors, args.out)
         return
-    conversion = convert_checkpoint(checkpoint, args.kind, args.part)
+    conversion = convert_checkpoint(checkpoint)
     print(f"{checkpoint.origin}: recognised as {conversion.layout.name}, {len(checkpoint.tensors):,} tensors")
-    if checkpoint.not_read:
-        print(f"not read from the file: {', '.join(checkpoint.not_read)}")
     print(format_parts(conversion))
 
     name = args.tokenizer
@@ -120,7 +111,7 @@ def main(arguments: list[str] | None = None) -> None:
     ):
         name = checkpoint.folder
     tokenizer = None if name is None else load_tokenizer(name)
-    if conversion.layout.kind == "open-clip" and args.part != "audio":
+    if checkpoint.config.get("model_cfg"):
         tokenizer = load_open_clip_tokenizer(str(checkpoint.folder), checkpoint.config, args.tokenizer)
     save_conversion(conversion, args.out, tokenizer, args.verify)
 

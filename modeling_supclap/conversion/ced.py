@@ -69,13 +69,13 @@ def _config_from_file(config: Mapping[str, Any], origin: str) -> CEDConfig:
 
 
 def _config_from_shapes(encoder: Tensors) -> CEDConfig:
-    width, _, *patch = encoder.get_shape("patch_embed.proj.weight", 4)
-    columns = encoder.get_shape("time_pos_embed", 4)[3]
+    width, _, *patch = encoder["patch_embed.proj.weight"].shape
+    columns = encoder["time_pos_embed"].shape[3]
     if (columns, patch[1]) not in TARGET_LENGTHS:
         lengths = f"{columns} time positions and {patch[1]} frames per patch"
         raise ValueError(f"{encoder.origin} has {lengths}; give a folder with a config.json that sets target_length")
 
-    inner = encoder.get_shape("blocks.0.mlp.fc1.weight", 2)[0]
+    inner = encoder["blocks.0.mlp.fc1.weight"].shape[0]
     return CEDConfig(
         embed_dim=width,
         num_heads=encoder.count_heads(width, 80 if width == 1280 else 64),  # Dasheng 0.6B has 16 heads

@@ -175,7 +175,7 @@ def supclap_from_open_clip(
     _refuse_old_patches(whole, audio_config)
     # hf_proj_type "mlp": linear, GELU, linear, without biases
     if text_cfg.get("hf_model_name") and "text.proj.0.weight" in whole:
-        inner = whole.get_shape("text.proj.0.weight", 2)[0]
+        inner = whole["text.proj.0.weight"].shape[0]
         options["text_dense"] = [{"out_features": inner, "activation": "gelu", "bias": False}]
 
     text_names = _HF_TEXT_NAMES if text_cfg.get("hf_model_name") else _TEXT_NAMES
@@ -315,7 +315,7 @@ def _refuse_old_patches(tensors: Tensors, config: NaFlexConfig) -> None:
     """
     rows, columns = config.patch_freq, config.patch_time
     name = "audio.encoder.vit.embeds.proj.weight"
-    values = tensors.get_shape(name, 2)[1]
+    values = tensors[name].shape[1]
     if rows == columns or 1 in (rows, columns) or values != rows * columns:
         return
     steps = tensors[name].float().diff(dim=1).square().mean(dim=0)

@@ -86,9 +86,9 @@ def read_provenance(folder: str | Path) -> list[dict[str, Any]]:
         return []
 
     entries = json.loads(path.read_text(encoding="utf-8"))
-    for entry in entries if isinstance(entries, list) else [None]:
-        if not isinstance(entry, dict) or not {"part", "source"} <= entry.keys():
-            raise ValueError(f"{path} must be a list of mappings with the keys part and source")
+    is_list = isinstance(entries, list)
+    if not is_list or not all(isinstance(entry, dict) and {"part", "source"} <= entry.keys() for entry in entries):
+        raise ValueError(f"{path} must be a list of mappings with the keys part and source")
     return entries
 
 
