@@ -134,8 +134,8 @@ def load_embedding_model(
     """Load or wrap a model as an `EmbeddingModel`.
 
     Args:
-        model: One of: folder or Hub id of a SupCLAP or CLAP checkpoint, of CLAP2 in OpenCLIP's format, of PE-AV, or of
-            a model in the format of sentence-transformers that takes audio and text; `"module:function"`, where the
+        model: One of: folder or Hub id of a SupCLAP or CLAP checkpoint, of CLAP2 in OpenCLIP's format, or of a
+            model in the format of sentence-transformers that takes audio and text; `"module:function"`, where the
             function has no arguments and returns a model; a `SupCLAPModel` or `ClapModel`; an object with
             `encode_audio` and `encode_text`; an `EmbeddingModel`, which is returned unchanged.
         processor: `SupCLAPProcessor` or `ClapProcessor`. Required if `model` is a `ClapModel` object.
@@ -264,10 +264,6 @@ def _load(name: str, processor: Any, device: Any, trust_remote_code: bool) -> tu
             from .embedders import SentenceEmbedder
 
             return SentenceEmbedder(name, device, trust_remote_code), None
-        case "pe_audio":
-            from .embedders import PeAudioEmbedder
-
-            return PeAudioEmbedder(name, device), None
         case _:
             return SupCLAPModel.from_pretrained(name).eval().to(device), processor
 
