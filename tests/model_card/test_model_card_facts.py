@@ -150,11 +150,14 @@ def test_the_commit_of_a_checkout(tmp_path, monkeypatch):
     monkeypatch.setattr(card_facts, "_ROOT", tmp_path)
     assert code_commit() == ""
     who = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
-    for words in (["init", "-q"], [*who, "commit", "-q", "--allow-empty", "-m", "first"]):
+    (tmp_path / "code.py").write_text("")
+    for words in (["init", "-q"], ["add", "."], [*who, "commit", "-q", "-m", "first"], ["tag", "v1"]):
         subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
     commit = code_commit()
     assert len(commit) == 40
-    (tmp_path / "new").write_text("")
+    (tmp_path / "recordings").write_text("not code")
+    assert code_commit() == commit
+    (tmp_path / "code.py").write_text("changed")
     assert code_commit() == f"{commit} with local changes"
 
 
