@@ -36,6 +36,7 @@ SONAR_MAX_TOKENS = 514
 BERT_MAX_TOKENS = 512
 # Of `audio_kwargs`. Clips are always padded to the longest, so `padding` changes nothing.
 _AUDIO_OPTIONS = {"sampling_rate", "return_tensors", "padding"}
+_SURROGATES = re.compile("[\ud800-\udfff]")  # half of a character, as in a text that was read in a wrong encoding
 _PUNCTUATION = re.compile('[(),.!?;:|*"，。！？；：、]')
 
 
@@ -254,15 +255,11 @@ class SupCLAPProcessor(ProcessorMixin):
         if not captions:
             raise ValueError("text is an empty list; pass at least one caption")
         for index, caption in enumerate(captions):
-            if not isinstance(caption, str):
-                raise ValueError(f"caption {index} must be a string, got {type(caption).__name__}: {caption!r}")
             # lower case, without punctuation and repeated spaces, as in ML-CLAP
-            if self.plain_captions:
+            if self.plain_captions and isinstance(caption, str):
                 caption = " ".join(_PUNCTUATION.sub(" ", caption.lower()).split())
-            if not caption.strip():
-                raise ValueError(f"caption {index} is blank: {captions[index]!r}; remove the clip or add a caption")
-            if any("\ud800" <= character <= "\udfff" for character in caption):
-                raise ValueError(f"caption {index} contains a lone surrogate, which is not valid Unicode: {caption!r}")
+            if not isinstance(caption, str) or not caption.strip() or _SURROGATES.search(caption):
+                raise ValueError(f"caption {index} is {captions[index]!r}; pass valid Unicode that is not blank")
             # tokenizers treat spaces at the ends differently
             captions[index] = self.caption_prefix + caption.strip()
 
