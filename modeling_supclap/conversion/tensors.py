@@ -28,8 +28,11 @@ class Tensors(dict[str, torch.Tensor]):
     def build(self, model_class: Callable[..., Any], *args: Any) -> Any:
         """Build `model_class(*args)` and load exactly these tensors into it (float32, evaluation mode)."""
         with no_init_weights():
+            # Without memory first, because the sizes may be those of a stranger's configuration.
+            with torch.device("meta"):
+                refuse_misfit(model_class(*args), self, self.origin)
             model = model_class(*args)
-        fill_exactly(model, self, self.origin)
+        model.load_state_dict(self)
         return model.eval()
 
     def rename(self, rules: Sequence[tuple[str, str]]) -> Tensors:
@@ -132,9 +135,14 @@ def fill_exactly(model: nn.Module, tensors: Mapping[str, torch.Tensor], origin: 
     Raises:
         ValueError: Names or shapes differ. In this case the model is unchanged.
     """
+    refuse_misfit(model, tensors, origin)
+    model.load_state_dict(tensors)
+
+
+def refuse_misfit(model: nn.Module, tensors: Mapping[str, torch.Tensor], origin: str) -> None:
+    """Raise ValueError if names or shapes of tensors differ from those of a model."""
     expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     given = {name: tuple(value.shape) for name, value in tensors.items()}
     if wrong := sorted(name for name in {**expected, **given} if expected.get(name) != given.get(name)):
         pairs = "; ".join(f"{name}: {given.get(name, 'none')} for {expected.get(name, 'none')}" for name in wrong[:3])
         raise ValueError(f"{origin} does not fit {type(model).__name__}: {len(wrong)} shapes differ, such as {pairs}")
-    model.load_state_dict(tensors)

@@ -16,13 +16,14 @@ import modeling_supclap
 from modeling_supclap import (
     CEDConfig,
     CEDFeatureExtractor,
+    CEDModel,
     ModernTextConfig,
     NaFlexConfig,
     SupCLAPConfig,
     SupCLAPModel,
     SupCLAPProcessor,
 )
-from modeling_supclap.conversion import load_processor
+from modeling_supclap.conversion import convert_checkpoint, load_processor, read_checkpoint
 from modeling_supclap.evaluation import load_embedding_model
 from modeling_supclap.joining import load_tokenizer, load_tower
 
@@ -103,6 +104,14 @@ def test_a_tower_of_millions_of_layers_is_refused(tmp_path):
         with pytest.raises((ValueError, StrictDataclassError), match="at most 1000 layers"):
             build()
     assert CEDConfig(depth=1000).depth == 1000
+
+
+@pytest.mark.parametrize(("name", "value"), [("embed_dim", 10**7), ("target_length", 10**12), ("depth", 1000)])
+def test_sizes_are_compared_with_the_weights_before_a_conversion_takes_memory(tmp_path, name, value):
+    CEDModel(builders.ced_config()).save_pretrained(tmp_path)
+    edit(tmp_path / "config.json", **{name: value})
+    with pytest.raises(ValueError, match=f"{tmp_path.name} does not fit CEDModel"):
+        convert_checkpoint(read_checkpoint(tmp_path))
 
 
 @pytest.mark.parametrize(
