@@ -304,6 +304,15 @@ def test_attention_of_the_last_blocks_is_adapted(model, expected):
     assert {name for name in trainable(model) if "lora_" not in name} == {*full, "logit_scale"}
 
 
+def test_a_later_layer_with_a_similar_name_is_not_adapted():
+    model = bert()
+    output = model.text_model.encoder.layer[1].output
+    output.attended = torch.nn.Linear(24, 24)
+    add_lora(model, audio_layers=0)
+    assert type(output.attended) is torch.nn.Linear
+    assert {name for name in trainable(model) if "lora" in name}
+
+
 def disturb(model):
     """Add random values to every trainable tensor, as training would."""
     torch.manual_seed(3)
