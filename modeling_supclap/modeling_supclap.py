@@ -244,8 +244,9 @@ class SupCLAPModel(EncodingMixin, StrictLoadingMixin, PreTrainedModel):
 
     def save_code(self, folder: str | os.PathLike[str]) -> None:
         """Save the configuration, and the code of the model and of its towers, to a folder that gets the weights."""
-        custom_object_save(self, folder, config=self.config)
-        self.config.save_pretrained(folder)
+        config: Any = self.config
+        custom_object_save(self, folder, config=config)
+        config.save_pretrained(folder)
 
     def train(self, mode: bool = True) -> Self:
         """Set the training mode. Batch norms stay in evaluation mode, so that embeddings do not depend on the batch."""

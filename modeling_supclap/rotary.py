@@ -63,7 +63,7 @@ class RotaryAttention(nn.Module):
         self.k_norm = build_norm(config, self.head_dim) if config.qk_norm else nn.Identity()
         self.gate = nn.Linear(width, width, bias=gate_bias) if config.attn_gated else None
         self.vr_lambda = nn.Parameter(torch.empty(1)) if has_residual else None
-        self.norm = nn.Identity()
+        self.norm: nn.Module = nn.Identity()
         self.proj = nn.Linear(width, width, bias=proj_bias)
 
     def forward(

@@ -207,7 +207,7 @@ def _metadata(facts: CardFacts, parts: Sequence[Origin], license: str, scores: S
 
 def _escape(part: Origin) -> Origin:
     """Return a part with its texts, which may be those of a stranger, escaped for Markdown."""
-    texts = {}
+    texts: dict[str, Any] = {}
     for name in ("part", "kind", "source", "license", "sha256", "base_model"):
         texts[name] = inline_markdown(str(getattr(part, name) or ""))
     return replace(part, **texts)
