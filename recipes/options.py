@@ -222,6 +222,7 @@ class ModelArguments:
         "Initial bias of SigLIP's logits, usually -10. Default: that of --model, or none."
     )
     audio_pooling: str | None = option("Pooling of the audio encoder: mean or pooler. Default: pooler, if it has one.")
+    audio_seconds: int | None = option("Seconds of sound that Whisper's encoder takes, at most 30. Default: 30.")
     text_pooling: str | None = option(
         "Pooling of the text encoder: mean, cls, last or pooler. Default: that of its checkpoint, or mean."
     )

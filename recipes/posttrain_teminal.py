@@ -306,7 +306,7 @@ def save_model(
     processor.save_pretrained(output)
     if find_kind(start) == "clap":
         clap_from_supclap(model).save_pretrained(output / "clap")
-        ClapProcessor.from_pretrained(start).save_pretrained(output / "clap")
+        ClapProcessor.from_pretrained(start, trust_remote_code=False).save_pretrained(output / "clap")
 
 
 def count_captions(stages: Sequence[str], states: Sequence[TrainerState], args: TemporalTrainingArguments) -> int:

@@ -71,7 +71,7 @@ def build_processor(args: ModelArguments, rows: Any, languages: list[str]) -> Su
     from modeling_supclap.datasets_scripts.schema import all_captions, without_audio
 
     if "scratch" not in (args.audio_encoder, args.text_encoder):
-        return SupCLAPProcessor.from_encoders(args.audio_encoder, args.text_encoder)
+        return SupCLAPProcessor.from_encoders(args.audio_encoder, args.text_encoder, audio_seconds=args.audio_seconds)
 
     captions: set[str] = set()
     light = without_audio(rows)
@@ -99,7 +99,9 @@ def build_model(args: ModelArguments, processor: SupCLAPProcessor) -> SupCLAPMod
         text_config = BertConfig(**vocabulary, **as_mapping(args.text_config))
         return SupCLAPModel(SupCLAPConfig(audio_config=audio_config, text_config=text_config, **shared))
 
-    model = SupCLAPModel.from_encoders(args.audio_encoder, args.text_encoder, **shared)
+    model = SupCLAPModel.from_encoders(
+        args.audio_encoder, args.text_encoder, audio_seconds=args.audio_seconds, **shared
+    )
     for name in args.random_weights:
         config = getattr(model.config, f"{name}_config")
         config.update(as_mapping(getattr(args, f"{name}_config")))

@@ -106,7 +106,9 @@ def test_towers_have_their_configuration():
 
 @pytest.mark.parametrize("model_type", AUDIO_TOWERS)
 def test_an_audio_tower_has_a_case_in_localization(model_type):
-    assert f'case "{model_type}"' in (ROOT / "modeling_supclap" / "localization.py").read_text(encoding="utf-8")
+    assert f'case "{model_type}"' in (ROOT / "modeling_supclap" / "localization" / "time_steps.py").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_shared_keys_are_in_one_dataclass():

@@ -117,7 +117,7 @@ class SupCLAPTrainer(Trainer):
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[Any, Any] = (None, None),
     ) -> None:
-        if hasattr(model, "get_base_model"):  # of `peft.get_peft_model`
+        if getattr(model, "peft_config", None):
             from .lora import unwrap_adapters
 
             model = unwrap_adapters(model)
@@ -669,6 +669,8 @@ class SupCLAPTrainer(Trainer):
         if self.args.should_save:
             output = Path(self.args.output_dir or ".")
             self._frozen = write_frozen(Path(folder), output, weights, frozen, self._frozen) if frozen else {}
+            if self.args.push_to_hub:  # the Trainer uploads the weights from `output`
+                self.clap.save_code(output)
             self.clap.config.save_pretrained(folder)
             apply_umask(folder)
             if getattr(self.clap, "peft_config", None):

@@ -13,6 +13,7 @@ from typing import Any
 import evaluate
 import numpy as np
 import pytest
+import torch
 
 from modeling_supclap.metrics.array_metric import OPTIONS
 from modeling_supclap.metrics.clap_score import pair_similarity
@@ -100,6 +101,35 @@ def test_the_common_test_of_evaluate(load_metric, monkeypatch, name):
 def test_the_options_are_those_of_the_metrics(load_metric):
     parameters = {option for name in CASES for option in inspect.signature(load_metric(name)._compute).parameters}
     assert parameters - {"predictions", "references"} == OPTIONS
+
+
+ROWS = list(range(10))
+KEYWORDS = {
+    "recall": ({"references": RIGHT}, {"similarity": SCORES}),
+    "zste": ({"predictions": ROWS, "references": RIGHT, "tasks": ["4A", "1A"] * 5}, {"similarity": SCORES}),
+    "mrv": ({"predictions": ROWS}, {"ranks": np.round(5 * SCORES)}),
+    "embedding_gap": (
+        {"predictions": ROWS, "references": ROWS},
+        {"other_embeds": EMBEDS[:10], "english_embeds": EMBEDS[2:]},
+    ),
+    "clap_score": ({"predictions": ROWS, "references": ROWS}, {"audio_embeds": EMBEDS, "text_embeds": EMBEDS[::-1]}),
+}
+"""`{metric: (input, arrays as keywords)}`; recall takes the rows from its keyword."""
+
+
+@pytest.mark.filterwarnings("ignore:.*norm")
+@pytest.mark.parametrize("as_list", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("name", KEYWORDS)
+def test_keywords_may_be_tensors_of_any_dtype_with_gradient(load_metric, name, dtype, as_list):
+    columns, arrays = KEYWORDS[name]
+    columns = {"predictions": ROWS, **columns}
+    tensors = {key: torch.from_numpy(array.copy()).to(dtype).requires_grad_() for key, array in arrays.items()}
+    expected = load_metric(name).compute(
+        **columns, **{key: value.detach().double().numpy() for key, value in tensors.items()}
+    )
+    given = {key: list(value) if as_list and name != "recall" else value for key, value in tensors.items()}
+    assert load_metric(name).compute(**columns, **given) == pytest.approx(expected, rel=1e-2)
 
 
 def test_without_the_package_the_error_names_its_distribution(load_metric, monkeypatch):

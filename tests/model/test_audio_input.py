@@ -132,6 +132,13 @@ def test_pcm_may_have_either_byte_order(kind):
     np.testing.assert_allclose(waveform, CLIP, atol=1e-4)
 
 
+@pytest.mark.parametrize(("kind", "least"), [(np.int16, -(2**15)), (np.int32, -(2**31))])
+def test_pcm_has_the_scale_of_files(kind, least):
+    """libsndfile divides by 2^15 and 2^31, so that the least number is exactly -1."""
+    found = as_waveform(np.array([least, least // -2, 0], dtype=kind), 16000, 16000)
+    assert found.tolist() == [-1.0, 0.5, 0.0]
+
+
 @pytest.mark.parametrize("rate_hz", [8000, 16000, 22050, 44100])
 @pytest.mark.parametrize(("start", "stop"), [(0, 8000), (20_001, 50_000), (60_000, 80_000)])
 def test_a_part_of_a_file_is_that_part_of_its_waveform(tmp_path, rate_hz, start, stop):

@@ -21,6 +21,20 @@ def test_weights_that_are_missing_are_named(tmp_path):
         load_tower("text", str(tmp_path))
 
 
+def test_a_pooler_that_is_left_out_is_not_reported_and_other_weights_are(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    model = BertModel(BertConfig(**builders.bert_config()))
+    model.save_pretrained(tmp_path / "plain")
+    tower = load_tower("text", str(tmp_path / "plain"), "mean")
+    assert tower.pooler is None
+    assert "REPORT" not in caplog.text
+    weights = {**model.state_dict(), "encoder.layer.0.weight_scale": torch.ones(1)}
+    model.save_pretrained(tmp_path / "scaled", state_dict=weights)
+    load_tower("text", str(tmp_path / "scaled"), "mean")
+    assert "weight_scale" in caplog.text
+    assert "pooler" in caplog.text
+
+
 def test_the_error_of_a_tokenizer_without_class_names_the_folder(tmp_path):
     builders.nllb_tokenizer().save_pretrained(tmp_path)
     (tmp_path / "tokenizer_config.json").unlink()

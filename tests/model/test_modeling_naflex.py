@@ -8,7 +8,7 @@ from huggingface_hub.errors import StrictDataclassError
 
 from modeling_supclap import NaFlexConfig, NaFlexModel
 from modeling_supclap.conversion import load_open_clip
-from modeling_supclap.modeling_naflex import rotate
+from modeling_supclap.rotary import rotate
 from modeling_supclap.training.contrastive_module import ContrastiveModule
 from modeling_supclap.training.objectives import ContrastiveObjective
 
