@@ -185,8 +185,8 @@ def drift_statistics(
     def contrast(anchors: Tensor, decoupled: bool = False) -> Tensor:
         logits = logit_scale * anchors @ audio_embeds.T
         if logit_bias is not None:
-            return sigmoid_contrast(logits + logit_bias)
-        return softmax_contrast(logits, decoupled=decoupled)
+            return sigmoid_contrast(logits, logit_bias).mean()
+        return softmax_contrast(logits, decoupled=decoupled).mean()
 
     def svr_term(texts: Tensor) -> Tensor:
         assert radius is not None

@@ -6,7 +6,6 @@ supclap train --loss modeling_supclap.recipes.studies.controls:ShuffledTargets
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 from torch import Tensor, nn
 
@@ -32,23 +31,21 @@ class ShuffledRegularizer(SupportVectorRegularizer):
         logit_bias: Tensor | None,
         group_ids: Tensor | None,
         chunk_size: int | None,
-        base_loss: Callable[[], Tensor],
-        is_info_nce: bool = False,
+        original: Tensor,
     ) -> tuple[Tensor, Logs]:
         """Compute the regularized loss, `()`, and the values to log, `{name: value}`."""
         if not self._has_started:
             self.start_radii(positive_distance(text_embeds.detach(), audio_embeds.detach()).mean())
 
-        total = base_loss()
-        logs = {f"loss_{self.base}": total}
+        total, logs = original, {f"loss_{self.base}": original}
         for direction, module in self.radii.items():
             assert isinstance(module, DynamicRadius)
             pair = (text_embeds, audio_embeds)
             anchors, targets = pair if direction == "t2a" else pair[::-1]
             others = targets.roll(1, 0)  # the target of the previous pair of the batch
-            radius = module.in_tiles(anchors, targets, logit_scale, group_ids)
+            radius = module(logit_scale * similarity_matrix(anchors, targets), group_ids)
             supports = support_vectors(anchors, others, radius)
-            term = softmax_contrast(logit_scale * similarity_matrix(supports, targets), group_ids)
+            term = softmax_contrast(logit_scale * similarity_matrix(supports, targets), group_ids).mean()
             constraint = radius_constraint(anchors, others, radius)
             total = total + self.alpha * term + self.beta * constraint
             logs |= {f"loss_svr_{direction}": term, f"radius_{direction}": radius.detach().mean()}
