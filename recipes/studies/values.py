@@ -22,13 +22,14 @@ if TYPE_CHECKING:
 def load_run(run: Sequence[Step]) -> Run:
     """Load the results of a run, and the log of its last training (in post-training, stage B).
 
-    The section "training" of the results comes from the last training. If the results contain the cosines of matching
-    test pairs, their histogram is appended to the log.
+    The section "training" of the results comes from the last training. The mean radii of each epoch are appended to the
+    log and, if the results contain the cosines of matching test pairs, their histogram.
     """
     import torch
 
     from modeling_supclap.evaluation.results import Results
     from modeling_supclap.training.drift import similarity_histogram
+    from modeling_supclap.training.plots import epoch_means
 
     log: list[dict[str, Any]] = []
     training: dict[str, Any] = {}
@@ -43,6 +44,7 @@ def load_run(run: Sequence[Step]) -> Run:
                 log = json.loads(path.read_text(encoding="utf-8"))["log_history"]
 
     results.content["training"] = training
+    log += epoch_means(log, ("radius_t2a", "radius_a2t"))
     cosines = results.arrays.get("similarity/eng/positive")
     if cosines is not None:
         histogram = similarity_histogram(torch.from_numpy(cosines).float())
