@@ -101,7 +101,8 @@ def _format_evaluation(args: Any, state: Any, metrics: Mapping[str, float]) -> s
     previous = value if state.best_metric is None else state.best_metric
     best = max(value, previous) if args.greater_is_better else min(value, previous)
     chance = f", chance {metrics[f'eval_{name}_chance']:.3f}" if f"eval_{name}_chance" in metrics else ""
-    return f"epoch {state.epoch:g}: validation {name} {value:.3f} (best {best:.3f}{chance})"
+    split = getattr(args, "selection_split", "validation")  # not an argument of transformers
+    return f"epoch {state.epoch:g}: {split} {name} {value:.3f} (best {best:.3f}{chance})"
 
 
 class Averages:

@@ -124,6 +124,8 @@ def test_progress_prints_one_line_per_log_and_evaluation(capsys, kind, head):
     callback.on_evaluate(args, state, None, metrics={"eval_mean_recall": 0.25})
     lower = SimpleNamespace(metric_for_best_model="MRV", greater_is_better=False)
     callback.on_evaluate(lower, state, None, metrics={"eval_MRV": 0.75, "eval_MRV_chance": 2.0})
+    tested = SimpleNamespace(metric_for_best_model=None, greater_is_better=True, selection_split="test")
+    callback.on_evaluate(tested, state, None, metrics={"eval_mean_recall": 0.125})
     for metric in (None, "eval_mean_recall"):
         either = SimpleNamespace(metric_for_best_model=metric, greater_is_better=True)
         callback.on_evaluate(either, state, None, metrics={"eval_mean_recall": 0.125})
@@ -132,6 +134,7 @@ def test_progress_prints_one_line_per_log_and_evaluation(capsys, kind, head):
         "epoch 2: validation mean_recall 0.250 (best 0.250)",
         "epoch 2: validation mean_recall 0.250 (best 0.500)",
         "epoch 2: validation MRV 0.750 (best 0.500, chance 2.000)",
+        "epoch 2: test mean_recall 0.125 (best 0.500)",
         *["epoch 2: validation mean_recall 0.125 (best 0.500)"] * 2,
     ]
 
