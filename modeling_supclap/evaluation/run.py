@@ -26,7 +26,7 @@ from .options import EvaluationOptions
 from .probes import evaluate_few_shot, evaluate_linear_probe
 from .results import SCHEMA, Results, package_versions
 from .retrieval import evaluate_retrieval
-from .zero_shot import evaluate_zero_shot
+from .zero_shot import candidate_classes, evaluate_zero_shot
 from .zste import evaluate_zste
 
 # Each task is a function from an embedded split and the options to its scores, its arrays and its part of the protocol.
@@ -82,9 +82,6 @@ def evaluate(
 def score_split(split: EmbeddedSplit, options: EvaluationOptions) -> Results:
     """Run the evaluation tasks on an embedded split, from `embed_split` or `split_from_predictions`."""
     assert split.model is not None
-    labels: set[str] = set()
-    for row in split.rows:
-        labels.update(row.get("labels") or ())
     protocol: dict[str, Any] = {
         "dataset": None,
         "origin": options.data.get("dataset"),
@@ -97,7 +94,7 @@ def score_split(split: EmbeddedSplit, options: EvaluationOptions) -> Results:
         "dataset_hash": hash_dataset(split.rows, split.files or hash_recordings(split.dataset)),
         "clips": len(split.rows),
         "captions": {},
-        "classes": len(labels if options.classes is None else options.classes),
+        "classes": len(candidate_classes(split, options)),
         "missing_clips": split.missing,
         "on_bad_audio": options.on_bad_audio,
         "positives": options.positives,
