@@ -52,19 +52,21 @@ class RelativeRadius(nn.Module):
 
 
 def radius_of_pairs(
-    radius: nn.Module,
+    radius: Any,
     anchors: Tensor,
     targets: Tensor,
     logit_scale: Tensor,
     group_ids: Tensor | None,
     chunk_size: int | None,
 ) -> Tensor:
-    """Compute the radius of each pair, (..., N), with a radius module. The other arguments are those of the loss."""
+    """Compute the radius of each pair, (..., N), with a static, relative or dynamic radius module.
+
+    The other arguments are those of the loss.
+    """
     if isinstance(radius, RelativeRadius):
         return radius(anchors, targets)
     if isinstance(radius, StaticRadius):
         return radius.radius.expand(torch.broadcast_shapes(anchors.shape, targets.shape)[:-1])
-    assert isinstance(radius, DynamicRadius)
     with torch.set_grad_enabled(torch.is_grad_enabled() and not radius.detach_input):
         select = partial(radius.select_inputs, group_ids=group_ids)
         inputs = map_rows(select, anchors, targets, logit_scale, chunk_size)  # (..., N, num_similarities)
@@ -142,7 +144,6 @@ class SupportVectorRegularizer(nn.Module):
         for direction in self.directions:
             pair = (text_embeds, audio_embeds) if direction == "t2a" else (audio_embeds, text_embeds)
             module = self.radius_of(direction)
-            assert module is not None
             radii[direction] = radius_of_pairs(module, *pair, logit_scale, group_ids, chunk_size)
 
         scale = DIRECTION_SCALE.get(self.base, 1.0)

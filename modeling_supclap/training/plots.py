@@ -106,8 +106,8 @@ def epoch_means(log_history: Sequence[Mapping[str, Any]], names: Sequence[str]) 
             if name in entry:
                 epochs.setdefault(math.ceil(entry["epoch"]), []).append(entry)
         for entries in epochs.values():
-            mean = float(np.mean([entry[name] for entry in entries]))
-            means.append({"step": entries[-1]["step"], f"epoch_{name}": mean})
+            mean = np.mean([entry[name] for entry in entries])
+            means.append({"step": entries[-1]["step"], f"epoch_{name}": float(mean)})
     return means
 
 
