@@ -80,7 +80,7 @@ def build_step(row: str, recipe: str, settings: dict[str, Any], args: Any) -> St
     settings.pop("output_dir", None)
     if args.allow_missing and recipe == "train":
         settings["allow_missing"] = True
-    if args.on_bad_audio == "skip" and recipe in ("train", "posttrain", "evaluate"):
+    if getattr(args, "on_bad_audio", "error") == "skip" and recipe in ("train", "posttrain", "evaluate"):
         settings["on_bad_audio"] = "skip"
 
     # The hash excludes the data path and the parent folder of other runs, so that both can be moved, and options

@@ -14,7 +14,7 @@ BUDGETS = {
     "modeling_supclap": 118_000,
     "datasets_scripts": 68_700,
     "metrics": 9_500,
-    "recipes": 29_900,
+    "recipes": 30_000,
     "recipes/studies": 14_400,
     "benchmarks": 14_300,
 }

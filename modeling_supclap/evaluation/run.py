@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from modeling_supclap.datasets_scripts.builders.hf import ensure_rows
+from modeling_supclap.datasets_scripts.schema import without_audio
 
 from .audio_to_audio import evaluate_audio_to_audio
 from .cache import EmbeddingCache
@@ -26,7 +27,7 @@ from .options import EvaluationOptions
 from .probes import evaluate_few_shot, evaluate_linear_probe
 from .results import SCHEMA, Results, package_versions
 from .retrieval import evaluate_retrieval
-from .zero_shot import candidate_classes, evaluate_zero_shot
+from .zero_shot import evaluate_zero_shot
 from .zste import evaluate_zste
 
 # Each task is a function from an embedded split and the options to its scores, its arrays and its part of the protocol.
@@ -82,6 +83,13 @@ def evaluate(
 def score_split(split: EmbeddedSplit, options: EvaluationOptions) -> Results:
     """Run the evaluation tasks on an embedded split, from `embed_split` or `split_from_predictions`."""
     assert split.model is not None
+    if options.classes is None:
+        # Clips without readable recordings count, because fewer candidates would be easier.
+        labels: set[str] = set()
+        for rows in (split.rows if split.dataset is None else split.dataset, options.train_rows or ()):
+            for row in without_audio(rows):
+                labels.update(row.get("labels") or ())
+        options = replace(options, classes=sorted(labels))
     protocol: dict[str, Any] = {
         "dataset": None,
         "origin": options.data.get("dataset"),
@@ -94,7 +102,7 @@ def score_split(split: EmbeddedSplit, options: EvaluationOptions) -> Results:
         "dataset_hash": hash_dataset(split.rows, split.files or hash_recordings(split.dataset)),
         "clips": len(split.rows),
         "captions": {},
-        "classes": len(candidate_classes(split, options)),
+        "classes": len(options.classes or ()),
         "missing_clips": split.missing,
         "on_bad_audio": options.on_bad_audio,
         "positives": options.positives,

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from modeling_supclap.datasets_scripts.builders.captions import render_captions
-from modeling_supclap.datasets_scripts.schema import without_audio
 from modeling_supclap.metrics.recall.ranking import average_precision, chance_scores, retrieval_outcomes
 
 from .cache import digest_of
@@ -79,8 +78,7 @@ def evaluate_zero_shot(
     Raises:
         ValueError: A clip has no label, a label is not in `classes`, or `class_texts` raises.
     """
-    names = candidate_classes(split, options)
-    truth, _ = label_matrix(split.rows, names)
+    truth, names = label_matrix(split.rows, options.classes)
     scores: dict[str, Any] = {}
     arrays: dict[str, np.ndarray] = {"zero_shot/classes": np.array(names)}
     prompts: dict[str, list[list[str]]] = {}
@@ -104,17 +102,6 @@ def evaluate_zero_shot(
         "prompts_hash": digest_of(prompts),
     }
     return {"zero_shot": scores}, arrays, {"zero_shot": protocol}
-
-
-def candidate_classes(split: EmbeddedSplit, options: EvaluationOptions) -> list[str]:
-    """Return the classes that a clip is compared with: `options.classes`, or all labels of the split, sorted.
-
-    Labels of clips whose recordings could not be read count, because fewer classes would be easier.
-    """
-    if options.classes is not None:
-        return list(options.classes)
-    rows = split.rows if split.dataset is None else without_audio(split.dataset)
-    return sorted(set(itertools.chain(*(row.get("labels") or () for row in rows))))
 
 
 def label_matrix(rows: Sequence[Row], classes: Sequence[str] | None = None) -> tuple[np.ndarray, list[str]]:

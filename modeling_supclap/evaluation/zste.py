@@ -23,7 +23,7 @@ from ..audio_input import Recording
 from .embed import ClipEmbeddings, EmbeddedSplit, embed_recordings, in_row_order
 from .options import EvaluationOptions
 from .results import Intervals, score
-from .zero_shot import candidate_classes, label_matrix
+from .zero_shot import label_matrix
 
 # Tasks with temporal candidate prompts. MRV (mean rank variance over languages) is computed only for these.
 TEMPORAL_TASKS = ("3A", "3B", "4A", "4B", "5A", "5B")
@@ -53,8 +53,7 @@ def evaluate_zste(
         ValueError: A clip does not have exactly one label, a label has no phrase, or there are too few classes.
     """
     zste, languages, intervals = options.zste, options.zste_languages, options.intervals
-    labels = candidate_classes(split, options)
-    truth, _ = label_matrix(split.rows, labels)
+    truth, labels = label_matrix(split.rows, options.classes)
     if (truth.sum(axis=1) > 1).any():
         row = split.rows[int(truth.sum(axis=1).argmax())]
         raise ValueError(f"clip {row['clip_id']} has the labels {row['labels']}; ZSTE needs one label per clip")

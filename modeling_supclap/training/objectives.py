@@ -11,7 +11,7 @@ import importlib
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -130,12 +130,12 @@ class SupportVectorRegularizer(nn.Module):
         logit_bias: Tensor | None,
         group_ids: Tensor | None,
         chunk_size: int | None,
-        original: Tensor,
+        base_loss: Callable[[], Tensor],
     ) -> tuple[Tensor, Logs]:
-        """Add the SVR terms to the base loss `original`, `()`. Return the sum, `()`, and values to log.
+        """Compute the regularized loss, `()`, and values to log, `{name: value}`.
 
-        The other arguments are those of the base loss. `text_embeds` is `(N, d)`, or `(K, N, d)` for a multilingual
-        loss.
+        The arguments are those of the base loss. `text_embeds` is `(N, d)`, or `(K, N, d)` for a multilingual loss.
+        `base_loss` is a function that computes the base loss, `()`.
         """
         if not self._has_started:
             self.start_radii(positive_distance(text_embeds.detach(), audio_embeds.detach()).mean())
@@ -155,7 +155,7 @@ class SupportVectorRegularizer(nn.Module):
             radii.get("a2t"),
             alpha=scale * self.alpha,
             beta=self.beta if isinstance(module, DynamicRadius) else 0.0,  # one kind in all directions
-            original=original,
+            original=base_loss(),
             logit_bias=logit_bias if self.base == "siglip" else None,
             similarity=self.similarity,
             decoupled=self.decoupled,
@@ -164,7 +164,7 @@ class SupportVectorRegularizer(nn.Module):
             chunk_size=chunk_size,
             normalize=None,
         )
-        logs: Logs = {f"loss_{self.base}": original}
+        logs: Logs = {f"loss_{self.base}": parts["original"]}
         for direction, radius in radii.items():
             self.batch_radii[direction] = radius.detach()
             logs |= {f"loss_svr_{direction}": scale * parts[f"svr_{direction}"], f"radius_{direction}": radius.mean()}
@@ -243,10 +243,12 @@ class ContrastiveObjective(nn.Module):
         # (N, K, d) -> (K, N, d), or (N, d) for one caption per clip
         texts = by_language(text_embeds) if is_multilingual else text_embeds.squeeze(1)
         inputs = audio_embeds, texts, logit_scale, logit_bias, group_ids, self.chunk_size
-        total = self._base_loss(*inputs, negatives=negatives, negative_mask=negative_mask)
-        logs = {f"loss_{self.loss}": total}
+        base_loss = partial(self._base_loss, *inputs, negatives=negatives, negative_mask=negative_mask)
         if self.regularizer is not None:
-            total, logs = self.regularizer(*inputs, original=total)
+            total, logs = self.regularizer(*inputs, base_loss)
+        else:
+            total = base_loss()
+            logs = {f"loss_{self.loss}": total}
         return total, {part: value.detach() for part, value in logs.items()}
 
     def _base_loss(

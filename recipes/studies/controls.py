@@ -6,6 +6,7 @@ supclap train --loss modeling_supclap.recipes.studies.controls:ShuffledTargets
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from torch import Tensor, nn
 
@@ -31,13 +32,14 @@ class ShuffledRegularizer(SupportVectorRegularizer):
         logit_bias: Tensor | None,
         group_ids: Tensor | None,
         chunk_size: int | None,
-        original: Tensor,
+        base_loss: Callable[[], Tensor],
     ) -> tuple[Tensor, Logs]:
         """Compute the regularized loss, `()`, and the values to log, `{name: value}`."""
         if not self._has_started:
             self.start_radii(positive_distance(text_embeds.detach(), audio_embeds.detach()).mean())
 
-        total, logs = original, {f"loss_{self.base}": original}
+        total = base_loss()
+        logs = {f"loss_{self.base}": total}
         for direction, module in self.radii.items():
             assert isinstance(module, DynamicRadius)
             pair = (text_embeds, audio_embeds)

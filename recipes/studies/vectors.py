@@ -50,7 +50,6 @@ class VectorArguments:
     scale = "mini"
     data_dir = None
     allow_missing = False
-    on_bad_audio = "error"
 
     def __post_init__(self) -> None:
         if len(self.seeds) < 2:

@@ -71,12 +71,11 @@ def test_classes_of_unreadable_clips_are_candidates(tmp_path):
     for row in rows:
         if row["labels"] == ["tone_3"]:
             Path(row["audio_path"]).write_bytes(b"junk")
-    split = embed_split(load_embedding_model(ToneModel()), rows, on_bad_audio="skip")
-    assert len(split.missing) == 2
-    metrics = classify(split)[0]["zero_shot"]["eng"]["supclap"]
+    results = evaluate(ToneModel(), rows, tasks=["zero_shot"], on_bad_audio="skip")
+    assert (len(results.protocol["missing_clips"]), results.protocol["classes"]) == (2, 4)
+    metrics = results.scores["zero_shot"]["eng"]["supclap"]
     assert metrics["top1"]["chance"] == pytest.approx(1 / 4)
     assert (metrics["num_clips"], set(metrics["per_class"])) == (6, {"tone_0", "tone_1", "tone_2"})
-    assert evaluate(ToneModel(), rows, tasks=["zero_shot"], on_bad_audio="skip").protocol["classes"] == 4
     zste = {"zste": ZSTEOptions(num_items=6, num_candidates=4, tasks=("1A",))}
     scores = evaluate(ToneModel(), rows, tasks=["zste"], on_bad_audio="skip", **zste).scores
     assert scores["zste"]["eng"]["1A"]["chance"] == pytest.approx(1 / 4)

@@ -1,6 +1,7 @@
 """Unit norm of the embeddings of all losses, similarities in the wider dtype, and the mean over positives."""
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 import torch
@@ -72,6 +73,31 @@ def test_a_vector_of_zeros_is_not_refused() -> None:
     loss = info_nce(audio, text, 9.0, negatives=padded, negative_mask=mask)
     torch.testing.assert_close(loss, info_nce(audio, text, 9.0, negatives=padded[:, :1]))
     assert info_nce(audio, 0 * text, 9.0).isfinite()
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_later_call_raises_and_no_call_waits() -> None:
+    audio, text = (embeds.cuda() for embeds in related_pair())
+    info_nce(audio, text, 9.0)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(20):
+            info_nce(audio, text, 9.0)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+    def run_two_steps() -> None:
+        for _ in range(2):
+            info_nce(audio, 2 * text, 9.0)
+            torch.cuda.synchronize()
+
+    with pytest.raises(ValueError, match="in an earlier call"):
+        run_two_steps()
+    torch.cuda.synchronize()
+    with suppress(ValueError):  # of the last call
+        info_nce(audio, text, 9.0)
+    assert info_nce(audio, text, 9.0).isfinite()
 
 
 def test_a_compiled_loss_is_one_graph_without_the_check() -> None:

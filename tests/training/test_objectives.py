@@ -154,7 +154,7 @@ def test_shuffled_targets_move_anchors_toward_the_target_of_another_pair():
 def test_support_vectors_are_added_to_any_base_loss(named, directions, chunk_size):
     regularizer = SupportVectorRegularizer({name: StaticRadius(0.3) for name in directions}, alpha=0.5, **named)
     weight = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
-    total, logs = regularizer.double()(AUDIO, TEXT, SCALE, None, None, chunk_size, 617 * weight)
+    total, logs = regularizer.double()(AUDIO, TEXT, SCALE, None, None, chunk_size, lambda: 617 * weight)
     svr = 0
     for name in directions:
         anchors, targets = (TEXT, AUDIO) if name == "t2a" else (AUDIO, TEXT)
