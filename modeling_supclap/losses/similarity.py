@@ -64,20 +64,21 @@ def unit_norm(embeds: Tensor, normalize: bool | None = False) -> Tensor:
     norms = torch.linalg.vector_norm(embeds.detach(), dim=-1)
     difference = torch.linalg.vector_norm(norms - norms.sign(), ord=torch.inf)
     if not embeds.is_cuda:
-        _check_difference(difference, "")
+        _check_difference(difference)
     elif not torch.cuda.is_current_stream_capturing():
         copied = difference.to("cpu", non_blocking=True)
         _differences.append((torch.cuda.current_stream(embeds.device).record_event(), copied))
         while _differences and _differences[0][0].query():
-            _check_difference(_differences.popleft()[1], " in an earlier call")
+            _check_difference(_differences.popleft()[1])
     return embeds
 
 
-def _check_difference(difference: Tensor, when: str) -> None:
+def _check_difference(difference: Tensor) -> None:
     if difference > NORM_TOLERANCE:
+        _differences.clear()  # one error for all batches that are on their way
         raise ValueError(
-            f"got embeddings with norms that differ from 1 by up to {difference:.3g}{when}; losses need unit vectors: "
-            "normalize them, or pass normalize=True"
+            f"got embeddings with norms that differ from 1 by up to {difference:.3g} (on a GPU, in this or an earlier "
+            "call); losses need unit vectors: normalize them, or pass normalize=True"
         )
 
 

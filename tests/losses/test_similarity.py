@@ -1,7 +1,6 @@
 """Unit norm of the embeddings of all losses, similarities in the wider dtype, and the mean over positives."""
 
 from collections.abc import Callable
-from contextlib import suppress
 
 import pytest
 import torch
@@ -92,12 +91,10 @@ def test_on_a_gpu_a_later_call_raises_and_no_call_waits() -> None:
             info_nce(audio, 2 * text, 9.0)
             torch.cuda.synchronize()
 
-    with pytest.raises(ValueError, match="in an earlier call"):
+    with pytest.raises(ValueError, match="or an earlier call"):
         run_two_steps()
     torch.cuda.synchronize()
-    with suppress(ValueError):  # of the last call
-        info_nce(audio, text, 9.0)
-    assert info_nce(audio, text, 9.0).isfinite()
+    assert info_nce(audio, text, 9.0).isfinite()  # the error is raised once
 
 
 def test_a_compiled_loss_is_one_graph_without_the_check() -> None:
