@@ -295,6 +295,12 @@ def label_counts(rows: Dataset) -> np.ndarray:
     return _lengths(rows.select_columns("labels").with_format("arrow")[:]["labels"])
 
 
+def label_names(rows: Dataset) -> set[str]:
+    """Return all labels that occur in the rows."""
+    labels = rows.select_columns("labels").with_format("arrow")[:]["labels"]
+    return set(pc.unique(pc.list_flatten(labels)).to_pylist())
+
+
 def caption_counts(rows: Any) -> dict[str, np.ndarray]:
     """Count the captions of each row per language, as `{language: counts}` with int64 arrays `(rows,)`.
 

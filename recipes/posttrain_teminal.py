@@ -245,6 +245,7 @@ def train_and_save(
 
     from modeling_supclap.recipes.models import load_start, report_temperature
     from modeling_supclap.training.collator import min_seconds
+    from modeling_supclap.training.rows import filter_bad_audio, list_left_out
     from modeling_supclap.training.temporal_training import TemporalTrainer
 
     if post_args.model is None:
@@ -258,7 +259,8 @@ def train_and_save(
 
     model, processor = load_start(post_args.model, post_args.temperature)
     splits = load_splits(post_args, args)
-    items = load_items(post_args, args, min_seconds(processor), splits)
+    usable = {name: filter_bad_audio(rows, args, min_seconds(processor)) for name, rows in splits.items()}
+    items = load_items(post_args, args, min_seconds(processor), usable)
     model.config.temporal_prompts = choose_prompts(post_args, args.languages)
     part_args.choose_parameters(model)
     temperature = report_temperature(model)
@@ -277,6 +279,7 @@ def train_and_save(
     save_model(model, processor, post_args.model, part_args, args)
     results = score_stages(predictions, trainer, items[2].rows, data)
     results.content["data"] = record_splits(splits)
+    results.content["left_out"] = {name: list_left_out(rows, usable[name]) for name, rows in splits.items()}
     results.content["training"] = {
         "best_validation": {args.metric_for_best_model: states[-1].best_metric},
         "steps": sum(state.global_step for state in states),

@@ -151,8 +151,12 @@ def find_checkpoint(args: SupCLAPTrainingArguments) -> str | None:
     return last if named == "last" else named
 
 
-def evaluate_test_split(trainer: SupCLAPTrainer, rows: Any, templates: list[str]) -> dict[str, evaluation.Results]:
+def evaluate_test_split(
+    trainer: SupCLAPTrainer, rows: Any, templates: list[str], classes: Sequence[str] | None = None
+) -> dict[str, evaluation.Results]:
     """Evaluate retrieval in each language, and zero-shot classification if there are prompt templates.
+
+    `classes` are the candidates for the whole split. None, and for each of several datasets: the labels of its rows.
 
     Returns `{name: results}`. The key "" contains the results of the whole split. If the split contains several
     datasets, each dataset has its own key.
@@ -176,6 +180,7 @@ def evaluate_test_split(trainer: SupCLAPTrainer, rows: Any, templates: list[str]
             positives=args.positives,
             caption_handling="all" if parallel else "each",
             template_sets={"run": templates},
+            classes=None if name else classes,
             intervals=evaluation.Intervals(seed=args.seed),
         )
         results[name] = evaluation.score_split(split, options)
@@ -242,6 +247,7 @@ def train_and_save(
     clock = Clock()
     args.resume_from_checkpoint = find_checkpoint(args)
     args.training_data = data_args.identity_in_training
+    args.selection_split = data_args.selection_split
     set_seed(args.seed)
 
     if selects_on_test(data_args, args):
@@ -269,6 +275,7 @@ def train_and_save(
             **trainer.used_arguments,
         }
         results[""].content["data"] = dict(data.record)
+        results[""].content["left_out"] = data.left_out
         results[""].content["training"] = describe_training(trainer, arguments, clock)
         write_run(trainer, results, data, model_args, clock)
 
@@ -302,7 +309,7 @@ def score_run(trainer: SupCLAPTrainer, data: TrainingData, data_args: DataArgume
         model = evaluation.load_embedding_model(trainer.clap, trainer.processor)
         all_results = {"": evaluation.make_results(model, {}, {}, {"languages": args.eval_languages})}
     else:
-        all_results = evaluate_test_split(trainer, data.test.rows, data_args.zero_shot_templates)
+        all_results = evaluate_test_split(trainer, data.test.rows, data_args.zero_shot_templates, data.classes)
 
     parts = {"": data_args, **data_args.parts}
     for name, results in all_results.items():
@@ -311,6 +318,7 @@ def score_run(trainer: SupCLAPTrainer, data: TrainingData, data_args: DataArgume
         results.protocol.update(described, split="test")
         if selects_on_test(data_args, args):
             results.protocol["selected_on"] = "test"
+    all_results[""].protocol["missing_clips"] = data.left_out.get("test", [])
     return all_results
 
 

@@ -11,8 +11,8 @@ def test_few_functions_run_between_clips_and_results():
 
 def test_few_functions_run_between_a_batch_and_its_loss():
     calls = training_calls()
-    assert len(calls.functions) <= 38
-    assert len(calls.files) <= 13
+    assert len(calls.functions) <= 45  # InfoNCE and support vectors are functions of their own
+    assert len(calls.files) <= 15
 
 
 def test_few_functions_run_between_two_rows_and_a_batch():

@@ -219,7 +219,13 @@ def test_the_citation_is_whole():
     assert {"cff-version", "message", "title", "authors", "references"} <= citation.keys()
     bibliography = (ROOT / "modeling_supclap" / "model_card" / "citations.bib").read_text(encoding="utf-8")
     for reference in citation["references"]:
-        assert reference["url"].rpartition("/")[2] in bibliography
+        number = reference["url"].rpartition("/")[2]
+        (entry,) = [entry for entry in bibliography.split("\n\n") if number in entry]
+        fields = dict(re.findall(r"^  (\w+) = \{(.*)\},?$", entry, flags=re.MULTILINE))
+        names = [f"{author['given-names']} {author['family-names']}" for author in reference["authors"]]
+        assert fields["title"].replace("{", "").replace("}", "") == reference["title"]
+        assert (fields["author"].split(" and "), int(fields["year"])) == (names, reference["year"])
+        assert fields.get("booktitle") == reference.get("collection-title")
 
 
 def test_public_names_are_in_all():

@@ -14,8 +14,8 @@ BUDGETS = {
     "modeling_supclap": 119_000,
     "datasets_scripts": 68_700,
     "metrics": 9_500,
-    "recipes": 29_300,
-    "recipes/studies": 14_300,
+    "recipes": 30_000,
+    "recipes/studies": 14_400,
     "benchmarks": 14_300,
 }
 LONGEST_FUNCTION = 70  # lines without the docstring

@@ -55,11 +55,12 @@ class Clip(NamedTuple):
 
 @dataclass
 class Collection:
-    """Clips of a dataset by split, names of missing recordings, and ids of excluded clips by reason."""
+    """Clips of a dataset by split, all labels, names of missing recordings, and ids of excluded clips by reason."""
 
     clips: dict[str, list[Clip]] = field(default_factory=lambda: {split: [] for split in SPLITS})
     missing: list[str] = field(default_factory=list)
     left_out: dict[str, list[str]] = field(default_factory=dict)
+    labels: set[str] = field(default_factory=set)
     _ids: set[tuple[str, str]] = field(default_factory=set, repr=False)
 
     def add(self, split: str, clip: Clip, name: str, path: Path | None) -> None:
@@ -78,6 +79,7 @@ class Collection:
         else:
             self.clips[split].append(clip._replace(captions=captions, audio_path=str(path)))
 
+        self.labels.update(clip.labels)
         self._ids.add((split, clip.clip_id))
 
     def leave_out(self, reason: str, *clip_ids: str) -> None:
@@ -286,6 +288,11 @@ class RowBuilder(datasets.GeneratorBasedBuilder):
         if self._report_path.is_file():
             return metadata.read_json(self._report_path)
         return {"missing": self._collection.missing, "left_out": self._collection.left_out}
+
+    @property
+    def labels(self) -> set[str]:
+        """Labels of all clips in the metadata, also of those without a row. The metadata are read again."""
+        return self._collection.labels
 
     def download_and_prepare(self, *args: Any, **kwargs: Any) -> None:
         """Prepare the rows (see `datasets.DatasetBuilder`), and save the report in the cache folder of the rows."""

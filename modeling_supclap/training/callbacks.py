@@ -25,7 +25,7 @@ from .checkpoints import find_checkpoint
 from .collator import TrainingCollator
 from .contrastive_module import ContrastiveModule
 from .distributed import gather
-from .drift import drift_cosine, drift_statistics, similarity_histogram
+from .drift import drift_cosines, drift_statistics, similarity_histogram
 from .objectives import SupportVectorRegularizer
 from .options import clips_per_batch
 
@@ -131,7 +131,8 @@ def _format_evaluation(args: Any, state: Any, metrics: Mapping[str, float]) -> s
     previous = value if state.best_metric is None else state.best_metric
     best = max(value, previous) if args.greater_is_better else min(value, previous)
     chance = f", chance {metrics[f'eval_{name}_chance']:.3f}" if f"eval_{name}_chance" in metrics else ""
-    return f"epoch {state.epoch:g}: validation {name} {value:.3f} (best {best:.3f}{chance})"
+    split = getattr(args, "selection_split", "validation")  # not an argument of transformers
+    return f"epoch {state.epoch:g}: {split} {name} {value:.3f} (best {best:.3f}{chance})"
 
 
 class Averages:
@@ -386,9 +387,9 @@ class DriftCallback(TrainerCallback):
     training. The callback logs the values of `drift_statistics` for the text-to-audio direction of the loss. The keys
     of the radius and of the SVR factor end with the direction, `_t2a` or `_a2t`. The callback also logs:
 
-    - `drift_cosine_objective`, `drift_cosine_objective_literal`: `drift_cosine` of the update by the whole objective,
-      with both directions and all terms. "literal" is an argument of `drift_cosine`. They are not logged if no gradient
-      reaches the texts.
+    - `drift_cosine_objective`, `drift_cosine_objective_difference`, `drift_cosine_objective_target`: `drift_cosines` of
+      the update by the whole objective, with both directions and all terms. They are not logged if no gradient reaches
+      the texts.
     - `positive_similarity_p10`, `_p50`, `_p90`: Quantiles of the cosine similarity of positive pairs.
     - `positive_similarity_histogram`: Histogram of this similarity (SupCLAP fig. 4). It is stored only in
       `state.log_history`, because `report_to` services accept only scalars.
@@ -461,9 +462,7 @@ class DriftCallback(TrainerCallback):
                 numbers[f"{name}_a2t"] = exchanged[name]
 
         if "text_gradient" in batch:
-            update = -batch["text_gradient"]
-            numbers["drift_cosine_objective"] = drift_cosine(update, text, audio)
-            numbers["drift_cosine_objective_literal"] = drift_cosine(update, text, audio, literal=True)
+            numbers |= drift_cosines("drift_cosine_objective", -batch["text_gradient"], text, audio)
 
         self._cosines = (audio * text).sum(dim=-1)  # (P,)
         for percent in (10, 50, 90):

@@ -37,6 +37,7 @@ _MAY_CHANGE = {
     "attn_implementation",
     "eval_languages",
     "on_bad_audio",
+    "selection_split",
     "track_drift",
     "cached_chunk_size",
     "kept_tokens",

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from modeling_supclap.datasets_scripts.builders.recordings import listing
 from modeling_supclap.metrics.comparison import Cell
 from modeling_supclap.recipes.result_tables import find_metric, format_heading, html_page, markdown_lines
 
@@ -93,6 +94,8 @@ def caption(content: Mapping[str, Any]) -> str:
             if overlap.get(kind):
                 trained = f"{overlap[kind]:,} of {overlap['clips']:,} clips of {row['dataset']}"
                 overlaps[f" **Trained on**: {trained} are in the training data of {row['model']} and {what}."] = None
+        for split, clips in row.get("left_out", {}).items():
+            overlaps[f" **Left out**: {len(clips):,} unusable recordings of {split} ({listing(clips)})."] = None
     text += "".join(overlaps)
     if any(row.get("cost") for row in rows):
         text += " Captions: number of captions that the text encoder embeds in training. Seconds: processor time."

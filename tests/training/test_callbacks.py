@@ -175,6 +175,8 @@ def test_progress_prints_one_line_per_log_and_evaluation(capsys, kind, head):
     callback.on_evaluate(args, state, None, metrics={"eval_mean_recall": 0.25})
     lower = SimpleNamespace(metric_for_best_model="MRV", greater_is_better=False)
     callback.on_evaluate(lower, state, None, metrics={"eval_MRV": 0.75, "eval_MRV_chance": 2.0})
+    tested = SimpleNamespace(metric_for_best_model=None, greater_is_better=True, selection_split="test")
+    callback.on_evaluate(tested, state, None, metrics={"eval_mean_recall": 0.125})
     for metric in (None, "eval_mean_recall"):
         either = SimpleNamespace(metric_for_best_model=metric, greater_is_better=True)
         callback.on_evaluate(either, state, None, metrics={"eval_mean_recall": 0.125})
@@ -183,6 +185,7 @@ def test_progress_prints_one_line_per_log_and_evaluation(capsys, kind, head):
         "epoch 2: validation mean_recall 0.250 (best 0.250)",
         "epoch 2: validation mean_recall 0.250 (best 0.500)",
         "epoch 2: validation MRV 0.750 (best 0.500, chance 2.000)",
+        "epoch 2: test mean_recall 0.125 (best 0.500)",
         *["epoch 2: validation mean_recall 0.125 (best 0.500)"] * 2,
     ]
 
@@ -455,9 +458,13 @@ def test_the_numbers_equal_the_loops():
 def test_the_objective_s_own_drift_is_that_of_its_whole_gradient():
     audio, text = unit(6, 8, seed=2), unit(6, 1, 8, seed=3)
     objective = regularised({"t2a": StaticRadius(0.3), "a2t": StaticRadius(0.2)})
-    logged = measure(objective, audio, text)[0]["drift_cosine_objective"]
-    update = -text.grad[:, 0]
-    assert logged == pytest.approx(mean_tangent_cosine(update, text.detach()[:, 0], audio.detach()), abs=1e-12)
+    logged = measure(objective, audio, text)[0]
+    update, texts, clips = -text.grad[:, 0], text.detach()[:, 0], audio.detach()
+    expected = mean_tangent_cosine(update, texts, clips)
+    assert logged["drift_cosine_objective"] == pytest.approx(expected, abs=1e-12)
+    for reading, pull in (("difference", clips - texts), ("target", clips)):
+        expected = nn.functional.cosine_similarity(update, pull).mean().item()
+        assert logged[f"drift_cosine_objective_{reading}"] == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize(("loss", "bias"), [("infonce", None), ("siglip", torch.tensor(-3.0, dtype=torch.float64))])
@@ -469,7 +476,7 @@ def test_the_drift_with_support_vectors_is_that_of_the_run_s_own_term(loss, bias
     numbers, _ = measure(objective, audio, text, logit_bias=bias)
     flat = text.detach()[:, 0], torch.full((6,), 0.3).double()
     expected = drift_statistics(audio.detach(), flat[0], SCALE, flat[1], **options, logit_bias=bias)
-    for name in ("drift_cosine", "drift_cosine_svr", "drift_cosine_svr_literal"):
+    for name in ("drift_cosine", "drift_cosine_svr", "drift_cosine_svr_difference", "drift_cosine_svr_target"):
         assert numbers[name] == pytest.approx(expected[name].item(), abs=1e-6)
 
 

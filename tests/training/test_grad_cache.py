@@ -202,7 +202,8 @@ def test_rows_of_several_clips_of_unequal_length(model):
 
     class FirstClip(AllTexts):
         def forward(self, audio_embeds, text_embeds, *others, **named):
-            loss, logs = super().forward(audio_embeds.mean(dim=1), text_embeds, *others, **named)
+            audio = nn.functional.normalize(audio_embeds.mean(dim=1), dim=-1)
+            loss, logs = super().forward(audio, text_embeds, *others, **named)
             return loss, logs
 
     inputs = double(batch(clips=3 * CLIPS, frames=400))

@@ -1,5 +1,7 @@
 """Figures of a run contain the logged values, and files are written atomically."""
 
+import re
+
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
@@ -88,14 +90,15 @@ def test_drift_is_drawn_as_the_paper_s_figures(tmp_path, drawn):
     assert not list(tmp_path.glob("*.tmp"))
 
 
-def test_the_cosine_of_the_paper_has_a_panel_of_its_own(tmp_path, drawn):
-    history = [
-        {**entry, "drift_cosine_literal": 0.3} if "drift_cosine" in entry else entry for entry in drift_history()
-    ]
+def test_each_reading_of_the_paper_s_cosine_has_a_panel_of_its_own(tmp_path, drawn):
+    readings = {"drift_cosine_difference": 0.3, "drift_cosine_target": 0.7}
+    history = [{**entry, **readings} if "drift_cosine" in entry else entry for entry in drift_history()]
     plot_drift(history, tmp_path / "drift.png")
-    assert len(drawn[0].axes) == 4
-    (line,) = drawn[0].axes[1].lines
-    assert (line.get_label(), set(line.get_ydata())) == ("InfoNCE, text to audio", {0.3})
+    assert len(drawn[0].axes) == 5
+    for axes, title, value in zip(drawn[0].axes[1:3], ("along a - t", r"along a\+"), (0.3, 0.7), strict=True):
+        (line,) = axes.lines
+        assert (line.get_label(), set(line.get_ydata())) == ("InfoNCE, text to audio", {value})
+        assert re.search(title, axes.get_title())
 
 
 def test_without_a_radius_its_panel_is_left_out(tmp_path, drawn):
