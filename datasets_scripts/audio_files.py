@@ -26,7 +26,8 @@ def walk(folder: str | Path) -> list[str]:
     """List all files in a folder and its sub-folders, as sorted relative paths with slashes.
 
     Symbolic links to folders are followed, but each folder is listed only once. Hidden files, recycle bins and other
-    system folders, pipes, devices and unreadable entries are skipped. File names that are not UTF-8 are skipped with a warning.
+    system folders, pipes, devices and unreadable entries are skipped. File names that are not UTF-8 are skipped with a
+    warning.
     """
     files: list[str] = []
     undecodable: list[str] = []
