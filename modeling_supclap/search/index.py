@@ -157,7 +157,7 @@ def build_index(
         )
         entries = _embed_files(embed, files, todo)
         bar = progress(entries, "indexing", len(todo), "files", not show_progress_bar or rank > 0)
-        for number, batch in enumerate(_batched(bar), 1):
+        for number, batch in enumerate(write_batches(bar), 1):
             store.replace(batch)
             # each write is a fragment; compact when their number has doubled, and at the end of several processes
             if processes == 1 and number >= _FEWEST_WRITES and number.bit_count() == 1:
@@ -243,7 +243,7 @@ def _count_changes(report: IndexReport, store: SoundIndex, known: Mapping[str, d
     report.changed = len(readable) - report.added - report.unchanged
 
 
-def _batched(entries: Iterable[IndexedFile]) -> Iterator[list[IndexedFile]]:
+def write_batches(entries: Iterable[IndexedFile]) -> Iterator[list[IndexedFile]]:
     """Yield the entries of one write: of about `_WINDOWS_AT_ONCE` windows, or of `_SECONDS_AT_ONCE`."""
     batch: list[IndexedFile] = []
     count, started = 0, time.monotonic()

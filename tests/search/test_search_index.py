@@ -361,7 +361,7 @@ def test_new_files_are_written_by_windows_and_nothing_is_deleted(tmp_path, monke
     calls = record_calls(monkeypatch, "add", "delete", "optimize")
     monkeypatch.setattr(index_module, "_WINDOWS_AT_ONCE", count // 5)
     store = SoundIndex(tmp_path / "index", 16)
-    for batch in index_module._batched(short_files(count)):
+    for batch in index_module.write_batches(short_files(count)):
         store.replace(batch)
     assert calls == [("add", "windows"), ("add", "files")] * 5
     assert store.windows.stats()["fragment_stats"]["num_fragments"] == 5
@@ -377,7 +377,7 @@ def test_new_files_are_written_by_windows_and_nothing_is_deleted(tmp_path, monke
 def test_a_slow_model_writes_before_all_windows_are_there(monkeypatch):
     clock = iter(range(0, 10_000, 7))
     monkeypatch.setattr(index_module.time, "monotonic", lambda: next(clock))
-    sizes = [len(batch) for batch in index_module._batched(short_files(20))]
+    sizes = [len(batch) for batch in index_module.write_batches(short_files(20))]
     assert sizes == [9, 9, 2]
 
 
