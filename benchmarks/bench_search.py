@@ -77,7 +77,7 @@ def build(folder: str, number: int, centres: np.ndarray) -> dict[str, float]:
 
 
 def build_short(folder: str, number: int, centres: np.ndarray) -> tuple[float, float]:
-    """Write recordings of one window, and the same rows to LanceDB in one stream. Return both CPU times in ms of each."""
+    """Write recordings of one window, and the same rows to LanceDB in one stream. Return both CPU times, ms of each."""
     import lancedb
 
     files, store = list(draw_files(number, centres, 1)), SoundIndex(f"{folder}/ours", centres.shape[1])

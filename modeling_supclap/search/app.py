@@ -12,11 +12,12 @@ import socket
 from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 import numpy as np
-from jinja2 import Environment, PackageLoader
+from jinja2 import Environment
 
 from modeling_supclap.datasets_scripts.csv_text import to_csv
 from modeling_supclap.languages import LANGUAGE_TABLE
@@ -30,7 +31,6 @@ os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # read at import
 try:
     import gradio
     from starlette.datastructures import Headers  # installed with Gradio
-    from starlette.middleware import Middleware
     from starlette.requests import Request
     from starlette.responses import FileResponse, PlainTextResponse, Response
     from starlette.routing import Route
@@ -79,23 +79,22 @@ def serve(
     page.block_thread()
 
 
-class OwnOrigin:
-    """ASGI middleware that answers requests of the page itself, and of programs, but not of other web sites.
+def refuse_other_sites(app: Any) -> Any:
+    """Wrap an ASGI application so that it answers its own page, and programs, but no other web site.
 
     Gradio compares origins only on localhost. Behind a proxy, the proxy has to keep the header "Host", or to set
     "X-Forwarded-Host".
     """
 
-    def __init__(self, app: Any) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        headers = Headers(scope=scope) if scope["type"] in ("http", "websocket") else {}
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        headers = Headers(raw=list(scope.get("headers", ())))
         origin = headers.get("origin")
-        hosts = headers.get("host"), headers.get("x-forwarded-host")
-        is_own = origin is None or urlsplit(origin).netloc in hosts
-        answer = self.app if is_own else PlainTextResponse("requests of other web sites are refused", 403)
-        await answer(scope, receive, send)
+        if origin is None or urlsplit(origin).netloc in (headers.get("host"), headers.get("x-forwarded-host")):
+            await app(scope, receive, send)
+        else:
+            await PlainTextResponse("requests of other web sites are refused", 403)(scope, receive, send)
+
+    return answer
 
 
 def launch_page(searcher: Searcher, recordings: str | Path, **options: Any) -> Any:
@@ -114,6 +113,8 @@ def launch_page(searcher: Searcher, recordings: str | Path, **options: Any) -> A
         **options,
     }
     app, _, _ = page.launch(quiet=True, prevent_thread_lock=True, **options)
+    copies = TemporaryDirectory(dir=FOLDER)
+    app.state.copies = copies  # removed with the page
 
     def send(request: Request) -> Response:
         try:
@@ -122,7 +123,7 @@ def launch_page(searcher: Searcher, recordings: str | Path, **options: Any) -> A
             if start is not None:
                 drawing = draw_waveform(path, searcher.model.sampling_rate_hz, float(start), window_seconds)
                 return Response(drawing, media_type="image/svg+xml")
-            path = playable_file(path, FOLDER)
+            path = playable_file(path, Path(copies.name))
             # other web sites cannot embed it, either
             return FileResponse(path, 200, {"Cross-Origin-Resource-Policy": "same-origin"}, stat_result=path.stat())
         except (OSError, ValueError, OverflowError, RuntimeError):  # the file was removed, perhaps during this request
@@ -130,8 +131,7 @@ def launch_page(searcher: Searcher, recordings: str | Path, **options: Any) -> A
 
     # Insert before Gradio's routes, because one of them matches every path.
     app.router.routes.insert(0, Route("/recordings/{name:path}", send))
-    app.user_middleware.insert(0, Middleware(OwnOrigin))
-    app.middleware_stack = app.build_middleware_stack()
+    app.middleware_stack = refuse_other_sites(app.build_middleware_stack())
     return page
 
 
@@ -148,6 +148,13 @@ def find_recording(searcher: Searcher, root: Path, name: str) -> Path:
     if not searcher.index.holds(name):
         raise FileNotFoundError(f"{name} is not an indexed recording; search again")
     return find_inside(root, name)
+
+
+async def keep_upload(path: str | None) -> str | None:
+    """Use an uploaded file where it is. Gradio would download an address, and any request can name one."""
+    if path is not None and "://" in path:
+        raise gradio.Error("upload the recording; addresses are not opened")
+    return path
 
 
 def make_page(searcher: Searcher, recordings: str | Path) -> Any:
@@ -212,6 +219,7 @@ def make_page(searcher: Searcher, recordings: str | Path) -> Any:
             language = gradio.Dropdown(languages, value="eng", label="Language", min_width=120)
         with gradio.Accordion("Example, filters, number of hits", open=False):
             sound = gradio.Audio(type="filepath", label="Recording of a similar sound (its first 10 minutes are used)")
+            sound.async_move_resource_to_block_cache = keep_upload  # type: ignore[method-assign,assignment]
             with gradio.Row():
                 folder = gradio.Dropdown(["", *folders], value="", label="Folder", allow_custom_value=True)
                 shortest = gradio.Number(label="Recordings of at least (seconds)", value=None, minimum=0)
@@ -280,6 +288,6 @@ def render_hits(
     span = max(all_scores.max() - lowest, 2 * (searcher.background() - lowest))
     rows = to_rows([Answer(query, list(hits))])
     tables = {"hits.csv": to_csv(rows, COLUMNS), "hits.txt": to_raven(rows, "", searcher.model.sampling_rate_hz / 2)}
-    environment = Environment(loader=PackageLoader("modeling_supclap.search", "."), autoescape=True, trim_blocks=True)
-    template = environment.get_template("hits.html.j2")
+    source = (_HERE / "hits.html.j2").read_text(encoding="utf-8")
+    template = Environment(autoescape=True, trim_blocks=True).from_string(source)
     return template.render(hits=hits, strips=strips, lowest=lowest, span=span, clock=clock, tables=tables)

@@ -235,12 +235,16 @@ def _find_changed(store: SoundIndex, known: Mapping[str, dict[str, Any]], files:
 
 def _count_changes(report: IndexReport, store: SoundIndex, known: Mapping[str, dict[str, Any]]) -> None:
     """Set the numbers of windows, and of files that are added, changed, unchanged and unreadable."""
-    files, report.unreadable = store.known_files(), store.unreadable_files()
-    readable = files.keys() - report.unreadable.keys()
-    same = [name for name in readable & known.keys() if known[name]["digest"] == files[name]["digest"]]
     report.windows = store.windows.count_rows()
-    report.added, report.unchanged = len(readable - known.keys()), len(same)
-    report.changed = len(readable) - report.added - report.unchanged
+    for name, row in store.known_files().items():
+        if row["problem"]:
+            report.unreadable[name] = row["problem"]
+        elif name not in known:
+            report.added += 1
+        elif known[name]["digest"] == row["digest"]:
+            report.unchanged += 1
+        else:
+            report.changed += 1
 
 
 def write_batches(entries: Iterable[IndexedFile]) -> Iterator[list[IndexedFile]]:

@@ -30,10 +30,11 @@ _PEAKS = 200  # lines in a waveform
 def prune(folder: Path) -> None:
     """Create a folder that only this user can read, or delete its old files, such as those of a killed page."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for path in folder.rglob("*"):
-        with suppress(OSError):
-            if path.is_file() and time.time() - path.stat().st_mtime > KEPT_SECONDS:
-                path.unlink()
+    for path in sorted(folder.rglob("*"), reverse=True):  # files before their folders
+        with suppress(OSError):  # folders that are not empty stay
+            if time.time() - path.stat().st_mtime > KEPT_SECONDS:
+                remove = path.rmdir if path.is_dir() else path.unlink
+                remove()
 
 
 def playable_file(path: Path, folder: Path) -> Path:

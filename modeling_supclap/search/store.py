@@ -161,16 +161,18 @@ class SoundIndex:
 
     def known_files(self) -> dict[str, dict[str, Any]]:
         """Return the file table as `{file path: row}`."""
-        return {row["file"]: row for row in self._read(lambda: self.files.to_arrow()).to_pylist()}
+        return {row["file"]: row for row in self._list_files()}
 
     def unreadable_files(self) -> dict[str, str]:
         """Return the files that cannot be searched, `{file path: reason}`."""
-        query = self.files.search().where("problem != ''").select(["file", "problem"])
-        return {row["file"]: row["problem"] for row in self._read(query.to_list)}
+        return {row["file"]: row["problem"] for row in self._list_files("problem != ''")}
+
+    def _list_files(self, where: str = "true") -> list[dict[str, Any]]:
+        return self._read(self.files.search().where(where).to_arrow).to_pylist()
 
     def holds(self, file: str) -> bool:
         """Return whether the index contains a recording. `file` is its path relative to the indexed folder."""
-        return file in (self.select_files(file) or ())
+        return bool(self._list_files(f"file = {quoted(file)}"))
 
     def select_files(
         self, within: str | None = None, lengths: tuple[float, float] = (0.0, math.inf)
@@ -184,7 +186,7 @@ class SoundIndex:
         where = f"duration_seconds >= {lengths[0]} AND duration_seconds <= {min(lengths[1], 1e9)}"
         if within:
             where += f" AND (file = {quoted(within)} OR starts_with(file, {quoted(within.rstrip('/') + '/')}))"
-        return self._read(self.files.search().where(where).select(["file"]).to_arrow)["file"].to_pylist()
+        return [row["file"] for row in self._list_files(where)]
 
     def replace(self, entries: Sequence[IndexedFile]) -> None:
         """Replace the entries of files. Write the file table last, so that the next run repeats an interrupted call."""

@@ -4,6 +4,7 @@ import csv
 import html
 import http.client
 import io
+import json
 import os
 import re
 import shutil
@@ -206,10 +207,12 @@ def test_the_page_itself_gets_its_answers(page):
 
 
 def upload(page, content):
+    """Upload a file; return the status and the answer."""
     body = (
-        b'--x\r\nContent-Disposition: form-data; name="files"; filename="a.wav"\r\n\r\n' + content + b"\r\n--x--\r\n"
+        b'--x\r\nContent-Disposition: form-data; name="files"; filename="a.flac"\r\n\r\n' + content + b"\r\n--x--\r\n"
     )
-    return get(page, "gradio_api/upload", "POST", body, Content_Type="multipart/form-data; boundary=x")[0]
+    status, _, answer = get(page, "gradio_api/upload", "POST", body, Content_Type="multipart/form-data; boundary=x")
+    return status, answer
 
 
 def test_uploads_are_limited_and_deleted(searcher, folder, scratch, monkeypatch):
@@ -220,9 +223,9 @@ def test_uploads_are_limited_and_deleted(searcher, folder, scratch, monkeypatch)
         return [path.stat().st_size for path in (scratch / "uploads").rglob("*") if path.is_file()]
 
     try:
-        assert upload(page, bytes(3 * 2**20)) == 413
+        assert upload(page, bytes(3 * 2**20))[0] == 413
         assert kept() == []
-        assert upload(page, bytes(2**19)) == 200
+        assert upload(page, bytes(2**19))[0] == 200
         assert kept() == [2**19]
     finally:
         page.close()
@@ -232,6 +235,29 @@ def test_uploads_are_limited_and_deleted(searcher, folder, scratch, monkeypatch)
     assert kept() == []
     assert page.delete_cache == (60, 3600)
     assert app_module.MAX_UPLOAD
+
+
+def ask(page, path):
+    """Search by the example at a path of the server; return the answer, or the error."""
+    data = {"data": ["", "eng", {"path": path, "meta": {"_type": "gradio.FileData"}}, 1]}
+    _, _, body = get(page, "gradio_api/call/search", "POST", json.dumps(data), Content_Type="application/json")
+    return get(page, f"gradio_api/call/search/{json.loads(body)['event_id']}")[2].decode()
+
+
+def test_a_request_names_no_file_of_the_server_and_no_address(page, folder, monkeypatch):
+    opened = []
+    for name in ("async_ssrf_protected_download", "ssrf_protected_download"):
+        monkeypatch.setattr(f"gradio.processing_utils.{name}", lambda *names, **options: opened.append(names))
+    for path in (
+        str(folder / "other.flac"),
+        "/etc/passwd",
+        "http://sounds.example/a.wav",
+        "https://sounds.example/a.wav",
+    ):
+        assert ask(page, path).startswith("event: error")
+    assert opened == []
+    _, answer = upload(page, (folder / "other.flac").read_bytes())
+    assert "Hits by example" in ask(page, json.loads(answer)[0])
 
 
 def test_only_the_beginning_of_an_example_is_read(searcher, folder, tmp_path, monkeypatch):
@@ -253,14 +279,32 @@ def test_only_the_beginning_of_an_example_is_read(searcher, folder, tmp_path, mo
 
 
 def test_files_of_killed_pages_are_deleted_by_the_next_one(searcher, folder, scratch):
-    old, new = scratch / "page" / "uploads" / "x" / "old.wav", scratch / "page" / "new.wav"
-    old.parent.mkdir(parents=True)
+    old, new = scratch / "page" / "uploads" / "x" / "old.wav", scratch / "page" / "uploads" / "y" / "new.wav"
     for path in (old, new):
+        path.parent.mkdir(parents=True)
         path.write_bytes(b"a sound")
-    os.utime(old, (time.time() - 3700,) * 2)
+    for path in (old, old.parent, new.parent):
+        os.utime(path, (time.time() - 3700,) * 2)
     launch_page(searcher, folder, server_port=free_port()).close()
+    prune(scratch / "page")
+    assert [path.name for path in (scratch / "page" / "uploads").iterdir()] == ["y"] or not old.exists()
     assert not old.exists()
     assert new.exists()
+
+
+def test_copies_for_the_browser_are_deleted_with_the_page(tmp_path, scratch):
+    root = scratch / "sounds"
+    root.mkdir()
+    soundfile.write(root / "tape.aiff", tone(250.0, 3.0), RATE)
+    build(PitchModel(), root)
+    page = launch_page(Searcher(scratch / "index", load_embedding_model(PitchModel())), root, server_port=free_port())
+    try:
+        assert get(page, "recordings/tape.aiff")[2][:4] == b"RIFF"
+        assert len(list((scratch / "page").rglob("*.wav"))) == 1
+    finally:
+        page.close()
+    page.app.state.copies.cleanup()  # as at the end of the process
+    assert not list((scratch / "page").rglob("*.wav"))
 
 
 def test_the_folder_of_a_page_is_private_and_not_shared_with_other_users(tmp_path):
