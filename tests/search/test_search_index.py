@@ -455,6 +455,9 @@ def test_a_copy_beside_the_indexed_folder_is_refused(fake_model, folder):
         index_folder(fake_model, folder.parent / "copy", folder.parent / "index")
     (folder.parent / "link").symlink_to(folder)
     assert index_folder(fake_model, folder.parent / "link", folder.parent / "index").unchanged == 3
+    SoundIndex(folder.parent / "index").move(str(folder.parent / "link"))  # as a folder that is mounted twice
+    assert index_folder(fake_model, folder, folder.parent / "index").unchanged == 3
+    assert SoundIndex(folder.parent / "index").about["folder"] == str(folder)
 
 
 @pytest.mark.parametrize("leaves_empty_folder", [True, False])

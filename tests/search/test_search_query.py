@@ -219,6 +219,18 @@ def test_a_threshold_returns_all_hits_above_it(searcher, monkeypatch, first_limi
     assert searcher.search("low", threshold=1.1) == []
 
 
+def test_a_search_ends_at_the_first_window_below_the_threshold(searcher, monkeypatch):
+    monkeypatch.setattr(query_module, "_FIRST_LIMIT", 4)
+    limits, nearest = [], searcher.index.nearest
+    monkeypatch.setattr(
+        searcher.index, "nearest", lambda vector, limit, *rest: limits.append(limit) or nearest(vector, limit, *rest)
+    )
+    scores = [hit.score for hit in searcher.search("high", k=28, merge_overlaps=False)]
+    limits.clear()
+    assert searcher.search("high", k=None, threshold=(scores[1] + scores[4]) / 2)
+    assert limits == [4]
+
+
 def test_a_folder_is_searched_by_its_name(searcher):
     for within in ("deep", "deep/"):
         assert {hit.file for hit in searcher.search("low", within=within)} == {"deep/middle's.flac"}
