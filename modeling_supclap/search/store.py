@@ -6,7 +6,7 @@ import math
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
-from functools import cached_property, partial
+from functools import cached_property, partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -72,6 +72,22 @@ class IndexedFile(NamedTuple):
         return {**row, "duration_seconds": seconds, "problem": self.problem}
 
 
+def names_index(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Name the index in the errors of a method that writes to it."""
+
+    @wraps(method)
+    def run(self: SoundIndex, *args: Any) -> Any:
+        try:
+            return method(self, *args)
+        except Exception as error:
+            if self.folder in str(error):
+                raise
+            reason = f"{error}; if it is damaged, delete it and index again"
+            raise ValueError(f"cannot write the index {self.folder}: {reason}") from error
+
+    return run
+
+
 class SoundIndex:
     """Search index of audio windows in LanceDB. Reads always include the latest writes of other processes.
 
@@ -124,7 +140,7 @@ class SoundIndex:
             self.files = database.create_table("files", schema=FILES_SCHEMA, exist_ok=True)
 
         metadata = self._read(self._metadata)
-        self.precision, self.width = find_storage(metadata)
+        self.precision, self.width = self._read(lambda: find_storage(metadata))
         self._stored_size = self.windows.schema.field("vector").type.list_size
         self.dim = int(metadata.get("dim", self._stored_size))
 
@@ -188,6 +204,7 @@ class SoundIndex:
             where += f" AND (file = {quoted(within)} OR starts_with(file, {quoted(within.rstrip('/') + '/')}))"
         return [row["file"] for row in self._list_files(where)]
 
+    @names_index
     def replace(self, entries: Sequence[IndexedFile]) -> None:
         """Replace the entries of files. Write the file table last, so that the next run repeats an interrupted call."""
         from ..evaluation.windows import window_table
@@ -204,6 +221,7 @@ class SoundIndex:
         self.files.add(pa.Table.from_pylist([entry.as_row() for entry in entries], schema=FILES_SCHEMA))
         self.names.update(names)
 
+    @names_index
     def remove(self, files: Sequence[str]) -> None:
         """Remove files and windows. Change the file table last, so that the next run repeats an interrupted call."""
         self._delete(files, (self.windows, self.files))
@@ -213,6 +231,7 @@ class SoundIndex:
             for table in tables:
                 table.delete(_is_among(files[start : start + _NAMES_AT_ONCE]))
 
+    @names_index
     def compact(self) -> None:
         """Merge the fragments of the tables, and delete old versions, which double the size on disk.
 
@@ -221,6 +240,7 @@ class SoundIndex:
         for table in (self.files, self.windows):
             table.optimize(cleanup_older_than=timedelta(milliseconds=1))
 
+    @names_index
     def optimize(self) -> float | None:
         """Merge fragments of the tables. With at least `APPROXIMATE_FROM_ROWS` windows, update the approximate index.
 

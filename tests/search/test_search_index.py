@@ -550,6 +550,26 @@ def test_an_index_without_checksums_is_searched_and_updated(fake_model, folder):
     assert searcher.search("high", k=1)[0].file == "new.wav"
 
 
+def test_errors_of_writes_name_the_index(fake_model, folder, monkeypatch):
+    build(fake_model, folder)
+    soundfile.write(folder / "new.wav", tone(PITCHES["high"], 3.0), RATE)
+    (folder / "short.ogg").unlink()
+    table = type(SoundIndex(folder.parent / "index").files)
+
+    def fail(*_, **options):
+        raise RuntimeError("lance error: LanceError(IO): No space left on device")
+
+    for method in ("add", "delete", "optimize"):
+        with monkeypatch.context() as patched:
+            patched.setattr(table, method, fail)
+            with pytest.raises(
+                ValueError, match=rf"{folder.parent / 'index'}: lance error.*No space left.*if it is damaged"
+            ):
+                build(fake_model, folder)
+    report = build(fake_model, folder)
+    assert (report.windows, len(SoundIndex(folder.parent / "index").known_files())) == (23 + 4 + 1, 3)
+
+
 def test_a_panic_of_the_store_is_named_and_interruptions_pass(tmp_path):
     store = SoundIndex(tmp_path / "index", 4)
 
