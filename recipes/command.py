@@ -23,7 +23,8 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -226,6 +227,19 @@ def join_processes(device: str | None) -> PartialState:
 
     on_cpus = device == "cpu" or not torch.accelerator.is_available()  # required to join CPU processes
     return PartialState(cpu=on_cpus, timeout=timedelta(days=30))
+
+
+@contextmanager
+def advise_skipping() -> Iterator[None]:
+    """Context manager that adds the option to skip recordings to the error message of an unusable one."""
+    from modeling_supclap.datasets_scripts.audio import BadAudioError, MissingDecoderError
+
+    try:
+        yield
+    except MissingDecoderError:
+        raise  # skipping recordings would not help
+    except BadAudioError as error:
+        raise BadAudioError(f"{plain_message(error)}; use --on_bad_audio skip to leave such recordings out") from error
 
 
 def plain_message(error: Exception) -> str:

@@ -30,6 +30,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import yaml
 
 from modeling_supclap.datasets_scripts.atomic_files import write_text
@@ -79,6 +80,10 @@ RECIPES = {
 _POOLED = ("seed", "test_fold")
 _NOT_DATA = ("model", "negatives", "output_dir", "seed")
 _LOADED: dict[str, dict[str, Any]] = {}  # splits by recipe and options
+_DECODED: dict[int, tuple[int, list[Any]]] = {}  # number of decoded recordings and unusable ones, by id of the split
+
+SAMPLE_RECORDINGS = 100
+"""Number of random recordings of a split to decode in a dry run."""
 
 
 @dataclass(frozen=True)
@@ -128,10 +133,13 @@ def build_step(row: str, recipe: str, settings: dict[str, Any], args: Any) -> St
     settings.pop("output_dir", None)
     if args.allow_missing and recipe == "train":
         settings["allow_missing"] = True
+    if args.on_bad_audio == "skip":
+        settings["on_bad_audio"] = "skip"
 
-    # The hash excludes the data path and the parent folder of other runs, so that both can be moved.
+    # The hash excludes the data path and the parent folder of other runs, so that both can be moved, and options
+    # without effect on a run that has finished without them.
     hashed = {**settings, "model": Path(settings.get("model") or "").name}
-    for key in ("data_dir", "seed", "allow_missing"):
+    for key in ("data_dir", "seed", "allow_missing", "on_bad_audio"):
         hashed.pop(key, None)
     digest = hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()[:8]
     name = f"{row}-{recipe}-{dataset}-{digest}-seed{settings['seed']}"
@@ -159,7 +167,7 @@ def check_rows(name: str, rows: Sequence[Row], args: Any, refuse_data: Refusal |
     lines, runnable = [f"{name}:"], []
     every: dict[str, None] = {}
     for row in rows:
-        found, missing = check_row(row, refuse_data, args.dry_run)
+        found, missing = check_row(row, refuse_data, args)
         done = sum(run[-1].is_done for run in row.runs)
         steps = ", ".join(step.recipe for step in row.runs[0])
         lines.append(f"  {row.dataset}, {row.name}: {steps}; {len(row.runs)} runs, {done} done")
@@ -179,10 +187,11 @@ def check_rows(name: str, rows: Sequence[Row], args: Any, refuse_data: Refusal |
     return runnable
 
 
-def check_row(row: Row, refuse_data: Refusal | None, is_dry: bool) -> tuple[list[str], list[str]]:
+def check_row(row: Row, refuse_data: Refusal | None, args: Any) -> tuple[list[str], list[str]]:
     """Check the steps of a row. Return descriptions of what is found, and of what is missing.
 
-    Finished steps are compared with their data. Runs that differ only in their seed are checked once.
+    Finished steps are compared with their data. Runs that differ only in their seed are checked once. A dry run also
+    decodes recordings.
     """
     found: list[str] = []
     missing: list[str] = []
@@ -192,7 +201,7 @@ def check_row(row: Row, refuse_data: Refusal | None, is_dry: bool) -> tuple[list
             for step in run:
                 settings = {**step.settings, "seed": None, "output_dir": None} if step.reads_folder else {}
                 key = json.dumps([step.recipe, settings], sort_keys=True)
-                if step.is_done and not is_dry:
+                if step.is_done and not args.dry_run:
                     refuse_other_data(step)
                 elif key not in checked:
                     checked.add(key)
@@ -200,13 +209,43 @@ def check_row(row: Row, refuse_data: Refusal | None, is_dry: bool) -> tuple[list
                     if step.recipe == "train":
                         train_supclap.refuse_options(*parsed)
                     missing += find_missing_models(step)
+                    if not step.reads_folder:
+                        continue
+                    dataset = step.settings.get("dataset", row.dataset)
                     try:
-                        found += check_data(step, parsed, Path(scratch), refuse_data) if step.reads_folder else []
+                        found += check_data(step, parsed, Path(scratch), refuse_data)
+                        if args.dry_run and (bad := describe_bad_audio(load_splits(step), args.check_audio)):
+                            if step.settings.get("on_bad_audio", "error") == "error":
+                                raise ValueError(f"{bad}; --on_bad_audio skip leaves such recordings out")
+                            found.append(f"data of {dataset}: {bad}; they are left out")
                     except (ValueError, OSError) as error:
-                        missing.append(
-                            f"data of {step.settings.get('dataset', row.dataset)} for {step.recipe}: {error}"
-                        )
+                        missing.append(f"data of {dataset} for {step.recipe}: {error}")
     return found, missing
+
+
+def describe_bad_audio(splits: Mapping[str, Any], check_all: bool) -> str:
+    """Decode `SAMPLE_RECORDINGS` random recordings of each split, or all, and describe the unusable ones.
+
+    Return "" if there are none. The splits are decoded once.
+    """
+    from datasets import Dataset
+
+    from modeling_supclap.datasets_scripts.bad_audio import find_bad_audio
+
+    problems = []
+    for name, rows in splits.items():
+        if not isinstance(rows, Dataset):  # a stream is decoded only once, by the run
+            continue
+        if id(rows) not in _DECODED:
+            chosen = np.random.default_rng(0).permutation(len(rows))[: None if check_all else SAMPLE_RECORDINGS]
+            threads = min(os.cpu_count() or 1, 1 + len(chosen) // 1000)
+            _DECODED[id(rows)] = len(chosen), find_bad_audio(rows.select(np.sort(chosen)), threads)
+        count, bad = _DECODED[id(rows)]
+        if bad:
+            counts = f"{len(bad)} of {count:,}" + ("" if count == len(rows) else " sampled")
+            first = f"first that of clip {bad[0].clip_id!r}: {bad[0].reason}"
+            problems.append(f"{counts} recordings of {name} cannot be used, {first}")
+    return "; ".join(problems)
 
 
 def check_data(step: Step, parsed: tuple[Any, ...], scratch: Path, refuse_data: Refusal | None) -> list[str]:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 from modeling_supclap.datasets_scripts.atomic_files import folder_lock
 from modeling_supclap.recipes.arguments import parse_arguments
-from modeling_supclap.recipes.command import StoppedError, is_first_process, plain_message, run_command, say
+from modeling_supclap.recipes.command import StoppedError, advise_skipping, is_first_process, run_command, say
 from modeling_supclap.recipes.options import DataArguments, ModelArguments, TrainedPartArguments, as_mapping
 from modeling_supclap.training.options import ContrastiveOptions, refuse
 
@@ -85,6 +85,7 @@ class TrainingData:
         processor: Processor of the model that is trained.
         origins: Name of the original dataset, `{"": name}`, and of each dataset in a mixture.
         record: Number of rows and hash of each split as it was loaded (see `record_splits`).
+        classes: Labels of all splits (see `schema.list_classes`). None: no labels, or no zero-shot classification.
     """
 
     train: UsableRows
@@ -94,6 +95,13 @@ class TrainingData:
     processor: SupCLAPProcessor
     origins: Mapping[str, str]
     record: Mapping[str, Any]
+    classes: Sequence[str] | None
+
+    @property
+    def left_out(self) -> dict[str, list[str]]:
+        """Ids of the clips with unusable recordings in each split that has some."""
+        splits = {"train": self.train, "validation": self.validation, "test": self.test}
+        return {name: list(rows.left_out) for name, rows in splits.items() if rows is not None and rows.left_out}
 
     @property
     def selection(self) -> UsableRows | None:
@@ -145,6 +153,7 @@ def load_data(
         FileNotFoundError: Too many recordings are missing.
         ValueError: A required split, caption or label is missing.
     """
+    from modeling_supclap.datasets_scripts.schema import list_classes
     from modeling_supclap.training.collator import min_seconds
     from modeling_supclap.training.rows import make_usable
 
@@ -160,6 +169,7 @@ def load_data(
         processor=processor,
         origins=origins,
         record=record_splits(splits),
+        classes=list_classes(splits) if data_args.zero_shot_templates else None,
     )
 
 
@@ -319,7 +329,7 @@ def build_processor(args: ModelArguments, rows: Any, languages: list[str]) -> Su
     from modeling_supclap.datasets_scripts.schema import all_captions, without_audio
 
     if args.audio_encoder != "scratch":
-        return SupCLAPProcessor.from_encoders(args.audio_encoder, args.text_encoder)
+        return SupCLAPProcessor.from_encoders(args.audio_encoder, args.text_encoder, audio_seconds=args.audio_seconds)
 
     captions: set[str] = set()
     light = without_audio(rows)
@@ -345,7 +355,9 @@ def build_model(args: ModelArguments, processor: SupCLAPProcessor) -> SupCLAPMod
         text_config = BertConfig(**vocabulary, **as_mapping(args.text_config))
         return SupCLAPModel(SupCLAPConfig(audio_config=audio_config, text_config=text_config, **shared))
 
-    model = SupCLAPModel.from_encoders(args.audio_encoder, args.text_encoder, **shared)
+    model = SupCLAPModel.from_encoders(
+        args.audio_encoder, args.text_encoder, audio_seconds=args.audio_seconds, **shared
+    )
     for name in args.random_weights:
         config = getattr(model.config, f"{name}_config")
         config.update(as_mapping(getattr(args, f"{name}_config")))
@@ -460,6 +472,7 @@ def train_and_save(
     started = time.perf_counter()
     args.resume_from_checkpoint = find_checkpoint(args)
     args.training_data = data_args.identity_in_training
+    args.selection_split = data_args.selection_split
     set_seed(args.seed)
 
     if selects_on_test(data_args, args):
@@ -487,6 +500,7 @@ def train_and_save(
             **trainer.used_arguments,
         }
         results[""].content["data"] = dict(data.record)
+        results[""].content["left_out"] = data.left_out
         results[""].content["training"] = describe_training(trainer, arguments, started)
         write_run(trainer, results, data, model_args, started)
 
@@ -501,21 +515,17 @@ def train(trainer: Trainer, checkpoint: str | None = None) -> None:
 
     With `enable_jit_checkpoint`, StoppedError is raised if SIGTERM stopped the run before its last step.
     """
-    from modeling_supclap.datasets_scripts.audio import BadAudioError, MissingDecoderError
     from modeling_supclap.training.checkpoints import last_checkpoint
 
     advice = "continue with the same command and --resume_from_checkpoint last"
     try:
-        trainer.train(resume_from_checkpoint=checkpoint)
+        with advise_skipping():
+            trainer.train(resume_from_checkpoint=checkpoint)
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C would suppress the advice
         if last_checkpoint(trainer.args.output_dir or ".", resumes=True) is None:
             advice = "no checkpoint was saved yet; run the same command to start again"
         raise KeyboardInterrupt(advice) from None
-    except MissingDecoderError:
-        raise  # skipping recordings would not help
-    except BadAudioError as error:
-        raise BadAudioError(f"{plain_message(error)}; use --on_bad_audio skip to leave such recordings out") from error
     finally:
         for callback in trainer.callback_handler.callbacks:
             bar = getattr(callback, "training_bar", None)
@@ -559,8 +569,12 @@ def find_checkpoint(args: SupCLAPTrainingArguments) -> str | None:
     return last if named == "last" else named
 
 
-def evaluate_test_split(trainer: SupCLAPTrainer, rows: Any, templates: list[str]) -> dict[str, evaluation.Results]:
+def evaluate_test_split(
+    trainer: SupCLAPTrainer, rows: Any, templates: list[str], classes: Sequence[str] | None = None
+) -> dict[str, evaluation.Results]:
     """Evaluate retrieval in each language, and zero-shot classification if there are prompt templates.
+
+    `classes` are the candidates for the whole split. None, and for each of several datasets: the labels of its rows.
 
     Returns `{name: results}`. The key "" contains the results of the whole split. If the split contains several
     datasets, each dataset has its own key.
@@ -585,6 +599,7 @@ def evaluate_test_split(trainer: SupCLAPTrainer, rows: Any, templates: list[str]
             positives=args.positives,
             caption_handling="all" if max(map(len, counts)) == 1 else "each",
             template_sets=find_templates(templates, own="run"),
+            classes=None if name else classes,
             intervals=evaluation.Intervals(seed=args.seed),
         )
         results[name] = evaluation.score_split(split, options)
@@ -636,7 +651,7 @@ def score_run(trainer: SupCLAPTrainer, data: TrainingData, data_args: DataArgume
         model = evaluation.load_embedding_model(trainer.clap, trainer.processor)
         all_results = {"": evaluation.make_results(model, {}, {}, {"languages": args.eval_languages})}
     else:
-        all_results = evaluate_test_split(trainer, data.test.rows, data_args.zero_shot_templates)
+        all_results = evaluate_test_split(trainer, data.test.rows, data_args.zero_shot_templates, data.classes)
 
     parts = {"": data_args, **data_args.parts}
     for name, results in all_results.items():
@@ -645,6 +660,7 @@ def score_run(trainer: SupCLAPTrainer, data: TrainingData, data_args: DataArgume
         results.protocol.update(described, split="test")
         if selects_on_test(data_args, args):
             results.protocol["selected_on"] = "test"
+    all_results[""].protocol["missing_clips"] = data.left_out.get("test", [])
     return all_results
 
 
@@ -691,6 +707,7 @@ def write_run(
     from modeling_supclap.datasets_scripts.overlap.trained_sources import save_trained_sources
     from modeling_supclap.datasets_scripts.stream import RowStream
     from modeling_supclap.evaluation.report import write_report
+    from modeling_supclap.training.checkpoints import put_away
     from modeling_supclap.training.plots import plot_drift, plot_training_curves
 
     output, history = Path(trainer.args.output_dir or "."), trainer.state.log_history
@@ -718,6 +735,8 @@ def write_run(
         files = "model, results.json and training_curves.png"
     write_final_card(trainer, model_args.model)
     print(f"{files} are in {output} ({time.perf_counter() - started:.0f} s in total)")
+    if kept := put_away(output, trainer.args.save_total_limit, trainer.state.best_model_checkpoint):
+        print(kept)
 
 
 if __name__ == "__main__":

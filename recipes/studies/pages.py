@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from modeling_supclap.datasets_scripts.atomic_files import write_text
@@ -109,7 +110,7 @@ def find_effect(claim: Mapping[str, Any], rows: Mapping[str, Any], column: str) 
     row, baseline = rows[claim["row"]], claim["baseline"]
     score = row["scores"][column]
     if baseline == row["baseline"]:
-        return Cell(sum(score["differences"]) / len(score["differences"]), score["low"], score["high"])
+        return Cell(float(np.mean(score["differences"])), score["low"], score["high"])
     others = [baseline] * len(score["values"])
     if baseline in rows:
         others = rows[baseline]["scores"][claim.get("from", column)]["values"]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from modeling_supclap.datasets_scripts.atomic_files import write_json, write_text
+from modeling_supclap.datasets_scripts.builders.recordings import listing
 from modeling_supclap.evaluation.tables import Table, arrange, to_html
 from modeling_supclap.languages import LANGUAGES
 from modeling_supclap.recipes.command import say
@@ -74,7 +75,7 @@ def make_tables(content: Mapping[str, Any]) -> list[Table]:
             record = {**about, **score, "score": column, "value": score["mean"], "low": None, "high": None}
             if differences := score.get("differences"):
                 up = sum(difference > 0 for difference in differences)
-                record |= {"difference": sum(differences) / len(differences), "up": f"{up} of {len(differences)} up"}
+                record |= {"difference": float(np.mean(differences)), "up": f"{up} of {len(differences)} up"}
                 record |= {"difference_low": score.get("low"), "difference_high": score.get("high")}
             records.append(record)
 
@@ -119,6 +120,8 @@ def describe(content: Mapping[str, Any]) -> str:
             if overlap.get(kind):
                 trained = f"{overlap[kind]:,} of {overlap['clips']:,} clips of {row['dataset']}"
                 parts.append(f"**Trained on**: {trained} are in the training data of {row['model']} and {what}.")
+        for split, clips in row.get("left_out", {}).items():
+            parts.append(f"**Left out**: {len(clips):,} unusable recordings of {split} ({listing(clips)}).")
     if any(row.get("cost") for row in rows):
         parts.append("Captions: number of captions that the text encoder embeds in training. Seconds: processor time.")
     return " ".join(dict.fromkeys(parts))
@@ -135,7 +138,8 @@ def gather(name: str, table: Mapping[str, Any], rows: Sequence[Row], args: Repro
     Returns a dict with "table", "title", "claim", "scale", "settings", "versions", "rows" and, for a table with example
     captions, "cases" (see `tabulate_cases`). A row is a dict with "row", "model", "dataset", "baseline", "seeds",
     "cost" (see `get_cost`), "overlap" (numbers of evaluated clips, of those that the model has trained on, and of those
-    that are left out for this reason) and "scores", `{column: score}`. A score is a dict with:
+    that are left out for this reason), "left_out", `{split: ids of unusable clips}` of the first seed, and "scores",
+    `{column: score}`. A score is a dict with:
 
     - "values", "mean" and "std": One value per seed, their mean and sample standard deviation (None for one seed).
     - "chance" and "order_blind": The scores at chance and of a model that ignores order, if known.
@@ -168,6 +172,7 @@ def gather(name: str, table: Mapping[str, Any], rows: Sequence[Row], args: Repro
             "trained": results.content.get("run", {}).get("trained_clips", 0),  # and scored
             "excluded": results.protocol.get("excluded_trained", 0),
         }
+        about["left_out"] = results.content["left_out"]
         lines.append({**about, "cost": get_cost(list(runs.values())), "scores": scores})
 
     content: dict[str, Any] = {"table": name, "scale": args.scale, "settings": as_mapping(args.settings)}
@@ -212,25 +217,31 @@ def summarize_column(
 def load_run(run: Sequence[Step]) -> Run:
     """Load the results of a run, and the log of its last training (in post-training, stage B).
 
-    The section "training" of the results comes from the last training. If the results contain the cosines of matching
-    test pairs, their histogram is appended to the log.
+    The section "training" of the results comes from the last training. "left_out" contains the ids of the clips with
+    unusable recordings, for each split that a step has read. The mean radii of each epoch are appended to the log and,
+    if the results contain the cosines of matching test pairs, their histogram.
     """
     import torch
 
     from modeling_supclap.evaluation.results import Results
     from modeling_supclap.training.drift import similarity_histogram
+    from modeling_supclap.training.plots import epoch_means
 
     log: list[dict[str, Any]] = []
     training: dict[str, Any] = {}
+    left_out: dict[str, list[str]] = {}
     for step in run:
         results = Results.load(step.folder)
         training = results.content.get("training") or training
+        for split, clips in results.content.get("left_out", {}).items():
+            left_out[f"{step.settings.get('dataset', 'synthetic')} {split}"] = clips
         for folder in (step.folder, step.folder / "stage_b"):
             path = folder / "trainer_state.json"
             if path.is_file():
                 log = json.loads(path.read_text(encoding="utf-8"))["log_history"]
 
-    results.content["training"] = training
+    results.content |= {"training": training, "left_out": {name: clips for name, clips in left_out.items() if clips}}
+    log += epoch_means(log, ("radius_t2a", "radius_a2t"))
     cosines = results.arrays.get("similarity/eng/positive")
     if cosines is not None:
         histogram = similarity_histogram(torch.from_numpy(cosines).float())

@@ -7,6 +7,8 @@ from pathlib import Path
 import dataset_folders
 import pytest
 from builders import save_supclap
+from dataset_folders import youtube_id
+from full_scale import write_sounds
 from recordings import tone_rows
 from results_fixtures import query_results
 
@@ -21,6 +23,7 @@ from modeling_supclap.recipes.train_supclap import has_model, record_splits
 @pytest.fixture(autouse=True)
 def _without_cache():
     sweep._LOADED.clear()
+    sweep._DECODED.clear()
 
 
 def write_table(folder, captions):
@@ -98,6 +101,7 @@ def test_runs_on_other_negatives_are_compared_with_their_own(finished, tmp_path)
 def evaluated(tmp_path, **evaluation):
     """Return a row that trains on AudioCaps and evaluates its training split."""
     made = dataset_folders.audiocaps(tmp_path / "audiocaps", train=24, held_out=3)
+    write_sounds(made.audio)
     train = {"dataset": "audiocaps", "data_dir": made.config["data_dir"], "use_cpu": True, "seed": 0}
     folder = tmp_path / "runs" / "row-train-audiocaps-0-seed0"
     again = {"dataset": "audiocaps", "data_dir": made.config["data_dir"], "model": str(folder), "split": "train+test"}
@@ -125,6 +129,30 @@ def test_an_overlap_with_the_training_data_is_refused_or_reported(tmp_path, caps
     assert text in printed
     assert ("trained on" in printed or "training data" in printed) == ("split" not in evaluation)
     assert ("missing" in printed) == (not evaluation)
+
+
+@pytest.mark.parametrize("check_audio", [False, True])
+def test_a_dry_run_decodes_recordings_and_says_what_would_stop(tmp_path, capsys, monkeypatch, check_audio):
+    """A sample of each split, or all recordings; training reads all splits, and an evaluation its own."""
+    monkeypatch.setattr(sweep, "SAMPLE_RECORDINGS", 0)  # too small to meet the unusable one
+    row = evaluated(tmp_path, split="test", on_bad_audio="skip")
+    args = ReproductionArguments(output_dir=str(tmp_path), dry_run=True, check_audio=check_audio)
+    check_rows("table", [row], args)
+    assert "cannot be used" not in capsys.readouterr().out
+
+    data_dir = Path(row.runs[0][0].settings["data_dir"])
+    (broken,) = [path for path in data_dir.rglob("*.wav") if youtube_id(28) in path.name]  # of the test split
+    broken.write_bytes(b"junk")
+    sweep._DECODED.clear()
+    check_rows("table", [row], args)
+    lines = capsys.readouterr().out.splitlines()
+    missing = [line for line in lines if line.startswith("  missing") and "1 of 3 recordings of test" in line]
+    found = [line for line in lines if line.startswith("  found") and "1 of 3 recordings of test" in line]
+    assert (len(missing), len(found)) == ((1, 1) if check_audio else (0, 0))
+    if check_audio:
+        assert "--on_bad_audio skip" in missing[0]  # the training stops
+        assert "left out" in found[0]  # the evaluation does not
+        assert youtube_id(28) in missing[0]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from recordings import esc50_folder
 from modeling_supclap import evaluation
 from modeling_supclap.datasets_scripts import load_splits
 from modeling_supclap.recipes import train_supclap
+from modeling_supclap.recipes.arguments import parse_arguments
 from modeling_supclap.recipes.options import SCALES, ReproductionArguments
 from modeling_supclap.recipes.studies.plan import (
     PUBLISHED_CLIPS,
@@ -109,6 +110,23 @@ def test_a_fifth_of_the_recordings_may_be_missing(tmp_path, monkeypatch, lost, i
         return refuse_few_clips(step, splits)
     with pytest.raises(ValueError, match="train has 15 clips of 20"):
         refuse_few_clips(step, splits)
+
+
+def test_both_scales_of_teminal_train_on_the_captions_of_its_evaluation(tmp_path):
+    """Before, before and while (T B.4): no row of a table trains on "y after x", at either scale."""
+    numbers = {}
+    for scale in SCALES:
+        args = ReproductionArguments(scale=scale, data_dir=str(tmp_path), output_dir=str(tmp_path), seeds=[0])
+        steps = {}
+        for name, table in TABLES.items():
+            for row in plan(name, table, args) if scale in table else ():
+                steps |= {step.folder: step for step in row.runs[0] if step.recipe == "posttrain"}
+        for step in steps.values():
+            (arguments, *_) = parse_arguments(RECIPES["posttrain"][1], [], settings=step.settings)
+            assert (arguments.use_after, arguments.num_phrasings) == (False, 1), step.folder
+        numbers[scale] = len(steps)
+    assert numbers["full"] >= 9
+    assert numbers["mini"] >= 9
 
 
 PRINTED = sorted({(entry["paper"], entry["table"]) for entry in evaluation.paper_results()})
