@@ -8,7 +8,7 @@ import torch
 import torchaudio
 from transformers import AutoFeatureExtractor, BatchFeature, SequenceFeatureExtractor
 
-from .audio_input import as_waveforms
+from .audio_input import as_waveforms, stack_clips
 from .auto_classes import register
 from .configuration_supclap import CEDConfig, SupCLAPConfig
 
@@ -51,6 +51,7 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
     model_input_names = ["input_features", "audio_attention_mask"]  # noqa: RUF012, as in transformers
     # the default of torchaudio, with which CED and Dasheng were trained
     resampling_method = "sinc_interp_hann"
+    silence_db = SILENCE_DB
 
     def __init__(
         self,
@@ -116,27 +117,19 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
         Raises:
             ValueError: The sampling rate or a clip is invalid; the message contains the index of the clip.
         """
-        spectrograms = []
-        for waveform in self.as_waveforms(audio, sampling_rate):
-            if self.center:
-                # Mirror half a window at both ends: (samples,) -> (samples + n_fft,)
-                reach = self.n_fft // 2
-                before, after = waveform[reach:0:-1], waveform[-2 : -reach - 2 : -1]
-                waveform = np.concatenate([before, waveform, after])
-            decibels = self._log_mel(torch.from_numpy(waveform))
-            spectrograms.append(decibels.clamp_(min=decibels.max() - self.top_db))
+        clips = list(map(self.extract, self.as_waveforms(audio, sampling_rate)))
+        return BatchFeature(stack_clips(clips, SILENCE_DB), tensor_type=return_tensors)
 
-        # (B, feature_size, T) and (B, T), where T is the frames of the longest clip
-        n_frames = torch.tensor([spectrogram.shape[1] for spectrogram in spectrograms])
-        features = torch.full((len(spectrograms), self.feature_size, int(n_frames.max())), SILENCE_DB)
-
-        for row, spectrogram in zip(features, spectrograms, strict=True):
-            row[:, : spectrogram.shape[1]] = spectrogram
-
-        mask = torch.arange(features.shape[2]) < n_frames.unsqueeze(1)
-        batch = {"input_features": features.numpy(), "audio_attention_mask": mask.long().numpy()}
-
-        return BatchFeature(batch, tensor_type=return_tensors)
+    def extract(self, waveform: np.ndarray) -> dict[str, np.ndarray]:
+        """Compute the inputs of one clip, a result of `as_waveforms`: those of `__call__` without the first axis."""
+        if self.center:
+            # Mirror half a window at both ends: (samples,) -> (samples + n_fft,)
+            reach = self.n_fft // 2
+            before, after = waveform[reach:0:-1], waveform[-2 : -reach - 2 : -1]
+            waveform = np.concatenate([before, waveform, after])
+        decibels = self._log_mel(torch.from_numpy(waveform))
+        features = decibels.clamp_(min=decibels.max() - self.top_db).numpy()
+        return {"input_features": features, "audio_attention_mask": np.ones(features.shape[1], dtype=np.int64)}
 
     def as_waveforms(
         self, audio: Any, sampling_rate: float | None = None, resampling_method: str | None = None
