@@ -32,8 +32,10 @@ __all__ = [
     "MissingDecoderError",
     "Segment",
     "Source",
+    "content_of",
     "header_seconds",
     "measure_audio",
+    "open_row",
     "read_audio",
     "read_int16",
     "read_row",
@@ -82,6 +84,17 @@ def segment_of(row: Mapping[str, Any]) -> Segment:
     return row.get("start_seconds"), row.get("end_seconds")
 
 
+def content_of(row: Mapping[str, Any]) -> bytes | str:
+    """Return the audio in a row as bytes, with its sampling rate if they are samples, or the path of its file."""
+    audio = row.get("audio")
+    if row.get("samples") is not None:
+        return bytes(row["samples"]) + str(row["sampling_rate_hz"]).encode()
+    if audio is None or (isinstance(audio, Mapping) and "array" not in audio):
+        source: bytes | str = (audio or {}).get("bytes") or (audio or {}).get("path") or row["audio_path"]
+        return source
+    return np.asarray(audio["array"], np.float32).tobytes() + str(audio["sampling_rate"]).encode()
+
+
 def measure_audio(source: Source, name: str, segment: Segment = (None, None)) -> tuple[float, bool]:
     """Return the length of a recording or of its segment in seconds, and whether any sample is nonzero."""
     samples, is_sound = 0, False
@@ -90,6 +103,18 @@ def measure_audio(source: Source, name: str, segment: Segment = (None, None)) ->
             samples += len(part)
             is_sound = is_sound or bool(part.any())
         return samples / recording.rate_hz, is_sound
+
+
+def open_row(row: Mapping[str, Any]) -> Sound:
+    """Open the recording of a row, or its segment. `read_row` describes the columns."""
+    name = f"{row.get('audio_path', 'the audio')} (clip {row.get('clip_id')!r})"
+    if row.get("samples") is not None:
+        return Samples(np.frombuffer(row["samples"], dtype="<i2"), row["sampling_rate_hz"], name)
+    audio = row.get("audio")
+    if audio is not None and (not isinstance(audio, Mapping) or "array" in audio):
+        samples = Samples(np.asarray(audio["array"], dtype=np.float32), audio["sampling_rate"], name)
+        return cut(samples, *segment_of(row))
+    return cut(open_recording(content_of(row), name), *segment_of(row))
 
 
 def read_row(
@@ -126,21 +151,7 @@ def read_row(
     array([ 0.5, -1. ], dtype=float32)
     """
     name = f"{row.get('audio_path', 'the audio')} (clip {row.get('clip_id')!r})"
-    audio = row.get("audio")
-
-    recording: Sound
-    if row.get("samples") is not None:
-        recording = Samples(np.frombuffer(row["samples"], dtype="<i2"), row["sampling_rate_hz"], name)
-    elif audio is None:
-        recording = cut(open_recording(row["audio_path"], name), *segment_of(row))
-    elif isinstance(audio, Mapping) and "array" not in audio:
-        source = audio.get("bytes") or audio.get("path") or row["audio_path"]
-        recording = cut(open_recording(source, name), *segment_of(row))
-    else:
-        samples = Samples(np.asarray(audio["array"], dtype=np.float32), audio["sampling_rate"], name)
-        recording = cut(samples, *segment_of(row))
-
-    with closing(recording):
+    with closing(open_row(row)) as recording:
         frames, rate_hz = recording.frames, recording.rate_hz
         length = frames if max_seconds is None else min(frames, round(max_seconds * rate_hz))
         part = recording.read_mono(round(crop_position * (frames - length)), length)

@@ -23,7 +23,7 @@ def refuse_unsupported(
     model: SupCLAPModel,
     args: SupCLAPTrainingArguments,
     processor: SupCLAPProcessor | None,
-    objective: nn.Module | None,
+    objective: Any,
     train_rows: Any,
     eval_rows: Any,
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from itertools import chain
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from modeling_supclap.datasets_scripts.audio import read_row, to_int16
+from modeling_supclap.datasets_scripts.audio import open_row, read_row, to_int16
 from modeling_supclap.datasets_scripts.schema import (
     EXPECTED_COUNT,
     SAMPLING,
@@ -26,10 +27,11 @@ from modeling_supclap.datasets_scripts.stream import draw_copies
 from ..encoding import max_chunk_seconds, min_clip_samples
 from ..processing_supclap import SupCLAPProcessor
 from .augmentation import WaveformAugmentation
-from .frozen import content_keys
 from .grad_cache import real_lengths
+from .kept import KeptValues, Values, content_keys, hash_front_end, hash_of, hash_recording
 
 Row = Mapping[str, Any]
+Features = dict[str, torch.Tensor]
 
 
 class IndexedRows(Dataset[Row]):
@@ -112,13 +114,22 @@ def min_seconds(processor: SupCLAPProcessor) -> float:
 class ContrastiveCollator:
     """Base class of the collators, which run the processor on recordings and texts.
 
+    The features of a clip are looked up in `kept` before its recording is read. If the outputs of a frozen tower are
+    kept, a batch contains only those U inputs of the tower whose outputs are not known. The dict `kept_audio` or
+    `kept_text` then contains `outputs` (V, width), the known outputs, `keys`, a list of the keys of the U inputs, and
+    `rows`, for each clip or text of the batch its index among the V known outputs followed by the U new ones.
+
     Args:
         gives_samples: Whether batches contain `samples` `(B, S)` and `sample_counts` `(B,)` instead of spectrograms.
             `SupCLAPProcessor.on_device` then computes the spectrograms.
-        gives_text_keys: Whether batches contain the list `text_keys`, the keys of the B K texts in a `FrozenCache`.
+        kept: Store of features and outputs. None: nothing is kept.
+        changes_features: Whether SpecAugment changes the features before they reach the audio tower. Its outputs are
+            then not kept.
     """
 
     recordings_per_clip = 1
+    augmentation: WaveformAugmentation | None = None  # only training augments
+    epoch = torch.zeros((), dtype=torch.int64)
     _from_first_sound = False
 
     def __init__(
@@ -129,7 +140,8 @@ class ContrastiveCollator:
         max_audio_seconds: float | None = 30.0,
         pad_short_clips: bool = False,
         gives_samples: bool = False,
-        gives_text_keys: bool = False,
+        kept: KeptValues | None = None,
+        changes_features: bool = False,
     ) -> None:
         self.processor = processor
         self.rate_hz = processor.feature_extractor.sampling_rate
@@ -138,11 +150,14 @@ class ContrastiveCollator:
         self.positives = positives
         self.max_audio_seconds = max_audio_seconds
         self.pad_short_clips = pad_short_clips
-        self.gives_samples, self.gives_text_keys = gives_samples, gives_text_keys
+        self.gives_samples = gives_samples
+        self.kept, self.changes_features = kept, changes_features
         self._limit_seconds(max_chunk_seconds(processor.feature_extractor))
+        if kept is not None:
+            self._front_end = hash_front_end(processor, pad_short_clips, gives_samples, self.max_audio_seconds)
 
     def _augment(self, clip: np.ndarray, row: Row) -> np.ndarray:
-        return clip  # only training augments
+        return clip if self.augmentation is None else self.augmentation(clip, row, int(self.epoch))
 
     def _limit_seconds(self, clip_seconds: float | None) -> None:
         if clip_seconds is not None:
@@ -161,55 +176,125 @@ class ContrastiveCollator:
             resampling_method=self.processor.resampling_method,
         )
 
-    def _inputs(self, clips: Sequence[np.ndarray], captions: Sequence[Sequence[tuple[str, str]]]) -> dict[str, Any]:
-        """Build the model inputs and their lengths. `captions` contains K pairs (language, text) for each row."""
-        languages, texts = map(list, zip(*chain.from_iterable(captions), strict=True))
-        extractor = self.processor.feature_extractor
-        batch: dict[str, Any] = {}
-        options: dict[str, Any] = {"audio": clips, "sampling_rate": self.rate_hz}
+    # ---- clips ----
+
+    def _clips(self, rows: Sequence[Row], crop_positions: Sequence[float]) -> dict[str, Any]:
+        """Build the audio inputs of the model from the recordings of the rows, or from what is kept of them."""
+        tower = None if self.kept is None or self.changes_features else self.kept.towers.get("audio")
+        order: list[bytes | int] = []
+        new: dict[bytes | int, Features] = {}
+        known: Values = {}
+        for index, (row, position) in enumerate(zip(rows, crop_positions, strict=True)):
+            keys = {is_whole: (tower or b"") + key for is_whole, key in self._keys(row, position).items()}
+            if self.kept is not None:
+                known |= self.kept.find(key for key in keys.values() if key not in known)
+            key: bytes | int | None = next((each for each in keys.values() if each in known or each in new), None)
+            if key is None:
+                key = keys.get(self._is_whole(row), index)
+                new[key] = self._extract(self._augment(self._read(row, position), row))
+            order.append(key)
+
+        if tower is not None:
+            return {**self._stack(list(new.values())), "kept_audio": _place(order, known, list(new))}
+        if self.kept is not None:
+            self.kept.add(new)
+        values = {**known, **new}
+        return self._stack([values[key] for key in order])
+
+    def _keys(self, row: Row, crop_position: float) -> dict[bool, bytes]:
+        """Return the keys of a clip: as a whole recording (True), and as one that is cropped to its beginning (False).
+
+        A random crop and an augmented clip have no key, because they do not recur.
+        """
+        recording = None if self.kept is None or self.augmentation is not None else hash_recording(row)
+        if recording is None:
+            return {}
+        keys = {True: hash_of(self._front_end, recording)}
+        if crop_position == 0.0:
+            keys[False] = hash_of(self._front_end, recording, "beginning")
+        return keys
+
+    def _is_whole(self, row: Row) -> bool:
+        """Return whether a recording is within the maximum duration, so that each epoch contains all of it."""
+        with closing(open_row(row)) as recording:
+            most = self.max_audio_seconds
+            return most is None or recording.frames <= round(most * recording.rate_hz)
+
+    def _extract(self, clip: np.ndarray) -> Features:
+        """Compute the features of a clip, or its samples for `gives_samples`: as int16 if the conversion is exact."""
+        waveform = self.processor.as_waveforms([clip], self.rate_hz)[0]
+        if not self.gives_samples:
+            return {name: torch.from_numpy(array) for name, array in self.processor.extract(waveform).items()}
+        integers = to_int16(waveform)
+        is_exact = (integers / np.float32(32768) == waveform).all()
+        return {"samples": torch.from_numpy(integers if is_exact else waveform)}
+
+    def _stack(self, clips: Sequence[Features]) -> dict[str, Any]:
+        """Stack the features or samples of clips to a batch, with their lengths."""
+        if not clips:
+            return {}
         if self.gives_samples:
-            # 16-bit integers if the conversion is exact.
-            waveforms = self.processor.as_waveforms(clips, self.rate_hz)
-            samples = list(map(to_int16, waveforms))
-            if any((clip / np.float32(32768) != whole).any() for clip, whole in zip(samples, waveforms, strict=True)):
-                samples = waveforms
-            batch["samples"] = pad_sequence(list(map(torch.from_numpy, samples)), batch_first=True)
-            batch["sample_counts"] = torch.tensor(list(map(len, samples)))
-            options = {}
-        batch |= self.processor(text=texts, language=languages, return_tensors="pt", **options)
-
+            samples = [clip["samples"] for clip in clips]
+            if any(each.is_floating_point() for each in samples):
+                samples = [each if each.is_floating_point() else each / 32768 for each in samples]
+            counts = list(map(len, samples))
+            batch: dict[str, Any] = {"samples": pad_sequence(samples, batch_first=True)}
+            batch["sample_counts"] = torch.tensor(counts)
+            if hasattr(self.processor.feature_extractor, "frames_of"):
+                batch["audio_lengths"] = list(map(self.processor.feature_extractor.frames_of, counts))
+            return batch
+        arrays = [{name: tensor.numpy() for name, tensor in clip.items()} for clip in clips]
+        batch = {name: torch.from_numpy(array) for name, array in self.processor.stack(arrays).items()}
         # Lists stay on the CPU, so that a step reads them without waiting for a GPU.
-        batch["text_lengths"] = real_lengths(batch["attention_mask"])
-        if self.gives_samples and hasattr(extractor, "frames_of"):
-            batch["audio_lengths"] = list(map(extractor.frames_of, map(len, samples)))
-        elif "audio_attention_mask" in batch:
+        if "audio_attention_mask" in batch:
             batch["audio_lengths"] = real_lengths(batch["audio_attention_mask"])
+        return batch
 
-        names = [name for name in self.processor.tokenizer.model_input_names if name in batch]
-        if self.gives_text_keys:
-            batch["text_keys"] = content_keys({name: batch[name] for name in names}, "attention_mask")
-        for name in names:
+    # ---- texts ----
+
+    def _texts(self, captions: Sequence[Sequence[tuple[str, str]]]) -> dict[str, Any]:
+        """Build the text inputs of the model from K pairs (language, text) for each row."""
+        languages, texts = map(list, zip(*chain.from_iterable(captions), strict=True))
+        tokens = dict(self.processor(text=texts, language=languages, return_tensors="pt"))
+        tower = None if self.kept is None else self.kept.towers.get("text")
+        if self.kept is None or tower is None:
+            batch: dict[str, Any] = {"text_lengths": real_lengths(tokens["attention_mask"])}
             # (B K, L) -> (B, K, L)
-            batch[name] = batch[name].unflatten(0, (len(captions), -1))
+            return batch | {name: tensor.unflatten(0, (len(captions), -1)) for name, tensor in tokens.items()}
+
+        order = [tower + key for key in content_keys(tokens, "attention_mask")]
+        known = self.kept.find(set(order))
+        new = {key: row for row, key in enumerate(order) if key not in known}
+        batch = {"kept_text": _place(order, known, list(new))}
+        if new:
+            batch |= {name: tensor[list(new.values())] for name, tensor in tokens.items()}
+            batch["text_lengths"] = real_lengths(batch["attention_mask"])
         return batch
 
     def _batch(
         self, rows: Sequence[Row], crop_positions: Sequence[float], captions: Sequence[Sequence[tuple[str, str]]]
     ) -> dict[str, Any]:
         """Build the model inputs for B rows, with group ids and clip indices."""
-        clips = []
-        for row, position, of_row in zip(rows, crop_positions, captions, strict=True):
+        for row, of_row in zip(rows, captions, strict=True):
             for language, text in of_row:
                 if not isinstance(text, str) or not text.strip():
                     raise ValueError(
                         f"clip {row['clip_id']!r} has the {language} caption {text!r}; write or remove it"
                     )
-            clips.append(self._augment(self._read(row, position), row))
-        return {
-            **self._inputs(clips, captions),
-            "group_ids": torch.tensor([group_id(row, self.positives) for row in rows]),
+        return {  # the Trainer takes the number of rows from the first tensor
             "clip_index": torch.tensor([row["clip_index"] for row in rows]),
+            "group_ids": torch.tensor([group_id(row, self.positives) for row in rows]),
+            **self._clips(rows, crop_positions),
+            **self._texts(captions),
         }
+
+
+def _place(order: Sequence[bytes | int], known: Values, new: list[Any]) -> dict[str, Any]:
+    """Return the known outputs of a frozen tower, the keys of the others, and the place of each row among both."""
+    used = {key: known[key]["output"] for key in order if isinstance(key, bytes) and key in known}
+    places = {key: place for place, key in enumerate([*used, *new])}
+    outputs = {"outputs": torch.stack(list(used.values()))} if used else {}
+    return {"rows": torch.tensor([places[key] for key in order]), "keys": new, **outputs}
 
 
 class TrainingCollator(ContrastiveCollator):
@@ -241,7 +326,7 @@ class TrainingCollator(ContrastiveCollator):
         negatives_per_clip: Number M of wrong captions of each clip, drawn from its `negatives` in the language of its
             caption. They follow the caption, so that `input_ids` is `(B, 1 + M, L)`. `negative_mask` `(B, M)` is False
             where a clip has fewer negatives, and the caption is repeated.
-        **shared: `gives_samples` and `gives_text_keys`, as in `ContrastiveCollator`.
+        **shared: `gives_samples`, `kept` and `changes_features`, as in `ContrastiveCollator`.
     """
 
     def __init__(
@@ -272,9 +357,6 @@ class TrainingCollator(ContrastiveCollator):
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch.fill_(epoch)
-
-    def _augment(self, clip: np.ndarray, row: Row) -> np.ndarray:
-        return clip if self.augmentation is None else self.augmentation(clip, row, int(self.epoch))
 
     def __call__(self, rows: Sequence[Row]) -> dict[str, Any]:
         positions, captions = zip(*map(self._draw, rows), strict=True)

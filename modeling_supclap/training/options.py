@@ -27,7 +27,7 @@ SUPPORT_VECTORS = (
 RADIUS_ORDERS = ("sorted", "batch")
 REWEIGHTINGS = ("pull", "probability")
 POSITIVES = ("clip", "captions")
-CACHE_FROZEN = ("auto", "always", "never")
+CACHE_FROZEN = ("always", "never")
 
 
 _RANGES: dict[str, tuple[float, float]] = {
@@ -43,6 +43,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "background_snr_db": (-100, 100),
     "ema_decay": (0, math.nextafter(1, 0)),  # 1 would keep the weights of the first step
     **dict.fromkeys(("loss_chunk_size", "cached_chunk_size", "kept_tokens"), (1, math.inf)),
+    "feature_cache_gib": (0, math.inf),
     "negatives_per_clip": (0, 1000),
     "hard_negatives_per_batch": (0, math.inf),
     "matryoshka_widths": (1, math.inf),
@@ -113,7 +114,8 @@ class ContrastiveOptions:
     Args:
         loss: Base loss. `infonce`, `siglip` and `reweighted` (SimpleReweight, SupCLAP E.4) use one caption per clip,
             in a random language. `kcl` uses captions in all languages. `cacl` uses captions in the anchor language (the
-            first of `languages`) and one other. `module:Class` is your own `nn.Module`, with one caption per clip.
+            first of `languages`) and one other. `module:name` is your own `nn.Module` or function, with one caption
+            per clip.
         reweighting: Quantity that the learned weight of `reweighted` multiplies: `pull`, the force of the positive, or
             `probability`, P+ in the gradient, as printed in the paper (see `losses.reweighted_info_nce`).
         svr: Support Vector Regularization (SVR): `none`, or a static or dynamic radius in one direction (`uni-static`,
@@ -170,12 +172,13 @@ class ContrastiveOptions:
         ema_decay: Decay of an exponential moving average of the trained weights, such as 0.999. It averages over about
             1 / (1 - decay) steps. Evaluations and saved models use the average. Off by default.
         features_on_device: Compute spectrograms on the training device, one batch at a time, instead of in the data
-            loader workers. Use this if the GPU waits for the workers.
+            loader workers. On by default on a GPU with the feature extractors of CED, CLAP and CLAP2.
         track_drift: Log the drift, radius and positive similarity of the last batch (see `callbacks.DriftCallback`).
         track_language_errors: Log the errors from training on only some of `languages` per step (see
             `callbacks.LanguageErrorsCallback`). Each log then costs as much as a KCL training step.
         loss_chunk_size: Number of similarity matrix rows to compute at a time, and again in the backward pass. Memory
-            is then linear in the global batch size. By default, all rows are computed at once.
+            is then linear in the global batch size. By default, all rows are computed at once, or 1,024 for a global
+            batch of 4,096 clips or more.
         cached_chunk_size: Number of clips, and number of texts, with activations in memory at a time (gradient
             caching). Batches of any size then train with exact gradients in the memory needed for one chunk, but take
             a third more time. By default, `kept_tokens` limits the activations instead.
@@ -183,9 +186,11 @@ class ContrastiveOptions:
             times as large. Other activations are recomputed in the backward pass. By default, one text and one clip per
             row are kept, and on a GPU at least 16,384 tokens. With several languages, a larger number saves time, and a
             smaller one saves memory: 1 recomputes all texts.
-        cache_frozen: When to cache the outputs of frozen towers, up to 2 GiB per tower. `auto`: if the tower has no
-            dropout. `always`: frozen towers run in evaluation mode, without dropout. `never`: no caching. Towers with
-            sharded weights are never cached.
+        cache_frozen: Whether frozen towers run in evaluation mode, without dropout, and compute each output only once
+            (`always`), or keep their dropout (`never`). The outputs of towers with sharded weights are not kept.
+        feature_cache: Folder for the features of clips and the outputs of frozen towers, which are computed only once.
+            Other runs can share it. By default, a temporary folder that is deleted at the end.
+        feature_cache_gib: Maximum size of this cache in GiB. 0: nothing is kept.
         attn_implementation: Attention of both towers: `sdpa`, `eager`, or `flash_attention_2`, which requires the
             package flash-attn and training in bf16 or fp16. Defaults to that of the loaded model, usually `sdpa`.
         negatives_per_clip: Number M of wrong captions of each clip in a step, drawn from `negatives` of its row
@@ -256,13 +261,15 @@ class ContrastiveOptions:
     background_snr_db: list[float] = field(default_factory=lambda: [3.0, 30.0])
     background_prob: float = 0.5
     ema_decay: float | None = None
-    features_on_device: bool = False
+    features_on_device: bool | None = None
     track_drift: bool = True
     track_language_errors: bool = False
     loss_chunk_size: int | None = None
     cached_chunk_size: int | None = None
     kept_tokens: int | None = None
-    cache_frozen: str = "auto"
+    cache_frozen: str = "always"
+    feature_cache: str | None = None
+    feature_cache_gib: float = 2.0
     attn_implementation: str | None = None
     negatives_per_clip: int = 0
     hard_negatives_per_batch: int = 0

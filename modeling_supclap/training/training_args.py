@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import copy
+import logging
 import os
 import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import torch
 from accelerate import PartialState
 from transformers import TrainingArguments
+from transformers.trainer_utils import IntervalStrategy
 from transformers.utils.generic import strtobool
 from transformers.utils.import_utils import is_torch_tf32_available
 
@@ -22,6 +28,8 @@ from modeling_supclap.metrics.names import METRICS
 from ..languages import require_language_code
 from . import options
 from .parameter_groups import as_rates
+
+logger = logging.getLogger(__name__)
 
 _UNSUPPORTED = {
     "neftune_noise_alpha": (None, "noise is not added to the embeddings of captions"),
@@ -94,6 +102,9 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
         accelerator_config.non_blocking = self.dataloader_pin_memory
         if self.tf32 is None and not self.use_cpu and is_torch_tf32_available():
             self.tf32 = True
+        if self.cache_frozen == "auto":
+            warnings.warn("cache_frozen is always or never; auto is always now", FutureWarning, stacklevel=4)
+            self.cache_frozen = "always"
 
     @cached_property
     def _setup_devices(self) -> torch.device:
@@ -113,10 +124,36 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
                 return name
         return None
 
+    @contextmanager
+    def public_in_files(self) -> Iterator[None]:
+        """Context manager in which the Trainer writes `training_args.bin`, without the Hub token and local paths."""
+        self._is_public = True
+        try:
+            yield
+        finally:
+            del self._is_public
+
     def __getstate__(self) -> dict[str, Any]:
-        """Return the fields for `training_args.bin`, without the Hub token and local paths."""
-        state = {name: redact(value) if isinstance(value, str) else value for name, value in vars(self).items()}
-        return state | {"hub_token": None}
+        state = dict(vars(self))
+        if state.pop("_is_public", False):
+            state = {name: redact(value) if isinstance(value, str) else value for name, value in state.items()}
+            state["hub_token"] = None
+        return state
+
+    def without_evaluation(self) -> Self:
+        """Return a copy for a run without evaluation rows, which keeps its last weights.
+
+        Raises:
+            ValueError: An option needs evaluations.
+        """
+        if self.early_stopping_patience is not None or self.save_strategy == "best":
+            raise ValueError(
+                "early_stopping_patience and save_strategy='best' need evaluation rows; pass eval_dataset"
+            )
+        logger.warning("there are no evaluation rows: nothing is evaluated, and the last weights are kept")
+        changed = copy.copy(self)
+        changed.eval_strategy, changed.load_best_model_at_end = IntervalStrategy.NO, False
+        return changed
 
     @property
     def caption_scheme(self) -> str:

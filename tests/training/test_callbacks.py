@@ -58,7 +58,7 @@ def test_averages_without_a_log_take_no_memory():
 @pytest.mark.parametrize(("position", "epoch"), [(None, 0), (0.0, 0), (2.0, 2), (2.6, 2)])
 def test_the_collator_receives_whole_epochs(position, epoch):
     told = []
-    callback = EpochCallback(SimpleNamespace(set_epoch=told.append))
+    callback = EpochCallback(lambda: None, SimpleNamespace(set_epoch=told.append))
     callback.on_epoch_begin(None, SimpleNamespace(epoch=position), None)
     assert told == [epoch]
 
@@ -117,6 +117,8 @@ def test_progress_prints_one_line_per_log_and_evaluation(capsys, kind, head):
     callback.training_bar = _Bar()
     args = SimpleNamespace(metric_for_best_model="mean_recall", greater_is_better=True)
     state = SimpleNamespace(is_world_process_zero=True, epoch=2.0, best_metric=None, global_step=10, max_steps=200)
+    state.log_history = []
+    callback.on_log(args, state, None, logs={"loss": 0.5, "clips_per_second": 0.0426})
     callback.on_log(args, state, None, logs={"loss": 1.23456, "clips_per_second": 98.7})
     callback.on_log(args, state, None, logs={"eval_mean_recall": 0.25})
     callback.on_evaluate(args, state, None, metrics={"eval_mean_recall": 0.25})
@@ -127,12 +129,21 @@ def test_progress_prints_one_line_per_log_and_evaluation(capsys, kind, head):
     for metric in (None, "eval_mean_recall"):
         either = SimpleNamespace(metric_for_best_model=metric, greater_is_better=True)
         callback.on_evaluate(either, state, None, metrics={"eval_mean_recall": 0.125})
+    state.log_history = [
+        {"eval_mean_recall": 0.5},
+        {"loss": 0.5},
+        {"eval_mean_recall": 0.25},
+        {"eval_mean_recall": 0.5},
+    ]
+    callback.on_evaluate(args, state, None, metrics={"eval_mean_recall": 0.5})
     assert capsys.readouterr().out.splitlines() == [
-        f"{head}loss 1.235, 99 clips/s",
+        f"{head}loss 0.500, 0.0426 clips/s",
+        f"{head}loss 1.235, 98.7 clips/s",
         "epoch 2: validation mean_recall 0.250 (best 0.250)",
         "epoch 2: validation mean_recall 0.250 (best 0.500)",
         "epoch 2: validation MRV 0.750 (best 0.500, chance 2.000)",
         *["epoch 2: validation mean_recall 0.125 (best 0.500)"] * 2,
+        "epoch 2: validation mean_recall 0.500 (best 0.500 in 2 equal evaluations, of which the last counts)",
     ]
 
 

@@ -1,5 +1,6 @@
 """The trainer: training, logs, saving, resumption and errors; several processes give the results of one."""
 
+import copy
 import dataclasses
 import functools
 import json
@@ -96,7 +97,7 @@ def test_a_run_stops_early(tmp_path, rows):
     trainer = build(tmp_path, rows, early_stopping_patience=2, learning_rate=0.0, num_train_epochs=9, **options)
     trainer.train()
     assert trainer.state.global_step == 6  # the second and third evaluation are not better than the first
-    assert trainer.state.best_global_step == 2
+    assert trainer.state.best_global_step == 6  # of equal scores, the last
 
 
 class Spy(TrainerCallback):
@@ -364,10 +365,28 @@ def test_no_file_contains_the_token(tmp_path, rows):
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert {"training_args.bin", "README.md"} <= {path.name for path in files}
     assert not [path for path in files if b"hf_secret" in path.read_bytes()]
-    # the Trainer writes this to the output folder before it uploads a checkpoint
-    pickled = pickle.dumps(trainer.args)
-    assert b"hf_secret" not in pickled
-    assert str(tmp_path).encode() not in pickled
+
+
+def test_copies_of_the_arguments_are_equal_and_uploads_are_public(tmp_path, rows, monkeypatch):
+    options = {
+        "num_train_epochs": 1,
+        "hub_token": "hf_secret",
+        "background_dir": Path(rows[0]["audio_path"]).parent.as_posix(),
+        **QUICK,
+    }
+    trainer = build(tmp_path / "run", rows, **options)
+    for copied in (copy.deepcopy(trainer.args), pickle.loads(pickle.dumps(trainer.args))):
+        assert copied == trainer.args
+        assert (copied.output_dir, copied.hub_token) == (str(tmp_path / "run"), "hf_secret")
+
+    uploaded = []
+    trainer.args.push_to_hub = trainer.args.save_only_model = True
+    # the Trainer pickles the arguments, and uploads the file
+    monkeypatch.setattr(Trainer, "_push_from_checkpoint", lambda self, _: uploaded.append(pickle.dumps(self.args)))
+    trainer._save_checkpoint(trainer.model, None)
+    assert b"hf_secret" not in uploaded[0]
+    assert not [path for path in (tmp_path, trainer.args.background_dir) if str(path).encode() in uploaded[0]]
+    assert trainer.args.hub_token == "hf_secret"
 
 
 def test_the_saved_model_is_for_inference(tmp_path, rows):
@@ -633,7 +652,7 @@ def predict_and_report(folder, report):
 def test_no_worker_outlives_a_run_that_is_killed(tmp_path, rows, loader, monkeypatch):
     few = {"per_device_train_batch_size": 2, "per_device_eval_batch_size": 1, "dataloader_num_workers": 2}
     trainer = build(tmp_path, rows, **few)
-    trainer.data_collator = name_worker
+    trainer.data_collator = trainer.evaluation_collator = name_worker
     assert_workers_end_with_their_parent(getattr(trainer, loader)(), monkeypatch)
 
 
