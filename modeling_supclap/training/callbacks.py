@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -171,9 +170,8 @@ class SigtermCallback(JITCheckpointCallback):
     """Callback for SIGTERM: save a checkpoint at the end of the current step, and end the run.
 
     Several processes save at the same step: the next one with a log, because asking all of them in each step would make
-    the CPU wait for the GPU. The callback of transformers may save at a different step in each process, or in the
-    middle of a step. A run that resumes from the middle of a step does not draw the same random numbers as a run without
-    interruption.
+    the CPU wait for the GPU. The callback of transformers may save at a different step in each process, or within one.
+    A run that resumes from the middle of a step does not draw the same random numbers as a run without interruption.
     """
 
     def __init__(self, jit_manager: Any) -> None:
@@ -240,37 +238,6 @@ class EMACallback(TrainerCallback):
         if not args.load_best_model_at_end or state.best_model_checkpoint is None:
             self._exchange()
         self._average = []
-
-
-class UntrainedCallback(TrainerCallback):
-    """Callback that warns at the beginning of an epoch of trainable parameters that the optimizer does not have.
-
-    They were unfrozen after the optimizer was created, or are missing in the user's own optimizer. The weights of a
-    sharded model are not compared, because the optimizer has other tensors.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-        self._known: list[str] = []
-
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
-        if args.sharding is not None:
-            return
-        trained: set[int] = set()
-        for group in optimizer.param_groups:
-            trained.update(map(id, group["params"]))
-        untrained = [
-            name
-            for name, weight in self.module.named_parameters()
-            if weight.requires_grad and id(weight) not in trained
-        ]
-        if untrained and untrained != self._known:
-            self._known = untrained
-            warnings.warn(
-                f"{len(untrained)} trainable parameters are not in the optimizer, such as {untrained[0]}, and will not "
-                "change; unfreeze parameters before the training, or pass all of them to your own optimizer",
-                stacklevel=2,
-            )
 
 
 class ThroughputCallback(TrainerCallback):
@@ -345,7 +312,7 @@ class LanguageErrorsCallback(TrainerCallback):
     """
 
     def __init__(self, module: ContrastiveModule, collator: TrainingCollator, rows: Any, averages: Averages) -> None:
-        self.model, self.collator, self.rows, self.averages = module.model, collator, rows, averages
+        self.module, self.collator, self.rows, self.averages = module, collator, rows, averages
         self._batch: Mapping[str, Tensor] = {}
         module.register_forward_pre_hook(self._keep_batch, with_kwargs=True)
 
@@ -357,7 +324,8 @@ class LanguageErrorsCallback(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not control.should_log or not self._batch:
             return
-        self.model.eval()
+        model = self.module.model
+        model.eval()
         trained: list[list[bool]] = []
         captions: list[tuple[str, str]] = []
         for index in self._batch["clip_index"].tolist():
@@ -366,18 +334,16 @@ class LanguageErrorsCallback(TrainerCallback):
             captions += captions_of_clip
         languages, texts = map(list, zip(*captions, strict=True))
 
-        names = {"input_features", "audio_attention_mask", "is_longer"} & self._batch.keys()
-        audio = {name: self._batch[name] for name in names}
-        audio_embeds = self.model.get_audio_features(**audio).pooler_output
+        audio_embeds = self.module.embed("audio", self._batch)
         tokens = self.collator.processor(text=texts, language=languages, return_tensors="pt")
-        text_embeds = self.model.get_text_features(**tokens.to(audio_embeds.device)).pooler_output
+        text_embeds = model.get_text_features(**tokens.to(audio_embeds.device)).pooler_output
         # (N K, d) -> (N, K, d)
         text_embeds = text_embeds.unflatten(0, (len(trained), -1))
 
         mask = torch.tensor(trained, device=audio_embeds.device)
-        scale = self.model.logit_scale.exp().squeeze()
+        scale = model.logit_scale.exp().squeeze()
         term = weight_error_term(audio_embeds, text_embeds, scale, mask)
-        weights = [weight for weight in self.model.parameters() if weight.requires_grad]
+        weights = [weight for weight in model.parameters() if weight.requires_grad]
         gradients = torch.autograd.grad(term, weights, materialize_grads=True)
         errors = (
             data_distribution_error(audio_embeds, text_embeds, scale, mask),
@@ -385,7 +351,7 @@ class LanguageErrorsCallback(TrainerCallback):
             torch.stack([gradient.norm() for gradient in gradients]).norm(),
         )
         self.averages.add(dict(zip(LANGUAGE_ERRORS, errors, strict=True)))
-        self.model.train()
+        model.train()
 
     on_epoch_end = on_step_end
 

@@ -139,7 +139,7 @@ def write_frozen(
     Returns:
         `{path: SHA-256}` of the frozen file, with the path relative to the checkpoint.
     """
-    file = f"_frozen-{hash_weights({name: weights[name] for name in frozen})[:16]}.safetensors"
+    file = f"_frozen-{hash_weights({name: weights[name] for name in frozen}).hex()[:16]}.safetensors"
     path = f"../{file}"
     if path not in written or not (folder / file).is_file():
         with atomic_write(folder / file, one_writer=True) as unfinished:

@@ -28,10 +28,10 @@ from ..encoding import max_chunk_seconds, min_clip_samples
 from ..processing_supclap import SupCLAPProcessor
 from .augmentation import WaveformAugmentation
 from .grad_cache import real_lengths
-from .kept import KeptValues, Values, content_keys, hash_front_end, hash_of, hash_recording
+from .kept import KeptValues, Key, Values, content_keys, hash_front_end, hash_of, hash_recording
 
 Row = Mapping[str, Any]
-Features = dict[str, torch.Tensor]
+Features = dict[str, np.ndarray]
 
 
 class IndexedRows(Dataset[Row]):
@@ -115,9 +115,8 @@ class ContrastiveCollator:
     """Base class of the collators, which run the processor on recordings and texts.
 
     The features of a clip are looked up in `kept` before its recording is read. If the outputs of a frozen tower are
-    kept, a batch contains only those U inputs of the tower whose outputs are not known. The dict `kept_audio` or
-    `kept_text` then contains `outputs` (V, width), the known outputs, `keys`, a list of the keys of the U inputs, and
-    `rows`, for each clip or text of the batch its index among the V known outputs followed by the U new ones.
+    kept, the lists `audio_keys` and `text_keys` contain the keys of all clips and texts. A batch then has the features
+    only of clips whose output is not known; `given_keys` contains their keys.
 
     Args:
         gives_samples: Whether batches contain `samples` `(B, S)` and `sample_counts` `(B,)` instead of spectrograms.
@@ -151,10 +150,9 @@ class ContrastiveCollator:
         self.max_audio_seconds = max_audio_seconds
         self.pad_short_clips = pad_short_clips
         self.gives_samples = gives_samples
-        self.kept, self.changes_features = kept, changes_features
+        self.kept, self.changes_features = kept or KeptValues(), changes_features
         self._limit_seconds(max_chunk_seconds(processor.feature_extractor))
-        if kept is not None:
-            self._front_end = hash_front_end(processor, pad_short_clips, gives_samples, self.max_audio_seconds)
+        self._front_end = hash_front_end(processor, pad_short_clips, gives_samples, self.max_audio_seconds)
 
     def _augment(self, clip: np.ndarray, row: Row) -> np.ndarray:
         return clip if self.augmentation is None else self.augmentation(clip, row, int(self.epoch))
@@ -180,39 +178,35 @@ class ContrastiveCollator:
 
     def _clips(self, rows: Sequence[Row], crop_positions: Sequence[float]) -> dict[str, Any]:
         """Build the audio inputs of the model from the recordings of the rows, or from what is kept of them."""
-        tower = None if self.kept is None or self.changes_features else self.kept.towers.get("audio")
-        order: list[bytes | int] = []
-        new: dict[bytes | int, Features] = {}
+        tower = None if self.changes_features else self.kept.towers.get("audio")
+        order: list[Key] = []
         known: Values = {}
+        new: Values = {}
         for index, (row, position) in enumerate(zip(rows, crop_positions, strict=True)):
-            keys = {is_whole: (tower or b"") + key for is_whole, key in self._keys(row, position).items()}
-            if self.kept is not None:
-                known |= self.kept.find(key for key in keys.values() if key not in known)
-            key: bytes | int | None = next((each for each in keys.values() if each in known or each in new), None)
+            keys = self._keys(row, position)
+            known |= self.kept.find(keys.values() - known.keys(), tower)
+            key: Key | None = next((key for key in keys.values() if key in known or key in new), None)
             if key is None:
                 key = keys.get(self._is_whole(row), index)
                 new[key] = self._extract(self._augment(self._read(row, position), row))
             order.append(key)
 
         if tower is not None:
-            return {**self._stack(list(new.values())), "kept_audio": _place(order, known, list(new))}
-        if self.kept is not None:
-            self.kept.add(new)
-        values = {**known, **new}
-        return self._stack([values[key] for key in order])
+            return {**self._stack(list(new.values())), "audio_keys": order, "given_keys": list(new)}
+        self.kept.add(new)
+        known |= new
+        return self._stack([known[key] for key in order])
 
-    def _keys(self, row: Row, crop_position: float) -> dict[bool, bytes]:
+    def _keys(self, row: Row, crop_position: float) -> dict[bool, Key]:
         """Return the keys of a clip: as a whole recording (True), and as one that is cropped to its beginning (False).
 
         A random crop and an augmented clip have no key, because they do not recur.
         """
-        recording = None if self.kept is None or self.augmentation is not None else hash_recording(row)
-        if recording is None:
+        recording = None if self.augmentation is not None else hash_recording(row)
+        if self.kept.folder is None or recording is None:
             return {}
-        keys = {True: hash_of(self._front_end, recording)}
-        if crop_position == 0.0:
-            keys[False] = hash_of(self._front_end, recording, "beginning")
-        return keys
+        parts = {True: "whole"} if crop_position else {True: "whole", False: "beginning"}
+        return {is_whole: hash_of(self._front_end, recording, part) for is_whole, part in parts.items()}
 
     def _is_whole(self, row: Row) -> bool:
         """Return whether a recording is within the maximum duration, so that each epoch contains all of it."""
@@ -224,30 +218,28 @@ class ContrastiveCollator:
         """Compute the features of a clip, or its samples for `gives_samples`: as int16 if the conversion is exact."""
         waveform = self.processor.as_waveforms([clip], self.rate_hz)[0]
         if not self.gives_samples:
-            return {name: torch.from_numpy(array) for name, array in self.processor.extract(waveform).items()}
+            return self.processor.extract(waveform)
         integers = to_int16(waveform)
-        is_exact = (integers / np.float32(32768) == waveform).all()
-        return {"samples": torch.from_numpy(integers if is_exact else waveform)}
+        return {"samples": integers if (integers / np.float32(32768) == waveform).all() else waveform}
 
     def _stack(self, clips: Sequence[Features]) -> dict[str, Any]:
         """Stack the features or samples of clips to a batch, with their lengths."""
         if not clips:
             return {}
-        if self.gives_samples:
-            samples = [clip["samples"] for clip in clips]
-            if any(each.is_floating_point() for each in samples):
-                samples = [each if each.is_floating_point() else each / 32768 for each in samples]
-            counts = list(map(len, samples))
-            batch: dict[str, Any] = {"samples": pad_sequence(samples, batch_first=True)}
-            batch["sample_counts"] = torch.tensor(counts)
-            if hasattr(self.processor.feature_extractor, "frames_of"):
-                batch["audio_lengths"] = list(map(self.processor.feature_extractor.frames_of, counts))
-            return batch
-        arrays = [{name: tensor.numpy() for name, tensor in clip.items()} for clip in clips]
-        batch = {name: torch.from_numpy(array) for name, array in self.processor.stack(arrays).items()}
+        batch: dict[str, Any] = {}
         # Lists stay on the CPU, so that a step reads them without waiting for a GPU.
-        if "audio_attention_mask" in batch:
-            batch["audio_lengths"] = real_lengths(batch["audio_attention_mask"])
+        if not self.gives_samples:
+            batch |= {name: torch.from_numpy(array) for name, array in self.processor.stack(clips).items()}
+            if "audio_attention_mask" in batch:
+                batch["audio_lengths"] = real_lengths(batch["audio_attention_mask"])
+            return batch
+        samples = [torch.from_numpy(clip["samples"]) for clip in clips]
+        if any(each.is_floating_point() for each in samples):
+            samples = [each if each.is_floating_point() else each / 32768 for each in samples]
+        counts = list(map(len, samples))
+        batch |= {"samples": pad_sequence(samples, batch_first=True), "sample_counts": torch.tensor(counts)}
+        if hasattr(self.processor.feature_extractor, "frames_of"):
+            batch["audio_lengths"] = list(map(self.processor.feature_extractor.frames_of, counts))
         return batch
 
     # ---- texts ----
@@ -256,20 +248,11 @@ class ContrastiveCollator:
         """Build the text inputs of the model from K pairs (language, text) for each row."""
         languages, texts = map(list, zip(*chain.from_iterable(captions), strict=True))
         tokens = dict(self.processor(text=texts, language=languages, return_tensors="pt"))
-        tower = None if self.kept is None else self.kept.towers.get("text")
-        if self.kept is None or tower is None:
-            batch: dict[str, Any] = {"text_lengths": real_lengths(tokens["attention_mask"])}
-            # (B K, L) -> (B, K, L)
-            return batch | {name: tensor.unflatten(0, (len(captions), -1)) for name, tensor in tokens.items()}
-
-        order = [tower + key for key in content_keys(tokens, "attention_mask")]
-        known = self.kept.find(set(order))
-        new = {key: row for row, key in enumerate(order) if key not in known}
-        batch = {"kept_text": _place(order, known, list(new))}
-        if new:
-            batch |= {name: tensor[list(new.values())] for name, tensor in tokens.items()}
-            batch["text_lengths"] = real_lengths(batch["attention_mask"])
-        return batch
+        batch: dict[str, Any] = {"text_lengths": real_lengths(tokens["attention_mask"])}
+        if "text" in self.kept.towers:
+            batch["text_keys"] = content_keys(tokens, "attention_mask")
+        # (B K, L) -> (B, K, L)
+        return batch | {name: tensor.unflatten(0, (len(captions), -1)) for name, tensor in tokens.items()}
 
     def _batch(
         self, rows: Sequence[Row], crop_positions: Sequence[float], captions: Sequence[Sequence[tuple[str, str]]]
@@ -287,14 +270,6 @@ class ContrastiveCollator:
             **self._clips(rows, crop_positions),
             **self._texts(captions),
         }
-
-
-def _place(order: Sequence[bytes | int], known: Values, new: list[Any]) -> dict[str, Any]:
-    """Return the known outputs of a frozen tower, the keys of the others, and the place of each row among both."""
-    used = {key: known[key]["output"] for key in order if isinstance(key, bytes) and key in known}
-    places = {key: place for place, key in enumerate([*used, *new])}
-    outputs = {"outputs": torch.stack(list(used.values()))} if used else {}
-    return {"rows": torch.tensor([places[key] for key in order]), "keys": new, **outputs}
 
 
 class TrainingCollator(ContrastiveCollator):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -15,10 +17,14 @@ from ..configuration_supclap import AUDIO_TOWERS
 from ..modeling_supclap import SupCLAPModel
 from .distributed import distributed_tiles, gather
 from .grad_cache import Rows, embed_in_chunks, real_lengths
-from .kept import KeptValues
+from .kept import KeptValues, Key, Values
 from .objectives import as_objective, name_of, split_loss
 
-_MASKS = {"text": "attention_mask", "audio": "audio_attention_mask"}
+_INPUTS = {
+    "text": ("input_ids", "attention_mask", "token_type_ids"),
+    "audio": ("input_features", "audio_attention_mask", "is_longer"),
+}
+"""Inputs of a tower; the second is the mask."""
 
 _MIN_CHUNK_CELLS = {"text": 128, "audio": 1000}
 """Minimum tokens or frames per chunk on a CPU; for smaller chunks an extra call costs more than padding."""
@@ -84,7 +90,7 @@ class ContrastiveModule(nn.Module):
         self.model = model
         self.objective = as_objective(objective)
         self.chunk_size, self.kept_tokens = chunk_size, kept_tokens
-        self.kept, self.frozen_dropout = kept, frozen_dropout
+        self.kept, self.frozen_dropout = kept or KeptValues(), frozen_dropout
         # In a plain list, so that they are not registered a second time.
         self._batch_norms = [(name, part) for name, part in model.named_modules() if isinstance(part, _BatchNorm)]
 
@@ -132,39 +138,21 @@ class ContrastiveModule(nn.Module):
                 self.model.get_submodule(f"{kind}_model").eval()
         return self
 
-    def forward(
-        self,
-        input_features: torch.Tensor | None = None,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        audio_attention_mask: torch.Tensor | None = None,
-        is_longer: torch.Tensor | None = None,
-        token_type_ids: torch.Tensor | None = None,
-        group_ids: torch.Tensor | None = None,
-        class_ids: torch.Tensor | None = None,
-        negative_mask: torch.Tensor | None = None,
-        clip_index: torch.Tensor | None = None,
-        audio_lengths: Sequence[int] | None = None,
-        text_lengths: Sequence[int] | None = None,
-        kept_audio: Mapping[str, Any] | None = None,
-        kept_text: Mapping[str, Any] | None = None,
-    ) -> ContrastiveOutput:
+    def forward(self, **batch: Any) -> ContrastiveOutput:
         """Embed B rows with R clips and K texts each. In training mode, also compute the loss on the global batch.
 
         Args:
             input_features: `(B R, ...)`, audio features of the clips.
-            input_ids: `(B, K, L)`, token ids.
-            attention_mask: `(B, K, L)`, 1 for real tokens.
-            audio_attention_mask: `(B R, frames)`, 1 for real frames.
+            audio_attention_mask: `(B R, frames)`, 1 for real frames. Optional, as all following inputs of the clips.
             is_longer: `(B R, 1)`, input for HTSAT towers.
-            group_ids, class_ids: Inputs of the objective: group ids of the clips, and class ids in TeminAL stage a.
-            negative_mask: `(B, M)`, input of the objective, passed only if set: which of the last M texts of each row
-                are wrong captions.
-            audio_lengths: Number of real frames of each of the B R clips. None: computed from the mask, which makes the
-                CPU wait for the GPU.
-            text_lengths: Number of real tokens of each of the B K texts, like `audio_lengths`.
-            kept_audio, kept_text: Outputs of a frozen tower that are known (see `collator.ContrastiveCollator`). The
-                features, or the token ids `(U, L)`, are then only those of U clips or texts whose output is not known.
+            audio_lengths: Number of real frames of each of the B R clips. Without it, it is computed from the mask,
+                which makes the CPU wait for the GPU.
+            audio_keys, given_keys: Lists of the keys of all clips, and of those whose features are in the batch, for a
+                frozen tower whose outputs are kept (see `ContrastiveCollator`).
+            input_ids, attention_mask: `(B, K, L)`, token ids, and 1 for real tokens.
+            token_type_ids, text_lengths, text_keys: The same for the B K texts. Optional.
+            group_ids, class_ids, negative_mask: Optional inputs of the objective: group ids of the clips, class ids in
+                TeminAL stage a, and `(B, M)`, which of the last M texts of each row are wrong captions.
 
         Raises:
             ValueError: A batch norm is in training mode. It would normalise each part of the batch separately. Or the
@@ -176,44 +164,26 @@ class ContrastiveModule(nn.Module):
                     f"{name} is in training mode and would use the statistics of a chunk; call its eval()"
                 )
 
-        texts = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
-        if kept_text is None:
-            assert input_ids is not None
-            count, shape = len(input_ids), input_ids.shape[:2]
-            # (B, K, L) -> (B K, L)
-            texts = {name: None if tensor is None else tensor.flatten(0, 1) for name, tensor in texts.items()}
-        else:
-            assert clip_index is not None
-            count, shape = len(clip_index), (len(clip_index), -1)
-
+        count, texts = batch["input_ids"].shape[:2]
         # Texts first: the backward pass begins with the clips and frees their activations before it reaches the texts.
-        text_embeds = self._embed("text", texts, count, text_lengths, kept_text)
-        # (B K, d) -> (B, K, d)
-        text_embeds = text_embeds.unflatten(0, shape)
-
-        audio = {
-            "input_features": input_features,
-            "audio_attention_mask": audio_attention_mask,
-            "is_longer": is_longer,
-        }
-        audio_embeds = self._embed("audio", audio, count, audio_lengths, kept_audio)
+        text_embeds = self.embed("text", batch).unflatten(0, (count, texts))  # (B K, d) -> (B, K, d)
+        audio_embeds = self.embed("audio", batch)
         if len(audio_embeds) > count:
             audio_embeds = audio_embeds.unflatten(0, (count, -1))  # (B R, d) -> (B, R, d)
         if not self.training:
             return ContrastiveOutput(audio_embeds=audio_embeds, text_embeds=text_embeds)
 
-        further = {}
-        for name, tensor in (("class_ids", class_ids), ("negative_mask", negative_mask)):
-            if tensor is not None:
-                further[name] = gather(tensor.long())  # gloo gathers no booleans
+        inputs = {"group_ids": None}
+        for name in ("group_ids", "class_ids", "negative_mask"):
+            if batch.get(name) is not None:
+                inputs[name] = gather(batch[name].long())  # gloo gathers no booleans
         with distributed_tiles():
             result = self.objective(
                 gather(audio_embeds),
                 gather(text_embeds),
                 logit_scale=self.model.logit_scale.exp().squeeze(),
                 logit_bias=None if self.model.logit_bias is None else self.model.logit_bias.squeeze(),
-                group_ids=None if group_ids is None else gather(group_ids),
-                **further,
+                **inputs,
             )
         loss, logs = split_loss(self.objective, result)
         if self.model.logit_bias is not None:
@@ -222,59 +192,69 @@ class ContrastiveModule(nn.Module):
         logs = {**logs, "temperature": 1 / self.model.logit_scale.detach().exp().squeeze()}
         return ContrastiveOutput(loss=loss, audio_embeds=audio_embeds, text_embeds=text_embeds, logs=logs)
 
-    def _embed(
-        self,
-        kind: str,
-        inputs: Mapping[str, torch.Tensor | None],
-        count: int,
-        lengths: Sequence[int] | None = None,
-        kept: Mapping[str, Any] | None = None,
-    ) -> torch.Tensor:
-        """Embed all clips or texts of `count` rows, with R clips or texts per row: `(count R, ...) -> (count R, d)`."""
-        if kept is not None and (self.kept is None or self.kept.versions.get(kind) != self.get_version(kind)):
-            raise ValueError(
-                f"the {kind} tower has changed or is trained since this batch was read; set cache_frozen to never"
-            )
-        present = {name: tensor for name, tensor in inputs.items() if tensor is not None}
-        run_tower, project = getattr(self.model, f"run_{kind}_tower"), self.model.get_submodule(f"{kind}_projection")
-
-        def pool(chunk: Rows) -> torch.Tensor:
-            pooled: torch.Tensor = run_tower(**chunk).pooler_output  # (n, ...) -> (n, width)
-            return pooled
-
-        if not present:
-            return project(self._add_kept(kind, [], kept))
-        rows = next(iter(present.values()))
+    def embed(self, kind: str, batch: Mapping[str, Any]) -> torch.Tensor:
+        """Embed all clips ("audio") or texts ("text") of a batch of `forward`: (B R, d) or (B K, d)."""
+        inputs = {name: batch[name] for name in _INPUTS[kind] if batch.get(name) is not None}
+        if kind == "text":
+            inputs = {name: tensor.flatten(0, 1) for name, tensor in inputs.items()}  # (B, K, L) -> (B K, L)
         # Chunks are shortened along the last axis, if it is the time axis. In spectrograms of transformers encoders, it
         # may contain mel bands or have a fixed length (Whisper); `run_encoder` removes their padding instead.
         is_own = kind == "text" or self.model.audio_model.config.model_type in AUDIO_TOWERS
-        if _MASKS[kind] not in present or not (is_own or rows.ndim == 2):
-            lengths = None
-        elif lengths is None:
-            lengths = real_lengths(present[_MASKS[kind]])
+        mask, lengths = inputs.get(_INPUTS[kind][1]), None
+        if mask is not None and (is_own or inputs["input_features"].ndim == 2):
+            lengths = batch.get(f"{kind}_lengths") or real_lengths(mask)
 
-        if not torch.is_grad_enabled() or self.get_version(kind) is not None:
-            size = _ROWS_WITHOUT_GRADIENT[kind] if rows.device.type == "cpu" else len(rows)
-            with torch.no_grad():
-                pooled = embed_in_chunks(pool, present, self.chunk_size or size, lengths)
-            return project(pooled if kept is None else self._add_kept(kind, [pooled], kept))
+        keys, version = batch.get(f"{kind}_keys"), self.get_version(kind)
+        is_current = self.kept.versions.get(kind) == version
+        if kind == "audio" and keys is not None and not is_current:
+            raise ValueError("the audio tower has changed since this batch was read; set cache_frozen to never")
+        project = self.model.get_submodule(f"{kind}_projection")
+        if keys is not None and is_current:
+            given = batch["given_keys"] if kind == "audio" else keys
+            return project(self._recall(kind, inputs, lengths, keys, given))
+        if version is not None or not torch.is_grad_enabled():
+            return project(self._pool_in_chunks(kind, inputs, lengths))
+        rows = next(iter(inputs.values()))
         return embed_in_chunks(
-            lambda chunk: project(pool(chunk)),
-            present,
+            lambda chunk: project(self._pool(kind, chunk)),
+            inputs,
             lengths=lengths,
             tokens=self.model.text_model.get_input_embeddings() if kind == "text" else None,
             parameters=self._get_parameters(kind),
-            **self._get_limits(kind, lengths, len(rows), count, rows.device.type),
+            **self._get_limits(kind, lengths, len(rows), len(batch["input_ids"]), rows.device.type),
         )
 
-    def _add_kept(self, kind: str, new: list[torch.Tensor], kept: Mapping[str, Any] | None) -> torch.Tensor:
-        """Store the new outputs of a frozen tower, (U, width), and return those of all rows, with the known ones."""
-        assert self.kept is not None
-        assert kept is not None
-        for outputs in new:
-            self.kept.add({key: {"output": row} for key, row in zip(kept["keys"], outputs.cpu(), strict=True)})
-        known = [kept["outputs"]] if "outputs" in kept else []
-        return torch.cat([*known, *new])[kept["rows"]]
+    def _pool(self, kind: str, inputs: Rows) -> torch.Tensor:
+        pooled: torch.Tensor = getattr(self.model, f"run_{kind}_tower")(**inputs).pooler_output  # (n, width)
+        return pooled
+
+    @torch.no_grad()
+    def _pool_in_chunks(self, kind: str, inputs: Rows, lengths: Sequence[int] | None) -> torch.Tensor:
+        """Run a tower without a backward pass, `(N, ...) -> (N, width)`."""
+        rows = next(iter(inputs.values()))
+        size = _ROWS_WITHOUT_GRADIENT[kind] if rows.device.type == "cpu" else len(rows)
+        return embed_in_chunks(partial(self._pool, kind), inputs, self.chunk_size or size, lengths)
+
+    def _recall(
+        self, kind: str, inputs: Rows, lengths: Sequence[int] | None, keys: Sequence[Key], given: Sequence[Key]
+    ) -> torch.Tensor:
+        """Return the outputs of a frozen tower for N `keys`, (N, width). It runs on those inputs that are not stored.
+
+        `given` are the keys of the inputs.
+        """
+        tower, weight = self.kept.towers[kind], self.model.get_submodule(f"{kind}_projection").linear1.weight
+        known = self.kept.find(dict.fromkeys(keys), tower)
+        places = {key: place for place, key in enumerate(given) if key not in known}
+        if places:
+            rows = list(places.values())
+            chosen = {name: tensor[rows] for name, tensor in inputs.items()}
+            pooled = self._pool_in_chunks(kind, chosen, lengths and [lengths[row] for row in rows])
+            outputs = pooled.to(torch.promote_types(pooled.dtype, torch.float32)).cpu().numpy()
+            new: Values = {key: {"output": output} for key, output in zip(places, outputs, strict=True)}
+            self.kept.add(new, tower)
+            known |= new
+        stacked = torch.from_numpy(np.stack([known[key]["output"] for key in keys]))
+        return stacked.to(weight.device, weight.dtype, non_blocking=True)
 
     def _get_limits(
         self, kind: str, lengths: Sequence[int] | None, rows: int, count: int, device: str

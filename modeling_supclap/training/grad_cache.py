@@ -7,7 +7,6 @@ with the same random numbers of torch, numpy and Python.
 
 from __future__ import annotations
 
-import pickle
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -126,39 +125,35 @@ def embed_in_chunks(
     return torch.cat(parts)[torch.cat(order).argsort()]
 
 
-def random_states(device: torch.device) -> list[bytes]:
+def _random_states(device: torch.device) -> list[Any]:
     """Return the states of the random number generators of Python, numpy and torch, the last also for the device."""
-    states = [pickle.dumps(random.getstate()), pickle.dumps(np.random.get_state())]
-    states.append(torch.get_rng_state().numpy().tobytes())
-    if device.type != "cpu":
-        states.append(torch.get_device_module(device).get_rng_state(device).numpy().tobytes())
-    return states
+    states = [random.getstate(), np.random.get_state(), torch.get_rng_state()]
+    return states if device.type == "cpu" else [*states, torch.get_device_module(device).get_rng_state(device)]
 
 
-def set_random_states(states: Sequence[bytes], device: torch.device) -> None:
-    """Restore the result of `random_states`."""
-    random.setstate(pickle.loads(states[0]))
-    np.random.set_state(pickle.loads(states[1]))
-    tensors = [torch.frombuffer(bytearray(state), dtype=torch.uint8) for state in states[2:]]
-    torch.set_rng_state(tensors[0])
+def _set_random_states(states: Sequence[Any], device: torch.device) -> None:
+    """Restore the result of `_random_states`."""
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    torch.set_rng_state(states[2])
     if device.type != "cpu":
-        torch.get_device_module(device).set_rng_state(tensors[1], device)
+        torch.get_device_module(device).set_rng_state(states[3], device)
 
 
 def _replay_random_numbers(function: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
     """Wrap a function, so that later calls draw the random numbers of the first, and do not change the states."""
-    first: list[bytes] = []
+    first: list[Any] = []
 
     def call() -> Tensor:
-        current = random_states(device)
+        current = _random_states(device)
         if not first:
             first.extend(current)
             return function()
-        set_random_states(first, device)
+        _set_random_states(first, device)
         try:
             return function()
         finally:
-            set_random_states(current, device)
+            _set_random_states(current, device)
 
     return call
 

@@ -17,12 +17,13 @@ import warnings
 import zlib
 from collections.abc import Iterable, Mapping
 from multiprocessing.util import Finalize
-from typing import Any
+from typing import Any, Self
 
+import numpy as np
 import torch
 import transformers
 from accelerate.utils import broadcast_object_list
-from safetensors.torch import load, save
+from safetensors.numpy import load, save
 from torch import Tensor
 
 from modeling_supclap.datasets_scripts.audio import content_of, segment_of
@@ -31,21 +32,31 @@ from .. import __version__
 from .grad_cache import Rows
 from .training_args import SupCLAPTrainingArguments
 
-PAGE_BYTES = 16_384
 FILE = "supclap-features.sqlite"
+PAGE_BYTES = 16_384
+SETTINGS = (
+    f"PRAGMA page_size = {PAGE_BYTES}",
+    "PRAGMA journal_mode = WAL",  # readers do not wait for writers
+    "PRAGMA synchronous = OFF",  # checksums find what a crash of the machine damages
+    "PRAGMA max_page_count = {}",
+    "CREATE TABLE IF NOT EXISTS kept (key BLOB PRIMARY KEY, checksum INTEGER, value BLOB)",
+)
 
-Values = dict[bytes, dict[str, Tensor]]
+Key = bytes | int
+"""Hash of a clip or a text, or a number for a clip whose values are not kept."""
+
+Values = dict[Key, dict[str, np.ndarray]]
 
 
 class KeptValues:
-    """Store of named tensors in one SQLite file, for all processes of a run and for several runs.
+    """Store of named arrays in one SQLite file, for all processes of a run and for several runs.
 
     A full store keeps what it has and adds nothing. Damaged values are not found, and are replaced.
 
     Args:
-        folder: Folder of the file.
+        folder: Folder of the file. None: nothing is kept.
         limit_bytes: Maximum size of the file.
-        is_temporary: Whether to delete the folder when this object is deleted, or at exit.
+        is_temporary: Whether to delete the folder with this object, or at exit.
 
     Attributes:
         towers: Keys of the frozen towers whose outputs are kept, `{"audio": key, "text": key}`.
@@ -54,91 +65,80 @@ class KeptValues:
     Example:
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     kept = KeptValues(folder)
-        ...     kept.add({b"rain": {"output": torch.ones(2)}})
+        ...     kept.add({b"rain": {"output": np.ones(2)}})
         ...     kept.find([b"rain", b"wind"])
-        {b'rain': {'output': tensor([1., 1.])}}
+        {b'rain': {'output': array([1., 1.])}}
     """
 
-    def __init__(self, folder: str, limit_bytes: int = 2 << 30, is_temporary: bool = False) -> None:
-        self.path, self.limit_bytes = os.path.join(folder, FILE), limit_bytes
+    def __init__(self, folder: str | None = None, limit_bytes: int = 2 << 30, is_temporary: bool = False) -> None:
+        self.folder, self.limit_bytes = folder, limit_bytes
         self.towers: dict[str, bytes] = {}
         self.versions: dict[str, int] = {}
-        self._is_full = False
         # one for each process, because a forked process must not use the connection of its parent
         self._connections: dict[int, sqlite3.Connection] = {}
-        # ends with this object or this process, and does nothing in forked ones
+        # with this object or at the end of its process, not in forked ones
         Finalize(self, _close, (self._connections, folder if is_temporary else None), exitpriority=0)
+
+    @classmethod
+    def open(cls, args: SupCLAPTrainingArguments) -> Self:
+        """Open the store of a run: in `args.feature_cache`, or in a temporary folder that all its processes share."""
+        if not args.feature_cache_gib:
+            return cls()
+        folders = [args.feature_cache]
+        if args.feature_cache is None:
+            folders = [tempfile.mkdtemp(prefix="supclap-features-") if args.process_index == 0 else None]
+            if args.world_size > 1:
+                broadcast_object_list(folders)
+        is_temporary = args.feature_cache is None and args.local_process_index == 0
+        return cls(folders[0], round(args.feature_cache_gib * 2**30), is_temporary)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for a spawned process, which opens its own connection."""
         return {**vars(self), "_connections": {}}
 
-    def find(self, keys: Iterable[bytes]) -> Values:
-        """Load the values that are stored under these keys and are whole."""
-        found = {}
-        try:
-            for key in keys:
-                row = self._connect().execute("SELECT checksum, value FROM kept WHERE key = ?", (key,)).fetchone()
-                if row is not None and row[0] == zlib.crc32(row[1]):
-                    found[key] = load(row[1])
-        except sqlite3.Error as error:
-            self._warn(error)
+    def find(self, keys: Iterable[Key], tower: bytes | None = None) -> Values:
+        """Load those values that are stored and whole: features, or outputs of the tower with this key."""
+        found: Values = {}
+        for key in keys:
+            rows = self._execute("SELECT checksum, value FROM kept WHERE key = ?", hash_of(tower, key))
+            if rows and rows[0][0] == zlib.crc32(rows[0][1]):
+                found[key] = load(rows[0][1])
         return found
 
-    def add(self, values: Mapping[Any, Mapping[str, Tensor]]) -> None:
-        """Store values, except those whose key is no bytes."""
-        rows = []
+    def add(self, values: Values, tower: bytes | None = None) -> None:
+        """Store features, or outputs of the tower with this key."""
         for key, value in values.items():
-            if isinstance(key, bytes) and not self._is_full:
-                content = save({name: tensor.contiguous() for name, tensor in value.items()})
-                rows.append((key, zlib.crc32(content), content))
+            if isinstance(key, bytes):
+                content = save({name: np.ascontiguousarray(array) for name, array in value.items()})
+                row = hash_of(tower, key), zlib.crc32(content), content
+                self._execute("INSERT OR REPLACE INTO kept VALUES (?, ?, ?)", *row)
+
+    def _execute(self, command: str, *values: Any) -> list[Any]:
+        """Execute a command in the connection of this process. Without a folder, or after an error, return no rows."""
+        if self.folder is None:
+            return []
         try:
-            with self._connect() as connection:
-                connection.executemany("INSERT OR REPLACE INTO kept VALUES (?, ?, ?)", rows)
+            if os.getpid() not in self._connections:
+                os.makedirs(self.folder, mode=0o700, exist_ok=True)
+                path = os.path.join(self.folder, FILE)
+                connection = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
+                for setting in SETTINGS:
+                    connection.execute(setting.format(self.limit_bytes // PAGE_BYTES))
+                self._connections[os.getpid()] = connection
+            return self._connections[os.getpid()].execute(command, values).fetchall()
         except sqlite3.Error as error:
-            self._is_full = "full" in str(error)
-            if not self._is_full:
-                self._warn(error)
-
-    def _connect(self) -> sqlite3.Connection:
-        """Return the connection of this process."""
-        connection = self._connections.get(os.getpid())
-        if connection is None:
-            connection = sqlite3.connect(self.path, timeout=30, check_same_thread=False)
-            pages = self.limit_bytes // PAGE_BYTES
-            for setting in (f"page_size = {PAGE_BYTES}", "journal_mode = WAL", "synchronous = OFF"):
-                connection.execute(f"PRAGMA {setting}")
-            connection.execute(f"PRAGMA max_page_count = {pages}")
-            connection.execute("CREATE TABLE IF NOT EXISTS kept (key BLOB PRIMARY KEY, checksum INTEGER, value BLOB)")
-            self._connections[os.getpid()] = connection
-        return connection
-
-    def _warn(self, error: sqlite3.Error) -> None:
-        warnings.warn(f"{self.path}: {error}; its values are computed again, delete the file", stacklevel=3)
+            if "full" not in str(error):
+                advice = "it is not used; delete it if it is damaged"
+                warnings.warn(f"{os.path.join(self.folder, FILE)}: {error}; {advice}", stacklevel=3)
+            return []
 
     def set_tower(self, kind: str, version: int | None, weights: Mapping[str, Tensor], *settings: Any) -> None:
         """Set the key of a frozen tower, if its version has changed. None: its outputs are not kept."""
         if version is None:
             self.towers.pop(kind, None)
-            self.versions.pop(kind, None)
-        elif self.versions.get(kind) != version:
-            self.versions[kind] = version
+        elif kind not in self.towers or self.versions[kind] != version:
             self.towers[kind] = hash_of(hash_weights(weights), settings)
-
-
-def open_kept(args: SupCLAPTrainingArguments) -> KeptValues | None:
-    """Open the store of a run: in `args.feature_cache`, or in a temporary folder that all its processes share."""
-    if not args.feature_cache_gib:
-        return None
-    folders = [args.feature_cache]
-    if folders[0] is None:
-        folders = [tempfile.mkdtemp(prefix="supclap-") if args.process_index == 0 else None]
-        if args.world_size > 1:
-            broadcast_object_list(folders)
-    folder = str(folders[0])
-    os.makedirs(folder, mode=0o700, exist_ok=True)
-    is_temporary = args.feature_cache is None and args.local_process_index == 0
-    return KeptValues(folder, round(args.feature_cache_gib * 2**30), is_temporary)
+            self.versions[kind] = version
 
 
 def _close(connections: dict[int, sqlite3.Connection], folder: str | None) -> None:
@@ -150,21 +150,22 @@ def _close(connections: dict[int, sqlite3.Connection], folder: str | None) -> No
 
 
 def hash_of(*parts: Any) -> bytes:
-    """Return a hash of bytes and of other values, by their `repr`."""
+    """Return a hash of bytes, and of other values by their `repr`."""
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
-        content = part if isinstance(part, bytes) else repr(part).encode()
-        digest.update(len(content).to_bytes(8, "little") + content)
+        content = part if isinstance(part, bytes | memoryview) else repr(part).encode()
+        digest.update(len(content).to_bytes(8, "little"))
+        digest.update(content)
     return digest.digest()
 
 
-def hash_weights(weights: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of named tensors: names, shapes, types and values."""
-    digest = hashlib.sha256()
+def hash_weights(weights: Mapping[str, Tensor]) -> bytes:
+    """Return a hash of named tensors: names, shapes, types and values."""
+    digest = b""
     for name, weight in sorted(weights.items()):
-        digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
-        digest.update(weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+        content = weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+        digest = hash_of(digest, name, weight.dtype, tuple(weight.shape), content)
+    return digest
 
 
 def hash_recording(row: Mapping[str, Any]) -> bytes | None:
@@ -193,8 +194,8 @@ def hash_front_end(processor: Any, *options: Any) -> bytes:
 
 def content_keys(inputs: Rows, mask: str) -> list[bytes]:
     """Compute a hash of each input row, without its padding, where the input `mask` is 0."""
-    arrays = {name: tensor.cpu().numpy() for name, tensor in sorted(inputs.items())}
+    names = sorted(inputs)
     keys = []
-    for row, used in enumerate(arrays[mask].astype(bool)):
-        keys.append(hash_of(*(array[row][used].tobytes() for array in arrays.values())))
+    for row, used in enumerate(inputs[mask].bool()):
+        keys.append(hash_of(*(inputs[name][row][used].numpy().tobytes() for name in names)))
     return keys

@@ -47,7 +47,6 @@ from .callbacks import (
     SigtermCallback,
     SupCLAPProgressCallback,
     ThroughputCallback,
-    UntrainedCallback,
 )
 from .checkpoints import (
     CheckpointFolder,
@@ -64,7 +63,7 @@ from .checks import idle_parameters, refuse_unknown_metric, refuse_unsupported, 
 from .collator import EvaluationCollator, IndexedRows, TrainingCollator
 from .contrastive_module import ContrastiveModule
 from .drift import perpendicular_components, radius_by_hard_negatives
-from .kept import open_kept
+from .kept import KeptValues
 from .objectives import MatryoshkaObjective, SupportVectorRegularizer, build_objective, load_objective, start_radii
 from .parameter_groups import as_rates, decays, split_by_rate
 from .rows import as_plain_rows, dataset_names, make_usable, plain_rows, read_in_epochs, record_of
@@ -92,7 +91,6 @@ class SupCLAPTrainer(Trainer):
             `args.on_bad_audio` is applied. The column `schema.EXPECTED_COUNT` sets how often an epoch contains a row.
         eval_dataset: Map-style evaluation rows, converted in the same way, or a dict `{name: rows}`. The metrics of a
             dict are named `eval_<name>_...`, as are the metrics of each dataset in a mixture (`mixture.mix`).
-            Without evaluation rows, nothing is evaluated, and the last weights are kept.
         objective: Custom objective (see `objectives.py`): a module, or a function of the embeddings, such as
             `objective(audio_embeds, text_embeds, logit_scale)`, that returns the loss. None: `build_objective(args)`.
         compute_metrics: Function from an `EvalPrediction` to further metrics, or to None.
@@ -143,14 +141,17 @@ class SupCLAPTrainer(Trainer):
                 stacklevel=2,
             )
         if eval_dataset is None and args.eval_strategy != "no":
-            args = args.without_evaluation()
+            raise ValueError(
+                "there are no evaluation rows; pass eval_dataset, or set eval_strategy='no' and "
+                "load_best_model_at_end=False to keep the last weights"
+            )
         if not args.keep_weight_dtype:
             to_float32(model)
         if args.attn_implementation is not None:
             model.set_attn_implementation(args.attn_implementation)
         self.clap, self.processor = model, processing_class
         self.has_own_objective = objective is not None or ":" in args.loss
-        self.kept = open_kept(args)
+        self.kept = KeptValues.open(args)
         self.module = self._build_module(args, objective)
         self._spec_augment = SpecAugment(processing_class, args) if args.apply_spec_augment else None
         self._ema = EMACallback(self.module, args.ema_decay or 0)
@@ -255,8 +256,7 @@ class SupCLAPTrainer(Trainer):
         if args.track_language_errors and self.train_rows is not None:
             light = without_audio(self.train_rows)
             built.append(LanguageErrorsCallback(self.module, collator, light, self._logs))
-        epoch = EpochCallback(self._set_kept_towers, collator, *epochs)
-        return [*built, self.throughput, UntrainedCallback(self.module), epoch]
+        return [*built, self.throughput, EpochCallback(self._begin_epoch, collator, *epochs)]
 
     def _replace_launch_settings(self, args: Any) -> None:
         """Compile blocks instead of steps, save on SIGTERM between two steps, and print one line per log."""
@@ -318,11 +318,11 @@ class SupCLAPTrainer(Trainer):
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
         """Return the DataLoader of `evaluate`. `eval_dataset` is as there, except that a dict is not accepted."""
-        rows: Any = self.eval_dataset if eval_dataset is None else eval_dataset
-        rows = self.eval_dataset[rows] if isinstance(rows, str) else rows  # type: ignore[index]
+        sets: Any = self.eval_dataset
+        rows = sets if eval_dataset is None else eval_dataset
+        rows = sets[rows] if isinstance(rows, str) else rows
         if rows is None or isinstance(rows, dict):
-            found = "there are no evaluation rows" if rows is None else f"got a dict of {list(rows)}"
-            raise ValueError(f"{found}; pass one dataset as eval_dataset, or the name of an evaluation set")
+            raise ValueError("pass eval_dataset: evaluation rows, or the name of an evaluation set of this trainer")
         return self.get_test_dataloader(rows)
 
     def get_test_dataloader(self, test_dataset: Any) -> DataLoader[Any]:
@@ -351,6 +351,10 @@ class SupCLAPTrainer(Trainer):
             **options,
         )
 
+    def _begin_epoch(self) -> None:
+        self._has_checked_gradients = False
+        self._set_kept_towers()
+
     def _set_kept_towers(self) -> None:
         """Set the keys of the frozen towers whose outputs are kept, before a loader starts its workers.
 
@@ -359,10 +363,9 @@ class SupCLAPTrainer(Trainer):
         """
         args, config = self.args, self.clap.config.to_dict()
         # with sharded weights, each pass needs all processes
-        is_off = (
-            args.cache_frozen == "never" or args.sharding is not None or args.bf16_full_eval or args.fp16_full_eval
-        )
-        for kind in ("audio", "text") if self.kept is not None else ():
+        is_off = args.cache_frozen == "never" or args.sharding is not None or args.bf16_full_eval
+        is_off |= args.fp16_full_eval or self.kept.folder is None
+        for kind in ("audio", "text"):
             tower, version = self.module.get_tower(kind), None if is_off else self.module.get_version(kind)
             settings: list[Any] = [(name, value) for name, value in config.items() if name.startswith(f"{kind}_")]
             settings += [tower[0].config._attn_implementation, self.accelerator.mixed_precision, args.tf32]
@@ -459,32 +462,16 @@ class SupCLAPTrainer(Trainer):
                     )
             self._refuse_unknown_metric()
             self._ema.checkpoint = checkpoint
-            self._has_checked_gradients = False
             self._recent, self._loss_sum = [], read_loss_sum(checkpoint)
             self._set_precision()
-            self._report_frozen()
+            names = [kind for kind in ("audio", "text") if self.module.get_version(kind) is not None]
+            if names and self.args.cache_frozen == "always" and self.is_world_process_zero():
+                logger.warning(
+                    f"frozen towers run without dropout, and their outputs are computed once: {' and '.join(names)}; "
+                    "cache_frozen='never' keeps the dropout"
+                )
             output = super().train(checkpoint, *args, **kwargs)
-            mean = self._mean_loss
-            return (
-                output
-                if mean is None
-                else output._replace(training_loss=mean, metrics={**output.metrics, "train_loss": mean})
-            )
-
-    @property
-    def _mean_loss(self) -> float | None:
-        """Mean loss of all steps of a run, also of those before it was resumed. None: not known."""
-        is_known = math.isfinite(self._loss_sum) and not self.args.auto_find_batch_size
-        return self._loss_sum / max(1, self.state.global_step) if is_known else None
-
-    def _report_frozen(self) -> None:
-        """Log which towers are frozen, and what follows for their dropout and their outputs."""
-        names = [kind for kind in ("audio", "text") if self.module.get_version(kind) is not None]
-        if names and self.args.cache_frozen == "always" and self.is_world_process_zero():
-            logger.warning(
-                f"the {' and the '.join(names)} tower is frozen: it runs without dropout, and each of its outputs is "
-                "computed once; cache_frozen='never' keeps the dropout"
-            )
+            return output._replace(training_loss=output.metrics["train_loss"])
 
     def _refuse_unknown_metric(self) -> None:
         """Raise ValueError before the first step if `metric_for_best_model` is of no evaluation of this trainer."""
@@ -507,12 +494,13 @@ class SupCLAPTrainer(Trainer):
         return retrieval_metric_names(self.args.eval_languages)
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Train on one batch as in the Trainer. In the first step, warn of trainable parameters without gradient.
+        """Train on one batch as in the Trainer. In the first step of an epoch, warn of parameters that do not train.
+
+        They have no gradient, or are not in the optimizer, because they were unfrozen later or it is the user's own.
 
         Raises:
-            ValueError: A trainable parameter has no gradient in the first step of several processes, where
-                DistributedDataParallel would fail in the second step, or with reentrant checkpointing, which gives
-                none to parameters behind frozen ones.
+            ValueError: A parameter has no gradient in several processes, where DistributedDataParallel would fail in
+                the second step, or with reentrant checkpointing, which gives none to parameters behind frozen ones.
         """
         loss = super().training_step(model, inputs, *args, **kwargs)
         self._recent.append((self.state.global_step + 1, loss, self._step_logs, inputs["clip_index"]))
@@ -524,7 +512,20 @@ class SupCLAPTrainer(Trainer):
         return loss
 
     def _check_gradients(self) -> None:
-        args, idle = self.args, idle_parameters(self.module) if self.args.sharding is None else []
+        args, idle = self.args, idle_parameters(self.module)
+        if args.sharding is not None:  # the optimizer has other tensors
+            return
+        optimized: set[int] = set()
+        for group in self.optimizer.param_groups:  # type: ignore[union-attr]
+            optimized.update(map(id, group["params"]))
+        weights = self.module.named_parameters()
+        left_out = [name for name, weight in weights if weight.requires_grad and id(weight) not in optimized]
+        if left_out:
+            warnings.warn(
+                f"{len(left_out)} trainable parameters are not in the optimizer, such as {left_out[0]}, and will not "
+                "change; unfreeze parameters before the training, or pass all of them to your own optimizer",
+                stacklevel=2,
+            )
         if not idle:
             return
         message = f"{len(idle)} trainable parameters have no gradient in the first step, such as {idle[0]}"
@@ -584,8 +585,9 @@ class SupCLAPTrainer(Trainer):
             logs = {**logs, **self._logs.drain()}
             logs["clips_per_second"] = 1 / logs.pop("seconds_per_clip")
             logs["process_seconds"] = self.throughput.process_seconds
-        if "train_loss" in logs and self._mean_loss is not None:
-            logs = {**logs, "train_loss": self._mean_loss}
+        # at the end of `train`, which also returns this dict; the Trainer leaves out the steps before it was resumed
+        if "train_loss" in logs and math.isfinite(self._loss_sum) and not self.args.auto_find_batch_size:
+            logs["train_loss"] = self._loss_sum / max(1, self.state.global_step)
         super().log(logs, start_time)
 
     # ---- evaluation ----

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import logging
 import os
 import re
 import warnings
@@ -12,12 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
-from typing import Any, Self
+from typing import Any
 
 import torch
 from accelerate import PartialState
 from transformers import TrainingArguments
-from transformers.trainer_utils import IntervalStrategy
 from transformers.utils.generic import strtobool
 from transformers.utils.import_utils import is_torch_tf32_available
 
@@ -28,8 +25,6 @@ from modeling_supclap.metrics.names import METRICS
 from ..languages import require_language_code
 from . import options
 from .parameter_groups import as_rates
-
-logger = logging.getLogger(__name__)
 
 _UNSUPPORTED = {
     "neftune_noise_alpha": (None, "noise is not added to the embeddings of captions"),
@@ -139,21 +134,6 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
             state = {name: redact(value) if isinstance(value, str) else value for name, value in state.items()}
             state["hub_token"] = None
         return state
-
-    def without_evaluation(self) -> Self:
-        """Return a copy for a run without evaluation rows, which keeps its last weights.
-
-        Raises:
-            ValueError: An option needs evaluations.
-        """
-        if self.early_stopping_patience is not None or self.save_strategy == "best":
-            raise ValueError(
-                "early_stopping_patience and save_strategy='best' need evaluation rows; pass eval_dataset"
-            )
-        logger.warning("there are no evaluation rows: nothing is evaluated, and the last weights are kept")
-        changed = copy.copy(self)
-        changed.eval_strategy, changed.load_best_model_at_end = IntervalStrategy.NO, False
-        return changed
 
     @property
     def caption_scheme(self) -> str:

@@ -39,9 +39,10 @@ class AllTexts(nn.Module):
 class Straight(ContrastiveModule):
     """Plain step: each tower is called once, on the whole batch padded to its longest row."""
 
-    def _embed(self, kind, inputs, count, *others):
-        features = getattr(self.model, f"get_{kind}_features")
-        return features(**{name: tensor for name, tensor in inputs.items() if tensor is not None}).pooler_output
+    def embed(self, kind, batch):
+        names = set(contrastive_module._INPUTS[kind]) & batch.keys()
+        inputs = {name: batch[name].flatten(0, 1) if kind == "text" else batch[name] for name in names}
+        return getattr(self.model, f"get_{kind}_features")(**inputs).pooler_output
 
 
 def batch(clips=CLIPS, texts_per_clip=1, frames=80, tokens=9):
