@@ -18,7 +18,7 @@ from processes import run_processes
 from recordings import tone_rows
 from test_trainer import QUICK, arguments, best_step, build, processor, with_dropout
 from torch import distributed, nn
-from transformers import TrainerCallback, TrainerState
+from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from modeling_supclap import SupCLAPModel
 from modeling_supclap.losses import DynamicRadius, StaticRadius, info_nce
@@ -28,6 +28,7 @@ from modeling_supclap.training.callbacks import (
     DriftCallback,
     EpochCallback,
     LineCallback,
+    SigtermCallback,
     SupCLAPProgressCallback,
     ThroughputCallback,
 )
@@ -592,3 +593,48 @@ def test_every_process_measures_the_global_batch(tmp_path):
 if __name__ == "__main__":
     measure_a_part(*sys.argv[1:])
     leave_process_group()
+
+
+def test_the_averages_of_a_log_are_one_transfer():
+    averages, transfers = Averages(), []
+    for number in range(4):
+        tensors = {name: torch.tensor(float(number + index)) for index, name in enumerate("abc")}
+        averages.add({**tensors, "plain": number})
+    tolist, convert = torch.Tensor.tolist, torch.Tensor.__float__
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "tolist", lambda tensor: transfers.append(tensor.shape) or tolist(tensor))
+        patch.setattr(torch.Tensor, "__float__", lambda tensor: transfers.append(tensor.shape) or convert(tensor))
+        drained = averages.drain()
+    assert drained == {"a": 1.5, "b": 2.5, "c": 3.5, "plain": 1.5}
+    assert transfers == [(3,)]
+    assert averages.drain() == {}
+
+
+@pytest.mark.parametrize(("seconds_of_data", "is_said"), [(3.0, True), (0.5, False)])
+def test_a_run_that_starves_names_the_remedy_once(monkeypatch, caplog, seconds_of_data, is_said):
+    now = [0.0]
+    monkeypatch.setattr(callbacks.time, "perf_counter", lambda: now[0])
+    callback, state = ThroughputCallback(Averages()), TrainerState(is_world_process_zero=True)
+    args = SimpleNamespace(train_batch_size=4, gradient_accumulation_steps=1, world_size=1, dataloader_num_workers=3)
+    callback.on_train_begin(args, state, None)
+    for step in range(4):
+        now[0] += seconds_of_data + 100 * (step == 0)  # the workers start before the first step
+        callback.on_step_begin(args, state, None)
+        now[0] += 1.0
+        callback.on_step_end(args, state, None)
+        callback.on_log(args, state, None, logs={"eval_loss": 1.0})
+        callback.on_log(args, state, None, logs={"clips_per_second": 1.0})
+    assert (caplog.text.count("dataloader_num_workers (now 3)") == 1) == is_said
+    assert ("75%" in caplog.text) == is_said
+
+
+@pytest.mark.parametrize(("world_size", "logs", "saves"), [(1, False, True), (2, False, False), (2, True, True)])
+def test_processes_agree_on_a_signal_only_at_a_log(monkeypatch, world_size, logs, saves):
+    gathered = []
+    monkeypatch.setattr(callbacks, "gather", lambda tensor: gathered.append(tensor) or tensor)
+    callback = SigtermCallback(SimpleNamespace(is_checkpoint_requested=True))
+    args = SimpleNamespace(world_size=world_size, device="cpu")
+    control = TrainerControl(should_log=logs)
+    callback.on_step_end(args, None, control)
+    assert (control.should_save, control.should_training_stop) == (saves, saves)
+    assert len(gathered) == (world_size > 1 and logs)

@@ -12,18 +12,19 @@ from pathlib import Path
 import builders
 import numpy as np
 import pytest
+import soundfile
 import torch
 from crash_callbacks import assert_workers_end_with_their_parent, name_worker
 from datasets import Audio, Dataset
 from processes import assert_same_training, run_processes
 from recordings import tone_rows
 from safetensors.torch import load_file
-from transformers import Trainer, TrainerCallback
+from transformers import EvalPrediction, Trainer, TrainerCallback
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.evaluation import EmbeddingCache, evaluate, load_embedding_model
 from modeling_supclap.losses import DynamicRadius, info_nce
-from modeling_supclap.training.collator import TrainingCollator
+from modeling_supclap.training.collator import IndexedRows, TrainingCollator
 from modeling_supclap.training.distributed import leave_process_group
 from modeling_supclap.training.objectives import ContrastiveObjective, SupportVectorRegularizer
 from modeling_supclap.training.trainer import SupCLAPTrainer
@@ -663,6 +664,115 @@ def test_several_processes_evaluate_every_clip_once(tmp_path):
     one, two = (json.loads((tmp_path / name).read_text()) for name in ("one.json", "two.json"))
     assert one["clips"] == list(range(11))
     assert two == one
+
+
+def test_the_loaders_of_evaluations_are_public(tmp_path, rows):
+    """Your own loop over them sees what `evaluate` scores: each clip once, with all captions and without a crop."""
+    trainer = build(tmp_path, rows, per_device_eval_batch_size=5, max_audio_seconds=0.3)
+    loaders = [trainer.get_eval_dataloader(), trainer.get_test_dataloader(rows[:8])]
+    loaders.append(trainer.get_eval_dataloader(Dataset.from_list(rows[:8])))
+    quick = arguments(tmp_path, per_device_eval_batch_size=5, max_audio_seconds=0.3, **QUICK)
+    sets = SupCLAPTrainer(trainer.clap, quick, rows, {"half": rows[:8]}, processor())
+    loaders.append(sets.get_eval_dataloader("half"))
+    for loader in loaders:
+        batches = list(loader)
+        assert [batch["clip_index"].tolist() for batch in batches] == [[0, 1, 2, 3, 4], [5, 6, 7]]
+        assert {batch["input_ids"].shape[1] for batch in batches} == {2}
+        samples, _ = soundfile.read(rows[0]["audio_path"], frames=4800, dtype="float32")
+        beginning = processor()(audio=samples, sampling_rate=16000, return_tensors="pt")["input_features"]
+        assert torch.equal(batches[0]["input_features"][:1], beginning)
+    for trainer, missing in ((sets, None), (build(tmp_path, rows), {"half": rows})):
+        with pytest.raises(ValueError, match="eval_dataset"):
+            trainer.get_eval_dataloader(missing)
+
+
+@pytest.mark.parametrize(
+    ("result", "added"), [(None, {}), ({}, {}), ({"own": np.float32(0.5)}, {"eval_own": 0.5})], ids=str
+)
+def test_own_metrics_are_added_or_only_printed(tmp_path, rows, result, added):
+    seen = []
+    options = {"compute_metrics": lambda prediction: seen.append(prediction.predictions[0].shape) or result}
+    args = arguments(tmp_path, num_train_epochs=1)
+    trainer = SupCLAPTrainer(builders.supclap_model(), args, rows, rows[:8], processor(), **options)
+    trainer.train()
+    metrics = trainer.state.log_history[-2]
+    assert seen == [(8, 16)]
+    assert added.items() <= metrics.items()
+    assert "eval_mean_recall" in metrics
+
+
+@pytest.mark.parametrize("result", [0.5, (1, 2)])
+def test_own_metrics_of_another_type_are_refused(tmp_path, rows, result):
+    trainer = build(tmp_path, rows)
+    trainer.compute_metrics = lambda prediction: result
+    with pytest.raises(TypeError, match=f"compute_metrics returned.*{type(result).__name__}"):
+        trainer.evaluate()
+
+
+def test_the_mean_loss_of_a_resumed_run_is_that_of_one_run(tmp_path, rows):
+    """With logs and checkpoints at different steps; a run that is resumed at its end does no step."""
+    options = {"num_train_epochs": 3, "logging_steps": 2, "save_strategy": "steps", "save_steps": 3}
+    options |= {"eval_strategy": "no", "load_best_model_at_end": False, "save_total_limit": None}
+    whole = build(tmp_path / "run", rows, **options)
+    output = whole.train()
+    assert output.training_loss == output.metrics["train_loss"] == whole.state.log_history[-1]["train_loss"]
+    every = build(tmp_path / "every", rows, **{**options, "logging_steps": 1})
+    every.train()
+    assert output.training_loss == pytest.approx(np.mean(losses(every)), rel=1e-6)
+    for step in (3, 6, 9):
+        resumed = build(tmp_path / "run", rows, **options)
+        again = resumed.train(str(tmp_path / "run" / f"checkpoint-{step}"))
+        assert again.training_loss == again.metrics["train_loss"] == output.training_loss, step
+
+
+def test_evaluations_without_rows_are_refused_with_the_remedy(tmp_path, rows):
+    with pytest.raises(ValueError, match=r"eval_dataset.*eval_strategy='no'"):
+        SupCLAPTrainer(builders.supclap_model(), arguments(tmp_path), rows, processing_class=processor())
+
+
+def test_a_loss_function_of_transformers_points_to_objectives(tmp_path, rows):
+    with pytest.raises(ValueError, match=r"compute_loss_func.*objective="):
+        SupCLAPTrainer(builders.supclap_model(), arguments(tmp_path), rows, rows, processor(), compute_loss_func=len)
+
+
+@pytest.mark.parametrize("name", ["save_pretrained", "config", "push_to_hub", "encode_text"])
+def test_the_module_names_the_road_to_the_model(tmp_path, rows, name):
+    trainer = build(tmp_path, rows)
+    for module in (trainer.model, trainer.accelerator.unwrap_model(trainer.model)):
+        with pytest.raises(AttributeError, match=rf"{name}.*trainer\.clap.*trainer\.save_model"):
+            getattr(module, name)
+    assert not hasattr(trainer.model, name)
+
+
+def test_among_equal_scores_the_last_checkpoint_is_the_best(tmp_path, rows, capsys):
+    options = {"num_train_epochs": 3, "metric_for_best_model": "eng_t2a_R@10", "save_total_limit": 1}
+    trainer = build(tmp_path, rows, **options)  # eight clips: always 1
+    trainer.train()
+    assert (trainer.state.best_global_step, trainer.state.best_metric) == (9, 1.0)
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-9"]
+    assert "3 equal evaluations" in capsys.readouterr().out
+
+    scores = iter([0.5, 0.75, 0.75, 0.25])
+    trainer = build(tmp_path / "peak", rows, num_train_epochs=4, metric_for_best_model="own", save_total_limit=None)
+    trainer.compute_metrics = lambda prediction: {"own": next(scores)}
+    trainer.train()
+    assert (trainer.state.best_global_step, trainer.state.best_metric) == (9, 0.75)
+
+
+def test_drift_of_an_evaluation_does_not_depend_on_the_order_of_the_clips(tmp_path, rows):
+    """Several processes return clips in another order; groups of equal captions must stay with their clips."""
+    twins = [{**row, "captions": rows[index % 5]["captions"]} for index, row in enumerate(rows)]
+    model = builders.supclap_model()
+    trainer = SupCLAPTrainer(model, arguments(tmp_path, positives="captions"), twins, twins, processor())
+    prediction = trainer.predict(twins)
+    measure = trainer._metrics_of(IndexedRows(twins))
+    order = np.array([7, 0, 3, 11, 1, 9, 2, 10, 4, 8, 5, 6])
+    embeds = tuple(each[order] for each in prediction.predictions)
+    shuffled = EvalPrediction(predictions=embeds, label_ids=prediction.label_ids[order])
+    expected = measure(EvalPrediction(predictions=prediction.predictions, label_ids=prediction.label_ids))
+    found = measure(shuffled)
+    assert found["perpendicular_global"] == pytest.approx(expected["perpendicular_global"], abs=1e-6)
+    assert found == pytest.approx(expected, abs=1e-6)
 
 
 if __name__ == "__main__":
