@@ -161,7 +161,8 @@ def make_inputs(folder: Path, batch: int) -> dict[str, Any]:
     from transformers import ClapProcessor
 
     processor: Any = ClapProcessor.from_pretrained(folder / "clap")
-    text = processor(text=[f"a recording of class {number % 10}" for number in range(batch)], return_tensors="pt")
+    texts = [f"a recording of class {number % 10}" for number in range(batch)]
+    text = processor(text=texts, padding=True, return_tensors="pt")
     torch.manual_seed(0)
     features = torch.randn(batch, 1, 1001, 64) * 20 - 40
     return {**text, "input_features": features, "is_longer": torch.zeros(batch, 1, dtype=torch.bool)}
@@ -210,7 +211,7 @@ def write_start(folder: Path, data_dir: str | None, clips: int, embedded: int) -
     tokenizer.model_max_length = 64
     text = {"vocab_size": 300, "hidden_size": 192, "num_hidden_layers": 2, "num_attention_heads": 2}
     text |= {"intermediate_size": 768}
-    audio = {"patch_embeds_hidden_size": 24, "hidden_size": 192}
+    audio: dict[str, Any] = {"patch_embeds_hidden_size": 24, "hidden_size": 192}
     audio |= {"depths": [2, 2, 2, 2], "num_attention_heads": [1, 2, 4, 8]}
     clap = ClapModel(ClapConfig(text_config=text, audio_config=audio, projection_dim=128))
     processor = ClapProcessor(ClapFeatureExtractor(truncation="rand_trunc"), tokenizer)
@@ -239,6 +240,7 @@ def compare(folder: Path, task: str, short: int, long: int, epochs: int, rounds:
             first, second = (run(task, program, folder, count) for count in (short, long))
             cost = 1000 * (second["cpu"] - first["cpu"]) / (long - short) / epochs
             numbers.append([cost, second["peak"], second["growth"]])
+            print(task, program, numbers[-1], file=sys.stderr, flush=True)
     return found
 
 

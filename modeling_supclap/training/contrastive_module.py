@@ -91,6 +91,8 @@ class ContrastiveModule(nn.Module):
         self.objective = as_objective(objective)
         self.chunk_size, self.kept_tokens = chunk_size, kept_tokens
         self.kept, self.frozen_dropout = kept or KeptValues(), frozen_dropout
+        # weights and buffers of each tower, collected again whenever the mode changes
+        self._tensors: dict[str, list[torch.Tensor]] = {}
         # In a plain list, so that they are not registered a second time.
         self._batch_norms = [(name, part) for name, part in model.named_modules() if isinstance(part, _BatchNorm)]
 
@@ -124,14 +126,18 @@ class ContrastiveModule(nn.Module):
 
     def get_version(self, kind: str) -> int | None:
         """Return a number that changes with the weights of a frozen tower. None: some of its parameters are trained."""
-        tower = self.get_tower(kind)
-        tensors = [*tower.parameters(), *tower.buffers()]
+        if kind not in self._tensors:
+            tower = self.get_tower(kind)
+            self._tensors[kind] = [*tower.parameters(), *tower.buffers()]
+        tensors = self._tensors[kind]
         if any(tensor.requires_grad for tensor in tensors):
             return None
         return sum(tensor._version for tensor in tensors)
 
     def train(self, mode: bool = True) -> ContrastiveModule:
         """Set training or evaluation mode. Frozen towers stay in evaluation mode, unless `frozen_dropout` is set."""
+        if mode != self.training:
+            self._tensors.clear()
         super().train(mode)
         for kind in ("audio", "text"):
             if not self.frozen_dropout and self.get_version(kind) is not None:
@@ -173,7 +179,7 @@ class ContrastiveModule(nn.Module):
         if not self.training:
             return ContrastiveOutput(audio_embeds=audio_embeds, text_embeds=text_embeds)
 
-        inputs = {"group_ids": None}
+        inputs: dict[str, torch.Tensor | None] = {"group_ids": None}
         for name in ("group_ids", "class_ids", "negative_mask"):
             if batch.get(name) is not None:
                 inputs[name] = gather(batch[name].long())  # gloo gathers no booleans
@@ -208,18 +214,19 @@ class ContrastiveModule(nn.Module):
         is_current = self.kept.versions.get(kind) == version
         if kind == "audio" and keys is not None and not is_current:
             raise ValueError("the audio tower has changed since this batch was read; set cache_frozen to never")
-        project = self.model.get_submodule(f"{kind}_projection")
+        project: Any = self.model.get_submodule(f"{kind}_projection")
         if keys is not None and is_current:
             given = batch["given_keys"] if kind == "audio" else keys
             return project(self._recall(kind, inputs, lengths, keys, given))
         if version is not None or not torch.is_grad_enabled():
             return project(self._pool_in_chunks(kind, inputs, lengths))
         rows = next(iter(inputs.values()))
+        tokens: Any = self.model.get_input_embeddings() if kind == "text" else None
         return embed_in_chunks(
             lambda chunk: project(self._pool(kind, chunk)),
             inputs,
             lengths=lengths,
-            tokens=self.model.text_model.get_input_embeddings() if kind == "text" else None,
+            tokens=tokens,
             parameters=self._get_parameters(kind),
             **self._get_limits(kind, lengths, len(rows), len(batch["input_ids"]), rows.device.type),
         )
@@ -242,7 +249,7 @@ class ContrastiveModule(nn.Module):
 
         `given` are the keys of the inputs.
         """
-        tower, weight = self.kept.towers[kind], self.model.get_submodule(f"{kind}_projection").linear1.weight
+        tower, projection = self.kept.towers[kind], self.model.get_submodule(f"{kind}_projection")
         known = self.kept.find(dict.fromkeys(keys), tower)
         places = {key: place for place, key in enumerate(given) if key not in known}
         if places:
@@ -254,11 +261,11 @@ class ContrastiveModule(nn.Module):
             self.kept.add(new, tower)
             known |= new
         stacked = torch.from_numpy(np.stack([known[key]["output"] for key in keys]))
-        return stacked.to(weight.device, weight.dtype, non_blocking=True)
+        return stacked.to(next(projection.parameters()), non_blocking=True)
 
     def _get_limits(
         self, kind: str, lengths: Sequence[int] | None, rows: int, count: int, device: str
-    ) -> dict[str, int | None]:
+    ) -> dict[str, Any]:
         """Return the limits of `embed_in_chunks` for clips or texts of these lengths. None: they are not shortened.
 
         By default, they keep the activations of one clip or text per row, those of `kept_tokens`, or the minimum for a

@@ -117,7 +117,7 @@ class SupCLAPTrainer(Trainer):
         objective: Callable[..., Any] | None = None,
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[Any, Any] = (None, None),
-        compute_metrics: Callable[[Any], Mapping[str, Any] | None] | None = None,
+        compute_metrics: Callable[[Any], Any] | None = None,
         compute_loss_func: None = None,
     ) -> None:
         if compute_loss_func is not None:
@@ -366,7 +366,8 @@ class SupCLAPTrainer(Trainer):
         is_off = args.cache_frozen == "never" or args.sharding is not None or args.bf16_full_eval
         is_off |= args.fp16_full_eval or self.kept.folder is None
         for kind in ("audio", "text"):
-            tower, version = self.module.get_tower(kind), None if is_off else self.module.get_version(kind)
+            tower: Any = self.module.get_tower(kind)
+            version = None if is_off else self.module.get_version(kind)
             settings: list[Any] = [(name, value) for name, value in config.items() if name.startswith(f"{kind}_")]
             settings += [tower[0].config._attn_implementation, self.accelerator.mixed_precision, args.tf32]
             self.kept.set_tower(kind, version, tower.state_dict(), settings, args.device.type)
@@ -529,7 +530,8 @@ class SupCLAPTrainer(Trainer):
         if not idle:
             return
         message = f"{len(idle)} trainable parameters have no gradient in the first step, such as {idle[0]}"
-        if (args.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
+        checkpointing: Any = args.gradient_checkpointing_kwargs or {}
+        if checkpointing.get("use_reentrant"):
             raise ValueError(f"{message}; set use_reentrant to false in gradient_checkpointing_kwargs")
         advice = "freeze them with requires_grad_(False)"
         if args.world_size > 1 and not args.ddp_find_unused_parameters:

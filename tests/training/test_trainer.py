@@ -8,6 +8,7 @@ import pickle
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import builders
 import numpy as np
@@ -268,6 +269,26 @@ def test_spectrograms_of_the_device_train_and_evaluate_alike(tmp_path, rows):
             numbers += [entry[name] for name in ("loss", "eval_mean_recall") if name in entry]
     assert len(logs[True]) == 8
     assert logs[True] == pytest.approx(logs[False], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "device", "option", "on_device"),
+    [
+        ("supclap", "cuda", None, True),
+        ("converted", "cuda", None, True),
+        ("clap2", "cuda", None, True),
+        ("whisper", "cuda", None, False),
+        ("supclap", "cpu", None, False),
+        ("supclap", "cuda", False, False),
+        ("supclap", "cpu", True, True),
+    ],
+)
+def test_spectrograms_are_computed_on_a_gpu_by_default(tmp_path, rows, kind, device, option, on_device):
+    trainer = build(tmp_path, rows)
+    trainer.processor = builders.pair(kind)[1]
+    args = SimpleNamespace(features_on_device=option, device=torch.device(device), max_audio_seconds=1.0)
+    args.pad_short_clips = False
+    assert trainer._collator_options(args)["gives_samples"] == on_device
 
 
 def test_spectrograms_of_clap_on_the_device_train_alike(tmp_path, rows):
