@@ -17,13 +17,17 @@ SUFFIXES = (*_OF_LIBSNDFILE.split(), *_OF_FFMPEG.split())
 """Suffixes of audio files and of videos, in order of preference. The content decides how a file is decoded."""
 
 _HIDDEN = (".", "__MACOSX")
+# Folders with deleted files, snapshots and previews, of Windows, Linux, Synology and QNAP.
+_SYSTEM = {"$recycle.bin", "recycler", "system volume information", "lost+found"}
+_SYSTEM |= {"#recycle", "#snapshot", "@eadir", "@recycle", "@recently-snapshot"}
 
 
 def walk(folder: str | Path) -> list[str]:
     """List all files in a folder and its sub-folders, as sorted relative paths with slashes.
 
-    Symbolic links to folders are followed, but each folder is listed only once. Hidden files, pipes, devices and
-    unreadable entries are skipped. File names that are not UTF-8 are skipped with a warning.
+    Symbolic links to folders are followed, but each folder is listed only once. Hidden files, recycle bins and other
+    system folders, pipes, devices and unreadable entries are skipped. File names that are not UTF-8 are skipped with a
+    warning.
     """
     files: list[str] = []
     undecodable: list[str] = []
@@ -34,7 +38,7 @@ def walk(folder: str | Path) -> list[str]:
             folders.clear()
             continue
         seen.add(real)
-        folders[:] = sorted(name for name in folders if not name.startswith(_HIDDEN))
+        folders[:] = sorted(name for name in folders if not name.startswith(_HIDDEN) and name.lower() not in _SYSTEM)
 
         start = os.path.relpath(path, folder).replace(os.sep, "/")
         for name in names:

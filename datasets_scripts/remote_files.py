@@ -78,6 +78,12 @@ def use_files(address: str, use: Callable[[Any, str], R]) -> R:
     raise AssertionError  # the last attempt returns or raises
 
 
+def refuse_pointer(head: bytes, name: str) -> None:
+    """Raise ValueError if a file begins like a pointer of Git LFS or git-annex, whose content was not downloaded."""
+    if head.startswith((b"version https://git-lfs", b"/annex/objects/")):
+        raise ValueError(f"{name} is a Git LFS pointer, not the file itself; run `git lfs pull`, or download the file")
+
+
 def local_folder(address: str | Path) -> Path:
     """Return the path of a local folder, or download the folder at an fsspec address into the cache of `datasets`.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -46,7 +47,13 @@ def refuse_unsupported(
 def _refuse_options(
     model: SupCLAPModel, args: SupCLAPTrainingArguments, processor: SupCLAPProcessor, has_own_objective: bool
 ) -> None:
-    """Raise ValueError if the arguments do not fit the model, its processor or the launch."""
+    """Raise ValueError if the arguments do not fit the model, its processor or the launch. Warn of fewer negatives."""
+    if (args.gradient_accumulation_steps > 1 or args.auto_find_batch_size) and args.process_index == 0:
+        warnings.warn(
+            "gradient_accumulation_steps and auto_find_batch_size leave fewer negatives, because clips are "
+            "contrasted within a smaller batch; to save memory, set cached_chunk_size instead",
+            stacklevel=4,
+        )
     if args.n_gpu > 1:
         raise ValueError(f"one process sees {args.n_gpu} GPUs; start one process per GPU with `accelerate launch`")
     if args.loss == "siglip" and not has_own_objective and model.logit_bias is None:
@@ -82,6 +89,11 @@ def _refuse_datasets(train_rows: Any, eval_rows: Any, args: SupCLAPTrainingArgum
     if args.negatives_per_clip and train_rows is not None and not _has_negatives(train_rows):
         raise ValueError(
             "negatives_per_clip is set, but no training row has `negatives`; write them with `supclap mine`"
+        )
+    if eval_rows is None and args.eval_strategy != "no":
+        raise ValueError(
+            "there are no evaluation rows; pass eval_dataset, or set eval_strategy='no' and "
+            "load_best_model_at_end=False to keep the last weights"
         )
     eval_sets = eval_rows.values() if isinstance(eval_rows, Mapping) else [eval_rows]
     for rows in (train_rows, *eval_sets):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from itertools import chain
 from typing import Any
 
@@ -128,7 +127,6 @@ class ContrastiveCollator:
 
     recordings_per_clip = 1
     augmentation: WaveformAugmentation | None = None  # only training augments
-    epoch = torch.zeros((), dtype=torch.int64)
     _from_first_sound = False
 
     def __init__(
@@ -151,6 +149,8 @@ class ContrastiveCollator:
         self.pad_short_clips = pad_short_clips
         self.gives_samples = gives_samples
         self.kept, self.changes_features = kept or KeptValues(), changes_features
+        # In shared memory, so that persistent workers see a new epoch.
+        self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()
         self._limit_seconds(max_chunk_seconds(processor.feature_extractor))
         self._front_end = hash_front_end(processor, pad_short_clips, gives_samples, self.max_audio_seconds)
 
@@ -187,7 +187,7 @@ class ContrastiveCollator:
             known |= self.kept.find(keys.values() - known.keys(), tower)
             key: Key | None = next((key for key in keys.values() if key in known or key in new), None)
             if key is None:
-                key = keys.get(self._is_whole(row), index)
+                key = keys.get(self._is_whole(row), index) if keys else index
                 new[key] = self._extract(self._augment(self._read(row, position), row))
             order.append(key)
 
@@ -202,25 +202,29 @@ class ContrastiveCollator:
 
         A random crop and an augmented clip have no key, because they do not recur.
         """
-        recording = None if self.augmentation is not None else hash_recording(row)
-        if self.kept.folder is None or recording is None:
+        is_kept = self.kept.folder is not None and self.augmentation is None
+        recording = hash_recording(row) if is_kept else None
+        if recording is None:
             return {}
         parts = {True: "whole"} if crop_position else {True: "whole", False: "beginning"}
         return {is_whole: hash_of(self._front_end, recording, part) for is_whole, part in parts.items()}
 
     def _is_whole(self, row: Row) -> bool:
         """Return whether a recording is within the maximum duration, so that each epoch contains all of it."""
-        with closing(open_row(row)) as recording:
-            most = self.max_audio_seconds
-            return most is None or recording.frames <= round(most * recording.rate_hz)
+        most = self.max_audio_seconds
+        if most is None:
+            return True
+        recording = open_row(row)
+        return recording.frames <= round(most * recording.rate_hz)
 
     def _extract(self, clip: np.ndarray) -> Features:
         """Compute the features of a clip, or its samples for `gives_samples`: as int16 if the conversion is exact."""
-        waveform = self.processor.as_waveforms([clip], self.rate_hz)[0]
         if not self.gives_samples:
-            return self.processor.extract(waveform)
-        integers = to_int16(waveform)
-        return {"samples": integers if (integers / np.float32(32768) == waveform).all() else waveform}
+            return self.processor.extract_clip(clip)
+        extractor = self.processor.feature_extractor
+        clip = extractor.extend(clip) if hasattr(extractor, "extend") else clip
+        integers = to_int16(clip)
+        return {"samples": integers if (integers / np.float32(32768) == clip).all() else clip}
 
     def _stack(self, clips: Sequence[Features]) -> dict[str, Any]:
         """Stack the features or samples of clips to a batch, with their lengths."""
@@ -326,9 +330,6 @@ class TrainingCollator(ContrastiveCollator):
         self.languages_per_clip = languages_per_clip
         self.augmentation = augmentation
         self.negatives_per_clip = negatives_per_clip
-
-        # In shared memory, so that persistent workers see a new epoch.
-        self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch.fill_(epoch)

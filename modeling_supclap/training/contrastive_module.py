@@ -132,7 +132,7 @@ class ContrastiveModule(nn.Module):
         tensors = self._tensors[kind]
         if any(tensor.requires_grad for tensor in tensors):
             return None
-        return sum(tensor._version for tensor in tensors)
+        return hash(tuple((tensor.data_ptr(), tensor._version) for tensor in tensors))  # `.double()` moves the data
 
     def train(self, mode: bool = True) -> ContrastiveModule:
         """Set training or evaluation mode. Frozen towers stay in evaluation mode, unless `frozen_dropout` is set."""
@@ -221,7 +221,7 @@ class ContrastiveModule(nn.Module):
         if version is not None or not torch.is_grad_enabled():
             return project(self._pool_in_chunks(kind, inputs, lengths))
         rows = next(iter(inputs.values()))
-        tokens: Any = self.model.get_input_embeddings() if kind == "text" else None
+        tokens: Any = self.model.text_model.get_input_embeddings() if kind == "text" else None
         return embed_in_chunks(
             lambda chunk: project(self._pool(kind, chunk)),
             inputs,

@@ -34,6 +34,8 @@ from .training_args import SupCLAPTrainingArguments
 
 FILE = "supclap-features.sqlite"
 PAGE_BYTES = 16_384
+VERSIONS = __version__, transformers.__version__, torch.__version__
+"""Versions of what computes the values; they are part of all keys."""
 SETTINGS = (
     f"PRAGMA page_size = {PAGE_BYTES}",
     "PRAGMA journal_mode = WAL",  # readers do not wait for writers
@@ -123,7 +125,7 @@ class KeptValues:
                 path = os.path.join(self.folder, FILE)
                 connection = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
                 for setting in SETTINGS:
-                    connection.execute(setting.format(self.limit_bytes // PAGE_BYTES))
+                    connection.execute(setting.format(max(1, self.limit_bytes // PAGE_BYTES)))
                 self._connections[os.getpid()] = connection
             return self._connections[os.getpid()].execute(command, values).fetchall()
         except sqlite3.Error as error:
@@ -137,7 +139,7 @@ class KeptValues:
         if version is None:
             self.towers.pop(kind, None)
         elif kind not in self.towers or self.versions[kind] != version:
-            self.towers[kind] = hash_of(hash_weights(weights), settings)
+            self.towers[kind] = hash_of(hash_weights(weights), settings, VERSIONS)
             self.versions[kind] = version
 
 
@@ -184,12 +186,11 @@ def hash_recording(row: Mapping[str, Any]) -> bytes | None:
 
 
 def hash_front_end(processor: Any, *options: Any) -> bytes:
-    """Return a hash of the settings of a processor and of the versions that compute its features."""
+    """Return a hash of the settings of a processor, of the options, and of `VERSIONS`."""
     settings = processor.to_dict()
     for part in (settings, settings["feature_extractor"]):
         part.pop("auto_map", None)  # of a saved processor
-    versions = __version__, transformers.__version__, torch.__version__
-    return hash_of(json.dumps(settings, sort_keys=True, default=str), options, versions)
+    return hash_of(json.dumps(settings, sort_keys=True, default=str), options, VERSIONS)
 
 
 def content_keys(inputs: Rows, mask: str) -> list[bytes]:

@@ -45,6 +45,7 @@ from .callbacks import (
     LanguageErrorsCallback,
     LineCallback,
     SigtermCallback,
+    StartCallback,
     SupCLAPProgressCallback,
     ThroughputCallback,
 )
@@ -65,6 +66,7 @@ from .contrastive_module import ContrastiveModule
 from .drift import perpendicular_components, radius_by_hard_negatives
 from .kept import KeptValues
 from .objectives import MatryoshkaObjective, SupportVectorRegularizer, build_objective, load_objective, start_radii
+from .options import chance_loss
 from .parameter_groups import as_rates, decays, split_by_rate
 from .rows import as_plain_rows, dataset_names, make_usable, plain_rows, read_in_epochs, record_of
 from .training_args import SupCLAPTrainingArguments
@@ -125,7 +127,7 @@ class SupCLAPTrainer(Trainer):
                 "compute_loss_func has no labels to compare with; pass objective=f, with f(audio_embeds, text_embeds, "
                 "logit_scale), which returns the loss of the batch of all processes"
             )
-        if hasattr(model, "get_base_model"):  # of `peft.get_peft_model`
+        if getattr(model, "peft_config", None):
             from .lora import unwrap_adapters
 
             model = unwrap_adapters(model)
@@ -134,17 +136,6 @@ class SupCLAPTrainer(Trainer):
         assert processing_class is not None
         if optimizers[0] is not None and args.learning_rates:
             raise ValueError("got learning_rates and an optimizer; set the rates of its groups instead")
-        if (args.gradient_accumulation_steps > 1 or args.auto_find_batch_size) and args.process_index == 0:
-            warnings.warn(
-                "gradient_accumulation_steps and auto_find_batch_size leave fewer negatives, because clips are "
-                "contrasted within a smaller batch; to save memory, set cached_chunk_size instead",
-                stacklevel=2,
-            )
-        if eval_dataset is None and args.eval_strategy != "no":
-            raise ValueError(
-                "there are no evaluation rows; pass eval_dataset, or set eval_strategy='no' and "
-                "load_best_model_at_end=False to keep the last weights"
-            )
         if not args.keep_weight_dtype:
             to_float32(model)
         if args.attn_implementation is not None:
@@ -246,7 +237,7 @@ class SupCLAPTrainer(Trainer):
         self, args: Any, collator: TrainingCollator, epochs: Sequence[Any], own: Sequence[TrainerCallback]
     ) -> list[TrainerCallback]:
         """Return the callbacks of this trainer and `own`, those of the user. `epochs` are told the epoch."""
-        built: list[TrainerCallback] = [self._best, *own]
+        built: list[TrainerCallback] = [StartCallback(), self._best, *own]
         if args.ema_decay is not None:
             built.append(self._ema)
         if args.early_stopping_patience is not None:
@@ -272,7 +263,8 @@ class SupCLAPTrainer(Trainer):
         has_bar = self.pop_callback(ProgressCallback) is not None and sys.stderr.isatty()
         # without bars, this callback would print all 40 values of a log
         self.pop_callback(PrinterCallback)
-        self.add_callback(SupCLAPProgressCallback() if has_bar else LineCallback())
+        chance = None if self.has_own_objective else chance_loss(args)
+        self.add_callback(SupCLAPProgressCallback() if has_bar else LineCallback(chance))
 
     def _metrics_of(self, rows: IndexedRows) -> Callable[[Any], dict[str, float]]:
         """Build `compute_metrics` for a split: retrieval metrics, and those of `drift` on all of its pairs."""
@@ -740,6 +732,8 @@ class SupCLAPTrainer(Trainer):
         if self.args.should_save:
             output = Path(self.args.output_dir or ".")
             self._frozen = write_frozen(Path(folder), output, weights, frozen, self._frozen) if frozen else {}
+            if self.args.push_to_hub:  # the Trainer uploads the weights from `output`
+                self.clap.save_code(output)
             self.clap.config.save_pretrained(folder)
             apply_umask(folder)
             if getattr(self.clap, "peft_config", None):

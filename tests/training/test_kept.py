@@ -2,10 +2,12 @@
 
 import gc
 import json
+import multiprocessing
 import pickle
 import random
 import sqlite3
 import sys
+import tracemalloc
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -212,6 +214,9 @@ def test_a_tower_that_changes_between_two_calls_is_embedded_again(tmp_path, rows
     after = trainer.predict(rows).predictions[0]
     assert seen["audio"] == count + len(rows)
     assert np.abs(after - before).max() > 1e-3
+    trainer.clap.audio_model.float()
+    trainer.predict(rows)
+    assert seen["audio"] == count + 2 * len(rows)
 
 
 def test_precisions_do_not_share_outputs(tmp_path, rows):
@@ -245,18 +250,23 @@ def test_a_recording_is_its_content_its_rate_and_its_part(tmp_path):
         {"audio": {"bytes": path.read_bytes()}, "audio_path": "x"},
         {"audio": {"array": array, "sampling_rate": 16000}},
         {"audio": {"array": array, "sampling_rate": 8000}},
+        {"audio": {"array": array.astype(np.int16), "sampling_rate": 16000}},  # full scale depends on the type
+        {"audio": {"array": array.astype(np.int32), "sampling_rate": 16000}},
+        {"audio": {"array": array.reshape(2, 4), "sampling_rate": 16000}},
         {"audio_path": str(path)},
         {"audio_path": str(other)},
         {"audio": {"bytes": None, "path": str(path)}, "audio_path": "x", "start_seconds": 0.0, "end_seconds": 0.02},
         {"audio_path": str(path), "start_seconds": 0.01, "end_seconds": 0.02},
+        {"audio_path": str(path), "channel": 0},
+        {"audio_path": str(path), "channel": 1},
     ]
     keys = [hash_recording(row) for row in rows]
     assert len(set(keys)) == len(rows)
     assert [hash_recording(row) for row in rows] == keys
-    assert content_of(rows[8]) == str(path)
+    assert content_of(rows[11]) == str(path)
 
     soundfile.write(path, builders.noise(800, seed=1), 16000)  # as large as before
-    assert hash_recording(rows[6]) != keys[6]
+    assert hash_recording(rows[9]) != keys[9]
     assert hash_recording({"audio_path": "s3://bucket/a.wav"}) is None
     assert hash_recording({"audio_path": str(tmp_path / "missing.wav")}) is None
 
@@ -269,12 +279,39 @@ def test_a_front_end_is_its_settings(tmp_path):
     changed.feature_extractor.top_db = 80.0
     assert hash_front_end(changed) != hash_front_end(processor())
     changed = builders.bert_processor()
+    changed.feature_extractor.sampling_rate = 8000
+    assert hash_front_end(changed) != hash_front_end(processor())
+    changed = builders.bert_processor()
     changed.resampling_method = "kaiser_best"
     assert hash_front_end(changed) != hash_front_end(processor())
     assert hash_front_end(processor(), True) != hash_front_end(processor(), False)
     changed = builders.bert_processor()
     changed.save_pretrained(tmp_path)
     assert hash_front_end(changed) == hash_front_end(processor())
+
+
+def test_a_tower_is_its_weights_its_settings_and_the_versions(monkeypatch):
+    weight = torch.arange(4, dtype=torch.float16)
+    others = [
+        {"a": weight.view(torch.bfloat16)},
+        {"a": weight.reshape(2, 2)},
+        {"b": weight},
+        {"a": weight + 1},
+        {"a": weight, "b": weight},
+    ]
+
+    def key_of(weights, *settings):
+        store = KeptValues()
+        store.set_tower("text", 0, weights, *settings)
+        return store.towers["text"]
+
+    keys = [key_of({"a": weight}), key_of({"a": weight}, "bf16"), *map(key_of, others)]
+    assert len(set(keys)) == len(keys)
+    assert key_of({"a": weight.clone()}) == keys[0]
+    front_end = hash_front_end(processor())
+    monkeypatch.setattr(kept, "VERSIONS", ("another",))
+    assert key_of({"a": weight}) != keys[0]
+    assert hash_front_end(processor()) != front_end
 
 
 def features(kind, row, folder, **options):
@@ -348,6 +385,91 @@ def test_a_damaged_file_is_named_and_nothing_else_happens(tmp_path, rows):
     torch.testing.assert_close(losses, train(tmp_path / "plain", rows, ["text"])[1], atol=1e-9, rtol=0)
 
 
+def test_a_store_of_another_layout_is_named(tmp_path):
+    with sqlite3.connect(tmp_path / kept.FILE) as connection:
+        connection.execute("CREATE TABLE kept (name TEXT)")
+    store = KeptValues(str(tmp_path))
+    with pytest.warns(UserWarning, match=rf"{kept.FILE}.*delete it"):
+        store.add({b"a": {"x": np.ones(1)}})
+    with pytest.warns(UserWarning, match=rf"{kept.FILE}.*delete it"):
+        assert store.find([b"a"]) == {}
+
+
+def test_a_disk_that_refuses_is_named_and_the_store_stays_usable(tmp_path):
+    resource = pytest.importorskip("resource")
+    store = KeptValues(str(tmp_path))
+    store.add({b"before": {"x": np.ones(1)}})
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))  # bytes of any file
+    try:
+        with pytest.warns(UserWarning, match=kept.FILE):
+            store.add({b"large": {"x": np.ones(100_000)}})
+        assert store.find([b"before", b"large"]).keys() == {b"before"}
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    store.add({b"large": {"x": np.ones(100_000)}})
+    assert KeptValues(str(tmp_path)).find([b"before", b"large"]).keys() == {b"before", b"large"}
+
+
+@pytest.mark.parametrize("limit_bytes", [1000, 10 * kept.PAGE_BYTES])
+def test_a_full_store_adds_nothing(tmp_path, limit_bytes):
+    store = KeptValues(str(tmp_path), limit_bytes)
+    for number in range(100):
+        store.add({number.to_bytes(1, "big"): {"x": np.full(2000, number)}})
+    found = store.find([number.to_bytes(1, "big") for number in range(100)])
+    assert len(found) < 10
+    assert bool(found) == (limit_bytes > kept.PAGE_BYTES)
+    assert (tmp_path / kept.FILE).stat().st_size <= max(limit_bytes, kept.PAGE_BYTES)
+
+
+def test_memory_does_not_grow_with_the_number_of_values(tmp_path):
+    store = KeptValues(str(tmp_path))
+    store.add({b"first": {"x": np.ones(1)}})
+    tracemalloc.start()
+    try:
+        for number in range(500):
+            key = number.to_bytes(2, "big")
+            store.add({key: {"x": np.full(1000, number)}})  # 8,000 bytes
+            assert store.find([key]).keys() == {key}
+        assert tracemalloc.get_traced_memory()[0] < 100_000
+    finally:
+        tracemalloc.stop()
+
+
+def fill(folder, start, numbers):
+    """Store values until the process is killed, and send their numbers."""
+    store = KeptValues(folder)
+    while True:
+        store.add({start.to_bytes(4, "big"): {"x": np.full(1000, start)}})
+        numbers.send(start)
+        start += 1
+
+
+@pytest.mark.process
+def test_killed_writers_leave_a_usable_store(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    writers = []
+    for start in (0, 1000):
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=fill, args=(str(tmp_path), start, sender), daemon=True)
+        process.start()
+        writers.append((start, process, receiver))
+    written = []
+    for start, _, receiver in writers:  # both write at the same time
+        while not written or written[-1] != start + 20:
+            written.append(receiver.recv())
+    for _, process, _ in writers:
+        process.kill()
+        process.join()
+
+    store = KeptValues(str(tmp_path))
+    for number in written:
+        key = number.to_bytes(4, "big")
+        np.testing.assert_array_equal(store.find([key])[key]["x"], np.full(1000, number))
+    store.add({b"new": {"x": np.ones(1)}})
+    assert store.find([b"new"]).keys() == {b"new"}
+
+
 def test_a_temporary_folder_lives_as_long_as_its_trainer(tmp_path, rows):
     trainer = build(tmp_path, rows)
     folder = Path(trainer.kept.folder)
@@ -371,11 +493,11 @@ def test_a_temporary_folder_lives_as_long_as_its_trainer(tmp_path, rows):
 @pytest.mark.process
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_workers_share_the_store(tmp_path, rows, context):
-    many = {"dataloader_num_workers": 2, "dataloader_multiprocessing_context": context, "feature_cache": str(tmp_path)}
-    _, losses, seen = train(tmp_path / "two", rows, ["text"], **many)
+    many = {"dataloader_num_workers": 2, "dataloader_multiprocessing_context": context}
+    trainer, losses, seen = train(tmp_path / "two", rows, ["text"], **many)
     assert losses == train(tmp_path / "none", rows, ["text"])[1]
     assert seen["text"] <= 48
-    clips = EvaluationCollator(processor(), max_audio_seconds=30.0, kept=KeptValues(str(tmp_path)))
+    clips = EvaluationCollator(processor(), max_audio_seconds=30.0, kept=trainer.kept)  # no worker has deleted it
     assert len(clips.kept.find(clips._keys(row, 0.0)[True] for row in rows)) == len(rows)
 
 
