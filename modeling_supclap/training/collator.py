@@ -184,7 +184,8 @@ class ContrastiveCollator:
         new: Values = {}
         for index, (row, position) in enumerate(zip(rows, crop_positions, strict=True)):
             keys = self._keys(row, position)
-            known |= self.kept.find(keys.values() - known.keys(), tower)
+            if keys:
+                known |= self.kept.find(keys.values() - known.keys(), tower)
             key: Key | None = next((key for key in keys.values() if key in known or key in new), None)
             if key is None:
                 key = keys.get(self._is_whole(row), index) if keys else index

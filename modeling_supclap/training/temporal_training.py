@@ -130,7 +130,7 @@ class TemporalTrainer(SupCLAPTrainer):
             self.processor,
             stage=args.stage,
             options=RenderOptions(
-                args.crossfade_seconds, args.gap_seconds, args.match_loudness, args.match_overlay_loudness
+                match_loudness=args.match_loudness, match_overlay_loudness=args.match_overlay_loudness
             ),
             window_seconds=max_window_seconds(self.clap.config, self.processor.feature_extractor),
             **self._collator_options(args),
