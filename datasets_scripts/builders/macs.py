@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 
 import yaml
 
-from .folder import ENGLISH, Clip, Collection, FolderConfig, RowBuilder, draw_sources
+from ..splits import draw_sources
+from .folder import ENGLISH, Clip, Collection, FolderConfig, RowBuilder
 from .recordings import stem_of
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C takes seconds instead of a minute

@@ -4,32 +4,20 @@ import csv
 import hashlib
 import io
 import json
-import logging
-import math
 import os
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..remote_files import refuse_pointer
 from ..schema import SEGMENT_COLUMNS
 from .recordings import listing
 from .text_encodings import decode_text
 
-logger = logging.getLogger(__name__)
-
 SOURCES = Path(__file__).parents[1]  # the code and phrases that produce the rows
-_SEGMENT_PAIRS = (
-    ("start", "end"),
-    ("start_time", "end_time"),
-    ("start_sec", "end_sec"),
-    ("begin", "end"),
-    ("onset", "offset"),
-)
-_UNUSED_PAIR = ("offset", "duration")  # start and length of a part, in other projects
-TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
+TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet")
 
 
 class Line(NamedTuple):
@@ -61,9 +49,10 @@ def read_csv(
 ) -> list[Line]:
     """Read a CSV file; the delimiter is the most frequent of comma, semicolon, tab and `|` in the first line.
 
-    Missing values at the end of a line become empty strings. In a file with tabs, quotation marks are characters,
-    except around a whole cell, unless cells contain tabs or line breaks. ValueError is raised if a column is missing
-    or repeated, or a line has more values than columns.
+    Missing values at the end of a line become empty strings. Lines without values, and lines that repeat the header,
+    are skipped, as is the line "sep=;" of spreadsheets. In a file with tabs, quotation marks are characters, except
+    around a whole cell, unless cells contain tabs or line breaks. ValueError is raised if a column is missing or
+    repeated, or a line has more values than columns.
 
     Args:
         columns: Required columns. If `header` is False, names of all columns.
@@ -71,38 +60,41 @@ def read_csv(
         languages: Languages of the table, and `encoding` its encoding, as in `text_encodings.decode_text`.
     """
     text = decode_text(path.read_bytes(), str(path), languages, encoding)
-    first_line = re.sub('"[^"]*"', "", text.partition("\n")[0])  # without quoted cells
-    delimiter = max(",;\t|", key=first_line.count)
+    first_line, _, rest = text.partition("\n")
+    delimiter = max(",;\t|", key=re.sub('"[^"]*"', "", first_line).count)  # without quoted cells
+    skipped = 0
+    if separator := re.fullmatch("sep=(.)", first_line.strip("\r")):
+        text, delimiter, skipped = rest, separator[1], 1
     if delimiter == "\t" and (unquoted := _read_unquoted(text)) is not None:
         text = unquoted
-    # The tables of AudioSet have no header, and spaces before the quotes.
-    form: dict[str, Any] = {"restval": "", "delimiter": delimiter, "skipinitialspace": not header, "strict": True}
-    reader = csv.DictReader(io.StringIO(text, newline=""), None if header else columns, **form)
 
-    numbered: list[tuple[int, dict[Any, Any]]] = []
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True, strict=True)
+    rows: list[tuple[int, list[str]]] = []
     try:
-        names = list(reader.fieldnames or [])
-        for values in reader:
-            numbered.append((reader.line_num, values))
+        for cells in reader:
+            rows.append((reader.line_num + skipped, cells))
     except csv.Error as error:
-        line = 1 + (numbered[-1][0] if numbered else int(header))
+        line = 1 + (rows[-1][0] if rows else skipped)
         problem = f"{error}; check the quotes: a cell in quotes ends with one, and quotes inside it are doubled"
         raise ValueError(f"{path} cannot be read as CSV from line {line} on: {problem}") from error
 
-    missing = sorted(set(columns) - set(names))
-    if missing:
+    rows = [(number, cells) for number, cells in rows if any(cell.strip() for cell in cells)]
+    first = rows[0][1] if header and rows else []
+    names = [name.strip() for name in first] if header else list(columns)
+    if missing := sorted(set(columns) - set(names)):
         raise ValueError(f"{path} lacks the columns {missing}; it has {names}")
-    name, count = Counter(filter(None, names)).most_common(1)[0] if any(names) else ("", 0)
-    if count > 1:
-        raise ValueError(f"{path} has {count} columns {name!r}; rename them, since only the last one would be read")
+    if repeated := [name for name in names if name and names.count(name) > 1]:
+        problem = f"{path} has {len(repeated)} columns {repeated[0]!r}"
+        raise ValueError(f"{problem}; rename them, since only one of them would be read")
 
     lines = []
-    for number, values in numbered:
+    for number, cells in rows:
         where = f"{path}, line {number}"
-        if None in values:
-            cells = f"{len(names) + len(values[None])} cells for {len(names)} columns"
-            raise ValueError(f"{where} has {cells}; quote cells that contain {delimiter!r}")
-        lines.append(Line(where, values))
+        if any(cell.strip() for cell in cells[len(names) :]):
+            problem = f"{len(cells)} cells for {len(names)} columns; quote cells that contain {delimiter!r}"
+            raise ValueError(f"{where} has {problem}")
+        if not header or cells != first:
+            lines.append(Line(where, dict(zip(names, [*cells, *[""] * len(names)], strict=False))))
     return lines
 
 
@@ -132,82 +124,59 @@ def read_json(path: Path, languages: Iterable[str] = ("eng",), encoding: str | N
 def read_table(path: Path, languages: Iterable[str] = ("eng",), encoding: str | None = None) -> list[Line]:
     """Read a table in CSV, TSV, JSON Lines, JSON (a list of objects) or Parquet; raise ValueError if it is invalid.
 
-    `languages` and `encoding` are described in `text_encodings.decode_text`.
+    JSON Lines may have any suffix of JSON. `languages` and `encoding` are described in `text_encodings.decode_text`.
     """
     suffix = path.suffix.lower()
     if suffix in (".csv", ".tsv"):
         return read_csv(path, (), languages=languages, encoding=encoding)
-
-    lines = []
-    if suffix == ".jsonl":
-        text = decode_text(path.read_bytes(), str(path), languages, encoding)
-        for number, line in enumerate(text.split("\n"), 1):
-            if line.strip():
-                where = f"{path}, line {number}"
-                lines.append(Line(where, _parse_json(line, where)))
-    elif suffix == ".json":
-        values = read_json(path, languages, encoding)
-        if not isinstance(values, list):
-            raise ValueError(f"{path} is not a list; expected a JSON list of objects, or JSON Lines as .jsonl")
-        lines = [Line(f"{path}, entry {number}", value) for number, value in enumerate(values)]
-    elif suffix == ".parquet":
+    if suffix == ".parquet":
         import pyarrow.parquet
 
+        refuse_pointer(path.open("rb").read(100), str(path))
         try:
             values = pyarrow.parquet.read_table(path).to_pylist()
         except pyarrow.ArrowException as error:
             raise ValueError(f"{path} is not Parquet: {error}") from error
-        lines = [Line(f"{path}, row {number}", value) for number, value in enumerate(values)]
-    else:
+        return [Line(f"{path}, row {number}", value) for number, value in enumerate(values)]
+    if suffix not in TABLE_SUFFIXES:
         raise ValueError(f"{path} has an unsupported suffix; expected one of {', '.join(TABLE_SUFFIXES)}")
 
+    text = decode_text(path.read_bytes(), str(path), languages, encoding)
+    lines = []
+    if text.lstrip().startswith("["):
+        for number, value in enumerate(_parse_json(text, str(path))):
+            lines.append(Line(f"{path}, entry {number}", value))
+    else:
+        for number, line in enumerate(text.split("\n"), 1):
+            if line.strip():
+                where = f"{path}, line {number}"
+                lines.append(Line(where, _parse_json(line, f"{where} of JSON Lines")))
     for where, value in lines:
         if not isinstance(value, dict):
             raise ValueError(f"{where} is {str(value)[:60]!r}; expected a JSON object")
+    if not any(line.values for line in lines):
+        raise ValueError(f"{path} contains no rows; expected a list of objects, or JSON Lines")
     return lines
 
 
-def find_segment_columns(names: Iterable[str], columns: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the columns of the start and the end of a clip in its recording, as `{"start_seconds": column, ...}`.
+def read_labels(path: Path, languages: Iterable[str], encoding: str | None) -> tuple[list[Line], bool]:
+    """Read the text beside a recording: captions in lines, a label track of Audacity, or a table, as of Raven.
 
-    Names other than `start_seconds` and `end_seconds` are only recognised as a pair, because a single start is often
-    the start of the clip in another recording, such as a YouTube video. `columns` sets the names explicitly.
+    Return the lines, and whether the columns have the names of a header. Otherwise they are `caption`, and in label
+    tracks also `start_seconds` and `end_seconds`.
     """
-    present, chosen = set(names), {}
-    for name in SEGMENT_COLUMNS:
-        column = (columns or {}).get(name, name)
-        if column in present:
-            chosen[name] = column
-    for pair in _SEGMENT_PAIRS if not chosen else ():
-        if present.issuperset(pair):
-            return dict(zip(SEGMENT_COLUMNS, pair, strict=True))
-    if not chosen and present.issuperset(_UNUSED_PAIR):
-        _warn_of_unused_pair()
-    return chosen
-
-
-@cache  # once
-def _warn_of_unused_pair() -> None:
-    unused, expected = " and ".join(_UNUSED_PAIR), " and ".join(SEGMENT_COLUMNS)
-    logger.warning("the columns %s are not used, and whole recordings are read; for parts, add %s", unused, expected)
-
-
-def read_segment(values: Mapping[str, Any], where: str) -> tuple[float | None, float | None]:
-    """Return the start and the end of a clip in its recording, in seconds; None without a value."""
-    times: list[float | None] = []
-    for name in SEGMENT_COLUMNS:
-        value = values.get(name)
-        try:
-            time = None if value is None or str(value).strip() == "" else float(value)
-        except (TypeError, ValueError):
-            time = math.nan
-        if time is not None and not 0 <= time < math.inf:
-            raise ValueError(f"{where}: {name} is {value!r}; expected a number of seconds, at least 0")
-        times.append(time)
-    start, end = times
-    if end is not None and end <= (start or 0):
-        raise ValueError(f"{where}: the clip is from {start} to {end} s; expected a start before its end")
-    return start, end
+    if path.suffix.lower() == ".txt":
+        text = decode_text(path.read_bytes(), str(path), languages, encoding)
+        rows: list[tuple[str, list[str]]] = []
+        for number, line in enumerate(text.splitlines(), 1):
+            if line.strip() and not line.startswith("\\\t"):  # frequencies of the label above
+                rows.append((f"{path}, line {number}", line.split("\t")))
+        names = (*SEGMENT_COLUMNS, "caption")
+        if all(len(cells) == 1 for _, cells in rows):
+            return [Line(where, {"caption": cells[0]}) for where, cells in rows], False
+        if all(len(cells) == 3 and all(re.fullmatch(r"[\d.,]+", cell) for cell in cells[:2]) for _, cells in rows):
+            return [Line(where, dict(zip(names, cells, strict=True))) for where, cells in rows], False
+    return read_csv(path, (), languages=languages, encoding=encoding), True
 
 
 def fingerprint(paths: Iterable[Path]) -> str:

@@ -23,8 +23,9 @@ from scipy import signal
 
 from ..audio import read_audio, resample
 from ..schema import Event
+from ..splits import SPLITS, draw_sources
 from .captions import capitalize, label_phrases, read_phrases
-from .folder import SPLITS, Clip, draw_sources
+from .folder import Clip
 from .metadata import fingerprint, read_csv
 from .recordings import Recordings, stem_of
 from .synthetic import (
@@ -343,7 +344,7 @@ class ScenesConfig(SyntheticEventsConfig):
         """Name of the audio folder: a hash of all settings, recordings and tables that affect the audio."""
         sources = []
         for recordings in map(Recordings, self.recordings or ()):
-            sources.append((recordings.fingerprint(sizes=True), fingerprint([find_table(recordings)])))
+            sources.append((recordings.fingerprint(), fingerprint([find_table(recordings)])))
         settings = (SCENES_VERSION, super().audio_name, sources)
         return hashlib.sha256(repr(settings).encode()).hexdigest()[:16]
 

@@ -20,8 +20,9 @@ from numpy import fft
 
 from ..atomic_files import atomic_write
 from ..schema import Event
+from ..splits import SPLITS
 from .captions import read_phrases, render_captions
-from .folder import SPLITS, Clip, Collection, RowBuilder, RowConfig
+from .folder import Clip, Collection, RowBuilder, RowConfig
 
 GENERATOR_VERSION = 1
 """Part of the cache key of the rendered files. Increase it after any change to the audio."""

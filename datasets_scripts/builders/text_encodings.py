@@ -11,6 +11,8 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable
 
+from ..remote_files import refuse_pointer
+
 logger = logging.getLogger(__name__)
 _warned: set[tuple[str, str]] = set()
 
@@ -44,6 +46,7 @@ def decode_text(content: bytes, where: str, languages: Iterable[str] = ("eng",),
 
     Raises ValueError if the text is not valid in `encoding`, or if its encoding is not certain.
     """
+    refuse_pointer(content, where)
     try:
         if encoding is not None:
             return content.decode(encoding).removeprefix("\ufeff")
