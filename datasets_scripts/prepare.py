@@ -54,6 +54,7 @@ from modeling_supclap.datasets_scripts.shards import (
     is_complete,
     join_records,
     read_plan,
+    recording_states,
     split_ranges,
     start_plan,
     write_record,
@@ -112,7 +113,7 @@ def prepare(
     with folder_lock(out):
         source = _Source.load(request, cache_dir)
         folder, plan = Path(out), source.plan()
-        plan["recordings"] = _hash_recordings(source.splits, with_times=True)
+        plan["recordings"] = _hash_states(source.splits)
         if _claim(folder, plan, overwrite):
             return PreparedSet(folder).manifest
         _write_shard(source, folder / _WORK, Shard(0, 1), workers, quiet)
@@ -151,7 +152,7 @@ def write_shard(
         start_plan(work, {**source.plan(), "shards": shard.count})
     with shard.lock(work):
         # Modification times differ between the copies of several machines.
-        start_plan(shard.path(work), {"recordings": _hash_recordings(source.parts(shard), with_times=False)})
+        start_plan(shard.path(work), {"recordings": _hash_states(source.parts(shard), with_times=False)})
         _write_shard(source, work, shard, workers, quiet)
 
 
@@ -296,15 +297,9 @@ def _checked(entries: tqdm, on_bad_audio: str) -> Iterator[Entry]:
         yield entry
 
 
-def _hash_recordings(splits: Mapping[str, datasets.Dataset], with_times: bool) -> str:
-    """Hash the sizes, and optionally the modification times, of all audio files."""
-    digest = hashlib.sha256()
-    for rows in splits.values():
-        for path in rows["audio_path"]:
-            if os.path.exists(path):
-                state = os.stat(path)
-                digest.update(f"{state.st_size}:{state.st_mtime_ns if with_times else ''}\n".encode())
-    return digest.hexdigest()
+def _hash_states(splits: Mapping[str, datasets.Dataset], with_times: bool = True) -> str:
+    states = [recording_states(rows, with_times) for rows in splits.values()]
+    return hashlib.sha256(str(states).encode()).hexdigest()
 
 
 def _claim(folder: Path, plan: Mapping[str, Any], overwrite: bool) -> bool:

@@ -6,6 +6,7 @@ shards/00017-of-00100.lock    while a process writes this shard
 """
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -13,7 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
+from datasets import Dataset
+
 from .atomic_files import folder_lock, write_json
+from .schema import without_audio
 
 PLAN = "plan.json"
 
@@ -72,6 +77,23 @@ def split_ranges(rows: range, lengths: Mapping[str, int]) -> dict[str, range]:
         ranges[split] = range(start, stop) if start < stop else range(0)
         offset += length
     return ranges
+
+
+def recording_states(rows: Any, with_times: bool = True) -> list[str]:
+    """Return the size and optionally the modification time of each row's file, and the length of its stored audio.
+
+    A repaired or exchanged recording has another state. Remote addresses and missing files have none.
+    """
+    states = []
+    for row in without_audio(rows):
+        about = os.stat(row["audio_path"]) if os.path.exists(row["audio_path"] or "") else None
+        states.append("" if about is None else f"{about.st_size} {about.st_mtime_ns if with_times else ''}")
+    for name in {"audio", "samples"}.intersection(rows.column_names if isinstance(rows, Dataset) else ()):
+        column = rows.data.column(name)
+        lengths = pc.binary_length(pc.struct_field(column, "bytes") if name == "audio" else column)
+        lengths = lengths if rows._indices is None else lengths.take(rows._indices.column(0))
+        states = [f"{state} {length}" for state, length in zip(states, lengths.to_pylist(), strict=True)]
+    return states
 
 
 def read_plan(folder: Path) -> dict[str, Any] | None:
