@@ -60,6 +60,10 @@ class Shard:
         """Return the path of this shard in the folder of a job, without a suffix."""
         return folder / "shards" / self.name
 
+    def record(self, folder: Path) -> Path:
+        """Return the path of the record, which exists if the shard is complete."""
+        return self.path(folder).with_suffix(".json")
+
     def lock(self, folder: Path) -> AbstractContextManager[None]:
         """Return the exclusive lock of this shard. Raise InUseError if another process is writing the shard."""
         return folder_lock(self.path(folder))
@@ -123,12 +127,12 @@ def start_plan(folder: Path, plan: Mapping[str, Any]) -> None:
 
 def write_record(folder: Path, shard: Shard, record: Mapping[str, Any]) -> None:
     """Write the record of a complete shard: lists, which `join_records` concatenates, and numbers, which it adds."""
-    write_json(shard.path(folder).with_suffix(".json"), record, one_writer=True)
+    write_json(shard.record(folder), record, one_writer=True)
 
 
 def is_complete(folder: Path, shard: Shard) -> bool:
     """Return whether a shard has its record."""
-    return shard.path(folder).with_suffix(".json").is_file()
+    return shard.record(folder).is_file()
 
 
 def join_records(folder: Path, count: int) -> dict[str, Any]:
@@ -140,10 +144,7 @@ def join_records(folder: Path, count: int) -> dict[str, Any]:
         raise ValueError(f"{folder} lacks {len(missing)} of {count} shards: {named}; run them, then finish")
     joined: dict[str, Any] = {}
     for shard in shards:
-        text = shard.path(folder).with_suffix(".json").read_text(encoding="utf-8")
+        text = shard.record(folder).read_text(encoding="utf-8")
         for name, value in json.loads(text).items():
-            if name in joined:
-                joined[name] += value
-            else:
-                joined[name] = value
+            joined[name] = joined[name] + value if name in joined else value
     return joined
