@@ -9,10 +9,10 @@ import pytest
 import soundfile
 import yaml
 from dataset_folders import FOLDERS, MAKERS
+from valid_rows import validate_row
 
 from modeling_supclap.datasets_scripts import builder_names, find_builder, load_builder, load_splits
 from modeling_supclap.datasets_scripts.builders import metadata
-from modeling_supclap.datasets_scripts.schema import validate_row
 from modeling_supclap.languages import LANGUAGES
 
 # Captions are generated from the class names in all languages.

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import soundfile
 from recordings import ESC50Clip, write_esc50
+from valid_rows import validate_row
 
 from modeling_supclap.datasets_scripts import load_splits
 from modeling_supclap.datasets_scripts.builders.captions import label_phrases
-from modeling_supclap.datasets_scripts.schema import validate_row
 from modeling_supclap.languages import LANGUAGES
 
 CLASSES = {"dog": 0, "rain": 10, "engine": 44}

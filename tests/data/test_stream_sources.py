@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import soundfile
 from prepared_sets import sound
+from valid_rows import validate_row
 
 from modeling_supclap.datasets_scripts import load_splits, stream_sources
 from modeling_supclap.datasets_scripts.audio import read_row
-from modeling_supclap.datasets_scripts.schema import validate_row
 
 
 @pytest.fixture(scope="module")
