@@ -32,8 +32,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, takewhile
-from pathlib import Path, PurePosixPath
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from modeling_supclap.languages import LANGUAGES
@@ -42,7 +42,7 @@ from ..schema import FILE_SOURCE, SPLIT_NAMES
 from ..splits import SPLITS, draw_splits
 from .columns import ColumnOptions, Columns, Record, merge_captions
 from .folder import Clip, Collection, FolderConfig, RowBuilder, group_clips
-from .metadata import TABLE_SUFFIXES, Line, read_labels, read_table
+from .metadata import LABEL_COLUMNS, TABLE_SUFFIXES, Line, read_table
 from .recordings import listing
 
 _TABLE_WORDS = {"metadata", "captions", "manifest"}
@@ -89,16 +89,20 @@ class AudioFolderConfig(FolderConfig, ColumnOptions):
         if self.test_fraction == 1:
             self.validation_fraction = 0.0
         if min(self.validation_fraction, self.test_fraction) < 0 or self.validation_fraction + self.test_fraction > 1:
-            given = f"validation_fraction is {self.validation_fraction} and test_fraction {self.test_fraction}"
-            raise ValueError(f"{given}; expected two numbers of at least 0 with a sum of at most 1")
+            raise ValueError(
+                f"validation_fraction is {self.validation_fraction} and test_fraction {self.test_fraction}; expected "
+                "two numbers of at least 0 with a sum of at most 1"
+            )
 
     def check_languages(self) -> None:
         """Raise ValueError if `languages` or `caption_language` are not ISO 639-3 codes, or if a code is repeated."""
         self.languages = (self.languages,) if isinstance(self.languages, str) else tuple(self.languages)
         are_codes = re.fullmatch("([a-z]{3} )+[a-z]{3}", " ".join([*self.languages, self.caption_language]))
         if not are_codes or len(set(self.languages)) < len(self.languages):
-            given = f"languages is {list(self.languages)} and caption_language {self.caption_language!r}"
-            raise ValueError(f"{given}; expected ISO 639-3 codes such as 'eng', at least one, without repeats")
+            raise ValueError(
+                f"languages is {list(self.languages)} and caption_language {self.caption_language!r}; expected ISO "
+                "639-3 codes such as 'eng', at least one, without repeats"
+            )
 
     def find_tables(self) -> dict[str, str]:
         """Return the tables as `{relative path: name of the recording beside it}`; "": the table names recordings.
@@ -122,9 +126,11 @@ class AudioFolderConfig(FolderConfig, ColumnOptions):
         if not found:
             others = [file for file in self.files if file.lower().endswith(_UNREAD)]
             hint = f", only {listing(others, 3)}: save it as one of these, with a column caption" if others else ""
-            hint += " (one table in the top folder may keep its name: set audio_column and caption_column)"
-            names = f"metadata or captions, or train, val and test ({', '.join(TABLE_SUFFIXES)})"
-            raise FileNotFoundError(f"{self.folder} contains neither a table {names} nor text files{hint}")
+            raise FileNotFoundError(
+                f"{self.folder} contains neither a table metadata or captions, or train, val and test "
+                f"({', '.join(TABLE_SUFFIXES)}), nor text files{hint} (one table in the top folder may keep its name: "
+                "set audio_column and caption_column)"
+            )
         return found
 
     def _find_texts(self) -> dict[str, str]:
@@ -143,17 +149,17 @@ class AudioFolderConfig(FolderConfig, ColumnOptions):
     def tables_read(self) -> list[tuple[str, str, Columns, list[Line]]]:
         """Relative path, recording (see `find_tables`), columns and lines of each table that is not empty."""
         languages = {*self.languages, self.caption_language, *self.language_of_column.values()}
+        own = ColumnOptions(caption_language=self.caption_language)
         tables = []
         for table, recording in self.find_tables().items():
-            options: ColumnOptions = self
-            if recording:
-                lines, has_header = read_labels(self.folder / table, languages, self.encoding)
-                options = self if has_header else ColumnOptions(caption_language=self.caption_language)
-            else:
-                lines = read_table(self.folder / table, languages, self.encoding)
-            if lines:
-                names = dict.fromkeys(chain.from_iterable(line.values for line in lines))
-                tables.append((table, recording, Columns(names, options, languages | {*LANGUAGES}), lines))
+            lines = read_table(self.folder / table, languages, self.encoding)
+            names = list(dict.fromkeys(chain.from_iterable(line.values for line in lines)))
+            options = own if recording and set(names) <= set(LABEL_COLUMNS) else self
+            try:
+                columns = Columns(names, options, languages | {*LANGUAGES}, captioned=bool(lines))
+            except ValueError as error:
+                raise ValueError(f"{self.folder / table}: {error}") from error
+            tables.append((table, recording, columns, lines))
         return tables
 
     @cached_property
@@ -177,28 +183,29 @@ class AudioFolder(RowBuilder):
         config, collection = self.config, Collection()
         paths, records = read_records(config)
         of_folder = split_by_folder(paths)
-        clips: list[Clip] = []
+        clips: dict[str, Clip] = {}
+        names: list[str] = []  # recording of each clip
         given: list[str] = []  # split of each clip, "" if it is unknown
-        names: dict[str, str] = {}  # of each clip id
         for (name, start, end), lines in records.items():
             fields = {
                 field: merge(field, name, lines) for field in ("source", "license", "clip_id", "events", "split")
             }
             part = "" if start is end is None else f":{_seconds(start)}-{_seconds(end)}"
-            clip_id = fields["clip_id"] or f"{name}{part}"
-            if clip_id in names:
-                problem = f"{names[clip_id]!r} and {name!r} have the same clip_id {clip_id!r}"
-                raise ValueError(f"{lines[0]['where']}: {problem}")
-            names[clip_id] = name
+            clip_id, path = fields["clip_id"] or f"{name}{part}", paths[name]
+            if clip_id in clips:
+                other = names[list(clips).index(clip_id)]
+                raise ValueError(f"{lines[0]['where']}: {other!r} and {name!r} have the same clip_id {clip_id!r}")
             captions = merge_captions([line["captions"] for line in lines], config.languages)
             labels = list(dict.fromkeys(chain.from_iterable(line["labels"] for line in lines)))
-            source, path = fields["source"] or f"{FILE_SOURCE}{name}", paths[name]
             audio = ("" if path is None else str(path), start, end)
-            clips.append(Clip(clip_id, captions, source, fields["license"], labels, fields["events"], *audio))
+            about = fields["source"] or f"{FILE_SOURCE}{name}", fields["license"], labels, fields["events"]
+            clips[clip_id] = Clip(clip_id, captions, *about, *audio)
+            names.append(name)
             given.append(fields["split"] or of_folder[name])
 
-        for clip, split in zip(clips, choose_splits(config, clips, given), strict=True):
-            collection.add(split, clip, names[clip.clip_id], paths[names[clip.clip_id]])
+        splits = choose_splits(config, list(clips.values()), given)
+        for name, clip, split in zip(names, clips.values(), splits, strict=True):
+            collection.add(split, clip, name, paths[name])
         used = {os.path.relpath(path, config.recordings.folder) for path in paths.values() if path is not None}
         collection.leave_out("no caption", *(file for file in config.recordings.files if file not in used))
         return collection
@@ -220,21 +227,25 @@ def read_records(config: AudioFolderConfig) -> tuple[dict[str, Path | None], Rec
     rows: list[tuple[str, str, Record]] = []
     present: set[str] = set()
     for table, recording, columns, lines in config.tables_read:
-        for line in lines:
-            record = {**columns.read(line.values, line.where), "where": line.where}
+        for where, values in lines:
+            record = columns.read(values, where)
             if record["split"] not in ("", *SPLITS):
+                raise ValueError(f"{where}: the split is {record['split']!r}; expected one of {', '.join(SPLITS)}")
+            record["split"] = record["split"] or ("" if recording else _split_of_table(table)) or ""
+            name = recording or str(values.get(columns.of_field.get("file_name", "file_name")) or "").strip()
+            if not name:
                 raise ValueError(
-                    f"{line.where}: the split is {record['split']!r}; expected one of {', '.join(SPLITS)}"
+                    f"{where} has no file_name; set audio_column to one of {columns.names}, which are in the first "
+                    "line of the table"
                 )
-            if not recording:
-                record["split"] = record["split"] or _split_of_table(table) or ""
-            rows.append((os.path.dirname(table), recording or columns.file_name(line.values, line.where), record))
+            rows.append((os.path.dirname(table), name.replace("\\", "/"), record))
             present.update(language for language, texts in record["captions"].items() if texts)
         columns.warn_of_placeholders(table)
     if present and not present & set(config.languages):
-        advice = f"change it, or set --caption_language (now {config.caption_language!r}) or --caption_columns"
-        given = f"captions in {sorted(present)}, but languages is {list(config.languages)}"
-        raise ValueError(f"{config.folder} has {given}: {advice}")
+        raise ValueError(
+            f"{config.folder} has captions in {sorted(present)}, but languages is {list(config.languages)}: change it, "
+            f"or set --caption_language (now {config.caption_language!r}) or --caption_columns"
+        )
 
     found = config.recordings.locate({row[:2] for row in rows})
     records: Records = {}
@@ -246,24 +257,26 @@ def read_records(config: AudioFolderConfig) -> tuple[dict[str, Path | None], Rec
 
 def merge(field: str, name: str, lines: Iterable[Record]) -> Any:
     """Return a field of the lines of a clip; raise ValueError if two lines have different values."""
-    first: Record = {field: ""}
-    for line in lines:
-        if first[field] and line[field] and line[field] != first[field]:
-            other = f"{first[field]!r} at {first['where']}"
-            raise ValueError(f"{line['where']}: {field} of {name!r} is {line[field]!r}, but {other}")
-        first = first if first[field] else line
+    first, *others = [line for line in lines if line[field]] or [{field: ""}]
+    for line in others:
+        if line[field] != first[field]:
+            raise ValueError(
+                f"{line['where']}: {field} of {name!r} is {line[field]!r}, but {first[field]!r} at {first['where']}"
+            )
     return first[field]
 
 
 def split_by_folder(names: Iterable[str]) -> dict[str, str]:
-    """Return the split in the names of the folders of each recording, or ""."""
-    absolute = [PurePosixPath(name).parts[:-1] for name in names if os.path.isabs(name)]
-    # Number of common parent folders of the recordings outside of the folder; their names do not determine the split.
-    num_parents = len(list(takewhile(lambda parts: len(set(parts)) == 1, zip(*absolute, strict=False))))
+    """Return the split in the names of the folders of each recording, or "".
+
+    The common parents of the recordings outside of the folder do not determine the split.
+    """
+    outside = [os.path.dirname(name) for name in names if os.path.isabs(name)]
+    parents = os.path.commonpath(outside) if outside else ""
     splits = {}
     for name in names:
-        folders = PurePosixPath(name).parts[num_parents if os.path.isabs(name) else 0 : -1]
-        splits[name] = next((SPLIT_NAMES[part.casefold()] for part in folders if part.casefold() in SPLIT_NAMES), "")
+        folders = os.path.dirname(name.removeprefix(parents)).casefold().split("/")
+        splits[name] = next((SPLIT_NAMES[folder] for folder in folders if folder in SPLIT_NAMES), "")
     return splits
 
 
@@ -277,9 +290,11 @@ def choose_splits(config: AudioFolderConfig, clips: Sequence[Clip], given: Seque
         return given
     if len(without) < len(clips):
         split = next(filter(None, given))
-        problem = f"{len(without)} of {len(clips)} clips have no split ({listing(without)})"
-        other = f"{clips[given.index(split)].clip_id} has {split}"
-        raise ValueError(f"{problem}, but {other}; set the split of all or of no clips, such as in a column split")
+        raise ValueError(
+            f"{len(without)} of {len(clips)} clips have no split ({listing(without)}), but "
+            f"{clips[given.index(split)].clip_id} has {split}; set the split of all or of no clips, such as in a "
+            "column split"
+        )
 
     # Sample only from recordings with a file, so that the fractions refer to these.
     rows = [row for row, clip in enumerate(clips) if clip.audio_path] or range(len(clips))

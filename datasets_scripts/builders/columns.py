@@ -31,14 +31,16 @@ USUAL_NAMES = {
     "clip_id": ("clip_id",),
     "events": ("events",),
     "rate": ("sampling_rate", "sample_rate", "sampling_rate_hz"),
+    "start_seconds": ("start_seconds",),
+    "end_seconds": ("end_seconds",),
 }
-"""Usual names of columns as `plain` returns them, by field, the preferred first. Captions and times have own rules."""
+"""Usual names of columns as `plain` returns them, by field, the preferred first. Captions and parts have more."""
 
-TEXT_FIELDS = ("clip_id", "source", "license", "split")
 CAPTIONS = ("text", "sentence", "raw_text", "transcription", "transcript", "annotation", "common_name", "species")
 """Names of the captions in tables without a column `caption`, the preferred first."""
 
 _SEVERAL_LABELS = ("labels", "tags")  # columns in which separators divide labels
+_TIMES = (*SEGMENT_COLUMNS, "duration_seconds")
 _LANGUAGE_KEYS = {"ger": "deu", "fre": "fra", "dut": "nld", "chi": "zho", "cmn": "zho"}
 for _code, _language in LANGUAGE_TABLE.items():
     _LANGUAGE_KEYS |= {_language.iso_639_1: _code, _language.name.casefold(): _code}
@@ -106,7 +108,7 @@ class ColumnOptions:
         given = {"file_name": self.audio_column, "caption": self.caption_column}
         given |= {"labels": self.label_column, "source": self.source_column}
         self.columns = {**self.columns, **{name: column for name, column in given.items() if column is not None}}
-        valid = [*USUAL_NAMES, "caption", "captions", "label", *SEGMENT_COLUMNS, "duration_seconds"]
+        valid = (*USUAL_NAMES, "caption", "captions", "label", "duration_seconds")
         if unknown := sorted(self.columns.keys() - set(valid)):
             raise ValueError(f"columns has the unknown keys {unknown}; expected some of {', '.join(valid)}")
 
@@ -121,7 +123,7 @@ class ColumnOptions:
 
 
 Record = dict[str, Any]
-"""Fields of `schema.Row` that a row of a table contains, with "split" and `SEGMENT_COLUMNS`. Others are empty."""
+"""Fields of `schema.Row` that a row of a table contains, with "split", "where" and `SEGMENT_COLUMNS`; others are ""."""
 
 
 class Columns:
@@ -147,134 +149,114 @@ class Columns:
     ) -> None:
         self.names, self.language, self.languages = list(names), options.caption_language, languages
         self.placeholders: list[str] = []  # cells that are not read, such as "nan"
-        chosen = dict(options.columns)
-        if "label" in chosen:
-            chosen.setdefault("labels", chosen.pop("label"))
-        for name, column in [*chosen.items(), *((None, column) for column in options.language_of_column)]:
+        chosen = {"labels" if name == "label" else name: column for name, column in options.columns.items()}
+        for column in [*chosen.values(), *options.language_of_column]:
             if column and column not in self.names:
-                kind = {"caption": "caption_column", "file_name": "audio_column", "labels": "label_column"}
-                option = kind.get(name or "", f"columns[{name!r}]" if name else "caption_columns")
-                raise ValueError(f"there is no column {column!r}; set {option} to one of {self.names}")
+                raise ValueError(
+                    f"there is no column {column!r} among {self.names}; name another in caption_column, audio_column, "
+                    "label_column, source_column, caption_columns or columns"
+                )
 
         self.of_field: dict[str, str] = {}
-        plain_names = {plain(name): name for name in reversed(self.names)}
+        by_name = {plain(name): name for name in reversed(self.names)}
         for name, usual in USUAL_NAMES.items():
-            found = next((plain_names[each] for each in usual if each in plain_names), "")
-            if column := chosen.get(name, found):
+            found = [by_name[each] for each in usual if each in by_name]
+            if column := chosen.get(name, "".join(found[:1])):
                 self.of_field[name] = column
-        self.times = self._find_times(chosen)
+        self._find_parts(chosen)
         self.captions: dict[str, str | None] = {**options.language_of_column}  # column -> language in its name
         if captioned and not self.captions:
             self._find_captions(chosen, not_text)
 
     def _find_captions(self, chosen: Mapping[str, str], not_text: Collection[str]) -> None:
         named = [chosen[name] for name in ("caption", "captions") if name in chosen]
-        captions: dict[str, str | None] = dict.fromkeys(named)
-        unknown = []
-        for name in self.names:
-            match = re.fullmatch("captions?_?(.*)", plain(name))
-            if match is None or name in captions or name in not_text:
-                continue
-            if not match[1] or match[1].isdigit():
-                if not named:
-                    captions[name] = None
-            elif language := language_code(match[1]):
-                captions[name] = language
-            else:
-                unknown.append(name)
-
         texts = [name for name in self.names if name not in not_text]
-        if None not in captions.values() and self.language not in captions.values():
+        self.captions, unknown = dict.fromkeys(named), []
+        for name in texts:
+            match = re.fullmatch("captions?_?(.*)", plain(name))
+            key = match[1] if match and name not in named else None
+            if key and not key.isdigit():
+                if language := language_code(key):
+                    self.captions[name] = language
+                else:
+                    unknown.append(name)
+            elif key is not None and not named:
+                self.captions[name] = None
+        if None not in self.captions.values() and self.language not in self.captions.values():
             usual = [name for each in CAPTIONS for name in texts if plain(name) == each]
-            captions |= dict.fromkeys(usual[:1])
-        for name in named:
-            if name in not_text:
-                raise ValueError(f"column {name!r} contains no text; set caption_column to one of {texts}")
-        if not captions:
-            raise ValueError(f"no column of captions among {self.names}; set caption_column to one of {texts}")
+            self.captions |= dict.fromkeys(usual[:1])
+        if not self.captions or set(named) - set(texts):
+            raise ValueError(f"no captions in {named or self.names}; set caption_column to one of {texts}")
         _warn_of_unused("captions", unknown, "caption_<ISO 639-3 code of the language>")
-        self.captions = captions
 
-    def _find_times(self, chosen: Mapping[str, str]) -> dict[str, tuple[str, float | None]]:
-        """Return the columns of the part of a recording and their units in seconds, by field; None is samples."""
-        kinds: dict[str, tuple[str, float | None]] = {}
+    def _find_parts(self, chosen: Mapping[str, str]) -> None:
+        """Find the columns of the start and the end, or the length, of a part of a recording."""
+        self.of_field |= {name: column for name, column in chosen.items() if name in _TIMES and column}
+        if set(_TIMES) & {*chosen, *self.of_field}:
+            return
+        kinds: dict[str, str] = {}
         for name in self.names:
             kind, unit = _split_time(name)
-            if unit is not None or "rate" in self.of_field:
-                kinds.setdefault(kind, (name, unit))
-        fields = (*SEGMENT_COLUMNS, "duration_seconds")
-        times = {name: (chosen[name], _split_time(chosen[name])[1]) for name in fields if chosen.get(name)}
-        for name in SEGMENT_COLUMNS:
-            if name in self.names and name not in chosen:
-                times[name] = name, 1.0
-        pairs = [] if times or set(fields) & chosen.keys() else [pair for pair in _PARTS if kinds.keys() >= set(pair)]
-        for start, end in pairs[:1]:
-            times = {
-                "start_seconds": kinds[start],
-                f"{'duration' if end == 'duration' else 'end'}_seconds": kinds[end],
-            }
-            if "file offset" in kinds:  # in a Raven table of several files, the other times start at the first file
-                times["file_offset"] = kinds["file offset"]
-
-        if not times and not set(fields) & chosen.keys():
-            words = {name: set(plain(name).split("_")) for name in self.names}
-            looks = [name for name in self.names if words[name] & _TIME_WORDS and not words[name] & {"file", "path"}]
-            _warn_of_unused("times", looks, "start_seconds and end_seconds; whole recordings are read")
-        return times
+            if unit or "rate" in self.of_field:
+                kinds.setdefault(kind, name)
+        for start, end in _PARTS:
+            if start in kinds and end in kinds:
+                name = "duration_seconds" if end == "duration" else "end_seconds"
+                self.of_field |= {"start_seconds": kinds[start], name: kinds[end]}
+                if "file offset" in kinds:  # in a Raven table of several files, other times start at the first file
+                    self.of_field["file_offset"] = kinds["file offset"]
+                return
+        words = {name: set(plain(name).split("_")) for name in self.names}
+        looks = [name for name in self.names if words[name] & _TIME_WORDS and not words[name] & {"file", "path"}]
+        _warn_of_unused("times", looks, "start_seconds and end_seconds; whole recordings are read")
 
     @property
     def has_parts(self) -> bool:
         """Whether rows may be parts of recordings."""
-        return bool(self.times)
+        return not self.of_field.keys().isdisjoint(_TIMES)
 
     @property
     def read_names(self) -> list[str]:
-        """Names of all columns that `read` reads. "captions.fra" is a key of a column."""
-        times = [column for column, _ in self.times.values()]
-        used = [*self.captions, *times, *(column for name, column in self.of_field.items() if name != "file_name")]
-        return list(dict.fromkeys(used))
-
-    def file_name(self, values: Mapping[str, Any], where: str) -> str:
-        """Return the path of the recording of a row, with slashes; raise ValueError if it is missing."""
-        column = self.of_field.get("file_name", "file_name")
-        cell = values.get(column)
-        if cell is None or not str(cell).strip():
-            advice = f"set audio_column to one of {self.names}, which are in the first line of the table"
-            raise ValueError(f"{where}: {column} is {cell!r}; expected a path; {advice}")
-        return str(cell).strip().replace("\\", "/")
+        """Names of all columns that `read` reads."""
+        return list(
+            dict.fromkeys([*self.captions, *(self.of_field[name] for name in self.of_field if name != "file_name")])
+        )
 
     def read(self, values: Mapping[str, Any], where: str) -> Record:
         """Read the cells of a row; raise ValueError with `where` if one is invalid."""
-        record = {name: clean_text(values.get(self.of_field.get(name, ""))) for name in TEXT_FIELDS}
+        cells = {name: values.get(column) for name, column in self.of_field.items()}
+        record = {name: clean_text(cells.get(name)) for name in ("clip_id", "source", "license", "split")}
         record["split"] = SPLIT_NAMES.get(record["split"].casefold(), record["split"])
         try:
-            segment = self._read_part(values)
+            segment = self._read_part(cells)
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from error
-        events = _read_events(parse(values.get(self.of_field.get("events", ""))), where)
-        captions, labels = self._read_captions(values, where), self._read_labels(values)
-        return {**record, "captions": captions, "labels": labels, "events": events, **segment}
+        captions, labels = self._read_captions(values, where), self._read_labels(cells.get("labels"))
+        events = _read_events(parse(cells.get("events")), where)
+        return {**record, "captions": captions, "labels": labels, "events": events, **segment, "where": where}
 
     def _read_captions(self, values: Mapping[str, Any], where: str) -> dict[str, list[str]]:
         captions: dict[str, list[str]] = {}
-        columns: dict[tuple[str, bool], str] = {}  # first column of a language that is marked, or not
-        for column, marked in self.captions.items():
-            place = f"{where}, column {column!r}"
-            for language, texts in read_texts(parse(values.get(column)), marked or self.language, place):
+        columns: dict[str, dict[bool, str]] = {}  # by language, and whether a name or key states the language
+        for column, language_of_name in self.captions.items():
+            cell, place = parse(values.get(column)), f"{where}, column {column!r}"
+            for language, texts in read_texts(cell, language_of_name or self.language, place):
                 if self.languages is not None and language not in self.languages:
-                    problem = f"{place} is in the unknown language {language!r}"
-                    raise ValueError(f"{problem}; rename the column, or add its ISO 639-3 code to languages")
-                is_marked = marked is not None or isinstance(parse(values.get(column)), Mapping)
+                    raise ValueError(
+                        f"{place} is in the unknown language {language!r}; rename the column, or add its ISO 639-3 "
+                        "code to languages"
+                    )
                 cleaned = self._clean(texts)
-                if cleaned:
-                    columns.setdefault((language, is_marked), column)
                 captions.setdefault(language, []).extend(cleaned)
-        for (language, is_marked), column in columns.items():
-            if other := columns.get((language, not is_marked)):
-                both = sorted([column, other], key=self.names.index)
+                if cleaned:
+                    is_stated = language_of_name is not None or isinstance(cell, Mapping)
+                    columns.setdefault(language, {})[is_stated] = column
+        for language, merged in columns.items():
+            if len(merged) > 1:
+                names = [name for name in self.names if name in merged.values()]
                 raise ValueError(
-                    f"columns {both} would all be captions in {language!r}; set --caption_language, or "
-                    f"--caption_columns {language}={both[0]} {language}={both[1]}"
+                    f"columns {names} would all be captions in {language!r}; set --caption_language, or "
+                    f"--caption_columns {language}={names[0]} {language}={names[1]}"
                 )
         return captions
 
@@ -287,36 +269,35 @@ class Columns:
                 self.placeholders.append(str(text))
         return cleaned
 
-    def _read_labels(self, values: Mapping[str, Any]) -> list[str]:
-        column = self.of_field.get("labels", "")
-        cell = parse(values.get(column))
+    def _read_labels(self, cell: Any) -> list[str]:
+        cell = parse(cell)
         if isinstance(cell, list | tuple):
             return self._clean(cell)
-        (label,) = self._clean([cell]) or [""]
-        labels = re.split(r"\s*[;|]\s*|,(?=\S)", label) if plain(column) in _SEVERAL_LABELS else [label]
+        labels, column = self._clean([cell]), self.of_field.get("labels")
+        if labels and plain(column) in _SEVERAL_LABELS:
+            labels = list(filter(None, re.split(r"\s*[;|]\s*|,(?=\S)", labels[0])))
         for label in labels:
             if re.search("[;|,]", label):
                 warn_once(
                     f"column {column!r} contains {label!r}, which is one label; divide several labels by ; in a column "
                     "labels, or write a JSON list"
                 )
-        return [label for label in labels if label]
+        return labels
 
-    def _read_part(self, values: Mapping[str, Any]) -> dict[str, float | None]:
+    def _read_part(self, cells: Mapping[str, Any]) -> dict[str, float | None]:
         times: dict[str, float | None] = {}
-        for name, (column, unit) in self.times.items():
-            if unit is None:
-                rate_hz = read_seconds(values.get(self.of_field["rate"]), self.of_field["rate"])
-                unit = 1 / rate_hz if rate_hz else float("nan")
-            times[name] = read_seconds(values.get(column), column, unit)
-        start, end = (times.get(name) for name in SEGMENT_COLUMNS)
-        if (duration := times.get("duration_seconds")) is not None:
+        for name in (*_TIMES, "file_offset"):
+            column = self.of_field.get(name, name)
+            unit = _split_time(column)[1] or 1 / (read_seconds(cells.get("rate"), "sampling_rate") or float("nan"))
+            times[name] = read_seconds(cells.get(name), column, unit)
+        start, end, duration, offset = times.values()
+        if duration is not None:
             end = (start or 0.0) + duration
-        if (offset := times.get("file_offset")) is not None and start is not None:
+        if offset is not None and start is not None:
             start, end = offset, None if end is None else offset + end - start
         if end is not None and end <= (start or 0):
             raise ValueError(f"the clip is from {start} to {end} s; expected a start before its end")
-        return dict(zip(SEGMENT_COLUMNS, (start, end), strict=True))
+        return {"start_seconds": start, "end_seconds": end}
 
     def warn_of_placeholders(self, table: str) -> None:
         """Log the number of cells that were not read, because they only mark a missing caption or label."""
@@ -347,6 +328,7 @@ def plain(name: Any) -> str:
     return re.sub(r"[\W_]+", "_", words.casefold()).strip("_")
 
 
+@cache
 def _split_time(name: str) -> tuple[str, float | None]:
     """Return the kind of time in a column name without its unit, and the unit in seconds.
 
@@ -426,14 +408,14 @@ def read_seconds(cell: Any, name: str, unit: float = 1.0) -> float | None:
         return None
     if re.fullmatch(r"[1-9]\d{0,2},\d{3}", text):
         raise ValueError(f"{name} is {text!r}, with a decimal comma or thousands; write it with a point or without it")
-    seconds = float("nan")
+    *larger, last = text.replace(",", ".").split(":")
+    seconds = -1.0
     with suppress(ValueError):
-        *larger, last = text.replace(",", ".").split(":")
-        seconds = float(last) if larger else float(last) * unit
-        if larger and (len(larger) > 2 or not all(0 <= part < 60 for part in [*map(int, larger[1:]), seconds])):
-            seconds = float("nan")
-        for power, part in enumerate(reversed(larger), 1):
-            seconds += 60**power * int(part)
+        parts = [*map(int, larger), float(last)]
+        if len(parts) == 1:
+            seconds = parts[0] * unit
+        elif len(parts) <= 3 and min(parts) >= 0 and max(parts[1:]) < 60:
+            seconds = sum(part * 60**power for power, part in enumerate(reversed(parts)))
     if not 0 <= seconds < float("inf"):
         raise ValueError(f"{name} is {cell!r}; expected a number of seconds, at least 0")
     return seconds
@@ -444,10 +426,14 @@ def _read_events(cell: Any, where: str) -> list[Event]:
     try:
         for event in cell or ():
             onset, offset = float(event["onset_seconds"]), float(event["offset_seconds"])
+            if not 0 <= onset <= offset:
+                raise ValueError
             events.append({"label": str(event["label"]), "onset_seconds": onset, "offset_seconds": offset})
     except (TypeError, KeyError, ValueError) as error:
-        keys = "label, onset_seconds and offset_seconds"
-        raise ValueError(f"{where}: events is {cell!r}; expected a list of objects with {keys}") from error
+        raise ValueError(
+            f"{where}: events is {cell!r}; expected a list of objects with label, onset_seconds of at least 0, and "
+            "offset_seconds"
+        ) from error
     return events
 
 

@@ -18,6 +18,7 @@ from .text_encodings import decode_text
 
 SOURCES = Path(__file__).parents[1]  # the code and phrases that produce the rows
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet")
+LABEL_COLUMNS = (*SEGMENT_COLUMNS, "caption")
 
 
 class Line(NamedTuple):
@@ -62,58 +63,56 @@ def read_csv(
     text = decode_text(path.read_bytes(), str(path), languages, encoding)
     first_line, _, rest = text.partition("\n")
     delimiter = max(",;\t|", key=re.sub('"[^"]*"', "", first_line).count)  # without quoted cells
-    skipped = 0
     if separator := re.fullmatch("sep=(.)", first_line.strip("\r")):
-        text, delimiter, skipped = rest, separator[1], 1
-    if delimiter == "\t" and (unquoted := _read_unquoted(text)) is not None:
-        text = unquoted
+        text, delimiter = "\n" + rest, separator[1]
 
+    rows = _split_tabs(text) if delimiter == "\t" else []
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True, strict=True)
-    rows: list[tuple[int, list[str]]] = []
     try:
-        for cells in reader:
-            rows.append((reader.line_num + skipped, cells))
+        for cells in () if rows else reader:
+            rows.append((reader.line_num, cells))
     except csv.Error as error:
-        line = 1 + (rows[-1][0] if rows else skipped)
-        problem = f"{error}; check the quotes: a cell in quotes ends with one, and quotes inside it are doubled"
-        raise ValueError(f"{path} cannot be read as CSV from line {line} on: {problem}") from error
+        raise ValueError(
+            f"{path} cannot be read as CSV from line {1 + (rows[-1][0] if rows else 0)} on: {error}; check the quotes: "
+            "a cell in quotes ends with one, and quotes inside it are doubled"
+        ) from error
 
-    rows = [(number, cells) for number, cells in rows if any(cell.strip() for cell in cells)]
+    rows = [(number, cells) for number, cells in rows if any(map(str.strip, cells))]
     first = rows[0][1] if header and rows else []
     names = [name.strip() for name in first] if header else list(columns)
     if missing := sorted(set(columns) - set(names)):
         raise ValueError(f"{path} lacks the columns {missing}; it has {names}")
     if repeated := [name for name in names if name and names.count(name) > 1]:
-        problem = f"{path} has {len(repeated)} columns {repeated[0]!r}"
-        raise ValueError(f"{problem}; rename them, since only one of them would be read")
+        raise ValueError(
+            f"{path} has {len(repeated)} columns {repeated[0]!r}; rename them, since only one of them would be read"
+        )
 
     lines = []
     for number, cells in rows:
         where = f"{path}, line {number}"
         if any(cell.strip() for cell in cells[len(names) :]):
-            problem = f"{len(cells)} cells for {len(names)} columns; quote cells that contain {delimiter!r}"
-            raise ValueError(f"{where} has {problem}")
+            raise ValueError(
+                f"{where} has {len(cells)} cells for {len(names)} columns; quote cells that contain {delimiter!r}"
+            )
         if not header or cells != first:
             lines.append(Line(where, dict(zip(names, [*cells, *[""] * len(names)], strict=False))))
     return lines
 
 
-def _read_unquoted(text: str) -> str | None:
-    """Quote all cells of a table with tabs in which quotation marks are characters, as in Common Voice.
+def _split_tabs(text: str) -> list[tuple[int, list[str]]]:
+    """Split lines at tabs, for tables in which quotation marks are characters, as in Common Voice.
 
-    Return None if a line has another number of cells than the first, because then cells contain tabs or line breaks.
+    Return no lines if they have different numbers of cells, because then cells contain tabs or line breaks.
     """
-    rows = [line.split("\t") for line in text.splitlines() if line]
-    if any(len(row) != len(rows[0]) for row in rows):
-        return None
-    lines = []
-    for row in rows:
-        cells = []
-        for cell in row:
-            is_quoted = len(cell) > 1 and cell[0] == cell[-1] == '"' and '"' not in cell[1:-1].replace('""', "")
-            cells.append(cell if is_quoted else '"' + cell.replace('"', '""') + '"')
-        lines.append("\t".join(cells))
-    return "\n".join(lines)
+    rows = []
+    for number, line in enumerate(text.splitlines(), 1):
+        cells = line.split("\t")
+        for place, cell in enumerate(cells):
+            if quoted := re.fullmatch('"((?:[^"]|"")*)"', cell):
+                cells[place] = quoted[1].replace('""', '"')
+        if line:
+            rows.append((number, cells))
+    return rows if len({len(cells) for _, cells in rows}) == 1 else []
 
 
 def read_json(path: Path, languages: Iterable[str] = ("eng",), encoding: str | None = None) -> Any:
@@ -124,11 +123,11 @@ def read_json(path: Path, languages: Iterable[str] = ("eng",), encoding: str | N
 def read_table(path: Path, languages: Iterable[str] = ("eng",), encoding: str | None = None) -> list[Line]:
     """Read a table in CSV, TSV, JSON Lines, JSON (a list of objects) or Parquet; raise ValueError if it is invalid.
 
-    JSON Lines may have any suffix of JSON. `languages` and `encoding` are described in `text_encodings.decode_text`.
+    JSON Lines may have any suffix of JSON. A text file beside a recording contains captions, one per line, a label
+    track of Audacity, or a table, such as of Raven; the columns of the first two are `LABEL_COLUMNS`. `languages` and
+    `encoding` are described in `text_encodings.decode_text`.
     """
     suffix = path.suffix.lower()
-    if suffix in (".csv", ".tsv"):
-        return read_csv(path, (), languages=languages, encoding=encoding)
     if suffix == ".parquet":
         import pyarrow.parquet
 
@@ -138,45 +137,31 @@ def read_table(path: Path, languages: Iterable[str] = ("eng",), encoding: str | 
         except pyarrow.ArrowException as error:
             raise ValueError(f"{path} is not Parquet: {error}") from error
         return [Line(f"{path}, row {number}", value) for number, value in enumerate(values)]
-    if suffix not in TABLE_SUFFIXES:
+    if suffix not in (*TABLE_SUFFIXES, ".txt"):
         raise ValueError(f"{path} has an unsupported suffix; expected one of {', '.join(TABLE_SUFFIXES)}")
 
     text = decode_text(path.read_bytes(), str(path), languages, encoding)
-    lines = []
+    numbered = [(f"{path}, line {number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    if suffix == ".txt":
+        # Audacity writes the frequencies of a label in a line of their own.
+        rows = [(where, line.strip("\r").split("\t")) for where, line in numbered if not line.startswith("\\\t")]
+        is_track = all(len(cells) == 3 and re.fullmatch(r"[\d.,]+ [\d.,]+", " ".join(cells[:2])) for _, cells in rows)
+        if is_track or all(len(cells) == 1 for _, cells in rows):
+            return [Line(where, dict(zip(LABEL_COLUMNS[-len(cells) :], cells, strict=True))) for where, cells in rows]
+    if suffix in (".csv", ".tsv", ".txt"):
+        return read_csv(path, (), languages=languages, encoding=encoding)
+
     if text.lstrip().startswith("["):
-        for number, value in enumerate(_parse_json(text, str(path))):
-            lines.append(Line(f"{path}, entry {number}", value))
+        values = list(enumerate(_parse_json(text, str(path))))
+        lines = [Line(f"{path}, entry {number}", value) for number, value in values]
     else:
-        for number, line in enumerate(text.split("\n"), 1):
-            if line.strip():
-                where = f"{path}, line {number}"
-                lines.append(Line(where, _parse_json(line, f"{where} of JSON Lines")))
+        lines = [Line(where, _parse_json(line, f"{where} of JSON Lines")) for where, line in numbered]
     for where, value in lines:
         if not isinstance(value, dict):
             raise ValueError(f"{where} is {str(value)[:60]!r}; expected a JSON object")
     if not any(line.values for line in lines):
         raise ValueError(f"{path} contains no rows; expected a list of objects, or JSON Lines")
     return lines
-
-
-def read_labels(path: Path, languages: Iterable[str], encoding: str | None) -> tuple[list[Line], bool]:
-    """Read the text beside a recording: captions in lines, a label track of Audacity, or a table, as of Raven.
-
-    Return the lines, and whether the columns have the names of a header. Otherwise they are `caption`, and in label
-    tracks also `start_seconds` and `end_seconds`.
-    """
-    if path.suffix.lower() == ".txt":
-        text = decode_text(path.read_bytes(), str(path), languages, encoding)
-        rows: list[tuple[str, list[str]]] = []
-        for number, line in enumerate(text.splitlines(), 1):
-            if line.strip() and not line.startswith("\\\t"):  # frequencies of the label above
-                rows.append((f"{path}, line {number}", line.split("\t")))
-        names = (*SEGMENT_COLUMNS, "caption")
-        if all(len(cells) == 1 for _, cells in rows):
-            return [Line(where, {"caption": cells[0]}) for where, cells in rows], False
-        if all(len(cells) == 3 and all(re.fullmatch(r"[\d.,]+", cell) for cell in cells[:2]) for _, cells in rows):
-            return [Line(where, dict(zip(names, cells, strict=True))) for where, cells in rows], False
-    return read_csv(path, (), languages=languages, encoding=encoding), True
 
 
 def fingerprint(paths: Iterable[Path]) -> str:

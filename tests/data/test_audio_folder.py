@@ -444,7 +444,7 @@ def test_labels_beside_recordings_are_parts(folder, load, files, clips):
 
 def test_labels_that_are_not_understood_are_refused(folder, load):
     (folder / "1.txt").write_text("12\tdog\n13\tcat\n")
-    with pytest.raises(ValueError, match=r"captions among \['12', 'dog'\]"):
+    with pytest.raises(ValueError, match=r"1\.txt: no captions in \['12', 'dog'\]"):
         load()
     (folder / "1.txt").unlink()
     touch(folder, ["1.TextGrid", "2.eaf"])
@@ -486,7 +486,10 @@ def test_recordings_without_a_line_are_reported(folder, load):
     [
         ([["name", "caption"], ["1.wav", "A"]], "line 2.*file_name"),
         ([["file_name", "words"], ["1.wav", "A"]], r"\['file_name', 'words'\]"),
-        ([["file_name", "caption_xx"], ["1.wav", "A"]], r"captions among \['file_name', 'caption_xx'\]"),
+        (
+            [["file_name", "caption_xx"], ["1.wav", "A"]],
+            r"metadata\.csv: no captions in \['file_name', 'caption_xx'\]",
+        ),
         ([["file_name", "captions"], ["1.wav", "[1]"]], r"line 2.*captions.*\[1\]"),
         ([["file_name", "caption", "split"], ["1.wav", "A", "tset"]], "line 2.*'tset'"),
         ([["file_name", "caption", "split"], ["1.wav", "A", "test"], ["2.wav", "B", ""]], r"2\.wav.*1\.wav"),
