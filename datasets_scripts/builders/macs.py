@@ -74,6 +74,7 @@ def read_captions(path: Path) -> list[tuple[str, list[str]]]:
             captions = [str(annotation["sentence"] or "") for annotation in entry["annotations"]]
             clips.append((str(entry["filename"]), captions))
         except (KeyError, TypeError) as error:
-            problem = f"{path}: entry {index} of files lacks filename, annotations or a sentence"
-            raise ValueError(f"{problem}; expected MACS.yaml") from error
+            raise ValueError(
+                f"{path}: entry {index} of files lacks filename, annotations or a sentence; expected MACS.yaml"
+            ) from error
     return clips

@@ -114,7 +114,7 @@ def _knocks(rate_hz: float, t: np.ndarray, rng: np.random.Generator) -> np.ndarr
     return np.exp(-since / 0.02) * body + 0.3 * contact
 
 
-PITCHES = {"low": (180, 280), "high": (1300, 1900)}
+PITCHES: dict[str, tuple[float, float]] = {"low": (180, 280), "high": (1300, 1900)}
 SLOW, FAST = (3, 4.5), (11, 15)
 SOUNDS = {
     "pure_tone": Sound(lambda pitch, t, rng: _sine(pitch, t), {"low": (180, 320), "high": (1500, 2500)}),
