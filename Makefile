@@ -2,29 +2,30 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup train results results-page reproduce reproduce-gpu bench bench-large test test-fast test-slow test-gpu test-oldest coverage campaigns mutants check docs notebooks
+.PHONY: setup requirements train results results-page reproduce reproduce-gpu bench bench-large bench-gpu test test-fast test-slow test-gpu test-processors test-oldest test-newest coverage campaigns mutants check docs notebooks
 .DEFAULT_GOAL := test
 
 setup: .venv/ready
 
-.venv/ready: requirements.txt pyproject.toml setup.py tests/fetch_transformers_tests.py
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet uv
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode --requirement requirements.txt
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
-	$(BIN)/python tests/fetch_transformers_tests.py
+.venv/ready: requirements.txt pyproject.toml setup.py .ci/install tests/fetch_transformers_tests.py
+	PYTHON=$(PYTHON) .ci/install
 	touch $@
+
+# Write the newest versions that pyproject.toml allows, with all packages that they require and the hashes of their files, for
+# Python 3.11 or later on any system. Run `make test-newest` before, which tries these versions.
+requirements: setup
+	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --all-extras --generate-hashes --no-annotate \
+		--custom-compile-command "make requirements" pyproject.toml --output-file requirements.txt
 
 # Default training: generated sounds, tiny encoders, no download. ARGS="--svr none" passes options.
 train: setup
-	$(BIN)/accelerate launch recipes/train_supclap.py $(ARGS)
+	$(BIN)/supclap train $(ARGS)
 
 # The two runs of docs/results.md: make results DATA=folder-of-ESC-10
 results: setup
 	rm -rf outputs/results
-	$(BIN)/accelerate launch recipes/train_supclap.py --output_dir outputs/results/synthetic
-	$(BIN)/accelerate launch recipes/train_supclap.py recipes/configs/esc10.yaml --data_dir $(DATA) \
-		--output_dir outputs/results/esc10
+	$(BIN)/supclap train --output_dir outputs/results/synthetic
+	$(BIN)/supclap train esc10.yaml --data_dir $(DATA) --output_dir outputs/results/esc10
 
 # The papers' tables at scale mini, about a minute on one core per run: make reproduce TABLES="supclap/table3 atri/table3"
 # DATA=folder-of-ESC-10 adds real recordings. Finished runs are not repeated.
@@ -89,6 +90,15 @@ mutants: setup
 	rm -rf mutants
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python tests/campaigns/mutants.py $(ARGS)
 
+# The numerical tests with the arithmetic of other processors, with one and two threads, and with noise in the last digits of products
+# and Fourier transforms.
+PROCESSOR_TESTS = HF_HUB_OFFLINE=1 PYTHONPATH=tests $(BIN)/python -m pytest -n 2 --dist loadfile -m "not process and not slow and not gpu" \
+	tests/conversion tests/evaluation tests/integrations tests/losses tests/metrics tests/model tests/search tests/training modeling_supclap $(ARGS)
+test-processors: setup
+	MKL_CBWR=COMPATIBLE OMP_NUM_THREADS=1 $(PROCESSOR_TESTS)
+	ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=2 $(PROCESSOR_TESTS)
+	OMP_NUM_THREADS=1 $(PROCESSOR_TESTS) -p rounding_noise
+
 # Tests with the oldest transformers and huggingface_hub that pyproject.toml allows, placed before those of .venv.
 OLDEST := .cache/oldest
 test-oldest: setup
@@ -96,6 +106,17 @@ test-oldest: setup
 		transformers==5.17.0 huggingface_hub==1.31.0 httpx==0.28.1 httpcore==1.0.9
 	PYTHONPATH=$(OLDEST) $(BIN)/python tests/fetch_transformers_tests.py
 	HF_HUB_OFFLINE=1 PYTHONPATH=$(abspath $(OLDEST)) $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not gpu" tests $(ARGS)
+
+# The whole suite with the newest versions that pyproject.toml allows (torch, transformers, datasets, accelerate, peft, PyAV ...), in an
+# environment of its own; it prints them. PYTHON=python3.13 chooses the interpreter.
+NEWEST := .cache/newest
+test-newest: setup
+	$(BIN)/uv venv --quiet --clear --seed --python $(PYTHON) $(NEWEST)
+	$(BIN)/uv pip install --quiet --python $(NEWEST)/bin/python --upgrade --all-extras --requirement pyproject.toml
+	$(BIN)/uv pip install --quiet --python $(NEWEST)/bin/python --no-deps --editable .
+	$(NEWEST)/bin/python tests/fetch_transformers_tests.py
+	$(BIN)/uv pip list --python $(NEWEST)/bin/python
+	HF_HUB_OFFLINE=1 $(NEWEST)/bin/python -m pytest -n 2 --dist loadfile -m "not slow and not gpu" $(ARGS)
 
 # mypy checks tests only where they have annotations; most fixtures have none. A separate cache, because other rules would
 # invalidate the cache of the package.

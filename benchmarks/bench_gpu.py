@@ -119,7 +119,7 @@ def count_launches() -> list[Row]:
             rows.append(Row(name, f"waits for the GPU, {way}", launches.waits, None, bound, ""))
     added = kernels["SVR", "ours"] - kernels["InfoNCE", "ours"]
     ratio = kernels["KCL of 8", "ours"] / kernels["KCL of 8", "a plain loop"]
-    rows.append(Row("SVR", "operator calls added to InfoNCE", added, None, "<= 40", ""))
+    rows.append(Row("SVR", "operator calls added to InfoNCE", added, None, "<= 140", ""))
     return [*rows, Row("KCL of 8", "operator calls / a plain loop's", ratio, None, "<= 1.3", "")]
 
 

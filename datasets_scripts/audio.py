@@ -4,29 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from contextlib import closing
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any
 
 import numpy as np
 
-from modeling_supclap.waveform import resample as resample_waveform
+from modeling_supclap.waveform import BadAudioError, resample
 
-from .decoders import (
-    Address,
-    BadAudioError,
-    MissingDecoderError,
-    Samples,
-    Sound,
-    Source,
-    check_rate,
-    cut,
-    open_recording,
-)
-
-Segment: TypeAlias = tuple[float | None, float | None]
-"""Part of a recording: start and end in seconds. None is the beginning or the end of the recording."""
+from .decoders import WHOLE, Address, MissingDecoderError, Samples, Segment, Sound, Source, naming, open_recording
 
 __all__ = [
+    "WHOLE",
     "Address",
     "BadAudioError",
     "MissingDecoderError",
@@ -34,6 +22,7 @@ __all__ = [
     "Source",
     "header_seconds",
     "measure_audio",
+    "naming",
     "read_audio",
     "read_int16",
     "read_row",
@@ -59,37 +48,37 @@ def read_audio(
         FileNotFoundError: The file does not exist.
         BadAudioError: The file is not audio, is truncated or empty, contains samples that are NaN, infinite or far
             above full scale, or has a sampling rate below 200 Hz or above 10 MHz.
-        MissingDecoderError: The file requires FFmpeg, but FFmpeg is not installed.
+        MissingDecoderError: The file requires FFmpeg, but PyAV is not installed.
     """
     if name is None:
         name = f"a recording of {len(source)} bytes" if isinstance(source, bytes) else str(source)
     if isinstance(source, str) and "://" in source:
         source = Address(source)
-    with closing(open_recording(source, name)) as recording:
-        start = round(offset_seconds * recording.rate_hz)
-        count = None if duration_seconds is None else round(duration_seconds * recording.rate_hz)
-        return recording.read_mono(start, count), recording.rate_hz
+    recording = open_recording(source, name)
+    start = round(offset_seconds * recording.rate_hz)
+    count = None if duration_seconds is None else round(duration_seconds * recording.rate_hz)
+    return recording.read_mono(start, count), recording.rate_hz
 
 
 def header_seconds(source: Source) -> float:
     """Return the length of a recording in seconds by its header, or by counting samples if it has no length there."""
-    with closing(open_recording(source, str(source)[:100])) as recording:
-        return recording.frames / recording.rate_hz
+    recording = open_recording(source, str(source)[:100])
+    return recording.frames / recording.rate_hz
 
 
 def segment_of(row: Mapping[str, Any]) -> Segment:
-    """Return the start and the end of a row's part of a recording, or (None, None) for a whole recording."""
-    return row.get("start_seconds"), row.get("end_seconds")
+    """Return the start, the end and the channel of a row's part of a recording; `WHOLE` for a whole recording."""
+    return row.get("start_seconds"), row.get("end_seconds"), row.get("channel")
 
 
-def measure_audio(source: Source, name: str, segment: Segment = (None, None)) -> tuple[float, bool]:
+def measure_audio(source: Source, name: str, segment: Segment = WHOLE) -> tuple[float, bool]:
     """Return the length of a recording or of its segment in seconds, and whether any sample is nonzero."""
     samples, is_sound = 0, False
-    with closing(cut(open_recording(source, name), *segment)) as recording:
-        for part in recording.parts():
-            samples += len(part)
-            is_sound = is_sound or bool(part.any())
-        return samples / recording.rate_hz, is_sound
+    recording = open_recording(source, name, segment)
+    for part in recording.parts():
+        samples += len(part)
+        is_sound = is_sound or bool(part.any())
+    return samples / recording.rate_hz, is_sound
 
 
 def read_row(
@@ -106,7 +95,8 @@ def read_row(
 
     The waveform comes from the first available column: `samples` with `sampling_rate_hz` (int16 samples of a prepared
     dataset), `audio` (file bytes of a prepared dataset, or a `datasets.Audio` value), or `audio_path` (a file). If the
-    row has a start and an end (`schema.SEGMENT_COLUMNS`), only this part of a file or of its bytes is read.
+    row has a start and an end (`schema.SEGMENT_COLUMNS`), only this part of a file or of its bytes is read. If it has a
+    `channel`, only this channel is.
 
     Args:
         max_seconds: Maximum length in seconds; longer recordings are cropped. None: no cropping.
@@ -126,30 +116,25 @@ def read_row(
     array([ 0.5, -1. ], dtype=float32)
     """
     name = f"{row.get('audio_path', 'the audio')} (clip {row.get('clip_id')!r})"
-    audio = row.get("audio")
-
-    recording: Sound
+    audio, segment = row.get("audio"), segment_of(row)
     if row.get("samples") is not None:
-        recording = Samples(np.frombuffer(row["samples"], dtype="<i2"), row["sampling_rate_hz"], name)
-    elif audio is None:
-        recording = cut(open_recording(row["audio_path"], name), *segment_of(row))
-    elif isinstance(audio, Mapping) and "array" not in audio:
-        source = audio.get("bytes") or audio.get("path") or row["audio_path"]
-        recording = cut(open_recording(source, name), *segment_of(row))
+        samples = np.frombuffer(row["samples"], dtype="<i2")
+        recording = Sound(partial(Samples, samples, row["sampling_rate_hz"]), name)
+    elif audio is None or (isinstance(audio, Mapping) and "array" not in audio):
+        stored = audio or {}
+        recording = open_recording(stored.get("bytes") or stored.get("path") or row["audio_path"], name, segment)
     else:
-        samples = Samples(np.asarray(audio["array"], dtype=np.float32), audio["sampling_rate"], name)
-        recording = cut(samples, *segment_of(row))
+        recording = Sound(partial(Samples, np.asarray(audio["array"]), audio["sampling_rate"]), name, segment)
 
-    with closing(recording):
-        frames, rate_hz = recording.frames, recording.rate_hz
-        length = frames if max_seconds is None else min(frames, round(max_seconds * rate_hz))
-        part = recording.read_mono(round(crop_position * (frames - length)), length)
-        if not part.any():
-            whole = recording.read_mono(0, None)
-            if not whole.any():
-                raise BadAudioError(f"{name} is silent: every sample is zero")
-            if from_first_sound:
-                part = whole[np.argmax(whole != 0) :][:length]
+    frames, rate_hz = recording.frames, recording.rate_hz
+    length = frames if max_seconds is None else min(frames, round(max_seconds * rate_hz))
+    part = recording.read_mono(round(crop_position * (frames - length)), length)
+    if not part.any():
+        whole = recording.read_mono(0, None)
+        if not whole.any():
+            raise BadAudioError(f"{name} is silent: every sample is zero")
+        if from_first_sound:
+            part = whole[np.argmax(whole != 0) :][:length]
 
     clip = resample(part, rate_hz, sampling_rate_hz, resampling_method)
     if len(clip) < min_seconds * sampling_rate_hz:
@@ -160,23 +145,7 @@ def read_row(
     return clip
 
 
-def resample(waveform: np.ndarray, from_hz: int, to_hz: int, resampling_method: str = "kaiser_best") -> np.ndarray:
-    """Resample a waveform with `waveform.resample`.
-
-    The result is float32, `(ceil(samples * to_hz / from_hz),)`, or the input itself if both rates are equal. A rate
-    below 200 Hz or above 10 MHz raises BadAudioError.
-
-    >>> resample(np.zeros(44100, dtype=np.float32), 44100, 16000).shape
-    (16000,)
-    """
-    if from_hz == to_hz:
-        return waveform
-    for rate_hz in (from_hz, to_hz):
-        check_rate(rate_hz, "a waveform")
-    return resample_waveform(waveform, from_hz, to_hz, resampling_method)
-
-
-def read_int16(source: Source, name: str, rate_hz: int, segment: Segment = (None, None)) -> tuple[np.ndarray, bool]:
+def read_int16(source: Source, name: str, rate_hz: int, segment: Segment = WHOLE) -> tuple[np.ndarray, bool]:
     """Read and resample a recording or its segment to int16 `(samples,)`, in blocks to save memory.
 
     Also return whether any sample was nonzero before rounding.
@@ -184,22 +153,22 @@ def read_int16(source: Source, name: str, rate_hz: int, segment: Segment = (None
     parts, is_sound = [], False
     # At 16 kHz, the rate of CED, as CED reads recordings, so that it gets the same samples from prepared ones.
     method = "sinc_interp_hann" if rate_hz == 16_000 else "kaiser_best"
-    with closing(cut(open_recording(source, name), *segment)) as recording:
-        from_hz = recording.rate_hz
-        # Samples that are not resampled yet. The first `margin` seconds are only context for the resampling filter.
-        pending, margin = np.zeros(0, np.float32), 0
+    recording = open_recording(source, name, segment)
+    from_hz = recording.rate_hz
+    # Samples that are not resampled yet. The first `margin` seconds are only context for the resampling filter.
+    pending, margin = np.zeros(0, np.float32), 0
 
-        for part in recording.parts():
-            is_sound = is_sound or bool(part.any())
-            # Resample all whole seconds except the last one, because samples of both rates coincide at whole seconds.
-            seconds = len(pending) // from_hz - 1
-            if seconds > margin:
-                resampled = resample(pending[: (seconds + 1) * from_hz], from_hz, rate_hz, method)
-                parts.append(to_int16(resampled[margin * rate_hz : seconds * rate_hz]))
-                pending, margin = pending[(seconds - 1) * from_hz :], 1
-            pending = np.concatenate([pending, part])
+    for part in recording.parts():
+        is_sound = is_sound or bool(part.any())
+        # Resample all whole seconds except the last one, because samples of both rates coincide at whole seconds.
+        seconds = len(pending) // from_hz - 1
+        if seconds > margin:
+            resampled = resample(pending[: (seconds + 1) * from_hz], from_hz, rate_hz, method)
+            parts.append(to_int16(resampled[margin * rate_hz : seconds * rate_hz]))
+            pending, margin = pending[(seconds - 1) * from_hz :], 1
+        pending = np.concatenate([pending, part])
 
-        parts.append(to_int16(resample(pending, from_hz, rate_hz, method)[margin * rate_hz :]))
+    parts.append(to_int16(resample(pending, from_hz, rate_hz, method)[margin * rate_hz :]))
     return np.concatenate(parts), is_sound
 
 

@@ -13,7 +13,6 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -25,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from .atomic_files import file_sha256, write_json
-from .audio import BadAudioError, MissingDecoderError, Segment, measure_audio, read_int16, segment_of
+from .audio import WHOLE, BadAudioError, MissingDecoderError, Segment, measure_audio, naming, read_int16, segment_of
 
 ON_BAD_AUDIO = ("error", "skip", "report")
 """Actions for bad recordings: "error" raises, "skip" excludes their rows, "report" also logs each of them."""
@@ -42,12 +41,12 @@ class BadClip(NamedTuple):
     reason: str
 
 
-def read_recording(source: str | bytes, name: str, rate_hz: int, segment: Segment = (None, None)) -> np.ndarray:
+def read_recording(source: str | bytes, name: str, rate_hz: int, segment: Segment = WHOLE) -> np.ndarray:
     """Read and check a recording (a path or its bytes) or its segment; return int16 samples `(samples,)` at `rate_hz`.
 
     Raises:
         BadAudioError: The recording is missing, corrupt, empty or silent, or decoding fails for another reason.
-        MissingDecoderError: FFmpeg is required but not installed, so the recording may be fine.
+        MissingDecoderError: FFmpeg is required but PyAV is not installed, so the recording may be fine.
     """
     with naming(name):
         samples, is_sound = read_int16(source, name, rate_hz, segment)
@@ -65,9 +64,7 @@ def measure_content(source: str | bytes, name: str) -> tuple[int, str]:
         return os.path.getsize(source), file_sha256(source)
 
 
-def check_recording(
-    source: str | bytes, name: str, min_seconds: float = 0.0, segment: Segment = (None, None)
-) -> float:
+def check_recording(source: str | bytes, name: str, min_seconds: float = 0.0, segment: Segment = WHOLE) -> float:
     """Check a recording or its segment, reading it in blocks, and return its duration in seconds.
 
     BadAudioError is raised as in `read_recording`, and if the recording is shorter than `min_seconds`.
@@ -81,19 +78,6 @@ def check_recording(
     return seconds
 
 
-@contextmanager
-def naming(name: str) -> Iterator[None]:
-    """Context manager that converts every error to a `BadAudioError` with the name of the recording."""
-    try:
-        yield
-    except BadAudioError:
-        raise
-    except OSError as error:
-        raise BadAudioError(f"{name}: {error.strerror}" if error.strerror else str(error)) from error
-    except Exception as error:  # for example MemoryError, if a header announces 2^36 samples
-        raise BadAudioError(f"{name} cannot be decoded: {type(error).__name__}: {error}") from error
-
-
 def find_bad_audio(
     rows: Any, workers: int = 1, min_seconds: float = 0.0, memo: str | Path | None = None
 ) -> list[BadClip]:
@@ -105,7 +89,7 @@ def find_bad_audio(
         workers: Number of processes that read recordings.
         memo: JSON file that caches the results; only new and changed recordings are read.
 
-    Raises MissingDecoderError if FFmpeg is required but not installed, because the recordings may be fine.
+    Raises MissingDecoderError if FFmpeg is required but PyAV is not installed, because the recordings may be fine.
     """
     known: dict[str, str | None] = {}
     if memo is not None and Path(memo).is_file():
@@ -286,7 +270,7 @@ def _select(rows: Any, indices: Sequence[int]) -> Any:
 def _state(row: Mapping[str, Any], min_seconds: float) -> str:
     """Return the memo key of a row: a hash of its id, segment, path, size and mtime of the file, and `min_seconds`."""
     about = f"{row['clip_id']}\0{row['audio_path']}\0{min_seconds}"
-    if any(time is not None for time in segment_of(row)):
+    if segment_of(row) != WHOLE:
         about += f"\0{segment_of(row)}"
     digest = hashlib.blake2b(about.encode(), digest_size=12)
     source = source_of(row)

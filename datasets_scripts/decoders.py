@@ -1,8 +1,8 @@
-"""Decode recordings in blocks as mono waveforms. This module identifies the format of a file, and finds truncated ones.
+"""Open a recording, decode it in blocks, and refuse what is not whole. No other module selects a decoder.
 
-`open_recording` identifies the format by the content. libsndfile decodes WAV, FLAC, Ogg, MP3 and others; FFmpeg
-(through torchcodec) decodes the rest (m4a, webm, ...). A file is whole if all sound that its header announces can be
-decoded, except for at most 0.1 s. Header sizes that are no sizes, as programs write them to a pipe, announce nothing.
+libsndfile decodes WAV, AIFF, FLAC, MP3, Ogg Vorbis, Opus and others; FFmpeg (`ffmpeg.py`) decodes the rest. The content
+selects the decoder, not the suffix. A file is whole if all sound that its header announces can be decoded, except for
+at most 0.1 s. Header sizes that are no sizes, as programs write them to a pipe, announce nothing.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 import io
 import logging
 import mmap
+import os
 import re
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -20,14 +21,18 @@ from typing import Any, TypeAlias
 import numpy as np
 import soundfile
 
-from modeling_supclap.waveform import LEAST_RATE_HZ, MAX_AMPLITUDE, MOST_RATE_HZ
+from modeling_supclap.waveform import BadAudioError, to_mono
 
-from .audio_headers import Format, correct_sizes, count_aac_seconds, identify, read_links
-from .mp3_frames import Content, Part, read_parts
-from .remote_files import read_file
+from .audio_headers import Content, Link, find_sound, is_whole_ogg, mark_end, read_links, skip_id3
+from .remote_files import read_file, refuse_pointer
 
 Source: TypeAlias = str | Path | bytes
 """Path or fsspec address of an audio file, or the encoded bytes of the file."""
+
+Segment: TypeAlias = tuple[float | None, float | None, int | None]
+"""Part of a recording: start and end in seconds, and a channel. None: the beginning, the end, the mean of channels."""
+
+WHOLE: Segment = (None, None, None)
 
 logger = logging.getLogger(__name__)
 _noted: set[int] = set()  # levels of the notes so far
@@ -37,360 +42,341 @@ class Address(str):
     """Remote address of a recording, passed by the user. For safety, plain strings in rows are never downloaded."""
 
 
-class BadAudioError(ValueError):
-    """Error for a recording without usable audio; the message contains the file name and the problem."""
-
-
 class MissingDecoderError(BadAudioError):
-    """Error for a recording that requires FFmpeg if FFmpeg is not installed; the message explains how to install it."""
+    """Error for a recording that FFmpeg may decode if PyAV is not installed; the message explains how to install it."""
 
 
 _TOLERANCE_SECONDS = 0.1  # encoders pad the last frame, and some headers announce a few bytes too many
-_AVI_TOLERANCE_BYTES = 1000  # 0.1 s at 80 kbit/s
+_RIFF_TOLERANCE_BYTES = 1000  # 0.1 s at 80 kbit/s
 _BLOCK_FRAMES = 2**20  # frames per read, because a header may announce more frames than fit in memory
 _MP3_PREROLL_FRAMES = 2**14  # decoded before a part, because a frame of MP3 needs data of earlier ones
 _GRANULE_SAMPLES = 576  # part of an MP3 frame that is decoded at a time
 _MOST_FADED = 1e-6  # sample beside encoded silence; measured: 2e-8, beside a damaged granule 3e-3 and more
 _MOST_FRAMES = 2**40  # libsndfile reports at least this many frames for a FLAC that was written to a pipe
-_BLOCK_SECONDS = 10.0  # sound that FFmpeg decodes at a time
-_WHOLE_SECONDS = 300.0  # shorter recordings of FFmpeg are decoded at once
-_WHOLE_BYTES = 2**23  # the same if their length is unknown
 
 # Announced and actual size of the data chunk in the libsndfile log (WAV, AIFF, Wave64, RF64, AU). libsndfile reads a
 # truncated file as if it were complete.
 _ANNOUNCED = re.compile(r"^ *(?:data|SSND|riff|Riff size|Data Size) *: (\d+) \(should be (\d+)\)", re.MULTILINE)
-# Playlists can follow the first bytes of a format. FFmpeg would recognise them and fetch the files listed there.
-_PLAYLIST = re.compile(rb"<MPD|#EXTM3U|ffconcat|c=IN IP|://", re.IGNORECASE)
-# FFmpeg only estimates the length of these formats, from their bit rate.
-_ESTIMATED = ("AAC", "AC-3", "DTS", "AMR", "MPEG video")
-_MOST_BEGIN_SECONDS = 0.5  # a later first sample is a time of day or of a broadcast, not part of the length
-_HEADERLESS = (".gsm", ".vox")  # libsndfile takes other files for raw samples by their suffix
+_OF_LIBSNDFILE = re.compile(rb"RIF[FX]....WAVE|RF64|FORM|fLaC|\.snd|riff|caff", re.DOTALL)
+# First frame of an MP3 that announces the numbers of its frames and of its bytes.
+_MP3_TAG = re.compile(rb"\xff[\xe2-\xff].{11,34}(?:Xing|Info)\0\0\0[\x03\x07\x0b\x0f](.{4})(.{4})", re.DOTALL)
+_MP3_FRAME_BYTES = (24, 1441)  # smallest and largest frame
+_ID3V1_BYTES = 128  # of a tag after the last frame
+_TEXT = re.compile(rb"[\t\n\r\x20-\x7e]+")
+
+
+@contextmanager
+def naming(name: str) -> Iterator[None]:
+    """Context manager that converts every error to a `BadAudioError` with the name of the recording."""
+    try:
+        yield
+    except BadAudioError:
+        raise
+    except Exception as error:  # for example MemoryError, if a header announces 2^36 samples
+        problem = _problem(error)
+        raise BadAudioError(problem if name in problem else f"{name} cannot be decoded: {problem}") from error
+
+
+class _TolerantFile:
+    """Mixin for files without a name: a seek to an impossible position, as in damaged files, has no effect."""
+
+    def seek(self, position: int, whence: int = io.SEEK_SET) -> Any:
+        with suppress(ValueError, OverflowError):
+            super().seek(position, whence)  # type: ignore[misc]
+        return self.tell()  # type: ignore[attr-defined]
+
+
+class _Bytes(_TolerantFile, io.BytesIO):
+    """File of bytes in memory."""
+
+
+class _Map(_TolerantFile, mmap.mmap):
+    """File on disk, as bytes and as a file object."""
+
+    def readable(self) -> bool:
+        return True
+
+    seekable = readable
+
+
+def _as_file(content: Content) -> Any:
+    """Return a file at its beginning."""
+    if not isinstance(content, _Map):
+        return _Bytes(content)
+    content.seek(0)
+    return content
 
 
 class Sound:
-    """Recording that is decoded block by block.
+    """Recording, or a part of it, that is decoded block by block.
 
-    Attributes:
-        frames: Number of samples per channel.
-        rate_hz: Sampling rate.
+    Args:
+        open_reader: Function that opens the recording. It returns a reader, which is read once, with `rate_hz`,
+            `length` (samples per channel by the header, or None), optionally `slack` (how many may be missing),
+            `close()`, and `blocks(start, count)`. This yields arrays (samples, channels) from the sample `start` on, at
+            least `count` samples in total.
         label: Name for messages.
+        segment: Part of the recording.
+
+    Raises:
+        BadAudioError: The segment is empty, or ends after the recording by more than 0.1 s.
     """
 
-    frames: int
-    rate_hz: int
-    label: str
+    def __init__(self, open_reader: Callable[[], Any], label: str, segment: Segment = WHOLE) -> None:
+        self._open, self.label = open_reader, label
+        start_seconds, end_seconds, self._channel = segment
+        with naming(label):
+            self._reader = open_reader()
+        self.rate_hz, whole = self._reader.rate_hz, self._reader.length
+        self._slack = getattr(self._reader, "slack", 0)
+        self._start = round((start_seconds or 0) * self.rate_hz)
+        self._has_end = end_seconds is not None
+        stop = whole if end_seconds is None else round(end_seconds * self.rate_hz)
+        # If the length of the recording is unknown, reading shows whether the part exists.
+        self._announced = stop if stop is None else min(stop, stop if whole is None else whole) - self._start
+        is_late = None not in (stop, whole) and stop - whole > _TOLERANCE_SECONDS * self.rate_hz
+        if segment[:2] != (None, None) and (is_late or (self._announced is not None and self._announced <= 0)):
+            span = f"from {self._start / self.rate_hz:g} s to {f'{end_seconds:g} s' if self._has_end else 'its end'}"
+            seconds = (whole or 0) / self.rate_hz
+            raise BadAudioError(f"{label} has no part {span}: it lasts {seconds:.4f} s; correct start_seconds")
+
+    @cached_property
+    def frames(self) -> int:
+        """Number of samples: announced by the header, or counted by decoding the recording."""
+        return sum(map(len, self.parts())) if self._announced is None else self._announced
 
     def parts(self, start: int = 0, count: int | None = None) -> Iterator[np.ndarray]:
-        """Yield blocks of float32 `(samples,)`, the mean of all channels, from the sample `start` on.
+        """Yield blocks of float32 `(samples,)` from the sample `start` on, checked by `to_mono`.
 
         BadAudioError is raised if samples are missing, invalid, or none.
         """
-        raise NotImplementedError
+        for block in self._blocks(start, count):
+            yield to_mono(block, self.rate_hz, self.label, self._channel, start)
+            start += len(block)
 
     def read_mono(self, start: int = 0, count: int | None = None) -> np.ndarray:
         """Return `count` samples from `start` on, or all samples to the end."""
-        blocks = list(self.parts(start, count))
-        return blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
+        waveforms, last = [], np.empty((0, 1))
+        for block in self._blocks(start, count):
+            if len(last):
+                waveforms.append(to_mono(last, self.rate_hz, self.label, self._channel, start))
+                start += len(last)
+            last = block
+        waveforms.append(to_mono(last, self.rate_hz, self.label, self._channel, start))
+        return waveforms[0] if len(waveforms) == 1 else np.concatenate(waveforms)
+
+    def _blocks(self, start: int, count: int | None) -> Iterator[np.ndarray]:
+        """Yield arrays (samples, channels); raise BadAudioError if samples are missing."""
+        expected = None if self._announced is None else max(0, self._announced - start)
+        if expected is not None and (self._has_end or count is not None):
+            expected = count = expected if count is None else min(count, expected)
+        done = 0
+        with naming(self.label):
+            reader, self._reader = self._reader or self._open(), None
+            with closing(reader):
+                for block in reader.blocks(self._start + start, count):
+                    block = block[: None if count is None else count - done]
+                    done += len(block)
+                    if len(block):
+                        yield block
+                    if done == count:
+                        break
+        if not done:
+            raise BadAudioError(f"{self.label} is empty: it contains no samples")
+        if expected is not None and done < expected - self._slack:
+            _check_length(done, expected - self._slack, self.rate_hz, self.label)
+
+
+class Samples:
+    """Reader of samples in memory, `(samples,)` or `(samples, channels)`: floats, or int16 PCM."""
+
+    def __init__(self, samples: np.ndarray, rate_hz: int) -> None:
+        self._samples, self.length, self.rate_hz = samples.reshape(len(samples), -1), len(samples), rate_hz
+
+    def blocks(self, start: int, count: int | None) -> Iterator[np.ndarray]:
+        yield self._samples[start:]
 
     def close(self) -> None:
-        """Close the file."""
+        """Do nothing."""
 
 
-class Samples(Sound):
-    """Recording in memory: float samples, or int16 samples that `parts` converts to float."""
+class _Chain:
+    """Reader of successive parts with headers of their own, such as two joined files."""
 
-    def __init__(self, samples: np.ndarray, rate_hz: int, label: str) -> None:
-        self.samples, self.frames, self.rate_hz, self.label = (
-            samples,
-            len(samples),
-            check_rate(rate_hz, label),
-            label,
-        )
+    def __init__(self, links: Sequence[Any]) -> None:
+        self._links, self.rate_hz = links, links[0].rate_hz
+        lengths = [link.length for link in links]
+        self.length = None if None in lengths else sum(lengths)
+        rates = [link.rate_hz for link in links]
+        if len(set(rates)) > 1:
+            self.close()
+            raise ValueError(f"it has several sampling rates, {rates[:4]} Hz; convert it to FLAC")
 
-    def parts(self, start: int = 0, count: int | None = None) -> Iterator[np.ndarray]:
-        part = self.samples[start : None if count is None else start + count]
-        if part.dtype == np.int16:
-            part = part.astype(np.float32) * np.float32(1 / 32768)
-        yield _check_samples(part, self.label)
+    def blocks(self, start: int, count: int | None) -> Iterator[np.ndarray]:
+        for link in self._links:
+            if link.length is None or start < link.length:
+                yield from link.blocks(start, count)
+            start = max(0, start - (link.length or 0))
 
-
-class _Bytes(io.BytesIO):
-    """Content of a file. A seek to an impossible position, as in damaged files, has no effect instead of raising."""
-
-    def seek(self, position: int, whence: int = io.SEEK_SET) -> int:
-        try:
-            return super().seek(position, whence)
-        except (ValueError, OverflowError):
-            return self.tell()
+    def close(self) -> None:
+        """Close all parts."""
+        for link in self._links:
+            link.close()
 
 
-class _File(soundfile.SoundFile, Sound):
-    """Recording in a file that libsndfile decodes."""
+class _SndFile(soundfile.SoundFile):
+    """Reader of a file that libsndfile decodes."""
 
-    def __init__(self, file: Any, label: str) -> None:
-        super().__init__(file)
-        self.label, self.rate_hz = label, check_rate(self.samplerate, label)
-
-    @property
-    def is_seekable(self) -> bool:
-        """Whether reading can start anywhere. GSM cannot, and a FLAC without a length neither."""
-        return self.frames < _MOST_FRAMES and super().seekable()
+    def __init__(self, content: Content, name: str, **raw: Any) -> None:
+        super().__init__(_as_file(content), **raw)
+        self._label, self.rate_hz = name, self.samplerate
+        # None: a FLAC without a length
+        self.length = self.frames if self.frames < _MOST_FRAMES else None
 
     def seekable(self) -> bool:
         # soundfile would seek after each read, which fails at the end of a FLAC file with unknown length.
         return False
 
-    def parts(self, start: int = 0, count: int | None = None) -> Iterator[np.ndarray]:
-        start, done = min(start, self.frames), 0
-        num_frames = self.frames - start if count is None else min(count, self.frames - start)
-        is_mp3, num_lost = self.format == "MP3", 0
+    def blocks(self, start: int = 0, count: int | None = None) -> Iterator[np.ndarray]:
+        is_mp3, skipped, num_lost = self.format == "MP3", start, 0
+        left = _MOST_FRAMES if count is None else start + count
+        if self.length is not None and super().seekable():  # GSM is not
+            skipped = min(start, _MP3_PREROLL_FRAMES if is_mp3 else 0)
+            first = min(start, self.length) - skipped
+            self.seek(first)
+            left = min(left, self.length) - first
         try:
-            if super().seekable():
-                skipped = min(start, _MP3_PREROLL_FRAMES if is_mp3 else 0)
-                self.seek(start - skipped)
-                before = self.read(skipped, dtype="float32", always_2d=True)
-                num_lost = _count_lost_granules(_mean_of_channels(before)) if skipped else 0
-            while done < num_frames:
-                block = self.read(min(_BLOCK_FRAMES, num_frames - done), dtype="float32", always_2d=True)
-                if not len(block):
-                    break
-                waveform = _mean_of_channels(block)
-                num_lost += _count_lost_granules(waveform) if is_mp3 else 0
-                yield _check_samples(waveform, self.label, done)
-                done += len(block)
-        except soundfile.SoundFileError as error:
-            problem = f"ends within its data, probably truncated: {_first_line(error)}"
-            raise BadAudioError(f"{self.label} {problem}") from error
-
-        if num_lost:  # libmpg123 prints messages about the damage, without the name of the file
-            seconds = num_lost * _GRANULE_SAMPLES / self.rate_hz
-            logger.warning("%s: %.3f s in damaged MP3 frames cannot be decoded and are silent", self.label, seconds)
-        if self.frames < _MOST_FRAMES:
-            _check_length(done, num_frames, self.rate_hz, self.label)
-        if not done:
-            raise BadAudioError(f"{self.label} is empty: it contains no samples")
+            while left and len(block := self.read(min(_BLOCK_FRAMES, left), dtype="float32", always_2d=True)):
+                num_lost += _count_lost_granules(block) if is_mp3 else 0
+                left -= len(block)
+                if len(block) > skipped:
+                    yield block[skipped:]
+                skipped = max(0, skipped - len(block))
+        finally:
+            if num_lost:  # libmpg123 prints messages about the damage, without the name of the file
+                seconds = num_lost * _GRANULE_SAMPLES / self.rate_hz
+                logger.warning("%s: %.3f s in damaged frames cannot be decoded and are silent", self._label, seconds)
 
 
-class _Forward(Sound):
-    """Recording that is decoded from its beginning for each read, because its format does not support exact seeking.
-
-    Args:
-        blocks: Function that yields all samples.
-        announced: Number of samples in the header. None: `frames` decodes the recording to count them.
-        keep: Whether to decode the recording once and to keep its samples, because it is short.
-    """
-
-    def __init__(
-        self,
-        blocks: Callable[[], Iterator[np.ndarray]],
-        rate_hz: int,
-        label: str,
-        announced: int | None = None,
-        keep: bool = False,
-    ) -> None:
-        self._blocks, self._announced, self._keep = blocks, announced, keep
-        self._kept: list[np.ndarray] = []
-        self.rate_hz, self.label = check_rate(rate_hz, label), label
-
-    @cached_property
-    def frames(self) -> int:  # type: ignore[override]
-        return sum(map(len, self._decode())) if self._announced is None else self._announced
-
-    def _decode(self) -> Iterator[np.ndarray]:
-        if not self._keep:
-            return self._blocks()
-        self._kept = self._kept or list(self._blocks())
-        return iter(self._kept)
-
-    def parts(self, start: int = 0, count: int | None = None) -> Iterator[np.ndarray]:
-        position, stop = 0, None if count is None else start + count
-        for block in self._decode():
-            part = block[max(0, start - position) : None if stop is None else max(0, stop - position)]
-            if len(part):
-                yield _check_samples(part, self.label, position)
-            position += len(block)
-            if stop is not None and position >= stop:
-                return
-        if not position:
-            raise BadAudioError(f"{self.label} is empty: it contains no samples")
-        if self._announced is not None:
-            _check_length(position, self._announced, self.rate_hz, self.label)
-
-
-class _Chain(Sound):
-    """Recording of successive parts with headers of their own, such as two joined files."""
-
-    def __init__(self, links: list[_File], label: str) -> None:
-        self._links, self.rate_hz, self.label = links, links[0].rate_hz, label
-        self.frames = sum(link.frames for link in links)
-        rates = [link.rate_hz for link in links]
-        if len(set(rates)) > 1:
-            self.close()
-            raise BadAudioError(f"{label} has several sampling rates, {rates[:4]} Hz; convert it to FLAC")
-
-    def parts(self, start: int = 0, count: int | None = None) -> Iterator[np.ndarray]:
-        stop = self.frames if count is None else start + count
-        for link in self._links:
-            if start < link.frames and stop > max(start, 0):
-                yield from link.parts(max(start, 0), min(stop, link.frames) - max(start, 0))
-            start, stop = start - link.frames, stop - link.frames
-
-    def close(self) -> None:
-        for link in self._links:
-            link.close()
-
-
-class _Cut(Sound):
-    """Part of a recording; the rest is not decoded, if its format supports seeking."""
-
-    def __init__(self, whole: Sound, start_seconds: float, end_seconds: float | None) -> None:
-        self._whole, self.rate_hz, self.label = whole, whole.rate_hz, whole.label
-        self._start = round(start_seconds * self.rate_hz)
-        stop = whole.frames if end_seconds is None else round(end_seconds * self.rate_hz)
-        self.frames = min(stop, whole.frames) - self._start
-        if self.frames <= 0 or stop - whole.frames > _TOLERANCE_SECONDS * self.rate_hz:
-            self.close()
-            span = f"from {start_seconds:g} s to {'its end' if end_seconds is None else f'{end_seconds:g} s'}"
-            seconds = whole.frames / self.rate_hz
-            raise BadAudioError(f"{self.label} has no part {span}: it lasts {seconds:.4f} s; correct start_seconds")
-
-    def parts(self, start: int = 0, count: int | None = None) -> Iterator[np.ndarray]:
-        left = max(0, self.frames - start)
-        yield from self._whole.parts(self._start + start, left if count is None else min(count, left))
-
-    def close(self) -> None:
-        self._whole.close()
-
-
-def cut(whole: Sound, start_seconds: float | None, end_seconds: float | None) -> Sound:
-    """Return the part of a recording between two times; None is its beginning or its end.
-
-    BadAudioError is raised if the part is empty, or ends after the recording by more than 0.1 s.
-    """
-    return whole if start_seconds is None and end_seconds is None else _Cut(whole, start_seconds or 0.0, end_seconds)
-
-
-def open_recording(source: Source, name: str) -> Sound:
-    """Open a recording; raise the errors of `audio.read_audio`."""
+def open_recording(source: Source, name: str, segment: Segment = WHOLE) -> Sound:
+    """Open a recording or a part of it; raise the errors of `audio.read_audio`."""
+    content: Content
     if isinstance(source, Address):
         source = read_file(source, lambda file: file.read())
     if isinstance(source, bytes):
-        return _open_content(source, source, name)
-    if not Path(source).is_file():
+        content = source
+    elif not Path(source).is_file():
         raise FileNotFoundError(f"there is no audio file {name}")
-    with open(source, "rb") as file:
-        if not file.seek(0, io.SEEK_END):
-            raise BadAudioError(f"{name} is empty: 0 bytes")
-        # A private copy of changed pages, so that headers can be corrected.
-        return _open_content(source, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), name)
-
-
-def _open_content(source: Source, content: Content, name: str) -> Sound:
+    else:
+        with open(source, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            content = _Map(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
     if not len(content):
         raise BadAudioError(f"{name} is empty: 0 bytes")
-    form = identify(content)
-    if form is not None and form.decoder == "mp3":
-        parts = read_parts(content if form.stop is None else content[: form.stop], form.start)
-        if parts:  # none in the free format
-            return _open_mp3(parts, name)
-    if form is not None and form.start and form.decoder == "libsndfile" and isinstance(source, bytes):
-        # libsndfile skips a tag, but loses as many bytes at the end of data in memory.
-        rest = source[form.start :]
-        return _open_content(rest, rest, name)
-    if form is not None and form.decoder == "ffmpeg":
-        _check_container(content, form, name)
-        return _open_with_ffmpeg(source, content, form, name)
+    start = skip_id3(content) if content[:3] == b"ID3" else 0
+    return Sound(partial(_open_reader, content[start:] if start else content, name), name, segment)
+
+
+def _open_reader(content: Content, name: str) -> Any:
+    """Open a recording with libsndfile or, if that cannot read it correctly, with FFmpeg."""
+    if content[:4] == b"OggS":
+        return _open_ogg(content, name)
+    problem, tag = "this MP3 does not announce its length", _MP3_TAG.match(content[:64])
+    is_whole_mp3 = tag is not None and _is_whole_mp3(content, tag, name)
     try:
-        if form is not None and form.decoder == "ogg":
-            _check_container(content, form, name)
-            return _open_ogg(source, content, form.start, name)
-        file = _File(_as_file(source), name)
+        file = _SndFile(content, name)
     except soundfile.SoundFileError as error:
-        if form is not None and _import_ffmpeg()[0] is not None:
-            return _open_with_ffmpeg(source, content, form, name)
-        raise _not_audio(content, form, name, "libsndfile or FFmpeg", error) from error
-
-    is_raw = file.format == "RAW" and not str(source).lower().endswith(_HEADERLESS)
-    if is_raw or file.frames == 0:
-        file.close()
-        if is_raw:
-            raise BadAudioError(f"{name} ({len(content)} bytes) has no header of an audio format")
-        file = _open_unfinished(content, name)
-    _check_announced_size(file)
-    if file.is_seekable:
-        return file
-    file.close()
-    blocks = partial(_file_blocks, source, name)
-    return _Forward(blocks, file.rate_hz, name, keep=len(content) <= _WHOLE_BYTES)
-
-
-def _as_file(source: Source) -> Any:
-    return _Bytes(source) if isinstance(source, bytes) else source
-
-
-def _file_blocks(source: Source, name: str) -> Iterator[np.ndarray]:
-    with closing(_File(_as_file(source), name)) as file:
-        yield from file.parts()
-
-
-def _open_mp3(parts: list[Part], name: str) -> Sound:
-    for part in parts:
-        kind = part.kind
-        if part.announced is not None and not _is_placeholder(part.announced, part.num_frames):
-            _check_length(
-                part.num_frames * kind.frame_samples, part.announced * kind.frame_samples, kind.rate_hz, name
-            )
-    if not any(part.num_frames for part in parts):
-        raise BadAudioError(f"{name} is empty: it contains no samples")
-    files = [_File(_Bytes(part.content), name) for part in parts if part.num_frames]
-    return files[0] if len(files) == 1 else _Chain(files, name)
-
-
-def _check_container(content: Content, form: Format, name: str) -> None:
-    """Raise BadAudioError if an Ogg or AVI file is truncated; decoders read it as if it were complete."""
-    if form.name.startswith("Ogg") and not read_links(content, form.start)[1]:
-        raise BadAudioError(f"{name} is truncated: it ends within a page")
-    if form.name == "AVI":
-        actual = len(content) - form.start
-        announced = 8 + int.from_bytes(content[form.start + 4 : form.start + 8], "little")
-        if announced > actual + _AVI_TOLERANCE_BYTES and not _is_placeholder(announced, actual):
-            raise BadAudioError(f"{name} is truncated: it announces {announced} bytes, but it has {actual}")
-
-
-def _open_ogg(source: Source, content: Content, start: int, name: str) -> Sound:
-    links, _ = read_links(content, start)
-    if len(links) == 1 and links[0].has_end_mark:
-        return _File(_as_file(source), name)
-    files = [_File(_Bytes(link.read(content)), name) for link in links]
-    return files[0] if len(files) == 1 else _Chain(files, name)
-
-
-def _open_unfinished(content: Content, name: str) -> _File:
-    """Open a file with a header that announces no data; raise BadAudioError if it has none."""
-    corrections = correct_sizes(content)
-    if not corrections:
-        raise BadAudioError(f"{name} is empty: it contains no samples")
-    corrected: Any = bytearray(content) if isinstance(content, bytes) else content
-    for position, value in corrections:
-        corrected[position : position + len(value)] = value
-    file = _File(_Bytes(corrected) if isinstance(content, bytes) else corrected, name)
-    _note(name, f"its header announces no data; all {file.frames} samples to the end of the file are read")
+        return _open_with_ffmpeg(content, name, _problem(error))
+    if "MPEG" in file.subtype and not is_whole_mp3:
+        try:
+            return _open_with_ffmpeg(content, name, problem)
+        except MissingDecoderError:
+            raise
+        except BadAudioError:  # the free format, whose constant bit rate makes the estimate of libsndfile exact
+            return _SndFile(content, name)
+    if "Ambiguous" in file.extra_info:
+        problem = "samples of 24 bits in 4 bytes, which decoders read incorrectly"
+        raise BadAudioError(f"{name} has {problem}; convert it to FLAC")
+    if "IEEE float" in file.extra_info and "PCM" in file.subtype:  # of Wave64, read as integers
+        return _open_with_ffmpeg(content, name, "it reads these floats as integers")
+    if file.length == 0:
+        file = _open_unfinished(content, file, name)
+    for numbers in _ANNOUNCED.findall(file.extra_info):
+        _check_announced_size(file, name, *map(int, numbers))
     return file
 
 
-def _check_announced_size(file: _File) -> None:
+def _is_whole_mp3(content: Content, tag: re.Match[bytes], name: str) -> bool:
+    """Return whether a file is the MP3 that its tag announces; raise BadAudioError if it is truncated."""
+    count, size = (int.from_bytes(number, "big") for number in tag.groups())
+    if count and size > len(content) and not _is_placeholder(size, len(content)):
+        raise BadAudioError(f"{name} is truncated: it announces {size} bytes of MP3, but it has {len(content)}")
+    is_one = 0 <= len(content) - size <= _ID3V1_BYTES  # other files may follow
+    return is_one and _MP3_FRAME_BYTES[0] * count <= size <= _MP3_FRAME_BYTES[1] * count
+
+
+def _open_ogg(content: Content, name: str) -> Any:
+    if not is_whole_ogg(content):
+        raise BadAudioError(f"{name} is truncated: it ends within a page")
+    readers = [_open_link(link, name) for link in read_links(content) or [Link(content, [])]]
+    return readers[0] if len(readers) == 1 else _Chain(readers)
+
+
+def _open_link(link: Link, name: str) -> Any:
+    streams = [stream for stream in link.streams if stream != b"fishead\0"]
+    if len(streams) == 1 and streams[0].startswith((b"\x01vorbis", b"OpusHead")):
+        with suppress(soundfile.SoundFileError):
+            return _SndFile(mark_end(link.content), name)
+    return _open_with_ffmpeg(link.content, name, f"Ogg with {streams}")
+
+
+def _open_unfinished(content: Content, file: _SndFile, name: str) -> _SndFile:
+    """Open a file with a header that announces no data; raise BadAudioError if it has none."""
+    start = find_sound(content)
+    file.close()
+    if start is None:
+        raise BadAudioError(f"{name} is empty: it contains no samples")
+    form = {"samplerate": file.samplerate, "channels": file.channels, "subtype": file.subtype, "endian": file.endian}
+    if file.endian == "FILE":
+        form["endian"] = "BIG" if content[:4] in (b"FORM", b".snd", b"RIFX") else "LITTLE"
+    file = _SndFile(content[start:], name, format="RAW", **form)
+    _note(name, f"its header announces no data; all {file.length} samples to the end of the file are read")
+    return file
+
+
+def _open_with_ffmpeg(content: Content, name: str, problem: str) -> Any:
+    about, head = f"{name} ({len(content)} bytes)", content[:100]
+    refuse_pointer(head, name)
+    if _TEXT.fullmatch(head):
+        raise BadAudioError(f"{about} is not audio, but a text: {head[:40]!r}")
+    try:
+        from .ffmpeg import Track
+    except ImportError as error:
+        if _OF_LIBSNDFILE.match(head):
+            raise BadAudioError(f"{about} is damaged, or of a rare kind: {problem}; convert it to FLAC") from error
+        advice = "install PyAV (pip install 'supclap[ffmpeg]'), or convert it to FLAC"
+        raise MissingDecoderError(
+            f"{about} needs FFmpeg, because libsndfile cannot read it: {problem}; {advice}"
+        ) from error
+    announced = 8 + int.from_bytes(head[4:8], "little")
+    is_short = announced > len(content) + _RIFF_TOLERANCE_BYTES and not _is_placeholder(announced, len(content))
+    if head[:4] == b"RIFF" and is_short:  # AVI, and WAV with a rare codec
+        raise BadAudioError(f"{name} is truncated: it announces {announced} bytes, but it has {len(content)}")
+    try:
+        return Track(partial(_as_file, content), name)
+    except Exception as error:
+        reasons = f"libsndfile ({problem}) or FFmpeg ({_problem(error)})"
+        raise BadAudioError(f"{about} is not audio that can be decoded by {reasons}") from error
+
+
+def _check_announced_size(file: _SndFile, name: str, announced: int, actual: int) -> None:
     """Raise BadAudioError if more data are announced than the file contains, by more than 0.1 s of sound."""
-    for number in _ANNOUNCED.findall(file.extra_info):
-        announced, actual = map(int, number)
-        if announced <= actual or _is_placeholder(announced, actual):
-            continue
-        seconds = file.frames / file.rate_hz * (announced - actual) / max(1, actual)
-        if seconds > _TOLERANCE_SECONDS or not actual:
-            file.close()
-            raise BadAudioError(
-                f"{file.label} is truncated: its header announces {announced} bytes, but it has {actual}"
-            )
-        _note(file.label, f"its header announces {announced} bytes, but it has {actual}")
+    if announced <= actual or _is_placeholder(announced, actual):
+        return
+    seconds = (file.length or 0) / file.rate_hz * (announced - actual) / max(1, actual)
+    if seconds > _TOLERANCE_SECONDS or not actual:
+        raise BadAudioError(f"{name} is truncated: its header announces {announced} bytes, but it has {actual}")
+    _note(name, f"its header announces {announced} bytes, but it has {actual}")
 
 
 def _is_placeholder(announced: int, actual: int) -> bool:
@@ -407,114 +393,12 @@ def _check_length(done: int, expected: int, rate_hz: int, name: str) -> None:
         _note(name, f"{done} of {expected} announced samples could be read")
 
 
-def _open_with_ffmpeg(source: Source, content: Content, form: Format, name: str) -> Sound:
-    """Open a recording with FFmpeg: decode a short one, and prepare to decode a long one in blocks."""
-    # FFmpeg receives no path, only bytes of an audio file, because a playlist could make it fetch other files.
-    if _PLAYLIST.search(content[: 2**20].split(b"\0", 1)[0]):
-        raise _not_audio(content, None, name, "libsndfile or FFmpeg", ValueError("it starts with a playlist"))
-    make, problem = _import_ffmpeg()
-    if make is None:
-        raise MissingDecoderError(
-            f"{name} ({form.name}) needs FFmpeg, which torchcodec does not find ({problem}); install FFmpeg 4 to 8 "
-            "(apt-get install ffmpeg, conda install ffmpeg) and torchcodec, or convert the file to FLAC"
-        )
-
-    def make_decoder() -> Any:
-        if isinstance(source, bytes):
-            return make(source)
-        return make(content[:] if len(content) <= _WHOLE_BYTES else open(source, "rb"))
-
-    def blocks() -> Iterator[np.ndarray]:
-        position = 0
-        try:
-            for block in _ffmpeg_blocks(make_decoder()) if is_long else [_decode_all(make_decoder())]:
-                # Encoders of MP4 pad the last frame.
-                yield block[: announced - position] if announced is not None and form.name == "MP4" else block
-                position += len(block)
-        except Exception as error:
-            raise _not_audio(content, form, name, "FFmpeg", error) from error
-
-    try:
-        metadata = make_decoder().metadata
-    except Exception as error:
-        raise _not_audio(content, form, name, "FFmpeg", error) from error
-    seconds = _announced_seconds(metadata, content, form)
-    announced = None if seconds is None else round(seconds * metadata.sample_rate)
-    is_long = len(content) > _WHOLE_BYTES if seconds is None else seconds > _WHOLE_SECONDS
-    return _Forward(blocks, metadata.sample_rate, name, announced, keep=not is_long)
-
-
-def _import_ffmpeg() -> tuple[Any, str]:
-    """Return torchcodec's `AudioDecoder`, or None and the reason if torchcodec or FFmpeg's libraries are missing."""
-    try:
-        from torchcodec.decoders import AudioDecoder
-    except Exception as error:  # RuntimeError or OSError without FFmpeg's libraries
-        return None, _first_line(error)
-    return AudioDecoder, ""
-
-
-def _decode_all(decoder: Any) -> np.ndarray:
-    return decoder.get_all_samples().data.mean(dim=0).numpy()
-
-
-def _announced_seconds(metadata: Any, content: Content, form: Format) -> float | None:
-    """Return the length that the header announces, without the time before the first sample; None if it has none."""
-    if form.name == "AAC":
-        return count_aac_seconds(content, form.start) or None
-    if form.name in _ESTIMATED or (form.name.startswith("Ogg") and len(read_links(content, form.start)[0]) > 1):
-        return None  # of a chain, only the length of one part is known
-    seconds = metadata.duration_seconds_from_header
-    if seconds is None:  # Matroska has only the length of the whole file
-        seconds = getattr(metadata, "duration_seconds", None)
-    begin = getattr(metadata, "begin_stream_seconds_from_header", None) or 0.0
-    return seconds if seconds is None or not 0 < begin < _MOST_BEGIN_SECONDS else seconds - begin
-
-
-def _ffmpeg_blocks(decoder: Any) -> Iterator[np.ndarray]:
-    """Decode a recording in blocks of whole frames.
-
-    torchcodec starts again from the beginning of the file if the next block starts within a frame. Its public function
-    returns parts of frames, therefore the function below it is called, which returns whole frames.
-    """
-    from torchcodec import _core
-
-    rate_hz = decoder.metadata.sample_rate
-    time = max(0.0, getattr(decoder.metadata, "begin_stream_seconds_from_header", None) or 0.0)
-    while True:
-        span = {"start_seconds": time, "stop_seconds": time + _BLOCK_SECONDS}
-        try:
-            frames, first = _core.get_frames_by_pts_in_range_audio(decoder._decoder, **span)
-        except RuntimeError as error:
-            if "No audio frames were decoded" in str(error):  # the end
-                return
-            raise
-        skipped = max(0, round((time - float(first)) * rate_hz))
-        block = frames[:, skipped:].mean(dim=0).numpy()
-        if not len(block):
-            return
-        yield block
-        time = max(time, float(first)) + len(block) / rate_hz
-
-
-def _not_audio(content: Content, form: Format | None, name: str, reader: str, error: Exception) -> BadAudioError:
-    about = f"{name} ({len(content)} bytes)"
-    if form is None:
-        return BadAudioError(f"{about} is not audio that {reader} can decode: {_first_line(error)}")
-    if "no specified stream" in str(error):
-        return BadAudioError(f"{about} is {form.name} without sound; leave it out")
-    return BadAudioError(
-        f"{about} is {form.name} that {reader} cannot decode: {_first_line(error)}; convert it to FLAC"
-    )
-
-
-def _first_line(error: Exception) -> str:
-    """Return the first line of a decoder error, without source file names and line numbers."""
-    message = getattr(error, "error_string", None) or str(error) or type(error).__name__
-    if "No audio frames were decoded" in message:
-        return "it contains no frame that can be decoded"
-    if "does not exist" in message:  # libsndfile, if it takes a file for MP3 by its suffix
-        return "its format is unknown"
-    return re.sub(r"^\w+, \S+\.cpp:\d+, ", "", message.splitlines()[0].removesuffix(" Likely causes:"))
+def _problem(error: Exception) -> str:
+    """Return the first line of the message of an error, without the name of a file object."""
+    message = getattr(error, "error_string", None) or getattr(error, "strerror", None)
+    if not message:
+        message = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+    return message.splitlines()[0]
 
 
 def _note(name: str, deviation: str) -> None:
@@ -524,20 +408,12 @@ def _note(name: str, deviation: str) -> None:
     logger.log(level, "%s: %s", name, deviation)
 
 
-def _mean_of_channels(block: np.ndarray) -> np.ndarray:
-    """Return the mean of all channels: (frames, channels) -> (frames,), up to 20 times as fast as numpy's `mean`."""
-    waveform = block[:, 0].copy()
-    for channel in block.T[1:]:
-        waveform += channel
-    waveform /= np.float32(block.shape[1])
-    return waveform
-
-
-def _count_lost_granules(waveform: np.ndarray) -> int:
+def _count_lost_granules(block: np.ndarray) -> int:
     """Return how many granules of an MP3 libmpg123 has replaced by zeros, because they are damaged.
 
     The sound breaks off at their zeros. Before and after silence that was encoded, the filter bank lets it fade.
     """
+    waveform = np.abs(block).max(axis=1)
     sampled = waveform[:: _GRANULE_SAMPLES // 2] == 0
     if not (sampled[1:] & sampled[:-1]).any():
         return 0
@@ -545,29 +421,6 @@ def _count_lost_granules(waveform: np.ndarray) -> int:
     befores, afters = loud, np.append(loud[1:], len(waveform))
     is_long = afters - befores > _GRANULE_SAMPLES
     befores, afters = befores[is_long], afters[is_long]
-    edges = np.maximum(np.abs(waveform[befores]), np.abs(waveform[np.minimum(afters, len(waveform) - 1)]))
+    edges = np.maximum(waveform[befores], waveform[np.minimum(afters, len(waveform) - 1)])
     lengths = (afters - befores - 1)[edges > _MOST_FADED]
     return int((lengths // _GRANULE_SAMPLES).sum())
-
-
-def _check_samples(waveform: np.ndarray, name: str, start: int = 0) -> np.ndarray:
-    if not len(waveform):
-        raise BadAudioError(f"{name} is empty: it contains no samples")
-    if not np.isfinite(waveform).all():
-        first = start + int(np.argmin(np.isfinite(waveform)))
-        raise BadAudioError(f"{name} contains NaN or infinite samples, the first at {first}")
-    peak = max(waveform.max(), -waveform.min())
-    if peak > MAX_AMPLITUDE:
-        raise BadAudioError(
-            f"{name} has a peak of {peak:.6g}, but full scale is 1; divide integer samples by 32768, or replace a "
-            "damaged file"
-        )
-    return waveform
-
-
-def check_rate(rate_hz: int, name: str) -> int:
-    """Return the sampling rate; raise BadAudioError if it is below 200 Hz or above 10 MHz."""
-    if not LEAST_RATE_HZ <= rate_hz <= MOST_RATE_HZ:
-        expected = f"{LEAST_RATE_HZ} to {MOST_RATE_HZ}"
-        raise BadAudioError(f"{name} has a sampling rate of {rate_hz} Hz; expected {expected}: correct its header")
-    return rate_hz

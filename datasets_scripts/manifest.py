@@ -18,7 +18,7 @@ from .prepared import FORMAT, STORAGES
 from .public_names import inline_markdown
 
 _METADATA_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".txt")
-_PACKAGES = ("datasets", "numpy", "pyarrow", "soundfile", "supclap", "torch", "torchaudio", "torchcodec")
+_PACKAGES = ("av", "datasets", "numpy", "pyarrow", "soundfile", "supclap", "torch", "torchaudio")
 SHORT_SECONDS = 0.15  # minimum of CED, the longest one of the supported models
 
 # Licence identifiers of the Hub; any other licence is "other".

@@ -104,7 +104,7 @@ def prepare(
         cache_dir: Cache folder for the rows of the builder. None: the default of `datasets`.
 
     Raises:
-        BadAudioError: A recording is bad and `on_bad_audio` is "error", or FFmpeg is required but not installed.
+        BadAudioError: A recording is bad and `on_bad_audio` is "error", or PyAV is required but not installed.
         FileExistsError: The output folder contains a different prepared dataset and `overwrite` is not set, or it
             contains files that are not from a preparation.
         RuntimeError: Another run is writing to the folder.
@@ -240,7 +240,9 @@ class _Source:
 def _refuse_segments(splits: Mapping[str, datasets.Dataset]) -> None:
     """Raise ValueError if rows are parts of recordings, because the original files contain more than these parts."""
     for split, rows in splits.items():
-        if "end_seconds" in rows.column_names and any(segment_of(row) != (None, None) for row in without_audio(rows)):
+        if "end_seconds" in rows.column_names and any(
+            segment_of(row)[:2] != (None, None) for row in without_audio(rows)
+        ):
             raise ValueError(
                 f"rows of {split!r} are parts of recordings, and storage 'original' keeps whole files; choose flac16k, "
                 "flac48k, int16 or reference"

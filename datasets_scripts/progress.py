@@ -14,12 +14,17 @@ FIRST_LOG_SECONDS = 10.0
 
 
 class LogLines(tqdm):
-    """Progress as whole lines: the first after `FIRST_LOG_SECONDS`, the next every `LOG_SECONDS`."""
+    """Progress as whole lines: the first after `FIRST_LOG_SECONDS`, the next every `LOG_SECONDS`. None is repeated."""
 
-    def display(self, *args: Any, **kwargs: Any) -> None:
-        """Print a line, and wait longer before the next one."""
-        super().display(*args, **kwargs)
+    printed = -1
+
+    def display(self, *args: Any, **kwargs: Any) -> bool:
+        """Print a line if there is progress, and wait longer before the next one. Return whether tqdm must clear it."""
+        if self.n != self.printed:
+            self.printed = self.n
+            print(self, file=self.fp, flush=True)
         self.mininterval = self.maxinterval = LOG_SECONDS
+        return False
 
 
 def progress(
@@ -34,7 +39,7 @@ def progress(
 
     first = min(FIRST_LOG_SECONDS, LOG_SECONDS)
     style |= {"mininterval": first, "maxinterval": first, "delay": first}
-    style["bar_format"] = "{desc}: {n_fmt} of {total_fmt}{unit}, {remaining} left\n"
+    style |= {"bar_format": "{desc}: {n_fmt} of {total_fmt}{unit}, {remaining} left", "leave": False}
     return LogLines(items, description, total, initial=start, disable=quiet, **style)
 
 

@@ -1,5 +1,6 @@
 """Remove secrets and local paths from names and options before they are written to results, cards and manifests."""
 
+import html
 import json
 import os
 import re
@@ -84,9 +85,10 @@ def redact(value: Any, from_anywhere: bool = False) -> Any:
 
 
 def inline_markdown(text: str) -> str:
-    r"""Escape Markdown characters and join lines, for text from data in model and dataset cards.
+    r"""Escape Markdown and HTML and join lines, for text from data in model and dataset cards.
 
     >>> inline_markdown("CC BY\n# <b>Free</b> | [all](x)")
-    'CC BY \\# \\<b\\>Free\\</b\\> \\| \\[all\\](x)'
+    'CC BY \\# &lt;b&gt;Free&lt;/b&gt; \\| \\[all\\]\\(x)'
     """
-    return re.sub(r"([\\`*#<>|\[\]])", r"\\\1", " ".join(text.split()))
+    # also the bracket of a link's address, because its text may begin before this one
+    return re.sub(r"([\\`*#|\[\]]|(?<=\])\()", r"\\\1", html.escape(" ".join(text.split()), quote=False))

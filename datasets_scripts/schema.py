@@ -25,6 +25,9 @@ AUDIO_COLUMNS = ("audio", "samples", "sampling_rate_hz")
 SEGMENT_COLUMNS = ("start_seconds", "end_seconds")
 """Optional columns of rows that are parts of recordings; null is the beginning or the end of the recording."""
 
+CHANNEL = "channel"
+"""Optional column with the index of the channel of a recording that is the clip; null is the mean of all channels."""
+
 EXPECTED_COUNT = "expected_count"
 """Column with the expected number of times that a training epoch contains a row. If it is missing, the number is 1."""
 
@@ -290,6 +293,12 @@ def _lengths(lists: Any) -> np.ndarray:
 def label_counts(rows: Dataset) -> np.ndarray:
     """Count the labels of each row, as an int64 array `(rows,)`."""
     return _lengths(rows.select_columns("labels").with_format("arrow")[:]["labels"])
+
+
+def label_names(rows: Dataset) -> set[str]:
+    """Return all labels that occur in the rows."""
+    labels = rows.select_columns("labels").with_format("arrow")[:]["labels"]
+    return set(pc.unique(pc.list_flatten(labels)).to_pylist())
 
 
 def caption_counts(rows: Any) -> dict[str, np.ndarray]:

@@ -17,10 +17,10 @@ import pyarrow.parquet
 import soundfile
 
 from .atomic_files import file_sha256, write_json
-from .audio import BadAudioError, MissingDecoderError, Segment, segment_of
-from .bad_audio import check_recording, map_in_order, measure_content, naming, read_recording, source_of
+from .audio import WHOLE, BadAudioError, MissingDecoderError, Segment, naming, segment_of
+from .bad_audio import check_recording, map_in_order, measure_content, read_recording, source_of
 from .prepared import STORAGES
-from .schema import AUDIO_COLUMNS
+from .schema import AUDIO_COLUMNS, CHANNEL, SEGMENT_COLUMNS
 
 ROW_GROUP_ROWS = 100  # recommended for the Hub viewer, which reads a whole row group to show one row
 ROW_GROUP_BYTES = 64 * 1024**2
@@ -28,7 +28,7 @@ CELL_BYTES = 2**31 - 2  # maximum size of one value in Arrow
 
 
 def pack(
-    source: str | bytes, name: str, storage: str, segment: Segment = (None, None)
+    source: str | bytes, name: str, storage: str, segment: Segment = WHOLE
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Check a recording (a path or its bytes) or its segment, and encode it in a storage format of `prepared.STORAGES`.
 
@@ -89,8 +89,8 @@ def _make_entry(row: Mapping[str, Any], root: str | None, storage: str) -> Entry
     try:
         segment = segment_of(row)
         columns, note = pack(source_of(row), stored["audio_path"], storage, segment)
-        if STORAGES[storage].codec != "none" and segment != (None, None):
-            stored |= {"start_seconds": None, "end_seconds": None}  # the stored audio is the segment
+        if STORAGES[storage].codec not in ("none", "file"):  # the stored audio is the segment
+            stored |= {name: None for name in (*SEGMENT_COLUMNS, CHANNEL) if name in stored}
         if payload_bytes(columns) > CELL_BYTES:
             size = f"{payload_bytes(columns)} bytes as {storage}, more than the {CELL_BYTES} of a Parquet cell"
             raise BadAudioError(f"{stored['audio_path']} takes {size}; cut it, or choose another storage")

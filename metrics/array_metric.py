@@ -57,7 +57,7 @@ class ArrayMetric(evaluate.Metric):
         return super().compute(predictions=predictions, references=references, **self.select_options(kwargs))
 
     def select_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options of this metric.
+        """Return the options of this metric, with tensors as arrays.
 
         Options of the other metrics in this folder are dropped, because `evaluate.combine` passes all options to every
         metric. Other options raise TypeError.
@@ -66,7 +66,7 @@ class ArrayMetric(evaluate.Metric):
         for name in options:
             if name not in known and name not in OPTIONS:
                 raise TypeError(f"{self.name} has no option {name!r}; it has {', '.join(known)}")
-        return {name: value for name, value in options.items() if name in known}
+        return {name: as_array(value) for name, value in options.items() if name in known}
 
     def _infer_feature_from_batch(self, batch: dict[str, Any]) -> datasets.Features:
         empty = [name for name, column in batch.items() if column is None or len(column) == 0]
@@ -75,12 +75,27 @@ class ArrayMetric(evaluate.Metric):
         return super()._infer_feature_from_batch(batch)
 
 
-def take_rows(array: Any, indices: Sequence[int], name: str) -> list[Any]:
-    """Return the array rows with the given indices; raise ValueError if an index is not in 0..len(array) - 1."""
+def as_array(value: Any) -> Any:
+    """Convert a tensor of torch, of any dtype and device, to an array. Other values are returned unchanged."""
+    if not hasattr(value, "detach"):
+        return value
+    tensor = value.detach().cpu()
+    # numpy has no bfloat16
+    return (tensor.float() if "bfloat16" in str(tensor.dtype) else tensor).numpy()
+
+
+def take_rows(array: Any, indices: Sequence[Any], name: str) -> Sequence[Any]:
+    """Return the array rows with the given indices. If the array is None, `indices` are rows, and are returned.
+
+    Raises:
+        ValueError: An index is not in 0..len(array) - 1.
+    """
+    if array is None:
+        return indices
     for index in indices:
         if np.ndim(index) or not 0 <= index < len(array):
             raise ValueError(f"each row index of {name} must be an integer in 0..{len(array) - 1}, not {index}")
-    return [array[index] for index in indices]
+    return [as_array(array[index]) for index in indices]
 
 
 ATRI = """\

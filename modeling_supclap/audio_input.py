@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from .waveform import LEAST_RATE_HZ, MAX_AMPLITUDE, MOST_RATE_HZ, resample
+from .waveform import resample, to_mono
 
 # A path, a URL, or the bytes of a file.
 _FILE = (str, os.PathLike, bytes)
@@ -71,22 +71,24 @@ class Recording(NamedTuple):
         source, rate_hz, first = self.source, self.rate_hz, 0
         if callable(source):
             return source(target_hz)[start:stop]
-        if self.is_file and stop is not None:
-            # Start at a whole second, because sample positions of both sampling rates coincide there.
-            first = max(0, start // target_hz - _MARGIN_SECONDS)
-            seconds = math.ceil(stop / target_hz) + _MARGIN_SECONDS - first
-            source, rate_hz = _read_file(source, self.name, offset_seconds=first, duration_seconds=seconds)
-        elif self.is_file:
-            source, rate_hz = _read_file(source, self.name)
-        elif _is_decoder(source):
-            samples = source.get_all_samples()
-            source, rate_hz = samples.data, samples.sample_rate
-
-        if source is None:
-            raise ValueError(f"{self.name} has no audio: it is None")
-        if rate_hz is None:
-            raise ValueError(f"{self.name} is an array without a sampling rate; pass sampling_rate=, in hertz")
-        waveform = as_waveform(source, rate_hz, target_hz, self.name, resampling_method)
+        if self.is_file:
+            part: dict[str, Any] = {}
+            if stop is not None:
+                # Start at a whole second, because sample positions of both sampling rates coincide there.
+                first = max(0, start // target_hz - _MARGIN_SECONDS)
+                seconds = math.ceil(stop / target_hz) + _MARGIN_SECONDS - first
+                part = {"offset_seconds": first, "duration_seconds": seconds}
+            waveform, from_hz = _read_file(source, self.name, **part)
+            waveform = resample(waveform, from_hz, target_hz, resampling_method)
+        else:
+            if _is_decoder(source):
+                samples = source.get_all_samples()
+                source, rate_hz = samples.data, samples.sample_rate
+            if source is None:
+                raise ValueError(f"{self.name} has no audio: it is None")
+            if rate_hz is None:
+                raise ValueError(f"{self.name} is an array without a sampling rate; pass sampling_rate=, in hertz")
+            waveform = as_waveform(source, rate_hz, target_hz, self.name, resampling_method)
         offset = first * target_hz
         return waveform[start - offset : None if stop is None else stop - offset]
 
@@ -227,31 +229,20 @@ def as_waveform(
 
     if not samples.size:
         raise ValueError(f"{name} is empty, with shape {samples.shape}")
-    if samples.dtype.kind == "i" and samples.dtype.itemsize in (2, 4):  # in either byte order
-        samples = np.multiply(samples, np.float32(-1 / np.iinfo(samples.dtype).min), dtype=np.float32)
-    elif samples.dtype.kind in "US":
+    if samples.dtype.kind in "US":
         raise ValueError(f"{name} has dtype {samples.dtype}, as a path has; read the file, or call model.encode_audio")
-    elif samples.dtype.kind != "f":
+    if samples.dtype.kind != "f" and not (samples.dtype.kind == "i" and samples.dtype.itemsize in (2, 4)):
         raise ValueError(f"{name} has dtype {samples.dtype}; pass floats of full scale 1, or int16 or int32 PCM")
 
-    waveform = samples.astype(np.float32, copy=False)
-    if waveform.ndim != 1:
-        if waveform.ndim != 2 or min(waveform.shape) > MAX_CHANNELS:
-            raise ValueError(f"{name} has shape {waveform.shape}; pass (samples,) or at most {MAX_CHANNELS} channels")
-        waveform = waveform.mean(axis=0 if waveform.shape[0] <= MAX_CHANNELS else 1)
-
-    peak = max(waveform.max(), -waveform.min())  # NaN or infinite if any sample is
-    if not np.isfinite(peak):
-        raise ValueError(f"{name} contains NaN or infinite samples, the first at {np.isfinite(waveform).argmin()}")
-    if peak > MAX_AMPLITUDE:
-        raise ValueError(f"{name} reaches {peak:.6g}, but floats have full scale 1; divide integer samples by 32768")
-
-    if not isinstance(from_hz, _NUMBER):
-        raise ValueError(f"sampling_rate must be one number in hertz, for example 16000, got {from_hz!r}")
-    if from_hz % 1 != 0 or not LEAST_RATE_HZ <= from_hz <= MOST_RATE_HZ:
-        expected = f"a whole number from {LEAST_RATE_HZ} to {MOST_RATE_HZ}, in hertz and not in kilohertz"
-        raise ValueError(f"sampling_rate is {from_hz} Hz; pass {expected}")
-    return resample(waveform, int(from_hz), to_hz, resampling_method)
+    if samples.ndim == 1:
+        samples = samples[:, np.newaxis]
+    elif samples.ndim != 2 or min(samples.shape) > MAX_CHANNELS:
+        raise ValueError(f"{name} has shape {samples.shape}; pass (samples,) or at most {MAX_CHANNELS} channels")
+    elif samples.shape[0] <= MAX_CHANNELS:
+        samples = samples.T
+    if not isinstance(from_hz, _NUMBER) or isinstance(from_hz, bool) or from_hz % 1 != 0:
+        raise ValueError(f"sampling_rate is {from_hz!r}; pass one whole number in hertz, for example 16000")
+    return resample(to_mono(samples, int(from_hz), name), int(from_hz), to_hz, resampling_method)
 
 
 def _as_clips(audio: Any) -> tuple[list[Any], bool]:
@@ -332,6 +323,7 @@ def _read_file(
         with soundfile.SoundFile(io.BytesIO(file) if isinstance(file, bytes) else file) as opened:
             opened.seek(round(offset_seconds * opened.samplerate))
             num_frames = -1 if duration_seconds is None else round(duration_seconds * opened.samplerate)
-            return opened.read(num_frames, dtype="float32", always_2d=True).mean(axis=1), opened.samplerate
+            samples = opened.read(num_frames, dtype="float32", always_2d=True)
+            return to_mono(samples, opened.samplerate, name), opened.samplerate
     except soundfile.SoundFileError as error:
         raise ValueError(f"{name} is not audio that soundfile can read: {error}") from error

@@ -1,5 +1,6 @@
 """Configuration classes: `SupCLAPConfig` (two-tower model), and the encoders that transformers lacks."""
 
+import math
 import os
 import shutil
 from pathlib import Path
@@ -28,6 +29,9 @@ OWN_TOWERS = {
 AUDIO_TOWERS = ("ced", "clap_audio_model", "cnn14", "naflex")
 ANY_AUDIO_TOWER = ("audio_encoder", "run_encoder")
 
+# More layers than any encoder has. To build the millions that a damaged or hostile file may state would take hours.
+MAX_LAYERS = 1000
+
 # The text encoder of SONAR (Duquenne et al., 2023, arXiv 2308.11466), in the field names of M2M100.
 SONAR_TEXT_CONFIG: dict[str, Any] = {
     "model_type": "m2m_100",
@@ -39,6 +43,17 @@ SONAR_TEXT_CONFIG: dict[str, Any] = {
     "encoder_layerdrop": 0.0,
     "max_position_embeddings": 1024,
 }
+
+
+def check_depth(config: PreTrainedConfig) -> None:
+    """Raise ValueError if a configuration, or one within it, has more than `MAX_LAYERS` layers."""
+    for name, value in vars(config).items():
+        if isinstance(value, PreTrainedConfig):
+            check_depth(value)
+        elif name.endswith(("layer", "layers", "depth", "depths")):
+            counts = [count for count in (value if isinstance(value, list) else [value]) if isinstance(count, int)]
+            if sum(counts) > MAX_LAYERS:
+                raise ValueError(f"{name} is {value}; a tower has at most {MAX_LAYERS} layers")
 
 
 class OwnTypeMixin:
@@ -67,6 +82,10 @@ class OwnTypeMixin:
             raise ValueError(f"{name} {problem}; pass a {cls.model_type!r} checkpoint{cls.advice}")
 
         return fields, rest
+
+    def validate_depth(self) -> None:
+        """Raise ValueError for too many layers. The constructor calls this method."""
+        check_depth(cast(PreTrainedConfig, self))
 
 
 @strict
@@ -168,24 +187,12 @@ class CEDConfig(OwnTypeMixin, PreTrainedConfig):
         return _pair(self.patch_size)[1]
 
     def validate_architecture(self) -> None:
-        """Raise ValueError for invalid sizes. The constructor calls this method."""
-        sizes = ("embed_dim", "depth", "num_heads", "n_mels", "patch_mels", "patch_frames", "target_length")
-        if bad := {name: getattr(self, name) for name in sizes if getattr(self, name) < 1}:
-            raise ValueError(f"sizes must be at least 1, got {bad}")
-        if self.embed_dim % self.num_heads:
-            raise ValueError(f"embed_dim={self.embed_dim} must be a multiple of num_heads={self.num_heads}")
-
+        """Raise ValueError for patches that the encoder would not cover. The constructor calls this method."""
         stride, size = self.patch_stride, self.patch_size
         if _pair(stride) != _pair(size):
             raise ValueError(f"patch_stride={stride} must be {size} like patch_size; patches do not overlap")
         if self.n_mels % self.patch_mels:
             raise ValueError(f"n_mels={self.n_mels} must be a multiple of patch_size={self.patch_mels}")
-        if self.target_length < self.patch_frames:
-            raise ValueError(f"target_length={self.target_length} is shorter than one patch of {self.patch_frames}")
-
-        rates = ("drop_rate", "attn_drop_rate", "drop_path_rate")
-        if bad := {name: getattr(self, name) for name in rates if not 0 <= getattr(self, name) < 1}:
-            raise ValueError(f"dropout rates must be in [0, 1), got {bad}")
 
 
 def _pair(size: Any) -> tuple[int, int]:
@@ -333,6 +340,12 @@ class ModernTextConfig(OwnTypeMixin, PreTrainedConfig):
 
     model_type = "modern_text"
     base_config_key = "text_config"
+    # the names of `NaFlexConfig`, for the parts of both towers
+    attribute_map = {  # noqa: RUF012
+        "norm_layer": "norm_type",
+        "layer_norm_eps": "norm_eps",
+        "qkv_bias": "attention_bias",
+    }
 
     vocab_size: int = 50260
     hidden_size: int = 512
@@ -467,7 +480,7 @@ class SupCLAPConfig(OwnTypeMixin, PreTrainedConfig):
         """Raise ValueError for invalid values. The constructor calls this method."""
         if self.projection_dim < 1:
             raise ValueError(f"projection_dim must be at least 1, got {self.projection_dim}")
-        if self.temperature <= 0:
+        if not 0 < self.temperature < math.inf:
             raise ValueError(f"temperature must be positive (0.07 in the papers), got {self.temperature}")
 
 
@@ -497,7 +510,9 @@ def config_from_dict(config: dict[str, Any] | PreTrainedConfig) -> PreTrainedCon
         raise ValueError(
             f"the model type {model_type!r} is unknown to transformers {__version__}; pass another encoder"
         )
-    return AutoConfig.for_model(model_type, **fields)
+    tower = AutoConfig.for_model(model_type, **fields)
+    check_depth(tower)
+    return tower
 
 
 register(AutoConfig, SupCLAPConfig.model_type, SupCLAPConfig)

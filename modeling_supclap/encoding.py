@@ -18,16 +18,18 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from itertools import groupby
-from typing import Any, Literal, NamedTuple, Self, overload
+from typing import Any, Literal, NamedTuple, Self, TypedDict, TypeVar, Unpack, overload
 
 import numpy as np
 import torch
+from transformers import BatchFeature
 from transformers.utils import logging
 
 from .audio_input import Recording, as_recordings, one_for_each
@@ -47,6 +49,33 @@ LONGEST_SECONDS = 300.0
 _LOADING_OPTIONS = ("cache_dir", "local_files_only", "proxies", "subfolder", "token")
 _DAMAGED = "the weights are damaged, or the projection of this input is zero"
 Texts = str | Sequence[str]
+Embeds = TypeVar("Embeds", np.ndarray, torch.Tensor)
+# Models in `inference`, by id: the number of threads, and the mode of each module before the first of them.
+_EVALUATING: dict[int, tuple[int, list[tuple[Any, bool]]]] = {}
+_EVALUATING_LOCK = threading.Lock()
+
+
+class EncodeOptions(TypedDict, total=False):
+    """Options of `encode_audio` and `encode_text`, for type checkers."""
+
+    batch_size: int
+    show_progress_bar: bool
+    device: str | torch.device | None
+
+
+class EncodeTextOptions(EncodeOptions, total=False):
+    """Options of `encode_text`, for type checkers."""
+
+    language: Texts | None
+
+
+class EncodeAudioOptions(EncodeOptions, total=False):
+    """Options of `encode_audio`, for type checkers."""
+
+    sampling_rate: float | Sequence[float] | None
+    chunk_seconds: float | None
+    num_workers: int | None
+    on_bad_audio: Literal["error", "skip"]
 
 
 class AudioChunks(NamedTuple):
@@ -63,6 +92,20 @@ class AudioChunks(NamedTuple):
     onset_seconds: np.ndarray
     offset_seconds: np.ndarray
     error: Exception | None = None
+
+
+class Localization(NamedTuple):
+    """Text scores over time, for T windows of a recording: the result of `SupCLAPModel.localize`.
+
+    Attributes:
+        scores: Cosine similarity of each window and each text, float32 (T, n_texts).
+        start_seconds: Start time of each window, (T,) float64.
+        end_seconds: End time of each window, (T,) float64.
+    """
+
+    scores: np.ndarray
+    start_seconds: np.ndarray
+    end_seconds: np.ndarray
 
 
 class _Task(NamedTuple):
@@ -239,36 +282,47 @@ def embed_recordings(
     )
 
 
-@overload
-def encode_audio(model: Any, audio: Any, *args: Any, return_chunks: Literal[True], **kwargs: Any) -> Any: ...
-@overload
-def encode_audio(
-    model: Any, audio: Any, *args: Any, convert_to_tensor: Literal[True], **kwargs: Any
-) -> torch.Tensor: ...
-@overload
-def encode_audio(
-    model: Any, audio: Any, *args: Any, convert_to_numpy: Literal[False], **kwargs: Any
-) -> torch.Tensor: ...
+Processor = SupCLAPProcessor | None
+
+
 @overload
 def encode_audio(
     model: Any,
     audio: Any,
-    processor: SupCLAPProcessor | None = None,
-    sampling_rate: float | Sequence[float] | None = None,
-    batch_size: int = 32,
-    chunk_seconds: float | None = None,
-    return_chunks: Literal[False] = False,
-    convert_to_numpy: Literal[True] = True,
+    processor: Processor = None,
+    *,
+    return_chunks: Literal[True],
+    convert_to_numpy: bool = True,
     convert_to_tensor: bool = False,
-    show_progress_bar: bool = False,
-    device: str | torch.device | None = None,
-    num_workers: int | None = None,
-    on_bad_audio: Literal["error", "skip"] = "error",
-) -> np.ndarray: ...
-def encode_audio(  # type: ignore[misc]  # mypy compares the keywords of an overload with *args, too
+    **options: Unpack[EncodeAudioOptions],
+) -> Any: ...
+@overload
+def encode_audio(
     model: Any,
     audio: Any,
-    processor: SupCLAPProcessor | None = None,
+    processor: Processor = None,
+    *,
+    convert_to_tensor: Literal[True],
+    convert_to_numpy: bool = True,
+    **options: Unpack[EncodeAudioOptions],
+) -> torch.Tensor: ...
+@overload
+def encode_audio(
+    model: Any,
+    audio: Any,
+    processor: Processor = None,
+    *,
+    convert_to_numpy: Literal[False],
+    **options: Unpack[EncodeAudioOptions],
+) -> torch.Tensor: ...
+@overload
+def encode_audio(
+    model: Any, audio: Any, processor: Processor = None, **options: Unpack[EncodeAudioOptions]
+) -> np.ndarray: ...
+def encode_audio(
+    model: Any,
+    audio: Any,
+    processor: Processor = None,
     sampling_rate: float | Sequence[float] | None = None,
     batch_size: int = 32,
     chunk_seconds: float | None = None,
@@ -331,7 +385,7 @@ def encode_audio(  # type: ignore[misc]  # mypy compares the keywords of an over
         on_bad_audio=on_bad_audio,
     )
 
-    no_embeds = torch.empty(0, model.config.projection_dim, device=model.device)
+    no_embeds = torch.empty(0, model.config.projection_dim, dtype=torch.float32, device=model.device)
     to_numpy = convert_to_numpy and not convert_to_tensor
     results: list[Any] = []
     for recording, chunks in zip(recordings, embedded, strict=True):
@@ -352,28 +406,31 @@ def encode_audio(  # type: ignore[misc]  # mypy compares the keywords of an over
 
 @overload
 def encode_text(
-    model: Any, texts: Texts, *args: Any, convert_to_tensor: Literal[True], **kwargs: Any
-) -> torch.Tensor: ...
-@overload
-def encode_text(
-    model: Any, texts: Texts, *args: Any, convert_to_numpy: Literal[False], **kwargs: Any
+    model: Any,
+    texts: Texts,
+    processor: Processor = None,
+    *,
+    convert_to_tensor: Literal[True],
+    convert_to_numpy: bool = True,
+    **options: Unpack[EncodeTextOptions],
 ) -> torch.Tensor: ...
 @overload
 def encode_text(
     model: Any,
     texts: Texts,
-    processor: SupCLAPProcessor | None = None,
-    language: Texts | None = None,
-    batch_size: int = 32,
-    convert_to_numpy: Literal[True] = True,
-    convert_to_tensor: bool = False,
-    show_progress_bar: bool = False,
-    device: str | torch.device | None = None,
+    processor: Processor = None,
+    *,
+    convert_to_numpy: Literal[False],
+    **options: Unpack[EncodeTextOptions],
+) -> torch.Tensor: ...
+@overload
+def encode_text(
+    model: Any, texts: Texts, processor: Processor = None, **options: Unpack[EncodeTextOptions]
 ) -> np.ndarray: ...
-def encode_text(  # type: ignore[misc]
+def encode_text(
     model: Any,
     texts: Texts,
-    processor: SupCLAPProcessor | None = None,
+    processor: Processor = None,
     language: Texts | None = None,
     batch_size: int = 32,
     convert_to_numpy: bool = True,
@@ -467,7 +524,7 @@ class EncodingMixin:
         return {**state, "_loading_options": options}
 
     @property
-    def processor(self) -> Any:
+    def processor(self) -> SupCLAPProcessor:
         """Processor of the model.
 
         It is loaded on first use from the model's folder or Hub id, with the same `token`, `subfolder`, `cache_dir`,
@@ -500,7 +557,7 @@ class EncodingMixin:
         self._processor = value
 
     @staticmethod
-    def similarity(first: Any, second: Any) -> Any:
+    def similarity(first: Embeds, second: Embeds) -> Embeds:
         """Compute the cosine similarities (N, M) between embeddings (N, d) and (M, d) of any norm.
 
         The result is a numpy array if both inputs are numpy arrays, else a tensor. A single embedding may be (d,).
@@ -522,8 +579,8 @@ class EncodingMixin:
         dtype = dtype if dtype.is_floating_point else torch.float32
         left = torch.nn.functional.normalize(left.to(dtype), dim=-1)
         right = torch.nn.functional.normalize(right.to(left), dim=-1)
-        similarity = left @ right.T  # (N, d), (M, d) -> (N, M)
-        return similarity.cpu().numpy() if to_numpy else similarity
+        cosines: Any = left @ right.T  # (N, d), (M, d) -> (N, M)
+        return cosines.cpu().numpy() if to_numpy else cosines
 
 
 def chunk_starts(
@@ -677,20 +734,30 @@ def _embed_chunks(
 
 @contextmanager
 def inference(model: Any) -> Iterator[None]:
-    """Context manager that sets evaluation mode and disables gradients, and restores each module's mode on exit."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
+    """Context manager that sets evaluation mode and disables gradients, and restores each module's mode on exit.
+
+    Several threads may encode with one model: the last of them restores the modes that the first one found.
+    """
+    with _EVALUATING_LOCK:
+        count, modes = _EVALUATING.get(id(model)) or (0, [(module, module.training) for module in model.modules()])
+        _EVALUATING[id(model)] = (count + 1, modes)
+        model.eval()
     try:
         with torch.no_grad():
             yield
     finally:
-        for module, mode in modes:
-            module.training = mode
+        with _EVALUATING_LOCK:
+            count, modes = _EVALUATING.pop(id(model))
+            if count > 1:
+                _EVALUATING[id(model)] = (count - 1, modes)
+            else:
+                for module, mode in modes:
+                    module.training = mode
 
 
 def audio_inputs(model: Any, processor: SupCLAPProcessor, waveforms: list[np.ndarray]) -> Any:
     """Compute the inputs for `get_audio_features` from waveforms (samples,), on the model's device."""
-    inputs = processor(audio=waveforms, sampling_rate=processor.feature_extractor.sampling_rate, return_tensors="pt")
+    inputs = BatchFeature(processor.extract(waveforms), tensor_type="pt")
     # SupCLAP models convert the dtype after the batch norm of CED, which is in float32.
     return inputs.to(model.device, dtype=None if hasattr(model, "run_audio_tower") else model.dtype)
 

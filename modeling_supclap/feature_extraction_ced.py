@@ -1,16 +1,18 @@
 """Feature extractor for CED: computes log-mel spectrograms from waveforms, independently for each clip."""
 
+import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Self
 
 import numpy as np
 import torch
-import torchaudio
 from transformers import AutoFeatureExtractor, BatchFeature, SequenceFeatureExtractor
 
 from .audio_input import as_waveforms
 from .auto_classes import register
 from .configuration_supclap import CEDConfig, SupCLAPConfig
+from .waveform import LEAST_RATE_HZ, MOST_RATE_HZ
 
 # Smallest power of a spectrogram: digital silence is 10 log10(1e-10) = -100 dB.
 POWER_FLOOR = 1e-10
@@ -39,6 +41,9 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
             with silence (-100 dB), which the model masks.
         min_frames: Minimum clip length in frames: one patch (16 for CED, 4 for Dasheng).
         pad_to_samples: Append zeros to shorter clips up to this length in samples (CLAP2: 1024, one window).
+
+    Raises:
+        ValueError: A size or the sampling rate is outside its limits.
 
     Example:
         >>> extractor = CEDFeatureExtractor()
@@ -81,6 +86,17 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
         self.top_db = top_db
         self.min_frames = min_frames
         self.pad_to_samples = pad_to_samples
+        limits = {
+            "sampling_rate": (LEAST_RATE_HZ, MOST_RATE_HZ),
+            "n_fft": (1, sampling_rate),
+            "win_size": (1, n_fft),
+            "hop_size": (1, n_fft),
+            "feature_size": (1, n_fft),
+            "pad_to_samples": (0, sampling_rate),
+        }
+        for name, (least, most) in limits.items():
+            if not least <= getattr(self, name) <= most:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be from {least} to {most}")
 
     @classmethod
     def from_config(cls, config: Any) -> Self:
@@ -116,8 +132,14 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
         Raises:
             ValueError: The sampling rate or a clip is invalid; the message contains the index of the clip.
         """
+        method = self.resampling_method
+        waveforms = as_waveforms(audio, sampling_rate, self.sampling_rate, self.min_samples, method)
+        return BatchFeature(self.extract(waveforms), tensor_type=return_tensors)
+
+    def extract(self, waveforms: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+        """Compute the features of `__call__` as numpy arrays, from the waveforms that `as_waveforms` returns."""
         spectrograms = []
-        for waveform in self.as_waveforms(audio, sampling_rate):
+        for waveform in self.extend(waveforms) if self.pad_to_samples else waveforms:
             if self.center:
                 # Mirror half a window at both ends: (samples,) -> (samples + n_fft,)
                 reach = self.n_fft // 2
@@ -128,29 +150,19 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
 
         # (B, feature_size, T) and (B, T), where T is the frames of the longest clip
         n_frames = torch.tensor([spectrogram.shape[1] for spectrogram in spectrograms])
-        features = torch.full((len(spectrograms), self.feature_size, int(n_frames.max())), SILENCE_DB)
+        shape = (len(spectrograms), self.feature_size, int(n_frames.max()))
+        features = torch.full(shape, SILENCE_DB, dtype=torch.float32)
 
         for row, spectrogram in zip(features, spectrograms, strict=True):
             row[:, : spectrogram.shape[1]] = spectrogram
 
         mask = torch.arange(features.shape[2]) < n_frames.unsqueeze(1)
-        batch = {"input_features": features.numpy(), "audio_attention_mask": mask.long().numpy()}
+        return {"input_features": features.numpy(), "audio_attention_mask": mask.long().numpy()}
 
-        return BatchFeature(batch, tensor_type=return_tensors)
-
-    def as_waveforms(
-        self, audio: Any, sampling_rate: float | None = None, resampling_method: str | None = None
-    ) -> list[np.ndarray]:
-        """Check clips, mix them to mono and resample them. This is the first step of `__call__`.
-
-        Returns:
-            List of float32 waveforms (samples,) at `self.sampling_rate`, one per clip.
-        """
-        method = resampling_method or self.resampling_method
-        waveforms = as_waveforms(audio, sampling_rate, self.sampling_rate, self.min_samples, method)
-        if self.pad_to_samples:
-            waveforms = [np.pad(clip, (0, max(self.pad_to_samples - len(clip), 0))) for clip in waveforms]
-        return waveforms
+    def extend(self, waveforms: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Append zeros to waveforms (samples,) that are shorter than `pad_to_samples`."""
+        least = self.pad_to_samples
+        return [np.pad(clip, (0, least - len(clip))) if len(clip) < least else clip for clip in waveforms]
 
     def frames_of(self, samples: Any) -> Any:
         """Convert lengths in samples (an integer or a tensor of integers) to numbers of frames."""
@@ -167,7 +179,7 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
         Returns:
             Dict with the tensors `input_features` (B, feature_size, T) and `audio_attention_mask` (B, T).
         """
-        waveforms = samples / 32768 if samples.dtype == torch.int16 else samples
+        waveforms = samples.float() / 32768 if samples.dtype == torch.int16 else samples
         counts = sample_counts.unsqueeze(1)
         n_frames = self.frames_of(counts)
 
@@ -210,6 +222,30 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
         return mel.clamp_(min=POWER_FLOOR).log10_().mul_(10)
 
 
+# These functions state the dtype, because their results are cached: the default dtype may differ at the first call.
+
+
+def window_function(n_fft: int, win_size: int) -> torch.Tensor:
+    """Return a periodic Hann window in the middle of n_fft samples, (n_fft,) float32."""
+    before = (n_fft - win_size) // 2
+    window = torch.hann_window(win_size, dtype=torch.float32)
+    return torch.nn.functional.pad(window, (before, n_fft - win_size - before))
+
+
+def mel_filters(n_fft: int, f_min: float, f_max: float | None, n_mels: int, rate_hz: int) -> torch.Tensor:
+    """Return triangular filters of height 1 on the HTK mel scale, (n_fft / 2 + 1, n_mels) float32.
+
+    They equal those of `torchaudio.functional.melscale_fbanks`, which have the default dtype. f_max=None: half the
+    sampling rate.
+    """
+    top_hz = rate_hz / 2 if f_max is None else f_max
+    first, last = (2595 * math.log10(1 + hz / 700) for hz in (f_min, top_hz))
+    corners = 700 * (10 ** (torch.linspace(first, last, n_mels + 2, dtype=torch.float32) / 2595) - 1)
+    bins = torch.linspace(0, rate_hz // 2, n_fft // 2 + 1, dtype=torch.float32)
+    distances, widths = corners - bins[:, None], corners.diff()
+    return torch.minimum(-distances[:, :-2] / widths[:-1], distances[:, 2:] / widths[1:]).clamp(min=0)
+
+
 @lru_cache(maxsize=8)
 def _front_end(
     n_fft: int, win_size: int, f_min: float, f_max: float | None, n_mels: int, rate_hz: int, device: torch.device
@@ -220,14 +256,8 @@ def _front_end(
     two rows, its real and its imaginary part. `weights` (bands, rows) starts at `first row` and ends with the last row
     where a filter of these bands is not zero.
     """
-    window = torch.zeros(n_fft)
-    start = (n_fft - win_size) // 2
-    window[start : start + win_size] = torch.hann_window(win_size)
-
-    # HTK triangles of height 1, (n_fft / 2 + 1, n_mels) -> (n_mels, n_fft + 2)
-    top_hz = rate_hz / 2 if f_max is None else f_max
-    bank = torchaudio.functional.melscale_fbanks(n_fft // 2 + 1, f_min, top_hz, n_mels, rate_hz)
-    weights = bank.repeat_interleave(2, dim=0).T
+    # (n_fft / 2 + 1, n_mels) -> (n_mels, n_fft + 2)
+    weights = mel_filters(n_fft, f_min, f_max, n_mels, rate_hz).repeat_interleave(2, dim=0).T
     groups = []
 
     for first in range(0, n_mels, BANDS_TOGETHER):
@@ -235,7 +265,7 @@ def _front_end(
         used = group.any(dim=0).nonzero().flatten().tolist() or [0]
         groups.append((first, used[0], group[:, used[0] : used[-1] + 1].contiguous().to(device)))
 
-    return window.to(device), groups
+    return window_function(n_fft, win_size).to(device), groups
 
 
 register(AutoFeatureExtractor, CEDConfig, CEDFeatureExtractor)

@@ -48,7 +48,7 @@ def extract_clap_on_device(
             the end of a shorter clip are ignored.
         sample_counts: Length of each clip in samples, (B,) integers.
     """
-    waveforms = samples / 32768 if samples.dtype == torch.int16 else samples
+    waveforms = samples.float() / 32768 if samples.dtype == torch.int16 else samples
     counts = sample_counts.unsqueeze(1)
     most = extractor.nb_max_samples
 
@@ -100,7 +100,7 @@ def _log_mel(
 
     groups, top = _filter_groups(extractor, device)
     together = FRAMES_TOGETHER.get(device.type, FRAMES_TOGETHER_ELSEWHERE)
-    mel = torch.empty(*frames.shape[:2], extractor.feature_size, device=device)
+    mel = torch.empty(*frames.shape[:2], extractor.feature_size, dtype=torch.float32, device=device)
 
     first, stop, period = repeated
     step = max(1, together // len(frames))

@@ -100,15 +100,15 @@ class CEDPatchConv2d(nn.Conv2d):
     Use the weights only inside `forward`. With a `device_map`, they may be on disk until `forward` is called.
     """
 
-    def forward(self, frames: torch.Tensor) -> torch.Tensor:
-        """Map frames (B, T, mels) to patches (B, D, rows, floor(T / patch_frames)), channels last in memory."""
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Map images (B, C, H, W) to patches (B, D, rows, columns), channels last in memory, as `nn.Conv2d` does."""
         height, width = self.kernel_size
-        rows, columns = frames.shape[2] // height, frames.shape[1] // width
-        images = frames.transpose(1, 2)[:, : rows * height, : columns * width]
+        rows, columns = images.shape[2] // height, images.shape[3] // width
+        images = images[:, :, : rows * height, : columns * width]
 
-        # (B, mels, T) -> (B, rows, height, columns, width) -> (B, rows, columns, height * width)
-        patches = images.unflatten(1, (rows, height)).unflatten(3, (columns, width)).transpose(2, 3).flatten(3)
-        return nn.functional.linear(patches, self.weight.flatten(1), self.bias).movedim(-1, 1)
+        # (B, C, H, W) -> (B, C, rows, height, columns, width) -> (B, rows, columns, C * height * width)
+        patches = images.unflatten(2, (rows, height)).unflatten(4, (columns, width)).permute(0, 2, 4, 1, 3, 5)
+        return nn.functional.linear(patches.flatten(3), self.weight.flatten(1), self.bias).movedim(-1, 1)
 
 
 class CEDModel(StrictLoadingMixin, PreTrainedModel):
@@ -226,7 +226,7 @@ class CEDModel(StrictLoadingMixin, PreTrainedModel):
                 inputs, mask = inputs.index_select(0, live), mask.index_select(0, live)
 
         # (N, frames, mels) -> (N, D, rows, columns) -> (N, tokens, D)
-        patches = self.patch_embed(inputs)
+        patches = self.patch_embed(inputs.transpose(1, 2).unsqueeze(1))
         patches = patches + self.time_pos_embed[..., : patches.shape[-1]] + self.freq_pos_embed
         tokens = self.pos_drop(patches.flatten(2).transpose(1, 2))
         attention_mask = None

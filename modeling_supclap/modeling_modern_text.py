@@ -4,7 +4,6 @@ It is OpenCLIP's text tower `text_arch = "modern"`. The parameters have the same
 without their prefix `text.`.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,73 +13,24 @@ from transformers import initialization as init
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPooling
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.models.bert.modeling_bert import eager_attention_forward
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .auto_classes import register
 from .configuration_supclap import ModernTextConfig
-from .modeling_naflex import Rotation, rotate
 from .pooling import last_pool, mean_pool
+from .rotary import AttentionPool, RotaryAttention, Rotation, build_norm, rotary_angles
 from .strict_loading import StrictLoadingMixin
 
 
-def build_norm(config: ModernTextConfig, width: int) -> nn.Module:
-    """Build an RMS norm or a layer norm, as in `config.norm_type`."""
-    norm_class = nn.RMSNorm if config.norm_type == "rmsnorm" else nn.LayerNorm
-    return norm_class(width, eps=config.norm_eps)
-
-
-class ModernTextAttention(nn.Module):
-    """Multi-head self-attention with rotary positions, an optional gate and optional value residuals.
-
-    With value residuals (Zhou et al., 2024, arXiv 2410.17897), the values v of a block are replaced by
-    v_0 + lambda (v - v_0), where v_0 are the values of the first block.
-    """
+class ModernTextAttention(RotaryAttention):
+    """Attention of the text tower, with optional value residuals after the first block."""
 
     def __init__(self, config: ModernTextConfig, is_first: bool) -> None:
-        super().__init__()
-        width, bias = config.hidden_size, config.attention_bias
+        bias = config.attention_bias
         gate_bias = bias if config.gate_bias is None else config.gate_bias
-        self.config = config
+        super().__init__(config, bias, gate_bias, has_residual=config.value_residual and not is_first)
         self.is_causal = config.attention_mode == "causal"
-        self.head_dim = width // config.num_attention_heads
-        self.scaling = self.head_dim**-0.5
-        self.qkv = nn.Linear(width, 3 * width, bias=bias)
-        self.q_norm = build_norm(config, self.head_dim) if config.qk_norm else nn.Identity()
-        self.k_norm = build_norm(config, self.head_dim) if config.qk_norm else nn.Identity()
-        self.gate = nn.Linear(width, width, bias=gate_bias) if config.attn_gated else None
-        self.vr_lambda = nn.Parameter(torch.empty(1)) if config.value_residual and not is_first else None
-        self.proj = nn.Linear(width, width, bias=bias)
-
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        rotation: Rotation,
-        attention_mask: Any = None,
-        first_value: torch.Tensor | None = None,
-        **kwargs: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-        """Return the output (B, N, D), the attention weights (None with SDPA), and the values of this block."""
-        batch, tokens, width = hidden_states.shape
-        # (B, N, 3 D) -> three times (B, heads, N, head_dim)
-        qkv = self.qkv(hidden_states).view(batch, tokens, 3, -1, self.head_dim)
-        query, key, value = qkv.permute(2, 0, 3, 1, 4)
-        query, key = rotate(self.q_norm(query), rotation), rotate(self.k_norm(key), rotation)
-        own_value = value
-        if self.vr_lambda is not None and first_value is not None:
-            value = torch.lerp(first_value, value, self.vr_lambda.to(value.dtype))
-
-        implementation = self.config._attn_implementation
-        attend: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
-        mixed, weights = attend(
-            self, query, key, value, attention_mask, **{"dropout": 0.0, "scaling": self.scaling, **kwargs}
-        )
-        mixed = mixed.reshape(batch, tokens, width)
-        if self.gate is not None:
-            mixed = mixed * self.gate(hidden_states).sigmoid()
-        return self.proj(mixed), weights, own_value
 
 
 class ModernTextMLP(nn.Module):
@@ -151,30 +101,19 @@ class ModernTextBlock(GradientCheckpointingLayer):
         return hidden_states + self.ls2(self.norm2_post(mapped)), value
 
 
-class ModernTextPool(nn.Module):
-    """Attention pooling with one learned query: softmax(q k / sqrt(head_dim)) v, without an output layer."""
+class ModernTextPool(AttentionPool):
+    """Attention pooling with optional norms of query and keys."""
 
     def __init__(self, config: ModernTextConfig) -> None:
-        super().__init__()
-        width, bias = config.hidden_size, config.attention_bias
-        head_dim = width // config.num_attention_heads
-        self.num_heads = config.num_attention_heads
+        width, heads = config.hidden_size, config.num_attention_heads
+        super().__init__(width, heads, config.attention_bias)
         self.query = nn.Parameter(torch.empty(1, 1, width))
-        self.q = nn.Linear(width, width, bias=bias)
-        self.kv = nn.Linear(width, 2 * width, bias=bias)
-        self.q_norm = build_norm(config, head_dim) if config.qk_norm else nn.Identity()
-        self.k_norm = build_norm(config, head_dim) if config.qk_norm else nn.Identity()
+        if config.qk_norm:
+            self.q_norm, self.k_norm = build_norm(config, width // heads), build_norm(config, width // heads)
 
     def forward(self, hidden_states: torch.Tensor, token_mask: torch.Tensor) -> torch.Tensor:
         """Pool tokens (B, N, D) where the mask (B, N) is True to one vector per text, (B, D)."""
-        batch, _, width = hidden_states.shape
-        # (B, N, 2 D) -> (B, heads, N, head_dim)
-        key, value = self.kv(hidden_states).unflatten(-1, (2, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
-        query = self.q(self.query.expand(batch, -1, -1)).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-        query, key = self.q_norm(query), self.k_norm(key)
-        mask = token_mask[:, None, None]
-        mixed = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-        return mixed.reshape(batch, width)
+        return self.attend(self.query, hidden_states, token_mask)
 
 
 class ModernTextModel(StrictLoadingMixin, PreTrainedModel):
@@ -253,10 +192,12 @@ class ModernTextModel(StrictLoadingMixin, PreTrainedModel):
         tokens = self.norm_pre(tokens)
 
         if config.attention_mode == "causal":
-            mask = create_causal_mask(config, tokens, whole_mask, past_key_values=None)
+            mask = create_causal_mask(config, tokens, whole_mask, None)  # no cache
         else:
             mask = create_bidirectional_mask(config, tokens, whole_mask)
-        rotation = self._rotation(tokens.shape[1], tokens.device)
+        bands = config.hidden_size // config.num_attention_heads // 2
+        angles = rotary_angles(tokens.shape[1], bands, config.rope_temperature, tokens.device)
+        rotation = angles.cos(), angles.sin()
         first_value = None
         for block in self.blocks:
             tokens, value = block(tokens, rotation, mask, first_value, **kwargs)
@@ -266,13 +207,6 @@ class ModernTextModel(StrictLoadingMixin, PreTrainedModel):
         return BaseModelOutputWithPooling(
             last_hidden_state=hidden, pooler_output=self._pool(hidden, token_mask, input_ids)
         )
-
-    def _rotation(self, tokens: int, device: torch.device) -> Rotation:
-        """Return the rotary angles of positions 0 to `tokens` - 1."""
-        head_dim = self.config.hidden_size // self.config.num_attention_heads
-        bands = self.config.rope_temperature ** -(torch.arange(0, head_dim, 2, device=device) / head_dim)
-        angles = torch.arange(tokens, device=device)[:, None] * bands  # (N, head_dim / 2)
-        return angles.cos(), angles.sin()
 
     def _pool(self, hidden: torch.Tensor, token_mask: torch.Tensor, input_ids: torch.Tensor) -> torch.Tensor:
         """Pool tokens (B, N, D) to (B, D). Without an EOS token, "eos" selects the last real token."""

@@ -5,7 +5,6 @@ The architecture is that of `NaFlexVit` in timm with 2-D rotary positions, as Op
 prefix `audio.encoder.vit.`.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,8 +14,6 @@ from transformers import initialization as init
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPooling
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.models.bert.modeling_bert import eager_attention_forward
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
@@ -24,32 +21,10 @@ from .auto_classes import register
 from .configuration_supclap import NaFlexConfig
 from .frames import count_frames
 from .pooling import mean_pool
+from .rotary import AttentionPool, RotaryAttention, Rotation, build_norm, rotary_angles
 from .strict_loading import StrictLoadingMixin
 
 SILENCE_DB = -100.0
-# Cosine and sine of the angles, (N, head_dim / 2) each.
-Rotation = tuple[torch.Tensor, torch.Tensor]
-
-
-def rotate(vectors: torch.Tensor, rotation: Rotation, in_halves: bool = False) -> torch.Tensor:
-    """Rotate pairs of elements by the angles of their positions (RoPE: Su et al., 2021, arXiv 2104.09864).
-
-    Args:
-        vectors: Queries or keys, (B, heads, N, head_dim).
-        in_halves: Whether element j is paired with j + head_dim / 2. False: pairs are neighbours, 2j and 2j + 1.
-    """
-    cos, sin = (part.to(vectors.dtype) for part in rotation)
-    if in_halves:
-        first, second = vectors.chunk(2, dim=-1)
-        return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1)
-    first, second = vectors[..., 0::2], vectors[..., 1::2]
-    return torch.stack([first * cos - second * sin, first * sin + second * cos], dim=-1).flatten(-2)
-
-
-def build_norm(config: NaFlexConfig, width: int) -> nn.Module:
-    """Build a layer norm, or an RMS norm if `config.norm_layer` is "rmsnorm"."""
-    norm_class = nn.RMSNorm if config.norm_layer == "rmsnorm" else nn.LayerNorm
-    return norm_class(width, eps=config.layer_norm_eps)
 
 
 class NaFlexPatches(nn.Module):
@@ -72,49 +47,14 @@ class NaFlexPatches(nn.Module):
         return torch.cat([*prefix, embedded], dim=1)
 
 
-class NaFlexAttention(nn.Module):
-    """Multi-head self-attention with rotary positions and an optional gate on its output."""
+class NaFlexAttention(RotaryAttention):
+    """Attention of NaFlexVit, with an optional norm before the gate."""
 
     def __init__(self, config: NaFlexConfig) -> None:
-        super().__init__()
-        width, bias = config.embed_dim, config.qkv_bias
-        self.config = config
-        self.is_causal = False
-        self.head_dim = width // config.num_heads
-        self.scaling = self.head_dim**-0.5
-        self.qkv = nn.Linear(width, 3 * width, bias=bias)
-        self.q_norm = build_norm(config, self.head_dim) if config.qk_norm else nn.Identity()
-        self.k_norm = build_norm(config, self.head_dim) if config.qk_norm else nn.Identity()
-        self.gate = nn.Linear(width, width, bias=bias) if config.attn_gated else None
-        self.norm = build_norm(config, width) if config.scale_attn_inner_norm else nn.Identity()
-        self.proj = nn.Linear(width, width)
-
-    def forward(
-        self, hidden_states: torch.Tensor, rotation: Rotation, attention_mask: Any = None, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the output (B, N, D) and the attention weights. The weights are None with SDPA or flash attention."""
-        batch, tokens, width = hidden_states.shape
-        # (B, N, 3 D) -> three times (B, heads, N, head_dim)
-        qkv = self.qkv(hidden_states).view(batch, tokens, 3, -1, self.head_dim)
-        query, key, value = qkv.permute(2, 0, 3, 1, 4)
-        query = self._rotate_patches(self.q_norm(query), rotation)
-        key = self._rotate_patches(self.k_norm(key), rotation)
-
-        implementation = self.config._attn_implementation
-        attend: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
-        mixed, weights = attend(
-            self, query, key, value, attention_mask, **{"dropout": 0.0, "scaling": self.scaling, **kwargs}
-        )
-        mixed = self.norm(mixed.reshape(batch, tokens, width))
-        if self.gate is not None:
-            mixed = mixed * self.gate(hidden_states).sigmoid()
-        return self.proj(mixed), weights
-
-    def _rotate_patches(self, vectors: torch.Tensor, rotation: Rotation) -> torch.Tensor:
-        """Rotate the vectors of the patches. Class and register tokens have no position."""
-        prefix = self.config.prefix_tokens
-        rotated = rotate(vectors[:, :, prefix:], rotation, self.config.rope_rotate_half)
-        return torch.cat([vectors[:, :, :prefix], rotated], dim=2)
+        super().__init__(config, proj_bias=True, gate_bias=config.qkv_bias)
+        self.in_halves = config.rope_rotate_half
+        if config.scale_attn_inner_norm:
+            self.norm = build_norm(config, config.embed_dim)
 
 
 class NaFlexMLP(nn.Module):
@@ -164,36 +104,27 @@ class NaFlexBlock(GradientCheckpointingLayer):
         self, hidden_states: torch.Tensor, rotation: Rotation, attention_mask: Any = None, **kwargs: Any
     ) -> torch.Tensor:
         """Map (B, N, D) to (B, N, D)."""
-        attended, _ = self.attn(self.norm1(hidden_states), rotation, attention_mask, **kwargs)
+        attended, *_ = self.attn(self.norm1(hidden_states), rotation, attention_mask, **kwargs)
         hidden_states = hidden_states + (attended if self.gamma_1 is None else self.gamma_1 * attended)
         mapped = self.mlp(self.norm2(hidden_states))
         return hidden_states + (mapped if self.gamma_2 is None else self.gamma_2 * mapped)
 
 
-class NaFlexAttentionPool(nn.Module):
-    """Attention pooling with one learned query, and an MLP on the result: o = proj(attention); o + mlp(norm(o))."""
+class NaFlexAttentionPool(AttentionPool):
+    """Attention pooling, and an MLP on the result: o = proj(attention); o + mlp(norm(o))."""
 
     def __init__(self, config: NaFlexConfig) -> None:
-        super().__init__()
         width = config.embed_dim
+        super().__init__(width, config.attn_pool_num_heads or config.num_heads, bias=True)
         inner = int(width * (config.attn_pool_mlp_ratio or config.mlp_ratio))
-        self.num_heads = config.attn_pool_num_heads or config.num_heads
         self.latent = nn.Parameter(torch.empty(1, 1, width))
-        self.q = nn.Linear(width, width)
-        self.kv = nn.Linear(width, 2 * width)
         self.proj = nn.Linear(width, width)
         self.norm = build_norm(config, width)
         self.mlp = nn.ModuleDict({"fc1": nn.Linear(width, inner), "fc2": nn.Linear(inner, width)})
 
     def forward(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None) -> torch.Tensor:
         """Pool tokens (B, N, D) where the mask (B, N) is True to one vector per clip, (B, D)."""
-        batch, _, width = hidden_states.shape
-        # (B, N, D) -> (B, heads, N, head_dim)
-        key, value = self.kv(hidden_states).unflatten(-1, (2, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
-        query = self.q(self.latent.expand(batch, -1, -1)).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-        mask = None if token_mask is None else token_mask[:, None, None]
-        mixed = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-        pooled = self.proj(mixed.reshape(batch, width))
+        pooled = self.proj(self.attend(self.latent, hidden_states, token_mask))
         return pooled + self.mlp["fc2"](nn.functional.gelu(self.mlp["fc1"](self.norm(pooled))))
 
 
@@ -327,17 +258,20 @@ class NaFlexModel(StrictLoadingMixin, PreTrainedModel):
         return patches.flatten(3).flatten(1, 2), patches.shape[1], patches.shape[2]
 
     def _rotation(self, rows: int, columns: int, device: torch.device) -> Rotation:
-        """Return the rotary angles of a grid of patches: half of them for the row, half for the column."""
-        quarter = self.config.embed_dim // self.config.num_heads // 4
-        bands = self.config.rope_temperature ** -(torch.arange(quarter, device=device) / quarter)
-        # (rows, head_dim / 4)
-        by_row = torch.arange(rows, device=device)[:, None] * bands
-        by_column = torch.arange(columns, device=device)[:, None] * bands
+        """Return the rotary angles of a grid of patches: half of them for the row, half for the column.
 
-        # (rows, columns, head_dim / 2) -> (rows * columns, head_dim / 2)
+        The class and register tokens before the patches are not rotated: their angles are 0.
+        """
+        config = self.config
+        quarter = config.embed_dim // config.num_heads // 4
+        by_row = rotary_angles(rows, quarter, config.rope_temperature, device)  # (rows, head_dim / 4)
+        by_column = rotary_angles(columns, quarter, config.rope_temperature, device)
+
+        # (rows, columns, head_dim / 2) -> (prefix + rows * columns, head_dim / 2)
         by_row = by_row.unsqueeze(1).expand(-1, columns, -1)
         by_column = by_column.unsqueeze(0).expand(rows, -1, -1)
         angles = torch.cat([by_row, by_column], dim=-1).flatten(0, 1)
+        angles = nn.functional.pad(angles, (0, 0, config.prefix_tokens, 0))
         return angles.cos(), angles.sin()
 
     def _pool(self, hidden: torch.Tensor, token_mask: torch.Tensor | None) -> torch.Tensor:

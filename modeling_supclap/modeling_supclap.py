@@ -12,13 +12,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from transformers import AutoModel, PreTrainedModel
 from transformers import initialization as init
 from transformers.activations import ACT2FN
+from transformers.dynamic_module_utils import custom_object_save
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from .auto_classes import register
 from .configuration_supclap import ANY_AUDIO_TOWER, AUDIO_TOWERS, SupCLAPConfig
-from .encoding import EncodingMixin
+from .encoding import EncodingMixin, Localization, Processor, Texts
 from .pipeline_supclap import ClipPipeline  # noqa: F401, registers itself
 from .pooling import SentenceDense, last_pool, mean_pool, replace_pooled
 from .strict_loading import StrictLoadingMixin
@@ -158,17 +159,37 @@ class SupCLAPModel(EncodingMixin, StrictLoadingMixin, PreTrainedModel):
                 init.constant_(module.logit_bias, self.config.logit_bias or 0.0)
 
     @classmethod
-    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Self:
-        """Load a model (see `StrictLoadingMixin`). Weights that no embedding depends on are frozen."""
+    def from_pretrained(
+        cls, *args: Any, temperature: float | None = None, logit_bias: float | None = None, **kwargs: Any
+    ) -> Self:
+        """Load a model (see `StrictLoadingMixin`). Weights that no embedding depends on are frozen.
+
+        `temperature` and `logit_bias` replace those of the model, as in `set_temperature`.
+        """
         loaded: Any = super().from_pretrained(*args, **kwargs)
         # a tuple with output_loading_info=True
         model = loaded[0] if isinstance(loaded, tuple) else loaded
+        model.set_temperature(temperature, logit_bias)
         freeze_idle(model.audio_model, model.config.audio_pooling)
         freeze_idle(model.text_model, model.config.text_pooling)
         return loaded
 
+    def set_temperature(self, temperature: float | None = None, logit_bias: float | None = None) -> None:
+        """Replace the temperature, and the bias of the logits (SigLIP), also in the configuration. None: keep it.
+
+        Raises:
+            ValueError: The temperature is not positive.
+        """
+        if temperature is not None:
+            self.config.temperature = temperature
+            self.config.validate_architecture()
+            nn.init.constant_(self.logit_scale, -math.log(temperature))
+        if logit_bias is not None:
+            self.config.logit_bias = logit_bias
+            self.logit_bias = nn.Parameter(torch.full_like(self.logit_scale, logit_bias))
+
     @classmethod
-    def from_encoders(cls, audio: str, text: str, **kwargs: Any) -> Self:
+    def from_encoders(cls, audio: str, text: str, audio_seconds: int | None = None, **kwargs: Any) -> Self:
         """Build a model from two pretrained encoders.
 
         The projections and the temperature are newly initialised and must be trained.
@@ -181,6 +202,9 @@ class SupCLAPModel(EncodingMixin, StrictLoadingMixin, PreTrainedModel):
                 sentence-transformers model (LaBSE, e5) keeps its pooling, dense layers and normalisation.
                 For both, a SupCLAP model provides its encoder alone, without dense layers and projection. It sets the
                 default of `text_pooling`.
+            audio_seconds: Length of the clips that Whisper's encoder takes, in whole seconds. None: 30. Its positions
+                are cut, so the embeddings of shorter clips differ from those with 30 s. The processor needs the same
+                value.
             **kwargs: Further fields of `SupCLAPConfig`. If `text_pooling` differs from the pooling of a
                 sentence-transformers model, its dense layers and normalisation are not used.
 
@@ -193,7 +217,9 @@ class SupCLAPModel(EncodingMixin, StrictLoadingMixin, PreTrainedModel):
             ValueError: A checkpoint cannot be a tower, weights are missing, or a pooling is not supported.
         """
         # By name, because transformers requires each package that the code of a saved folder imports.
-        return importlib.import_module("modeling_supclap.joining").join_models(cls, audio, text, **kwargs)
+        return importlib.import_module("modeling_supclap.joining").join_models(
+            cls, audio, text, audio_seconds, **kwargs
+        )
 
     def save_pretrained(  # type: ignore[override]
         self,
@@ -216,6 +242,12 @@ class SupCLAPModel(EncodingMixin, StrictLoadingMixin, PreTrainedModel):
                     state_dict[name] = state_dict["logit_scale"].detach().reshape(()).clone()
         super().save_pretrained(save_directory, is_main_process, state_dict, **kwargs)
 
+    def save_code(self, folder: str | os.PathLike[str]) -> None:
+        """Save the configuration, and the code of the model and of its towers, to a folder that gets the weights."""
+        config: Any = self.config
+        custom_object_save(self, folder, config=config)
+        config.save_pretrained(folder)
+
     def train(self, mode: bool = True) -> Self:
         """Set the training mode. Batch norms stay in evaluation mode, so that embeddings do not depend on the batch."""
         super().train(mode)
@@ -224,9 +256,53 @@ class SupCLAPModel(EncodingMixin, StrictLoadingMixin, PreTrainedModel):
                 module.eval()
         return self
 
-    def localize(self, *args: Any, **kwargs: Any) -> Any:
-        """Score texts over time within a recording (see `modeling_supclap.localization.localize`)."""
-        return importlib.import_module("modeling_supclap.localization").localize(self, *args, **kwargs)
+    def localize(
+        self,
+        audio: Any,
+        texts: Texts,
+        processor: Processor = None,
+        language: Texts | None = None,
+        sampling_rate: float | None = None,
+        window_seconds: float = 1.0,
+        hop_seconds: float = 0.5,
+        chunk_seconds: float | None = None,
+        batch_size: int = 16,
+        device: str | torch.device | None = None,
+    ) -> Localization:
+        """Score texts against sliding windows over a recording.
+
+        Args:
+            audio: One recording of any length and sampling rate. `encode_audio` describes `processor`,
+                `sampling_rate` and `device`.
+            texts: One text or a list of texts. `encode_text` describes `language`.
+            window_seconds: Length of a window in seconds.
+            hop_seconds: Time between the starts of two windows in seconds.
+            chunk_seconds: Chunk length for the audio tower in seconds, preferably the length of the training clips.
+                None: use 5 s, or the maximum of the feature extractor (CLAP: 10 s, CLAP2: 30 s).
+            batch_size: Number of chunks per batch. A chunk longer than 10 s counts as several chunks.
+
+        Returns:
+            Scores (T, n_texts), with the start and end times of the windows. The last window starts earlier, so that it
+            ends with the recording. A recording shorter than `window_seconds` is a single window.
+
+        Raises:
+            OSError: The file is missing or unreadable.
+            ValueError: An input or length is invalid, or the audio tower does not average its output over time steps.
+        """
+        localization = importlib.import_module("modeling_supclap.localization")
+        return localization.localize(
+            self,
+            audio,
+            texts,
+            processor,
+            language,
+            sampling_rate,
+            window_seconds,
+            hop_seconds,
+            chunk_seconds,
+            batch_size,
+            device,
+        )
 
     def get_input_embeddings(self) -> nn.Module:
         """Return the token embeddings of the text tower, for `resize_token_embeddings`."""

@@ -108,7 +108,7 @@ class ClipPipeline(ZeroShotAudioClassificationPipeline):
 
         captions = [template.replace("{}", label) for label in labels]
         language = options.get("language")
-        text_embeds = encode_text(self.model, captions, self.processor, language, convert_to_tensor=True)
+        text_embeds = encode_text(self.model, captions, self.processor, language=language, convert_to_tensor=True)
         rate_hz = options.get("sampling_rate", self.feature_extractor.sampling_rate)
         if batch_size is None:
             batch_size = self._batch_size or 1

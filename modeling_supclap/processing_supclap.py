@@ -39,6 +39,7 @@ SONAR_MAX_TOKENS = 514
 BERT_MAX_TOKENS = 512
 # Of `audio_kwargs`. Clips are always padded to the longest, so `padding` changes nothing.
 _AUDIO_OPTIONS = {"sampling_rate", "return_tensors", "padding"}
+_SURROGATES = re.compile("[\ud800-\udfff]")  # half of a character, as in a text that was read in a wrong encoding
 # By limit of tokens: the number of captions so far, and the limits that have been exceeded.
 _captions_before: Counter[int] = Counter()
 _cut_limits: set[int] = set()
@@ -102,13 +103,16 @@ class SupCLAPProcessor(ProcessorMixin):
         super().__init__(feature_extractor, tokenizer, **kwargs)
 
     @classmethod
-    def from_encoders(cls, audio: str, text: str, caption_prefix: str | None = None, **kwargs: Any) -> Self:
+    def from_encoders(
+        cls, audio: str, text: str, caption_prefix: str | None = None, audio_seconds: int | None = None, **kwargs: Any
+    ) -> Self:
         """Build a processor from the feature extractor of an audio encoder and the tokenizer of a text encoder.
 
         Args:
             audio, text: Hub ids or folders of the two encoders.
             caption_prefix: Text to insert before every caption. None: use the prompt of a sentence-transformers
                 model, and no prefix for other encoders.
+            audio_seconds: Length of the clips that Whisper's encoder takes, as in `SupCLAPModel.from_encoders`.
             **kwargs: Options of the tokenizer. For a sentence-transformers model, `model_max_length` defaults to its
                 maximum sequence length.
 
@@ -117,12 +121,16 @@ class SupCLAPProcessor(ProcessorMixin):
             ValueError: Tokenizer files are missing.
         """
         joining = importlib.import_module("modeling_supclap.joining")
-        return joining.join_processors(cls, audio, text, caption_prefix, **kwargs)
+        return joining.join_processors(cls, audio, text, caption_prefix, audio_seconds, **kwargs)
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Self:
-        """Load a processor as in transformers. If this fails, the error message lists the required files."""
+        """Load a processor as in transformers. If this fails, the error message lists the required files.
+
+        Code in the folder or repository, such as that of a tokenizer, runs only with `trust_remote_code=True`.
+        """
         name = pretrained_model_name_or_path
+        kwargs.setdefault("trust_remote_code", False)  # None asks on the terminal
         with naming_open_clip(name):
             try:
                 return super().from_pretrained(name, *args, **kwargs)
@@ -186,25 +194,11 @@ class SupCLAPProcessor(ProcessorMixin):
         return_tensors = options["text_kwargs"].pop("return_tensors", None)
         data: dict[str, Any] = {}
         if audio is not None:
-            data.update(self._extract(audio, sampling_rate))
+            data.update(self.extract(self.as_waveforms(audio, sampling_rate)))
         if text is not None:
             data.update(self._tokenize(text, language, **options["text_kwargs"]))
 
         return BatchFeature(data, tensor_type=return_tensors)
-
-    def _extract(self, audio: Any, sampling_rate: float | None) -> dict[str, Any]:
-        """Compute the audio inputs of the model, independently for each clip."""
-        extractor: Any = self.feature_extractor
-        if sampling_rate is None and isinstance(extractor, ClapFeatureExtractor):
-            # As in transformers; sentence-transformers passes no rate.
-            logger.warning("audio without sampling_rate is read as %d Hz; pass sampling_rate", extractor.sampling_rate)
-            sampling_rate = extractor.sampling_rate
-        waveforms = self.as_waveforms(audio, sampling_rate)
-        if "audio_attention_mask" in extractor.model_input_names:
-            return extractor(waveforms, sampling_rate=extractor.sampling_rate)
-        if isinstance(extractor, ClapFeatureExtractor):
-            return extract_clap(extractor, waveforms)
-        return extract_clips(extractor, waveforms)
 
     def as_waveforms(self, audio: Any, sampling_rate: float | None) -> list[np.ndarray]:
         """Check clips, mix them to mono and resample them. This is the first step of `__call__` for audio.
@@ -213,10 +207,27 @@ class SupCLAPProcessor(ProcessorMixin):
             List of float32 waveforms (samples,) at the model's sampling rate, one per clip.
         """
         extractor: Any = self.feature_extractor
-        if hasattr(extractor, "as_waveforms"):
-            waveforms: list[np.ndarray] = extractor.as_waveforms(audio, sampling_rate, self.resampling_method)
-            return waveforms
-        return as_waveforms(audio, sampling_rate, extractor.sampling_rate, resampling_method=self.resampling_method)
+        if sampling_rate is None and isinstance(extractor, ClapFeatureExtractor):
+            # As in transformers; sentence-transformers passes no rate.
+            logger.warning("audio without sampling_rate is read as %d Hz; pass sampling_rate", extractor.sampling_rate)
+            sampling_rate = extractor.sampling_rate
+        least = getattr(extractor, "min_samples", 1)
+        return as_waveforms(audio, sampling_rate, extractor.sampling_rate, least, self.resampling_method)
+
+    def extract(self, waveforms: Sequence[np.ndarray]) -> dict[str, Any]:
+        """Compute the audio inputs of the model from checked waveforms, independently for each clip.
+
+        Args:
+            waveforms: Float32 waveforms (samples,) at the model's sampling rate, as `as_waveforms`, `Recording.read`
+                and `datasets_scripts.audio.read_row` return them. They are not checked again.
+        """
+        extractor: Any = self.feature_extractor
+        if hasattr(extractor, "extract"):
+            features: dict[str, Any] = extractor.extract(waveforms)
+            return features
+        if isinstance(extractor, ClapFeatureExtractor):
+            return extract_clap(extractor, waveforms)
+        return extract_clips(extractor, waveforms)
 
     @property
     def runs_on_device(self) -> bool:
@@ -253,16 +264,12 @@ class SupCLAPProcessor(ProcessorMixin):
         if not captions:
             raise ValueError("text is an empty list; pass at least one caption")
         for index, caption in enumerate(captions):
-            if not isinstance(caption, str):
-                raise ValueError(f"caption {index} must be a string, got {type(caption).__name__}: {caption!r}")
-            caption = unicodedata.normalize("NFC", caption)  # macOS writes accents as characters of their own
-            # lower case, without punctuation and repeated spaces, as in ML-CLAP
-            if self.plain_captions:
-                caption = " ".join(_PUNCTUATION.sub(" ", caption.lower()).split())
-            if not caption.strip():
-                raise ValueError(f"caption {index} is blank: {captions[index]!r}; remove the clip or add a caption")
-            if any("\ud800" <= character <= "\udfff" for character in caption):
-                raise ValueError(f"caption {index} contains a lone surrogate, which is not valid Unicode: {caption!r}")
+            if isinstance(caption, str):
+                caption = unicodedata.normalize("NFC", caption)  # macOS writes accents as characters of their own
+                if self.plain_captions:  # as in ML-CLAP
+                    caption = " ".join(_PUNCTUATION.sub(" ", caption.lower()).split())
+            if not isinstance(caption, str) or not caption.strip() or _SURROGATES.search(caption):
+                raise ValueError(f"caption {index} is {captions[index]!r}; pass valid Unicode that is not blank")
             # tokenizers treat spaces at the ends differently
             captions[index] = self.caption_prefix + caption.strip()
 

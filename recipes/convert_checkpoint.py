@@ -3,7 +3,7 @@
     supclap convert audiotransformer_mini_mAP_4896.pt --out models/ced-mini --verify
     supclap convert pretrain.pt --out models/ml-clap --tokenizer cointegrated/SONAR_200_text_encoder
     supclap convert microsoft/msclap/CLAP_weights_2023.pth --out models/msclap --tokenizer openai-community/gpt2
-    supclap convert outputs/lora/checkpoint-400 --out models/tuned    # merges the adapters of a checkpoint
+    supclap convert outputs/lora/_resume/checkpoint-400 --out models/tuned    # merges the adapters of a checkpoint
     supclap convert laion/clap2-large-audioxl-s1B --out models/clap2 --verify
     supclap convert outputs/tuned-clap2 --to open_clip --out outputs/for-openclip
     supclap convert outputs/tuned-clap --to clap --out outputs/for-transformers    # a ClapModel, without remote code
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 
     from modeling_supclap.conversion import Conversion
 
-KINDS = ("ced", "dasheng", "glap", "laion", "ml-clap", "msclap", "open-clip", "sonar")
-"""Supported kinds of checkpoints. They are listed here because importing the layouts would delay `--help`."""
-
 
 def format_parts(conversion: Conversion) -> str:
     """Format a text with a table of the converted encoders, and the numbers of tensors that were not converted."""
@@ -54,28 +51,6 @@ def merge_adapters(checkpoint: Path, weights: Mapping[str, torch.Tensor], folder
         merge_checkpoint(checkpoint, config, weights).save_pretrained(written)
         SupCLAPProcessor.from_pretrained(checkpoint).save_pretrained(written)
     print(f"{checkpoint}: merged its adapters; the model is in {folder}")
-
-
-def print_comparison(folder: Path, tokenizer: str | None = None) -> None:
-    """Print that all fields and tensors are known, and the cosines to OpenCLIP's own embeddings if it is installed."""
-    from modeling_supclap.conversion import load_open_clip
-    from modeling_supclap.conversion.open_clip import compare_with_open_clip
-
-    print("all fields of open_clip_config.json are supported, and all tensors are used")
-    model, processor = load_open_clip(folder, tokenizer)
-    try:
-        found = compare_with_open_clip(folder, model, processor)
-    except (ImportError, OSError) as error:
-        print(
-            f"not compared with OpenCLIP ({error}): pip install 'open_clip_torch>=4.2.1' tiktoken, and connect to the "
-            "network once for the vocabulary of tiktoken"
-        )
-        return
-    print(
-        f"OpenCLIP {found['version']}: token ids {'equal' if found['tokens'] else 'DIFFER'}, "
-        f"lowest cosine of audio {found['audio']:.6f}, of text {found['text']:.6f}"
-    )
-    print("please report these two lines, with the name and revision of the model, to the authors of this package")
 
 
 def write_open_clip(source: str, folder: Path) -> None:
@@ -105,10 +80,6 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", help="File, folder, Hub id, or a file in a Hub repository (owner/name/file.pt).")
     parser.add_argument("--out", required=True, type=Path, help="New or empty output folder.")
-    parser.add_argument(
-        "--kind", default="auto", choices=("auto", *KINDS), help="Accept only this kind of checkpoint."
-    )
-    parser.add_argument("--part", default="whole", choices=("whole", "audio", "text"), help="Convert only one tower.")
     parser.add_argument("--tokenizer", help="Hub id, folder or Meta's SentencePiece file; default: from the source.")
     parser.add_argument("--revision", help="Commit, branch or tag of the Hub repository.")
     parser.add_argument("--verify", action="store_true", help="Reload the written model and compare it.")
@@ -127,10 +98,8 @@ def main(arguments: list[str] | None = None) -> None:
     if any(".base_layer." in name for name in checkpoint.tensors):
         merge_adapters(Path(args.source), checkpoint.tensors, args.out)
         return
-    conversion = convert_checkpoint(checkpoint, args.kind, args.part)
+    conversion = convert_checkpoint(checkpoint)
     print(f"{checkpoint.origin}: recognised as {conversion.layout.name}, {len(checkpoint.tensors):,} tensors")
-    if checkpoint.not_read:
-        print(f"not read from the file: {', '.join(checkpoint.not_read)}")
     print(format_parts(conversion))
 
     name = args.tokenizer
@@ -142,13 +111,11 @@ def main(arguments: list[str] | None = None) -> None:
     ):
         name = checkpoint.folder
     tokenizer = None if name is None else load_tokenizer(name)
-    if conversion.layout.kind == "open-clip" and args.part != "audio":
+    if checkpoint.config.get("model_cfg"):
         tokenizer = load_open_clip_tokenizer(str(checkpoint.folder), checkpoint.config, args.tokenizer)
     save_conversion(conversion, args.out, tokenizer, args.verify)
 
     print(f"{type(conversion.model).__name__} is in {args.out}{', verified' if args.verify else ''}")
-    if conversion.layout.kind == "open-clip" and args.verify and args.part == "whole":
-        print_comparison(checkpoint.folder, args.tokenizer)
     if tokenizer is None and conversion.reads_text:
         print(
             f"no tokenizer was saved; pass --tokenizer (in training: the tokenizer of {conversion.layout.tokenizer})"

@@ -115,14 +115,14 @@ class Corpus:
         If it is too short for the model, it is padded or refused.
         """
         from modeling_supclap.audio_input import Recording
-        from modeling_supclap.datasets_scripts.audio import read_row, segment_of
+        from modeling_supclap.datasets_scripts.audio import WHOLE, read_row, segment_of
         from modeling_supclap.datasets_scripts.schema import AUDIO_COLUMNS
 
         columns = getattr(self.splits[clip.split], "column_names", None) or ()
         row_without_audio = self.clips.rows[clip.split][clip.row]
         path = row_without_audio["audio_path"]
         # An address would be downloaded for each part.
-        is_file = path is not None and "://" not in path and segment_of(row_without_audio) == (None, None)
+        is_file = path is not None and "://" not in path and segment_of(row_without_audio) == WHOLE
         if is_file and not self.pad_short_clips and set(columns).isdisjoint(AUDIO_COLUMNS):
             return Recording(path, None, path)
 

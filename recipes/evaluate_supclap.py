@@ -46,8 +46,8 @@ import yaml
 from modeling_supclap.datasets_scripts import add_translations, load_builder
 from modeling_supclap.recipes.arguments import parse_arguments, read_settings
 from modeling_supclap.recipes.options import EvaluationArguments
-from modeling_supclap.recipes.running import is_first_process, run_command
-from modeling_supclap.recipes.training_data import record_splits
+from modeling_supclap.recipes.running import advise_skipping, is_first_process, run_command
+from modeling_supclap.recipes.training_data import list_classes, record_splits
 
 if TYPE_CHECKING:
     from modeling_supclap import evaluation
@@ -59,7 +59,8 @@ def load_rows(args: EvaluationArguments) -> tuple[Any, Any, dict[str, int] | Non
     """Load the data.
 
     Returns the rows to evaluate, the rows of `train_split` or None, `{clip id: fold}` or None, and a description of the
-    data."""
+    data. Its "classes" are all labels of the dataset, or None.
+    """
     from datasets import concatenate_datasets
 
     from modeling_supclap.datasets_scripts.schema import without_audio
@@ -91,6 +92,8 @@ def load_rows(args: EvaluationArguments) -> tuple[Any, Any, dict[str, int] | Non
             report = builder.report()
             missing = sorted(map(str, report["missing"]))
             left_out = {reason: len(ids) for reason, ids in report["left_out"].items()}
+            is_partial = bool(missing or left_out or options.get("limit"))
+            data["classes"] = list_classes(splits, getattr(builder, "labels", ()) if is_partial else ())
             data["origin"] = getattr(builder, "origin", args.dataset)
             data["without_rows"] = {"missing": len(missing), "examples": missing[:5], "left_out": left_out}
 
@@ -214,7 +217,8 @@ def prepare(args: EvaluationArguments) -> tuple[Any, evaluation.EvaluationOption
         phrases = label_phrases(args.phrases or data["origin"])
     if args.positives == "clip" and "retrieval" in args.tasks:
         warn_of_shared_captions(rows)
-    return rows, replace(options, phrases=phrases, folds=folds, train_rows=train_rows, data=data)
+    options = replace(options, classes=data.pop("classes"), data=data)
+    return rows, replace(options, phrases=phrases, folds=folds, train_rows=train_rows)
 
 
 def evaluate(
@@ -245,9 +249,11 @@ def evaluate(
     folder.mkdir(parents=True, exist_ok=True)  # fail before the evaluation
     without = f" without {excluded} that the model has trained on" if excluded else ""
     print(f"{model.name} on {args.dataset}, split {args.split}: {len(rows)} clips{without}")
-    results = evaluation.evaluate(model, rows, options, cache)
+    with advise_skipping():
+        results = evaluation.evaluate(model, rows, options, cache)
     results.content["run"]["trained_clips"] = trained_clips
     results.content["data"] = record
+    results.content["left_out"] = {args.split: results.protocol["missing_clips"]}
 
     path = results.save(folder)
     report = write_report(results, folder / "report.html", rows)

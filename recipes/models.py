@@ -7,7 +7,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
 from huggingface_hub import snapshot_download
 from torch import nn
 
@@ -56,12 +55,7 @@ def load_start(
     model = load_model(name)
     if getattr(model.config.audio_config, "enable_fusion", False):
         say(f"{name}: {FUSION_REMARK}")
-    if temperature is not None:
-        model.config.temperature = temperature
-        nn.init.constant_(model.logit_scale, -math.log(temperature))
-    if logit_bias is not None:
-        model.config.logit_bias = logit_bias
-        model.logit_bias = nn.Parameter(torch.full_like(model.logit_scale, logit_bias))
+    model.set_temperature(temperature, logit_bias)
     return model, load_processor(name)
 
 

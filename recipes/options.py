@@ -222,6 +222,7 @@ class ModelArguments:
         "Initial bias of SigLIP's logits, usually -10. Default: that of --model, or none."
     )
     audio_pooling: str | None = option("Pooling of the audio encoder: mean or pooler. Default: pooler, if it has one.")
+    audio_seconds: int | None = option("Seconds of sound that Whisper's encoder takes, at most 30. Default: 30.")
     text_pooling: str | None = option(
         "Pooling of the text encoder: mean, cls, last or pooler. Default: that of its checkpoint, or mean."
     )
@@ -537,10 +538,15 @@ class ReproductionArguments:
     controls: str | None = option("YAML file with additional rows: copies of rows of the table with other settings.")
     skip_missing: bool = option("Skip rows with missing data or encoders, instead of raising an error.", False)
     allow_missing: bool = option("Run even if more than a fifth of the published recordings are missing.", False)
+    on_bad_audio: str = option(
+        "Action of all runs for unusable recordings: error, or skip, as the table notes.", "error"
+    )
+    check_audio: bool = option("Decode all recordings in a dry run, not only 100 of each split.", False)
 
     def __post_init__(self) -> None:
-        if self.scale not in SCALES:
-            raise ValueError(f"scale is {self.scale!r}; expected one of {', '.join(SCALES)}")
+        for name, values in (("scale", SCALES), ("on_bad_audio", ("error", "skip"))):
+            if getattr(self, name) not in values:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; expected one of {', '.join(values)}")
 
 
 @dataclass

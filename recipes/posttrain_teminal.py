@@ -245,6 +245,7 @@ def train_and_save(
 
     from modeling_supclap.recipes.models import load_start, report_temperature
     from modeling_supclap.training.collator import min_seconds
+    from modeling_supclap.training.rows import filter_bad_audio, list_left_out
     from modeling_supclap.training.temporal_training import TemporalTrainer
 
     if post_args.model is None:
@@ -258,7 +259,8 @@ def train_and_save(
 
     model, processor = load_start(post_args.model, post_args.temperature)
     splits = load_splits(post_args, args)
-    items = load_items(post_args, args, min_seconds(processor), splits)
+    usable = {name: filter_bad_audio(rows, args, min_seconds(processor)) for name, rows in splits.items()}
+    items = load_items(post_args, args, min_seconds(processor), usable)
     model.config.temporal_prompts = choose_prompts(post_args, args.languages)
     part_args.choose_parameters(model)
     temperature = report_temperature(model)
@@ -277,6 +279,7 @@ def train_and_save(
     save_model(model, processor, post_args.model, part_args, args)
     results = score_stages(predictions, trainer, items[2].rows, data)
     results.content["data"] = record_splits(splits)
+    results.content["left_out"] = {name: list_left_out(rows, usable[name]) for name, rows in splits.items()}
     results.content["training"] = {
         "best_validation": {args.metric_for_best_model: states[-1].best_metric},
         "steps": sum(state.global_step for state in states),
@@ -306,7 +309,7 @@ def save_model(
     processor.save_pretrained(output)
     if find_kind(start) == "clap":
         clap_from_supclap(model).save_pretrained(output / "clap")
-        ClapProcessor.from_pretrained(start).save_pretrained(output / "clap")
+        ClapProcessor.from_pretrained(start, trust_remote_code=False).save_pretrained(output / "clap")
 
 
 def count_captions(stages: Sequence[str], states: Sequence[TrainerState], args: TemporalTrainingArguments) -> int:
@@ -326,6 +329,7 @@ def write_run(
     """Write results, report, trained sources and the model card to the output folder, and print the scores."""
     from modeling_supclap.datasets_scripts.overlap.trained_sources import save_trained_sources
     from modeling_supclap.evaluation.report import write_report
+    from modeling_supclap.training.checkpoints import put_away
 
     output = Path(trainer.args.output_dir or ".")
     save_trained_sources(train_rows, output, start)
@@ -334,6 +338,8 @@ def write_run(
     write_final_card(trainer, start)
     print(results.table())
     print(f"model, results.json and report.html are in {output} ({clock.seconds:.0f} s in total)")
+    for folder in sorted(output.glob("stage_*")):
+        print(put_away(folder, trainer.args.save_total_limit))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,10 @@ shows the direction of a claim, not its size. `full` uses the papers' data and e
 folder per dataset. `--dry_run true` only checks all settings, estimates steps, time and memory, and lists missing data
 and encoders, with the checks of the recipes: splits, folds, the published number of recordings, and clips on which an
 evaluated model has trained. Otherwise, these raise an error before the first run; `--skip_missing true` skips their
-rows. Up to a fifth of the published recordings may be missing, and more with `--allow_missing true`.
+rows. Up to a fifth of the published recordings may be missing, and more with `--allow_missing true`. An unusable
+recording, such as a video without sound, ends a run; `--on_bad_audio skip` leaves such recordings out of trainings,
+post-trainings and evaluations, and the table names them. A dry run decodes 100 recordings of each split, and all with
+`--check_audio true`.
 
 `configs/<paper>/tables.yaml` defines the tables, and `configs/<paper>/<table>_<row>.yaml` the training of each row.
 The folder name of a run depends on its settings. Tables share runs, and finished runs are not repeated. Each table is

@@ -49,7 +49,15 @@ def format_heading(column: str) -> str:
 
 
 def _spell(name: str) -> str:
-    words = {**DIRECTIONS, "eng": "", "eval": "", "ms": "milliseconds", "objective": "of the objective"}
+    words = {
+        **DIRECTIONS,
+        "eng": "",
+        "eval": "",
+        "ms": "milliseconds",
+        "objective": "of the objective",
+        "difference": "along a - t",
+        "target": "along a+",
+    }
     spelled = []
     for word in name.replace("_", " ").split():
         if other := words.get(word, word):

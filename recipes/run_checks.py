@@ -18,7 +18,7 @@ from modeling_supclap.recipes import evaluate_supclap, options, posttrain_temina
 from modeling_supclap.recipes.arguments import parse_arguments
 from modeling_supclap.recipes.running import say
 from modeling_supclap.recipes.runs import RECIPES, Row, Step, reads_folder
-from modeling_supclap.recipes.training_data import check_splits, record_splits
+from modeling_supclap.recipes.training_data import check_splits, describe_bad_audio, record_splits
 
 if TYPE_CHECKING:
     from modeling_supclap.recipes.estimates import Estimate
@@ -183,7 +183,26 @@ def check_step(step: Step, args: Any, scratch: Path) -> Check:
                 check.found += check_data(step, parsed, scratch)
             except (ValueError, OSError) as error:  # as the recipe would raise
                 check.missing.append(f"data of {dataset} for {step.recipe}: {error}")
+        if args.dry_run and not lack:
+            check_recordings(step, dataset, text, check, args.check_audio)
     return replace(check, cost=estimate(parsed, count) if step.recipe == "train" else None)
+
+
+def check_recordings(step: Step, dataset: str, config: str, check: Check, check_all: bool) -> None:
+    """Decode recordings of a step. Unusable ones are found if the step leaves them out, and missing if they stop it."""
+    from modeling_supclap.datasets_scripts.audio import MissingDecoderError
+
+    splits = step.settings.get("split", "test") if step.recipe == "evaluate" else None
+    is_skipped = step.settings.get("on_bad_audio", "error") != "error"
+    try:
+        bad = describe_bad_audio(dataset, config, splits, check_all)
+    except MissingDecoderError as error:
+        check.missing.append(f"data of {dataset}: {error}")
+        return
+    if bad and is_skipped:
+        check.found.append(f"data of {dataset}: {bad}; they are left out")
+    elif bad:
+        check.missing.append(f"data of {dataset}: {bad}; --on_bad_audio skip leaves such recordings out")
 
 
 def find_missing_models(step: Step) -> list[str]:
@@ -307,7 +326,8 @@ def find_data(
         lack.append(f"data of {dataset}: {split} has no recordings")
     elif total < share * (total + absent):
         lack.append(
-            f"data of {dataset}: {absent} of the {total + absent:,} recordings in the metadata have no audio file"
+            f"data of {dataset}: {absent} of the {total + absent:,} recordings in the metadata have no audio file; "
+            "--allow_missing true accepts them"
         )
     elif is_published:
         what, published = count_published(dataset, split)

@@ -9,8 +9,8 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -134,21 +134,17 @@ def train(trainer: Trainer, checkpoint: str | None = None) -> None:
 
     With `enable_jit_checkpoint`, StoppedError is raised if SIGTERM stopped the run before its last step.
     """
-    from modeling_supclap.datasets_scripts.audio import BadAudioError, MissingDecoderError
     from modeling_supclap.training.checkpoints import last_checkpoint
 
     advice = "continue with the same command and --resume_from_checkpoint last"
     try:
-        trainer.train(resume_from_checkpoint=checkpoint)
+        with advise_skipping():
+            trainer.train(resume_from_checkpoint=checkpoint)
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C would suppress the advice
         if last_checkpoint(trainer.args.output_dir or ".", resumes=True) is None:
             advice = "no checkpoint was saved yet; run the same command to start again"
         raise KeyboardInterrupt(advice) from None
-    except MissingDecoderError:
-        raise  # skipping recordings would not help
-    except BadAudioError as error:
-        raise BadAudioError(f"{_plain(error)}; use --on_bad_audio skip to leave such recordings out") from error
     finally:
         for callback in trainer.callback_handler.callbacks:
             bar = getattr(callback, "training_bar", None)
@@ -157,6 +153,19 @@ def train(trainer: Trainer, checkpoint: str | None = None) -> None:
 
     if trainer.args.enable_jit_checkpoint and trainer.state.global_step < trainer.state.max_steps:
         raise StoppedError(advice)
+
+
+@contextmanager
+def advise_skipping() -> Iterator[None]:
+    """Context manager that adds the option to skip recordings to the error message of an unusable one."""
+    from modeling_supclap.datasets_scripts.audio import BadAudioError, MissingDecoderError
+
+    try:
+        yield
+    except MissingDecoderError:
+        raise  # skipping recordings would not help
+    except BadAudioError as error:
+        raise BadAudioError(f"{_plain(error)}; use --on_bad_audio skip to leave such recordings out") from error
 
 
 def write_final_card(trainer: Trainer, start: str | None) -> None:

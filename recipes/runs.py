@@ -80,12 +80,15 @@ def build_step(row: str, recipe: str, settings: dict[str, Any], args: Any) -> St
     settings.pop("output_dir", None)
     if args.allow_missing and recipe == "train":
         settings["allow_missing"] = True
+    if getattr(args, "on_bad_audio", "error") == "skip" and recipe in ("train", "posttrain", "evaluate"):
+        settings["on_bad_audio"] = "skip"
 
-    # The hash excludes the data path and the parent folder of other runs, so that both can be moved.
+    # The hash excludes the data path and the parent folder of other runs, so that both can be moved, and options
+    # without effect on a run that has finished without them.
     hashed = {**settings, "model": Path(settings.get("model") or "").name}
     if settings.get("negatives"):
         hashed["negatives"] = Path(settings["negatives"]).parent.name
-    for key in ("data_dir", "seed", "allow_missing"):
+    for key in ("data_dir", "seed", "allow_missing", "on_bad_audio"):
         hashed.pop(key, None)
     digest = hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()[:8]
     name = f"{row}-{recipe}-{dataset}-{digest}-seed{settings['seed']}"

@@ -71,7 +71,7 @@ def build_processor(args: ModelArguments, rows: Any, languages: list[str]) -> Su
     from modeling_supclap.datasets_scripts.schema import all_captions, without_audio
 
     if "scratch" not in (args.audio_encoder, args.text_encoder):
-        return SupCLAPProcessor.from_encoders(args.audio_encoder, args.text_encoder)
+        return SupCLAPProcessor.from_encoders(args.audio_encoder, args.text_encoder, audio_seconds=args.audio_seconds)
 
     captions: set[str] = set()
     light = without_audio(rows)
@@ -99,7 +99,9 @@ def build_model(args: ModelArguments, processor: SupCLAPProcessor) -> SupCLAPMod
         text_config = BertConfig(**vocabulary, **as_mapping(args.text_config))
         return SupCLAPModel(SupCLAPConfig(audio_config=audio_config, text_config=text_config, **shared))
 
-    model = SupCLAPModel.from_encoders(args.audio_encoder, args.text_encoder, **shared)
+    model = SupCLAPModel.from_encoders(
+        args.audio_encoder, args.text_encoder, audio_seconds=args.audio_seconds, **shared
+    )
     for name in args.random_weights:
         config = getattr(model.config, f"{name}_config")
         config.update(as_mapping(getattr(args, f"{name}_config")))
@@ -149,8 +151,12 @@ def find_checkpoint(args: SupCLAPTrainingArguments) -> str | None:
     return last if named == "last" else named
 
 
-def evaluate_test_split(trainer: SupCLAPTrainer, rows: Any, templates: list[str]) -> dict[str, evaluation.Results]:
+def evaluate_test_split(
+    trainer: SupCLAPTrainer, rows: Any, templates: list[str], classes: Sequence[str] | None = None
+) -> dict[str, evaluation.Results]:
     """Evaluate retrieval in each language, and zero-shot classification if there are prompt templates.
+
+    `classes` are the candidates for the whole split. None, and for each of several datasets: the labels of its rows.
 
     Returns `{name: results}`. The key "" contains the results of the whole split. If the split contains several
     datasets, each dataset has its own key.
@@ -174,6 +180,7 @@ def evaluate_test_split(trainer: SupCLAPTrainer, rows: Any, templates: list[str]
             positives=args.positives,
             caption_handling="all" if parallel else "each",
             template_sets={"run": templates},
+            classes=None if name else classes,
             intervals=evaluation.Intervals(seed=args.seed),
         )
         results[name] = evaluation.score_split(split, options)
@@ -240,6 +247,7 @@ def train_and_save(
     clock = Clock()
     args.resume_from_checkpoint = find_checkpoint(args)
     args.training_data = data_args.identity_in_training
+    args.selection_split = data_args.selection_split
     set_seed(args.seed)
 
     if selects_on_test(data_args, args):
@@ -267,6 +275,7 @@ def train_and_save(
             **trainer.used_arguments,
         }
         results[""].content["data"] = dict(data.record)
+        results[""].content["left_out"] = data.left_out
         results[""].content["training"] = describe_training(trainer, arguments, clock)
         write_run(trainer, results, data, model_args, clock)
 
@@ -300,7 +309,7 @@ def score_run(trainer: SupCLAPTrainer, data: TrainingData, data_args: DataArgume
         model = evaluation.load_embedding_model(trainer.clap, trainer.processor)
         all_results = {"": evaluation.make_results(model, {}, {}, {"languages": args.eval_languages})}
     else:
-        all_results = evaluate_test_split(trainer, data.test.rows, data_args.zero_shot_templates)
+        all_results = evaluate_test_split(trainer, data.test.rows, data_args.zero_shot_templates, data.classes)
 
     parts = {"": data_args, **data_args.parts}
     for name, results in all_results.items():
@@ -309,6 +318,7 @@ def score_run(trainer: SupCLAPTrainer, data: TrainingData, data_args: DataArgume
         results.protocol.update(described, split="test")
         if selects_on_test(data_args, args):
             results.protocol["selected_on"] = "test"
+    all_results[""].protocol["missing_clips"] = data.left_out.get("test", [])
     return all_results
 
 
@@ -355,6 +365,7 @@ def write_run(
     from modeling_supclap.datasets_scripts.overlap.trained_sources import save_trained_sources
     from modeling_supclap.datasets_scripts.stream import RowStream
     from modeling_supclap.evaluation.report import write_report
+    from modeling_supclap.training.checkpoints import put_away
     from modeling_supclap.training.plots import plot_drift, plot_training_curves
 
     output, history = Path(trainer.args.output_dir or "."), trainer.state.log_history
@@ -382,6 +393,8 @@ def write_run(
         files = "model, results.json and training_curves.png"
     write_final_card(trainer, model_args.model)
     print(f"{files} are in {output} ({clock.seconds:.0f} s in total)")
+    if kept := put_away(output, trainer.args.save_total_limit, trainer.state.best_model_checkpoint):
+        print(kept)
 
 
 if __name__ == "__main__":

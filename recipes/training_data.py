@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +21,9 @@ if TYPE_CHECKING:
 SAMPLE_ROWS = 1000
 """Number of random rows of a streamed split to check before training. Their audio is not read."""
 
+SAMPLE_RECORDINGS = 100
+"""Number of random recordings of a split to decode in a dry run."""
+
 
 @dataclass(frozen=True)
 class TrainingData:
@@ -31,6 +37,7 @@ class TrainingData:
         processor: Processor of the model that is trained.
         origins: Name of the original dataset, `{"": name}`, and of each dataset in a mixture.
         record: Number of rows and hash of each split as it was loaded (see `record_splits`).
+        classes: Labels of all splits (see `list_classes`). None: no labels, or no zero-shot classification.
     """
 
     train: UsableRows
@@ -40,6 +47,13 @@ class TrainingData:
     processor: SupCLAPProcessor
     origins: Mapping[str, str]
     record: Mapping[str, Any]
+    classes: Sequence[str] | None
+
+    @property
+    def left_out(self) -> dict[str, list[str]]:
+        """Ids of the clips with unusable recordings in each split that has some."""
+        splits = {"train": self.train, "validation": self.validation, "test": self.test}
+        return {name: list(rows.left_out) for name, rows in splits.items() if rows is not None and rows.left_out}
 
     @property
     def selection(self) -> UsableRows | None:
@@ -83,7 +97,49 @@ def load_data(
         processor=processor,
         origins=origins,
         record=record_splits(splits),
+        classes=list_classes(splits) if data_args.zero_shot_templates else None,
     )
+
+
+def list_classes(splits: Mapping[str, Any], further: Iterable[str] = ()) -> list[str] | None:
+    """Return the labels of all splits, sorted, and `further` ones, of clips without a row. None: there are no labels.
+
+    They are the candidates of zero-shot classification, also if no clip of a class is present. Streams are not read.
+    """
+    from modeling_supclap.datasets_scripts.schema import label_names
+    from modeling_supclap.datasets_scripts.stream import RowStream
+
+    labels = set(further)
+    for rows in splits.values():
+        if not isinstance(rows, RowStream):
+            labels |= label_names(rows)
+    return sorted(labels) or None
+
+
+@cache
+def describe_bad_audio(dataset: str, config: str, splits: str | None = None, check_all: bool = False) -> str:
+    """Decode random recordings of a dataset, or all, and describe the unusable ones. Return "" if there are none.
+
+    Args:
+        config: Options of the dataset, as JSON.
+        splits: Splits to read, joined by "+". None: all.
+        check_all: Whether to decode all recordings, not only `SAMPLE_RECORDINGS` of each split.
+    """
+    import numpy as np
+
+    from modeling_supclap.datasets_scripts import load_splits
+    from modeling_supclap.datasets_scripts.bad_audio import find_bad_audio
+
+    loaded, problems = load_splits(dataset, **json.loads(config)), []
+    for name in loaded if splits is None else splits.split("+"):
+        rows = loaded[name]
+        chosen = np.random.default_rng(0).permutation(len(rows))[: None if check_all else SAMPLE_RECORDINGS]
+        bad = find_bad_audio(rows.select(np.sort(chosen)), min(os.cpu_count() or 1, 1 + len(chosen) // 1000))
+        if bad:
+            counts = f"{len(bad)} of {len(chosen):,}" + ("" if len(chosen) == len(rows) else " sampled")
+            first = f"first that of clip {bad[0].clip_id!r}: {bad[0].reason}"
+            problems.append(f"{counts} recordings of {name} cannot be used, {first}")
+    return "; ".join(problems)
 
 
 def record_splits(splits: Mapping[str, Any]) -> dict[str, Any]:

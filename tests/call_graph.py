@@ -7,6 +7,7 @@ The model has tiny CED and BERT towers. The evaluation runs all tasks; the loss 
 
 from __future__ import annotations
 
+import itertools
 import sys
 import tempfile
 import threading
@@ -19,6 +20,7 @@ import builders
 from recordings import tone_rows
 
 from modeling_supclap import SupCLAPTrainer, evaluation
+from modeling_supclap.training.collator import TrainingCollator
 
 TASKS = ["retrieval", "zero_shot", "zste"]
 ROOT = Path(__file__).resolve().parents[1]
@@ -26,13 +28,14 @@ FOLDERS = ("modeling_supclap", "datasets_scripts", "metrics")
 
 
 class Calls(NamedTuple):
-    """The functions that were called, as (file, name), and their files."""
+    """The functions that were called, as (file, name), their files, and how often two calls are in different files."""
 
     functions: set[tuple[str, str]]
     files: set[str]
+    changes: int
 
     def __str__(self) -> str:
-        return f"{len(self.functions)} functions in {len(self.files)} files"
+        return f"{len(self.functions)} functions in {len(self.files)} files, {self.changes} changes of file"
 
 
 def trace_calls(function: Callable[[], Any]) -> Calls:
@@ -41,11 +44,11 @@ def trace_calls(function: Callable[[], Any]) -> Calls:
     Args:
         function: Function to call twice; only the second call is recorded, after imports and caches.
     """
-    called: set[CodeType] = set()
+    called: list[CodeType] = []
 
     def record(frame: FrameType, event: str, _: Any) -> None:
         if event == "call":
-            called.add(frame.f_code)
+            called.append(frame.f_code)
 
     function()
     threading.setprofile(record)
@@ -57,13 +60,16 @@ def trace_calls(function: Callable[[], Any]) -> Calls:
         threading.setprofile(None)
 
     functions = set()
+    road = []
     for code in called:
         # modeling_supclap contains links to the other folders, and .venv may be a link.
         path = Path(code.co_filename).resolve()
         own = path.is_relative_to(ROOT) and path.relative_to(ROOT).parts[0] in FOLDERS
         if own and not code.co_qualname.endswith(">"):
             functions.add((str(path.relative_to(ROOT)), code.co_qualname))
-    return Calls(functions, {path for path, _ in functions})
+            road.append(path)
+    changes = sum(one != other for one, other in itertools.pairwise(road))
+    return Calls(functions, {path for path, _ in functions}, changes)
 
 
 def evaluation_calls() -> Calls:
@@ -76,6 +82,15 @@ def evaluation_calls() -> Calls:
         return trace_calls(
             lambda: evaluation.evaluate(model, rows, tasks=TASKS, zste=zste, cache=evaluation.EmbeddingCache(None))
         )
+
+
+def batch_calls() -> Calls:
+    """Trace two rows with recordings to a batch, as the collator makes it."""
+    with tempfile.TemporaryDirectory() as folder:
+        rows = tone_rows(Path(folder), count=2)
+        collator = TrainingCollator(builders.pair()[1])
+        indexed = [{**row, "clip_index": index} for index, row in enumerate(rows)]
+        return trace_calls(lambda: collator(indexed))
 
 
 def training_calls() -> Calls:
@@ -91,7 +106,9 @@ def training_calls() -> Calls:
 
 
 if __name__ == "__main__":
-    for title, calls in {"12 clips to results": evaluation_calls(), "batch to loss": training_calls()}.items():
+    roads = {"12 clips to results": evaluation_calls, "2 rows to batch": batch_calls, "batch to loss": training_calls}
+    for title, trace in roads.items():
+        calls = trace()
         for path, name in sorted(calls.functions):
             print(path, name)
         print(f"{title}: {calls}\n")

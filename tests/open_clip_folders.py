@@ -183,3 +183,35 @@ def copy_with(source: Path, folder: Path, **changes: dict[str, Any]) -> Path:
             del parts[part][field]
     path.write_text(json.dumps(settings))
     return folder
+
+
+def compare_with_open_clip(folder: str | Path, model: SupCLAPModel, processor: SupCLAPProcessor) -> dict[str, Any]:
+    """Embed two clips (a tone, and noise at another rate) and three texts with OpenCLIP and with our model.
+
+    Return whether all token ids are equal (`tokens`), and the lowest cosines (`audio`, `text`).
+    """
+    import open_clip
+
+    theirs, preprocess = open_clip.create_model_from_pretrained(f"local-dir:{folder}")
+    theirs.eval()
+    texts = ["a high tone", "2 dogs bark at 9:30, cafés open;  it's LOUD!", "rain and wind " * 200]
+    ids = open_clip.get_tokenizer(f"local-dir:{folder}")(texts)
+    words = processor(text=texts, return_tensors="pt")
+
+    rate_hz = processor.feature_extractor.sampling_rate
+    tone = torch.sin(2 * torch.pi * 440 * torch.arange(2 * rate_hz) / rate_hz)
+    noise = 0.1 * torch.randn(31_337, generator=torch.Generator().manual_seed(0))
+    audio = []
+    with torch.no_grad():
+        for wave, hz in ((tone, rate_hz), (noise, 22_050)):
+            clip = preprocess(max_seq_len=None)((wave.unsqueeze(0), hz))
+            batch = {name: value.unsqueeze(0) for name, value in clip.items()}
+            inputs = processor(audio=wave.numpy(), sampling_rate=hz, return_tensors="pt")
+            ours = model.get_audio_features(**inputs).pooler_output
+            audio.append(torch.cosine_similarity(theirs.encode_audio(batch), ours))
+        text = torch.cosine_similarity(theirs.encode_text(ids), model.get_text_features(**words).pooler_output)
+    return {
+        "tokens": torch.equal(ids, words["input_ids"]),
+        "audio": float(torch.cat(audio).min()),
+        "text": float(text.min()),
+    }

@@ -1,9 +1,11 @@
 """Small folders of recordings of distinct tones, as rows of the schema or in the layout of a dataset."""
 
+import io
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import av
 import builders
 import numpy as np
 import soundfile
@@ -77,3 +79,22 @@ def esc50_folder(folder: Path, count: int, num_folds: int) -> Path:
             tone = 0.5 * builders.tone(300.0 * (target + 1) + 10 * number, 8000)
             clips.append(ESC50Clip(f"{fold}-{source}-A-{target}", fold, label, source, tone))
     return write_esc50(folder, clips)
+
+
+def encode_with_ffmpeg(
+    samples: np.ndarray, rate_hz: int, form: str, codec: str, layout: str | None = None, **options: str
+) -> bytes:
+    """Encode samples (channels, samples) with PyAV, in a container such as "mp4" with a codec such as "aac"."""
+    encoded = io.BytesIO()
+    layout = layout or {1: "mono", 2: "stereo", 6: "5.1", 8: "7.1"}[len(samples)]
+    with av.open(encoded, "w", format=form, options=options) as container:
+        stream = container.add_stream(codec, rate=rate_hz, layout=layout)
+        frame = av.AudioFrame.from_ndarray(
+            np.ascontiguousarray(samples.T, dtype=np.float32).reshape(1, -1), "flt", layout
+        )
+        frame.sample_rate = rate_hz
+        resampler = av.AudioResampler(stream.format, layout, rate_hz, stream.codec_context.frame_size or None)
+        for part in [*resampler.resample(frame), *resampler.resample(None)]:
+            container.mux(stream.encode(part))
+        container.mux(stream.encode(None))
+    return encoded.getvalue()

@@ -241,9 +241,9 @@ def drift_statistics(
     plain = pulls_and_pushes(t, a, tau)
     displaced = pulls_and_pushes([support_vector(t[i], a[i], radii[i]) for i in range(n)], a, tau)
     rows: dict[str, list[float]] = {
-        name: [] for name in ("drift", "drift_svr", "literal", "literal_svr", "parallel", "perpendicular", "factor")
+        name: [] for name in ("drift", "difference", "target", "parallel", "perpendicular", "factor")
     }
-    rows |= {"progress": [], "penalty": []}
+    rows |= {"drift_svr": [], "difference_svr": [], "target_svr": [], "progress": [], "penalty": []}
     for i in range(n):
         u = pull_direction(t[i], a[i])
         factor = 1 - radii[i] / length(subtract(a[i], t[i]))
@@ -255,8 +255,10 @@ def drift_statistics(
             with_svr = subtract(with_svr, total([parallel, scaled(factor, subtract(force, parallel))]))
         rows["drift"].append(cosine(tangent(update, t[i]), tangent(u, t[i])))
         rows["drift_svr"].append(cosine(tangent(with_svr, t[i]), tangent(u, t[i])))
-        rows["literal"].append(cosine(update, u))
-        rows["literal_svr"].append(cosine(with_svr, u))
+        rows["difference"].append(cosine(update, u))
+        rows["difference_svr"].append(cosine(with_svr, u))
+        rows["target"].append(cosine(update, scaled(-1, plain[i][0])))  # -F_pull, along a+
+        rows["target_svr"].append(cosine(with_svr, scaled(-1, plain[i][0])))
         along = projected(scaled(-1, update), u)
         across = subtract(scaled(-1, update), along)
         slope = subtract(scaled(2, subtract(t[i], a[i])), scaled(learning_rate, along))
@@ -268,8 +270,10 @@ def drift_statistics(
     return {
         "drift_cosine": mean(rows["drift"]),
         "drift_cosine_svr": mean(rows["drift_svr"]),
-        "drift_cosine_literal": mean(rows["literal"]),
-        "drift_cosine_svr_literal": mean(rows["literal_svr"]),
+        "drift_cosine_difference": mean(rows["difference"]),
+        "drift_cosine_svr_difference": mean(rows["difference_svr"]),
+        "drift_cosine_target": mean(rows["target"]),
+        "drift_cosine_svr_target": mean(rows["target_svr"]),
         "push_parallel_norm": mean(rows["parallel"]),
         "push_perpendicular_norm": mean(rows["perpendicular"]),
         "ideal_progress": mean(rows["progress"]),

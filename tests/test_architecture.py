@@ -17,8 +17,6 @@ SISTERS = (
     "recipes",
 )  # next to the package in the checkout, inside it in an installation
 HUB = sorted(path for path in PACKAGE.glob("*.py") if path.stem != "__init__")
-# files at the root that no saved model contains
-NEVER_SAVED = {"joining", "localization", "sentence_modules"}
 
 
 def files(folder: str) -> list[Path]:
@@ -179,7 +177,8 @@ def test_only_reproduce_imports_the_studies():
 
 
 EXTRAS = [f"modeling_supclap/{name}" for name in ("search", "conversion", "integrations", "model_card")] + ["recipes"]
-CORE = [f"modeling_supclap/{name}" for name in ("losses", "training", "evaluation")] + ["metrics", "datasets_scripts"]
+ROOMS = ("joining", "localization", "losses", "training", "evaluation")
+CORE = [f"modeling_supclap/{name}" for name in ROOMS] + ["metrics", "datasets_scripts"]
 
 
 def test_the_core_loads_no_extra():
@@ -217,11 +216,6 @@ def test_no_file_is_imported_in_a_circle():
         for path in files(folder):
             graph[path] = mentions(path)
     TopologicalSorter(graph).prepare()  # raises CycleError with the names of the circle
-
-
-def test_files_that_are_never_saved_are_imported_by_name():
-    by_flat_import = {path.stem for saved in HUB if saved.stem not in NEVER_SAVED for path in loads(saved)}
-    assert not by_flat_import & NEVER_SAVED
 
 
 def test_only_distributed_uses_ranks():

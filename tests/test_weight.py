@@ -11,11 +11,11 @@ ROOT = Path(__file__).parents[1]
 # Code tokens: names, numbers, strings and operators. Docstrings, comments, commas and line breaks do not count, so that
 # neither dense nor airy code is rewarded. A commit that raises a number names the feature that needs it.
 BUDGETS = {
-    "modeling_supclap": 118_000,
+    "modeling_supclap": 119_000,
     "datasets_scripts": 68_700,
     "metrics": 9_500,
-    "recipes": 29_300,
-    "recipes/studies": 14_300,
+    "recipes": 30_000,
+    "recipes/studies": 14_400,
     "benchmarks": 14_300,
 }
 LONGEST_FUNCTION = 70  # lines without the docstring
@@ -54,12 +54,14 @@ def docstring_lines(tree: ast.AST) -> set[int]:
 
 
 def code_tokens(text: str) -> int:
-    """Count the code tokens of a module."""
+    """Count the code tokens of a module. An f-string is one token, as in Python 3.11; later versions split it."""
     documented = docstring_lines(ast.parse(text))
-    count = 0
+    count = depth = 0
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        kind = tokenize.tok_name[token.type]
         is_docstring = token.type == tokenize.STRING and token.start[0] in documented
-        count += token.type not in LAYOUT and token.string != "," and not is_docstring
+        count += depth == 0 and token.type not in LAYOUT and token.string != "," and not is_docstring
+        depth += (kind == "FSTRING_START") - (kind == "FSTRING_END")
     return count
 
 
@@ -74,6 +76,7 @@ def test_layout_has_no_weight():
     airy = "def f(\n    a,\n    b,\n):\n\n    # the sum\n    return (\n        a + b\n    )\n"
     assert code_tokens(dense) == 11  # def f ( a b ) : return a + b
     assert code_tokens(airy) == code_tokens(dense) + 2  # the parentheses
+    assert code_tokens("x = f'{a:{b}.{c[\"d\"]}f} {f(1)!r}', 'e'\n") == 4
 
 
 def test_folders_keep_to_their_budgets():

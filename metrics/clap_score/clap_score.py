@@ -44,11 +44,8 @@ class CLAPScore(array_metric.ArrayMetric):
     def _compute(
         self, predictions: Sequence[Any], references: Sequence[Any], audio_embeds: Any = None, text_embeds: Any = None
     ) -> dict[str, float]:
-        if (audio_embeds is None) != (text_embeds is None):
-            missing = "audio_embeds" if audio_embeds is None else "text_embeds"
-            raise ValueError(f"{missing} is missing; give both audio_embeds and text_embeds, or neither")
-        if audio_embeds is not None:
-            predictions = array_metric.take_rows(audio_embeds, predictions, "audio_embeds")
-            references = array_metric.take_rows(text_embeds, references, "text_embeds")
-        similarity = pair_similarity(predictions, references)
+        similarity = pair_similarity(
+            array_metric.take_rows(audio_embeds, predictions, "audio_embeds"),
+            array_metric.take_rows(text_embeds, references, "text_embeds"),
+        )
         return {"clap_score": float(similarity.mean()), "num_pairs": len(similarity)}

@@ -40,11 +40,6 @@ class EmbeddingGap(array_metric.ArrayMetric):
         other_embeds: Any = None,
         english_embeds: Any = None,
     ) -> dict[str, float]:
-        if other_embeds is None and english_embeds is None:
-            return gap_and_distance(predictions, references)
-        if other_embeds is None or english_embeds is None:
-            missing = "other_embeds" if other_embeds is None else "english_embeds"
-            raise ValueError(f"{missing} is missing; give both other_embeds and english_embeds, or neither")
         return gap_and_distance(
             array_metric.take_rows(other_embeds, predictions, "other_embeds"),
             array_metric.take_rows(english_embeds, references, "english_embeds"),

@@ -38,5 +38,4 @@ class MRV(array_metric.ArrayMetric):
         return self.features[0 if np.ndim(example["predictions"]) else 1]
 
     def _compute(self, predictions: Sequence[Any], ranks: Any = None) -> dict[str, float]:
-        rows = predictions if ranks is None else array_metric.take_rows(ranks, predictions, "ranks")
-        return {"MRV": mean_rank_variance(rows)}
+        return {"MRV": mean_rank_variance(array_metric.take_rows(ranks, predictions, "ranks"))}

@@ -61,7 +61,7 @@ class ZSTE(array_metric.ArrayMetric):
         questions: Sequence[Hashable] | None = None,
         opposites: Sequence[int | None] | None = None,
     ) -> dict[str, float]:
-        scores = predictions if similarity is None else array_metric.take_rows(similarity, predictions, "similarity")
+        scores = array_metric.take_rows(similarity, predictions, "similarity")
         if languages is None:
             return zste_scores(scores, references, tasks, opposites)
         return zste_scores_by_language(scores, references, tasks, languages, questions, opposites)

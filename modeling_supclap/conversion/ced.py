@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torchaudio.functional import melscale_fbanks
 
 from ..configuration_supclap import CEDConfig
-from ..feature_extraction_ced import CEDFeatureExtractor
+from ..feature_extraction_ced import CEDFeatureExtractor, mel_filters, window_function
 from ..modeling_ced import CEDModel
 from .tensors import Tensors
 
@@ -47,9 +46,8 @@ def ced_from_tensors(
 def _check_front_end(tensors: Tensors) -> None:
     """Raise ValueError if the checkpoint contains front-end constants that differ from ours."""
     ours = CEDFeatureExtractor()
-    top_hz = ours.f_max or ours.sampling_rate / 2
-    filters = melscale_fbanks(ours.n_fft // 2 + 1, ours.f_min, top_hz, ours.feature_size, ours.sampling_rate)
-    window = torch.hann_window(ours.win_size)
+    filters = mel_filters(ours.n_fft, ours.f_min, ours.f_max, ours.feature_size, ours.sampling_rate)
+    window = window_function(ours.n_fft, ours.win_size)
     expected = {"front_end.0.spectrogram.window": window, "front_end.0.mel_scale.fb": filters}
 
     names = {name for name in tensors if name.startswith("front_end.")}
@@ -71,13 +69,13 @@ def _config_from_file(config: Mapping[str, Any], origin: str) -> CEDConfig:
 
 
 def _config_from_shapes(encoder: Tensors) -> CEDConfig:
-    width, _, *patch = encoder.get_shape("patch_embed.proj.weight", 4)
-    columns = encoder.get_shape("time_pos_embed", 4)[3]
+    width, _, *patch = encoder["patch_embed.proj.weight"].shape
+    columns = encoder["time_pos_embed"].shape[3]
     if (columns, patch[1]) not in TARGET_LENGTHS:
         lengths = f"{columns} time positions and {patch[1]} frames per patch"
         raise ValueError(f"{encoder.origin} has {lengths}; give a folder with a config.json that sets target_length")
 
-    inner = encoder.get_shape("blocks.0.mlp.fc1.weight", 2)[0]
+    inner = encoder["blocks.0.mlp.fc1.weight"].shape[0]
     return CEDConfig(
         embed_dim=width,
         num_heads=encoder.count_heads(width, 80 if width == 1280 else 64),  # Dasheng 0.6B has 16 heads

@@ -14,7 +14,7 @@ from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor, forget_last_call
 from ..strict_loading import apply_umask, naming_damaged_files
 from .folders import copy_origin, writing_folder
-from .tensors import fill_exactly, refuse_faults
+from .tensors import fill_exactly
 
 
 def load_clap(name: str | Path) -> ClapModel:
@@ -33,12 +33,8 @@ def load_clap(name: str | Path) -> ClapModel:
     model, report = loaded
     # Position and token type ids are constant buffers; only some versions of transformers save them.
     constants = {name for name, _ in model.named_buffers() if name.endswith("_ids")}
-    faults = {
-        "missing": sorted(set(report["missing_keys"]) - constants),
-        "unexpected": sorted(report["unexpected_keys"]),
-        "with another shape": sorted(map(str, report["mismatched_keys"])),
-    }
-    refuse_faults(str(name), "ClapModel", faults)
+    if faults := sorted(report["unexpected_keys"] | set(report["missing_keys"]) - constants):
+        raise ValueError(f"{name} does not fit ClapModel: it lacks, or has too many, {', '.join(faults[:3])}")
     return model.eval()
 
 

@@ -62,7 +62,6 @@ class Checkpoint:
         config: Content of the `open_clip_config.json` of an audio model next to the weights, else of `config.json`;
             empty if there is no such file.
         license: Hub license identifier from the model card; None if unknown.
-        not_read: Names of ignored entries in the file, such as the optimizer.
     """
 
     origin: str
@@ -71,7 +70,6 @@ class Checkpoint:
     config: Mapping[str, Any]
     revision: str | None = None
     license: str | None = None
-    not_read: tuple[str, ...] = ()
 
     @property
     def folder(self) -> Path:
@@ -108,13 +106,8 @@ def read_checkpoint(origin: str | Path, revision: str | None = None) -> Checkpoi
     files = _weight_files(path) if path.is_dir() else (path,)
 
     tensors: dict[str, torch.Tensor] = {}
-    not_read: list[str] = []
     for file in files:
-        part, others = get_state_dict(_load(file), file.name)
-        if twice := sorted(part.keys() & tensors.keys()):
-            raise ValueError(f"{origin}: {len(twice)} tensors are in several files, for example {twice[:3]}")
-        tensors.update(part)
-        not_read += others
+        tensors |= get_state_dict(_load(file), file.name)
 
     # DistributedDataParallel adds this prefix
     if all(name.startswith("module.") for name in tensors):
@@ -131,34 +124,28 @@ def read_checkpoint(origin: str | Path, revision: str | None = None) -> Checkpoi
         config=read_json(config_file) if config_file.is_file() else {},
         revision=commit,
         license=stated or (known_license(name) if commit else "") or None,
-        not_read=tuple(not_read),
     )
 
 
-def get_state_dict(loaded: Any, name: str) -> tuple[dict[str, torch.Tensor], list[str]]:
-    """Return the state dict of a loaded file, and the names of all other entries in the file.
+def get_state_dict(loaded: Any, name: str) -> dict[str, torch.Tensor]:
+    """Return the state dict of a loaded file.
 
     The state dict may be stored under "state_dict" or "model". If the file also contains an `embed_tokens` module
     (legacy fairseq), its weight is added to the state dict.
 
     Raises:
-        ValueError: There are no tensors, some values are not tensors, or there are two different embeddings.
+        ValueError: There are no tensors, or some values are not tensors.
     """
     if not isinstance(loaded, Mapping):
         raise ValueError(f"{name} contains a {type(loaded).__name__}; a checkpoint is a mapping of names to tensors")
 
     tensors: dict[str, Any] = dict(loaded)
-    others: list[str] = []
     for container in ("state_dict", "model"):
-        if not others and isinstance(loaded.get(container), Mapping):
-            tensors, others = dict(loaded[container]), list(map(str, loaded))
-            others.remove(container)
-
-    if "embed_tokens" in others:
-        others.remove("embed_tokens")
-        weight: Any = getattr(loaded["embed_tokens"], "weight", loaded["embed_tokens"])
-        if not torch.equal(tensors.setdefault("embed_tokens.weight", weight), weight):
-            raise ValueError(f"{name} has two embeddings that differ: embed_tokens and embed_tokens.weight")
+        if isinstance(loaded.get(container), Mapping):
+            tensors = dict(loaded[container])
+            if (embedding := loaded.get("embed_tokens")) is not None:
+                tensors.setdefault("embed_tokens.weight", getattr(embedding, "weight", embedding))
+            break
 
     for key, value in tensors.items():
         if not isinstance(value, torch.Tensor):
@@ -166,7 +153,7 @@ def get_state_dict(loaded: Any, name: str) -> tuple[dict[str, torch.Tensor], lis
             raise ValueError(f"{name} contains {key!r} of type {kind}; expected a mapping of names to tensors")
     if not tensors:
         raise ValueError(f"{name} contains no tensors")
-    return {key: value.detach() for key, value in tensors.items()}, others
+    return {key: value.detach() for key, value in tensors.items()}
 
 
 def _download(origin: str, revision: str | None) -> tuple[Path, str, str]:
@@ -207,10 +194,7 @@ def _weight_files(folder: Path) -> tuple[Path, ...]:
     for name in expected:
         path = folder / name
         if path.is_file() and path.suffix == ".json":
-            parts = sorted(set(read_json(path, "weight_map").values()))
-            if lacking := [part for part in parts if not (folder / part).is_file()]:
-                raise ValueError(f"{folder} lacks {len(lacking)} of the files in {path.name}, e.g. {lacking[:3]}")
-            return tuple(map(folder.joinpath, parts))
+            return tuple(folder / part for part in sorted(set(read_json(path, "weight_map").values())))
         if path.is_file():
             return (path,)
 
@@ -259,8 +243,7 @@ def _explain_refusal(path: Path, error: str) -> str:
     """Return an error message with torch's reason to refuse a pickle, and with a command that extracts the tensors."""
     # One line of torch's message is the cause; the others are advice.
     last_line = error.partition("\n\nCheck the doc")[0].strip().rpartition("\n")[2]
-    reason = last_line.partition("WeightsUnpickler error:")[2] or last_line
-    reason = reason.partition(". Please")[0].strip(" .")
+    reason = last_line.rpartition("WeightsUnpickler error:")[2].partition(". Please")[0].strip(" .")
     # an opcode of a later protocol than torch's default
     if "Unsupported operand" in error:
         reason = "its pickle protocol is above 2"

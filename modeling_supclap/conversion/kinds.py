@@ -19,13 +19,13 @@ from .open_clip import load_open_clip, load_open_clip_processor
 
 ACCEPTED = (
     "a SupCLAP model, a ClapModel, an audio model in OpenCLIP's format, or, to embed only, a model for audio and text "
-    "in the format of sentence-transformers, PE-AV, or module:function"
+    "in the format of sentence-transformers, or module:function (for PE-AV: examples/pe_av.py)"
 )
 _CONFIGS = ("config.json", OPEN_CLIP_CONFIG, "modules.json", "config_sentence_transformers.json")
 
 
 def find_kind(name: str) -> str:
-    """Return the kind of a saved model: "supclap", "clap", "open_clip", "sentence_transformers" or "pe_audio".
+    """Return the kind of a saved model: "supclap", "clap", "open_clip" or "sentence_transformers".
 
     A SupCLAP model or `ClapModel` with prompts or further modules of sentence-transformers is of the kind
     "sentence_transformers", because its embeddings depend on them.
@@ -42,8 +42,6 @@ def find_kind(name: str) -> str:
         return "open_clip"
     fields = _read_optional(folder / "config.json")
     model_type = fields.get("model_type")
-    if model_type in ("pe_audio", "pe_audio_video"):
-        return "pe_audio"
     if model_type in ("supclap", "clap") and not _has_sentence_settings(folder):
         return str(model_type)
     if (folder / "modules.json").is_file():
@@ -122,7 +120,7 @@ def load_processor(name: str) -> SupCLAPProcessor:
         case "open_clip":
             return load_open_clip_processor(name)
         case "clap":
-            return processor_from_clap(ClapProcessor.from_pretrained(name))
+            return processor_from_clap(ClapProcessor.from_pretrained(name, trust_remote_code=False))
         case _:
             return SupCLAPProcessor.from_pretrained(name)
 
@@ -130,7 +128,7 @@ def load_processor(name: str) -> SupCLAPProcessor:
 def _convertible_kind(name: str) -> str:
     """Return the kind of a model as `find_kind`. Raise ValueError if it does not become a `SupCLAPModel`."""
     kind = find_kind(name)
-    if kind in ("sentence_transformers", "pe_audio"):
+    if kind == "sentence_transformers":
         raise ValueError(
             f"{name} is of the kind {kind}, which can be evaluated and searched with, but not trained; pass a SupCLAP "
             "model, a ClapModel or an audio model in OpenCLIP's format"

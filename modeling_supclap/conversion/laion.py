@@ -60,7 +60,7 @@ def clap_from_laion(tensors: Mapping[str, torch.Tensor], origin: str) -> tuple[C
     whole["text_model.embeddings.position_ids"] = torch.arange(positions).unsqueeze(0)
     whole["text_model.embeddings.token_type_ids"] = torch.zeros(1, positions, dtype=torch.long)
 
-    width = whole.get_shape("audio_projection.linear1.weight", 2)[0]
+    width = whole["audio_projection.linear1.weight"].shape[0]
     config = ClapConfig(audio_config=audio_config, text_config=text_config, projection_dim=width)
     return whole.build(ClapModel, config), {**audio_aside, **aside}
 
@@ -80,9 +80,6 @@ def htsat_from_tensors(tensors: Tensors) -> tuple[dict[str, torch.Tensor], dict[
     Returns:
         The renamed tensors, the numbers of unused tensors as `{kind of tensor: number}`, and the configuration fields.
     """
-    if "conv_block1.conv1.weight" in tensors:
-        raise ValueError(f"{tensors.origin} has the audio tower PANN (Cnn14); give a file with HTSAT")
-
     used, aside = tensors.set_aside(HTSAT_ASIDE)
     encoder = used.rename(HTSAT_NAMES)
     for fused in list(encoder):
@@ -96,14 +93,14 @@ def htsat_from_tensors(tensors: Tensors) -> tuple[dict[str, torch.Tensor], dict[
 
 
 def _htsat_fields(encoder: Tensors) -> dict[str, Any]:
-    width = encoder.get_shape("patch_embed.proj.weight", 4)[0]
+    width = encoder["patch_embed.proj.weight"].shape[0]
     stages = encoder.count_layers("layers.")
     table = "blocks.0.attention.self.relative_position_bias_table"
-    offsets = encoder.get_shape(f"layers.0.{table}", 2)[0]
+    offsets = encoder[f"layers.0.{table}"].shape[0]
     depths, heads = [], []
     for stage in range(stages):
         depths.append(encoder.count_layers(f"layers.{stage}.blocks."))
-        heads.append(encoder.get_shape(f"layers.{stage}.{table}", 2)[1])
+        heads.append(encoder[f"layers.{stage}.{table}"].shape[1])
 
     config: dict[str, Any] = {
         # spec_size and patch_size are the published values; tensor shapes do not determine them
@@ -114,26 +111,26 @@ def _htsat_fields(encoder: Tensors) -> dict[str, Any]:
         "depths": depths,
         "num_attention_heads": heads,
         "num_hidden_layers": stages,
-        "num_mel_bins": encoder.get_shape("batch_norm.weight", 1)[0],
+        "num_mel_bins": encoder["batch_norm.weight"].shape[0],
         # A window has (2 window_size - 1)^2 relative positions.
         "window_size": (math.isqrt(offsets) + 1) // 2,
         "enable_fusion": "patch_embed.mel_conv2d.weight" in encoder,
     }
     if config["enable_fusion"]:
-        inner = encoder.get_shape("patch_embed.fusion_model.local_att.0.weight", 4)[0]
+        inner = encoder["patch_embed.fusion_model.local_att.0.weight"].shape[0]
         config |= {"fusion_type": "aff_2d", "aff_block_r": width // inner}
     return config
 
 
 def bert_fields(tensors: Tensors) -> dict[str, Any]:
     """Derive the configuration of a BERT-like encoder from its tensor shapes."""
-    vocabulary, width = tensors.get_shape("embeddings.word_embeddings.weight", 2)
+    vocabulary, width = tensors["embeddings.word_embeddings.weight"].shape
     return {
         "vocab_size": vocabulary,
         "hidden_size": width,
         "num_hidden_layers": tensors.count_layers("encoder.layer."),
         "num_attention_heads": tensors.count_heads(width),
-        "intermediate_size": tensors.get_shape("encoder.layer.0.intermediate.dense.weight", 2)[0],
-        "max_position_embeddings": tensors.get_shape("embeddings.position_embeddings.weight", 2)[0],
-        "type_vocab_size": tensors.get_shape("embeddings.token_type_embeddings.weight", 2)[0],
+        "intermediate_size": tensors["encoder.layer.0.intermediate.dense.weight"].shape[0],
+        "max_position_embeddings": tensors["embeddings.position_embeddings.weight"].shape[0],
+        "type_vocab_size": tensors["embeddings.token_type_embeddings.weight"].shape[0],
     }

@@ -31,7 +31,6 @@ from .open_clip_tokenizer import prepare_open_clip_tokenizer
 from .provenance import SONAR_LICENSE, Origin
 from .sonar import sonar_from_tensors
 
-PARTS = ("whole", "audio", "text")
 FUSION_REMARK = (
     "LAION's fusion of long clips is not used: the model takes the first 10 s of a clip, and encode_audio splits "
     "longer recordings into chunks of 10 s"
@@ -46,7 +45,6 @@ class Layout:
     """Layout (format) of public checkpoints, with rules to recognise and convert them."""
 
     name: str
-    kind: str  # family of layouts, for the option `--kind`
     marks: tuple[str, ...]  # regular expressions; each matches the start of at least one tensor name
     convert: Callable[[Checkpoint], Converted]
     patch_mels: int | None = None  # mel bands per patch, to distinguish layouts with equal tensor names
@@ -89,60 +87,31 @@ class Conversion:
         return isinstance(self.model, SupCLAPModel) or self.feature_extractor is None
 
 
-def recognise(tensors: Mapping[str, torch.Tensor], origin: str, kind: str = "auto") -> Layout:
-    """Recognise the layout of a checkpoint by its tensor names.
-
-    `kind` is the expected kind of layout, such as "ced", or "auto" for any kind.
-
-    Raises:
-        ValueError: `kind` is unknown, or the layout is unknown or has a different kind.
-    """
-    if kind not in ("auto", *KINDS):
-        raise ValueError(f"unknown kind {kind!r}; give auto or one of {', '.join(KINDS)}")
-
-    layout = next((layout for layout in LAYOUTS if layout.fits(tensors)), None)
-    if layout is None:
-        raise ValueError(
-            f"{origin} has an unknown layout; the first of its {len(tensors)} tensors are {sorted(tensors)[:8]}. "
-            f"Known layouts: {'; '.join(layout.name for layout in LAYOUTS)}"
-        )
-    if kind not in ("auto", layout.kind):
-        raise ValueError(f"{origin} has the layout {layout.name}, of kind {layout.kind!r}, not {kind!r}")
-    return layout
+def recognise(tensors: Mapping[str, torch.Tensor], origin: str) -> Layout:
+    """Recognise the layout of a checkpoint by its tensor names. Raise ValueError if it is unknown."""
+    for layout in LAYOUTS:
+        if layout.fits(tensors):
+            return layout
+    raise ValueError(
+        f"{origin} has an unknown layout; the first of its {len(tensors)} tensors are {sorted(tensors)[:8]}. "
+        f"Known layouts: {'; '.join(layout.name for layout in LAYOUTS)}"
+    )
 
 
-def convert_checkpoint(checkpoint: Checkpoint, kind: str = "auto", part: str = "whole") -> Conversion:
+def convert_checkpoint(checkpoint: Checkpoint) -> Conversion:
     """Convert a public checkpoint to one of our models.
 
-    Args:
-        kind: Expected kind of layout, as in `recognise`.
-        part: "whole" for the whole model; "audio" or "text" for a single tower of a two-tower model.
-
     Returns:
-        Conversion with a `CEDModel`, a `SonarTextModel`, a `SupCLAPModel` or one of its towers.
+        Conversion with a `CEDModel`, a `SonarTextModel` or a `SupCLAPModel`.
 
     Raises:
-        ValueError: The layout is unknown, the checkpoint does not match it, or the model does not have this part.
+        ValueError: The layout is unknown, or the checkpoint does not match it.
     """
-    layout = recognise(checkpoint.tensors, checkpoint.origin, kind)
-    if part not in PARTS:
-        raise ValueError(f"unknown part {part!r}; give one of {', '.join(PARTS)}")
+    layout = recognise(checkpoint.tensors, checkpoint.origin)
     model, feature_extractor, set_aside = layout.convert(checkpoint)
-
-    remark = layout.remark
-    if isinstance(model, SupCLAPModel):
-        if getattr(model.config.audio_config, "enable_fusion", False) and part != "text":
-            remark = FUSION_REMARK
-        if part != "whole":
-            total = len(model.state_dict())
-            model = model.audio_model if part == "audio" else model.text_model
-            set_aside = {**set_aside, "rest of the model": total - len(model.state_dict())}
-            feature_extractor = feature_extractor if part == "audio" else None
-    elif part != "whole" and (part == "text") != (feature_extractor is None):
-        raise ValueError(f"{layout.name} has no {part} tower; it is a single {type(model).__name__}")
-
+    is_fused = getattr(getattr(model.config, "audio_config", None), "enable_fusion", False)
     parts = _get_parts(model, feature_extractor is not None, checkpoint, layout)
-    return Conversion(layout, model, feature_extractor, parts, set_aside, remark)
+    return Conversion(layout, model, feature_extractor, parts, set_aside, FUSION_REMARK if is_fused else layout.remark)
 
 
 def _get_parts(model: PreTrainedModel, is_audio: bool, checkpoint: Checkpoint, layout: Layout) -> tuple[Origin, ...]:
@@ -176,22 +145,12 @@ def _get_parts(model: PreTrainedModel, is_audio: bool, checkpoint: Checkpoint, l
 
 
 def _convert_ced(checkpoint: Checkpoint) -> Converted:
-    """Convert a CED encoder and its feature extractor. Raise ValueError if they do not match each other."""
+    """Convert a CED encoder. Its feature extractor is that of the folder, or else that of its configuration."""
     model, aside = ced_from_tensors(checkpoint.tensors, checkpoint.origin, checkpoint.config)
-    min_frames = model.config.patch_frames
     if list(checkpoint.folder.glob("*processor_config.json")):
-        extractor = CEDFeatureExtractor.from_pretrained(checkpoint.folder, min_frames=min_frames)
-    else:
-        extractor = CEDFeatureExtractor(min_frames=min_frames)
-
-    described = CEDFeatureExtractor.from_config(model.config)
-    for each in (extractor, described):  # f_max=None means half the sampling rate
-        each.f_max = each.f_max or each.sampling_rate / 2
-    for name in ("n_fft", "win_size", "hop_size", "f_min", "f_max", "center", "feature_size"):
-        ours, theirs = getattr(extractor, name), getattr(described, name)
-        if ours != theirs:
-            raise ValueError(f"{checkpoint.origin}: {name} is {ours} for the extractor, {theirs} in config.json")
-    return model, extractor, aside
+        patch = model.config.patch_frames
+        return model, CEDFeatureExtractor.from_pretrained(checkpoint.folder, min_frames=patch), aside
+    return model, CEDFeatureExtractor.from_config(model.config), aside
 
 
 def _convert_sonar(checkpoint: Checkpoint) -> Converted:
@@ -220,7 +179,7 @@ def _convert_clap_hub(checkpoint: Checkpoint) -> Converted:
         raise ValueError(
             f"{checkpoint.origin} has no config.json of a CLAP next to its weights; give the whole folder"
         )
-    feature_extractor = AutoFeatureExtractor.from_pretrained(checkpoint.folder)
+    feature_extractor = AutoFeatureExtractor.from_pretrained(checkpoint.folder, trust_remote_code=False)
     model = supclap_from_clap(load_clap(checkpoint.folder))
     return model, feature_extractor, {"logit scale of the text direction": 1}
 
@@ -237,7 +196,6 @@ SONAR_TOKENIZER = "cointegrated/SONAR_200_text_encoder"
 LAYOUTS = (
     Layout(
         name="CLAP2, OpenCLIP",
-        kind="open-clip",
         marks=(r"audio\.encoder\.vit\.", r"audio\.proj\.0\.", r"text\."),
         convert=_convert_open_clip,
         remark="read from OpenCLIP's published format, checked against OpenCLIP 4.2.0.dev0 with random weights",
@@ -246,7 +204,6 @@ LAYOUTS = (
     ),
     Layout(
         name="ML-CLAP",
-        kind="ml-clap",
         marks=JOINT_MARKS,
         patch_mels=16,
         convert=_convert_ml_clap,
@@ -258,7 +215,6 @@ LAYOUTS = (
     ),
     Layout(
         name="GLAP",
-        kind="glap",
         marks=JOINT_MARKS,
         patch_mels=64,
         convert=partial(_convert_ml_clap, temperature=GLAP_TEMPERATURE),
@@ -268,7 +224,6 @@ LAYOUTS = (
     ),
     Layout(
         name="LAION-CLAP, authors' file",
-        kind="laion",
         marks=(r"audio_branch\.", r"audio_projection\.0\."),
         convert=_convert_laion,
         remark="the file contains no license; the files of lukewys/laion_clap on the Hub are CC0-1.0",
@@ -277,14 +232,12 @@ LAYOUTS = (
     ),
     Layout(
         name="CLAP, Hub",
-        kind="laion",
         marks=(r"audio_model\.audio_encoder\.", r"text_model\.embeddings\.", r"logit_scale_a$"),
         convert=_convert_clap_hub,
         tokenizer="FacebookAI/roberta-base",
     ),
     Layout(
         name="MS-CLAP 2023",
-        kind="msclap",
         marks=(r"caption_encoder\.base\.wte\.", r"audio_encoder\.base\.htsat\."),
         convert=_convert_msclap,
         remark="the file contains no license; the files of microsoft/msclap on the Hub are MIT",
@@ -294,24 +247,21 @@ LAYOUTS = (
     ),
     Layout(
         name="MS-CLAP 2022",
-        kind="msclap",
         marks=(r"caption_encoder\.base\.embeddings\.", r"audio_encoder\.base\.conv_block1\."),
         convert=_convert_msclap,
         remark="the file contains no license; the files of microsoft/msclap on the Hub are MIT",
         tokenizer="google-bert/bert-base-uncased",
         max_tokens=100,
     ),
-    Layout(name="Dasheng", kind="dasheng", marks=CED_MARKS, patch_mels=64, convert=_convert_ced),
+    Layout(name="Dasheng", marks=CED_MARKS, patch_mels=64, convert=_convert_ced),
     Layout(
         name="CED",
-        kind="ced",
         marks=CED_MARKS,
         convert=_convert_ced,
         remark="the authors' files contain no license; their copies on the Hub, mispeech/ced-*, are Apache-2.0",
     ),
     Layout(
         name="SONAR",
-        kind="sonar",
         marks=(
             r"(encoder\.)?(embed_tokens\.weight$|encoder_frontend\.embed\.)",
             r"(encoder\.)?layers\.0\.self_attn\.q_proj\.",
@@ -321,4 +271,3 @@ LAYOUTS = (
         tokenizer=SONAR_TOKENIZER,
     ),
 )
-KINDS = tuple(dict.fromkeys(layout.kind for layout in LAYOUTS))

@@ -43,15 +43,13 @@ def supclap_from_ml_clap(
     text, _ = sonar_from_tensors(whole.below(TEXT), f"the text encoder of {origin}")
     rest = whole.without(AUDIO, TEXT)
     if temperature is None:
-        stated = rest.pop("temperature", None)
-        if stated is None or stated.numel() != 1 or not 0 < float(stated) < float("inf"):
-            raise ValueError(f"{origin} must have a 'temperature' of one positive number; found {stated}")
-        temperature = float(stated)
+        temperature = float(rest["temperature"])
+        del rest["temperature"]
 
     config = SupCLAPConfig(
         audio_config=audio.config,
         text_config=text.config,
-        projection_dim=rest.get_shape("audio_proj.0.weight", 2)[0],
+        projection_dim=rest["audio_proj.0.weight"].shape[0],
         temperature=temperature,
     )
 

@@ -58,17 +58,13 @@ def supclap_from_msclap(
     text, text_aside = checkpoint.below(TEXT).set_aside(TEXT_ASIDE)
     is_decoder = "wte.weight" in text
     rest = checkpoint.without(AUDIO, TEXT)
-    scale = rest.pop("logit_scale", None)
-    if scale is None or scale.numel() != 1:
-        raise ValueError(f"{origin} must have a 'logit_scale' of one number; found {scale}")
-
     whole = rest.rename(NAMES)
-    whole["logit_scale"] = scale.reshape(1)
+    whole["logit_scale"] = scale = whole["logit_scale"].reshape(1)
     whole |= under("audio_model.", audio) | under("text_model.", text)
     config = SupCLAPConfig(
         audio_config=audio_config,
         text_config=_gpt2_config(text) if is_decoder else BertConfig(**bert_fields(text)),
-        projection_dim=whole.get_shape("audio_projection.linear1.weight", 2)[0],
+        projection_dim=whole["audio_projection.linear1.weight"].shape[0],
         projection_type="residual",
         projection_hidden_act="gelu",
         text_pooling="last" if is_decoder else "cls",
@@ -108,8 +104,8 @@ def _audio_tower(
         used, aside = tensors.below(AUDIO).set_aside(CNN14_ASIDE)
         cnn14 = used.rename(CNN14_NAMES)
         num_blocks = cnn14.count_layers("conv_blocks.")
-        channels = [cnn14.get_shape(f"conv_blocks.{index}.conv1.weight", 4)[0] for index in range(num_blocks)]
-        width, n_mels = cnn14.get_shape("fc1.weight", 2)[0], cnn14.get_shape("bn0.weight", 1)[0]
+        channels = [cnn14[f"conv_blocks.{index}.conv1.weight"].shape[0] for index in range(num_blocks)]
+        width, n_mels = cnn14["fc1.weight"].shape[0], cnn14["bn0.weight"].shape[0]
         audio, config = cnn14, CNN14Config(hidden_size=width, channels=channels, n_mels=n_mels)
 
     expected = torch.from_numpy(extractor.mel_filters_slaney).float()
@@ -119,14 +115,14 @@ def _audio_tower(
 
 
 def _gpt2_config(text: Tensors) -> GPT2Config:
-    vocabulary, width = text.get_shape("wte.weight", 2)
+    vocabulary, width = text["wte.weight"].shape
     return GPT2Config(
         vocab_size=vocabulary,
         n_embd=width,
         n_layer=text.count_layers("h."),
         n_head=text.count_heads(width),
-        n_inner=text.get_shape("h.0.mlp.c_fc.weight", 2)[1],
-        n_positions=text.get_shape("wpe.weight", 2)[0],
+        n_inner=text["h.0.mlp.c_fc.weight"].shape[1],
+        n_positions=text["wpe.weight"].shape[0],
         bos_token_id=vocabulary - 1,
         eos_token_id=vocabulary - 1,
         pad_token_id=0,

@@ -85,27 +85,21 @@ _HF_ONLY: dict[str, Any] = {
     "tokenizer_mode": (None, ""),
 }  # fmt: skip
 
-# Fields without an effect on embeddings: of training, of other towers, and of tokenizers (checked by their ids).
-_AUDIO_IGNORED = {
-    "audio_length", "audio_seq_len", "class_num", "clip_samples", "enable_fusion", "fusion_type", "model_name",
-    "naflexvit_cfg", "pretrained",
-}  # fmt: skip
-_VIT_IGNORED = {
+# Fields without an effect on embeddings: of training, of other towers, of images, and of tokenizers, which are checked
+# by their ids; and the parts that are read on their own.
+_IGNORED = {
+    "model_cfg", "preprocess_cfg", "audio_cfg", "text_cfg", "naflexvit_cfg", "embed_dim", "custom_text",
+    "init_logit_bias", "init_logit_scale", "nonscalar_logit_scale", "output_dict", "quick_gelu", "audio_length",
+    "audio_seq_len", "class_num", "clip_samples", "enable_fusion", "fusion_type", "model_name", "pretrained",
     "attn_drop_rate", "drop_path_rate", "drop_rate", "dynamic_img_pad", "fix_init", "patch_drop_rate",
     "patchify_channels_last", "pos_drop_rate", "pos_embed_align_corners", "pos_embed_antialias",
     "pos_embed_ar_preserving", "pos_embed_grid_size", "pos_embed_interp_mode", "pos_embed_use_grid_sample",
     "proj_drop_rate", "rope_jitter_coords", "rope_rescale_coords", "rope_shift_coords", "use_key_only_attn_mask",
-    "weight_init", "zero_init_residual",
-}  # fmt: skip
-_TEXT_IGNORED = {
-    "act_kwargs", "block_type", "correct_cls_mask", "embed_cls", "final_ln_after_pool", "freeze_pad_embed",
-    "hf_model_config", "hf_model_pretrained", "hf_pooler_type", "hf_proj_type", "hf_tokenizer_name", "no_causal_mask",
-    "norm_kwargs", "output_tokens", "scale_attn", "scale_attn_inner", "scale_fc", "scale_heads", "scaled_cosine_attn",
-    "tiktoken_name", "tokenizer_kwargs", "tokenizer_type", "use_pad_mask", "variable_text", "zero_init_residual",
-}  # fmt: skip
-_TOP_IGNORED = {
-    "audio_cfg", "custom_text", "embed_dim", "init_logit_bias", "init_logit_scale", "nonscalar_logit_scale",
-    "output_dict", "quick_gelu", "text_cfg",
+    "weight_init", "zero_init_residual", "act_kwargs", "block_type", "correct_cls_mask", "embed_cls",
+    "final_ln_after_pool", "freeze_pad_embed", "hf_model_config", "hf_model_pretrained", "hf_pooler_type",
+    "hf_proj_type", "hf_tokenizer_name", "no_causal_mask", "norm_kwargs", "output_tokens", "scale_attn",
+    "scale_attn_inner", "scale_fc", "scale_heads", "scaled_cosine_attn", "tiktoken_name", "tokenizer_kwargs",
+    "tokenizer_type", "use_pad_mask", "variable_text",
 }  # fmt: skip
 
 # Settings of our models that OpenCLIP's format has no field for, with the values that it implies.
@@ -145,20 +139,18 @@ def load_open_clip(name: str | Path, tokenizer: str | None = None) -> tuple[SupC
         ValueError: The settings are not supported, or tensors or tokenizer do not fit.
     """
     checkpoint = read_checkpoint(name)
-    model, extractor = supclap_from_open_clip(checkpoint.tensors, checkpoint.config, checkpoint.origin)
+    model, _ = supclap_from_open_clip(checkpoint.tensors, checkpoint.config, checkpoint.origin)
     # the model card names the source of each tower
     for part in (model, model.audio_model, model.text_model):
         part.name_or_path = part.config.name_or_path = str(name)
-    words = load_open_clip_tokenizer(str(checkpoint.folder), checkpoint.config, tokenizer)
-    prepare_open_clip_tokenizer(words, model.config.text_config)
-    return model, SupCLAPProcessor(extractor, words)
+    return model, load_open_clip_processor(checkpoint.folder, tokenizer)
 
 
-def load_open_clip_processor(name: str | Path) -> SupCLAPProcessor:
+def load_open_clip_processor(name: str | Path, tokenizer: str | None = None) -> SupCLAPProcessor:
     """Build the processor of an audio model in OpenCLIP's format, without loading its weights."""
     settings = read_json(Path(str(cached_file(name, OPEN_CLIP_CONFIG))))
     model_cfg = _get_model_cfg(settings, str(name))
-    words = load_open_clip_tokenizer(str(name), settings)
+    words = load_open_clip_tokenizer(str(name), settings, tokenizer)
     prepare_open_clip_tokenizer(words, _read_text(model_cfg["text_cfg"], str(name))[0])
     return SupCLAPProcessor(_read_audio(model_cfg["audio_cfg"], str(name))[1], words)
 
@@ -183,7 +175,7 @@ def supclap_from_open_clip(
     _refuse_old_patches(whole, audio_config)
     # hf_proj_type "mlp": linear, GELU, linear, without biases
     if text_cfg.get("hf_model_name") and "text.proj.0.weight" in whole:
-        inner = whole.get_shape("text.proj.0.weight", 2)[0]
+        inner = whole["text.proj.0.weight"].shape[0]
         options["text_dense"] = [{"out_features": inner, "activation": "gelu", "bias": False}]
 
     text_names = _HF_TEXT_NAMES if text_cfg.get("hf_model_name") else _TEXT_NAMES
@@ -215,21 +207,19 @@ def _get_model_cfg(settings: Mapping[str, Any], origin: str) -> Mapping[str, Any
         raise ValueError(
             f"{origin} has no {OPEN_CLIP_CONFIG} with audio_cfg, text_cfg and embed_dim; pass the whole folder"
         )
-    # preprocess_cfg contains settings of images
-    _read_fields(settings, {}, {}, {"model_cfg", "preprocess_cfg"}, f"{origin}: {OPEN_CLIP_CONFIG}")
-    _read_fields(model_cfg, {}, {}, _TOP_IGNORED, f"{origin}: model_cfg")
+    _read_fields(settings, {}, {}, f"{origin}: {OPEN_CLIP_CONFIG}")
+    _read_fields(model_cfg, {}, {}, f"{origin}: model_cfg")
     return model_cfg
 
 
 def _read_audio(audio_cfg: Mapping[str, Any], origin: str) -> tuple[NaFlexConfig, CEDFeatureExtractor]:
     """Read `audio_cfg` with its `naflexvit_cfg`."""
     vit_cfg = audio_cfg.get("naflexvit_cfg") or {}
-    known = {*_AUDIO_IGNORED, *_MEL_DEFAULTS}
     audio_cfg = {"model_type": "HTSAT", **audio_cfg}
-    fields = _read_fields(audio_cfg, _PATCH_DEFAULTS, _AUDIO_ONLY, known, f"{origin}: audio_cfg")
+    fields = _read_fields(audio_cfg, _PATCH_DEFAULTS, _AUDIO_ONLY, f"{origin}: audio_cfg", _MEL_DEFAULTS)
     where = f"{origin}: naflexvit_cfg"
     only = {**_VIT_ONLY, "fc_norm": (None, vit_cfg.get("global_pool") == "avg")}
-    fields |= _read_fields(vit_cfg, _VIT_DEFAULTS, only, _VIT_IGNORED, where)
+    fields |= _read_fields(vit_cfg, _VIT_DEFAULTS, only, where)
     if fields["norm_layer"] == "layernorm":
         fields["norm_layer"] = None
     extractor = extractor_from_audio_cfg(audio_cfg)
@@ -238,7 +228,7 @@ def _read_audio(audio_cfg: Mapping[str, Any], origin: str) -> tuple[NaFlexConfig
 
 def extractor_from_audio_cfg(audio_cfg: Mapping[str, Any]) -> CEDFeatureExtractor:
     """Build the feature extractor for the mel fields of an `audio_cfg`."""
-    fields = _read_fields(audio_cfg, _MEL_DEFAULTS, {}, audio_cfg, "audio_cfg")
+    fields = _read_fields(audio_cfg, _MEL_DEFAULTS, {}, "audio_cfg", audio_cfg)
     return CEDFeatureExtractor(
         n_fft=fields["win_size"],
         top_db=1000.0,  # no limit: the floor of the power is 110 dB below full scale
@@ -254,17 +244,16 @@ def _read_text(text_cfg: Mapping[str, Any], origin: str) -> tuple[Any, dict[str,
     where = f"{origin}: text_cfg"
     text_cfg = {"text_arch": "clip", **text_cfg}
     if text_cfg.get("hf_model_name"):
-        known = {"hf_model_name", *_TEXT_DEFAULTS, *_TEXT_ONLY, *_TEXT_IGNORED}
-        _read_fields(text_cfg, {}, _HF_ONLY, known, where)
+        _read_fields(text_cfg, {}, _HF_ONLY, where, {*_TEXT_DEFAULTS, *_TEXT_ONLY})
         options = {
             "text_pooling": _POOLERS[text_cfg.get("hf_pooler_type", "mean_pooler")],
             "text_projection_type": "linear",
         }
         # Some repositories pin a half precision.
         changes = {**(text_cfg.get("hf_model_config") or {}), "dtype": None}
-        return AutoConfig.from_pretrained(text_cfg["hf_model_name"], **changes), options
+        return AutoConfig.from_pretrained(text_cfg["hf_model_name"], trust_remote_code=False, **changes), options
 
-    fields = _read_fields(text_cfg, _TEXT_DEFAULTS, _TEXT_ONLY, _TEXT_IGNORED, where)
+    fields = _read_fields(text_cfg, _TEXT_DEFAULTS, _TEXT_ONLY, where)
     if fields["pool_type"] == "argmax":
         fields["pool_type"] = "eos"
     if fields["pool_type"] == "eos" and fields["eos_token_id"] is None:
@@ -286,16 +275,16 @@ def _read_fields(
     given: Mapping[str, Any],
     defaults: Mapping[str, Any],
     only: Mapping[str, tuple[Any, ...]],
-    ignored: Container[str],
     where: str,
+    others: Container[str] = (),
 ) -> dict[str, Any]:
     """Return the fields of a part of OpenCLIP's settings under our names, with OpenCLIP's defaults.
 
     Args:
         defaults: `{their name: their default}` of the fields to return. The default also replaces null.
         only: `{their name: supported values}`.
-        ignored: Names of the other known fields.
         where: Name of the part for error messages.
+        others: Names of further known fields, beside those of `_IGNORED`.
 
     Raises:
         ValueError: A field is unknown, or has an unsupported value.
@@ -304,7 +293,7 @@ def _read_fields(
         if name in only and value not in only[name]:
             supported = ", ".join(map(repr, only[name]))
             raise ValueError(f"{where} has {name}={value!r}; supported: {supported}")
-        if name not in only and name not in defaults and name not in ignored:
+        if not any(name in known for known in (only, defaults, others, _IGNORED)):
             raise ValueError(
                 f"{where} has the unknown field {name}={value!r}, which may change the embeddings; convert this model "
                 "with a newer version of this package, or report the field"
@@ -326,7 +315,7 @@ def _refuse_old_patches(tensors: Tensors, config: NaFlexConfig) -> None:
     """
     rows, columns = config.patch_freq, config.patch_time
     name = "audio.encoder.vit.embeds.proj.weight"
-    values = tensors.get_shape(name, 2)[1]
+    values = tensors[name].shape[1]
     if rows == columns or 1 in (rows, columns) or values != rows * columns:
         return
     steps = tensors[name].float().diff(dim=1).square().mean(dim=0)
@@ -414,47 +403,3 @@ def open_clip_tensors(model: SupCLAPModel) -> dict[str, torch.Tensor]:
                 break
         tensors[name] = value.reshape(()) if name.startswith("logit_") else value.contiguous()
     return tensors
-
-
-def compare_with_open_clip(folder: str | Path, model: SupCLAPModel, processor: SupCLAPProcessor) -> dict[str, Any]:
-    """Embed two clips (a tone, and noise at another rate) and three texts with OpenCLIP and with our model.
-
-    Args:
-        folder: Folder in OpenCLIP's format, from which the model was loaded.
-
-    Returns:
-        `version` of OpenCLIP, `tokens` (whether all token ids are equal), and the lowest cosines `audio` and `text`.
-
-    Raises:
-        ImportError: `open_clip_torch` is not installed or older than 4.2, or tiktoken is not installed.
-        OSError: The vocabulary of tiktoken cannot be downloaded.
-    """
-    import open_clip
-
-    version = open_clip.__version__
-    if tuple(map(int, version.split(".")[:2])) < (4, 2):
-        raise ImportError(f"open_clip_torch {version} has no audio models")
-    theirs, preprocess = open_clip.create_model_from_pretrained(f"local-dir:{folder}")
-    theirs.eval()
-    texts = ["a high tone", "2 dogs bark at 9:30, cafés open;  it's LOUD!", "rain and wind " * 200]
-    ids = open_clip.get_tokenizer(f"local-dir:{folder}")(texts)
-    words = processor(text=texts, return_tensors="pt")
-
-    rate_hz = processor.feature_extractor.sampling_rate
-    tone = torch.sin(2 * torch.pi * 440 * torch.arange(2 * rate_hz) / rate_hz)
-    noise = 0.1 * torch.randn(31_337, generator=torch.Generator().manual_seed(0))
-    audio = []
-    with torch.no_grad():
-        for wave, hz in ((tone, rate_hz), (noise, 22_050)):
-            clip = preprocess(max_seq_len=None)((wave.unsqueeze(0), hz))
-            batch = {name: value.unsqueeze(0) for name, value in clip.items()}
-            inputs = processor(audio=wave.numpy(), sampling_rate=hz, return_tensors="pt")
-            ours = model.get_audio_features(**inputs).pooler_output
-            audio.append(torch.cosine_similarity(theirs.encode_audio(batch), ours))
-        text = torch.cosine_similarity(theirs.encode_text(ids), model.get_text_features(**words).pooler_output)
-    return {
-        "version": version,
-        "tokens": torch.equal(ids, words["input_ids"]),
-        "audio": float(torch.cat(audio).min()),
-        "text": float(text.min()),
-    }

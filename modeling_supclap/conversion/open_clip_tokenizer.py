@@ -53,7 +53,7 @@ def load_open_clip_tokenizer(
         raise ValueError(f"{folder} has no tokenizer, and OpenCLIP's {kind!r} is unknown; pass --tokenizer")
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(other) if own is None else own
+        tokenizer = AutoTokenizer.from_pretrained(other, trust_remote_code=False) if own is None else own
     except OSError as error:
         raise OSError(
             f"{folder} has the tokenizer {other}, which cannot be loaded; save its files in the folder, or pass "
@@ -68,7 +68,7 @@ def _load_own_tokenizer(folder: str) -> PreTrainedTokenizerBase | None:
     """Load the tokenizer of a folder or Hub repository. None: there is none."""
     if find_file(folder, "tokenizer_config.json"):
         # without config.json, which may be of a class that transformers lacks
-        return AutoTokenizer.from_pretrained(folder, config=PreTrainedConfig())
+        return AutoTokenizer.from_pretrained(folder, config=PreTrainedConfig(), trust_remote_code=False)
     path = find_file(folder, "tokenizer.json")
     return PreTrainedTokenizerFast(tokenizer_file=path) if path else None
 

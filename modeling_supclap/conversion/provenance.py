@@ -58,11 +58,13 @@ class Origin:
     revision: str | None = None  # commit of the Hub repository
     files: tuple[str, ...] = ()  # names of the weight files
     parameters: int | None = None
+    base_model: str = ""  # Hub id in the card of the source
 
     @property
     def hub_id(self) -> str | None:
-        """Return the source if it is a Hub repository (`owner/name`), otherwise None."""
-        return self.source if "/" in self.source and is_hub_id(self.source) else None
+        """Hub repository (`owner/name`) of the source, or else the base model in its card. None: neither is one."""
+        names = (name for name in (self.source, self.base_model) if "/" in name and is_hub_id(name))
+        return next(names, None)
 
 
 def known_license(repository: str) -> str:
@@ -84,9 +86,9 @@ def read_provenance(folder: str | Path) -> list[dict[str, Any]]:
         return []
 
     entries = json.loads(path.read_text(encoding="utf-8"))
-    for entry in entries if isinstance(entries, list) else [None]:
-        if not isinstance(entry, dict) or not {"part", "source"} <= entry.keys():
-            raise ValueError(f"{path} must be a list of mappings with the keys part and source")
+    is_list = isinstance(entries, list)
+    if not is_list or not all(isinstance(entry, dict) and {"part", "source"} <= entry.keys() for entry in entries):
+        raise ValueError(f"{path} must be a list of mappings with the keys part and source")
     return entries
 
 
@@ -138,16 +140,18 @@ def license_of(parts: Iterable[Origin]) -> str:
 
 def stated_license(source: str) -> str:
     """Return the license of a Hub id or folder from `KNOWN_LICENSES` or its model card, or "" if it is unknown."""
-    if known := known_license(source):
-        return known
+    return known_license(source) or str(_read_card(source).get("license") or "").lower()
+
+
+def _read_card(source: str) -> dict[str, Any]:
+    """Return the metadata in the model card of a Hub id or folder. {}: there is none, or it is unreadable."""
     card = Path(source) / "README.md"
     if os.path.isdir(source) and not card.is_file():
-        return ""
+        return {}
     try:
-        data = ModelCard.load(card if card.is_file() else source).data
-    except Exception:  # no such repository, no network, no card, or broken YAML: the license is unknown
-        return ""
-    return str(data.license or "").lower()
+        return ModelCard.load(card if card.is_file() else source).data.to_dict()
+    except Exception:  # no such repository, no network, no card, or broken YAML
+        return {}
 
 
 def _tower(part: str, kind: str, source: str, recorded: Iterable[Mapping[str, Any]]) -> Origin:
@@ -162,7 +166,10 @@ def _tower(part: str, kind: str, source: str, recorded: Iterable[Mapping[str, An
     # Both public families of M2M100 encoders, SONAR and NLLB, are CC-BY-NC-4.0; assume the strict license for others.
     assumed = SONAR_LICENSE if kind == "m2m_100" else ""
     if not entries:
-        return Origin(part, kind, public_name(source), (stated_license(source) if source else "") or assumed)
+        stated = (stated_license(source) if source else "") or assumed
+        named = _read_card(source).get("base_model") if os.path.isdir(source) else None
+        base_model = named if isinstance(named, str) else (named or [""])[0]
+        return Origin(part, kind, public_name(source), stated, base_model=base_model)
 
     entry = {}
     for field in fields(Origin):
@@ -170,4 +177,5 @@ def _tower(part: str, kind: str, source: str, recorded: Iterable[Mapping[str, An
             entry[field.name] = entries[0][field.name]
     entry |= {"part": part, "kind": kind, "source": public_name(str(entry["source"] or ""))}
     entry["license"] = str(entry.get("license") or "").lower() or assumed
+    entry["base_model"] = str(entry.get("base_model") or "")
     return Origin(**entry)

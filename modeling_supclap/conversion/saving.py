@@ -64,8 +64,6 @@ def prepare_tokenizer(conversion: Conversion, tokenizer: PreTrainedTokenizerBase
     if conversion.layout.max_tokens is not None:
         tokenizer.model_max_length = min(conversion.layout.max_tokens, tokenizer.model_max_length)
 
-    if len(tokenizer) > config.vocab_size:
-        raise ValueError(f"the tokenizer has {len(tokenizer)} tokens and the text tower {config.vocab_size}")
     if (padding := tokenizer.pad_token_id) != config.pad_token_id:
         raise ValueError(f"the tokenizer has pad_token_id {padding} and the text tower {config.pad_token_id}")
     english = tokenizer.convert_tokens_to_ids(NLLB_ENGLISH[0])
@@ -79,28 +77,16 @@ def prepare_tokenizer(conversion: Conversion, tokenizer: PreTrainedTokenizerBase
 def verify_saved(conversion: Conversion, folder: str | Path) -> None:
     """Reload a saved model and raise ValueError unless it equals the converted one.
 
-    Weights must be equal. Embeddings of a test input must be finite and close (rtol 1e-4, atol 1e-5).
+    Weights must be equal. Embeddings of a test input must be close (rtol 1e-4, atol 1e-5).
     """
     model: Any = conversion.model
-    name = type(model).__name__
-    expected = _embed_probe(model, conversion.feature_extractor)
-    for part, value in expected.items():
-        if not value.isfinite().all():
-            raise ValueError(f"the {part} embedding is not finite; the weights of the checkpoint are damaged")
-
-    # BERT's configuration does not record whether the model was built without a pooler.
-    options = {"add_pooling_layer": False} if getattr(model, "pooler", "none known") is None else {}
-    loaded, report = type(model).from_pretrained(folder, output_loading_info=True, **options)
-    for fault, names in report.items():
-        if names:
-            raise ValueError(f"{name} does not load from the saved folder: {fault} {sorted(map(str, names))[:3]}")
-
+    name, loaded = type(model).__name__, type(model).from_pretrained(folder)
     written = loaded.state_dict()
     for key, value in model.state_dict().items():
         if not torch.equal(written[key], value):
             raise ValueError(f"the saved {name} differs from the converted model in its weights, for example {key}")
     saved = _embed_probe(loaded.eval(), conversion.feature_extractor)
-    for part, value in expected.items():
+    for part, value in _embed_probe(model, conversion.feature_extractor).items():
         if not torch.allclose(saved[part], value, 1e-4, 1e-5):
             raise ValueError(f"the {part} embedding of the saved {name} differs from that of the converted model")
 
@@ -113,14 +99,12 @@ def _embed_probe(model: Any, extractor: Any) -> dict[str, torch.Tensor]:
     if extractor is not None:
         rate_hz = extractor.sampling_rate
         tone = np.sin(2 * np.pi * 440 * np.arange(rate_hz) / rate_hz).astype(np.float32)
-        features = extractor([tone], sampling_rate=rate_hz, return_tensors="pt")
-        inputs = {"input_features": features["input_features"]}
-        if "is_longer" in features:
+        inputs = extractor([tone], sampling_rate=rate_hz, return_tensors="pt")
+        if "is_longer" in inputs:
             # If no clip is long, CLAP's extractor marks a random one as long.
             inputs["is_longer"] = torch.zeros(1, 1, dtype=torch.bool)
         embeddings["audio"] = (model.get_audio_features if whole else model)(**inputs).pooler_output
-
     if whole or extractor is None:
-        outputs = (model.get_text_features if whole else model)(input_ids=torch.tensor([[3, 5, 6, 7, 2]]))
-        embeddings["text"] = outputs.pooler_output if "pooler_output" in outputs else outputs.last_hidden_state
+        tokens = torch.tensor([[3, 5, 6, 7, 2]])
+        embeddings["text"] = (model.get_text_features if whole else model)(input_ids=tokens).pooler_output
     return embeddings

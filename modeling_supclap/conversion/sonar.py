@@ -53,7 +53,6 @@ def sonar_from_tensors(
     used, aside = whole.set_aside({} if is_fairseq2 else ASIDE)
     encoder = used.rename(FAIRSEQ2_NAMES if is_fairseq2 else FAIRSEQ2_NAMES[-1:])
     if is_fairseq2:
-        encoder.get_shape(EMBEDDING, 2)
         embedding = encoder[EMBEDDING]
         encoder[EMBEDDING] = torch.cat([embedding[FROM_FAIRSEQ2_ROWS], embedding[4:]])
 
@@ -62,13 +61,13 @@ def sonar_from_tensors(
 
 
 def _config_from_shapes(encoder: Tensors) -> M2M100Config:
-    vocabulary, width = encoder.get_shape(EMBEDDING, 2)
+    vocabulary, width = encoder[EMBEDDING].shape
     fields = {
         **SONAR_TEXT_CONFIG,
         "vocab_size": vocabulary,
         "d_model": width,
         "encoder_layers": encoder.count_layers("layers."),
-        "encoder_ffn_dim": encoder.get_shape("layers.0.fc1.weight", 2)[0],
+        "encoder_ffn_dim": encoder["layers.0.fc1.weight"].shape[0],
         "encoder_attention_heads": encoder.count_heads(width),
     }
     fields.pop("model_type")

@@ -22,11 +22,17 @@ class Tensors(dict[str, torch.Tensor]):
         super().__init__(tensors)
         self.origin = origin
 
+    def __missing__(self, name: str) -> torch.Tensor:
+        raise ValueError(f"{self.origin} lacks {name}; among its {len(self)} tensors are {sorted(self)[:3]}")
+
     def build(self, model_class: Callable[..., Any], *args: Any) -> Any:
         """Build `model_class(*args)` and load exactly these tensors into it (float32, evaluation mode)."""
         with no_init_weights():
+            # Without memory first, because the sizes may be those of a stranger's configuration.
+            with torch.device("meta"):
+                refuse_misfit(model_class(*args), self, self.origin)
             model = model_class(*args)
-        fill_exactly(model, self, self.origin)
+        model.load_state_dict(self)
         return model.eval()
 
     def rename(self, rules: Sequence[tuple[str, str]]) -> Tensors:
@@ -93,15 +99,6 @@ class Tensors(dict[str, torch.Tensor]):
             raise ValueError(f"{self.origin} has width {width}, not a multiple of {head_dim}; add its config.json")
         return width // head_dim
 
-    def get_shape(self, name: str, axes: int) -> tuple[int, ...]:
-        """Return the shape of a tensor. Raise ValueError if the tensor is missing or does not have `axes` axes."""
-        if name not in self:
-            raise ValueError(f"{self.origin} lacks {name}; among its {len(self)} tensors are {sorted(self)[:3]}")
-        shape = tuple(self[name].shape)
-        if len(shape) != axes:
-            raise ValueError(f"{self.origin}: {name} has shape {shape}, expected {axes} axes")
-        return shape
-
     def check_constant(self, name: str, expected: torch.Tensor, advice: str) -> None:
         """Check that a front-end constant in the checkpoint equals the one in our feature extractor.
 
@@ -138,26 +135,14 @@ def fill_exactly(model: nn.Module, tensors: Mapping[str, torch.Tensor], origin: 
     Raises:
         ValueError: Names or shapes differ. In this case the model is unchanged.
     """
-    expected = model.state_dict()
-    reshaped = []
-    for name in sorted(expected.keys() & tensors.keys()):
-        if tensors[name].shape != expected[name].shape:
-            reshaped.append(f"{name} {tuple(tensors[name].shape)} for {tuple(expected[name].shape)}")
-
-    faults = {
-        "missing": sorted(expected.keys() - tensors.keys()),
-        "unexpected": sorted(tensors.keys() - expected.keys()),
-        "with another shape": reshaped,
-    }
-    refuse_faults(origin, type(model).__name__, faults)
+    refuse_misfit(model, tensors, origin)
     model.load_state_dict(tensors)
 
 
-def refuse_faults(origin: str, target: str, faults: Mapping[str, list[str]]) -> None:
-    """Raise ValueError if a list in `{fault: [tensor name, ...]}` is not empty."""
-    messages = []
-    for fault, names in faults.items():
-        if names:
-            messages.append(f"{len(names)} {fault} ({', '.join(names[:3])})")
-    if messages:
-        raise ValueError(f"{origin} does not fit {target}: {', '.join(messages)}")
+def refuse_misfit(model: nn.Module, tensors: Mapping[str, torch.Tensor], origin: str) -> None:
+    """Raise ValueError if names or shapes of tensors differ from those of a model."""
+    expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    given = {name: tuple(value.shape) for name, value in tensors.items()}
+    if wrong := sorted(name for name in {**expected, **given} if expected.get(name) != given.get(name)):
+        pairs = "; ".join(f"{name}: {given.get(name, 'none')} for {expected.get(name, 'none')}" for name in wrong[:3])
+        raise ValueError(f"{origin} does not fit {type(model).__name__}: {len(wrong)} shapes differ, such as {pairs}")

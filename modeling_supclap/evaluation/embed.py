@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from modeling_supclap.datasets_scripts.atomic_files import file_sha256
-from modeling_supclap.datasets_scripts.audio import read_row, segment_of
+from modeling_supclap.datasets_scripts.audio import WHOLE, read_row, segment_of
 from modeling_supclap.datasets_scripts.schema import all_captions, without_audio
 from modeling_supclap.metrics.recall.ranking import LazySimilarity
 
@@ -408,7 +408,7 @@ def hash_recordings(rows: Any, on_bad_audio: str = "error") -> dict[str, str]:
             else:
                 of_files[path] = of_files.get(path) or file_sha256(path)
                 digests[clip_id] = of_files[path]
-            if (segment := segment_of(row)) != (None, None):
+            if (segment := segment_of(row)) != WHOLE:
                 digests[clip_id] = hashlib.sha256(f"{digests[clip_id]} {segment}".encode()).hexdigest()
         except FileNotFoundError as error:
             if on_bad_audio == "error":

@@ -1,32 +1,31 @@
-"""Embed recordings and texts with models that this package does not convert: evaluation, search and embed use them.
+"""Embed with any model in the format of sentence-transformers that takes audio and text.
 
-- `SentenceEmbedder`: any model in the format of sentence-transformers that takes audio and text, such as
-  EmbeddingGemma 2, e5-omni, omni-embed-nemotron or VoiceCLAP-large. It requires the extra `sentence-transformers`.
-- `PeAudioEmbedder`: the audio and text towers of PE-AV.
-
-Both have the interface of a custom model in `evaluation.models`. They are not trained by this package.
+They are, for example, EmbeddingGemma 2, e5-omni, omni-embed-nemotron and VoiceCLAP-large. The class has the interface
+of a custom model in `evaluation.models`; evaluation, search and embed use it. This package does not train these models.
+They require the extra `sentence-transformers`.
 """
 
 from __future__ import annotations
 
-import inspect
-import sys
+import os
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoConfig, AutoFeatureExtractor, AutoTokenizer, PeAudioModel, PreTrainedModel
+from huggingface_hub import snapshot_download
 
 from ..encoding import max_chunk_seconds
-from ..strict_loading import StrictLoadingMixin
-from .fingerprints import settings_text, tokenizer_text, weights_fingerprint
+from .fingerprints import weights_fingerprint
 
 CHUNK_SECONDS = 30.0
 """Maximum chunk length in seconds. EmbeddingGemma 2 cuts longer recordings without a message."""
 MIN_SECONDS = 0.05
 """Minimum recording length in seconds, because the encoders fail for less than one or two frames."""
+# Files of a model that can change its embeddings, beside the weights.
+_SETTINGS = {".json", ".txt", ".model", ".jinja", ".py"}
 
 
 class SentenceEmbedder:
@@ -76,7 +75,7 @@ class SentenceEmbedder:
         self.text_prompt, self.audio_prompt = text_prompt, audio_prompt
         self.sampling_rate, self.chunk_seconds = _audio_limits(self.model, name)
         self.device, self.dtype = self.model.device, self.model.dtype
-        self.fingerprint = weights_fingerprint(self.model, *self._settings())
+        self.fingerprint = weights_fingerprint(self.model, str([text_prompt, audio_prompt]), *_read_settings(name))
 
     def encode_audio(self, waveforms: Sequence[np.ndarray], sampling_rate: int, batch_size: int = 32) -> np.ndarray:
         """Embed waveforms (samples,), (N, d) with unit norm."""
@@ -123,48 +122,25 @@ class SentenceEmbedder:
         tokens = self.model.preprocess([text], task="query").get("input_ids")
         return 0 if tokens is None else int(tokens.shape[-1])
 
-    def _settings(self) -> list[str]:
-        """Return all settings besides the weights that affect the embeddings, equal for a copy of the model."""
-        prompts = [self.model.prompts, self.model.default_prompt_name, self.text_prompt, self.audio_prompt]
-        settings = [str([*prompts, self.model.truncate_dim])]
-        for module in self.model.modules():
-            if hasattr(module, "get_config_dict"):
-                settings.append(f"{type(module).__name__} {module.get_config_dict()}")
-            if isinstance(module, PreTrainedModel):
-                settings.append(settings_text(module.config.to_dict()))
-            if type(module).__module__.startswith("transformers_modules."):
-                settings.append(inspect.getsource(sys.modules[type(module).__module__]))
-            for part in _processors(module):
-                settings.append(settings_text(getattr(part, "chat_template", None)))
-                if hasattr(part, "get_vocab"):
-                    settings += [tokenizer_text(part), str(part.model_max_length)]
-                else:
-                    settings.append(settings_text(part.to_dict()))
-        return settings
+
+def _read_settings(name: str) -> list[str]:
+    """Return the texts of all files of a model that can change its embeddings, equal for a copy of the model."""
+    folder = Path(name if os.path.isdir(name) else snapshot_download(name, local_files_only=True))
+    paths = sorted(path for path in folder.rglob("*") if path.suffix in _SETTINGS and path.is_file())
+    return [f"{path.relative_to(folder)} {path.read_text(encoding='utf-8', errors='replace')}" for path in paths]
 
 
 def _load_sentence_model(name: str, device: str | None, trust_remote_code: bool) -> Any:
-    """Load a `SentenceTransformer` in evaluation mode, with errors of one sentence."""
+    """Load a `SentenceTransformer` in evaluation mode. Raise ImportError, in one sentence, if a library is missing."""
     try:
         from sentence_transformers import SentenceTransformer
-    except ImportError as error:
-        raise ImportError(
-            f'{name} requires sentence-transformers: pip install "supclap[sentence-transformers]"'
-        ) from error
-    try:
+
         return SentenceTransformer(name, device=device, trust_remote_code=trust_remote_code).eval()
-    except (ImportError, NameError) as error:  # transformers raises NameError without torchvision
+    except (ImportError, NameError) as error:  # transformers raises NameError, about "tvF", without torchvision
         cause = str(error).strip().splitlines()[0].split(". ")[0]
-        missing = "torchvision" if "tvf" in cause.lower() or "torchvision" in cause.lower() else "it"
         raise ImportError(
-            f"{name} requires a library that is not installed ({cause}); install {missing} with pip"
-        ) from error
-    except ValueError as error:
-        if trust_remote_code or "trust_remote_code" not in str(error):
-            raise
-        raise ValueError(
-            f"{name} contains code of its own; read it, and pass --trust_remote_code to run it (in Python "
-            "trust_remote_code=True)"
+            f'{name} requires a library that is not installed ({cause}): pip install "supclap[sentence-transformers]" '
+            "torchvision"
         ) from error
 
 
@@ -202,52 +178,3 @@ def _audio_limits(model: Any, name: str) -> tuple[int, float]:
         f"{name} does not state its sampling rate; pass --model module:function with a function that returns an "
         "object with sampling_rate, encode_audio and encode_text"
     )
-
-
-class _PeAudioTowers(StrictLoadingMixin, PeAudioModel):
-    _keys_to_ignore_on_load_unexpected = [r"(^|_)video_", "^audio_plus_text_"]  # noqa: RUF012, as in transformers
-
-
-class PeAudioEmbedder:
-    """Audio and text towers of PE-AV, for recordings at 48 kHz.
-
-    The model is an audio-text model (`pe_audio`) or one of the published models with video (`pe_audio_video`). As in
-    Meta's own code, the text embedding is computed from the first token before the final norm of the text encoder.
-    transformers 5 computes it after this norm in `PeAudioModel.forward`, and fails in `get_text_audio_embeds`.
-    """
-
-    chunk_seconds = CHUNK_SECONDS
-    min_seconds = MIN_SECONDS
-
-    def __init__(self, name: str, device: Any = None) -> None:
-        config = AutoConfig.from_pretrained(name)
-        if config.model_type == "pe_audio_video":
-            config = config.audio_config
-        self.model: Any = _PeAudioTowers.from_pretrained(name, config=config, dtype=torch.float32)
-        self.model = self.model.eval().to(device)
-        self.model.text_model.final_norm = torch.nn.Identity()
-        self.extractor: Any = AutoFeatureExtractor.from_pretrained(name)
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(name)
-        self.sampling_rate = int(self.extractor.sampling_rate)
-        self.device, self.dtype = self.model.device, self.model.dtype
-        settings = [settings_text([self.model.config.to_dict(), self.extractor.to_dict()])]
-        self.fingerprint = weights_fingerprint(self.model, *settings, tokenizer_text(self.tokenizer))
-
-    @torch.no_grad()
-    def encode_audio(self, waveforms: Sequence[np.ndarray], sampling_rate: int) -> np.ndarray:
-        """Embed waveforms (samples,), (N, d) with unit norm."""
-        inputs = self.extractor(list(waveforms), sampling_rate=sampling_rate, padding=True, return_tensors="pt")
-        embeds = self.model.get_audio_embeds(**inputs.to(self.device))
-        return torch.nn.functional.normalize(embeds.float(), dim=-1).cpu().numpy()
-
-    @torch.no_grad()
-    def encode_text(self, texts: Sequence[str], batch_size: int = 32) -> np.ndarray:
-        """Embed texts, (N, d) with unit norm."""
-        embeds = []
-        for start in range(0, len(texts), batch_size):
-            batch = list(texts[start : start + batch_size])
-            inputs = self.tokenizer(batch, padding=True, truncation=True, return_tensors="pt")
-            inputs.pop("token_type_ids", None)
-            outputs = self.model.text_model(**inputs.to(self.device))
-            embeds.append(self.model.text_audio_head(outputs.last_hidden_state[:, 0]))
-        return torch.nn.functional.normalize(torch.cat(embeds).float(), dim=-1).cpu().numpy()

@@ -134,8 +134,8 @@ def load_embedding_model(
     """Load or wrap a model as an `EmbeddingModel`.
 
     Args:
-        model: One of: folder or Hub id of a SupCLAP or CLAP checkpoint, of CLAP2 in OpenCLIP's format, of PE-AV, or of
-            a model in the format of sentence-transformers that takes audio and text; `"module:function"`, where the
+        model: One of: folder or Hub id of a SupCLAP or CLAP checkpoint, of CLAP2 in OpenCLIP's format, or of a
+            model in the format of sentence-transformers that takes audio and text; `"module:function"`, where the
             function has no arguments and returns a model; a `SupCLAPModel` or `ClapModel`; an object with
             `encode_audio` and `encode_text`; an `EmbeddingModel`, which is returned unchanged.
         processor: `SupCLAPProcessor` or `ClapProcessor`. Required if `model` is a `ClapModel` object.
@@ -257,15 +257,13 @@ def _load(name: str, processor: Any, device: Any, trust_remote_code: bool) -> tu
             model, default = load_open_clip(name)
             return model.to(device), processor or default
         case "clap":
-            return load_clap(name).to(device), processor or ClapProcessor.from_pretrained(name)
+            return load_clap(name).to(device), processor or ClapProcessor.from_pretrained(
+                name, trust_remote_code=False
+            )
         case "sentence_transformers":
             from .embedders import SentenceEmbedder
 
             return SentenceEmbedder(name, device, trust_remote_code), None
-        case "pe_audio":
-            from .embedders import PeAudioEmbedder
-
-            return PeAudioEmbedder(name, device), None
         case _:
             return SupCLAPModel.from_pretrained(name).eval().to(device), processor
 
@@ -289,7 +287,7 @@ def _wrap_pretrained(model: Any, processor: SupCLAPProcessor, name: str, kind: s
         model=model,
         encode_audio=lambda audio, batch_size=32: encoding.encode_batch(model, processor, list(audio)).cpu().numpy(),
         encode_text=lambda texts, language, batch_size=32: encoding.encode_text(
-            model, texts, processor, language, batch_size
+            model, texts, processor, language=language, batch_size=batch_size
         ),
         sampling_rate_hz=rate_hz,
         chunk_seconds=encoding.max_chunk_seconds(extractor),

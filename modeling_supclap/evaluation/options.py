@@ -76,7 +76,8 @@ class EvaluationOptions:
             "captions".
         zste_languages: Languages for ZSTE. With several languages, MRV is also computed.
         phrases: Class phrases for languages other than English, as `phrases[label][language]`.
-        classes: Candidate classes for zero-shot classification. None: use the labels of the split.
+        classes: Candidate classes for zero-shot classification and ZSTE. None: use all labels of the split and of
+            `train_rows`.
         folds: Cross-validation folds, `{clip id: fold}`, if the split contains several folds. The scores then include
             the classification accuracy per fold. To classify a fold, a probe is trained on all other folds.
         train_rows: Rows to train probes on, if there are no folds.

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from modeling_supclap.datasets_scripts.builders.hf import ensure_rows
+from modeling_supclap.datasets_scripts.schema import without_audio
 
 from .audio_to_audio import evaluate_audio_to_audio
 from .cache import EmbeddingCache
@@ -82,9 +83,13 @@ def evaluate(
 def score_split(split: EmbeddedSplit, options: EvaluationOptions) -> Results:
     """Run the evaluation tasks on an embedded split, from `embed_split` or `split_from_predictions`."""
     assert split.model is not None
-    labels: set[str] = set()
-    for row in split.rows:
-        labels.update(row.get("labels") or ())
+    if options.classes is None:
+        # Clips without readable recordings count, because fewer candidates would be easier.
+        labels: set[str] = set()
+        for rows in (split.rows if split.dataset is None else split.dataset, options.train_rows or ()):
+            for row in without_audio(rows):
+                labels.update(row.get("labels") or ())
+        options = replace(options, classes=sorted(labels))
     protocol: dict[str, Any] = {
         "dataset": None,
         "origin": options.data.get("dataset"),
@@ -97,7 +102,7 @@ def score_split(split: EmbeddedSplit, options: EvaluationOptions) -> Results:
         "dataset_hash": hash_dataset(split.rows, split.files or hash_recordings(split.dataset)),
         "clips": len(split.rows),
         "captions": {},
-        "classes": len(labels if options.classes is None else options.classes),
+        "classes": len(options.classes or ()),
         "missing_clips": split.missing,
         "on_bad_audio": options.on_bad_audio,
         "positives": options.positives,

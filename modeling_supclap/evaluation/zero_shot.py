@@ -97,7 +97,7 @@ def evaluate_zero_shot(
     protocol = {
         "templates": dict(options.template_sets),
         "languages": list(options.zero_shot_languages),
-        "classes": None if options.classes is None else list(options.classes),
+        "classes": None if truth.any(axis=0).all() else names,  # None: each class has a clip
         # Hash the prompts, because `templates` does not include the phrases of other languages.
         "prompts_hash": digest_of(prompts),
     }

@@ -53,7 +53,7 @@ def evaluate_zste(
         ValueError: A clip does not have exactly one label, a label has no phrase, or there are too few classes.
     """
     zste, languages, intervals = options.zste, options.zste_languages, options.intervals
-    truth, labels = label_matrix(split.rows)
+    truth, labels = label_matrix(split.rows, options.classes)
     if (truth.sum(axis=1) > 1).any():
         row = split.rows[int(truth.sum(axis=1).argmax())]
         raise ValueError(f"clip {row['clip_id']} has the labels {row['labels']}; ZSTE needs one label per clip")

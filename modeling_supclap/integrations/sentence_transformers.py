@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from transformers import BatchFeature
 
 from modeling_supclap.datasets_scripts.audio_files import is_audio_name
 
@@ -145,7 +146,7 @@ class SupCLAPModule(InputModule):
             starts = chunk_starts(len(clip), chunk_samples, chunk_samples, rate_hz // 10)
             chunks += [clip[start : start + chunk_samples] for start in starts]
             counts.append(len(starts))
-        features = dict(self.processor(audio=chunks, sampling_rate=rate_hz, return_tensors="pt"))
+        features = dict(BatchFeature(self.processor.extract(chunks), tensor_type="pt"))
         return {**features, "chunk_counts": torch.tensor(counts)}
 
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:

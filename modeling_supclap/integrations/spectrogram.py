@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torchaudio
 from torch import Tensor, nn
 from transformers import ClapFeatureExtractor
 
-from ..feature_extraction_ced import POWER_FLOOR, CEDFeatureExtractor
+from ..feature_extraction_ced import POWER_FLOOR, CEDFeatureExtractor, mel_filters, window_function
 
 
 class Spectrogram(nn.Module):
@@ -30,11 +29,9 @@ class Spectrogram(nn.Module):
         self.extractor = extractor
         if type(extractor) is CEDFeatureExtractor:
             self.n_fft, self.hop, self.center = extractor.n_fft, extractor.hop_size, extractor.center
-            window = nn.functional.pad(torch.hann_window(extractor.win_size), (0, self.n_fft - extractor.win_size))
-            window = window.roll((self.n_fft - extractor.win_size) // 2)
-            top_hz = extractor.sampling_rate / 2 if extractor.f_max is None else extractor.f_max
-            bands = extractor.f_min, top_hz, extractor.feature_size, extractor.sampling_rate
-            bank = torchaudio.functional.melscale_fbanks(self.n_fft // 2 + 1, *bands)
+            window = window_function(self.n_fft, extractor.win_size)
+            bands = extractor.f_min, extractor.f_max, extractor.feature_size, extractor.sampling_rate
+            bank = mel_filters(self.n_fft, *bands)
         elif type(extractor) is ClapFeatureExtractor and extractor.truncation != "fusion":
             self.n_fft, self.hop, self.center = extractor.fft_window_size, extractor.hop_length, True
             window = torch.hann_window(self.n_fft, dtype=torch.float64)

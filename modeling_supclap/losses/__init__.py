@@ -15,10 +15,9 @@ from .multilingual import (
 from .similarity import similarity_matrix
 from .support_vector import (
     DynamicRadius,
-    RelativeRadius,
     StaticRadius,
-    info_nce_with_support_vectors,
     radius_constraint,
+    supclap_loss,
     support_vector_loss,
     support_vector_sigmoid_loss,
 )
@@ -26,14 +25,12 @@ from .temporal import teminal_a_weights, teminal_b_weights, temporal_nce
 
 __all__ = [
     "DynamicRadius",
-    "RelativeRadius",
     "StaticRadius",
     "alignment_direction_error",
     "by_language",
     "cacl_loss",
     "data_distribution_error",
     "info_nce",
-    "info_nce_with_support_vectors",
     "kcl_loss",
     "language_distribution_error",
     "momentum_error_bound",
@@ -41,6 +38,7 @@ __all__ = [
     "reweighted_info_nce",
     "sigmoid_loss",
     "similarity_matrix",
+    "supclap_loss",
     "support_vector_loss",
     "support_vector_sigmoid_loss",
     "teminal_a_weights",

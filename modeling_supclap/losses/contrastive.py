@@ -1,61 +1,76 @@
 """Contrastive losses on a similarity matrix: InfoNCE, SigLIP and re-weighted InfoNCE.
 
-All losses use the same conventions. Embeddings have shape (N, d) and unit norm. `similarity[i, j]` compares audio i
-with text j. `logit_scale` is 1 / temperature, not its logarithm. Leading dimensions, as in (..., N, d), are separate
-batches, for example one per language. The leading dimensions of audio and text are broadcast, and the loss is averaged
-over them.
+All losses use the same conventions. Embeddings have shape (N, d) and unit norm: other norms raise ValueError, unless
+`normalize=True` (see `similarity.unit_norm`). `similarity[i, j]` compares audio i with text j. `logit_scale` is 1 /
+temperature, not its logarithm. Leading dimensions, as in (..., N, d), are separate batches, for example one per
+language. The leading dimensions of audio and text are broadcast, and the loss is averaged over them.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .similarity import at_least_float32, check_negatives, positive_mask, positive_mean, similarity_matrix
-from .tiles import tiled_sigmoid_contrast, tiled_symmetric_contrast
+from .similarity import at_least_float32, positive_mask, positive_mean, similarity_matrix, unit_norm, unit_pairs
+from .tiles import map_rows
 
 
 def softmax_contrast(
-    logits: Tensor, group_ids: Tensor | None = None, decoupled: bool = False, negatives: Tensor | None = None
+    logits: Tensor,
+    group_ids: Tensor | None = None,
+    decoupled: bool = False,
+    negatives: Tensor | None = None,
+    rows: slice = slice(None),
 ) -> Tensor:
-    """Compute InfoNCE in one direction: -log softmax at the positives, averaged over positives and rows.
+    """Compute InfoNCE in one direction, for each row: -log softmax at the positives, averaged over the positives.
 
     Args:
-        logits: (..., N, N) scaled similarities, with positives on the diagonal.
+        logits: (..., n, N) scaled similarities; all rows (n = N), or n of them. The positives are on the diagonal.
         group_ids: (N,) integers; clips with the same id are positives of each other.
         decoupled: Whether to exclude the positives from the denominator.
         negatives: (N, M) scaled similarities of further negatives of each row, from `negative_logits`.
+        rows: Which of the N rows `logits` contains.
 
-    >>> round(softmax_contrast(torch.eye(2)).item(), 4)  # log(1 + exp(-1))
-    0.3133
+    Returns:
+        (..., n).
+
+    >>> softmax_contrast(torch.eye(2))  # log(1 + exp(-1))
+    tensor([0.3133, 0.3133])
     """
     size = logits.shape[-1]
-    candidates = logits if negatives is None else torch.cat([logits, negatives], dim=-1)  # (..., N, N + M)
+    candidates = logits if negatives is None else torch.cat([logits, negatives[rows]], dim=-1)  # (..., n, N + M)
     if not decoupled:
-        return -positive_mean(candidates.log_softmax(-1)[..., :size], group_ids).mean()
-    check_negatives(group_ids)
-    positives = F.pad(positive_mask(size, group_ids, logits.device), (0, candidates.shape[-1] - size))
+        return -positive_mean(candidates.log_softmax(-1)[..., :size], group_ids, rows)
+    positives = F.pad(positive_mask(size, group_ids, logits.device, rows), (0, candidates.shape[-1] - size))
     denominators = candidates.masked_fill(positives, -torch.inf).logsumexp(-1)
-    return (denominators - positive_mean(logits, group_ids)).mean()
+    return denominators - positive_mean(logits, group_ids, rows)
 
 
-def sigmoid_contrast(logits: Tensor, group_ids: Tensor | None = None) -> Tensor:
-    """Compute the sigmoid loss: the sum of -log sigmoid(z logit) over all pairs, divided by N.
+def sigmoid_contrast(
+    scaled: Tensor, logit_bias: float | Tensor, group_ids: Tensor | None = None, rows: slice = slice(None)
+) -> Tensor:
+    """Compute the SigLIP loss for each row: the sum of -log sigmoid(z (scaled + logit_bias)) over its pairs.
 
-    z is +1 for positives and -1 for negatives.
+    z is +1 for positives and -1 for negatives. The other arguments and the result are as in `softmax_contrast`.
 
-    >>> round(sigmoid_contrast(torch.zeros(2, 2)).item(), 4)  # 2 log 2
-    1.3863
+    >>> sigmoid_contrast(torch.zeros(2, 2), logit_bias=0.0)  # 2 log 2
+    tensor([1.3863, 1.3863])
     """
-    positives = positive_mask(logits.shape[-1], group_ids, logits.device)
-    return -F.logsigmoid(torch.where(positives, logits, -logits)).sum(-1).mean()
+    logits = scaled + logit_bias
+    positives = positive_mask(logits.shape[-1], group_ids, logits.device, rows)
+    return -F.logsigmoid(torch.where(positives, logits, -logits)).sum(-1)
 
 
 def negative_logits(
-    audio_embeds: Tensor, negatives: Tensor, logit_scale: float | Tensor, mask: Tensor | None = None
+    audio_embeds: Tensor,
+    negatives: Tensor,
+    logit_scale: float | Tensor,
+    mask: Tensor | None = None,
+    normalize: bool | None = False,
 ) -> Tensor:
     """Compute the scaled similarities of clips (N, d) and their own wrong texts (N, M, d). Return (N, M).
 
@@ -67,6 +82,7 @@ def negative_logits(
             "expected (N, M, d) for clips (N, d)"
         )
     audio, texts = at_least_float32(audio_embeds, negatives)
+    texts = unit_norm(texts, normalize)
     with torch.autocast(audio.device.type, enabled=False):
         logits = logit_scale * (texts @ audio.unsqueeze(-1)).squeeze(-1)  # (N, M, d), (N, d, 1) -> (N, M)
     return logits if mask is None else logits.masked_fill(~mask, -torch.inf)
@@ -80,6 +96,7 @@ def info_nce(
     chunk_size: int | None = None,
     negatives: Tensor | None = None,
     negative_mask: Tensor | None = None,
+    normalize: bool | None = False,
 ) -> Tensor:
     """Compute InfoNCE, the sum of the audio-to-text and text-to-audio losses (SupCLAP eq. 5).
 
@@ -100,24 +117,30 @@ def info_nce(
         negatives: (N, M, d), unit norm; M wrong texts of each clip. They are further columns of the audio-to-text
             softmax of their own clip, and of no other clip, because they may be right there.
         negative_mask: (N, M) booleans, False where a clip has fewer than M negatives. None: all are used.
+        normalize: Whether to normalize the embeddings first. None: neither normalize nor check them.
 
     Returns:
         0-d tensor.
 
     Raises:
-        ValueError: The shapes do not match, or there are fewer than two clips.
+        ValueError: The shapes do not match, there are fewer than two clips, or an embedding does not have unit norm.
 
     >>> pairs = torch.eye(2)
     >>> round(info_nce(pairs, pairs, logit_scale=1.0).item(), 4)  # 2 log(1 + exp(-1))
     0.6265
     """
+    audio_embeds, text_embeds = unit_pairs(audio_embeds, text_embeds, normalize)
     wrong = None
     if negatives is not None:
-        wrong = negative_logits(audio_embeds, negatives, logit_scale, negative_mask)
-    if chunk_size is not None:
-        return tiled_symmetric_contrast(audio_embeds, text_embeds, logit_scale, group_ids, chunk_size, wrong)
-    logits = logit_scale * similarity_matrix(audio_embeds, text_embeds)
-    return softmax_contrast(logits, group_ids, negatives=wrong) + softmax_contrast(logits.mT, group_ids)
+        wrong = negative_logits(audio_embeds, negatives, logit_scale, negative_mask, normalize)
+    by_audio = partial(softmax_contrast, group_ids=group_ids, negatives=wrong)
+    by_text = partial(softmax_contrast, group_ids=group_ids)
+    if chunk_size is None:  # one matrix for both directions
+        logits = logit_scale * similarity_matrix(audio_embeds, text_embeds)
+        return by_audio(logits).mean() + by_text(logits.mT).mean()
+    audio_losses = map_rows(by_audio, audio_embeds, text_embeds, logit_scale, chunk_size)
+    text_losses = map_rows(by_text, text_embeds, audio_embeds, logit_scale, chunk_size)
+    return audio_losses.mean() + text_losses.mean()
 
 
 def sigmoid_loss(
@@ -129,6 +152,7 @@ def sigmoid_loss(
     chunk_size: int | None = None,
     negatives: Tensor | None = None,
     negative_mask: Tensor | None = None,
+    normalize: bool | None = False,
 ) -> Tensor:
     """Compute the SigLIP loss: binary classification of every audio-text pair (Zhai et al. 2023; SupCLAP 4.2).
 
@@ -142,26 +166,25 @@ def sigmoid_loss(
         audio_embeds, text_embeds: (N, d), unit norm; text i belongs to audio i.
         logit_scale: 1 / temperature, > 0; a number or a 0-d tensor. SigLIP initializes it to 10.
         logit_bias: Bias added to every logit; a number or a 0-d tensor. SigLIP initializes it to -10.
-        group_ids, chunk_size, negatives, negative_mask: See `info_nce`. Each negative is one more pair with z = -1.
+        group_ids, chunk_size, negatives, negative_mask, normalize: See `info_nce`. Each negative is one more pair with
+            z = -1.
 
     Returns:
         0-d tensor.
 
     Raises:
-        ValueError: The shapes do not match, or there are fewer than two clips.
+        ValueError: As in `info_nce`.
 
     >>> pairs = torch.eye(2)
     >>> round(sigmoid_loss(pairs, pairs, logit_scale=2.0, logit_bias=-1.0).item(), 4)  # 2 log(1 + exp(-1))
     0.6265
     """
-    if chunk_size is not None:
-        loss = tiled_sigmoid_contrast(audio_embeds, text_embeds, logit_scale, logit_bias, group_ids, chunk_size)
-    else:
-        logits = logit_scale * similarity_matrix(audio_embeds, text_embeds) + logit_bias
-        loss = sigmoid_contrast(logits, group_ids)
+    audio_embeds, text_embeds = unit_pairs(audio_embeds, text_embeds, normalize)
+    row_losses = partial(sigmoid_contrast, logit_bias=logit_bias, group_ids=group_ids)
+    loss = map_rows(row_losses, audio_embeds, text_embeds, logit_scale, chunk_size).mean()
     if negatives is None:
         return loss
-    wrong = negative_logits(audio_embeds, negatives, logit_scale, negative_mask) + logit_bias  # (N, M)
+    wrong = negative_logits(audio_embeds, negatives, logit_scale, negative_mask, normalize) + logit_bias  # (N, M)
     return loss - F.logsigmoid(-wrong).sum(dim=-1).mean()
 
 
@@ -172,6 +195,7 @@ def reweighted_info_nce(
     positive_weight: float | Tensor,
     group_ids: Tensor | None = None,
     weighted: Literal["pull", "probability"] = "pull",
+    normalize: bool | None = False,
 ) -> Tensor:
     """Compute InfoNCE with a re-weighted positive, the "Simple Reweight" baseline (SupCLAP E.4).
 
@@ -192,15 +216,14 @@ def reweighted_info_nce(
         audio_embeds, text_embeds: (N, d), unit norm; text i belongs to audio i.
         positive_weight: w; a number or a 0-d tensor. For "pull" w > 0; if it is learned, store its logarithm as the
             parameter.
-        logit_scale, group_ids: See `info_nce`.
+        logit_scale, group_ids, normalize: See `info_nce`.
         weighted: Reading of the paper, "pull" or "probability".
 
     Returns:
         0-d tensor.
 
     Raises:
-        ValueError: `weighted` is "pull" and `positive_weight` is a number that is not positive, the shapes do not
-            match, or there are fewer than two clips.
+        ValueError: `weighted` is "pull" and `positive_weight` is a number that is not positive, or as in `info_nce`.
 
     >>> pairs = torch.eye(2)
     >>> round(reweighted_info_nce(pairs, pairs, logit_scale=1.0, positive_weight=1.0).item(), 4)
@@ -210,7 +233,7 @@ def reweighted_info_nce(
     if is_pull and not isinstance(positive_weight, Tensor) and positive_weight <= 0:
         raise ValueError(f"got positive_weight={positive_weight}; it must be positive (1 gives plain InfoNCE)")
 
-    logits = logit_scale * similarity_matrix(audio_embeds, text_embeds)
+    logits = logit_scale * similarity_matrix(*unit_pairs(audio_embeds, text_embeds, normalize))
     positives = positive_mask(logits.shape[-1], group_ids, logits.device)
     total = logits.new_zeros(())
     target = positives / positives.sum(dim=-1, keepdim=True)
@@ -218,5 +241,5 @@ def reweighted_info_nce(
         probabilities = direction.detach().softmax(dim=-1)
         force = (target - probabilities if is_pull else -probabilities) * positives  # (..., N, N)
         extra_pull = (positive_weight - 1) * (force * direction).sum(dim=-1).mean()
-        total = total + softmax_contrast(direction, group_ids) - extra_pull
+        total = total + softmax_contrast(direction, group_ids).mean() - extra_pull
     return total

@@ -6,6 +6,7 @@ For one random language per clip (ML-CLAP), use `info_nce` with captions in rand
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -39,6 +40,7 @@ def kcl_loss(
     logit_scale: float | Tensor,
     group_ids: Tensor | None = None,
     chunk_size: int | None = None,
+    normalize: bool | None = False,
 ) -> Tensor:
     """Compute the 1-to-K contrastive loss (KCL) between clips and captions in all K languages (ATRI eq. 9-11).
 
@@ -51,13 +53,13 @@ def kcl_loss(
     Args:
         audio_embeds: (N, d), unit norm.
         text_embeds: (N, K, d), unit norm; [i, k] is the caption of clip i in language k.
-        logit_scale, group_ids, chunk_size: See `info_nce`.
+        logit_scale, group_ids, chunk_size, normalize: See `info_nce`.
 
     Returns:
         0-d tensor.
 
     Raises:
-        ValueError: There is only one language, the shapes do not match, or there are fewer than two clips.
+        ValueError: There is only one language, or as in `info_nce`.
 
     >>> pairs = torch.eye(2)
     >>> round(kcl_loss(pairs, torch.stack([pairs, pairs], dim=1), logit_scale=1.0).item(), 4)  # log(1 + exp(-1))
@@ -68,7 +70,9 @@ def kcl_loss(
         raise ValueError(
             f"got captions in K = {len(texts)} languages; KCL needs two or more, use info_nce for one language"
         )
-    return DIRECTION_SCALE["kcl"] * info_nce(audio_embeds, texts, logit_scale, group_ids, chunk_size)
+    return DIRECTION_SCALE["kcl"] * info_nce(
+        audio_embeds, texts, logit_scale, group_ids, chunk_size, normalize=normalize
+    )
 
 
 def cacl_loss(
@@ -78,6 +82,7 @@ def cacl_loss(
     logit_scale: float | Tensor,
     group_ids: Tensor | None = None,
     chunk_size: int | None = None,
+    normalize: bool | None = False,
 ) -> Tensor:
     """Compute the audio-English co-anchor loss (CACL), with English and one other language per clip (ATRI eq. 12-13).
 
@@ -89,21 +94,24 @@ def cacl_loss(
         audio_embeds: (N, d), unit norm.
         anchor_text_embeds: (N, d), unit norm; captions in the anchor language, English.
         other_text_embeds: (N, d), unit norm; the same captions, each in another language chosen at random.
-        logit_scale, group_ids, chunk_size: See `info_nce`.
+        logit_scale, group_ids, chunk_size, normalize: See `info_nce`.
 
     Returns:
         0-d tensor.
 
     Raises:
-        ValueError: The shapes do not match, or there are fewer than two clips.
+        ValueError: As in `info_nce`.
 
     >>> pairs = torch.eye(2)
     >>> round(cacl_loss(pairs, pairs, pairs, logit_scale=1.0).item(), 4)  # log(1 + exp(-1))
     0.3133
     """
-    audio_anchor = info_nce(audio_embeds, anchor_text_embeds, logit_scale, group_ids, chunk_size)
-    audio_other = info_nce(audio_embeds, other_text_embeds, logit_scale, group_ids, chunk_size)
-    anchor_other = info_nce(anchor_text_embeds, other_text_embeds, logit_scale, group_ids, chunk_size)
+    contrast = partial(
+        info_nce, logit_scale=logit_scale, group_ids=group_ids, chunk_size=chunk_size, normalize=normalize
+    )
+    audio_anchor = contrast(audio_embeds, anchor_text_embeds)
+    audio_other = contrast(audio_embeds, other_text_embeds)
+    anchor_other = contrast(anchor_text_embeds, other_text_embeds)
     return (audio_anchor + audio_other + anchor_other) / 6
 
 

@@ -1,64 +1,172 @@
-"""Support Vector Regularization, SVR (SupCLAP section 3, appendices B and D).
+"""SupCLAP's loss: InfoNCE with Support Vector Regularization, SVR (SupCLAP section 3, appendices B and D).
 
-A support vector is a text embedding t (the anchor), moved by a semantic radius R toward its positive audio embedding a
-(the target). The SVR term is InfoNCE between the support vectors and all audio embeddings:
+    L = L_orig + alpha L_svr + beta L_cons                       `supclap_loss`, eq. 9
+    L_orig = InfoNCE in both directions                          `info_nce`, eq. 1 and 5
+    L_svr = mean_i -log softmax_j(s(t_sup_i, a_j))[i]            `support_vector_loss`, eq. 6
+    t_sup = t + R u                                              `support_vectors`, section 3.1
+    R, one parameter or predicted from s(t, a)                   `StaticRadius`, `DynamicRadius`, section 3.2
+    L_cons = mean_i(relu(R_i - ||a_i - t_i||) + relu(-R_i))      `radius_constraint`, appendix B
 
-    t_sup = t + R u,    u = (a - t) / ||a - t||,    L = mean_i -log softmax_j(cos(t_sup_i, a_j) / temperature)[i].
+Symbols of the paper, in the text-to-audio direction (t2a):
 
-This is the text-to-audio direction. For the audio-to-text direction, pass audio as anchors and texts as targets, with a
-separate radius. Support vectors are used only in training.
+| symbol | meaning | here |
+|---|---|---|
+| t | text embedding, the anchor | row of `anchors` (N, d), unit norm |
+| a, a+ | audio embedding, the positive of t | row of `targets` (N, d), unit norm, with the index of t |
+| a- | audio embedding of another pair, a negative of t | the other rows of `targets` |
+| tau | temperature | `logit_scale` is 1 / tau |
+| s(t, a) | t . a / tau, the scaled cosine | `logit_scale * similarity_matrix(anchors, targets)` |
+| P+, P- | softmax of s over all a, at a+ and at a- (eq. 2 and 3) | |
+| F_pull | (P+ - 1) a+ / tau, the positive's part of the gradient (eq. 4) | `training.drift.contrastive_forces` |
+| F_push | sum P- a- / tau, the part of the negatives (eq. 4) | `training.drift.contrastive_forces` |
+| u | (a+ - t) / ||a+ - t||, the direction from t to a+ | |
+| R | semantic radius, the distance from t to t_sup | `radius`, one number or (N,) |
+| t_sup | support vector | row of `support_vectors(anchors, targets, radius)` |
+| alpha, beta | weights of L_svr and L_cons | `alpha`, `beta` |
+
+In the audio-to-text direction (a2t), audio embeddings are the anchors and texts are the targets, with a radius of their
+own. Support vectors are used only in training.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .contrastive import sigmoid_contrast, softmax_contrast
-from .similarity import at_least_float32, check_pairs, positive_mask, positive_mean, similarity_matrix
-from .tiles import checkpoint_tiles, pairs_of_batches, tiled_row_contrast, tiled_sigmoid_contrast
+from .contrastive import info_nce, sigmoid_contrast, softmax_contrast
+from .similarity import at_least_float32, check_negatives, check_pairs, positive_mask, unit_pairs
+from .tiles import map_rows
 
 Similarity = Literal["cosine", "dot"]
 
 
-def positive_distance(anchors: Tensor, targets: Tensor) -> Tensor:
-    """Compute the distance ||target - anchor|| of each pair, (..., N, d) -> (..., N), in float32 or wider.
+def supclap_loss(
+    audio_embeds: Tensor,
+    text_embeds: Tensor,
+    logit_scale: float | Tensor,
+    radius_t2a: float | Tensor | None,
+    radius_a2t: float | Tensor | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.01,
+    original: Tensor | None = None,
+    logit_bias: float | Tensor | None = None,
+    similarity: Similarity = "cosine",
+    decoupled: bool = False,
+    detach_distance: bool = True,
+    group_ids: Tensor | None = None,
+    chunk_size: int | None = None,
+    normalize: bool | None = False,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Compute the loss of SupCLAP, L = L_orig + alpha L_svr + beta L_cons (SupCLAP eq. 9).
 
-    It is computed from the difference, because sqrt(2 - 2 cos) has rounding errors of up to 3e-4 in float32.
-
-    >>> positive_distance(torch.eye(2), torch.eye(2).flip(0))
-    tensor([1.4142, 1.4142])
-    """
-    anchors, targets = at_least_float32(anchors, targets)
-    return torch.linalg.vector_norm(targets - anchors, dim=-1)
-
-
-def displacement_ratio(distance: Tensor, radius: float | Tensor) -> Tensor:
-    """Compute R / distance (SupCLAP eq. 8), the fraction of the way that each anchor moves toward its target.
-
-    For pairs closer than the square root of the machine epsilon (3e-4 in float32) the ratio is 0, because their
-    direction is not reliable.
+    L_svr and L_cons are summed over the directions that have a radius: text to audio (uni-SVR), or both (bi-SVR).
 
     Args:
-        distance: (..., N), from `positive_distance`.
-        radius: R, a number, a 0-d tensor or (..., N).
+        audio_embeds, text_embeds: (N, d), unit norm; text i belongs to audio i.
+        logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
+        radius_t2a, radius_a2t: R of the texts and of the clips: a number, a 0-d tensor (`StaticRadius`), or (N,)
+            (`DynamicRadius`). None: no support vectors in this direction.
+        alpha, beta: Weights of L_svr and L_cons. The paper constrains only dynamic radii: beta is 0 for StaticSVR.
+        original: L_orig, 0-d tensor. None: `info_nce` of the embeddings.
+        logit_bias: Bias of SigLIP, whose form L_svr then has. None: L_svr has the form of InfoNCE.
+        similarity, decoupled: See `support_vector_loss`.
+        detach_distance: See `radius_constraint`.
+        group_ids, chunk_size, normalize: See `info_nce`.
+
+    Returns:
+        L, 0-d tensor, and its parts without weights: `{"original": L_orig, "svr_t2a": L_svr, "constraint_t2a": L_cons}`
+        and the same for "a2t". The constraint is not computed if `beta` is 0.
 
     Raises:
-        ValueError: The shape of the radius does not match the shape of `distance`.
+        ValueError: As in `info_nce` and `support_vector_loss`.
 
-    >>> displacement_ratio(torch.tensor([0.0, 0.5]), 0.1)
-    tensor([0.0000, 0.2000])
+    >>> texts, audios = torch.eye(3)[:2], torch.eye(3)[1:]
+    >>> loss, parts = supclap_loss(audios, texts, logit_scale=1.0, radius_t2a=2**0.5)
+    >>> {name: round(part.item(), 4) for name, part in parts.items()}
+    {'original': 2.0064, 'svr_t2a': 0.3133, 'constraint_t2a': 0.0}
+    >>> round(loss.item(), 3)
+    2.32
     """
-    radius = torch.as_tensor(radius, dtype=distance.dtype, device=distance.device)
-    if radius.ndim and radius.shape != distance.shape:
-        raise ValueError(
-            f"got a radius of shape {tuple(radius.shape)} for pairs of shape {tuple(distance.shape)}; "
-            "expected one number for all pairs or one per pair"
+    audio_embeds, text_embeds = unit_pairs(audio_embeds, text_embeds, normalize)
+    if original is None:
+        original = info_nce(audio_embeds, text_embeds, logit_scale, group_ids, chunk_size, normalize=None)
+    total, parts = original, {"original": original}
+    for direction, radius in (("t2a", radius_t2a), ("a2t", radius_a2t)):
+        if radius is None:
+            continue
+        pairs = (text_embeds, audio_embeds) if direction == "t2a" else (audio_embeds, text_embeds)
+        parts[f"svr_{direction}"] = svr = support_vector_loss(
+            *pairs, radius, logit_scale, similarity, decoupled, group_ids, chunk_size, logit_bias, normalize=None
         )
-    return radius / _zero_to_infinity(distance)
+        total = total + alpha * svr
+        if beta:
+            parts[f"constraint_{direction}"] = constraint = radius_constraint(*pairs, radius, detach_distance, None)
+            total = total + beta * constraint
+    return total, parts
+
+
+def support_vector_loss(
+    anchors: Tensor,
+    targets: Tensor,
+    radius: float | Tensor,
+    logit_scale: float | Tensor,
+    similarity: Similarity = "cosine",
+    decoupled: bool = False,
+    group_ids: Tensor | None = None,
+    chunk_size: int | None = None,
+    logit_bias: float | Tensor | None = None,
+    normalize: bool | None = False,
+) -> Tensor:
+    """Compute the SVR term in one direction: InfoNCE between the support vectors and all targets (SupCLAP eq. 6).
+
+    L = mean_i -log( exp(s(t_sup_i, a_i)) / sum_j exp(s(t_sup_i, a_j)) ), t_sup_i = t_i + R_i u_i, s = logit_scale cos.
+
+    Here t_i is anchor i (a text), a_i is target i (its audio clip), and u_i is the unit vector from t_i to a_i. In
+    InfoNCE, the negatives push the anchor away. This push has a component perpendicular to u and one parallel to u. The
+    SVR term multiplies the perpendicular one by 1 - R / ||a - t||, and keeps the other (SupCLAP eq. 7 and 8). This is
+    exact for `similarity="dot"` (SupCLAP eq. 16). A random model has a loss of log N at R = 0, and a smaller loss at R
+    > 0. The loss of a perfect model approaches 0.
+
+    Args:
+        anchors: (N, d), unit norm; texts for the text-to-audio direction.
+        targets: (N, d), unit norm; target i is the positive of anchor i.
+        radius: R, a distance on the scale of ||a - t||: a number, a 0-d tensor (StaticSVR) or (N,) (DynamicSVR).
+        logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
+        similarity: Similarity of a support vector to a target: "cosine", as in the paper, or "dot". With "dot", a
+            larger R always increases the similarity of positive pairs. With "cosine", the best R is near ||a - t||.
+        decoupled: Whether to exclude the positives from the denominator, as printed in eq. 6 of the paper. The paper's
+            eq. 3 includes them, and eq. 16 is derived from eq. 3.
+        group_ids: (N,) integers; all pairs with the same id are positives of each other, and the loss of an anchor is
+            averaged over its positives. The support vector of anchor i is always computed from target i. None: each
+            pair is its own group.
+        chunk_size, normalize: See `info_nce`.
+        logit_bias: Bias of SigLIP, for the form of `support_vector_sigmoid_loss`. None: InfoNCE.
+
+    Returns:
+        0-d tensor.
+
+    Raises:
+        ValueError: The similarity is unknown, `decoupled` is set with a bias or with one group id for all pairs, or as
+            in `info_nce`.
+
+    >>> texts, audios = torch.eye(3)[:2], torch.eye(3)[1:]
+    >>> round(support_vector_loss(texts, audios, radius=2**0.5, logit_scale=1.0).item(), 4)  # log(1 + exp(-1))
+    0.3133
+    """
+    anchors, targets = unit_pairs(anchors, targets, normalize)
+    supports = support_vectors(anchors, targets, radius, similarity)
+    if logit_bias is not None and decoupled:
+        raise ValueError("got decoupled with a logit_bias; SigLIP has no denominator, so leave one of them out")
+    if decoupled:
+        check_negatives(group_ids)
+    contrast: Any = partial(softmax_contrast, decoupled=decoupled)
+    if logit_bias is not None:
+        contrast = partial(sigmoid_contrast, logit_bias=logit_bias)
+    return map_rows(partial(contrast, group_ids=group_ids), supports, targets, logit_scale, chunk_size).mean()
 
 
 def support_vectors(
@@ -89,132 +197,6 @@ def support_vectors(
     return supports / _zero_to_infinity(torch.linalg.vector_norm(supports, dim=-1, keepdim=True))
 
 
-def _zero_to_infinity(norm: Tensor) -> Tensor:
-    """Replace norms near 0 by infinity, so that a vector divided by its norm becomes 0."""
-    return F.threshold(norm, torch.finfo(norm.dtype).eps ** 0.5, torch.inf)
-
-
-def support_vector_loss(
-    anchors: Tensor,
-    targets: Tensor,
-    radius: float | Tensor,
-    logit_scale: float | Tensor,
-    similarity: Similarity = "cosine",
-    decoupled: bool = False,
-    group_ids: Tensor | None = None,
-    chunk_size: int | None = None,
-) -> Tensor:
-    """Compute the SVR term in one direction: InfoNCE between the support vectors and all targets (SupCLAP eq. 6).
-
-    L = mean_i -log( exp(s(t_sup_i, a_i)) / sum_j exp(s(t_sup_i, a_j)) ), t_sup_i = t_i + R_i u_i, s = logit_scale cos.
-
-    Here t_i is anchor i (a text), a_i is target i (its audio clip), and u_i is the unit vector from t_i to a_i. In
-    InfoNCE, the negatives push the anchor away. This push has a component perpendicular to u and one parallel to u. The
-    SVR term multiplies the perpendicular one by 1 - R / ||a - t||, and keeps the other (SupCLAP eq. 7 and 8). This is
-    exact for `similarity="dot"` (SupCLAP eq. 16). A random model has a loss of log N at R = 0, and a smaller loss at R
-    > 0. The loss of a perfect model approaches 0.
-
-    Args:
-        anchors: (N, d), unit norm; texts for the text-to-audio direction.
-        targets: (N, d), unit norm; target i is the positive of anchor i.
-        radius: R, a distance on the scale of ||a - t||: a number, a 0-d tensor (StaticSVR) or (N,) (DynamicSVR).
-        logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
-        similarity: Similarity of a support vector to a target: "cosine", as in the paper, or "dot". With "dot", a
-            larger R always increases the similarity of positive pairs. With "cosine", the best R is near ||a - t||.
-        decoupled: Whether to exclude the positives from the denominator, as printed in eq. 6 of the paper. The paper's
-            eq. 3 includes them, and eq. 16 is derived from eq. 3.
-        group_ids: (N,) integers; all pairs with the same id are positives of each other, and the loss of an anchor is
-            averaged over its positives. The support vector of anchor i is always computed from target i. None: each
-            pair is its own group.
-        chunk_size: Number of similarity matrix rows to compute at a time, as in `info_nce`. None: all rows at once.
-
-    Returns:
-        0-d tensor.
-
-    Raises:
-        ValueError: The shapes do not match, there are fewer than two pairs, the similarity is unknown, or `decoupled`
-            is set and all pairs have the same group id.
-
-    >>> texts, audios = torch.eye(3)[:2], torch.eye(3)[1:]
-    >>> round(support_vector_loss(texts, audios, radius=2**0.5, logit_scale=1.0).item(), 4)  # log(1 + exp(-1))
-    0.3133
-    """
-    supports = support_vectors(anchors, targets, radius, similarity)
-    if chunk_size is not None:
-        return tiled_row_contrast(supports, targets, logit_scale, group_ids, decoupled, chunk_size)
-    return softmax_contrast(logit_scale * similarity_matrix(supports, targets), group_ids, decoupled)
-
-
-def info_nce_with_support_vectors(
-    anchors: Tensor,
-    targets: Tensor,
-    radii: Tensor,
-    logit_scale: float | Tensor,
-    similarity: Similarity = "cosine",
-    group_ids: Tensor | None = None,
-) -> Tensor:
-    """Compute InfoNCE and the SVR term in both directions with one matrix product and one softmax.
-
-    The values are the same as those of `info_nce` and `support_vector_loss`. On a GPU, one call of this function is
-    faster than calls of the two functions.
-
-    Args:
-        anchors: (..., N, d), unit norm.
-        targets: (..., N, d), unit norm; target i is the positive of anchor i.
-        radii: (2, ..., N), the radii of the anchors (row 0) and of the targets (row 1).
-        logit_scale, similarity, group_ids: See `support_vector_loss`.
-
-    Returns:
-        (2, 2), the losses of InfoNCE (row 0) and SVR (row 1). Column 0 is the direction from anchors to targets, and
-        column 1 from targets to anchors.
-
-    >>> texts, audios = torch.eye(3)[:2], torch.eye(3)[1:]
-    >>> info_nce_with_support_vectors(texts, audios, torch.full((2, 2), 2**0.5), logit_scale=1.0)
-    tensor([[1.0032, 1.0032],
-            [0.3133, 0.3133]])
-    """
-    check_pairs(anchors, targets)
-    pairs = torch.stack(torch.broadcast_tensors(*at_least_float32(anchors, targets)))  # (2, ..., N, d)
-    partners = pairs.flip(0)
-    supports = support_vectors(pairs, partners, radii, similarity)
-    with torch.autocast(anchors.device.type, enabled=False):
-        cosines = torch.cat([pairs, supports], dim=-2) @ partners.mT  # (2, ..., 2 N, N)
-    logits = (logit_scale * cosines).unflatten(-2, (2, -1)).movedim(-3, 0)  # (2, 2, ..., N, N)
-    losses = -positive_mean(logits.log_softmax(-1), group_ids)
-    return losses.flatten(2).mean(-1)  # (2, 2, ..., N) -> (2, 2)
-
-
-def support_vector_sigmoid_loss(
-    anchors: Tensor,
-    targets: Tensor,
-    radius: float | Tensor,
-    logit_scale: float | Tensor,
-    logit_bias: float | Tensor,
-    similarity: Similarity = "cosine",
-    group_ids: Tensor | None = None,
-    chunk_size: int | None = None,
-) -> Tensor:
-    """Compute the SVR term of SigLIP in one direction: the SigLIP loss on support vectors (SupCLAP tables 1 and 8).
-
-    L = 1/N sum_ij -log sigmoid(z_ij (logit_scale cos(t_sup_i, a_j) + logit_bias)), z_ij = +1 on positives, else -1.
-
-    Here t_sup_i is the support vector of anchor i, and a_j is target j. At R = 0 this equals `sigmoid_loss`. SigLIP
-    has a single loss for both directions, so SVR in both directions (bi-SVR) adds two terms to it. The other arguments,
-    the result and the errors are the same as in `support_vector_loss`.
-
-    Args:
-        logit_bias: Bias added to every logit; a number or a 0-d tensor.
-
-    >>> texts, audios = torch.eye(3)[:2], torch.eye(3)[1:]
-    >>> round(support_vector_sigmoid_loss(texts, audios, 2**0.5, logit_scale=2.0, logit_bias=-1.0).item(), 4)
-    0.6265
-    """
-    supports = support_vectors(anchors, targets, radius, similarity)
-    if chunk_size is not None:
-        return tiled_sigmoid_contrast(supports, targets, logit_scale, logit_bias, group_ids, chunk_size)
-    return sigmoid_contrast(logit_scale * similarity_matrix(supports, targets) + logit_bias, group_ids)
-
-
 class StaticRadius(nn.Module):
     """StaticSVR: one learnable radius for all pairs (SupCLAP 3.2).
 
@@ -233,30 +215,6 @@ class StaticRadius(nn.Module):
     def forward(self, scaled_similarities: Tensor, group_ids: Tensor | None = None) -> Tensor:
         """Return the radius of each anchor, (..., N), for a similarity matrix of shape (..., N, N)."""
         return self.radius.expand(scaled_similarities.shape[:-1])
-
-    def in_tiles(self, anchors: Tensor, targets: Tensor, *_: object) -> Tensor:
-        """Return the radius of each anchor, (..., N), for embeddings of shape (..., N, d)."""
-        return self.radius.expand(torch.broadcast_shapes(anchors.shape, targets.shape)[:-1])
-
-
-class RelativeRadius(nn.Module):
-    """Radius equal to a fixed fraction of the distance between anchor and target.
-
-    This radius is for control experiments. It has no parameters and is not in the paper. The support vector is
-    (1 - ratio) anchor + ratio target. At ratio 0 it is the anchor, and the SVR term is InfoNCE in one direction. At
-    ratio 1 it is the target, and the term contrasts each target with all other targets.
-
-    >>> RelativeRadius(0.5).in_tiles(torch.eye(2), torch.eye(2).flip(0), 1.0)
-    tensor([0.7071, 0.7071])
-    """
-
-    def __init__(self, ratio: float) -> None:
-        super().__init__()
-        self.ratio = ratio
-
-    def in_tiles(self, anchors: Tensor, targets: Tensor, *_: object) -> Tensor:
-        """Return the radius of each anchor, (..., N), for embeddings of shape (..., N, d)."""
-        return self.ratio * positive_distance(anchors, targets)
 
 
 class DynamicRadius(nn.Module):
@@ -321,39 +279,12 @@ class DynamicRadius(nn.Module):
             [0, ||a - t||].
         """
         inputs = scaled_similarities.detach() if self.detach_input else scaled_similarities
-        return self._predict(self._inputs(inputs, 0, group_ids))
+        return self.predict(self.select_inputs(inputs, group_ids))
 
-    def in_tiles(
-        self,
-        anchors: Tensor,
-        targets: Tensor,
-        logit_scale: float | Tensor,
-        group_ids: Tensor | None = None,
-        chunk_size: int | None = None,
-    ) -> Tensor:
-        """Predict the same radii as `forward`, computing `chunk_size` rows of the similarity matrix at a time.
-
-        The embeddings have shape (..., N, d), and the radii (..., N). By default, all rows are computed at once.
-        """
-        if chunk_size is None:
-            return self(logit_scale * similarity_matrix(anchors, targets), group_ids)
-        inputs = []
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.detach_input):
-            for first, second in pairs_of_batches(anchors, targets):
-
-                def tile_inputs(rows: slice, first: Tensor = first, second: Tensor = second) -> Tensor:
-                    return self._inputs(logit_scale * first[rows] @ second.mT, rows.start, group_ids)
-
-                inputs.append(torch.cat(checkpoint_tiles(tile_inputs, len(first), chunk_size)))
-
-        radius = self._predict(torch.stack(inputs))  # (batches, N, num_similarities) -> (batches, N)
-        return radius.reshape(torch.broadcast_shapes(anchors.shape, targets.shape)[:-1])
-
-    def _inputs(self, scaled: Tensor, start: int, group_ids: Tensor | None) -> Tensor:
-        """Select the MLP inputs (..., n, num_similarities) of n anchors, starting with anchor `start`."""
+    def select_inputs(self, scaled: Tensor, group_ids: Tensor | None = None, rows: slice = slice(None)) -> Tensor:
+        """Select the inputs of the MLP, (..., n, num_similarities), from n `rows` (..., n, N) of the matrix."""
         size, device = scaled.shape[-1], scaled.device
-        rows = slice(start, start + scaled.shape[-2])
-        positives = scaled.diagonal(start, -2, -1).unsqueeze(-1)
+        positives = scaled.diagonal(rows.start or 0, -2, -1).unsqueeze(-1)
 
         negatives = scaled
         if group_ids is not None:
@@ -366,14 +297,19 @@ class DynamicRadius(nn.Module):
             return torch.cat([positives, hardest.values], dim=-1)
         return torch.cat([positives, negatives.gather(-1, hardest.indices.sort(dim=-1).values)], dim=-1)
 
-    def _predict(self, inputs: Tensor) -> Tensor:
+    def predict(self, inputs: Tensor) -> Tensor:
+        """Predict radii (..., n) from the inputs (..., n, num_similarities) of the MLP, float32 or wider."""
         with torch.autocast(inputs.device.type, enabled=False):
             radius = self.layers(inputs.to(next(self.parameters()).dtype)).squeeze(-1)
         return radius.to(torch.promote_types(radius.dtype, torch.float32))
 
 
 def radius_constraint(
-    anchors: Tensor, targets: Tensor, radius: float | Tensor, detach_distance: bool = True
+    anchors: Tensor,
+    targets: Tensor,
+    radius: float | Tensor,
+    detach_distance: bool = True,
+    normalize: bool | None = False,
 ) -> Tensor:
     """Compute the penalty for radii outside [0, distance of the pair] (SupCLAP appendix B).
 
@@ -385,15 +321,92 @@ def radius_constraint(
         radius: R, a number, a 0-d tensor or (N,).
         detach_distance: Whether the penalty trains only the radius. False, as printed: it also moves pairs apart if
             their radius is larger than their distance.
+        normalize: Whether to normalize the embeddings first. None: neither normalize nor check them.
 
     Returns:
         0-d tensor.
 
+    Raises:
+        ValueError: As in `info_nce`.
+
     >>> round(radius_constraint(torch.eye(2), torch.eye(2).flip(0), torch.tensor([1.5142, -0.3])).item(), 4)
     0.2
     """
-    distance = positive_distance(anchors, targets)
+    distance = positive_distance(*unit_pairs(anchors, targets, normalize))
     if detach_distance:
         distance = distance.detach()
     radius = torch.as_tensor(radius, dtype=distance.dtype, device=distance.device)
     return (torch.relu(radius - distance) + torch.relu(-radius)).mean()
+
+
+def support_vector_sigmoid_loss(
+    anchors: Tensor,
+    targets: Tensor,
+    radius: float | Tensor,
+    logit_scale: float | Tensor,
+    logit_bias: float | Tensor,
+    similarity: Similarity = "cosine",
+    group_ids: Tensor | None = None,
+    chunk_size: int | None = None,
+    normalize: bool | None = False,
+) -> Tensor:
+    """Compute the SVR term of SigLIP in one direction: the SigLIP loss on support vectors (SupCLAP tables 1 and 8).
+
+    L = 1/N sum_ij -log sigmoid(z_ij (logit_scale cos(t_sup_i, a_j) + logit_bias)), z_ij = +1 on positives, else -1.
+
+    Here t_sup_i is the support vector of anchor i, and a_j is target j. At R = 0 this equals `sigmoid_loss`. SigLIP
+    has a single loss for both directions, so SVR in both directions (bi-SVR) adds two terms to it. The other arguments,
+    the result and the errors are the same as in `support_vector_loss`.
+
+    Args:
+        logit_bias: Bias added to every logit; a number or a 0-d tensor.
+
+    >>> texts, audios = torch.eye(3)[:2], torch.eye(3)[1:]
+    >>> round(support_vector_sigmoid_loss(texts, audios, 2**0.5, logit_scale=2.0, logit_bias=-1.0).item(), 4)
+    0.6265
+    """
+    return support_vector_loss(
+        anchors, targets, radius, logit_scale, similarity, False, group_ids, chunk_size, logit_bias, normalize
+    )
+
+
+def positive_distance(anchors: Tensor, targets: Tensor) -> Tensor:
+    """Compute the distance ||target - anchor|| of each pair, (..., N, d) -> (..., N), in float32 or wider.
+
+    It is computed from the difference, because sqrt(2 - 2 cos) has rounding errors of up to 3e-4 in float32.
+
+    >>> positive_distance(torch.eye(2), torch.eye(2).flip(0))
+    tensor([1.4142, 1.4142])
+    """
+    anchors, targets = at_least_float32(anchors, targets)
+    return torch.linalg.vector_norm(targets - anchors, dim=-1)
+
+
+def displacement_ratio(distance: Tensor, radius: float | Tensor) -> Tensor:
+    """Compute R / distance (SupCLAP eq. 8), the fraction of the way that each anchor moves toward its target.
+
+    For pairs closer than the square root of the machine epsilon (3e-4 in float32) the ratio is 0, because their
+    direction is not reliable.
+
+    Args:
+        distance: (..., N), from `positive_distance`.
+        radius: R, a number, a 0-d tensor or (..., N).
+
+    Raises:
+        ValueError: The shape of the radius does not match the shape of `distance`.
+
+    >>> displacement_ratio(torch.tensor([0.0, 0.5]), 0.1)
+    tensor([0.0000, 0.2000])
+    """
+    radius = torch.as_tensor(radius, dtype=distance.dtype, device=distance.device)
+    if radius.ndim and radius.shape != distance.shape:
+        raise ValueError(
+            f"got a radius of shape {tuple(radius.shape)} for pairs of shape {tuple(distance.shape)}; "
+            "expected one number for all pairs or one per pair"
+        )
+    return radius / _zero_to_infinity(distance)
+
+
+def _zero_to_infinity(norm: Tensor) -> Tensor:
+    """Replace norms near 0 by infinity, so that a vector divided by its norm becomes 0."""
+    return F.threshold(norm, torch.finfo(norm.dtype).eps ** 0.5, torch.inf)

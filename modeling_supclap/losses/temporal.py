@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .similarity import positive_mean, similarity_matrix
+from .similarity import positive_mean, similarity_matrix, unit_pairs
 
 
 def temporal_nce(
@@ -19,6 +19,7 @@ def temporal_nce(
     weights: Tensor,
     beta: float = 1.0,
     group_ids: Tensor | None = None,
+    normalize: bool | None = False,
 ) -> Tensor:
     """Compute the temporal contrastive loss of TeminAL, L = L_text + beta L_audio (TeminAL eq. 3-9, 22-26).
 
@@ -39,18 +40,19 @@ def temporal_nce(
         group_ids: (M,) integers; items with the same id are positives of each other. Items with the same caption, such
             as single sounds of one class, should have the same id. The papers do not have such groups. None: each item
             is its own group.
+        normalize: Whether to normalize the embeddings first. None: neither normalize nor check them.
 
     Returns:
         0-d tensor.
 
     Raises:
-        ValueError: The shapes do not match, or there are fewer than two items.
+        ValueError: The shapes do not match, there are fewer than two items, or an embedding does not have unit norm.
 
     >>> pairs = torch.eye(2)
     >>> round(temporal_nce(pairs, pairs, logit_scale=1.0, weights=torch.ones(2, 2)).item(), 4)  # 2 log(1 + exp(-1))
     0.6265
     """
-    logits = logit_scale * similarity_matrix(audio_embeds, text_embeds)
+    logits = logit_scale * similarity_matrix(*unit_pairs(audio_embeds, text_embeds, normalize))
     size = logits.shape[-1]
     if weights.shape != (size, size):
         raise ValueError(f"got weights of shape {tuple(weights.shape)} for {size} items; expected ({size}, {size})")

@@ -13,94 +13,43 @@ from contextvars import ContextVar
 from typing import NamedTuple, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
-from .similarity import at_least_float32, check_negatives, check_pairs, positive_mask
+from .similarity import at_least_float32, check_pairs, similarity_matrix
 
 T = TypeVar("T")
 
 
-def tiled_symmetric_contrast(
-    audio_embeds: Tensor,
-    text_embeds: Tensor,
-    logit_scale: float | Tensor,
-    group_ids: Tensor | None,
-    chunk_size: int,
-    negatives: Tensor | None = None,
-) -> Tensor:
-    """Compute `info_nce` of (..., N, d) embeddings, `chunk_size` rows of the similarity matrix at a time.
-
-    `negatives` (N, M) are the logits of further texts of each clip. They require embeddings (N, d).
-    """
-
-    def loss(audio: Tensor, text: Tensor) -> Tensor:
-        audio_positives = logit_scale * _positive_similarity(audio, text, group_ids)
-        text_positives = logit_scale * _positive_similarity(text, audio, group_ids)
-
-        def row_and_column_sums(rows: slice) -> tuple[Tensor, Tensor]:
-            logits = logit_scale * audio[rows] @ text.mT  # (n, N)
-            texts = logits if negatives is None else torch.cat([logits, negatives[rows]], dim=-1)
-            # Subtract the positives first, so that small losses are not lost to rounding.
-            row_sums = (texts - audio_positives[rows, None]).logsumexp(-1)
-            return row_sums, (logits - text_positives).logsumexp(-2)
-
-        per_clip, per_tile = zip(*checkpoint_tiles(row_and_column_sums, len(audio), chunk_size), strict=True)
-        return torch.cat(per_clip).mean() + torch.stack(per_tile).logsumexp(0).mean()
-
-    return _mean_over_batches(loss, audio_embeds, text_embeds)
-
-
-def tiled_row_contrast(
+def map_rows(
+    function: Callable[..., Tensor],
     anchors: Tensor,
     targets: Tensor,
     logit_scale: float | Tensor,
-    group_ids: Tensor | None,
-    decoupled: bool,
-    chunk_size: int,
+    chunk_size: int | None,
 ) -> Tensor:
-    """Compute InfoNCE in one direction, -log softmax at the positives, for `chunk_size` anchors at a time.
+    """Apply a function to the rows of the scaled similarity matrix, `chunk_size` rows at a time.
 
-    The anchors (..., N, d) do not need unit norm. The other arguments are the same as in `support_vector_loss`.
+    Args:
+        function: Function from n rows (..., n, N) to (..., n, *). The keyword argument `rows` is their slice.
+        anchors, targets: (..., N, d), with any norm. Row i contains the similarities of anchor i.
+        chunk_size: Number of rows in a tile. None: all rows at once.
+
+    Returns:
+        (..., N, *).
     """
-    if decoupled:
-        check_negatives(group_ids)
+    if chunk_size is None:
+        return function(logit_scale * similarity_matrix(anchors, targets), rows=slice(None))
+    results = []
+    for first, second in pairs_of_batches(anchors, targets):
 
-    def loss(anchors: Tensor, targets: Tensor) -> Tensor:
-        positives = logit_scale * _positive_similarity(anchors, targets, group_ids)
+        def tile(rows: slice, first: Tensor = first, second: Tensor = second) -> Tensor:
+            return function(logit_scale * first[rows] @ second.mT, rows=rows)
 
-        def row_sums(rows: slice) -> Tensor:
-            logits = logit_scale * anchors[rows] @ targets.mT  # (n, N)
-            if decoupled:
-                logits = logits.masked_fill(positive_mask(len(anchors), group_ids, logits.device, rows), -torch.inf)
-            return (logits - positives[rows, None]).logsumexp(-1)
-
-        return torch.cat(checkpoint_tiles(row_sums, len(anchors), chunk_size)).mean()
-
-    return _mean_over_batches(loss, anchors, targets)
-
-
-def tiled_sigmoid_contrast(
-    anchors: Tensor,
-    targets: Tensor,
-    logit_scale: float | Tensor,
-    logit_bias: float | Tensor,
-    group_ids: Tensor | None,
-    chunk_size: int,
-) -> Tensor:
-    """Compute `sigmoid_loss` for anchors of shape (..., N, d), `chunk_size` anchors at a time."""
-
-    def loss(anchors: Tensor, targets: Tensor) -> Tensor:
-        def tile_sum(rows: slice) -> Tensor:
-            logits = logit_scale * anchors[rows] @ targets.mT + logit_bias  # (n, N)
-            positives = positive_mask(len(anchors), group_ids, logits.device, rows)
-            return -F.logsigmoid(torch.where(positives, logits, -logits)).sum()
-
-        return torch.stack(checkpoint_tiles(tile_sum, len(anchors), chunk_size)).sum() / len(anchors)
-
-    return _mean_over_batches(loss, anchors, targets)
+        results.append(torch.cat(checkpoint_tiles(tile, len(first), chunk_size)))
+    leading = torch.broadcast_shapes(anchors.shape, targets.shape)[:-2]
+    return torch.stack(results).reshape(*leading, *results[0].shape)  # (batches, N, *) -> (..., N, *)
 
 
 class _Share(NamedTuple):
@@ -200,25 +149,7 @@ def pairs_of_batches(first: Tensor, second: Tensor) -> Iterator[tuple[Tensor, Te
     yield from zip(first.expand(shape).reshape(flat), second.expand(shape).reshape(flat), strict=True)
 
 
-def _mean_over_batches(loss: Callable[[Tensor, Tensor], Tensor], first: Tensor, second: Tensor) -> Tensor:
-    return torch.stack([loss(*pair) for pair in pairs_of_batches(first, second)]).mean()
-
-
 def _without_autocast(tile: Callable[[slice], T], rows: slice) -> T:
     device = "cuda" if torch.is_autocast_enabled("cuda") else "cpu"
     with torch.autocast(device, enabled=False):
         return tile(rows)
-
-
-def _positive_similarity(anchors: Tensor, targets: Tensor, group_ids: Tensor | None) -> Tensor:
-    """Compute the mean similarity of each anchor to its positives, (N,), without computing the similarity matrix."""
-    if group_ids is None:
-        return (anchors * targets).sum(-1)
-    if group_ids.shape != anchors.shape[:1]:
-        raise ValueError(
-            f"got group_ids of shape {tuple(group_ids.shape)} for {len(anchors)} clips; expected one id per clip"
-        )
-    _, group, sizes = group_ids.to(anchors.device).unique(return_inverse=True, return_counts=True)
-    sums = torch.zeros(len(sizes), targets.shape[-1], dtype=targets.dtype, device=targets.device)
-    means = sums.index_add(0, group, targets) / sizes.unsqueeze(-1)  # (N, d) -> (groups, d)
-    return (anchors * means[group]).sum(-1)

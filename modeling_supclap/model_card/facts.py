@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from modeling_supclap.datasets_scripts.public_names import is_secret, redact
 
 from ..evaluation.results import SCHEMA, package_versions
@@ -50,22 +52,23 @@ class CardFacts:
     command: str = ""  # command line of the training run
     processes: int = 1  # number of training processes
     device: str = ""  # device type of the run, such as "cuda"
+    threads: int = 0  # CPU threads of a training process; 0 if unknown
 
 
 def facts_of_run(trainer: Any) -> CardFacts:
     """Collect the model card information from a `SupCLAPTrainer`, and the results in its output folder."""
     args, folder = trainer.args, Path(trainer.args.output_dir or ".")
     results = read_results(folder)
-    of_run = results[0] if results and "training" in results[0] else {"training": {}, "protocol": {}, "scores": {}}
-    recorded = of_run["training"].get("arguments", {})
+    of_run = results[0] if results and "training" in results[0] else {}
+    recorded = of_run.get("training", {}).get("arguments", {})
 
     objective = type(trainer.module.objective).__name__ if trainer.has_own_objective else ""
     arguments = {**_relevant_arguments(args, recorded, objective), **trainer.used_arguments}
-    for stages in of_run["scores"].get("temporal", {}).values():
+    for stages in of_run.get("scores", {}).get("temporal", {}).values():
         arguments["stage"] = ", then ".join(stage[-1] for stage in stages if stage.startswith("stage_"))
 
     rows = getattr(getattr(trainer, "train_items", None), "rows", None) or trainer.train_rows
-    dataset = of_run["protocol"].get("origin") or recorded.get("dataset")
+    dataset = of_run.get("protocol", {}).get("origin") or recorded.get("dataset")
     return CardFacts(
         model=trainer.clap,
         name=(args.hub_model_id or folder.resolve().name).split("/")[-1],
@@ -80,6 +83,7 @@ def facts_of_run(trainer: Any) -> CardFacts:
         command=public_command(sys.argv),
         processes=args.world_size,
         device=args.device.type,
+        threads=torch.get_num_threads(),
     )
 
 
@@ -178,10 +182,8 @@ def code_commit() -> str:
     """Return the git commit of this package, with a note if there are local changes, or "" outside a git checkout."""
     if not (_ROOT / ".git").exists():
         return ""
+    describe = ["git", "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty= with local changes"]
     try:
-        options: dict[str, Any] = {"cwd": _ROOT, "text": True, "timeout": 10, "stderr": subprocess.DEVNULL}
-        head = subprocess.check_output(["git", "rev-parse", "HEAD"], **options)
-        changes = subprocess.check_output(["git", "status", "--porcelain"], **options)
+        return subprocess.check_output(describe, cwd=_ROOT, text=True, timeout=10, stderr=subprocess.DEVNULL).strip()
     except (OSError, subprocess.SubprocessError):
         return ""
-    return head.strip() + (" with local changes" if changes.strip() else "")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import time
 import warnings
 from collections.abc import Mapping
@@ -13,18 +15,21 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 from transformers import ProgressCallback, TrainerCallback
 from transformers.trainer_jit_checkpoint import JITCheckpointCallback
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, has_length
+from transformers.trainer_utils import has_length
 
 from modeling_supclap.datasets_scripts.stream import EpochBatches
 
 from ..losses.multilingual import alignment_direction_error, data_distribution_error, weight_error_term
 from ..losses.similarity import at_least_float32
+from .checkpoints import find_checkpoint
 from .collator import TrainingCollator
 from .contrastive_module import ContrastiveModule
 from .distributed import gather
-from .drift import drift_cosine, drift_statistics, similarity_histogram
+from .drift import drift_cosines, drift_statistics, similarity_histogram
 from .objectives import SupportVectorRegularizer
-from .options import chance_loss
+from .options import clips_per_batch
+
+logger = logging.getLogger(__name__)
 
 LANGUAGE_ERRORS = ("data_distribution_error", "alignment_direction_error", "weight_error")
 """Log keys of `LanguageErrorsCallback`."""
@@ -34,6 +39,30 @@ TRAINED_WEIGHTS = "trained_weights.pt"
 
 MOST_WATCHED = 4096
 """Maximum number of batch samples for drift statistics, which need the full similarity matrix of these samples."""
+
+
+class StartCallback(TrainerCallback):
+    """Callback that prints the size of a run before its first step, and warns if the launcher started one process only.
+
+    `accelerate launch --cpu --num_processes 2` starts one process. A batch then has half the negatives.
+    """
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if not state.is_world_process_zero:
+            return
+        processes = f"{args.world_size} process{'es' if args.world_size > 1 else ''}"
+        steps = f"{state.max_steps} steps"
+        if args.gradient_accumulation_steps > 1:
+            steps += f" of {args.gradient_accumulation_steps} batches"
+        precision = "bf16" if args.bf16 else "fp16" if args.fp16 else "float32"
+        batch = f"{clips_per_batch(args)} clips in a batch"
+        print(f"training: {processes}, {batch}, {steps}, {args.device.type}, {precision}", flush=True)
+        # accelerate sets the address for several processes, and the processes of a launcher have a number
+        if args.world_size == 1 and "MASTER_ADDR" in os.environ and "WORLD_SIZE" not in os.environ:
+            logger.warning(
+                "the launcher was asked for several processes, and one runs; on CPUs, start them with "
+                "`torchrun --nproc_per_node N recipes/train_supclap.py`"
+            )
 
 
 class SupCLAPProgressCallback(ProgressCallback):
@@ -53,12 +82,13 @@ class SupCLAPProgressCallback(ProgressCallback):
 class LineCallback(TrainerCallback):
     """Callback that prints one line per log and per evaluation, and lines during long evaluations.
 
-    It is used if there is no progress bar.
+    It is used if there is no progress bar. `chance` is the loss of random embeddings, for the first line; None: it is
+    not known.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, chance: float | None = None) -> None:
         self.batches: Any = None  # progress of the present evaluation
-        self._has_logged = False
+        self._chance = chance
 
     def on_prediction_step(
         self, args: Any, state: Any, control: Any, eval_dataloader: Any = None, **kwargs: Any
@@ -75,9 +105,8 @@ class LineCallback(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if state.is_world_process_zero and logs and "clips_per_second" in logs:
-            chance = None if self._has_logged or args is None else chance_loss(args)
-            self._has_logged = True
-            hint = "" if chance is None else f" (random embeddings: loss {chance:.3f})"
+            hint = "" if self._chance is None else f" (random embeddings: loss {self._chance:.3f})"
+            self._chance = None
             print(f"step {state.global_step} of {state.max_steps}: {_format_log(logs)}{hint}", flush=True)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
@@ -88,7 +117,8 @@ class LineCallback(TrainerCallback):
 
 
 def _format_log(logs: Mapping[str, Any]) -> str:
-    return f"loss {logs['loss']:.3f}, {logs['clips_per_second']:.0f} clips/s"
+    rate = logs["clips_per_second"]
+    return f"loss {logs['loss']:.3f}, {rate:{'.0f' if rate >= 9.5 else '.2g'}} clips/s"
 
 
 def _format_evaluation(args: Any, state: Any, metrics: Mapping[str, float]) -> str:
@@ -101,7 +131,8 @@ def _format_evaluation(args: Any, state: Any, metrics: Mapping[str, float]) -> s
     previous = value if state.best_metric is None else state.best_metric
     best = max(value, previous) if args.greater_is_better else min(value, previous)
     chance = f", chance {metrics[f'eval_{name}_chance']:.3f}" if f"eval_{name}_chance" in metrics else ""
-    return f"epoch {state.epoch:g}: validation {name} {value:.3f} (best {best:.3f}{chance})"
+    split = getattr(args, "selection_split", "validation")  # not an argument of transformers
+    return f"epoch {state.epoch:g}: {split} {name} {value:.3f} (best {best:.3f}{chance})"
 
 
 class Averages:
@@ -145,8 +176,8 @@ class BestCheckpointCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.forgets:
             state.best_metric = state.best_global_step = state.best_model_checkpoint = None
-        best = Path(args.output_dir or ".") / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
-        if best.is_dir():
+        best = find_checkpoint(args.output_dir or ".", state.best_global_step)
+        if best is not None:
             state.best_model_checkpoint = str(best)
 
 
@@ -356,9 +387,9 @@ class DriftCallback(TrainerCallback):
     training. The callback logs the values of `drift_statistics` for the text-to-audio direction of the loss. The keys
     of the radius and of the SVR factor end with the direction, `_t2a` or `_a2t`. The callback also logs:
 
-    - `drift_cosine_objective`, `drift_cosine_objective_literal`: `drift_cosine` of the update by the whole objective,
-      with both directions and all terms. "literal" is an argument of `drift_cosine`. They are not logged if no gradient
-      reaches the texts.
+    - `drift_cosine_objective`, `drift_cosine_objective_difference`, `drift_cosine_objective_target`: `drift_cosines` of
+      the update by the whole objective, with both directions and all terms. They are not logged if no gradient reaches
+      the texts.
     - `positive_similarity_p10`, `_p50`, `_p90`: Quantiles of the cosine similarity of positive pairs.
     - `positive_similarity_histogram`: Histogram of this similarity (SupCLAP fig. 4). It is stored only in
       `state.log_history`, because `report_to` services accept only scalars.
@@ -431,9 +462,7 @@ class DriftCallback(TrainerCallback):
                 numbers[f"{name}_a2t"] = exchanged[name]
 
         if "text_gradient" in batch:
-            update = -batch["text_gradient"]
-            numbers["drift_cosine_objective"] = drift_cosine(update, text, audio)
-            numbers["drift_cosine_objective_literal"] = drift_cosine(update, text, audio, literal=True)
+            numbers |= drift_cosines("drift_cosine_objective", -batch["text_gradient"], text, audio)
 
         self._cosines = (audio * text).sum(dim=-1)  # (P,)
         for percent in (10, 50, 90):

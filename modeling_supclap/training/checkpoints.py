@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from transformers import TrainingArguments
-from transformers.trainer_utils import sort_checkpoints
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints, sort_checkpoints
 from transformers.utils import ENV_VARS_TRUE_VALUES, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from modeling_supclap.datasets_scripts.atomic_files import atomic_write, file_sha256, write_json
@@ -25,6 +26,10 @@ from ..strict_loading import apply_umask
 from .contrastive_module import ContrastiveModule
 from .options import get_default
 
+RESUME_FOLDER = "_resume"
+"""Subfolder of the output folder of a finished run, with the files that only a resumed run needs. Uploads to the Hub
+leave out names that start with "_"."""
+
 RUN_FILE = "supclap_run.json"
 """File with the settings, the names of the trainable parameters, and hashes of all other files of the checkpoint."""
 
@@ -32,6 +37,7 @@ _MAY_CHANGE = {
     "attn_implementation",
     "eval_languages",
     "on_bad_audio",
+    "selection_split",
     "track_drift",
     "cached_chunk_size",
     "kept_tokens",
@@ -64,6 +70,47 @@ class CheckpointFolder(str):
     __slots__ = ()
 
 
+def find_checkpoint(folder: str | Path, step: int | None) -> Path | None:
+    """Return the checkpoint of a step in an output folder, or in its `RESUME_FOLDER`. None: there is none."""
+    for parent in (Path(folder), Path(folder, RESUME_FOLDER)):
+        if (parent / f"{PREFIX_CHECKPOINT_DIR}-{step}").is_dir():
+            return parent / f"{PREFIX_CHECKPOINT_DIR}-{step}"
+    return None
+
+
+def put_away(folder: str | Path, limit: int | None = None, best: str | None = None) -> str:
+    """Move the files that only a resumed run needs to `RESUME_FOLDER`: checkpoints and frozen weights.
+
+    A resumed run finds them there. Checkpoints refer to the frozen weights in the folder above, so these are in both
+    folders until all checkpoints have moved. `limit` is the number of checkpoints to keep, with the `best` one.
+
+    Returns:
+        A sentence with the size of the folder. It is empty if there are no such files.
+    """
+    away = Path(folder, RESUME_FOLDER)
+    frozen, checkpoints = list(Path(folder).glob("_frozen-*.safetensors")), sort_checkpoints(str(folder))
+    if frozen or checkpoints:
+        away.mkdir(exist_ok=True)
+    for path in frozen:
+        if not (away / path.name).exists():
+            with atomic_write(away / path.name) as copy:
+                try:
+                    os.link(path, copy)
+                except OSError:  # a file system without links
+                    shutil.copyfile(path, copy)
+    for path in map(Path, checkpoints):
+        shutil.rmtree(away / path.name, ignore_errors=True)
+        os.replace(path, away / path.name)
+    for path in frozen:
+        path.unlink()
+    if not away.is_dir():
+        return ""
+
+    rotate_checkpoints(str(away), limit, best and str(away / Path(best).name), True)
+    size = sum(path.stat().st_size for path in away.rglob("*") if path.is_file())
+    return f"{away} ({size / 1e6:,.1f} MB) is only needed to resume this run, and may be deleted"
+
+
 def last_checkpoint(folder: str | Path, resumes: bool) -> str | None:
     """Return the newest complete checkpoint in an output folder, or None. Warn about newer incomplete checkpoints.
 
@@ -74,7 +121,7 @@ def last_checkpoint(folder: str | Path, resumes: bool) -> str | None:
             damaged.
     """
     incomplete: list[str] = []
-    for path in reversed(sort_checkpoints(str(folder))):
+    for path in reversed([*sort_checkpoints(str(Path(folder, RESUME_FOLDER))), *sort_checkpoints(str(folder))]):
         flaws = checkpoint_flaws(path)
         if not resumes and (not flaws or any(Path(path).glob("*.safetensors"))):
             raise ValueError(

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
+from transformers import BatchFeature
 
 from modeling_supclap.datasets_scripts.audio import read_row, to_int16
 from modeling_supclap.datasets_scripts.schema import (
@@ -119,6 +120,7 @@ class ContrastiveCollator:
     """
 
     recordings_per_clip = 1
+    augmentation: WaveformAugmentation | None = None  # only training augments
     _from_first_sound = False
 
     def __init__(
@@ -139,10 +141,12 @@ class ContrastiveCollator:
         self.max_audio_seconds = max_audio_seconds
         self.pad_short_clips = pad_short_clips
         self.gives_samples, self.gives_text_keys = gives_samples, gives_text_keys
+        # In shared memory, so that persistent workers see a new epoch.
+        self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()
         self._limit_seconds(max_chunk_seconds(processor.feature_extractor))
 
     def _augment(self, clip: np.ndarray, row: Row) -> np.ndarray:
-        return clip  # only training augments
+        return clip if self.augmentation is None else self.augmentation(clip, row, int(self.epoch))
 
     def _limit_seconds(self, clip_seconds: float | None) -> None:
         if clip_seconds is not None:
@@ -166,17 +170,17 @@ class ContrastiveCollator:
         languages, texts = map(list, zip(*chain.from_iterable(captions), strict=True))
         extractor = self.processor.feature_extractor
         batch: dict[str, Any] = {}
-        options: dict[str, Any] = {"audio": clips, "sampling_rate": self.rate_hz}
         if self.gives_samples:
             # 16-bit integers if the conversion is exact.
-            waveforms = self.processor.as_waveforms(clips, self.rate_hz)
-            samples = list(map(to_int16, waveforms))
+            waveforms: Sequence[np.ndarray] = extractor.extend(clips) if hasattr(extractor, "extend") else clips
+            samples: Sequence[np.ndarray] = list(map(to_int16, waveforms))
             if any((clip / np.float32(32768) != whole).any() for clip, whole in zip(samples, waveforms, strict=True)):
                 samples = waveforms
             batch["samples"] = pad_sequence(list(map(torch.from_numpy, samples)), batch_first=True)
             batch["sample_counts"] = torch.tensor(list(map(len, samples)))
-            options = {}
-        batch |= self.processor(text=texts, language=languages, return_tensors="pt", **options)
+        else:
+            batch |= BatchFeature(self.processor.extract(clips), tensor_type="pt")
+        batch |= self.processor(text=texts, language=languages, return_tensors="pt")
 
         # Lists stay on the CPU, so that a step reads them without waiting for a GPU.
         batch["text_lengths"] = real_lengths(batch["attention_mask"])
@@ -204,7 +208,8 @@ class ContrastiveCollator:
                     raise ValueError(
                         f"clip {row['clip_id']!r} has the {language} caption {text!r}; write or remove it"
                     )
-            clips.append(self._augment(self._read(row, position), row))
+            clip = self._read(row, position)
+            clips.append(clip if self.augmentation is None else self._augment(clip, row))
         return {
             **self._inputs(clips, captions),
             "group_ids": torch.tensor([group_id(row, self.positives) for row in rows]),
@@ -267,14 +272,8 @@ class TrainingCollator(ContrastiveCollator):
         self.augmentation = augmentation
         self.negatives_per_clip = negatives_per_clip
 
-        # In shared memory, so that persistent workers see a new epoch.
-        self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()
-
     def set_epoch(self, epoch: int) -> None:
         self.epoch.fill_(epoch)
-
-    def _augment(self, clip: np.ndarray, row: Row) -> np.ndarray:
-        return clip if self.augmentation is None else self.augmentation(clip, row, int(self.epoch))
 
     def __call__(self, rows: Sequence[Row]) -> dict[str, Any]:
         positions, captions = zip(*map(self._draw, rows), strict=True)

@@ -11,7 +11,7 @@ The statistics cost about as much as the loss, plus one matrix product P a.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,9 @@ from torch import Tensor
 from ..losses.contrastive import sigmoid_contrast, softmax_contrast
 from ..losses.similarity import at_least_float32, positive_mask, similarity_matrix
 from ..losses.support_vector import DynamicRadius, Similarity, displacement_ratio, positive_distance, support_vectors
+
+Along = Literal["tangent", "difference", "target"]
+"""Readings of the direction of the pull (see `drift_cosine`)."""
 
 
 def decompose(force: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
@@ -91,19 +94,26 @@ def distance_change(gradient: Tensor, anchors: Tensor, targets: Tensor, learning
     return progress, learning_rate**2 * perpendicular.square().sum(dim=-1)
 
 
-def drift_cosine(updates: Tensor, anchors: Tensor, targets: Tensor, literal: bool = False) -> Tensor:
+def drift_cosine(updates: Tensor, anchors: Tensor, targets: Tensor, along: Along = "tangent") -> Tensor:
     """Compute the mean cosine similarity between each anchor's update and the pull of its target (SupCLAP fig. 1).
 
-    Both vectors are projected onto the tangent space of the unit sphere at the anchor, because normalization removes
-    the radial part of an update. Without the projection, an update by the pull alone would have a cosine of ||target -
-    anchor|| / 2 with the pull, which is lower for better models. The mean excludes anchors with an update of 0 and
-    anchors equal to their targets.
+    The paper does not define the direction of the pull in its figure. There are three readings, and SVR can raise the
+    cosine in one and lower it in another:
+
+    - "tangent": From the anchor to the target along the unit sphere. Both vectors are projected onto the tangent space
+      at the anchor, because normalization removes the radial part of an update. It is the default, because the cosine
+      of an update by the pull alone is then 1.
+    - "difference": u, from the anchor straight to the target (SupCLAP 2.1.1). An update by F_pull alone has a cosine of
+      ||target - anchor|| / 2 with u, which is lower for better models.
+    - "target": The target itself, the direction of F_pull (SupCLAP eq. 4).
+
+    The mean excludes anchors with an update of 0 and, except for "target", anchors equal to their targets.
 
     Args:
         updates: (N, d), negative gradient with respect to the anchors, with any norm.
         anchors: (N, d), unit norm.
         targets: (N, d), unit norm.
-        literal: Whether to skip the projection and use the direction target - anchor, as in the paper.
+        along: Direction of the pull.
 
     Returns:
         0-d tensor, -1 to 1. 1 means no drift. It is 0 if no anchor moves.
@@ -113,8 +123,8 @@ def drift_cosine(updates: Tensor, anchors: Tensor, targets: Tensor, literal: boo
     tensor(1.)
     """
     updates, anchors = at_least_float32(updates, anchors)
-    pull = pull_direction(anchors, targets)
-    if not literal:
+    pull = targets.to(anchors.dtype) if along == "target" else pull_direction(anchors, targets)
+    if along == "tangent":
         updates, pull = decompose(updates, anchors)[1], decompose(pull, anchors)[1]
 
     # Dividing by the largest component first avoids underflow for tiny forces.
@@ -122,6 +132,14 @@ def drift_cosine(updates: Tensor, anchors: Tensor, targets: Tensor, literal: boo
     movement, pull = F.normalize(updates / largest, dim=-1), F.normalize(pull, dim=-1)
     moving = movement.any(dim=-1) & pull.any(dim=-1)
     return (movement * pull).sum() / moving.sum().clamp_min(1)
+
+
+def drift_cosines(name: str, updates: Tensor, anchors: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    """Compute `drift_cosine` in its three readings, as `name`, `name_difference` and `name_target`."""
+    cosines = {name: drift_cosine(updates, anchors, targets)}
+    cosines[f"{name}_difference"] = drift_cosine(updates, anchors, targets, "difference")
+    cosines[f"{name}_target"] = drift_cosine(updates, anchors, targets, "target")
+    return cosines
 
 
 @torch.no_grad()
@@ -140,8 +158,8 @@ def drift_statistics(
 
     Here t is a text embedding, a its audio embedding, u the unit vector from t to a, and R the radius.
 
-    - `drift_cosine`: Result of the function `drift_cosine` for the update by text-to-audio InfoNCE, or by the SigLIP
-      loss if a bias is passed. `drift_cosine_literal`: the same with `literal=True`.
+    - `drift_cosine`, `drift_cosine_difference`, `drift_cosine_target`: Result of the function `drift_cosine`, in its
+      three readings, for the update by text-to-audio InfoNCE, or by the SigLIP loss if a bias is passed.
     - `push_parallel_norm`, `push_perpendicular_norm`: Norms of the InfoNCE push, summed over the negatives, parallel
       and perpendicular to u.
     - `ideal_progress`, `noise_penalty`: Mean change of the squared distance of a pair by one step of `learning_rate` on
@@ -152,8 +170,8 @@ def drift_statistics(
     - `radius_mean`, `radius_std`: Mean and standard deviation of R (SupCLAP fig. 3).
     - `svr_factor_mean`, `svr_factor_std`: Mean and standard deviation of 1 - R / ||a - t||, the factor by which SVR
       scales the perpendicular push (SupCLAP eq. 8). The factor is 1 for pairs with equal embeddings.
-    - `drift_cosine_svr`, `drift_cosine_svr_literal`: Drift cosines for the loss with the SVR term (SupCLAP eq. 6, 17,
-      18).
+    - `drift_cosine_svr`, `drift_cosine_svr_difference`, `drift_cosine_svr_target`: The same for the loss with the SVR
+      term (SupCLAP eq. 6, 17, 18).
 
     Args:
         audio_embeds: (N, d), unit norm.
@@ -185,8 +203,8 @@ def drift_statistics(
     def contrast(anchors: Tensor, decoupled: bool = False) -> Tensor:
         logits = logit_scale * anchors @ audio_embeds.T
         if logit_bias is not None:
-            return sigmoid_contrast(logits + logit_bias)
-        return softmax_contrast(logits, decoupled=decoupled)
+            return sigmoid_contrast(logits, logit_bias).mean()
+        return softmax_contrast(logits, decoupled=decoupled).mean()
 
     def svr_term(texts: Tensor) -> Tensor:
         assert radius is not None
@@ -203,8 +221,7 @@ def drift_statistics(
         "positive_similarity": cosines.diagonal().mean(),
     }
     for name, movement in updates.items():
-        statistics[name] = drift_cosine(movement, text_embeds, audio_embeds)
-        statistics[f"{name}_literal"] = drift_cosine(movement, text_embeds, audio_embeds, literal=True)
+        statistics |= drift_cosines(name, movement, text_embeds, audio_embeds)
     progress, penalty = distance_change(-updates["drift_cosine"], text_embeds, audio_embeds, learning_rate)
     statistics |= {"ideal_progress": progress.mean(), "noise_penalty": penalty.mean()}
     if radius is None:

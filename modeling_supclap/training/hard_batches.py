@@ -97,8 +97,9 @@ def order_by_captions(
         languages.append(language)
         texts.append(of_clip[min(number, len(of_clip) - 1)])
         groups.append(group_id(row, args.positives))
+    size = args.per_device_eval_batch_size
     embeds = encoding.encode_text(
-        model, texts, processor, languages, args.per_device_eval_batch_size, convert_to_tensor=True, device=args.device
+        model, texts, processor, language=languages, batch_size=size, convert_to_tensor=True, device=args.device
     )
     return HardBatches(
         broadcast(embeds).cpu().numpy(),

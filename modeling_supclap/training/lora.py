@@ -7,6 +7,7 @@ passes full dotted names to PEFT, because PEFT matches names by suffix, and "lay
 from __future__ import annotations
 
 import copy
+import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +17,6 @@ import torch
 from accelerate import init_empty_weights
 from peft import LoraConfig, PeftConfig, get_peft_model, get_peft_model_state_dict
 from peft.tuners.tuners_utils import BaseTunerLayer
-from peft.utils import ModulesToSaveWrapper
 from peft.utils.integrations import dequantize_module_weight
 from safetensors.torch import save_file
 from torch import nn
@@ -169,12 +169,20 @@ def merge_lora(model: SupCLAPModel) -> SupCLAPModel:
     if not getattr(model, "peft_config", None):
         raise ValueError("the model has no adapters to merge; call add_lora first")
 
+    # Modules of PEFT around one of the model's, with parts of their own: trained copies, trained tokens.
+    wrapped: list[str] = []
     for name, module in list(model.named_modules()):
-        if isinstance(module, ModulesToSaveWrapper):
-            model.set_submodule(name, module.modules_to_save[str(module.active_adapter)])
+        if name.startswith(tuple(wrapped)):
+            continue
+        if hasattr(module, "unload_and_optionally_merge_module"):
+            plain = module.unload_and_optionally_merge_module(merge=True, safe_merge=True, adapter_names=None)
+            wrapped.append(f"{name}.")
         elif isinstance(module, BaseTunerLayer):
             module.merge(safe_merge=True)
-            model.set_submodule(name, module.get_base_layer())
+            plain = module.get_base_layer()
+        else:
+            continue
+        model.set_submodule(name, plain)
 
     del model.peft_config
     # the flag of transformers for models with adapters
@@ -202,7 +210,9 @@ def merged_copy(
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     weights = {name: weight.detach() for name, weight in weights.items()}
-    of_base = {name.replace(".base_layer.", ".").replace(".original_module.", "."): w for name, w in weights.items()}
+    of_base = {
+        re.sub(r"\.(token_adapter\.)?(base_layer|original_module)\.", ".", name): weights[name] for name in weights
+    }
     with init_empty_weights():
         plain = SupCLAPModel(config)
     # first, because adapters may read these weights
@@ -248,17 +258,26 @@ def active_adapters(model: SupCLAPModel) -> list[str]:
 
 
 def unwrap_adapters(model: Any) -> Any:
-    """Return the model inside the wrapper of `peft.get_peft_model`, which keeps its adapters; others are unchanged.
+    """Return a model with adapters, without the wrapper of `peft.get_peft_model`.
 
     Raises:
-        ValueError: The adapters are prompts, which are not part of the model.
+        ValueError: The adapters are prompts, which are not part of the model, or they share weights between layers.
     """
-    if not hasattr(model, "get_base_model"):
-        return model
     prompts = [name for name, config in model.peft_config.items() if config.is_prompt_learning]
     if prompts:
         raise ValueError(f"the adapters {prompts} learn prompts, which a model cannot be saved with; use add_lora")
-    return model.get_base_model()
+    model = model.get_base_model() if hasattr(model, "get_base_model") else model
+
+    names: dict[int, str] = {}
+    for name, weight in model.state_dict().items():
+        first = names.setdefault(weight.data_ptr(), name)
+        if first != name and weight.data_ptr():  # 0 on the meta device
+            kinds = ", ".join(config.peft_type for config in model.peft_config.values())
+            raise ValueError(
+                f"the adapters ({kinds}) share a weight between layers, {first} and {name}, which the files of a "
+                "checkpoint cannot express; use adapters of separate weights, such as LoRA"
+            )
+    return model
 
 
 def save_adapter(model: SupCLAPModel, folder: str | Path) -> None:

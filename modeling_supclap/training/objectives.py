@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -22,21 +22,55 @@ from torch import Tensor, nn
 from ..losses.contrastive import info_nce, reweighted_info_nce, sigmoid_loss
 from ..losses.multilingual import DIRECTION_SCALE, by_language, cacl_loss, kcl_loss
 from ..losses.similarity import at_least_float32
-from ..losses.support_vector import (
-    DynamicRadius,
-    RelativeRadius,
-    StaticRadius,
-    info_nce_with_support_vectors,
-    positive_distance,
-    radius_constraint,
-    support_vector_loss,
-    support_vector_sigmoid_loss,
-)
+from ..losses.support_vector import DynamicRadius, Similarity, StaticRadius, positive_distance, supclap_loss
 from ..losses.temporal import teminal_a_weights, teminal_b_weights, temporal_nce
+from ..losses.tiles import map_rows
 from .options import LOSSES, MULTILINGUAL_LOSSES
 from .training_args import SupCLAPTrainingArguments
 
 Logs = dict[str, Tensor]
+
+
+class RelativeRadius(nn.Module):
+    """Radius equal to a fixed fraction of the distance between anchor and target.
+
+    This radius is for control experiments. It has no parameters and is not in the paper. The support vector is
+    (1 - ratio) anchor + ratio target. At ratio 0 it is the anchor, and the SVR term is InfoNCE in one direction. At
+    ratio 1 it is the target, and the term contrasts each target with all other targets.
+
+    >>> RelativeRadius(0.5)(torch.eye(2), torch.eye(2).flip(0))
+    tensor([0.7071, 0.7071])
+    """
+
+    def __init__(self, ratio: float) -> None:
+        super().__init__()
+        self.ratio = ratio
+
+    def forward(self, anchors: Tensor, targets: Tensor) -> Tensor:
+        """Return the radius of each anchor, (..., N), for embeddings of shape (..., N, d)."""
+        return self.ratio * positive_distance(anchors, targets)
+
+
+def radius_of_pairs(
+    radius: Any,
+    anchors: Tensor,
+    targets: Tensor,
+    logit_scale: Tensor,
+    group_ids: Tensor | None,
+    chunk_size: int | None,
+) -> Tensor:
+    """Compute the radius of each pair, (..., N), with a static, relative or dynamic radius module.
+
+    The other arguments are those of the loss.
+    """
+    if isinstance(radius, RelativeRadius):
+        return radius(anchors, targets)
+    if isinstance(radius, StaticRadius):
+        return radius.radius.expand(torch.broadcast_shapes(anchors.shape, targets.shape)[:-1])
+    with torch.set_grad_enabled(torch.is_grad_enabled() and not radius.detach_input):
+        select = partial(radius.select_inputs, group_ids=group_ids)
+        inputs = map_rows(select, anchors, targets, logit_scale, chunk_size)  # (..., N, num_similarities)
+    return radius.predict(inputs)
 
 
 class SupportVectorRegularizer(nn.Module):
@@ -61,7 +95,7 @@ class SupportVectorRegularizer(nn.Module):
         base: str = "infonce",
         alpha: float = 1.0,
         beta: float = 0.01,
-        similarity: str = "cosine",
+        similarity: Similarity = "cosine",
         decoupled: bool = False,
         constraint_gradients: bool = False,
     ) -> None:
@@ -97,56 +131,45 @@ class SupportVectorRegularizer(nn.Module):
         group_ids: Tensor | None,
         chunk_size: int | None,
         base_loss: Callable[[], Tensor],
-        is_info_nce: bool = False,
     ) -> tuple[Tensor, Logs]:
-        """Compute the regularized loss, `()`, and detached values to log, `{name: value}`.
+        """Compute the regularized loss, `()`, and values to log, `{name: value}`.
 
         The arguments are those of the base loss. `text_embeds` is `(N, d)`, or `(K, N, d)` for a multilingual loss.
-
-        Args:
-            base_loss: Function that computes the base loss, `()`.
-            is_info_nce: Whether the base loss is `info_nce` or `kcl_loss` of these arguments.
-                `info_nce_with_support_vectors` may then compute it together with the SVR terms, without `base_loss`.
+        `base_loss` is a function that computes the base loss, `()`.
         """
         if not self._has_started:
             self.start_radii(positive_distance(text_embeds.detach(), audio_embeds.detach()).mean())
 
-        pairs, radii = [], []
+        radii: dict[str, Tensor] = {}
         for direction in self.directions:
             pair = (text_embeds, audio_embeds) if direction == "t2a" else (audio_embeds, text_embeds)
             module = self.radius_of(direction)
-            assert isinstance(module, StaticRadius | DynamicRadius | RelativeRadius)
-            pairs.append(pair)
-            radii.append(module.in_tiles(*pair, logit_scale, group_ids, chunk_size))
+            radii[direction] = radius_of_pairs(module, *pair, logit_scale, group_ids, chunk_size)
 
-        options: dict[str, Any] = {"similarity": self.similarity, "group_ids": group_ids}
-        scale = DIRECTION_SCALE.get(self.base)
-        if is_info_nce and len(radii) == 2 and chunk_size is None and not self.decoupled:
-            losses = info_nce_with_support_vectors(*pairs[0], torch.stack(radii), logit_scale, **options)
-            losses = scale * losses if scale else losses
-            # (2, 2), rows InfoNCE and SVR
-            (base, svr), terms = losses.sum(dim=1), losses[1]
-        else:
-            options["chunk_size"] = chunk_size
-            loss: Callable[..., Tensor]
-            if self.base == "siglip":
-                assert logit_bias is not None
-                loss = partial(support_vector_sigmoid_loss, logit_bias=logit_bias, **options)
-            else:
-                loss = partial(support_vector_loss, decoupled=self.decoupled, **options)
-            terms = torch.stack([loss(*pair, radius, logit_scale) for pair, radius in zip(pairs, radii, strict=True)])
-            terms = scale * terms if scale else terms
-            base, svr = base_loss(), terms.sum()
-
-        total = base.add(svr, alpha=self.alpha)
-        logs: Logs = {f"loss_{self.base}": base.detach()}
-        for direction, pair, radius, term in zip(self.directions, pairs, radii, terms.detach(), strict=True):
+        scale = DIRECTION_SCALE.get(self.base, 1.0)
+        total, parts = supclap_loss(
+            audio_embeds,
+            text_embeds,
+            logit_scale,
+            radii.get("t2a"),
+            radii.get("a2t"),
+            alpha=scale * self.alpha,
+            beta=self.beta if isinstance(module, DynamicRadius) else 0.0,  # one kind in all directions
+            original=base_loss(),
+            logit_bias=logit_bias if self.base == "siglip" else None,
+            similarity=self.similarity,
+            decoupled=self.decoupled,
+            detach_distance=not self.constraint_gradients,
+            group_ids=group_ids,
+            chunk_size=chunk_size,
+            normalize=None,
+        )
+        logs: Logs = {f"loss_{self.base}": parts["original"]}
+        for direction, radius in radii.items():
             self.batch_radii[direction] = radius.detach()
-            logs |= {f"loss_svr_{direction}": term, f"radius_{direction}": self.batch_radii[direction].mean()}
-            if isinstance(self.radius_of(direction), DynamicRadius):
-                constraint = radius_constraint(*pair, radius, detach_distance=not self.constraint_gradients)
-                total = total + self.beta * constraint
-                logs[f"loss_constraint_{direction}"] = constraint.detach()
+            logs |= {f"loss_svr_{direction}": scale * parts[f"svr_{direction}"], f"radius_{direction}": radius.mean()}
+            if f"constraint_{direction}" in parts:
+                logs[f"loss_constraint_{direction}"] = parts[f"constraint_{direction}"]
         return total, logs
 
 
@@ -222,8 +245,7 @@ class ContrastiveObjective(nn.Module):
         inputs = audio_embeds, texts, logit_scale, logit_bias, group_ids, self.chunk_size
         base_loss = partial(self._base_loss, *inputs, negatives=negatives, negative_mask=negative_mask)
         if self.regularizer is not None:
-            is_info_nce = self.loss in ("infonce", "kcl") and negatives is None
-            total, logs = self.regularizer(*inputs, base_loss, is_info_nce=is_info_nce)
+            total, logs = self.regularizer(*inputs, base_loss)
         else:
             total = base_loss()
             logs = {f"loss_{self.loss}": total}
@@ -241,16 +263,16 @@ class ContrastiveObjective(nn.Module):
     ) -> Tensor:
         if self.loss == "siglip":
             assert bias is not None
-            return sigmoid_loss(audio, texts, scale, bias, groups, chunk, **negatives)
+            return sigmoid_loss(audio, texts, scale, bias, groups, chunk, normalize=None, **negatives)
         if self.loss == "reweighted":
             is_log = self.reweighting == "pull"
             weight = self.log_positive_weight.exp() if is_log else self.positive_weight
-            return reweighted_info_nce(audio, texts, scale, weight.squeeze(), groups, self.reweighting)
+            return reweighted_info_nce(audio, texts, scale, weight.squeeze(), groups, self.reweighting, None)
         if self.loss == "kcl":
-            return kcl_loss(audio, texts.transpose(0, 1), scale, groups, chunk)
+            return kcl_loss(audio, texts.transpose(0, 1), scale, groups, chunk, None)
         if self.loss == "cacl":
-            return cacl_loss(audio, texts[0], texts[1], scale, groups, chunk)
-        return info_nce(audio, texts, scale, groups, chunk, **negatives)
+            return cacl_loss(audio, texts[0], texts[1], scale, groups, chunk, None)
+        return info_nce(audio, texts, scale, groups, chunk, normalize=None, **negatives)
 
 
 class MatryoshkaObjective(nn.Module):
@@ -347,7 +369,7 @@ class TemporalObjective(nn.Module):
             # alphas apply to negatives only
             weights = torch.where(is_positive, weights.clamp_min(1), weights)
 
-        loss = temporal_nce(audio, text, logit_scale, weights, self.beta, groups)
+        loss = temporal_nce(audio, text, logit_scale, weights, self.beta, groups, normalize=None)
         return loss, {f"loss_teminal_{self.stage}": loss.detach()}
 
     def _weights(self, count: int, class_ids: Tensor | None) -> Tensor:
@@ -411,7 +433,7 @@ def build_objective(args: SupCLAPTrainingArguments) -> ContrastiveObjective:
         args.loss,
         args.svr_alpha,
         args.svr_beta,
-        args.svr_similarity,
+        cast(Similarity, args.svr_similarity),
         args.svr_decoupled,
         args.constraint_gradients,
     )

@@ -87,18 +87,26 @@ def captions_per_clip(
     return {"kcl": languages_per_clip or len(languages), "cacl": 2}.get(loss, 1) + negatives_per_clip
 
 
-def chance_loss(args: Any) -> float | None:
-    """Return the loss of random embeddings, or None if it is not known: 2 ln N for N clips in a global batch.
+def clips_per_batch(args: Any) -> int:
+    """Return the number of clips in a batch of all processes. A pair of sounds of TeminAL has 2 or 3 clips."""
+    clips_per_pair = {"a": 2, "b": 3}[args.stage] if isinstance(args, TemporalOptions) else 1
+    return int(clips_per_pair * args.train_batch_size * args.world_size)
 
-    The mean over both directions of `kcl` and `cacl` is ln N. Support vectors, negatives and nested widths add terms.
+
+def chance_loss(args: Any) -> float | None:
+    """Return the loss of random embeddings, or None if it is not known: 2 ln N for N clips in a batch.
+
+    `kcl` and `cacl` are means over both directions, ln N. Support vectors, negatives, nested widths and TeminAL's
+    alphas below 1 have other values.
     """
-    is_plain = isinstance(args, ContrastiveOptions) and args.svr == "none" and args.positives == "clip"
-    if not is_plain:
+    is_ours, is_temporal = isinstance(args, ContrastiveOptions), isinstance(args, TemporalOptions)
+    if not is_ours or args.negatives_per_clip or args.matryoshka_widths:
         return None
-    directions = {"infonce": 2, "kcl": 1, "cacl": 1}.get(args.loss)
-    if directions is None or args.negatives_per_clip or args.matryoshka_widths:
-        return None
-    return directions * math.log(args.train_batch_size * args.world_size)
+    if is_temporal:
+        directions = None if min(args.alphas.values()) < 1 else 1 + args.stage_beta
+    else:
+        directions = {"infonce": 2.0, "kcl": 1.0, "cacl": 1.0}.get(args.loss) if args.svr == "none" else None
+    return None if directions is None else directions * math.log(clips_per_batch(args))
 
 
 def get_default(option: Field[Any]) -> Any:

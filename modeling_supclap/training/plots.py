@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -33,7 +34,7 @@ Curve = tuple[str, Sequence[Sequence[Mapping[str, Any]]]]
 
 
 def plot_training_curves(log_history: Sequence[Mapping[str, Any]], path: str | Path, language: str = "eng") -> None:
-    """Plot loss, validation recall, temperature, radius and throughput over the training steps.
+    """Plot loss, validation recall with its chance level, temperature, radius and throughput over the training steps.
 
     Args:
         log_history: Training log, `trainer.state.log_history`.
@@ -57,11 +58,10 @@ def plot_training_curves(log_history: Sequence[Mapping[str, Any]], path: str | P
 def plot_drift(log_history: Sequence[Mapping[str, Any]], path: str | Path) -> None:
     """Plot the values logged by `callbacks.DriftCallback`, as in figures 1, 3 and 4 of the SupCLAP paper.
 
-    The first panel shows the drift cosine over the steps (1 means no drift). The second panel shows the same cosine
-    without projection, as in the paper's figure 1. The third panel shows the mean radius, if it was logged. The last
-    panel shows histograms of the cosine similarity of positive pairs at the start, middle and
-    end of the run. Each histogram contains a tenth of the logged batches. The arguments are as in
-    `plot_training_curves`.
+    The first three panels show the drift cosine over the steps (1 means no drift), each in one reading of the paper's
+    figure 1 (see `drift.drift_cosine`). The next panel shows the mean radius in the last batch before each log, if it
+    was logged. The last panel shows histograms of the cosine similarity of positive pairs at the start, middle and end
+    of the run. Each histogram contains a tenth of the logged batches. The arguments are as in `plot_training_curves`.
 
     Raises:
         ValueError: The log contains no drift values.
@@ -71,8 +71,9 @@ def plot_drift(log_history: Sequence[Mapping[str, Any]], path: str | Path) -> No
         raise ValueError(f"the {len(log_history)} entries of the log contain no drift_cosine; train with track_drift")
     panels: dict[str, dict[str, Curve]] = {}
     for title, suffix in (
-        ("drift (cosine of update and pull)", ""),
-        ("drift, not projected (SupCLAP fig. 1)", "_literal"),
+        ("drift, along the sphere (SupCLAP fig. 1)", ""),
+        ("drift, along a - t", "_difference"),
+        ("drift, along a+ (eq. 4)", "_target"),
     ):
         for name, label in _DRIFT_CURVES.items():
             if f"{name}{suffix}" in tracked[0]:
@@ -86,6 +87,28 @@ def plot_drift(log_history: Sequence[Mapping[str, Any]], path: str | Path) -> No
     for label, first in (("start", 0), ("middle", (len(tracked) - window) // 2), ("end", len(tracked) - window)):
         pairs[label] = "positive_similarity_histogram", [tracked[first : first + window]]
     plot_runs(panels, path)
+
+
+def epoch_means(log_history: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
+    """Average logged values over each epoch, as in figure 3 of the SupCLAP paper.
+
+    Returns:
+        Log entries `{"step": last step of the epoch, "epoch_NAME": mean}` for each name and epoch that has been logged.
+
+    >>> first, second = {"step": 1, "epoch": 0.5, "R": 1.0}, {"step": 2, "epoch": 1.0, "R": 0.5}
+    >>> epoch_means([first, second, {"step": 3, "epoch": 1.5, "R": 0.25}], ["R"])
+    [{'step': 2, 'epoch_R': 0.75}, {'step': 3, 'epoch_R': 0.25}]
+    """
+    means = []
+    for name in names:
+        epochs: dict[int, list[Mapping[str, Any]]] = {}
+        for entry in log_history:
+            if name in entry:
+                epochs.setdefault(math.ceil(entry["epoch"]), []).append(entry)
+        for entries in epochs.values():
+            mean = np.mean([entry[name] for entry in entries])
+            means.append({"step": entries[-1]["step"], f"epoch_{name}": float(mean)})
+    return means
 
 
 def plot_runs(panels: Mapping[str, Mapping[str, Curve]], path: str | Path) -> None:
@@ -149,7 +172,10 @@ def _draw_curve(axes: Axes, label: str, key: str, logged: Sequence[Sequence[Any]
     for entries in logged:
         values.append([entry[key] for entry in entries[: len(steps)]])
     by_seed = np.array(values)  # (seeds, length)
-    axes.plot(steps, by_seed.mean(axis=0), marker="." if len(steps) < 40 else None, label=label)
+    (line,) = axes.plot(steps, by_seed.mean(axis=0), marker="." if len(steps) < 40 else None, label=label)
+    if f"{key}_chance" in shortest[-1]:
+        level = shortest[-1][f"{key}_chance"]
+        axes.axhline(level, color=line.get_color(), linestyle=":", label=f"chance of {label}")
 
     if has_seeds:
         axes.fill_between(steps, by_seed.min(axis=0), by_seed.max(axis=0), alpha=0.15)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,10 +29,12 @@ class UsableRows:
     Attributes:
         rows: Map-style dataset in the format of `schema.Row` without unusable recordings, or a `RowStream`.
         described: Rows with the clip ids and captions that identify the data. None: `rows`.
+        left_out: Ids of the clips with unusable recordings, which `rows` lacks.
     """
 
     rows: Any
     described: Any = None
+    left_out: Sequence[str] = ()
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -73,10 +75,19 @@ def make_usable(rows: Any, args: SupCLAPTrainingArguments, processor: SupCLAPPro
     if isinstance(rows, RowStream):
         return UsableRows(rows)
 
-    usable = filter_bad_audio(as_plain_rows(rows, args), args, min_seconds(processor))
+    plain = as_plain_rows(rows, args)
+    usable = filter_bad_audio(plain, args, min_seconds(processor))
     if args.positives == "clip" and args.process_index == 0:
         warn_of_shared_captions(usable)
-    return UsableRows(usable)
+    return UsableRows(usable, left_out=list_left_out(plain, usable))
+
+
+def list_left_out(rows: Any, usable: Any) -> list[str]:
+    """Return the ids of the rows that `filter_bad_audio` has removed."""
+    if len(rows) == len(usable):
+        return []
+    ids = {row["clip_id"] for row in without_audio(usable)}
+    return [row["clip_id"] for row in without_audio(rows) if row["clip_id"] not in ids]
 
 
 def plain_rows(usable: Any) -> Any:

@@ -45,6 +45,7 @@ from .callbacks import (
     LanguageErrorsCallback,
     LineCallback,
     SigtermCallback,
+    StartCallback,
     SupCLAPProgressCallback,
     ThroughputCallback,
     UntrainedCallback,
@@ -64,6 +65,7 @@ from .collator import EvaluationCollator, IndexedRows, TrainingCollator
 from .contrastive_module import ContrastiveModule
 from .drift import perpendicular_components, radius_by_hard_negatives
 from .objectives import MatryoshkaObjective, SupportVectorRegularizer, build_objective, load_objective, start_radii
+from .options import chance_loss
 from .parameter_groups import as_rates, decays, split_by_rate
 from .rows import as_plain_rows, dataset_names, make_usable, plain_rows, read_in_epochs, record_of
 from .training_args import SupCLAPTrainingArguments
@@ -115,7 +117,7 @@ class SupCLAPTrainer(Trainer):
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[Any, Any] = (None, None),
     ) -> None:
-        if hasattr(model, "get_base_model"):  # of `peft.get_peft_model`
+        if getattr(model, "peft_config", None):
             from .lora import unwrap_adapters
 
             model = unwrap_adapters(model)
@@ -215,7 +217,7 @@ class SupCLAPTrainer(Trainer):
         self, args: Any, collator: TrainingCollator, epochs: Sequence[Any], own: Sequence[TrainerCallback]
     ) -> list[TrainerCallback]:
         """Return the callbacks of this trainer and `own`, those of the user. `epochs` are told the epoch."""
-        built: list[TrainerCallback] = [EpochCallback(collator, *epochs), self._best, *own]
+        built: list[TrainerCallback] = [StartCallback(), EpochCallback(collator, *epochs), self._best, *own]
         if args.ema_decay is not None:
             built.append(self._ema)
         if args.early_stopping_patience is not None:
@@ -241,7 +243,8 @@ class SupCLAPTrainer(Trainer):
         has_bar = self.pop_callback(ProgressCallback) is not None and sys.stderr.isatty()
         # without bars, this callback would print all 40 values of a log
         self.pop_callback(PrinterCallback)
-        self.add_callback(SupCLAPProgressCallback() if has_bar else LineCallback())
+        chance = None if self.has_own_objective else chance_loss(args)
+        self.add_callback(SupCLAPProgressCallback() if has_bar else LineCallback(chance))
 
     def _metrics_of(self, rows: IndexedRows) -> Callable[[Any], dict[str, float]]:
         """Build `compute_metrics` for a split: retrieval metrics, and those of `drift` on all of its pairs."""
@@ -666,6 +669,8 @@ class SupCLAPTrainer(Trainer):
         if self.args.should_save:
             output = Path(self.args.output_dir or ".")
             self._frozen = write_frozen(Path(folder), output, weights, frozen, self._frozen) if frozen else {}
+            if self.args.push_to_hub:  # the Trainer uploads the weights from `output`
+                self.clap.save_code(output)
             self.clap.config.save_pretrained(folder)
             apply_umask(folder)
             if getattr(self.clap, "peft_config", None):

@@ -60,11 +60,13 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
     Attributes:
         training_data: Name and options of the training data, recorded by the recipes. A resumed run must use the same
             data.
+        selection_split: Name of the split that is evaluated during training, for the log; set by the recipes.
     """
 
     dataloader_pin_memory: bool = field(default_factory=torch.cuda.is_available)
     dataloader_persistent_workers: bool = True
     training_data: dict[str, Any] | None = field(default=None, init=False)
+    selection_split: str = field(default="validation", init=False)
 
     def __post_init__(self) -> None:
         self._set_metric_direction()

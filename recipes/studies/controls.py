@@ -33,7 +33,6 @@ class ShuffledRegularizer(SupportVectorRegularizer):
         group_ids: Tensor | None,
         chunk_size: int | None,
         base_loss: Callable[[], Tensor],
-        is_info_nce: bool = False,
     ) -> tuple[Tensor, Logs]:
         """Compute the regularized loss, `()`, and the values to log, `{name: value}`."""
         if not self._has_started:
@@ -46,9 +45,9 @@ class ShuffledRegularizer(SupportVectorRegularizer):
             pair = (text_embeds, audio_embeds)
             anchors, targets = pair if direction == "t2a" else pair[::-1]
             others = targets.roll(1, 0)  # the target of the previous pair of the batch
-            radius = module.in_tiles(anchors, targets, logit_scale, group_ids)
+            radius = module(logit_scale * similarity_matrix(anchors, targets), group_ids)
             supports = support_vectors(anchors, others, radius)
-            term = softmax_contrast(logit_scale * similarity_matrix(supports, targets), group_ids)
+            term = softmax_contrast(logit_scale * similarity_matrix(supports, targets), group_ids).mean()
             constraint = radius_constraint(anchors, others, radius)
             total = total + self.alpha * term + self.beta * constraint
             logs |= {f"loss_svr_{direction}": term, f"radius_{direction}": radius.detach().mean()}

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import yaml
 from transformers import BertConfig
@@ -98,7 +99,7 @@ def find_effect(claim: Mapping[str, Any], rows: Mapping[str, Any], column: str) 
     row, baseline = rows[claim["row"]], claim["baseline"]
     score = row["scores"][column]
     if baseline == row["baseline"]:
-        return Cell(sum(score["differences"]) / len(score["differences"]), score["low"], score["high"])
+        return Cell(float(np.mean(score["differences"])), score["low"], score["high"])
     others = [baseline] * len(score["values"])
     if baseline in rows:
         others = rows[baseline]["scores"][claim.get("from", column)]["values"]

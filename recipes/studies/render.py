@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from modeling_supclap.datasets_scripts.builders.recordings import listing
 from modeling_supclap.metrics.comparison import Cell
 from modeling_supclap.recipes.result_tables import find_metric, format_heading, html_page, markdown_lines
 
@@ -25,7 +28,7 @@ def format_score(column: str, score: Mapping[str, Any]) -> str:
     parts = [Cell(score["mean"], std=score.get("std")).format(metric)]
     differences = score.get("differences")
     if differences:
-        mean = sum(differences) / len(differences)
+        mean = float(np.mean(differences))
         up = sum(difference > 0 for difference in differences)
         text = Cell(mean, score.get("low"), score.get("high")).format(metric, signed=True)
         parts.append(f"{text}, {up} of {len(differences)} up")
@@ -91,6 +94,8 @@ def caption(content: Mapping[str, Any]) -> str:
             if overlap.get(kind):
                 trained = f"{overlap[kind]:,} of {overlap['clips']:,} clips of {row['dataset']}"
                 overlaps[f" **Trained on**: {trained} are in the training data of {row['model']} and {what}."] = None
+        for split, clips in row.get("left_out", {}).items():
+            overlaps[f" **Left out**: {len(clips):,} unusable recordings of {split} ({listing(clips)})."] = None
     text += "".join(overlaps)
     if any(row.get("cost") for row in rows):
         text += " Captions: number of captions that the text encoder embeds in training. Seconds: processor time."

@@ -64,7 +64,8 @@ def gather(
 
     Returns a dict with "table", "title", "claim", "scale", "settings", "versions", "rows" and, for a table with example
     captions, "cases" (see `tabulate_cases`). A row is a dict with "row", "model", "dataset", "baseline", "seeds",
-    "cost" (see `get_cost`), "overlap" (see `count_overlap`) and "scores", `{column: score}`. A score is a dict with:
+    "cost" (see `get_cost`), "overlap" (see `count_overlap`), "left_out", `{split: ids of unusable clips}` of the first
+    seed, and "scores", `{column: score}`. A score is a dict with:
 
     - "values", "mean" and "std": One value per seed, their mean and sample standard deviation (None for one seed).
     - "chance" and "order_blind": The scores at chance and of a model that ignores order, if known.
@@ -104,6 +105,7 @@ def gather(
         about: dict[str, Any] = {"row": row.name, "model": row.model, "dataset": row.dataset, "seeds": list(runs)}
         about["baseline"] = row.baseline if baseline else None
         about["overlap"] = count_overlap(first[row.model])
+        about["left_out"] = first[row.model].content["left_out"]
         lines.append({**about, "cost": get_cost(list(runs.values())), "scores": scores})
 
     content: dict[str, Any] = {"table": name, "scale": args.scale, "settings": options.as_mapping(args.settings)}

@@ -22,27 +22,33 @@ if TYPE_CHECKING:
 def load_run(run: Sequence[Step]) -> Run:
     """Load the results of a run, and the log of its last training (in post-training, stage B).
 
-    The section "training" of the results comes from the last training. If the results contain the cosines of matching
-    test pairs, their histogram is appended to the log.
+    The section "training" of the results comes from the last training. "left_out" contains the ids of the clips with
+    unusable recordings, for each split that a step has read. The mean radii of each epoch are appended to the log and,
+    if the results contain the cosines of matching test pairs, their histogram.
     """
     import torch
 
     from modeling_supclap.evaluation.results import Results
     from modeling_supclap.training.drift import similarity_histogram
+    from modeling_supclap.training.plots import epoch_means
 
     log: list[dict[str, Any]] = []
     training: dict[str, Any] = {}
+    left_out: dict[str, list[str]] = {}
     for step in run:
         if step.recipe == "negatives":  # writes a table, and no results
             continue
         results = Results.load(step.folder)
         training = results.content.get("training") or training
+        for split, clips in results.content.get("left_out", {}).items():
+            left_out[f"{step.settings.get('dataset', 'synthetic')} {split}"] = clips
         for folder in (step.folder, step.folder / "stage_b"):
             path = folder / "trainer_state.json"
             if path.is_file():
                 log = json.loads(path.read_text(encoding="utf-8"))["log_history"]
 
-    results.content["training"] = training
+    results.content |= {"training": training, "left_out": {name: clips for name, clips in left_out.items() if clips}}
+    log += epoch_means(log, ("radius_t2a", "radius_a2t"))
     cosines = results.arrays.get("similarity/eng/positive")
     if cosines is not None:
         histogram = similarity_histogram(torch.from_numpy(cosines).float())

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from processes import run_processes
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 HERE = Path(__file__).parent
 
 

@@ -89,10 +89,20 @@ def test_the_copies_share_no_tensors(clap):
     assert clap.config.text_config.vocab_size == 300
 
 
+def of_clap(**changes):
+    """Return a model of the towers of CLAP with another configuration."""
+    config = supclap_from_clap(builders.clap_model()).config
+    for name, value in changes.items():
+        setattr(config, name, value)
+    return SupCLAPModel(config)
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [
         (builders.supclap_model, "'ced', 'bert'.*'clap_audio_model'"),
+        (lambda: of_clap(text_pooling="mean"), "'mean', None.*'pooler', None"),
+        (lambda: of_clap(logit_bias=-10.0), r"'pooler', -10\.0.*'pooler', None"),
         (lambda: add_lora(supclap_from_clap(builders.clap_model())), "ClapModel.*audio_model"),
     ],
 )

@@ -30,7 +30,8 @@ def test_each_kind_is_recognised(tmp_path):
     assert find_kind(str(builders.save_supclap(tmp_path / "ours"))) == "supclap"
     assert find_kind(str(builders.save_clap(tmp_path / "clap"))) == "clap"
     for model_type in ("pe_audio", "pe_audio_video"):
-        assert find_kind(write(tmp_path / "pe", "config.json", {"model_type": model_type})) == "pe_audio"
+        with pytest.raises(ValueError, match=r"examples/pe_av\.py"):
+            find_kind(write(tmp_path / "pe", "config.json", {"model_type": model_type}))
     write(tmp_path / "st", "config.json", {"model_type": "embedding_gemma2"})
     assert find_kind(write(tmp_path / "st", "modules.json", [])) == "sentence_transformers"
     # A model of ours that is saved for sentence-transformers stays ours.
@@ -107,8 +108,9 @@ def test_other_families_of_sentence_transformers_are_refused(tmp_path):
 
 @pytest.mark.parametrize("load", [load_start, load_processor])
 def test_a_model_that_only_embeds_cannot_start_a_training(tmp_path, load):
-    folder = write(tmp_path / "pe", "config.json", {"model_type": "pe_audio"})
-    with pytest.raises(ValueError, match=r"pe_audio.*not trained"):
+    write(tmp_path / "st", "config.json", {"model_type": "embedding_gemma2"})
+    folder = write(tmp_path / "st", "modules.json", [])
+    with pytest.raises(ValueError, match=r"sentence_transformers.*not trained"):
         load(folder)
 
 

@@ -63,7 +63,7 @@ def test_the_published_size_fits_to_the_last_tensor(monkeypatch):
         (put("audio_branch.logmel_extractor.melW", None), "melW.*None"),
         (put("audio_branch.extra", torch.ones(1)), "audio_model.audio_encoder.extra"),
         (put("logit_scale_t", None), "logit_scale_t"),
-        (put("audio_branch.conv_block1.conv1.weight", torch.ones(1)), "PANN"),
+        (put("audio_branch.conv_block1.conv1.weight", torch.ones(1)), "conv_block1"),
         (put("text_branch.embeddings.word_embeddings.weight", torch.ones(9, 60)), r"\b60\b"),
         (put("audio_branch.layers.1.blocks.0.attn.relative_position_bias_table", None), "layers.1.blocks.0.attent"),
     ],

@@ -5,6 +5,7 @@ import math
 import published_layouts as published
 import pytest
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from published_layouts import put
 
 from modeling_supclap import CEDConfig, CEDModel, SonarTextModel, SupCLAPConfig, SupCLAPModel
@@ -93,13 +94,12 @@ def test_temperature_becomes_a_logarithm(temperature):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (put("temperature", None), "'temperature'.*None"),
-        (put("temperature", torch.tensor(-0.1)), "'temperature'"),
-        (put("temperature", torch.tensor(torch.nan)), "'temperature'"),
-        (put("temperature", torch.ones(2)), "'temperature'"),
+        (put("temperature", None), "lacks temperature"),
+        (put("temperature", torch.tensor(-0.1)), "temperature"),
+        (put("temperature", torch.tensor(torch.nan)), "temperature"),
         (put("audio_proj.0.weight", None), "audio_proj.0.weight"),
         (put("text_proj.3.bias", torch.ones(16)), "text_proj.3.bias"),
-        (put("text_proj.0.weight", torch.ones(16, 60)), r"text_projection.linear1.weight \(16, 60\).*\(16, 64\)"),
+        (put("text_proj.0.weight", torch.ones(16, 60)), r"text_projection.linear1.weight: \(16, 60\) for \(16, 64\)"),
         (put("audio_encoder.model.norm.bias", None), "CEDModel.*1"),
         (put("audio_encoder.model.front_end.0.spectrogram.window", None), "front_end.0.spectr"),
         (put("text_encoder.model.layer_norm.bias", None), "SonarTextModel.*1"),
@@ -108,5 +108,5 @@ def test_temperature_becomes_a_logarithm(temperature):
 def test_tensors_that_do_not_fit_are_rejected(change, message):
     tensors = checkpoint()
     change(tensors)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, StrictDataclassError), match=message):
         supclap_from_ml_clap(tensors, "the file")

@@ -1,9 +1,8 @@
 """OpenCLIP's format: embeddings equal those of OpenCLIP, unknown fields are refused, and saving is the inverse."""
 
 import json
+import os
 import shutil
-import sys
-import types
 
 import builders
 import numpy as np
@@ -16,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel, BertConfig, BertModel
 
 from modeling_supclap import CEDModel, SupCLAPModel, SupCLAPProcessor
-from modeling_supclap.conversion import load_open_clip, open_clip, read_checkpoint, save_conversion, save_open_clip
+from modeling_supclap.conversion import load_open_clip, read_checkpoint, save_conversion, save_open_clip
 from modeling_supclap.conversion.files import is_open_clip_audio
 from modeling_supclap.conversion.layouts import convert_checkpoint
 from modeling_supclap.conversion.open_clip import extractor_from_audio_cfg
@@ -68,6 +67,13 @@ MEL = {
     100: [-26.149, -22.0098, 39.4675, -27.9859, 32.7263, -69.4208, -79.2969, -86.6317, -95.4004, -100],
     200: [22.9261, 23.2074, 33.3383, 9.6004, 10.2383, 14.7523, 0.7718, 10.4373, -4.6859, -8.9795],
 }
+# A spectrogram in float32 differs from one in float64 by at most this fraction of the amplitude of the frame (-114
+# dB): the mel filters are rounded to 6e-6, and a Fourier transform to 4e-7. So bands that far below the peak contain
+# rounding errors, which differ between processors.
+FLOAT32_NOISE = 2e-6
+# Largest difference of embeddings, by the length of the clip. The first two have such bands: between an AMD and an
+# Intel processor, their embeddings differ by up to 7e-4. The shortest has energy in all bands.
+ATOL = {96_000: 2e-3, 17_760: 2e-3, 600: 1e-5}
 
 
 @pytest.fixture(scope="module")
@@ -81,9 +87,9 @@ def saved(tmp_path_factory):
 def test_embeddings_equal_those_of_openclip(saved, name):
     model = load_embedding_model(saved[name][0], device="cpu")
     found = model.encode_audio([folders.wave(samples) for samples in CLIPS], 8)
-    for row, expected in zip(found, AUDIO[name], strict=True):
+    for row, expected, samples in zip(found, AUDIO[name], CLIPS, strict=True):
         if expected is not None:
-            np.testing.assert_allclose(row[:8], expected, atol=1e-5)
+            np.testing.assert_allclose(row[:8], expected, atol=ATOL[samples])
     if name in TEXT:
         np.testing.assert_allclose(model.encode_text(CAPTIONS, "eng", 8)[:, :8], TEXT[name], atol=1e-5)
     assert (model.chunk_seconds, model.sampling_rate_hz) == (30, 48_000)
@@ -96,24 +102,88 @@ def test_logits_equal_those_of_openclip(saved):
     )
     with torch.no_grad():
         logits = model(**inputs).logits_per_audio
-    torch.testing.assert_close(logits, torch.tensor(LOGITS_A), atol=2e-4, rtol=0)
+    for found, expected, samples in zip(logits, LOGITS_A, CLIPS, strict=True):
+        atol = 20 * ATOL[samples]  # the temperature is 1 / 20
+        torch.testing.assert_close(found, torch.tensor(expected), atol=atol, rtol=0)
+
+
+def mel_filters(extractor) -> np.ndarray:
+    """Return HTK triangles of height 1 by their formula in float64, (bins, bands)."""
+    low, high = (2595 * np.log10(1 + hz / 700) for hz in (extractor.f_min, extractor.f_max))
+    edges = 700 * (10 ** (np.linspace(low, high, extractor.feature_size + 2) / 2595) - 1)
+    hz = np.fft.rfftfreq(extractor.n_fft, 1 / extractor.sampling_rate)[:, None]
+    rising = (hz - edges[:-2]) / np.diff(edges)[:-1]
+    falling = (edges[2:] - hz) / np.diff(edges)[1:]
+    return np.maximum(0, np.minimum(rising, falling))
+
+
+def hann(samples: int) -> np.ndarray:
+    """Return the periodic Hann window by its formula in float64."""
+    return 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(samples) / samples)
+
+
+def mirrored(extractor, samples: int) -> np.ndarray:
+    """Return a clip of `folders.wave` in float64, at least one window long, mirrored by half a window at both ends."""
+    clip = folders.wave(samples).astype(np.float64)
+    clip = np.pad(clip, (0, max(0, extractor.n_fft - samples)))
+    return np.pad(clip, extractor.n_fft // 2, mode="reflect")
+
+
+def spectrogram(extractor, samples: int) -> tuple[np.ndarray, np.ndarray]:
+    """Compute OpenCLIP's spectrogram in float64: mel levels in decibels (bands, T), and the amplitude of each frame."""
+    frames = np.lib.stride_tricks.sliding_window_view(mirrored(extractor, samples), extractor.n_fft)
+    power = np.abs(np.fft.rfft(frames[:: extractor.hop_size] * hann(extractor.n_fft))) ** 2  # (T, bins)
+    mel = np.maximum(power @ mel_filters(extractor), 1e-10)
+    return 10 * np.log10(mel).T, np.sqrt(power.sum(axis=1))
+
+
+def amplitudes(decibels) -> np.ndarray:
+    """Convert levels in decibels to amplitudes in float64."""
+    return 10 ** (np.asarray(decibels, np.float64) / 20)
+
+
+@pytest.mark.parametrize("samples", CLIPS)
+def test_the_formula_of_spectrograms_is_that_of_openclip(monkeypatch, samples):
+    """In float64, with filters in float64: 1e-9 dB in bands that are up to 100 dB below the peak."""
+    extractor = extractor_from_audio_cfg({})
+    filters = np.repeat(mel_filters(extractor), 2, axis=0).T  # real and imaginary parts
+    exact = torch.from_numpy(hann(1024)), [(0, 0, torch.from_numpy(filters))]
+    monkeypatch.setattr("modeling_supclap.feature_extraction_ced._front_end", lambda *settings: exact)
+    found = extractor._log_mel(torch.from_numpy(mirrored(extractor, samples)))
+    expected, frame_amplitude = spectrogram(extractor, samples)
+    assert found.dtype == torch.float64
+    differences = np.abs(amplitudes(found) - amplitudes(expected))
+    assert (differences / frame_amplitude).max() < 1e-14
+
+
+@pytest.mark.parametrize("samples", CLIPS)
+def test_spectrograms_in_float32_equal_the_formula(samples):
+    extractor = extractor_from_audio_cfg({})
+    found = extractor(folders.wave(samples), sampling_rate=48_000)["input_features"][0]
+    expected, frame_amplitude = spectrogram(extractor, samples)
+    assert found.shape == expected.shape == (64, 1 + max(samples, 1024) // 480)
+    differences = np.abs(amplitudes(found) - amplitudes(expected))
+    assert (differences / frame_amplitude).max() < FLOAT32_NOISE
 
 
 def test_spectrograms_equal_those_of_openclip():
     extractor = extractor_from_audio_cfg({})
     mel = extractor(folders.wave(96_000), sampling_rate=48_000)["input_features"][0]
-    assert mel.shape == (64, 201)
+    _, frame_amplitude = spectrogram(extractor, 96_000)
     for frame, expected in MEL.items():
-        np.testing.assert_allclose(mel[BANDS, frame], expected, atol=1e-3)
-    assert abs(mel.mean() - -43.43346) < 1e-3
+        # both are in float32, and the golden values have four decimals
+        atol = 2 * FLOAT32_NOISE * frame_amplitude[frame]
+        np.testing.assert_allclose(amplitudes(mel[BANDS, frame]), amplitudes(expected), atol=atol, rtol=1e-5)
+    # 44 % of the bands are so far below the peak that their level is that of rounding errors
+    assert abs(mel.mean() - -43.43346) < 0.1
     assert (extractor(np.zeros(48_000, np.float32), sampling_rate=48_000)["input_features"] == -100).all()
 
 
 def test_a_clip_below_one_window_is_padded_with_zeros_on_the_device_too():
     extractor = extractor_from_audio_cfg({})
-    clips = [folders.wave(600), folders.wave(3000)]
+    clips = [builders.noise(600), builders.noise(3000)]  # with energy in all bands
     expected = extractor(clips, sampling_rate=48_000, return_tensors="pt")
-    waveforms = extractor.as_waveforms(clips, 48_000)
+    waveforms = extractor.extend(clips)
     samples = torch.zeros(2, 3000)
     for row, waveform in zip(samples, waveforms, strict=True):
         row[: len(waveform)] = torch.from_numpy(waveform)
@@ -386,7 +456,8 @@ def test_a_converted_folder_loads_with_from_pretrained(saved, tmp_path):
     processor = SupCLAPProcessor.from_pretrained(tmp_path / "out")
     clips = [folders.wave(samples) for samples in (96_000, 600)]
     found = model.encode_audio(clips, processor, sampling_rate=48_000)
-    np.testing.assert_allclose(found[:, :8], [AUDIO["C"][0], AUDIO["C"][2]], atol=1e-5)
+    np.testing.assert_allclose(found[0, :8], AUDIO["C"][0], atol=ATOL[96_000])
+    np.testing.assert_allclose(found[1, :8], AUDIO["C"][2], atol=ATOL[600])
 
 
 WEIGHTS = {
@@ -439,6 +510,7 @@ print(processor.tokenizer("w7")["input_ids"], model.config.name_or_path)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_a_model_of_the_hub_is_loaded_and_then_used_offline(saved, tmp_path):
     big = b"not to be downloaded"
@@ -457,17 +529,13 @@ def test_a_model_of_the_hub_is_loaded_and_then_used_offline(saved, tmp_path):
 
 
 def test_the_comparison_with_openclip(saved):
+    """OPEN_CLIP_FOLDER may name a published model, such as a download of laion/clap2-large-audioxl-s1B."""
     pytest.importorskip("open_clip", minversion="4.2.0.dev0")
-    for name, (folder, _) in saved.items():
-        found = open_clip.compare_with_open_clip(folder, *load_open_clip(folder))
-        assert found["tokens"], name
-        assert min(found["audio"], found["text"]) > 1 - 1e-6, name
-
-
-def test_an_openclip_without_audio_is_refused(saved, monkeypatch):
-    monkeypatch.setitem(sys.modules, "open_clip", types.SimpleNamespace(__version__="3.3.0"))
-    with pytest.raises(ImportError, match=r"3\.3\.0"):
-        open_clip.compare_with_open_clip(saved["A"][0], *load_open_clip(saved["A"][0]))
+    published = os.environ.get("OPEN_CLIP_FOLDER", "").split()
+    for folder in [*(folder for folder, _ in saved.values()), *published]:
+        found = folders.compare_with_open_clip(folder, *load_open_clip(folder))
+        assert found["tokens"], folder
+        assert min(found["audio"], found["text"]) > 1 - 1e-6, folder
 
 
 @pytest.mark.parametrize(

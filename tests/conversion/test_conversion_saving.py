@@ -45,6 +45,7 @@ def test_a_whole_model_with_its_processor(tmp_path, conversion):
         "sha256": "0" * 64,
         "layout": "ML-CLAP",
         "license": "cc-by-nc-4.0",
+        "base_model": "",
         "tensors": 19,
         "parameters": sum(parameter.numel() for parameter in model.text_model.parameters()),
     }
@@ -71,16 +72,15 @@ TOWERS = [("ML-CLAP", "mean"), ("MS-CLAP 2022", "cls"), ("MS-CLAP 2023", "last")
 
 @pytest.mark.parametrize(("name", "pooling"), TOWERS)
 @pytest.mark.parametrize("part", ["audio", "text"])
-def test_a_single_tower_can_be_used_in_another_model(tmp_path, name, pooling, part):
-    conversion = convert_checkpoint(checkpoint(CHECKPOINTS[name]()), part=part)
-    tokenizer = builders.nllb_tokenizer() if (name, part) == ("ML-CLAP", "text") else None
-    save_conversion(conversion, tmp_path / part, tokenizer, verify=True)
+def test_a_tower_can_be_used_in_another_model(tmp_path, name, pooling, part):
+    conversion = convert_checkpoint(checkpoint(CHECKPOINTS[name]()))
+    save_conversion(conversion, tmp_path / part, verify=True)
     other = "text" if part == "audio" else "audio"
     builders.supclap_model().get_submodule(f"{other}_model").save_pretrained(tmp_path / other)
     joined = SupCLAPModel.from_encoders(str(tmp_path / "audio"), str(tmp_path / "text"), text_pooling=pooling)
-    tower = joined.get_submodule(f"{part}_model")
-    assert type(tower) is type(conversion.model)
-    torch.testing.assert_close(tower.state_dict(), conversion.model.state_dict(), atol=0, rtol=0)
+    tower, expected = (model.get_submodule(f"{part}_model") for model in (joined, conversion.model))
+    assert type(tower) is type(expected)
+    torch.testing.assert_close(tower.state_dict(), expected.state_dict(), atol=0, rtol=0)
 
 
 def test_a_clap_is_verified(tmp_path):
@@ -142,7 +142,7 @@ def test_a_lost_weight_is_found(tmp_path, conversion):
 def test_damaged_weights_are_found(tmp_path, conversion, value):
     with torch.no_grad():
         conversion.model.audio_model.norm.bias[0] = value
-    with pytest.raises(ValueError, match=r"audio embedding.*finite"):
+    with pytest.raises(ValueError, match=r"audio embedding|audio_model\.norm\.bias"):
         save_conversion(conversion, tmp_path / "out", verify=True)
     assert list(tmp_path.iterdir()) == []
 
@@ -161,8 +161,7 @@ def test_another_configuration_is_found(tmp_path, conversion):
 
 
 @pytest.mark.parametrize(
-    ("config", "message"),
-    [({"vocab_size": 100}, r"\b100\b"), ({"pad_token_id": 3}, r"\b1\b.*\b3\b"), ({"vocab_size": 256_206}, "256047")],
+    ("config", "message"), [({"pad_token_id": 3}, r"\b1\b.*\b3\b"), ({"vocab_size": 256_206}, "256047")]
 )
 def test_another_tokenizer_is_refused(tmp_path, conversion, config, message):
     model = published.build_on_meta(SupCLAPModel)(builders.supclap_config(builders.sonar_config(**config)))
@@ -172,7 +171,7 @@ def test_another_tokenizer_is_refused(tmp_path, conversion, config, message):
 
 
 def test_an_audio_tower_with_a_tokenizer_is_an_error(tmp_path):
-    audio = convert_checkpoint(checkpoint(published.small_ml_clap()), part="audio")
+    audio = convert_checkpoint(checkpoint(CHECKPOINTS["CED"]()))
     with pytest.raises(ValueError, match="CEDModel"):
         save_conversion(audio, tmp_path / "out", builders.nllb_tokenizer())
 

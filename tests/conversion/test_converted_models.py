@@ -65,6 +65,7 @@ for folder in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.process
 @torch.no_grad()
 def test_msclap_loads_where_the_package_is_missing(tmp_path):

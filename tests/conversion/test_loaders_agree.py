@@ -140,6 +140,7 @@ def test_six_loaders_have_one_result(folders, loader, saved):
     assert_equal(LOADERS[loader](folders[saved]), 2e-3 if loader == "mteb" else 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_the_code_of_the_folder_has_the_same_result(folders, tmp_path):
     torch.save((CLIPS, LABELS, RATE_HZ), tmp_path / "call.pt")

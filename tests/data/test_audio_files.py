@@ -7,8 +7,17 @@ from modeling_supclap.datasets_scripts.audio_files import SUFFIXES, list_recordi
 
 def test_audio_and_videos_are_listed(tmp_path):
     names = ["a.wav", "B.FLAC", "c.webm", "deep/d.mp4", "._a.wav", "notes.txt", "deep/x.wav.txt", "__MACOSX/a.wav"]
+    bins = [
+        "$RECYCLE.BIN/S-1",
+        "#recycle",
+        "@eaDir/a.wav",
+        "lost+found",
+        "System Volume Information",
+        ".Trash-1000/files",
+    ]
+    names += [f"{folder}/lost.wav" for folder in [*bins, "disk/#recycle"]]
     for name in names:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).touch()
     assert list_recordings(tmp_path) == [str(tmp_path / name) for name in ("B.FLAC", "a.wav", "c.webm", "deep/d.mp4")]
     with pytest.raises(FileNotFoundError, match="nowhere"):

@@ -227,7 +227,8 @@ def test_a_decoder_that_fails_is_that_recordings_fault(monkeypatch):
 
 
 def test_a_missing_decoder_does_not_make_a_recording_bad(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torchcodec.decoders", None)
+    monkeypatch.setitem(sys.modules, "av", None)
+    monkeypatch.delitem(sys.modules, "modeling_supclap.datasets_scripts.ffmpeg", raising=False)
     with pytest.raises(MissingDecoderError):
         read_recording(b"\0\0\0\x20ftypM4A " + bytes(100), "a.m4a", 16_000)
 

@@ -93,7 +93,7 @@ def test_a_missing_license_is_not_shown_as_blank(manifest, tmp_path):
 
 def test_a_license_stays_on_its_line(manifest, tmp_path):
     write_card(tmp_path / "README.md", {**manifest, "licenses": {"CC BY\n# <b>Free": 3}})
-    assert r"- CC BY \# \<b\>Free: 3 clips" in DatasetCard.load(tmp_path / "README.md").text
+    assert r"- CC BY \# &lt;b&gt;Free: 3 clips" in DatasetCard.load(tmp_path / "README.md").text
 
 
 def test_versions_contain_installed_decoders_only():

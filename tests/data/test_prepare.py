@@ -503,6 +503,7 @@ class DatasetHub(FakeHub):
     do_HEAD = do_GET
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_the_script_pushes_and_the_hub_gives_it_back(folder, cache, tmp_path):
     script = """if True:

@@ -20,6 +20,16 @@ def test_a_log_gets_whole_lines(capsys, monkeypatch):
     told = [line.rsplit(",", 1)[0] for line in lines if line.strip()]
     assert told[0] == "reading: 3 of 5 clips"
     assert told[-1] == "reading: 5 of 5 clips"
+    assert len(set(told)) == len(told) == len(lines) - 1  # each state once, and no blank lines
+
+
+def test_a_bar_that_is_dropped_at_its_end_repeats_no_line(capsys, monkeypatch):
+    monkeypatch.setattr(module, "FIRST_LOG_SECONDS", 0.0)
+    bar = progress((), "evaluating", 2, "batches")
+    for _ in range(2):
+        bar.update()
+    del bar
+    assert capsys.readouterr().err.splitlines()[-1] == "evaluating: 2 of 2 batches, 00:00 left"
 
 
 def test_a_terminal_gets_a_bar(capsys, monkeypatch):

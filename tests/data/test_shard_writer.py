@@ -31,7 +31,8 @@ def test_a_recording_too_large_for_a_parquet_cell_is_listed(tmp_path, monkeypatc
 
 def test_a_missing_decoder_stops_the_run_with_every_policy(tmp_path, monkeypatch):
     (tmp_path / "a.m4a").write_bytes(b"\0\0\0\x20ftypM4A " + bytes(100))
-    monkeypatch.setitem(sys.modules, "torchcodec.decoders", None)
+    monkeypatch.setitem(sys.modules, "av", None)
+    monkeypatch.delitem(sys.modules, "modeling_supclap.datasets_scripts.ffmpeg", raising=False)
     row = {"clip_id": "a", "audio_path": str(tmp_path / "a.m4a")}
     with pytest.raises(MissingDecoderError, match="FFmpeg"):
         shard_writer._make_entry(row, None, "original")

@@ -128,6 +128,14 @@ def test_esc50_has_2450_ordered_pairs_and_7350_items():
         assert forward.labels == tuple(row["labels"][0] for row in forward.rows)
 
 
+def test_items_do_not_depend_on_the_order_of_the_rows():
+    rows = make_rows()
+    plain, reordered = (TemporalItems(each, seed=3) for each in (rows, [*rows[1::2], *rows[-2::-2]]))
+    assert reordered.labels == plain.labels == tuple(sorted({row["labels"][0] for row in rows}))
+    assert reordered.pairs == plain.pairs
+    assert [item.clip_id for item in all_items(reordered)] == [item.clip_id for item in all_items(plain)]
+
+
 def test_half_of_the_captions_use_after():
     rows = make_rows(PHRASES, sources=1, takes=1)
     captions = [item.captions["eng"][0] for item in all_items(TemporalItems(rows, seed=0))]

@@ -169,6 +169,16 @@ def test_the_papers_averages_are_those_of_their_languages():
         assert (abs(np.mean(list(values.values())) - average) < 1.5e-4) == (key not in printed), key
 
 
+def test_the_average_gain_of_teminal_is_that_over_compa_clap():
+    """The abstract prints 5.28 % without saying over what: T-CLAP and CompA-CLAP, the eleven scores of table 3."""
+    scores = {}
+    for entry in paper_results(paper="TeminAL", table="3"):
+        scores.setdefault(entry["model"], {})[entry["metric"]] = 100 * entry["value"]
+    ours, other = scores["T-CLAP, TeminAL A and B"], scores["CompA-CLAP"]
+    assert len(ours) == 11
+    assert np.mean([ours[task] - other[task] for task in ours]) == pytest.approx(5.28, abs=0.005)
+
+
 def test_every_entry_of_the_papers_is_one_score():
     entries = paper_results()
     keys = [tuple(value for name, value in entry.items() if name != "value") for entry in entries]

@@ -1,5 +1,7 @@
 """Zero-shot classification: class texts, ensembles, folds, and a model that recognises the classes."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from fake_models import ToneModel
@@ -9,7 +11,7 @@ from sklearn.metrics import average_precision_score
 from modeling_supclap.evaluation import EmbeddingCache, compare, evaluate
 from modeling_supclap.evaluation.embed import embed_split
 from modeling_supclap.evaluation.models import load_embedding_model
-from modeling_supclap.evaluation.options import EvaluationOptions
+from modeling_supclap.evaluation.options import EvaluationOptions, ZSTEOptions
 from modeling_supclap.evaluation.report import render_report
 from modeling_supclap.evaluation.zero_shot import class_means, class_texts, evaluate_zero_shot
 from modeling_supclap.model_card.results import get_card_scores
@@ -61,6 +63,22 @@ def test_more_classes_than_the_split_has(split):
     # tone_7 is a tone of class tone_3, so that one of its two clips has a tie, which is wrong.
     assert metrics["top1"]["chance"] == pytest.approx(1 / 5)
     assert set(metrics["per_class"]) == set(classes[:4])
+
+
+def test_classes_of_unreadable_clips_are_candidates(tmp_path):
+    """Without them, the others would be easier."""
+    rows = tone_rows(tmp_path)
+    for row in rows:
+        if row["labels"] == ["tone_3"]:
+            Path(row["audio_path"]).write_bytes(b"junk")
+    results = evaluate(ToneModel(), rows, tasks=["zero_shot"], on_bad_audio="skip")
+    assert (len(results.protocol["missing_clips"]), results.protocol["classes"]) == (2, 4)
+    metrics = results.scores["zero_shot"]["eng"]["supclap"]
+    assert metrics["top1"]["chance"] == pytest.approx(1 / 4)
+    assert (metrics["num_clips"], set(metrics["per_class"])) == (6, {"tone_0", "tone_1", "tone_2"})
+    zste = {"zste": ZSTEOptions(num_items=6, num_candidates=4, tasks=("1A",))}
+    scores = evaluate(ToneModel(), rows, tasks=["zste"], on_bad_audio="skip", **zste).scores
+    assert scores["zste"]["eng"]["1A"]["chance"] == pytest.approx(1 / 4)
 
 
 def test_a_constant_model_is_always_wrong(tmp_path):

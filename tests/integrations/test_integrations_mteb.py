@@ -95,7 +95,8 @@ def test_texts_are_embedded_in_the_language_of_the_task(encoder):
         embeds = encoder.model.encode_text(LABELS, encoder.processor, language=language)
         cosines = (embeds * np.roll(embeds, -1, axis=0)).sum(axis=1)
         by_language[language] = pearsonr(cosines, [1.0, 4.0, 2.0, 5.0]).statistic
-    assert scores["cosine_pearson"] == pytest.approx(by_language["fra"], abs=1e-5)
+    # the cosines of this random model differ little, so that their correlation enlarges rounding errors
+    assert scores["cosine_pearson"] == pytest.approx(by_language["fra"], abs=2e-4)
     assert scores["cosine_pearson"] != pytest.approx(by_language["eng"], abs=1e-3)
 
 

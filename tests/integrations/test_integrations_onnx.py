@@ -15,7 +15,7 @@ import torch
 from audio_encoders import make_encoder
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
-from modeling_supclap.conversion import load_model
+from modeling_supclap.conversion import load_model, processor_from_clap, supclap_from_clap
 from modeling_supclap.integrations import onnx as onnx_export
 from modeling_supclap.integrations.onnx import check_parity, export_onnx
 from modeling_supclap.recipes import export_onnx as recipe
@@ -194,6 +194,7 @@ def clap(tmp_path_factory):
     return model, processor, folder, onnxruntime.InferenceSession
 
 
+@pytest.mark.slow
 def test_a_clap_needs_no_processor_for_audio(clap):
     model, processor, folder, load = clap
     facts = json.loads((folder / "onnx.json").read_text())
@@ -210,6 +211,7 @@ def test_a_clap_needs_no_processor_for_audio(clap):
         np.testing.assert_allclose(embeds, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_readme_of_a_graph_of_waveforms_runs(clap, monkeypatch, capsys):
     monkeypatch.chdir(clap[2])
     (block,) = re.findall(r"^```python\n(.*?)^```", Path("README.md").read_text(), flags=re.M | re.S)
@@ -218,6 +220,7 @@ def test_the_readme_of_a_graph_of_waveforms_runs(clap, monkeypatch, capsys):
     assert "(2, 2)" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_graphs_can_be_quantized(clap):
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -257,9 +260,8 @@ def test_other_audio_towers_are_exported(kind, tmp_path):
 @pytest.fixture(
     scope="module",
     params=[
-        ("A", "floor"),
-        *(pytest.param((name, "silence"), marks=pytest.mark.slow) for name in "BD"),
-        pytest.param(("C", "repeat"), marks=pytest.mark.slow),
+        pytest.param(each, marks=pytest.mark.slow)
+        for each in (("A", "floor"), ("B", "silence"), ("D", "silence"), ("C", "repeat"))
     ],
     ids="-".join,
 )
@@ -349,6 +351,30 @@ def test_a_tower_that_cannot_be_exported_is_named(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"audio tower, a CEDModel"):
         export_onnx(model, processor, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("truncation", "names"), [("rand_trunc", set()), ("fusion", {"is_longer"})])
+def test_only_a_fused_clap_has_an_input_for_longer_clips(truncation, names):
+    model = builders.clap_model(builders.clap_config({"enable_fusion": truncation == "fusion"}))
+    processor = processor_from_clap(builders.clap_processor(truncation))
+    for batch in onnx_export._batches(supclap_from_clap(model), processor, waveforms=False)["audio"]:
+        assert batch.keys() == {"input_features", *names}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_graph_of_a_model_in_half_precision_is_exported_in_float32(tmp_path, monkeypatch, dtype):
+    found = []
+
+    def export(graph, batches, path):
+        found.extend(tensor.dtype for tensor in graph.state_dict().values() if tensor.is_floating_point())
+        raise KeyboardInterrupt
+
+    model, processor = tiny("bert")
+    monkeypatch.setattr(onnx_export, "_export", export)
+    with pytest.raises(KeyboardInterrupt):
+        export_onnx(model.to(dtype), processor, tmp_path / "out")
+    assert set(found) == {torch.float32}
+    assert model.dtype == dtype
 
 
 def test_the_extra_is_named_where_it_is_missing(tmp_path, monkeypatch):

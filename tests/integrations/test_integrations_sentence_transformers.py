@@ -94,6 +94,13 @@ def test_long_recordings_are_the_mean_of_their_chunks(kind):
     assert np.abs(found[0] - start).max() > 1e-3
 
 
+@pytest.mark.parametrize(("seconds", "count"), [(1.0, 1), (1.005, 1), (1.02, 2)])
+def test_a_few_samples_more_than_a_chunk_are_no_second_chunk(seconds, count):
+    module = SupCLAPModule(*builders.pair("converted"))
+    rate_hz = module.processor.feature_extractor.sampling_rate
+    assert module.preprocess([builders.noise(round(seconds * rate_hz))])["chunk_counts"].tolist() == [count]
+
+
 @pytest.mark.parametrize("form", ["array", "stereo", "path", "bytes", "nested", "decoder"])
 def test_forms_of_a_recording(encoder, module, tmp_path, request, form):
     clip = np.round(CLIPS[0] * 8192) / 32768  # exact in 16 bits

@@ -135,6 +135,7 @@ def gradient_of_similarities(loss: Loss, similarity: Tensor) -> Tensor:
 def test_every_entry_gets_the_gradient_of_both_directions(weight: float) -> None:
     """dL/dS_ij = scale/N (P_a2t + P_t2a - 2 delta)_ij, with the diagonal multiplied by w."""
     similarity = torch.tensor([[0.9, 0.1, -0.2], [0.4, 0.7, 0.3], [0.0, 0.6, 0.8]], dtype=torch.float64)
+    similarity = torch.nn.functional.normalize(similarity, dim=1)  # rows are embeddings
     gradient = gradient_of_similarities(lambda a, t: reweighted_info_nce(a, t, 5.0, weight), similarity)
     diagonal = torch.eye(3, dtype=torch.float64)
     exponentials = (5.0 * similarity).exp()

@@ -12,12 +12,10 @@ from torch import Tensor
 
 from modeling_supclap.losses import (
     DynamicRadius,
-    RelativeRadius,
     StaticRadius,
-    info_nce,
-    info_nce_with_support_vectors,
     radius_constraint,
     similarity_matrix,
+    supclap_loss,
     support_vector_loss,
     support_vector_sigmoid_loss,
 )
@@ -95,28 +93,70 @@ def test_leading_dimensions_are_batches_of_their_own() -> None:
     torch.testing.assert_close(support_vector_loss(audios, languages, per_pair, SCALE), expected)
 
 
-@both_similarities
-@pytest.mark.parametrize("groups", [None, GROUPS])
-@pytest.mark.parametrize("languages", [1, 3])
-def test_one_softmax_equals_the_separate_losses(
-    similarity: Similarity, groups: list[int] | None, languages: int
-) -> None:
-    _, audio = related_pair()
-    texts = torch.stack([related_pair(spread=0.2 + k)[0] for k in range(languages)]).squeeze(0)
-    reach = torch.stack([radii(), radii().flip(0)]).view(2, *[1] * (texts.ndim - 2), 5).expand(2, *texts.shape[:-1])
-    ids = None if groups is None else torch.tensor(groups)
-    inputs = [x.clone().requires_grad_() for x in (texts, audio, reach, torch.tensor(SCALE, dtype=torch.float64))]
-    t, a, r, s = inputs
+# --- the whole loss
 
-    t2a = support_vector_loss(t, a, r[0], s, similarity, group_ids=ids)
-    a2t = support_vector_loss(a, t, r[1], s, similarity, group_ids=ids)
-    joint = info_nce_with_support_vectors(t, a, r, s, similarity, ids)
-    found = torch.stack([joint[0].sum(), *joint[1]])
-    expected = torch.stack([info_nce(a, t, s, ids), t2a, a2t])
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
-    weights = torch.tensor([1.0, 0.7, 0.4], dtype=torch.float64)
-    gradients = [torch.autograd.grad(weights @ losses, inputs) for losses in (found, expected)]
-    torch.testing.assert_close(*gradients, rtol=0, atol=1e-12)
+
+BASES = {"infonce": {}, "siglip": {"logit_bias": -9.0}}
+
+
+@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("groups", [None, GROUPS])
+@pytest.mark.parametrize("is_bidirectional", [False, True])
+def test_the_whole_loss_equals_the_loops(base: str, groups: list[int] | None, is_bidirectional: bool) -> None:
+    """[SupCLAP eq. 9]: L_orig + alpha L_svr + beta L_cons, the last two in one direction or in both."""
+    texts, audios = related_pair()
+    ids = None if groups is None else torch.tensor(groups)
+    options = {**BASES[base], "similarity": "dot", "group_ids": ids}
+    if base == "siglip":
+        options["original"] = torch.tensor(reference.sigmoid_loss(audios, texts, SCALE, -9.0, groups))
+    loss, parts = supclap_loss(
+        audios, texts, SCALE, radii(), radii().flip(0) if is_bidirectional else None, alpha=0.7, beta=0.3, **options
+    )
+
+    expected = {"original": reference.info_nce(audios, texts, SCALE, groups)}
+    if base == "siglip":
+        expected["original"] = options["original"].item()
+    total = expected["original"]
+    pairs = {"t2a": (texts, audios, RADII), "a2t": (audios, texts, RADII[::-1])}
+    for direction in ("t2a", "a2t") if is_bidirectional else ("t2a",):
+        anchors, targets, values = pairs[direction]
+        if base == "siglip":
+            svr = reference.support_vector_sigmoid_loss(anchors, targets, values, SCALE, -9.0, "dot", groups)
+        else:
+            svr = reference.support_vector_loss(anchors, targets, values, SCALE, "dot", False, groups)
+        constraint = reference.radius_constraint(anchors, targets, values)
+        assert constraint > 0.01
+        expected |= {f"svr_{direction}": svr, f"constraint_{direction}": constraint}
+        total += 0.7 * svr + 0.3 * constraint
+    assert {name: part.item() for name, part in parts.items()} == pytest.approx(expected, abs=1e-12)
+    assert loss.item() == pytest.approx(total, abs=1e-12)
+
+
+def test_the_options_of_the_whole_loss_are_those_of_its_parts() -> None:
+    texts, audios = related_pair()
+    decoupled, parts = supclap_loss(audios, texts, SCALE, None, radii(), beta=0.0, decoupled=True, chunk_size=2)
+    expected = reference.support_vector_loss(audios, texts, RADII, SCALE, "cosine", decoupled=True)
+    assert parts.keys() == {"original", "svr_a2t"}  # no constraint with a weight of 0
+    assert parts["svr_a2t"].item() == pytest.approx(expected, abs=1e-12)
+    assert decoupled.item() == pytest.approx(expected + parts["original"].item(), abs=1e-12)
+
+    texts.requires_grad_()
+    for detach in (True, False):
+        _, parts = supclap_loss(audios, texts, SCALE, radii(), detach_distance=detach)
+        assert parts["constraint_t2a"].requires_grad is not detach
+
+
+def test_gradcheck_of_the_whole_loss() -> None:
+    texts, audios = related_pair(4, 3)
+    scale = torch.tensor(9.0, dtype=torch.float64)
+    reach = torch.tensor([[0.1, 0.4, -0.2, 1.3], [2.5, 0.2, 0.3, -0.1]], dtype=torch.float64)  # no kink of L_cons
+    inputs = [x.requires_grad_() for x in (audios, texts, scale, *reach)]
+    groups = torch.tensor([0, 1, 0, 2])
+
+    def loss(a: Tensor, t: Tensor, s: Tensor, own: Tensor, other: Tensor) -> Tensor:
+        return supclap_loss(a, t, s, own, other, 0.7, 0.3, detach_distance=False, group_ids=groups)[0]
+
+    torch.autograd.gradcheck(loss, inputs)
 
 
 # --- gradients
@@ -253,6 +293,27 @@ def test_coincident_pairs_have_no_support_vector_gradient(similarity: Similarity
     assert all(gradient.isfinite().all() for gradient in gradients)
     assert gradients[2].item() == 0
     assert radius_constraint(texts, audios, radius).item() == pytest.approx(0.5)
+
+
+@both_similarities
+@pytest.mark.parametrize(("dtype", "spread"), [(torch.float64, 1e-9), (torch.float32, 1e-4)])
+def test_pairs_closer_than_the_root_of_epsilon_have_no_direction(
+    similarity: Similarity, dtype: torch.dtype, spread: float
+) -> None:
+    """Their difference is rounding, and R / ||a - t|| would multiply it: the gradient is that of radius 0."""
+    texts, audios = (x.to(dtype) for x in related_pair(4, 16, spread))
+    texts.requires_grad_()
+    near, plain = (
+        torch.autograd.grad(support_vector_loss(texts, audios, radius, SCALE, similarity), texts)[0]
+        for radius in (0.5, 0.0)
+    )
+    torch.testing.assert_close(near, plain)
+    far, _ = related_pair(4, 16, 10 * torch.finfo(dtype).eps ** 0.5)
+    gradients = []
+    for radius in (0.5, 0.0):
+        moved = far.to(dtype).requires_grad_()
+        gradients += torch.autograd.grad(support_vector_loss(moved, audios, radius, SCALE, similarity), moved)
+    assert (gradients[0] - gradients[1]).norm() > gradients[1].norm()  # beyond it, the radius has an effect
 
 
 @both_similarities
@@ -418,12 +479,6 @@ def test_dynamic_radius_is_a_network_with_two_hidden_layers(predictor: DynamicRa
         inputs = torch.stack([scaled[row, row], *sorted(others, reverse=True)])
         hidden = (second @ (first @ inputs + first_bias).clamp(min=0) + second_bias).clamp(min=0)
         assert radius.item() == pytest.approx((last @ hidden + last_bias).item())
-
-
-def test_relative_radius_is_a_share_of_the_distance_to_the_own_target() -> None:
-    texts, audios = related_pair()
-    expected = [0.3 * math.dist(text, audio) for text, audio in zip(texts.tolist(), audios.tolist(), strict=True)]
-    assert RelativeRadius(0.3).in_tiles(texts, audios, SCALE).tolist() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("order", ["sorted", "batch"])

@@ -4,18 +4,15 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from builders import related_pair, unit_rows
+from builders import related_pair
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from modeling_supclap.losses import (
-    DynamicRadius,
-    StaticRadius,
     cacl_loss,
     info_nce,
     kcl_loss,
     sigmoid_loss,
-    similarity_matrix,
     support_vector_loss,
     support_vector_sigmoid_loss,
 )
@@ -70,27 +67,6 @@ def test_equals_the_plain_loss_in_lower_precision_and_under_autocast(loss: Loss,
     for gradient in torch.autograd.grad(tiled, (audio, text)):
         assert gradient.dtype == dtype
         assert gradient.isfinite().all()
-
-
-@pytest.mark.parametrize("groups", [None, GROUPS])
-@pytest.mark.parametrize("size", [4, 9])
-@pytest.mark.parametrize("detach_input", [True, False])
-def test_a_radius_in_tiles_is_that_of_the_matrix(groups: Tensor | None, size: int, detach_input: bool) -> None:
-    torch.manual_seed(0)
-    module = DynamicRadius(size, detach_input=detach_input).double()
-    torch.nn.init.normal_(list(module.parameters())[-2], std=0.1)
-    audio, text = (embeds.requires_grad_() for embeds in related_pair(7, 5))
-    texts = torch.stack([text, unit_rows(7, 5, seed=3)])
-    whole = module(9.0 * similarity_matrix(texts, audio), groups)
-    tiled = module.in_tiles(texts, audio, 9.0, groups, chunk_size=3)
-    torch.testing.assert_close(tiled, whole, rtol=0, atol=1e-12)
-
-    inputs = [*module.parameters(), *([] if detach_input else [audio, text])]
-    for own, other in zip(
-        torch.autograd.grad(tiled.sum(), inputs), torch.autograd.grad(whole.sum(), inputs), strict=True
-    ):
-        torch.testing.assert_close(own, other, rtol=0, atol=1e-12)
-    assert StaticRadius().in_tiles(texts, audio, 9.0).shape == whole.shape
 
 
 class Largest(TorchDispatchMode):

@@ -13,6 +13,7 @@ from typing import Any
 import evaluate
 import numpy as np
 import pytest
+import torch
 
 from modeling_supclap.metrics.array_metric import OPTIONS
 from modeling_supclap.metrics.clap_score import pair_similarity
@@ -102,6 +103,35 @@ def test_the_options_are_those_of_the_metrics(load_metric):
     assert parameters - {"predictions", "references"} == OPTIONS
 
 
+ROWS = list(range(10))
+KEYWORDS = {
+    "recall": ({"references": RIGHT}, {"similarity": SCORES}),
+    "zste": ({"predictions": ROWS, "references": RIGHT, "tasks": ["4A", "1A"] * 5}, {"similarity": SCORES}),
+    "mrv": ({"predictions": ROWS}, {"ranks": np.round(5 * SCORES)}),
+    "embedding_gap": (
+        {"predictions": ROWS, "references": ROWS},
+        {"other_embeds": EMBEDS[:10], "english_embeds": EMBEDS[2:]},
+    ),
+    "clap_score": ({"predictions": ROWS, "references": ROWS}, {"audio_embeds": EMBEDS, "text_embeds": EMBEDS[::-1]}),
+}
+"""`{metric: (input, arrays as keywords)}`; recall takes the rows from its keyword."""
+
+
+@pytest.mark.filterwarnings("ignore:.*norm")
+@pytest.mark.parametrize("as_list", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("name", KEYWORDS)
+def test_keywords_may_be_tensors_of_any_dtype_with_gradient(load_metric, name, dtype, as_list):
+    columns, arrays = KEYWORDS[name]
+    columns = {"predictions": ROWS, **columns}
+    tensors = {key: torch.from_numpy(array.copy()).to(dtype).requires_grad_() for key, array in arrays.items()}
+    expected = load_metric(name).compute(
+        **columns, **{key: value.detach().double().numpy() for key, value in tensors.items()}
+    )
+    given = {key: list(value) if as_list and name != "recall" else value for key, value in tensors.items()}
+    assert load_metric(name).compute(**columns, **given) == pytest.approx(expected, rel=1e-2)
+
+
 def test_without_the_package_the_error_names_its_distribution(load_metric, monkeypatch):
     load_module = importlib.import_module
     monkeypatch.setattr(
@@ -127,6 +157,18 @@ def test_recall_has_the_reader_of_qrels(load_metric):
     assert load_metric("recall").relevant_from_qrels(*rows) == relevant_from_qrels(*rows) == [[1]]
 
 
+# Two processes that import the libraries once.
+FORK = """
+import os, sys
+import evaluate
+child = os.fork()
+sys.argv.append(str(int(child == 0)))
+"""
+JOIN = """
+sys.stdout.flush()
+if child:
+    os.waitpid(child, 0)
+"""
 WORKER = """
 import json, sys
 import numpy as np
@@ -160,17 +202,10 @@ def test_two_processes_elsewhere_and_offline(tmp_path):
     """In new processes in another folder, rank 0 computes the scores of all rows."""
     paths = {"HF_HOME": str(tmp_path / "home"), "PYTHONPATH": str(METRICS.parent)}
     environment = {**os.environ, **paths, "HF_HUB_OFFLINE": "1"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", WORKER, str(METRICS), str(rank)],
-            cwd=tmp_path,
-            env=environment,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in (0, 1)
-    ]
-    main, other = (json.loads(process.communicate(timeout=300)[0]) for process in ranks)
+    words = [sys.executable, "-c", FORK + WORKER + JOIN, str(METRICS)]
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    main, other = sorted(map(json.loads, done.stdout.splitlines()), key=lambda scores: scores["mrv"] is None)
     assert main == {
         "recall": ["R@1", "R@2", "mAP@10", "mean_rank", "median_rank", "num_queries"],
         "zste": ["4A", "4A_chance", "4A_questions"],

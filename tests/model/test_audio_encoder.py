@@ -4,9 +4,9 @@ import builders
 import numpy as np
 import pytest
 import torch
-from audio_encoders import ENCODERS, make_encoder, save_encoder
+from audio_encoders import ENCODERS, WHISPER, make_encoder, save_encoder
 from huggingface_hub.errors import StrictDataclassError
-from transformers import BertConfig, BertModel, pipeline
+from transformers import BertConfig, BertModel, WhisperConfig, WhisperFeatureExtractor, WhisperModel, pipeline
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.audio_encoder import run_encoder
@@ -14,6 +14,7 @@ from modeling_supclap.encoding import max_chunk_seconds, min_clip_samples
 from modeling_supclap.joining import load_tower
 from modeling_supclap.processing_supclap import extract_clips
 from modeling_supclap.training.checks import idle_parameters
+from modeling_supclap.training.collator import TrainingCollator
 from modeling_supclap.training.lora import add_lora, merge_lora, train_last_layers
 
 RATE_HZ = 16000
@@ -175,6 +176,69 @@ def test_a_window_as_long_as_a_chunk_has_its_embedding(joined):
     np.testing.assert_allclose(found.scores, expected, atol=1e-5)
     short = model.localize(clip, "dog", processor, sampling_rate=RATE_HZ, chunk_seconds=1.0, window_seconds=0.25)
     assert short.scores.shape == (3, 1)
+
+
+@pytest.fixture
+def folders(tmp_path) -> tuple[str, str]:
+    """A Whisper of three seconds, and BERT."""
+    torch.manual_seed(5)
+    WhisperModel(WhisperConfig(**{**WHISPER, "max_source_positions": 150})).save_pretrained(tmp_path / "whisper")
+    WhisperFeatureExtractor(feature_size=32, chunk_length=3).save_pretrained(tmp_path / "whisper")
+    BertModel(BertConfig(**builders.bert_config())).save_pretrained(tmp_path / "text")
+    builders.bert_tokenizer().save_pretrained(tmp_path / "text")
+    return str(tmp_path / "whisper"), str(tmp_path / "text")
+
+
+@torch.no_grad()
+def test_a_shorter_window_of_whisper_is_that_of_its_first_positions(folders, tmp_path):
+    SupCLAPModel.from_encoders(*folders, audio_seconds=1, projection_dim=8).save_pretrained(tmp_path / "model")
+    SupCLAPProcessor.from_encoders(*folders, audio_seconds=1).save_pretrained(tmp_path / "model")
+    model, processor = (each.from_pretrained(tmp_path / "model") for each in (SupCLAPModel, SupCLAPProcessor))
+    assert model.config.audio_config.max_source_positions == 50
+    assert max_chunk_seconds(processor.feature_extractor) == 1.0
+
+    # with transformers only: 100 frames of 10 ms, and positions that a Whisper of one second would have
+    whole = WhisperModel.from_pretrained(folders[0]).eval().get_encoder()
+    encoder = type(whole)(WhisperConfig(**WHISPER)).eval()
+    weights = {**whole.state_dict(), "embed_positions.weight": whole.embed_positions.weight[:50]}
+    encoder.load_state_dict(weights)
+    clip = builders.noise(9000)
+    inputs = WhisperFeatureExtractor(feature_size=32, chunk_length=1)(clip, sampling_rate=RATE_HZ, return_tensors="pt")
+    pooled = encoder(**inputs).last_hidden_state[:, : -(-len(clip) // 320)].mean(dim=1)
+    expected = model.audio_projection(pooled).numpy()
+    np.testing.assert_allclose(model.encode_audio([clip], processor, RATE_HZ), expected, atol=1e-5)
+    long = SupCLAPModel.from_encoders(*folders, projection_dim=8)
+    long.audio_projection.load_state_dict(model.audio_projection.state_dict())
+    others = long.encode_audio([clip], SupCLAPProcessor.from_encoders(*folders), sampling_rate=RATE_HZ)
+    assert np.abs(others - expected).max() > 1e-3
+
+    # all users of the model agree: chunks, windows, the pipeline, batches of the training
+    clip = builders.noise(40_000)
+    chunks = model.encode_audio(clip, processor, RATE_HZ, return_chunks=True)
+    assert chunks.onset_seconds.tolist() == [0.0, 1.0, 1.5]
+    found = model.localize(clip[:RATE_HZ], "dog", processor, sampling_rate=RATE_HZ, chunk_seconds=1.0)
+    one = model.similarity(chunks.embeds[:1], model.encode_text("dog", processor))
+    np.testing.assert_allclose(found.scores, one, atol=1e-5)
+    classify = pipeline("zero-shot-audio-classification", model=str(tmp_path / "model"))
+    scores = {each["label"]: each["score"] for each in classify(clip, candidate_labels=["dog", "rain"])}
+    texts = model.encode_text([f"This is a sound of {label}." for label in ("dog", "rain")], processor)
+    mean = torch.from_numpy(model.similarity(model.encode_audio(clip, processor, RATE_HZ), texts))
+    logits = model.logit_scale.exp() * mean[0]
+    assert [scores["dog"], scores["rain"]] == pytest.approx(logits.softmax(dim=0).tolist(), abs=1e-5)
+    assert TrainingCollator(processor).max_audio_seconds == 1.0
+
+
+@pytest.mark.parametrize("seconds", [0, 4, 1.5])
+def test_a_window_that_whisper_cannot_have_is_named(folders, seconds):
+    with pytest.raises(ValueError, match=f"audio_seconds is {seconds}.*from 1 to 3"):
+        SupCLAPModel.from_encoders(*folders, audio_seconds=seconds)
+
+
+@pytest.mark.parametrize("joined", ["ast", "wav2vec2"], indirect=True)
+def test_only_whisper_has_a_shorter_window(joined, tmp_path):
+    for kind in (SupCLAPModel, SupCLAPProcessor):
+        with pytest.raises(ValueError, match="audio_seconds applies to Whisper"):
+            kind.from_encoders(str(tmp_path / "audio"), str(tmp_path / "text"), audio_seconds=1)
 
 
 @pytest.mark.parametrize("joined", ["ast"], indirect=True)

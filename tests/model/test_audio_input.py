@@ -75,8 +75,11 @@ def test_an_address_is_fetched(path):
         server.server_close()
 
 
-def test_a_decoder_knows_its_rate_and_length(path, torchcodec):
-    (recording,), is_one = as_recordings(torchcodec.decoders.AudioDecoder(path))
+def test_a_decoder_knows_its_rate_and_length():
+    """`datasets.Audio` returns such objects, of torchcodec."""
+    samples = SimpleNamespace(data=torch.from_numpy(CLIP)[None], sample_rate=16000)
+    decoder = SimpleNamespace(get_all_samples=lambda: samples, metadata=SimpleNamespace(duration_seconds=0.5))
+    (recording,), is_one = as_recordings(decoder)
     assert is_one
     assert recording.get_seconds() == pytest.approx(0.5)
     np.testing.assert_allclose(recording.read(16000), CLIP, atol=1e-7)
@@ -127,6 +130,13 @@ def test_pcm_may_have_either_byte_order(kind):
     waveform = as_waveform((CLIP * (largest - 1)).astype(kind), 16000, 16000)
     assert waveform.dtype == np.float32
     np.testing.assert_allclose(waveform, CLIP, atol=1e-4)
+
+
+@pytest.mark.parametrize(("kind", "least"), [(np.int16, -(2**15)), (np.int32, -(2**31))])
+def test_pcm_has_the_scale_of_files(kind, least):
+    """libsndfile divides by 2^15 and 2^31, so that the least number is exactly -1."""
+    found = as_waveform(np.array([least, least // -2, 0], dtype=kind), 16000, 16000)
+    assert found.tolist() == [-1.0, 0.5, 0.0]
 
 
 @pytest.mark.parametrize("rate_hz", [8000, 16000, 22050, 44100])

@@ -1,14 +1,19 @@
 """`encode_audio` and `encode_text`: batches equal to single inputs, chunks, and use without the package."""
 
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier, Event
+
 import builders
 import numpy as np
+import open_clip_folders
 import pytest
 import soundfile
 import torch
 from memory import traced_peak
+from transformers import BertConfig
 from transformers.utils import logging
 
-from modeling_supclap import SupCLAPModel, encoding
+from modeling_supclap import SupCLAPModel, encoding, feature_extraction_ced
 from modeling_supclap.audio_input import Recording
 from modeling_supclap.conversion import processor_from_clap
 from modeling_supclap.encoding import AudioChunks, best_chunks, chunk_starts
@@ -313,6 +318,43 @@ def test_every_module_is_left_in_its_own_mode(model, processor):
     assert np.array_equal(quiet, model.eval().encode_text("rain", processor))
 
 
+def test_the_last_thread_restores_the_modes(model):
+    model.train()
+    model.text_model.eval()
+    before = {name: module.training for name, module in model.named_modules()}
+    both_are_in, first_is_out, found = Barrier(2), Event(), []
+
+    def first():
+        with encoding.inference(model):
+            both_are_in.wait(10)
+        first_is_out.set()
+
+    def second():
+        with encoding.inference(model):
+            both_are_in.wait(10)
+            assert first_is_out.wait(10)
+            found.append((any(module.training for module in model.modules()), torch.is_grad_enabled()))
+
+    with ThreadPoolExecutor(2) as pool:
+        for work in [pool.submit(first), pool.submit(second)]:
+            work.result()
+    assert found == [(False, False)]
+    assert {name: module.training for name, module in model.named_modules()} == before
+    assert not encoding._EVALUATING
+
+
+def test_threads_get_no_dropout_from_a_model_in_training_mode():
+    text = BertConfig(**{**builders.bert_config(), "hidden_dropout_prob": 0.5})
+    model = builders.supclap_model(builders.supclap_config(text)).train()
+    processor = builders.pair()[1]
+    expected = model.encode_text("rain", processor)
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: model.encode_text("rain", processor), range(200)))
+    assert all(np.array_equal(embed, expected) for embed in found)
+    assert model.training
+    assert model.text_model.training
+
+
 @pytest.mark.parametrize("kind", ["ced and bert", "clap"])
 def test_half_precision_returns_unit_norm_in_float32(kind):
     model, processor = KINDS[kind]()
@@ -324,6 +366,42 @@ def test_half_precision_returns_unit_norm_in_float32(kind):
     assert found.dtype == np.float32
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-6)
     assert (found * exact).sum(axis=1).min() > 0.98
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("kind", [*KINDS, "clap2"])
+def test_the_default_dtype_of_a_program_changes_nothing(kind, dtype):
+    model, processor = open_clip_folders.build("A") if kind == "clap2" else KINDS[kind]()
+    rate_hz = processor.feature_extractor.sampling_rate
+    counts = torch.tensor([48_000, 30_000])
+    pcm = torch.from_numpy((20_000 * np.stack([builders.noise(48_000, seed) for seed in (0, 1)])).astype(np.int16))
+
+    def embed():
+        features = processor.on_device(pcm, counts)["input_features"]
+        audio = encoding.encode_audio(model, CLIPS[:2], processor, rate_hz, convert_to_tensor=True)
+        return features, audio, encoding.encode_text(model, ["w1 w2", "rain"], processor, convert_to_tensor=True)
+
+    expected = embed()
+    feature_extraction_ced._front_end.cache_clear()  # as in a new process
+    torch.set_default_dtype(dtype)
+    try:
+        during = embed()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for found in (during, embed()):
+        for left, right in zip(found, expected, strict=True):
+            assert left.dtype == torch.float32
+            assert torch.equal(left, right)
+
+
+def test_features_of_inference_mode_serve_in_training():
+    model, processor = builders.pair()
+    feature_extraction_ced._front_end.cache_clear()
+    samples, counts = torch.from_numpy(np.stack([builders.noise(16_000)])), torch.tensor([16_000])
+    with torch.inference_mode():
+        processor.on_device(samples, counts)
+    model.train().get_audio_features(**processor.on_device(samples, counts)).pooler_output.sum().backward()
+    assert model.audio_projection.linear1.weight.grad is not None
 
 
 def test_the_progress_bar_counts_recordings(model, processor, monkeypatch):

@@ -3,7 +3,10 @@
 import json
 import pickle
 import re
+import shutil
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import builders
@@ -12,7 +15,9 @@ import soundfile
 import torch
 import transformers
 from fake_hub import FakeHub, fake_hub
+from huggingface_hub import HfApi
 from processes import run_python
+from recordings import tone_rows
 from safetensors.torch import save_file
 from transformers import (
     AutoConfig,
@@ -25,7 +30,15 @@ from transformers import (
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 import modeling_supclap
-from modeling_supclap import CEDConfig, CEDFeatureExtractor, CEDModel, SupCLAPConfig, SupCLAPModel, SupCLAPProcessor
+from modeling_supclap import (
+    CEDConfig,
+    CEDFeatureExtractor,
+    CEDModel,
+    SupCLAPConfig,
+    SupCLAPModel,
+    SupCLAPProcessor,
+    SupCLAPTrainer,
+)
 
 TEXTS = [builders.CAPTIONS["eng"], builders.CAPTIONS["fra"]]
 CLIPS = [builders.noise(16000, seed=1), builders.noise(200_000, seed=2)]
@@ -158,7 +171,7 @@ CODE_OF_EVERY_FOLDER = {
 CODE_OF_TOWERS = {
     "supclap": {"modeling_ced.py", "frames.py", "feature_extraction_ced.py"},
     "sonar": {"modeling_ced.py", "frames.py", "feature_extraction_ced.py", "modeling_sonar.py"},
-    "clap2": {"modeling_naflex.py", "frames.py", "modeling_modern_text.py", "feature_extraction_ced.py"},
+    "clap2": {"modeling_naflex.py", "frames.py", "rotary.py", "modeling_modern_text.py", "feature_extraction_ced.py"},
     "cnn14": {"modeling_cnn14.py", "feature_extraction_msclap.py"},
     "whisper": {"audio_encoder.py"},
 }
@@ -185,6 +198,31 @@ def test_folder_loads_where_the_package_is_missing(tmp_path):
         assert {path.name for path in (tmp_path / f"{kind}-again").iterdir()} == files
         again = SupCLAPModel.from_pretrained(tmp_path / f"{kind}-again")
         assert torch.equal(logits(again, processor), expected.logits_per_audio)
+
+
+@pytest.mark.process
+def test_what_a_training_uploads_loads_where_the_package_is_missing(tmp_path, monkeypatch):
+    torch.save(CALL, tmp_path / "call.pt")
+    soundfile.write(tmp_path / "clip.wav", builders.noise(40_000), 16_000)
+    options = {
+        "max_steps": 1,
+        "per_device_train_batch_size": 2,
+        "eval_strategy": "no",
+        "load_best_model_at_end": False,
+    }
+    args = builders.training_args(tmp_path / "run", save_strategy="steps", save_steps=1, **options)
+    processor = builders.bert_processor()
+    trainer = SupCLAPTrainer(builders.supclap_model(), args, tone_rows(tmp_path, count=4), None, processor)
+    args.push_to_hub, trainer.hub_model_id, trainer.push_in_progress = True, "someone/tiny", None
+    # all files of the folder but those of checkpoints are uploaded
+    copy = partial(shutil.copytree, dst=tmp_path / "uploaded", ignore=shutil.ignore_patterns("checkpoint-*"))
+    job = SimpleNamespace(done=lambda: True)
+    monkeypatch.setattr(HfApi, "upload_folder", lambda self, folder_path, **_: copy(folder_path) and job)
+    trainer.train()
+    run(READER, tmp_path / "uploaded", isolated=True, cwd=tmp_path)
+    found = torch.load(tmp_path / "uploaded.pt")[0]
+    with torch.no_grad():
+        torch.testing.assert_close(found, trainer.clap.eval()(**processor(**CALL)).audio_embeds)
 
 
 PUSHER = """
@@ -214,6 +252,7 @@ class PrivateHub(FakeHub):
             super().answer(b"", 401, X_Error_Code="RepoNotFound")
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_model_pushed_to_a_private_repository_comes_back(tmp_path):
     """One token and one cache folder are enough for the model and its processor."""

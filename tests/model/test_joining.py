@@ -1,9 +1,11 @@
 """Pretrained encoders from folders: weights, tokenizers, and errors for missing files."""
 
+import logging
+
 import builders
 import pytest
 import torch
-from transformers import BertConfig, BertModel
+from transformers import BertConfig, BertForMaskedLM, BertModel
 
 from modeling_supclap import CEDFeatureExtractor, SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.joining import load_tokenizer, load_tower
@@ -17,6 +19,20 @@ def test_weights_that_are_missing_are_named(tmp_path):
     config.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"BertModel.*'encoder\.layer\.1"):
         load_tower("text", str(tmp_path))
+
+
+def test_a_pooler_that_is_left_out_is_not_reported_and_other_weights_are(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    model = BertModel(BertConfig(**builders.bert_config()))
+    model.save_pretrained(tmp_path / "plain")
+    tower = load_tower("text", str(tmp_path / "plain"), "mean")
+    assert tower.pooler is None
+    assert "REPORT" not in caplog.text
+    weights = {**model.state_dict(), "encoder.layer.0.weight_scale": torch.ones(1)}
+    model.save_pretrained(tmp_path / "scaled", state_dict=weights)
+    load_tower("text", str(tmp_path / "scaled"), "mean")
+    assert "weight_scale" in caplog.text
+    assert "pooler" in caplog.text
 
 
 def test_the_error_of_a_tokenizer_without_class_names_the_folder(tmp_path):
@@ -81,3 +97,23 @@ def test_the_encoders_of_a_supclap_model_start_a_new_one(tmp_path):
         assert torch.equal(value, expected[name]), name
     with pytest.raises(ValueError, match=r"'cls'.*'mean'"):
         SupCLAPModel.from_encoders(str(tmp_path), str(tmp_path), text_pooling="cls")
+
+
+def test_the_report_of_transformers_is_shown_unless_it_lists_only_the_pooler_that_is_left_out(tmp_path, capsys):
+    config = BertConfig(**builders.bert_config())
+    BertModel(config).save_pretrained(tmp_path / "encoder")
+    BertForMaskedLM(config).save_pretrained(tmp_path / "head")
+    shown = []
+    handler = logging.Handler()
+    handler.emit = lambda record: shown.append(record.getMessage())
+    logger = logging.getLogger("transformers.modeling_utils")
+    logger.addHandler(handler)
+    try:
+        load_tower("text", str(tmp_path / "encoder"), "mean")
+        assert shown == []
+        load_tower("text", str(tmp_path / "head"), "mean")
+        assert "LOAD REPORT" in shown[0]
+        assert "cls.predictions.bias" in shown[0]
+        assert len(shown) == 1
+    finally:
+        logger.removeHandler(handler)

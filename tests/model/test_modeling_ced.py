@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from modeling_supclap import CEDConfig, CEDFeatureExtractor, CEDModel
+from modeling_supclap.modeling_ced import CEDPatchConv2d
 
 
 def ced(seed: int = 0, **kwargs) -> CEDModel:
@@ -325,3 +326,14 @@ def test_drop_path_grows_linearly():
 def test_bad_input_is_refused(features, mask, message):
     with pytest.raises(ValueError, match=message):
         ced()(features, mask)
+
+
+@pytest.mark.parametrize(("channels", "size", "kernel"), [(1, (64, 101), 16), (3, (9, 8), (4, 2)), (4, (4, 6), 1)])
+def test_the_convolution_of_patches_equals_a_convolution(channels, size, kernel):
+    """Adapters of peft build their own layers from this class, with other channels and a kernel of 1."""
+    torch.manual_seed(0)
+    conv = CEDPatchConv2d(channels, 5, kernel_size=kernel, stride=kernel)
+    plain = torch.nn.Conv2d(channels, 5, kernel_size=kernel, stride=kernel)
+    plain.load_state_dict(conv.state_dict())
+    images = torch.randn(2, channels, *size)
+    torch.testing.assert_close(conv(images), plain(images), atol=1e-5, rtol=1e-5)

@@ -8,7 +8,7 @@ from huggingface_hub.errors import StrictDataclassError
 
 from modeling_supclap import NaFlexConfig, NaFlexModel
 from modeling_supclap.conversion import load_open_clip
-from modeling_supclap.modeling_naflex import rotate
+from modeling_supclap.rotary import rotate
 from modeling_supclap.training.contrastive_module import ContrastiveModule
 from modeling_supclap.training.objectives import ContrastiveObjective
 
@@ -72,7 +72,7 @@ def test_embeddings_do_not_depend_on_the_batch(by_formula, implementation):
     model.set_attn_implementation(implementation)
     clips = list(map(folders.wave, (96_000, 17_760, 600, 48_001)))
     texts = ["w1 w2 w3 w4", "w10", "w1 " * 14, "w3 w5"]
-    for dtype, tolerance in ((torch.float32, 1e-6), (torch.float64, 1e-12)):
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.float64, 1e-12)):
         for is_training in (False, True):
             model.to(dtype).train(is_training)
             together = embed(model, processor, clips, texts)

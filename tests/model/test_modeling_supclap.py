@@ -76,6 +76,23 @@ def test_temperature_and_bias_start_where_the_config_says():
     assert builders.supclap_model().logit_bias is None
 
 
+def test_a_loaded_model_takes_another_temperature_and_bias(tmp_path):
+    builders.supclap_model(builders.supclap_config(temperature=0.07)).save_pretrained(tmp_path / "start")
+    model, report = SupCLAPModel.from_pretrained(
+        tmp_path / "start", temperature=0.5, logit_bias=-10, output_loading_info=True
+    )
+    assert not any(report.values())
+    model.save_pretrained(tmp_path / "siglip")
+    for found in (model, SupCLAPModel.from_pretrained(tmp_path / "siglip")):
+        assert (found.config.temperature, found.config.logit_bias, found.logit_bias.item()) == (0.5, -10, -10)
+        torch.testing.assert_close(found.logit_scale.exp(), torch.tensor([2.0]))
+        assert found.logit_bias.requires_grad
+    again = SupCLAPModel.from_pretrained(tmp_path / "siglip", logit_bias=-3.0)
+    assert (again.logit_bias.item(), again.config.temperature) == (-3.0, 0.5)
+    with pytest.raises(ValueError, match="temperature must be positive"):
+        SupCLAPModel.from_pretrained(tmp_path / "start", temperature=0)
+
+
 def test_loss_is_infonce_of_both_directions(model):
     outputs = model(audio_inputs(3), input_ids=text_inputs(3), return_loss=True)
     logits = outputs.logits_per_audio.tolist()

@@ -133,9 +133,45 @@ def test_a_license_of_the_data_stays_within_its_cell(model):
     text = "CC BY |\n\n# Free\n<img src=x> [see](javascript:x)"
     card = model_card(facts(model, licenses={text: 7}, dataset=["a\n# b"])).text
     (line,) = [line for line in card.splitlines() if "CC BY" in line]
-    assert line == r"| CC BY \| \# Free \<img src=x\> \[see\](javascript:x) | 7 |"
+    assert line == r"| CC BY \| \# Free &lt;img src=x&gt; \[see\]\(javascript:x) | 7 |"
     assert "\n# Free" not in card
     assert "\n# b" not in card
+
+
+def test_texts_of_a_strange_model_and_of_strange_results_are_escaped(tmp_path):
+    builders.supclap_model().save_pretrained(tmp_path)
+    bad = "x](javascript:alert(1)) <img src=x> `a |\n\n# Free of charge\n"
+    parts = [
+        {"part": f"audio tower{bad}", "kind": f"ced{bad}", "source": f"laion{bad}", "license": f"mit{bad}"},
+        {"part": "text tower", "kind": "bert", "source": "y", "license": "", "sha256": [bad], "base_model": [bad]},
+    ]
+    (tmp_path / "provenance.json").write_text(json.dumps(parts))
+    results = {**RESULTS, "protocol": {"dataset": f"esc50{bad}", "split": bad}}
+    results["scores"] = {"retrieval": {f"eng{bad}": {"t2a": {"R@1": score(0.5)}, "a2t": {}}}}
+    card = model_card(facts(SupCLAPModel.from_pretrained(tmp_path), results=[results])).text
+    assert "<img" not in card
+    assert "](javascript" not in card
+    assert "\n# Free" not in card
+    assert card.count(r"x\]\(javascript:alert(1)) &lt;img src=x&gt; \`a \|") == 6
+
+
+def test_the_base_model_in_the_card_of_an_encoder_is_taken_over(tmp_path):
+    for name, base in (("whisper", "base_model: openai/whisper-tiny.en"), ("e5", "base_model:\n- intfloat/e5")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "README.md").write_text(f"---\nlicense: mit\n{base}\n---\n# A copy\n")
+    config = builders.supclap_config()
+    config.audio_config.name_or_path = str(tmp_path / "whisper")
+    config.text_config.name_or_path = str(tmp_path / "e5")
+    card = model_card(facts(builders.supclap_model(config)))
+    assert card.data.base_model == ["openai/whisper-tiny.en", "intfloat/e5"]
+    assert "| [whisper](https://huggingface.co/openai/whisper-tiny.en) | mit |" in card.text
+    assert "sha256 of" not in card.text  # a column for converted files only
+
+
+def test_reproducible_runs_have_the_number_of_threads(model):
+    assert "on the same machine with 6 threads are reproducible" in model_card(facts(model, threads=6)).text
+    assert "with 1 thread are" in model_card(facts(model, threads=1)).text
+    assert "with the same number of threads are" in model_card(facts(model)).text
 
 
 def test_an_unknown_license_is_left_open(tmp_path, monkeypatch):
@@ -284,6 +320,7 @@ for name in ("someone/trained", "someone/plain"):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_pushed_with_the_model(tmp_path):
     with fake_hub() as address:

@@ -33,7 +33,7 @@ def test_facts_of_a_trainer(trainer, tmp_path):
     assert (facts.name, facts.repository, facts.sampling_rate_hz) == ("my-run", None, 16000)
     assert facts.languages == ["eng", "fra"]
     assert (facts.clips, facts.licenses) == (8, {"CC0-1.0": 7, "not stated": 1})
-    assert (facts.processes, facts.device) == (1, "cpu")
+    assert (facts.processes, facts.device, facts.threads) == (1, "cpu", torch.get_num_threads())
     told = facts.arguments
     assert {name: told[name] for name in ("loss", "svr", "learning_rate", "seed")} == {
         "loss": "infonce", "svr": "bi-static", "learning_rate": 1e-3, "seed": 7,
@@ -84,6 +84,17 @@ def test_facts_recorded_by_a_recipe(trainer, tmp_path):
     assert facts.arguments["text_encoder"] == "LaBSE"
     assert not {"data_dir", "lora_rank"} & facts.arguments.keys()
     assert facts.results == [own, {"schema": SCHEMA}]
+
+
+def test_a_post_training_has_no_regulariser_and_no_loss_of_the_options(trainer, tmp_path):
+    scores = {"temporal": {"eng": {"before": {}, "stage_a": {}, "stage_b": {}}}}
+    own = {"schema": SCHEMA, "protocol": {}, "scores": scores, "training": {"arguments": {"stage": "a"}}}
+    assert "svr" in facts_of_run(trainer).arguments
+    (tmp_path / "my-run").mkdir(exist_ok=True)
+    (tmp_path / "my-run" / "results.json").write_text(json.dumps(own))
+    arguments = facts_of_run(trainer).arguments
+    assert arguments["stage"] == "a, then b"
+    assert not {"svr", "loss"} & arguments.keys()
 
 
 def test_a_folder_without_results(tmp_path):
@@ -139,11 +150,14 @@ def test_the_commit_of_a_checkout(tmp_path, monkeypatch):
     monkeypatch.setattr(card_facts, "_ROOT", tmp_path)
     assert code_commit() == ""
     who = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
-    for words in (["init", "-q"], [*who, "commit", "-q", "--allow-empty", "-m", "first"]):
+    (tmp_path / "code.py").write_text("")
+    for words in (["init", "-q"], ["add", "."], [*who, "commit", "-q", "-m", "first"], ["tag", "v1"]):
         subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
     commit = code_commit()
     assert len(commit) == 40
-    (tmp_path / "new").write_text("")
+    (tmp_path / "recordings").write_text("not code")
+    assert code_commit() == commit
+    (tmp_path / "code.py").write_text("changed")
     assert code_commit() == f"{commit} with local changes"
 
 

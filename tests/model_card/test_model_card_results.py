@@ -31,6 +31,7 @@ OTHERS = results(
     }
 )
 ACCURACIES = {stage: {"temporal_accuracy": score(value)} for stage, value in (("before", 0.3), ("stage_a", 0.5))}
+PROBES = results({"linear_probe": {"logistic_regression": {"top1": score(0.8)}}}, dataset="clotho")
 STAGES = results({"temporal": {"eng": ACCURACIES}}, dataset="esc50", split="held out", classes=10)
 
 
@@ -88,3 +89,13 @@ def test_the_model_index_keeps_directions_languages_and_intervals_apart():
         "order_of_sounds_before_temporal_accuracy": 0.3,
         "order_of_sounds_stage_a_temporal_accuracy": 0.5,
     }
+
+
+def test_the_accuracy_of_a_probe_is_not_that_of_zero_shot_classification():
+    """The Hub would show both as the accuracy of one task."""
+    probe, zero_shot = (
+        next(each.as_eval_result() for each in get_card_scores(content) if each.metric == "top1")
+        for content in (PROBES, OTHERS)
+    )
+    assert (probe.task_type, zero_shot.task_type) == ("audio-classification", "zero-shot-audio-classification")
+    assert (probe.metric_type, zero_shot.metric_type) == ("linear_probe_logistic_regression_top1", "accuracy")

@@ -42,6 +42,7 @@ def losses(folder: Path) -> list[float]:
     return [entry["loss"] for entry in history if "loss" in entry]
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_a_job_on_two_machines_is_requeued_after_sigterm_and_has_the_losses_of_one_job(tmp_path):
     for name, text in {"srun": SRUN, "scontrol": SCONTROL}.items():

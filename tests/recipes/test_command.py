@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import venv
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
@@ -136,7 +137,11 @@ def checkout(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def environment(checkout):
-    """Folder with the commands of an environment: the tested packages, and this package from its wheel."""
+    """Folder with the commands of an environment: the tested packages, and this package from its wheel.
+
+    pip installs the wheel without a network, and checks that the tested packages, with any build of PyTorch, are all
+    that it requires.
+    """
     folder = checkout.parent
     built = build_wheel(checkout)
     assert built.returncode == 0, built.stderr
@@ -146,9 +151,13 @@ def environment(checkout):
     (site_packages,) = (folder / "venv").glob("lib/python*/site-packages")
     # its .pth files are not read
     (site_packages / "tested.pth").write_text(str(Path(torch.__file__).parents[1]))
-    target = ["--target", str(site_packages), "--no-deps", "--no-index", str(wheel)]
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *target], check=True, timeout=240)
-    return site_packages, folder / "venv" / "bin" / "python"
+    python = folder / "venv" / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-index", str(wheel)]
+    offline = {**os.environ, "PIP_FIND_LINKS": "", "CUDA_VISIBLE_DEVICES": ""}
+    # without the requirements, although the checkout is installed, and then with them
+    for options in (["--no-deps", "--ignore-installed"], []):
+        subprocess.run([*pip, *options], check=True, timeout=240, env=offline)
+    return site_packages, python
 
 
 @pytest.fixture
@@ -160,9 +169,11 @@ def project(tmp_path):
     return tmp_path
 
 
-def run(environment, project, *words, **options):
+def run(environment, project, *words, then=(), **options):
+    """Start a command, and `then` another in the same process, which saves the imports."""
     _, python = environment
-    main = "import sys; sys.path.remove(''); from modeling_supclap.recipes.command import main; sys.exit(main())"
+    main = "import sys; sys.path.remove(''); from modeling_supclap.recipes.command import main; "
+    main += f"sys.exit(main() or {bool(then)} and main({list(then)}))"
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return subprocess.Popen(
         [python, "-c", main, *words], cwd=project, env={**variables, "OMP_NUM_THREADS": "1"}, text=True,
@@ -177,16 +188,14 @@ def finish(process):
 
 @pytest.mark.process
 def test_an_installed_wheel_works_next_to_modules_of_the_same_names(environment, project):
-    code, printed = finish(run(environment, project, "train", "smoke.yaml", "--output_dir", "out"))
+    words = ["evaluate", "--model", "out", "--num_train", "8", "--num_validation", "8", "--num_test", "16"]
+    words += ["--output_dir", "scores", "--cache_dir", "none"]
+    code, printed = finish(run(environment, project, "train", "smoke.yaml", "--output_dir", "out", then=words))
     assert code == 0, printed
     results = json.loads((project / "out" / "results.json").read_text())
     assert results["training"]["steps"] == 8
     assert "supclap train smoke.yaml --output_dir out" in ModelCard.load(project / "out" / "README.md").text
 
-    words = ["--model", "out", "--num_train", "8", "--num_validation", "8", "--num_test", "16"]
-    words += ["--output_dir", "scores", "--cache_dir", "none"]
-    code, printed = finish(run(environment, project, "evaluate", *words))
-    assert code == 0, printed
     assert (project / "scores" / "report.html").stat().st_size > 10_000
 
     installed = {path.name for path in environment[0].iterdir()}
@@ -212,6 +221,18 @@ def test_all_commands_start_from_the_wheel(environment, project):
     seen = [line.split() for line in started.stdout.splitlines()]
     assert [words[0] for words in seen] == list(command.COMMANDS), started.stderr
     assert all(Path(file).is_relative_to(site_packages) and helped == "True" for _, file, helped in seen)
+
+
+@pytest.mark.process
+def test_pip_shows_the_licence_and_the_supported_pythons(environment):
+    (installed,) = distributions(path=[str(environment[0])], name="supclap")
+    shown = installed.metadata
+    assert (shown["Version"], shown["License-Expression"]) == (modeling_supclap.__version__, "Apache-2.0")
+    assert shown["Requires-Python"] == ">=3.11"
+    assert shown["Author"] == "The SupCLAP contributors"
+    pythons = [line.rpartition(" :: ")[2] for line in shown.get_all("Classifier") if ":: Python :: 3." in line]
+    assert pythons == ["3.11", "3.12", "3.13"]
+    assert {"LICENSE"} <= {path.name for path in installed.files}
 
 
 @pytest.mark.process

@@ -15,8 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import ClapModel
 
 from modeling_supclap import CEDConfig, CEDFeatureExtractor, CEDModel, SonarTextModel, SupCLAPModel, SupCLAPProcessor
-from modeling_supclap.conversion import layouts, open_clip
-from modeling_supclap.recipes.convert_checkpoint import KINDS, main, print_comparison
+from modeling_supclap.recipes.convert_checkpoint import main
 
 ROOT = Path(__file__).parents[2]
 SONAR = published.random(published.sonar_hub())
@@ -75,7 +74,7 @@ def test_ml_clap(tmp_path, capsys, tokenizer):
     torch.save(
         {f"module.{name}": value for name, value in published.small_ml_clap().items()}, tmp_path / "pretrain.pt"
     )
-    convert(tmp_path / "pretrain.pt", tmp_path / "out", "--tokenizer", tokenizer, "--kind", "ml-clap", "--verify")
+    convert(tmp_path / "pretrain.pt", tmp_path / "out", "--tokenizer", tokenizer, "--verify")
     printed = capsys.readouterr().out
     assert re.search(r"pretrain\.pt.*ML-CLAP.*\b57 tensors", printed)
     assert "SONAR" in printed
@@ -90,7 +89,7 @@ def test_ml_clap(tmp_path, capsys, tokenizer):
 
 
 @torch.no_grad()
-def test_laion(tmp_path, capsys):
+def test_laion(tmp_path):
     original = published.laion_model()
     tensors = {
         f"module.{name}": value for name, value in published.laion(original, published.slaney_filters(48_000)).items()
@@ -98,8 +97,6 @@ def test_laion(tmp_path, capsys):
     torch.save({"epoch": 3, "state_dict": tensors, "optimizer": {}, "scaler": {}}, tmp_path / "best.pt")
     builders.clap_processor().tokenizer.save_pretrained(tmp_path / "roberta")
     convert(tmp_path / "best.pt", tmp_path / "out", "--tokenizer", tmp_path / "roberta", "--verify")
-    printed = capsys.readouterr().out
-    assert "epoch, optimizer, scaler" in printed
     model, processor = (
         SupCLAPModel.from_pretrained(tmp_path / "out"),
         SupCLAPProcessor.from_pretrained(tmp_path / "out"),
@@ -128,14 +125,14 @@ def test_sonar_with_a_tokenizer_in_the_same_folder(tmp_path, capsys, tokenizer):
     assert all(torch.equal(again.state_dict()[name], value) for name, value in SONAR.items())
 
 
-def test_one_tower_of_two(tmp_path, capsys):
+def test_every_tensor_is_accounted_for(tmp_path, capsys):
     torch.save(published.small_ml_clap(), tmp_path / "pretrain.pt")
-    convert(tmp_path / "pretrain.pt", tmp_path / "audio", "--part", "audio")
-    assert CEDModel.from_pretrained(tmp_path / "audio").config.embed_dim == 64
+    convert(tmp_path / "pretrain.pt", tmp_path / "out")
     lines = capsys.readouterr().out.splitlines()
     named = [int(line.split()[2].replace(",", "")) for line in lines if line.startswith("set aside: ")]
-    placed = [int(line.split()[1]) for line in lines if line.startswith("audio_model ")]
-    assert sum(named) + sum(placed) == len(published.small_ml_clap())  # every tensor is accounted for
+    start = next(index for index, line in enumerate(lines) if line.startswith("part "))
+    placed = [int(line.split()[1]) for line in lines[start + 1 : start + 6]]
+    assert sum(named) + sum(placed) == len(published.small_ml_clap())
 
 
 def test_refusals_write_nothing(tmp_path):
@@ -143,16 +140,10 @@ def test_refusals_write_nothing(tmp_path):
         published.ced_original(published.random(published.ced_encoder()), published.random(published.ced_head())),
         tmp_path / "x.pt",
     )
-    with pytest.raises(ValueError, match=r"'ced'.*'laion'"):
-        convert(tmp_path / "x.pt", tmp_path / "out", "--kind", "laion")
     torch.save({"a": torch.ones(1)}, tmp_path / "y.pt")
     with pytest.raises(ValueError, match="layout"):
         convert(tmp_path / "y.pt", tmp_path / "out")
     assert {path.name for path in tmp_path.iterdir()} == {"x.pt", "y.pt"}
-
-
-def test_the_help_knows_all_kinds():
-    assert set(KINDS) == set(layouts.KINDS)
 
 
 @pytest.mark.process
@@ -172,7 +163,6 @@ def test_clap2_goes_to_our_format_and_back(tmp_path, capsys):
     convert(tmp_path / "source", tmp_path / "ours", "--verify")
     printed = capsys.readouterr().out
     assert "recognised as CLAP2, OpenCLIP, 83 tensors" in printed
-    assert "all fields of open_clip_config.json are supported" in printed
     assert "no tokenizer" not in printed
     assert SupCLAPProcessor.from_pretrained(tmp_path / "ours").tokenizer("w7")["input_ids"] == [59, 7, 57]
 
@@ -183,34 +173,6 @@ def test_clap2_goes_to_our_format_and_back(tmp_path, capsys):
         torch.testing.assert_close(after[name].reshape(-1), value.reshape(-1), rtol=1e-6, atol=0)
     with pytest.raises(ValueError, match="not an empty folder"):
         convert(tmp_path / "ours", tmp_path / "back", "--to", "open_clip")
-
-
-EQUAL = {"version": "4.2.1", "tokens": True, "audio": 0.99999987, "text": 1.0}
-
-
-@pytest.mark.parametrize(
-    ("found", "printed"),
-    [
-        (EQUAL, ["4.2.1", "ids equal", "audio 1.000000", "text 1.000000", "report"]),
-        ({**EQUAL, "tokens": False, "audio": 0.95}, ["DIFFER", "audio 0.950000", "report"]),
-        (ImportError("no module open_clip"), ["no module open_clip", "open_clip_torch>=4.2.1"]),
-        (OSError("r50k_base.tiktoken"), ["not compared", "r50k_base.tiktoken"]),
-    ],
-)
-def test_the_comparison_with_openclip_is_printed(tmp_path, capsys, monkeypatch, found, printed):
-    def compare(folder, model, processor):
-        assert (folder, processor.tokenizer("w7")["input_ids"]) == (tmp_path, [59, 7, 57])
-        if isinstance(found, Exception):
-            raise found
-        return found
-
-    folders.write_folder(tmp_path, "A")
-    monkeypatch.setattr(open_clip, "compare_with_open_clip", compare)
-    print_comparison(tmp_path)
-    lines = capsys.readouterr().out.splitlines()
-    assert "all fields" in lines[0]
-    for words in printed:
-        assert words in " ".join(lines[1:])
 
 
 def test_a_tuned_clap_becomes_a_clap_model(tmp_path, capsys):

@@ -57,6 +57,24 @@ def test_the_loudness_of_overlaid_sounds_is_an_option(matches):
     assert evaluate_supclap.options_of(args).zste.join.match_overlay_loudness is matches
 
 
+def test_classes_without_a_recording_stay_candidates(folder, tmp_path):
+    """A partial download has the chance level of the whole dataset, also with a limit."""
+    data = esc50_folder(tmp_path / "ESC-50", count=4, num_folds=2)
+    for path in (data / "audio").glob("*-A-3.wav"):
+        path.unlink()
+    words = ["--model", folder / "model0", "--dataset", "esc50", "--data_dir", data, "--tasks", "zero_shot", "zste"]
+    words += ["--zste_tasks", "1A", "--zste_items", "4", "--zste_candidates", "4", "--cache_dir", "none"]
+    for more in ([], ["--folds", "1", "2"], ["--limit", "1"]):
+        if more == ["--limit", "1"]:
+            words[words.index("zste")] = "zero_shot"  # no pairs of one clip
+        run_recipe(evaluate_supclap, *words, "--output_dir", tmp_path / "out", *more)
+        results = Results.load(tmp_path / "out")
+        assert results.scores["zero_shot"]["eng"]["supclap"]["top1"]["chance"] == pytest.approx(1 / 4)
+        assert results.protocol["classes"] == len(results.protocol["zero_shot"]["classes"]) == 4
+        if "zste" in results.scores:
+            assert results.scores["zste"]["eng"]["1A"]["chance"] == pytest.approx(1 / 4)
+
+
 def test_one_command_one_results_and_a_second_embeds_nothing(folder, capsys):
     words = [*command(folder, "model0"), "--retrieval_metrics", "nDCG@10", "MRR"]
     run_recipe(evaluate_supclap, *words)

@@ -15,7 +15,8 @@ from modeling_supclap.training.training_args import TemporalTrainingArguments
 
 ROOT = Path(__file__).parents[2]
 INDEX = (ROOT / "docs" / "paper_index.md").read_text(encoding="utf-8")
-NAMES = sorted(set(re.findall(r"`([^`]+)`", INDEX)))
+ARGUMENTS = ("text_embeds", "audio_embeds", "anchors", "targets", "temperature", "logit_scale", "radius")  # of losses
+NAMES = sorted(set(re.findall(r"`([^`]+)`", INDEX)).difference(ARGUMENTS))
 GROUPS = (
     options.DataArguments,
     options.ModelArguments,

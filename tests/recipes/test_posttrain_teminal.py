@@ -207,6 +207,7 @@ def test_the_recordings_of_the_training_are_recorded(run, esc_folder):
     assert refuse_trained_sources(held_out.rows, str(run[0]), allow=True) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_several_processes_equal_one_run(run, tmp_path):
     halves = ["--output_dir", str(tmp_path), "--per_device_train_batch_size", "3", "--use_cpu", "true"]
@@ -214,7 +215,7 @@ def test_several_processes_equal_one_run(run, tmp_path):
     one, two = (Results.load(folder).scores["temporal"]["eng"] for folder in (run[0], tmp_path))
     assert two["before"] == one["before"]
     steps = [
-        sorted(path.relative_to(folder) for path in folder.glob("stage_*/checkpoint-*"))
+        sorted(path.relative_to(folder) for path in folder.glob("stage_*/_resume/checkpoint-*"))
         for folder in (run[0], tmp_path)
     ]
     assert steps[0] == steps[1] != []
@@ -251,7 +252,16 @@ def test_lora_saves_a_model_in_the_standard_layout(esc_folder, model_folder, tmp
     small = ["--num_train_epochs", "2", "--per_device_train_batch_size", "6", "--eval_pairs", "4", "--lora_rank", "2"]
     places = in_folders(model_folder, esc_folder, tmp_path / "lora")
     run_recipe(posttrain_teminal, *places, *small, "--audio_layers", "1", "--text_layers", "1")
-    assert 0 < Results.load(tmp_path / "lora").content["training"]["audio_share"] < 0.5
+    trained = Results.load(tmp_path / "lora").content["training"]
+    plain = SupCLAPModel.from_pretrained(model_folder)
+    for tower in ("audio", "text"):
+        sizes = {name: weight.numel() for name, weight in plain.named_parameters() if name.startswith(f"{tower}_")}
+        projection = sum(size for name, size in sizes.items() if name.startswith(f"{tower}_projection"))
+        adapters = trained[f"{tower}_trained"] - projection
+        assert adapters > 0
+        # PEFT trains a copy of the projection, which is counted once
+        share = trained[f"{tower}_trained"] / (sum(sizes.values()) + adapters)
+        assert trained[f"{tower}_share"] == pytest.approx(share)
     before = SupCLAPModel.from_pretrained(model_folder).state_dict()
     loaded, report = SupCLAPModel.from_pretrained(tmp_path / "lora", output_loading_info=True)
     assert not any(report.values()), report
@@ -312,6 +322,20 @@ def test_only_stage_b_is_trained_if_requested(esc_folder, model_folder, tmp_path
             run_recipe(posttrain_teminal, *words, *wrong)
     with pytest.raises(ValueError, match="stages"):
         run_recipe(posttrain_teminal, config)
+
+
+def test_unusable_recordings_are_left_out_and_named(model_folder, tmp_path):
+    folder = esc50_folder(tmp_path / "ESC-50", count=7, num_folds=2)
+    for name in ("1-6-A-0", "2-105-A-1"):
+        (folder / "audio" / f"{name}.wav").write_bytes(b"junk")
+    words = [*in_folders(model_folder, folder, tmp_path / "run"), *ONE_EPOCH, "--languages", "eng", "--stages", "b"]
+    run_recipe(posttrain_teminal, *words, "--on_bad_audio", "skip")
+    content = Results.load(tmp_path / "run").content
+    assert {split: clips for split, clips in content["left_out"].items() if clips} == {
+        "train": ["2-105-A-1"],
+        "test": ["1-6-A-0"],
+    }
+    assert content["data"]["train"]["rows"] == 12  # as loaded
 
 
 def test_captions_of_accumulated_batches_are_counted(esc_folder, model_folder, tmp_path):

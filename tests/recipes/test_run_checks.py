@@ -1,18 +1,22 @@
 """Checks before the first step: published numbers, splits, options and overlaps."""
 
 import json
+import re
 from pathlib import Path
 
 import dataset_folders
 import pytest
 from builders import save_supclap
+from dataset_folders import youtube_id
+from full_scale import write_sounds
 from recordings import esc50_folder
 
-from modeling_supclap.recipes import estimates
+from modeling_supclap.recipes import estimates, training_data
 from modeling_supclap.recipes.models import has_model
-from modeling_supclap.recipes.options import ReproductionArguments
+from modeling_supclap.recipes.options import DataArguments, ReproductionArguments
 from modeling_supclap.recipes.run_checks import check_inputs, find_data
 from modeling_supclap.recipes.runs import Row, Step
+from modeling_supclap.recipes.training_data import describe_bad_audio
 
 
 def test_a_part_of_a_dataset_is_not_the_published_one(tmp_path):
@@ -75,6 +79,42 @@ def test_an_overlap_with_the_training_data_is_refused_or_reported(tmp_path, caps
         printed = capsys.readouterr().out
         assert text in printed
         assert ("training data" in printed) == ("split" not in evaluation)
+
+
+@pytest.mark.parametrize("check_audio", [False, True])
+def test_a_dry_run_decodes_recordings_and_says_what_would_stop(tmp_path, capsys, monkeypatch, check_audio):
+    """A sample of each split, or all recordings; training reads all splits, and an evaluation its own."""
+    monkeypatch.setattr(training_data, "SAMPLE_RECORDINGS", 0)  # too small to meet the unusable ones
+    describe_bad_audio.cache_clear()
+    row = evaluated(tmp_path, split="test", on_bad_audio="skip")
+    made = Path(row.runs[0][0].settings["data_dir"])
+    write_sounds(sorted(made.rglob("*.wav")))
+    args = ReproductionArguments(output_dir=str(tmp_path), dry_run=True, check_audio=check_audio)
+    check_inputs("table", [row], args)
+    assert "cannot be used" not in capsys.readouterr().out
+
+    (broken,) = [path for path in made.rglob("*.wav") if youtube_id(28) in path.name]  # of the test split
+    broken.write_bytes(b"junk")
+    describe_bad_audio.cache_clear()
+    check_inputs("table", [row], args)
+    lines = capsys.readouterr().out.splitlines()
+    missing = [line for line in lines if line.startswith("  missing") and "1 of 3 recordings of test" in line]
+    found = [line for line in lines if line.startswith("  found") and "1 of 3 recordings of test" in line]
+    assert (len(missing), len(found)) == ((1, 1) if check_audio else (0, 0))
+    if check_audio:
+        assert "--on_bad_audio skip" in missing[0]  # the training stops
+        assert "left out" in found[0]  # the evaluation does not
+        assert youtube_id(28) in missing[0]
+
+
+def test_the_advice_for_missing_files_is_the_same_everywhere(tmp_path, monkeypatch):
+    made = dataset_folders.audiocaps(tmp_path, train=20, held_out=2)
+    for path in made.audio[:10]:
+        path.unlink()
+    _, _, lack = find_data("audiocaps", "train", json.dumps(made.config), describe=False)
+    assert re.search("10 of the 24 recordings.*--allow_missing true", lack[0])
+    with pytest.raises(FileNotFoundError, match=r"10 of 24 recordings.*--allow_missing true"):
+        DataArguments("audiocaps", **made.config).load_splits()
 
 
 def test_a_missing_split_is_found(tmp_path):

@@ -111,6 +111,7 @@ def test_errors_are_one_line(saved, sounds, tmp_path, capsys, words, name):
     assert name in message
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_two_processes_and_a_kill(saved, sounds, tmp_path, capsys):
     words = ["--model", str(saved), "--quiet"]

@@ -34,7 +34,7 @@ from modeling_supclap.recipes import posttrain_teminal, train_supclap
 from modeling_supclap.recipes.arguments import parse_arguments
 from modeling_supclap.recipes.options import DataArguments, ModelArguments
 from modeling_supclap.recipes.train_supclap import arguments_in_use
-from modeling_supclap.recipes.training_data import check_splits, require_usable_audio
+from modeling_supclap.recipes.training_data import check_splits, list_classes, require_usable_audio
 from modeling_supclap.training.contrastive_module import ContrastiveModule
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
@@ -43,7 +43,7 @@ SMOKE = "recipes/configs/smoke.yaml"
 
 def losses(folder: Path) -> list[float]:
     """Return all losses of a run, from its last checkpoint."""
-    last = max(folder.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
+    last = max(folder.rglob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
     history = json.loads((last / "trainer_state.json").read_text())["log_history"]
     return [entry["loss"] for entry in history if "loss" in entry]
 
@@ -77,6 +77,9 @@ def test_a_launched_run_prints_a_table_and_writes_a_card(tmp_path):
     assert re.search(r"chance 0\.\d", output)
     assert "training_curves.png" in table
     assert str(folder) in table
+    assert re.search(r"training: 1 process, \d+ clips in a batch, 8 steps, (cpu|cuda), float32\n", output)
+    assert re.search(rf"{folder}/_resume \(\d+\.\d MB\).*deleted$", output.strip())
+    assert not list(folder.glob("checkpoint-*"))
     command = f"accelerate launch recipes/train_supclap.py {SMOKE} --output_dir run"
     assert command in ModelCard.load(folder / "README.md").text
 
@@ -280,6 +283,29 @@ def test_without_validation_and_test_splits_the_last_checkpoint_is_kept(sounds, 
     SupCLAPModel.from_pretrained(tmp_path / "run")
 
 
+def test_candidates_of_zero_shot_are_the_labels_of_all_splits():
+    train = Dataset.from_dict({"labels": [["rain", "wind"], ["dog"], ["rain"]], "clip_id": ["a", "b", "c"]})
+    assert list_classes({"train": train, "test": train.select([2])}) == ["dog", "rain", "wind"]
+    assert list_classes({"test": train.select([2])}, {"saw"}) == ["rain", "saw"]  # of clips without a row
+    assert list_classes({"test": Dataset.from_dict({"labels": [[], []]})}) is None
+
+
+def test_a_class_without_a_test_clip_is_a_wrong_answer(sounds, tmp_path):
+    """As in the evaluation recipe: the candidates do not depend on the clips that the split happens to have."""
+    lines = ["file_name,caption,split,label"]
+    for number, path in enumerate(sorted(sounds.glob("*.wav"))):
+        split = "test" if number in (1, 4) else "train"
+        lines.append(f'"{path.name}",sound {number},{split},{"abc"[number % 3]}')
+    (sounds / "metadata.csv").write_text("\n".join(lines), encoding="utf-8")
+    words = ["--dataset", "audio_folder", "--data_dir", sounds, "--languages", "eng", *WORDS, "--eval_strategy", "no"]
+    words += ["--load_best_model_at_end", "false", "--zero_shot_templates", "a {}", "--output_dir", tmp_path / "run"]
+    run_recipe(train_supclap, *words)
+    results = Results.load(tmp_path / "run")
+    assert results.scores["zero_shot"]["eng"]["run"]["top1"]["chance"] == pytest.approx(1 / 3)
+    assert results.protocol["classes"] == 3
+    assert results.content["left_out"] == {}
+
+
 def test_a_checkpoint_that_is_selected_on_the_test_split_is_named_so(tmp_path, capsys):
     """The validation split may be missing. The scores of the best epoch are those of the test split."""
     words = [ROOT / SMOKE, "--max_steps", "2", "--num_validation", "0", "--num_test", "24", "--use_cpu", "true"]
@@ -289,6 +315,8 @@ def test_a_checkpoint_that_is_selected_on_the_test_split_is_named_so(tmp_path, c
     assert printed.count("WARNING: the test split selects the checkpoint") == 2
     results = Results.load(tmp_path / "run")
     assert results.protocol["selected_on"] == "test"
+    assert "test mean_recall" in printed
+    assert "validation mean_recall" not in printed
     assert results.content["training"]["arguments"]["selection_split"] == "test"
     best = results.content["training"]["best_validation"]["mean_recall"]
     recalls = []

@@ -208,41 +208,47 @@ time.sleep(600)
 """
 
 
-@pytest.mark.process
-@pytest.mark.parametrize("width", [390, 1280])
-def test_in_chromium_the_player_starts_at_the_hit(searcher, folder, tmp_path, width):
-    webdriver = pytest.importorskip("selenium.webdriver")
+@pytest.fixture(scope="module")
+def address(folder, tmp_path_factory):
+    """Address of a page in another process."""
     if shutil.which("chromium") is None or shutil.which("chromedriver") is None:
         pytest.skip("no Chromium with its driver; install chromium and chromium-driver")
     tests = os.path.dirname(os.path.dirname(__file__))
-    environment = {**os.environ, "GRADIO_ANALYTICS_ENABLED": "False", "GRADIO_TEMP_DIR": str(tmp_path)}
+    uploads = str(tmp_path_factory.mktemp("uploads"))
+    environment = {**os.environ, "GRADIO_ANALYTICS_ENABLED": "False", "GRADIO_TEMP_DIR": uploads}
     command = [sys.executable, "-c", PAGE, str(folder.parent / "index"), str(folder), tests]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
-        address = server.stdout.readline().strip()
-        options = webdriver.ChromeOptions()
-        for word in ("--headless=new", "--no-sandbox", "--autoplay-policy=no-user-gesture-required"):
-            options.add_argument(word)
-        options.add_argument(f"--window-size={width},1400")
-        browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
-        try:
-            browser.get(address)
-            hits = searcher.search("high", k=5)
-            box = wait(lambda: browser.find_element("css selector", "textarea, input[type=text]"))
-            box.send_keys("high")
-            wait(lambda: button(browser, "Search")).click()
-            player = wait(lambda: browser.find_element("id", "player0"))
-            wait(lambda: browser.execute_script("return arguments[0].readyState", player) >= 1 or None)
-            at = wait(lambda: browser.execute_script("return arguments[0].currentTime", player) or None)
-            assert at == pytest.approx(hits[0].start_seconds, abs=0.3)
+        yield server.stdout.readline().strip()
+        server.kill()
 
-            browser.execute_script("arguments[0].play()", player)
-            wait(lambda: browser.execute_script("return arguments[0].currentTime", player) > at + 0.2 or None)
-            wide = browser.execute_script("return document.documentElement.scrollWidth")
-            assert wide <= browser.execute_script("return window.innerWidth")
-            browser.save_screenshot(os.environ.get("SUPCLAP_SCREENSHOT", str(tmp_path / "page.png")))
-        finally:
-            browser.quit()
-            server.kill()
+
+@pytest.mark.process
+@pytest.mark.parametrize("width", [390, 1280])
+def test_in_chromium_the_player_starts_at_the_hit(searcher, address, tmp_path, width):
+    webdriver = pytest.importorskip("selenium.webdriver")
+    options = webdriver.ChromeOptions()
+    for word in ("--headless=new", "--no-sandbox", "--autoplay-policy=no-user-gesture-required"):
+        options.add_argument(word)
+    options.add_argument(f"--window-size={width},1400")
+    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
+    try:
+        browser.get(address)
+        hits = searcher.search("high", k=5)
+        box = wait(lambda: browser.find_element("css selector", "textarea, input[type=text]"))
+        box.send_keys("high")
+        wait(lambda: button(browser, "Search")).click()
+        player = wait(lambda: browser.find_element("id", "player0"))
+        wait(lambda: browser.execute_script("return arguments[0].readyState", player) >= 1 or None)
+        at = wait(lambda: browser.execute_script("return arguments[0].currentTime", player) or None)
+        assert at == pytest.approx(hits[0].start_seconds, abs=0.3)
+
+        browser.execute_script("arguments[0].play()", player)
+        wait(lambda: browser.execute_script("return arguments[0].currentTime", player) > at + 0.2 or None)
+        wide = browser.execute_script("return document.documentElement.scrollWidth")
+        assert wide <= browser.execute_script("return window.innerWidth")
+        browser.save_screenshot(os.environ.get("SUPCLAP_SCREENSHOT", str(tmp_path / "page.png")))
+    finally:
+        browser.quit()
 
 
 def button(browser, label):

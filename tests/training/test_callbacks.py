@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import reference
 import torch
+from accelerate.commands import launch
+from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 from processes import run_processes
 from recordings import tone_rows
 from test_trainer import QUICK, arguments, best_step, build, processor, with_dropout
@@ -27,6 +29,7 @@ from modeling_supclap.training.callbacks import (
     DriftCallback,
     EpochCallback,
     LineCallback,
+    StartCallback,
     SupCLAPProgressCallback,
     ThroughputCallback,
 )
@@ -92,23 +95,71 @@ class _Bar:
         print(line)
 
 
+class Zero(torch.nn.Module):
+    """Objective that is always 0."""
+
+    def forward(self, audio_embeds, *args, **kwargs):
+        return 0 * audio_embeds.sum(), {}
+
+
 @pytest.mark.parametrize(
-    ("options", "chance"),
-    [
-        ({}, 2 * math.log(6)),
-        ({"loss": "kcl", "languages": ["eng", "fra"]}, math.log(6)),
-        ({"svr": "bi-static"}, None),
-        ({"loss": "siglip"}, None),
-    ],
+    ("options", "objective", "chance"),
+    [({}, None, 2 * math.log(4)), ({"svr": "bi-static"}, None, None), ({}, Zero(), None)],
 )
-def test_the_first_loss_is_printed_with_that_of_random_embeddings(tmp_path, capsys, options, chance):
-    args = SupCLAPTrainingArguments(str(tmp_path), per_device_train_batch_size=6, use_cpu=True, **options)
-    callback, state = LineCallback(), SimpleNamespace(is_world_process_zero=True, global_step=1, max_steps=2)
-    for _ in range(2):
-        callback.on_log(args, state, None, logs={"loss": 1.0, "clips_per_second": 2.0})
-    first, second = capsys.readouterr().out.splitlines()
+def test_the_first_loss_is_printed_with_that_of_random_embeddings(tmp_path, capsys, rows, options, objective, chance):
+    args = arguments(tmp_path, max_steps=2, **QUICK, **options)
+    SupCLAPTrainer(builders.supclap_model(), args, rows, None, processor(), objective).train()
+    _, first, second = capsys.readouterr().out.splitlines()
     assert (f"random embeddings: loss {chance:.3f}" in first) if chance else ("random" not in first)
     assert "random" not in second
+
+
+@pytest.mark.parametrize(
+    ("rate", "printed"), [(0.042, "0.042"), (0.42, "0.42"), (4.2, "4.2"), (9.96, "10"), (98.7, "99"), (1234.5, "1234")]
+)
+def test_slow_steps_have_a_rate(capsys, rate, printed):
+    state = SimpleNamespace(is_world_process_zero=True, global_step=1, max_steps=2)
+    LineCallback().on_log(None, state, None, logs={"loss": 1.0, "clips_per_second": rate})
+    assert capsys.readouterr().out == f"step 1 of 2: loss 1.000, {printed} clips/s\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "printed"),
+    [
+        ({}, "training: 1 process, 6 clips in a batch, 50 steps, cpu, float32"),
+        ({"bf16": True, "gradient_accumulation_steps": 3}, "6 clips in a batch, 50 steps of 3 batches, cpu, bf16"),
+    ],
+)
+def test_a_run_starts_with_its_size(tmp_path, capsys, options, printed):
+    args = SupCLAPTrainingArguments(str(tmp_path), per_device_train_batch_size=6, use_cpu=True, **options)
+    StartCallback().on_train_begin(args, SimpleNamespace(is_world_process_zero=True, max_steps=50), None)
+    StartCallback().on_train_begin(args, SimpleNamespace(is_world_process_zero=False, max_steps=50), None)
+    assert capsys.readouterr().out.endswith(f"{printed}\n")
+    assert capsys.readouterr().out.count("training") == 0
+
+
+def test_a_launcher_that_starts_fewer_processes_is_reported(tmp_path, monkeypatch, caplog):
+    """With the environment that `accelerate launch --cpu` sets for one and for two processes."""
+    state = SimpleNamespace(is_world_process_zero=True, max_steps=50)
+    args = SupCLAPTrainingArguments(str(tmp_path), use_cpu=True)
+    told = []
+    for count in (1, 2):
+        words = ["--cpu", "--num_processes", str(count), "--num_machines", "1", "--mixed_precision", "no"]
+        launched = launch.launch_command_parser().parse_args([*words, "--dynamo_backend", "no", "train.py"])
+        launch._validate_launch_command(launched)
+        _, environment = prepare_simple_launcher_cmd_env(launched)
+        for name in ("MASTER_ADDR", "MASTER_PORT"):
+            if name in environment:
+                monkeypatch.setenv(name, environment[name])
+        caplog.clear()
+        StartCallback().on_train_begin(args, state, None)
+        told.append(caplog.text)
+    assert told[0] == ""
+    assert "torchrun" in told[1]
+    monkeypatch.setenv("WORLD_SIZE", "1")  # of a launcher that was asked for one
+    caplog.clear()
+    StartCallback().on_train_begin(args, state, None)
+    assert caplog.text == ""
 
 
 @pytest.mark.parametrize(("kind", "head"), [(SupCLAPProgressCallback, ""), (LineCallback, "step 10 of 200: ")])
@@ -124,6 +175,8 @@ def test_progress_prints_one_line_per_log_and_evaluation(capsys, kind, head):
     callback.on_evaluate(args, state, None, metrics={"eval_mean_recall": 0.25})
     lower = SimpleNamespace(metric_for_best_model="MRV", greater_is_better=False)
     callback.on_evaluate(lower, state, None, metrics={"eval_MRV": 0.75, "eval_MRV_chance": 2.0})
+    tested = SimpleNamespace(metric_for_best_model=None, greater_is_better=True, selection_split="test")
+    callback.on_evaluate(tested, state, None, metrics={"eval_mean_recall": 0.125})
     for metric in (None, "eval_mean_recall"):
         either = SimpleNamespace(metric_for_best_model=metric, greater_is_better=True)
         callback.on_evaluate(either, state, None, metrics={"eval_mean_recall": 0.125})
@@ -132,6 +185,7 @@ def test_progress_prints_one_line_per_log_and_evaluation(capsys, kind, head):
         "epoch 2: validation mean_recall 0.250 (best 0.250)",
         "epoch 2: validation mean_recall 0.250 (best 0.500)",
         "epoch 2: validation MRV 0.750 (best 0.500, chance 2.000)",
+        "epoch 2: test mean_recall 0.125 (best 0.500)",
         *["epoch 2: validation mean_recall 0.125 (best 0.500)"] * 2,
     ]
 
@@ -404,9 +458,13 @@ def test_the_numbers_equal_the_loops():
 def test_the_objective_s_own_drift_is_that_of_its_whole_gradient():
     audio, text = unit(6, 8, seed=2), unit(6, 1, 8, seed=3)
     objective = regularised({"t2a": StaticRadius(0.3), "a2t": StaticRadius(0.2)})
-    logged = measure(objective, audio, text)[0]["drift_cosine_objective"]
-    update = -text.grad[:, 0]
-    assert logged == pytest.approx(mean_tangent_cosine(update, text.detach()[:, 0], audio.detach()), abs=1e-12)
+    logged = measure(objective, audio, text)[0]
+    update, texts, clips = -text.grad[:, 0], text.detach()[:, 0], audio.detach()
+    expected = mean_tangent_cosine(update, texts, clips)
+    assert logged["drift_cosine_objective"] == pytest.approx(expected, abs=1e-12)
+    for reading, pull in (("difference", clips - texts), ("target", clips)):
+        expected = nn.functional.cosine_similarity(update, pull).mean().item()
+        assert logged[f"drift_cosine_objective_{reading}"] == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize(("loss", "bias"), [("infonce", None), ("siglip", torch.tensor(-3.0, dtype=torch.float64))])
@@ -418,7 +476,7 @@ def test_the_drift_with_support_vectors_is_that_of_the_run_s_own_term(loss, bias
     numbers, _ = measure(objective, audio, text, logit_bias=bias)
     flat = text.detach()[:, 0], torch.full((6,), 0.3).double()
     expected = drift_statistics(audio.detach(), flat[0], SCALE, flat[1], **options, logit_bias=bias)
-    for name in ("drift_cosine", "drift_cosine_svr", "drift_cosine_svr_literal"):
+    for name in ("drift_cosine", "drift_cosine_svr", "drift_cosine_svr_difference", "drift_cosine_svr_target"):
         assert numbers[name] == pytest.approx(expected[name].item(), abs=1e-6)
 
 

@@ -1,5 +1,6 @@
 """Checkpoints: atomic writes, and resumption only by the same run and one process at a time."""
 
+import contextlib
 import json
 import os
 import re
@@ -26,16 +27,19 @@ from modeling_supclap.datasets_scripts.atomic_files import file_sha256, folder_l
 from modeling_supclap.datasets_scripts.stream import EpochBatches
 from modeling_supclap.recipes.running import run_command, train
 from modeling_supclap.training.checkpoints import (
+    RESUME_FOLDER,
     RUN_FILE,
     checkpoint_flaws,
     describe_run,
     last_checkpoint,
+    put_away,
     refuse_another_run,
 )
 from modeling_supclap.training.lora import add_lora
 from modeling_supclap.training.trainer import SupCLAPTrainer
 
 STEPS = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "no", "load_best_model_at_end": False}
+CONSTANT = {"lr_scheduler_type": "constant", **STEPS}  # does not depend on the planned number of steps
 
 
 @pytest.fixture(scope="module")
@@ -110,9 +114,11 @@ def test_the_best_checkpoint_is_kept_loaded_and_found_under_its_last_name(tmp_pa
     assert names(tmp_path) == [best.name]  # with a limit of 1, transformers removes the last one at the end
 
     moved = tmp_path.rename(tmp_path.with_name("on another machine"))
-    resumed = build(moved, rows, **options)
-    resumed.train(resume_from_checkpoint=True)
-    assert resumed.state.best_model_checkpoint == str(moved / best.name)
+    for folder in (moved, moved / RESUME_FOLDER):
+        resumed = build(moved, rows, **options)
+        resumed.train(resume_from_checkpoint=True)
+        assert resumed.state.best_model_checkpoint == str(folder / best.name)
+        put_away(moved)
 
 
 class BreakWeights(TrainerCallback):
@@ -192,6 +198,57 @@ def test_frozen_weights_are_written_once_and_checkpoints_still_load(tmp_path, ro
     for name, weight in whole.model.state_dict().items():
         assert torch.equal(weight, resumed.model.state_dict()[name]), name
     assert [path.read_bytes() for path in (tmp_path / "cut").glob("_frozen-*")] == [before]
+
+
+@pytest.fixture(scope="module")
+def frozen_runs(tmp_path_factory, rows):
+    """Return a folder with runs of six and of four steps, and the trainer of the first."""
+    folder = tmp_path_factory.mktemp("frozen")
+    for steps in (4, 6):
+        trainer = build(folder / str(steps), rows, with_frozen_text(), max_steps=steps, **CONSTANT)
+        trainer.train()
+    return folder, trainer
+
+
+@pytest.mark.parametrize("links", [True, False])
+@pytest.mark.parametrize("moves", [0, 1, 2])
+def test_what_only_resuming_needs_is_put_away_even_if_killed(frozen_runs, tmp_path, rows, monkeypatch, moves, links):
+    folder, whole = frozen_runs
+    run = shutil.copytree(folder / "4", tmp_path / "run")
+    (run / "model.safetensors").write_bytes(b"final")
+    moved = []
+
+    def replace_or_die(source, target):
+        if Path(source).name.startswith("checkpoint-"):
+            if len(moved) == moves:
+                raise Killed
+            moved.append(source)
+        os.rename(source, target)
+
+    with monkeypatch.context() as patch, contextlib.suppress(Killed):
+        patch.setattr(os, "replace", replace_or_die)
+        if not links:
+            patch.setattr(os, "link", lambda *_: os.stat("/no such file"))
+        put_away(run)
+    assert len(moved) == moves
+    last = last_checkpoint(run, resumes=True)
+    assert Path(last).name == "checkpoint-4"
+    assert checkpoint_flaws(last) == []
+
+    told = put_away(run, limit=2)
+    away = run / RESUME_FOLDER
+    assert f"{away} ({size(away) / 1e6:.1f} MB)" in told
+    assert {path.name for path in run.iterdir()} == {RESUME_FOLDER, "model.safetensors"}
+    with pytest.raises(ValueError, match="checkpoint-4"):
+        last_checkpoint(run, resumes=False)
+    resumed = build(run, rows, with_frozen_text(seed=9), max_steps=6, **CONSTANT)
+    resumed.train(resume_from_checkpoint=True)
+    assert losses(resumed) == losses(whole)
+    for name, weight in whole.model.state_dict().items():
+        assert torch.equal(weight, resumed.model.state_dict()[name]), name
+    put_away(run, limit=2)
+    assert names(away) == ["checkpoint-4", "checkpoint-6"]
+    assert put_away(tmp_path) == ""
 
 
 @pytest.mark.parametrize("flaw", ["missing", "damaged"])

@@ -132,7 +132,7 @@ def test_a_step_hardly_waits_for_a_gpu(model, tmp_path, gpu_limits):
     calls, waits = calls_of_a_step(model, tmp_path, svr="none")
     with_support_vectors, waits_with_support_vectors = calls_of_a_step(model, tmp_path, svr="bi-static")
     assert max(waits, waits_with_support_vectors) <= 2
-    assert with_support_vectors - calls <= 40  # both directions, forward and backward
+    assert with_support_vectors - calls <= 140  # both directions, forward and backward
 
 
 def test_clips_of_several_chunks_hardly_wait_for_a_gpu(model, tmp_path, gpu_limits):

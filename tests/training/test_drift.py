@@ -48,8 +48,8 @@ def test_without_a_radius_the_svr_numbers_are_left_out() -> None:
     audio, text = related_pair()
     plain, regularised = drift_statistics(audio, text, SCALE), drift_statistics(audio, text, SCALE, 0.1)
     assert set(plain) == {
-        "drift_cosine", "drift_cosine_literal", "push_parallel_norm", "push_perpendicular_norm", "distance",
-        "positive_similarity", "ideal_progress", "noise_penalty",
+        "drift_cosine", "drift_cosine_difference", "drift_cosine_target", "push_parallel_norm",
+        "push_perpendicular_norm", "distance", "positive_similarity", "ideal_progress", "noise_penalty",
     }  # fmt: skip
     for name, value in plain.items():
         assert value.ndim == 0
@@ -98,8 +98,9 @@ def test_drift_is_that_of_the_gradients_of_the_losses(
     straight = F.normalize(audio - text, dim=1)
     for name, gradient in (("drift_cosine", plain), ("drift_cosine_svr", whole)):
         torch.testing.assert_close(statistics[name], drift_cosine(-gradient, text, audio))
-        literal = F.cosine_similarity(-gradient, straight, dim=1).mean()
-        torch.testing.assert_close(statistics[f"{name}_literal"], literal)
+        for reading, pull in (("difference", straight), ("target", audio)):
+            expected = F.cosine_similarity(-gradient, pull, dim=1).mean()
+            torch.testing.assert_close(statistics[f"{name}_{reading}"], expected)
 
 
 @pytest.mark.parametrize("rate", [1e-3, 0.1, 1.0])
@@ -127,6 +128,15 @@ def test_support_vectors_lessen_the_drift() -> None:
     statistics = drift_statistics(audio, text, SCALE, radius=0.3, similarity="dot")
     assert 0 < statistics["svr_factor_mean"] < 1
     assert statistics["drift_cosine_svr"] > statistics["drift_cosine"]
+
+
+def test_the_sign_of_the_effect_depends_on_the_reading_of_figure_1() -> None:
+    """Support vectors raise the cosine with a - t and lower that with a+ (figure 1 does not say which is meant)."""
+    audio, text = related_pair(256, 64, spread=0.75)  # isotropic, with a positive cosine of 0.8
+    radius = 0.25 * (audio - text).norm(dim=1)
+    statistics = drift_statistics(audio, text, SCALE, radius)
+    assert statistics["drift_cosine_svr_difference"] - statistics["drift_cosine_difference"] > 0.005
+    assert statistics["drift_cosine_svr_target"] - statistics["drift_cosine_target"] < -0.005
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -182,6 +182,7 @@ def train_and_report(data_dir, output, batch_size):
     Path(output, f"{batch_size}-{trainer.args.process_index}.json").write_text(json.dumps(report))
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_two_processes_see_the_batches_of_one(tmp_path):
     load_mixture(tmp_path / "data")

@@ -1,10 +1,13 @@
 """Objectives, compared with sums of the loss functions as in the papers, and their logs."""
 
+import math
+
 import pytest
 import reference
 import torch
 
 from modeling_supclap.losses import (
+    DynamicRadius,
     StaticRadius,
     cacl_loss,
     info_nce,
@@ -12,6 +15,7 @@ from modeling_supclap.losses import (
     radius_constraint,
     reweighted_info_nce,
     sigmoid_loss,
+    similarity_matrix,
     support_vector_loss,
     support_vector_sigmoid_loss,
     teminal_a_weights,
@@ -22,12 +26,15 @@ from modeling_supclap.recipes.studies.controls import ShuffledTargets
 from modeling_supclap.training.objectives import (
     ContrastiveObjective,
     MatryoshkaObjective,
+    RelativeRadius,
     SupportVectorRegularizer,
     TemporalObjective,
     build_objective,
     load_objective,
+    radius_of_pairs,
 )
-from modeling_supclap.training.training_args import SupCLAPTrainingArguments
+from modeling_supclap.training.options import LOSSES, captions_per_clip, chance_loss, clips_per_batch
+from modeling_supclap.training.training_args import SupCLAPTrainingArguments, TemporalTrainingArguments
 
 GENERATOR = torch.Generator().manual_seed(0)
 AUDIO, TEXT = torch.nn.functional.normalize(torch.randn(2, 6, 5, generator=GENERATOR, dtype=torch.float64), dim=-1)
@@ -97,6 +104,30 @@ def test_a_support_vector_at_the_target_contrasts_within_each_modality(tmp_path,
     torch.testing.assert_close(total, info_nce(AUDIO, TEXT, SCALE) + within)
 
 
+def test_a_relative_radius_is_a_share_of_the_distance_to_the_own_target():
+    expected = [0.3 * math.dist(text, audio) for text, audio in zip(TEXT.tolist(), AUDIO.tolist(), strict=True)]
+    assert RelativeRadius(0.3)(TEXT, AUDIO).tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("groups", [None, GROUPS])
+@pytest.mark.parametrize("size", [4, 9])
+@pytest.mark.parametrize("detach_input", [True, False])
+def test_radii_in_tiles_are_those_of_the_matrix(groups, size, detach_input):
+    torch.manual_seed(0)
+    module = DynamicRadius(size, detach_input=detach_input).double()
+    torch.nn.init.normal_(module.layers[-1].weight, std=0.1)
+    audio, texts = AUDIO.clone().requires_grad_(), TEXTS.transpose(0, 1).clone().requires_grad_()  # (3, 6, d)
+    expected = module(SCALE * similarity_matrix(texts, audio), groups)
+    inputs = [*module.parameters(), *([] if detach_input else [audio, texts])]
+    for chunk_size in (None, 4):
+        radii = radius_of_pairs(module, texts, audio, SCALE, groups, chunk_size)
+        torch.testing.assert_close(radii, expected, rtol=0, atol=1e-12)
+        gradients = [torch.autograd.grad(each.sum(), inputs, retain_graph=True) for each in (radii, expected)]
+        torch.testing.assert_close(*gradients, rtol=0, atol=1e-12)
+    static = radius_of_pairs(StaticRadius(0.3), texts, audio, SCALE, groups, 4)
+    torch.testing.assert_close(static, torch.full((3, 6), 0.3))
+
+
 def test_a_fixed_radius_of_zero_is_infonce(tmp_path):
     total, logs = evaluate(objective(tmp_path, svr="bi-fixed", radius_ratio=0.0))
     torch.testing.assert_close(total, 2 * info_nce(AUDIO, TEXT, SCALE))
@@ -131,7 +162,6 @@ def test_support_vectors_are_added_to_any_base_loss(named, directions, chunk_siz
         svr += support_vector_loss(anchors, targets, regularizer.radii[name].radius.expand(6), SCALE)
     torch.testing.assert_close(total, 617 * weight + 0.5 * svr)
     assert logs[f"loss_{named.get('base', 'infonce')}"] == 2 * 617
-    assert not any(value.requires_grad for value in logs.values())
     total.backward()
     assert weight.grad == 617
 
@@ -442,3 +472,63 @@ def test_logs_hold_no_graph(tmp_path):
 def test_incompatible_options_are_rejected(tmp_path, call, message):
     with pytest.raises(ValueError, match=message):
         call(tmp_path)
+
+
+# ---- the loss of random embeddings ----
+
+
+def random_rows(*shape, seed):
+    """Return random rows of unit norm. In 8,192 dimensions, all are nearly orthogonal."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.nn.functional.normalize(torch.randn(*shape, 8192, generator=generator), dim=-1)
+
+
+@pytest.mark.parametrize(
+    ("options", "is_known"),
+    [
+        *(({"loss": loss}, loss not in ("siglip", "reweighted")) for loss in LOSSES),
+        ({"loss": "kcl", "languages_per_clip": 2}, True),
+        ({"positives": "captions"}, True),
+        ({"svr": "bi-static"}, False),
+        ({"negatives_per_clip": 2}, False),
+        ({"matryoshka_widths": [8]}, False),
+    ],
+    ids=str,
+)
+def test_the_chance_loss_is_that_of_random_embeddings_or_unknown(tmp_path, options, is_known):
+    options = {"languages": ["eng", "fra", "deu"], "per_device_train_batch_size": 48, **options}
+    args = SupCLAPTrainingArguments(str(tmp_path), use_cpu=True, **options)
+    chance = chance_loss(args)
+    assert (chance is not None) == is_known
+    if is_known:
+        texts = captions_per_clip(args.loss, args.languages, args.languages_per_clip)
+        groups = torch.arange(48) // 2 if args.positives == "captions" else None
+        embeds = random_rows(48, seed=0), random_rows(48, texts, seed=1)
+        loss, _ = build_objective(args)(*embeds, torch.tensor(5.0), None, groups)
+        assert loss.item() == pytest.approx(chance, rel=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "is_known"),
+    [
+        ({"stage": "a"}, True),
+        ({"stage": "a", "temporal_beta": 0.5, "temporal_beta_a": 3.0, "alpha_same_time": 0.5}, True),
+        ({"stage": "a", "alpha_diff": 0.5}, False),
+        ({"stage": "b", "temporal_beta": 0.5, "alpha_diff": 0.5}, True),
+        ({"stage": "b", "two_term_overlay": True}, True),
+        ({"stage": "b", "alpha_cross_overlay": 0.0}, False),
+    ],
+    ids=str,
+)
+def test_the_chance_loss_of_teminal_counts_all_clips_of_a_pair(tmp_path, options, is_known):
+    args = TemporalTrainingArguments(str(tmp_path), use_cpu=True, per_device_train_batch_size=20, **options)
+    chance = chance_loss(args)
+    assert (chance is not None) == is_known
+    roles = {"a": 2, "b": 3}[args.stage]
+    assert clips_per_batch(args) == 20 * roles
+    objective = TemporalObjective(args.stage, args.stage_beta, args.two_term_overlay, **args.alphas)
+    classes = torch.arange(60).reshape(20, 3)
+    embeds = random_rows(20, roles, seed=0), random_rows(20, 2 * roles, seed=1)
+    loss, _ = objective(*embeds, torch.tensor(5.0), class_ids=classes)
+    if is_known:
+        assert loss.item() == pytest.approx(chance, rel=5e-3)

@@ -1,5 +1,7 @@
 """Figures of a run contain the logged values, and files are written atomically."""
 
+import re
+
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
@@ -9,6 +11,15 @@ from modeling_supclap.training.plots import plot_drift, plot_training_curves
 
 HISTORY = [{"step": step, "loss": 5.0 - step / 10, "clips_per_second": 100.0} for step in range(0, 40, 10)]
 EVALUATED = [{"step": 30, "eval_mean_recall": 0.5, "eval_eng_t2a_R@1": 0.3}]
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """List of the axes of the saved figures."""
+    figures = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda self, *args, **kw: figures.append(self) or save(self, *args, **kw))
+    return figures
 
 
 def test_panels_follow_the_log(tmp_path):
@@ -32,6 +43,19 @@ def test_an_empty_log_is_reported(tmp_path):
         plot_training_curves([{"step": 1, "total_flos": 3}], tmp_path / "none.png")
 
 
+def test_the_chance_level_is_a_line_in_the_panel_of_the_recall(tmp_path, drawn):
+    levels = {"eval_mean_recall": 0.125, "eval_eng_t2a_R@1": 0.0625}
+    evaluated = [{"step": step, **dict.fromkeys(levels, step / 100)} for step in (10, 30)]
+    for entry in evaluated:
+        entry |= {f"{name}_chance": level for name, level in levels.items()}
+    plot_training_curves(HISTORY + evaluated, tmp_path / "curves.png")
+    _, recall, _ = drawn[0].axes
+    dotted = [line for line in recall.lines if line.get_linestyle() == ":"]
+    assert [set(line.get_ydata()) for line in dotted] == [{0.125}, {0.0625}]
+    names = ["mean_recall", "chance of mean_recall", "eng_t2a_R@1"]
+    assert recall.get_legend_handles_labels()[1] == [*names, "chance of eng_t2a_R@1"]
+
+
 # ---- drift ----
 
 
@@ -46,15 +70,6 @@ def drift_history(steps=range(10, 210, 10), radius=True):
         spread = {"radius_mean_t2a": 1 / step, "radius_std_t2a": 0.01} if radius else {}
         history += [{**entry, **spread, "positive_similarity_histogram": histogram}, {"step": step, "eval_loss": 1.0}]
     return history
-
-
-@pytest.fixture
-def drawn(monkeypatch):
-    """List of the axes of the saved figures."""
-    figures = []
-    save = Figure.savefig
-    monkeypatch.setattr(Figure, "savefig", lambda self, *args, **kw: figures.append(self) or save(self, *args, **kw))
-    return figures
 
 
 def test_drift_is_drawn_as_the_paper_s_figures(tmp_path, drawn):
@@ -75,14 +90,15 @@ def test_drift_is_drawn_as_the_paper_s_figures(tmp_path, drawn):
     assert not list(tmp_path.glob("*.tmp"))
 
 
-def test_the_cosine_of_the_paper_has_a_panel_of_its_own(tmp_path, drawn):
-    history = [
-        {**entry, "drift_cosine_literal": 0.3} if "drift_cosine" in entry else entry for entry in drift_history()
-    ]
+def test_each_reading_of_the_paper_s_cosine_has_a_panel_of_its_own(tmp_path, drawn):
+    readings = {"drift_cosine_difference": 0.3, "drift_cosine_target": 0.7}
+    history = [{**entry, **readings} if "drift_cosine" in entry else entry for entry in drift_history()]
     plot_drift(history, tmp_path / "drift.png")
-    assert len(drawn[0].axes) == 4
-    (line,) = drawn[0].axes[1].lines
-    assert (line.get_label(), set(line.get_ydata())) == ("InfoNCE, text to audio", {0.3})
+    assert len(drawn[0].axes) == 5
+    for axes, title, value in zip(drawn[0].axes[1:3], ("along a - t", r"along a\+"), (0.3, 0.7), strict=True):
+        (line,) = axes.lines
+        assert (line.get_label(), set(line.get_ydata())) == ("InfoNCE, text to audio", {value})
+        assert re.search(title, axes.get_title())
 
 
 def test_without_a_radius_its_panel_is_left_out(tmp_path, drawn):

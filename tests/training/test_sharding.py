@@ -122,7 +122,7 @@ def train_sharded(folder, kind):
 
 @pytest.mark.process
 @pytest.mark.skipif(not dist.is_available(), reason="torch is built without torch.distributed")
-@pytest.mark.parametrize("kind", ["FULL_STATE_DICT", "SHARDED_STATE_DICT"])
+@pytest.mark.parametrize("kind", [pytest.param("FULL_STATE_DICT", marks=pytest.mark.slow), "SHARDED_STATE_DICT"])
 def test_a_sharded_run_saves_the_whole_model_and_resumes(tmp_path, kind):
     run_processes(__file__, str(tmp_path), kind)
     first, resumed = (torch.load(tmp_path / f"weights{number}.pt") for number in (0, 1))
@@ -135,7 +135,7 @@ def test_a_sharded_run_saves_the_whole_model_and_resumes(tmp_path, kind):
 
 @pytest.mark.process
 @pytest.mark.skipif(not dist.is_available(), reason="torch is built without torch.distributed")
-@pytest.mark.parametrize("job", ["recipe", "recipe with adapters"])
+@pytest.mark.parametrize("job", [pytest.param("recipe", marks=pytest.mark.slow), "recipe with adapters"])
 def test_the_recipe_evaluates_a_sharded_model(tmp_path, job):
     run_processes(__file__, str(tmp_path), job)
     results = json.loads((tmp_path / "results.json").read_text())

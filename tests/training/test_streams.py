@@ -179,7 +179,7 @@ def train_and_report(data_dir, output, batch_size):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("name", ["int16", "mix"])
+@pytest.mark.parametrize("name", [pytest.param("int16", marks=pytest.mark.slow), "mix"])
 def test_two_processes_see_the_batches_of_one_and_resume(folder, hub, tmp_path, name):
     train_and_report(str(folder / name), str(tmp_path), "4")
     run_processes(__file__, str(folder / name), str(tmp_path), "2")

@@ -194,7 +194,7 @@ class OwnObjective(torch.nn.Module):
         self.regularizer = torch.nn.Dropout(0.1)
 
     def forward(self, audio_embeds, text_embeds, logit_scale, logit_bias=None, group_ids=None):
-        return info_nce(self.regularizer(audio_embeds), text_embeds[:, 0], logit_scale), {}
+        return info_nce(self.regularizer(audio_embeds), text_embeds[:, 0], logit_scale, normalize=True), {}
 
 
 def only_clips_displaced():

@@ -148,7 +148,10 @@ def test_arms_without_a_common_cost_are_not_compared():
 
 @pytest.fixture
 def train(monkeypatch):
-    """Fake training: the score rises with epochs and learning rate, and is constant after 20 epochs."""
+    """Fake training: the score rises with epochs and learning rate, and is constant after 20 epochs.
+
+    It is the mean of two columns, which differ.
+    """
 
     def train(settings):
         value = 0.2 + 0.01 * min(settings["num_train_epochs"], 20) + (settings["learning_rate"] == 2e-3) * 0.05
@@ -158,7 +161,8 @@ def train(monkeypatch):
         steps = 10 * settings["num_train_epochs"]
         training = {"steps": steps, "seconds": 1.0, "process_seconds": steps / 10, "arguments": arguments}
         training["best_validation"] = {"eval_mean_recall": value}
-        scores = {"retrieval": {"eng": {d: {"R@1": score(value, None, 0.01)} for d in ("t2a", "a2t")}}}
+        columns = {"t2a": value - 0.1, "a2t": value + 0.1}
+        scores = {"retrieval": {"eng": {d: {"R@1": score(each, None, 0.01)} for d, each in columns.items()}}}
         content = {"schema": SCHEMA, "protocol": {"languages": ["eng"]}, "scores": scores, "training": training}
         return Results(content)
 

@@ -3,8 +3,10 @@
 import pytest
 
 from modeling_supclap import evaluation
+from modeling_supclap.recipes.arguments import parse_arguments
 from modeling_supclap.recipes.options import SCALES, ReproductionArguments
 from modeling_supclap.recipes.run_checks import check_step
+from modeling_supclap.recipes.runs import RECIPES
 from modeling_supclap.recipes.studies.plan import plan
 from modeling_supclap.recipes.studies.select import list_tables
 from modeling_supclap.recipes.studies.table import find_printed, list_columns
@@ -54,6 +56,23 @@ def test_settings_are_those_of_the_papers(tmp_path):
     (step,) = settings_of("supclap/table1", "table1_infonce", "synthetic", "mini", tmp_path)
     assert step.settings["train_temperature"] is False  # from the base file of the row
     assert (step.settings["audio_encoder"], step.settings["text_encoder"]) == ("scratch", "scratch")
+
+
+def test_both_scales_of_teminal_train_on_the_captions_of_its_evaluation(tmp_path):
+    """Before, before and while (T B.4): no row of a table trains on "y after x", at either scale."""
+    numbers = {}
+    for scale in SCALES:
+        args = ReproductionArguments(scale=scale, data_dir=str(tmp_path), output_dir=str(tmp_path), seeds=[0])
+        steps = {}
+        for name, table in TABLES.items():
+            for row in plan(name, table, args) if scale in table else ():
+                steps |= {step.folder: step for step in row.runs[0] if step.recipe == "posttrain"}
+        for step in steps.values():
+            (arguments, *_) = parse_arguments(RECIPES["posttrain"][1], [], settings=step.settings)
+            assert (arguments.use_after, arguments.num_phrasings) == (False, 1), step.folder
+        numbers[scale] = len(steps)
+    assert numbers["full"] >= 9
+    assert numbers["mini"] >= 9
 
 
 PRINTED = sorted({(entry["paper"], entry["table"]) for entry in evaluation.paper_results()})

@@ -1,11 +1,15 @@
 """Every table of the papers at scale full, on tiny folders and checkpoints in the published layouts."""
 
 import json
+from functools import partial
+from pathlib import Path
 
 import full_scale
 import pytest
 from commands import run_recipe
 
+from modeling_supclap.datasets_scripts import load_splits
+from modeling_supclap.datasets_scripts.audio import BadAudioError
 from modeling_supclap.evaluation.results import Results
 from modeling_supclap.recipes import reproduce
 from modeling_supclap.recipes.options import ReproductionArguments
@@ -39,16 +43,17 @@ def rehearsal(tmp_path_factory):
     return folder
 
 
-def reproduce_table(rehearsal, monkeypatch, name, *words):
+def reproduce_table(rehearsal, monkeypatch, name, *words, output="outputs/reproduce"):
     """Run the command in the folder of the models, and return the content of its JSON file; None for a dry run."""
     monkeypatch.chdir(rehearsal)
     settings = {**SHORT, "dataset_config": {"num_test": 5, "blacklists": []}} if name == "supclap/table5" else SHORT
     options = ["--scale", "full", "--seeds", "0", "--allow_missing", "true", "--data_dir", rehearsal / "data"]
-    run_recipe(reproduce, name, *options, "--settings", json.dumps(settings), *words)
-    path = rehearsal / "outputs" / "reproduce" / "full" / f"{name.replace('/', '_')}_selected.json"
+    run_recipe(reproduce, name, *options, "--settings", json.dumps(settings), "--output_dir", output, *words)
+    path = rehearsal / output / "full" / f"{name.replace('/', '_')}_selected.json"
     return json.loads(path.read_text()) if path.exists() else None
 
 
+@pytest.mark.slow
 def test_a_zero_shot_table_runs_to_its_end(rehearsal, monkeypatch, capsys):
     """The shortest way through training, a published start model, ten folds, and clips that were trained on."""
     words = ("--rows", "table1_infonce", "clap", "--datasets", "urbansound8k", "vggsound")
@@ -67,6 +72,44 @@ def test_a_zero_shot_table_runs_to_its_end(rehearsal, monkeypatch, capsys):
     (folder,) = rehearsal.glob("outputs/reproduce/full/runs/table1_infonce-train-audiocaps-*-seed0")
     used = Results.load(folder).content["training"]["arguments"]
     assert (used["temperature"], used["train_temperature"], used["selection_split"]) == (0.07, False, "test")
+
+
+def test_unusable_recordings_do_not_stop_a_table(rehearsal, monkeypatch, capsys, tmp_path):
+    """Trainings and evaluations leave them out and the table names them; classes without a clip stay candidates."""
+    data = full_scale.make_data(tmp_path / "data")
+    clips = {
+        split: rows["clip_id"] for split, rows in load_splits("audiocaps", data_dir=str(data / "audiocaps")).items()
+    }
+    junk = {"train": clips["train"][3], "validation": clips["validation"][0], "test": clips["test"][1]}
+    videos = load_splits("vggsound", data_dir=str(data / "vggsound"))
+    first, second, _ = videos["test"]
+    for path in data.rglob("*.wav"):
+        if (
+            any(clip_id.rpartition("_")[0] in path.name for clip_id in junk.values())
+            or str(path) == first["audio_path"]
+        ):
+            path.write_bytes(b"junk")
+    Path(second["audio_path"]).unlink()
+
+    words = ("--rows", "table1_infonce", "--datasets", "vggsound", "--data_dir", data)
+    table = partial(reproduce_table, rehearsal, monkeypatch, "supclap/table2", *words, output="outputs/damaged")
+    table("--dry_run", "true")
+    printed = capsys.readouterr().out
+    assert f"1 of 2 recordings of test cannot be used, first that of clip '{first['clip_id']}'" in printed
+    with pytest.raises(BadAudioError, match="--on_bad_audio skip"):
+        table()
+
+    content = table("--on_bad_audio", "skip")
+    (row,) = content["rows"]
+    assert row["left_out"] == {
+        **{f"audiocaps {split}": [clip_id] for split, clip_id in junk.items()},
+        "vggsound test": [first["clip_id"]],
+    }
+    assert row["overlap"]["clips"] == 1
+    score = row["scores"]["zero_shot eng supclap top1"]
+    assert score["chance"] == 1 / 5  # of the labels in the metadata, although one clip is left
+    note = (rehearsal / "outputs/damaged/full/supclap_table2_selected.md").read_text()
+    assert f"**Left out**: 1 unusable recordings of vggsound test ({first['clip_id']})" in note
 
 
 @pytest.mark.slow

@@ -1,11 +1,14 @@
 """Scores, logged values and costs of runs."""
 
+import json
+
 import numpy as np
 import pytest
 from results_fixtures import PAPER_TRAINING, query_results
 
 from modeling_supclap.evaluation.results import Results
-from modeling_supclap.recipes.studies.values import get_cost, get_value
+from modeling_supclap.recipes.runs import Step
+from modeling_supclap.recipes.studies.values import get_cost, get_value, load_run
 
 
 def test_captions_of_kcl_are_those_of_the_drawn_languages():
@@ -28,6 +31,20 @@ def test_the_separation_of_pairs_is_computed_from_their_cosines():
     results = Results({}, arrays)
     places = (["similarity", kind] for kind in ("positive", "negative", "separation"))
     assert [get_value(results, [], place) for place in places] == pytest.approx([0.6, 0.1, 2.5])
+
+
+def test_the_radius_is_averaged_over_each_epoch(tmp_path):
+    """Figure 3: not the last batch before each log (`radius_mean_t2a`)."""
+    log = []
+    for step, radius in enumerate((1.5, 1.25, 1.0, 0.5, 0.0), start=1):  # two logs in an epoch
+        log.append({"step": step, "epoch": step / 2, "radius_t2a": radius, "radius_mean_t2a": 9.0})
+    query_results([1], np.arange(1), chance=0.5, training=PAPER_TRAINING).save(tmp_path)
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": log}))
+    run = load_run([Step("train", {"seed": 0}, tmp_path)])
+    places = [["log", "epoch_radius_t2a", which] for which in ("first", "last", "mean")]
+    assert [get_value(*run, place) for place in places] == pytest.approx([1.375, 0.0, (1.375 + 0.75 + 0) / 3])
+    assert [entry["step"] for entry in run[1] if "epoch_radius_t2a" in entry] == [2, 4, 5]
+    assert get_value(*run, ["log", "epoch_radius_a2t", "first"]) is None
 
 
 def test_the_distance_of_captions_is_relative_to_their_spread():

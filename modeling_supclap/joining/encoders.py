@@ -1,8 +1,6 @@
-"""Load two pretrained encoders, for `SupCLAPModel.from_encoders` and `SupCLAPProcessor.from_encoders`.
+"""Load two pretrained encoders, for `SupCLAPModel.from_encoders` and `SupCLAPProcessor.from_encoders`."""
 
-This file is not saved with a model.
-"""
-
+import logging
 import os
 import re
 from typing import Any, Literal
@@ -18,24 +16,27 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
     SequenceFeatureExtractor,
+    WhisperFeatureExtractor,
 )
 from transformers.convert_slow_tokenizer import SentencePieceExtractor
 from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES
 from transformers.utils import FEATURE_EXTRACTOR_NAME, cached_file
 
-from .configuration_supclap import AUDIO_TOWERS, CEDConfig, SupCLAPConfig, config_from_dict
-from .feature_extraction_ced import CEDFeatureExtractor
+from ..configuration_supclap import AUDIO_TOWERS, CEDConfig, SupCLAPConfig, config_from_dict
+from ..feature_extraction_ced import CEDFeatureExtractor
+from ..strict_loading import missing_protobuf, naming_damaged_files, naming_open_clip
+from ..towers import POOLINGS_OF_ALL, get_class
 from .sentence_modules import read_sentence_modules, read_text_pooling, read_text_settings
-from .strict_loading import missing_protobuf, naming_damaged_files, naming_open_clip
-from .towers import POOLINGS_OF_ALL, get_class
 
 EXAMPLES = {"audio": "mispeech/ced-base", "text": "sentence-transformers/LaBSE"}
 # Random steps to disable: they would differ between the passes of gradient caching or leave weights without gradient.
 _RANDOM = {"apply_spec_augment": False, "layerdrop": 0.0, "encoder_layerdrop": 0.0}
+# Whisper's encoder has one position for two frames of 10 ms.
+_POSITIONS_PER_SECOND = 50
 _TOKENIZER_FILE = re.compile(r"^(tokenizer|vocab|spm|sentencepiece)|\.model$")
 
 
-def join_models(cls: Any, audio: str, text: str, **kwargs: Any) -> Any:
+def join_models(cls: Any, audio: str, text: str, audio_seconds: int | None = None, **kwargs: Any) -> Any:
     """Build a model of class `cls` from two pretrained encoders (see `SupCLAPModel.from_encoders`)."""
     known = {*SupCLAPConfig.__annotations__, "attn_implementation"} - {"audio_config", "text_config"}
     if unknown := sorted(kwargs.keys() - known):
@@ -43,6 +44,8 @@ def join_models(cls: Any, audio: str, text: str, **kwargs: Any) -> Any:
 
     with naming_open_clip(audio):
         audio_model = load_tower("audio", audio)
+    if audio_seconds is not None:
+        _shorten(audio_model, audio_seconds)
     modules = read_sentence_modules(text, kwargs.get("text_pooling"))
     if modules is not None:
         kwargs["text_pooling"] = modules.pooling
@@ -61,14 +64,19 @@ def join_models(cls: Any, audio: str, text: str, **kwargs: Any) -> Any:
     return model.eval()
 
 
-def join_processors(cls: Any, audio: str, text: str, caption_prefix: str | None = None, **kwargs: Any) -> Any:
+def join_processors(
+    cls: Any, audio: str, text: str, caption_prefix: str | None = None, audio_seconds: int | None = None, **kwargs: Any
+) -> Any:
     """Build a processor of class `cls` from two encoders (see `SupCLAPProcessor.from_encoders`)."""
     prompt, max_tokens = read_text_settings(text)
     if max_tokens is not None:
         kwargs.setdefault("model_max_length", max_tokens)
     prefix = prompt if caption_prefix is None else caption_prefix
     with naming_open_clip(audio):
-        extractor = _load_feature_extractor(audio)
+        options = {} if audio_seconds is None else {"chunk_length": audio_seconds}
+        extractor = _load_feature_extractor(audio, **options)
+    if options and not isinstance(extractor, WhisperFeatureExtractor):
+        raise ValueError(f"audio_seconds applies to Whisper, and {audio} has a {type(extractor).__name__}")
     with naming_open_clip(text):
         tokenizer = load_tokenizer(text, **kwargs)
     return cls(extractor, tokenizer, caption_prefix=prefix)
@@ -103,10 +111,15 @@ def load_tower(kind: Literal["audio", "text"], name: str, pooling: str = "mean")
         # an encoder-decoder is loaded in full, by the weight names of its checkpoint
         tower_class = AutoModel
 
-    with naming_damaged_files(name):
-        tower, report = tower_class.from_pretrained(
-            name, config=config, dtype=torch.float32, output_loading_info=True, **options
-        )
+    logger = logging.getLogger("transformers.modeling_utils")
+    logger.addFilter(_is_more_than_a_pooler)
+    try:
+        with naming_damaged_files(name):
+            tower, report = tower_class.from_pretrained(
+                name, config=config, dtype=torch.float32, output_loading_info=True, **options
+            )
+    finally:
+        logger.removeFilter(_is_more_than_a_pooler)
 
     missing = sorted(key for key in report["missing_keys"] if not key.endswith("masked_spec_embed"))
     if kind == "audio" and config.is_encoder_decoder:
@@ -120,9 +133,15 @@ def load_tower(kind: Literal["audio", "text"], name: str, pooling: str = "mean")
     return tower
 
 
+def _is_more_than_a_pooler(record: logging.LogRecord) -> bool:
+    """Return False for a report of loading in which only a pooler, left out on purpose, is unexpected."""
+    _, *rows = [line for line in record.getMessage().splitlines() if " | " in line] or [""]
+    return not rows or not all("pooler." in row and "UNEXPECTED" in row for row in rows)
+
+
 def _load_tower_of_model(kind: Literal["audio", "text"], name: str, pooling: str) -> PreTrainedModel:
     """Load one encoder of a SupCLAP model, without its projection. Raise ValueError if the text pooling differs."""
-    model = AutoModel.from_pretrained(name, dtype=torch.float32)
+    model = AutoModel.from_pretrained(name, dtype=torch.float32, trust_remote_code=False)
     expected = model.config.text_pooling
     if kind == "text" and pooling != expected:
         raise ValueError(f"text_pooling is {pooling!r}, but {name} was trained with {expected!r}; pass {expected!r}")
@@ -130,11 +149,25 @@ def _load_tower_of_model(kind: Literal["audio", "text"], name: str, pooling: str
     return tower
 
 
-def _load_feature_extractor(name: str) -> SequenceFeatureExtractor:
+def _shorten(tower: Any, seconds: int) -> None:
+    """Cut the positions of Whisper's encoder, in place, so that it takes `seconds` of sound instead of 30."""
+    positions = getattr(tower, "embed_positions", None)
+    if positions is None or not hasattr(tower.config, "max_source_positions"):
+        raise ValueError(f"audio_seconds applies to Whisper, and the audio tower is a {type(tower).__name__}")
+    longest = len(positions.weight) // _POSITIONS_PER_SECOND
+    if not isinstance(seconds, int) or not 1 <= seconds <= longest:
+        raise ValueError(f"audio_seconds is {seconds}; pass a whole number from 1 to {longest}")
+    # In the same module, because transformers initialises new ones.
+    count = seconds * _POSITIONS_PER_SECOND
+    positions.weight = torch.nn.Parameter(positions.weight[:count].detach().clone(), requires_grad=False)
+    positions.num_embeddings = tower.max_source_positions = tower.config.max_source_positions = count
+
+
+def _load_feature_extractor(name: str, **options: Any) -> SequenceFeatureExtractor:
     try:
         fields, _ = PreTrainedConfig.get_config_dict(name)
         if fields.get("model_type") != CEDConfig.model_type:
-            return AutoFeatureExtractor.from_pretrained(name)
+            return AutoFeatureExtractor.from_pretrained(name, trust_remote_code=False, **options)
         if cached_file(name, FEATURE_EXTRACTOR_NAME, _raise_exceptions_for_missing_entries=False) is None:
             return CEDFeatureExtractor.from_config(CEDConfig(**fields))
         # Load by class, because the published files name a class of their own code.
@@ -152,7 +185,7 @@ def load_tokenizer(name: Any, **kwargs: Any) -> PreTrainedTokenizerBase:
     try:
         if os.path.isfile(name):
             return _read_sentencepiece(str(name), **kwargs)
-        return AutoTokenizer.from_pretrained(str(name), **kwargs)
+        return AutoTokenizer.from_pretrained(str(name), **{"trust_remote_code": False, **kwargs})
     except (OSError, ValueError, TypeError) as error:  # TypeError: the vocabulary file is missing
         reason = f"{error}{missing_protobuf()}"
         files = sorted(os.listdir(name)) if os.path.isdir(name) else ["tokenizer.json"]

@@ -1,7 +1,6 @@
 """Read the pooling, dense layers, normalisation and prompts of sentence-transformers models.
 
-LaBSE, for example, takes the first token of BERT, then applies a linear layer, tanh and normalisation. This file is not
-saved with a model.
+LaBSE, for example, takes the first token of BERT, then applies a linear layer, tanh and normalisation.
 """
 
 import json
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers.modeling_utils import load_state_dict
 
-from .strict_loading import find_file
+from ..strict_loading import find_file
 
 # From the names of pooling modes in sentence-transformers (before and since version 6) to `text_pooling`.
 _POOLINGS = {
