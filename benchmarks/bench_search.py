@@ -1,16 +1,19 @@
 """Measure the time and memory of building and querying a search index of many audio windows.
 
     OMP_NUM_THREADS=1 python benchmarks/bench_search.py --rows 100000 1000000 --dim 512 --folder /tmp/indexes
+    OMP_NUM_THREADS=1 python benchmarks/bench_search.py --rows --files 1000 10000 100000
 
-Each recording lasts an hour. The window embeddings are random points around 1,000 random centres, and the queries are
-some of these embeddings. Each index size runs in separate processes, so that its peak memory does not include another
-size. The index is compared with one matrix product, and with FAISS if it is installed, on the same embeddings in
-memory.
+Each recording of `rows` lasts an hour. The window embeddings are random points around 1,000 random centres, and the
+queries are some of these embeddings. Each index size runs in separate processes, so that its peak memory does not
+include another size. The index is compared with one matrix product, and with FAISS if it is installed, on the same
+embeddings in memory.
+
+Each recording of `files` is one window. The time to write their index without embedding is compared with that of
+writing the same rows to LanceDB in one stream.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import resource
 import shutil
@@ -27,18 +30,18 @@ import numpy as np
 from rows import Row, run_script
 
 from modeling_supclap.encoding import AudioChunks
-from modeling_supclap.search.index import IndexedFile, SoundIndex, Stamp
+from modeling_supclap.search.index import write_batches
+from modeling_supclap.search.store import IndexedFile, SoundIndex, Stamp
 
 WINDOWS_PER_FILE = 1440  # an hour, every 2.5 s
-FILES_AT_ONCE = 64
 NOISE = 0.5  # norm of the noise added to a centre of norm 1
 
 
-def draw_files(number: int, centres: np.ndarray) -> Iterator[IndexedFile]:
-    """Yield hour-long recordings with `number` windows in total. Each embedding is a random centre plus noise."""
+def draw_files(number: int, centres: np.ndarray, longest: int = WINDOWS_PER_FILE) -> Iterator[IndexedFile]:
+    """Yield recordings with `number` windows in total. Each embedding is a random centre plus noise."""
     generator = np.random.default_rng(1)
-    for file in range(math.ceil(number / WINDOWS_PER_FILE)):
-        count = min(WINDOWS_PER_FILE, number - file * WINDOWS_PER_FILE)
+    for file in range(math.ceil(number / longest)):
+        count = min(longest, number - file * longest)
         indices = generator.integers(len(centres), size=count)
         noise = generator.standard_normal((count, centres.shape[1]), np.float32)
         starts = 2.5 * np.arange(count)
@@ -53,9 +56,8 @@ def build(folder: str, number: int, centres: np.ndarray) -> dict[str, float]:
     store = SoundIndex(folder, centres.shape[1])
 
     before, started, worked = _peak_gigabytes(), time.perf_counter(), time.process_time()
-    files = draw_files(number, centres)
-    while some := list(itertools.islice(files, FILES_AT_ONCE)):
-        store.replace(some)
+    for batch in write_batches(draw_files(number, centres)):
+        store.replace(batch)
     written = time.perf_counter()
     recall = store.optimize()
     optimized, worked = time.perf_counter(), time.process_time() - worked
@@ -72,6 +74,23 @@ def build(folder: str, number: int, centres: np.ndarray) -> dict[str, float]:
         "recall@10 of the approximate search": math.nan if recall is None else recall,
         "peak memory of building, GB": _peak_gigabytes(),
     }
+
+
+def build_short(folder: str, number: int, centres: np.ndarray) -> tuple[float, float]:
+    """Write recordings of one window, and the same rows to LanceDB in one stream. Return both CPU times, ms of each."""
+    import lancedb
+
+    files, store = list(draw_files(number, centres, 1)), SoundIndex(f"{folder}/ours", centres.shape[1])
+    started = time.process_time()
+    for batch in write_batches(files):
+        store.replace(batch)
+    store.optimize()
+    ours = time.process_time() - started
+
+    batches = store.windows.to_arrow().to_batches(20_000)
+    started = time.process_time()
+    lancedb.connect(f"{folder}/plain").create_table("windows", iter(batches), schema=batches[0].schema).optimize()
+    return 1000 * ours / number, 1000 * (time.process_time() - started) / number
 
 
 def ask(folder: str, number: int) -> dict[str, float]:
@@ -148,9 +167,13 @@ def _peak_gigabytes() -> float:
 
 
 def measure(
-    rows: Sequence[int] = (10_000, 100_000), dim: int = 512, queries: int = 20, folder: str | None = None
+    rows: Sequence[int] = (10_000, 100_000),
+    dim: int = 512,
+    queries: int = 20,
+    folder: str | None = None,
+    files: Sequence[int] = (1_000, 10_000, 100_000),
 ) -> list[Row]:
-    """Build and search an index for each number of windows in `rows`.
+    """Build and search an index for each number of windows in `rows`, and write one for each number of `files`.
 
     Return table rows with the CPU time of building, the time of a search, the recall of approximate search, and the
     size on disk. If `folder` is set, the indexes are kept there.
@@ -179,6 +202,12 @@ def measure(
                     results.append(Row("search", f"{size}: {name}", figures[name], unit=""))
             disk = figures["disk, GB"] * 1e9 / (4 * number * dim)
             results.append(Row("search", f"{size}: size on disk / the embeddings", disk, None, "<= 2.1"))
+        # last, because LanceDB's threads do not survive the forks above
+        for number in files:
+            ours, plain = build_short(f"{temporary}/{number}", number, centres)
+            what = f"{number:,} short recordings: write and index"
+            results.append(Row("search", f"{what}, each", ours, None, "<= 0.1", "CPU ms"))
+            results.append(Row("search", f"{what} / LanceDB in one stream", ours / plain))
     return results
 
 

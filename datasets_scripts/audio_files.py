@@ -16,26 +16,18 @@ _OF_FFMPEG = """.m4a .m4b .aac .mp4 .m4v .f4v .mov .webm .weba .mkv .mka .3gp .3
 SUFFIXES = (*_OF_LIBSNDFILE.split(), *_OF_FFMPEG.split())
 """Suffixes of audio files and of videos, in order of preference. The content decides how a file is decoded."""
 
-# First characters of hidden names, and folders in which systems and disks keep deleted files and thumbnails.
-_HIDDEN = (
-    ".",
-    "__MACOSX",
-    "$RECYCLE.BIN",
-    "RECYCLER",
-    "#recycle",
-    "@eaDir",
-    "@Recycle",
-    "lost+found",
-    "System Volume Information",
-)
+_HIDDEN = (".", "__MACOSX")
+# Folders with deleted files, snapshots and previews, of Windows, Linux, Synology and QNAP.
+_SYSTEM = {"$recycle.bin", "recycler", "system volume information", "lost+found"}
+_SYSTEM |= {"#recycle", "#snapshot", "@eadir", "@recycle", "@recently-snapshot"}
 
 
 def walk(folder: str | Path) -> list[str]:
     """List all files in a folder and its sub-folders, as sorted relative paths with slashes.
 
-    Symbolic links to folders are followed, but each folder is listed only once. Hidden files, recycle bins and system
-    folders of disks, pipes, devices and unreadable entries are skipped. File names that are not UTF-8 are skipped with
-    a warning.
+    Symbolic links to folders are followed, but each folder is listed only once. Hidden files, recycle bins and other
+    system folders, pipes, devices and unreadable entries are skipped. File names that are not UTF-8 are skipped with a
+    warning.
     """
     files: list[str] = []
     undecodable: list[str] = []
@@ -46,7 +38,7 @@ def walk(folder: str | Path) -> list[str]:
             folders.clear()
             continue
         seen.add(real)
-        folders[:] = sorted(name for name in folders if not name.startswith(_HIDDEN))
+        folders[:] = sorted(name for name in folders if not name.startswith(_HIDDEN) and name.lower() not in _SYSTEM)
 
         start = os.path.relpath(path, folder).replace(os.sep, "/")
         for name in names:

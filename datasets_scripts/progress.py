@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tqdm import tqdm
@@ -13,7 +13,28 @@ FIRST_LOG_SECONDS = 10.0
 """Seconds before the first log line."""
 
 
-class LogLines(tqdm):
+class Bar(tqdm):
+    """Progress bar whose clock starts after the first batch, because that one also loads and warms up."""
+
+    _is_warm = False
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self.iterable:
+            yield item
+            self.update()
+        self.close()
+
+    def update(self, n: float | None = 1) -> bool | None:
+        """Count items, as `tqdm.update`. The first call restarts the clock."""
+        if self.disable or self._is_warm:
+            return super().update(n)
+        self.start_t = self.last_print_t = self._time()
+        self._is_warm, self.initial = True, self.n + (n or 0)
+        super().update(n)
+        return None if self.delay else self.refresh()
+
+
+class LogLines(Bar):
     """Progress as whole lines: the first after `FIRST_LOG_SECONDS`, the next every `LOG_SECONDS`. None is repeated."""
 
     printed = -1
@@ -31,11 +52,12 @@ def progress(
     items: Iterable[Any], description: str, total: int | None, unit: str, quiet: bool = False, start: int = 0
 ) -> tqdm:
     """Wrap an iterable in a tqdm bar. `unit` is a plural, such as "clips"; `start` items are already done."""
-    style: dict[str, Any] = {"unit": f" {unit}"}
+    # the mean rate since the start of the clock; the time is checked after each item, as lengths of items differ
+    style: dict[str, Any] = {"unit": f" {unit}", "smoothing": 0, "miniters": 1}
     if sys.stderr.isatty():
         if not _terminal_width():  # some pseudo-terminals have no width, and tqdm would print blank lines
             style["ncols"] = 80
-        return tqdm(items, description, total, initial=start, disable=quiet, **style)
+        return Bar(items, description, total, initial=start, disable=quiet, **style)
 
     first = min(FIRST_LOG_SECONDS, LOG_SECONDS)
     style |= {"mininterval": first, "maxinterval": first, "delay": first}

@@ -332,17 +332,14 @@ def write_file(
     width: int | None = None,
 ) -> None:
     """Write one Parquet file atomically. Its metadata lists the unusable recordings."""
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     from modeling_supclap.datasets_scripts.audio import MissingDecoderError
     from modeling_supclap.datasets_scripts.public_names import public_name
     from modeling_supclap.evaluation.windows import window_table
 
-    tables, bad = [], []
+    bad = []
     for clip, chunks in zip(clips, embedded, strict=True):
-        names = {"clip_id": clip.clip_id, "split": clip.split}
-        tables.append(window_table(chunks, dim, "embedding", dtype, width, **names))
         if isinstance(chunks.error, MissingDecoderError):
             raise chunks.error  # a missing package, not a bad recording
         if chunks.error is not None:
@@ -351,11 +348,9 @@ def write_file(
             reason = corpus.relative(str(chunks.error).replace(audio_path, shown) if audio_path else str(chunks.error))
             bad.append({"clip_id": clip.clip_id, "audio_path": shown, "reason": reason})
 
-    table = (
-        pa.concat_tables(tables)
-        .combine_chunks()
-        .replace_schema_metadata({"bad_audio": json.dumps(bad), "recordings": hash_states(clips)})
-    )
+    names = {"clip_id": [clip.clip_id for clip in clips], "split": [clip.split for clip in clips]}
+    table = window_table(embedded, dim, "embedding", dtype, width, **names)
+    table = table.replace_schema_metadata({"bad_audio": json.dumps(bad), "recordings": hash_states(clips)})
     with atomic_write(path) as unfinished, pq.ParquetWriter(unfinished, table.schema) as parquet:
         if len(table):  # `datasets` fails on a row group without rows
             parquet.write_table(table)

@@ -2,7 +2,8 @@
 
     supclap search index field_recordings --model outputs/synthetic --index field_recordings.index
     supclap search query field_recordings.index "pluja sobre una teulada" --language cat -k 5
-    supclap search query field_recordings.index --audio example.wav --json
+    supclap search query field_recordings.index --audio tape.wav --start 12 --end 15
+    supclap search query field_recordings.index --texts words.txt --threshold 0.3 --format raven --output hits.txt
     supclap search serve field_recordings.index
 
 `index` reads only new and changed files, so it can be run again at any time, for example after an interruption. `serve`
@@ -16,13 +17,14 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from modeling_supclap import require_torchaudio
 from modeling_supclap.recipes.running import join_processes, run_command
 
 if TYPE_CHECKING:
-    from modeling_supclap.search import Hit
+    from modeling_supclap.search import Answer, Searcher
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -45,14 +47,21 @@ def make_parser() -> argparse.ArgumentParser:
 
     query = commands.add_parser("query", help="search an index by text or by example")
     query.add_argument("index", help="folder of the index")
-    query.add_argument("text", nargs="?", help="text query")
+    by = query.add_mutually_exclusive_group(required=True)
+    by.add_argument("text", nargs="?", help="text query")
+    by.add_argument("--texts", help="file with one text query per line")
+    by.add_argument("--audio", help="recording to search by, instead of text")
+    query.add_argument("--start", type=float, default=0.0, help="start of the example in --audio in seconds")
+    query.add_argument("--end", type=float, help="end of the example in --audio in seconds (default: the end)")
     query.add_argument("--language", default="eng", help="ISO 639-3 code of the query's language (default: eng)")
-    query.add_argument("--audio", help="recording to search by, instead of text")
-    query.add_argument("-k", type=int, default=10, help="maximum number of hits (default: 10)")
-    query.add_argument("--within", help="search only this file, a path relative to the indexed folder")
+    query.add_argument("-k", type=int, help="maximum number of hits per query (default: 10, or all with --threshold)")
+    query.add_argument("--threshold", type=float, help="minimum score of a hit")
+    query.add_argument("--within", help="search only this file or folder, relative to the indexed folder")
     query.add_argument("--exact", action="store_true", help="score every window even in a large index")
     query.add_argument("--all_windows", action="store_true", help="keep windows that overlap a better hit")
-    query.add_argument("--json", action="store_true", help="print one JSON object")
+    query.add_argument("--format", default="text", choices=("text", "csv", "raven", "audacity", "json"))
+    query.add_argument("--json", action="store_const", const="json", dest="format", help="same as --format json")
+    query.add_argument("--output", help="file to write (audacity: or a folder, with one file per recording)")
     query.add_argument("--model", help="the model, if it is module:function (default: the one in the index)")
     query.add_argument("--device", help="cpu, cuda, ... (default: a GPU if available)")
     query.add_argument("--trust_remote_code", action="store_true", help="run code from the model's repository")
@@ -91,44 +100,98 @@ def run_index(arguments: argparse.Namespace) -> None:
 
 
 def run_query(arguments: argparse.Namespace) -> None:
+    from modeling_supclap.datasets_scripts.atomic_files import write_text
     from modeling_supclap.search import Searcher
-    from modeling_supclap.search.query import NOTHING
 
+    if arguments.audio is None and (arguments.start or arguments.end is not None):
+        raise ValueError("--start and --end are the part of a recording; pass it as --audio")
     searcher = Searcher(arguments.index, arguments.model, arguments.device, arguments.trust_remote_code)
-    hits = searcher.search(
-        arguments.text,
-        language=arguments.language,
-        audio=arguments.audio,
-        k=arguments.k,
-        within=arguments.within,
-        exact=arguments.exact,
-        merge_overlaps=not arguments.all_windows,
-    )
-    stands_out = None if arguments.text is None else searcher.stands_out(hits, arguments.within)
-    if arguments.json:
-        answer = {"query": arguments.text, "language": arguments.language, "audio": arguments.audio}
-        answer |= {"stands_out": stands_out, "hits": [hit._asdict() for hit in hits]}
-        print(json.dumps(answer, ensure_ascii=False, indent=2))
-    else:
-        print(format_hits(hits))
-        if hits and stands_out is False:
-            print(NOTHING)
+    answers = find_answers(searcher, arguments)
+    text = format_answers(answers, searcher, arguments)
+    if text and arguments.output:
+        write_text(arguments.output, text)
+    elif text:
+        print(text, end="")
+    if arguments.output:
+        print(f"{sum(len(answer.hits) for answer in answers)} hits of {len(answers)} queries in {arguments.output}")
 
 
-def format_hits(hits: Sequence[Hit]) -> str:
+def find_answers(searcher: Searcher, arguments: argparse.Namespace) -> list[Answer]:
+    """Run the queries of the command line."""
+    from modeling_supclap.datasets_scripts.builders.text_encodings import decode_text
+    from modeling_supclap.search import Answer
+
+    options: dict[str, Any] = {"k": arguments.k, "within": arguments.within, "exact": arguments.exact}
+    options["merge_overlaps"] = not arguments.all_windows
+    if arguments.threshold is not None:
+        options["threshold"] = arguments.threshold
+    elif arguments.k is None:
+        options["k"] = 10
+
+    if arguments.audio is not None:
+        vector = searcher.embed_audio(arguments.audio, arguments.start, arguments.end)
+        return [Answer(arguments.audio, searcher.search(vector=vector, **options))]
+    texts = [arguments.text]
+    if arguments.texts is not None:
+        lines = decode_text(Path(arguments.texts).read_bytes(), arguments.texts, [arguments.language]).splitlines()
+        texts = list(filter(None, dict.fromkeys(map(str.strip, lines))))
+        if not texts:
+            raise ValueError(f"{arguments.texts} contains no text; write one query per line")
+    return searcher.search_texts(texts, arguments.language, **options)
+
+
+def format_answers(answers: Sequence[Answer], searcher: Searcher, arguments: argparse.Namespace) -> str:
+    """Format answers in the chosen format. Labels of several recordings are written to a folder instead."""
+    from modeling_supclap.datasets_scripts.csv_text import to_csv
+    from modeling_supclap.search.tables import COLUMNS, to_audacity, to_raven, to_rows, write_labels
+
+    rows, output = to_rows(answers), arguments.output
+    match arguments.format:
+        case "csv":
+            return to_csv(rows, COLUMNS)
+        case "raven":
+            return to_raven(rows, searcher.index.about["folder"], searcher.model.sampling_rate_hz / 2)
+        case "json":
+            found = []
+            for answer in answers:
+                query = {"query": None if arguments.audio else answer.query, "language": arguments.language}
+                hits = [hit._asdict() for hit in answer.hits]
+                found.append({**query, "audio": arguments.audio, "stands_out": answer.stands_out, "hits": hits})
+            return json.dumps(found if arguments.texts else found[0], ensure_ascii=False, indent=2) + "\n"
+        case "audacity":
+            labels = to_audacity(rows)
+            if output and (Path(output).is_dir() or not Path(output).suffix):
+                write_labels(labels, output)
+                return ""
+            if len(labels) > 1:
+                raise ValueError(
+                    f"the hits are in {len(labels)} recordings, which Audacity's labels do not name; pass a folder as "
+                    "--output, or one recording as --within"
+                )
+            return "".join(labels.values())
+        case _:
+            return "\n".join(format_text(answer, len(answers) > 1) for answer in answers)
+
+
+def format_text(answer: Answer, has_title: bool) -> str:
     """Format hits as text. Each line contains score, start and end (MM:SS), and file.
 
-    >>> from modeling_supclap.search import Hit
-    >>> print(format_hits([Hit("dawn/birds.flac", 62.5, 67.5, 0.41)]))
+    >>> from modeling_supclap.search import Answer, Hit
+    >>> print(format_text(Answer("birds", [Hit("dawn/birds.flac", 62.5, 67.5, 0.41)], True), False), end="")
     0.410  01:02.5-01:07.5  dawn/birds.flac
     """
-    from modeling_supclap.search.app import clock
+    from modeling_supclap.search.query import NOTHING
+    from modeling_supclap.search.tables import clock
 
-    lines = []
-    for hit in hits:
+    lines = [f"{answer.query}:"] if has_title else []
+    for hit in answer.hits:
         times = f"{clock(hit.start_seconds)}-{clock(hit.end_seconds)}"
         lines.append(f"{hit.score:.3f}  {times}  {hit.file}")
-    return "\n".join(lines) or "no indexed recording to search"
+    if not answer.hits:
+        lines.append("no hits")
+    elif answer.stands_out is False:
+        lines.append(NOTHING)
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:

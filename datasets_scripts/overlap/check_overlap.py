@@ -1,7 +1,11 @@
-"""Find recordings that two prepared sets share: with the same source id, or with the same sound under two names.
+"""Find copies of recordings within a folder, or recordings that two prepared sets share under two names or sources.
 
+    supclap overlap my_sounds --csv copies.csv
     supclap overlap prepared/wavcaps prepared/audiocaps --json overlap.json
     supclap overlap prepared/esc50:train prepared/esc50:test
+
+With one argument, copies within it are found: in a folder of recordings, a search index or a prepared set. Each copy is
+named once, with an earlier recording that it equals. Files with the same bytes are found whatever their length.
 
 Training data that overlaps with test data makes scores too high. Clips are compared by `source` and by audio
 fingerprint (`fingerprint.py`). Fingerprints find copies that were re-encoded, resampled, cut or amplified. They do not
@@ -10,9 +14,11 @@ a file name, as in `audio_folder` without a column `source`, is not compared.
 
 In a test with 320 recordings of ESC-10, at least 319 copies were found after each of these changes: MP3 or Vorbis
 coding, resampling to 16 kHz, scaling to a quarter of the level, and added noise at -20 dB. Of copies cut to 3 s, 303
-were found. Pairs of unrelated recordings had scores of at most 3.8; the threshold is 6.
+were found. Pairs of unrelated recordings had scores of at most 3.8; the threshold is 6. Recordings of less than half a
+second have no fingerprint.
 
-The exit status is 2 if a set cannot be read, 1 if --fail_on_overlap is set and the sets share recordings, else 0.
+The exit status is 2 if a set cannot be read, 1 if --fail_on_overlap is set and there are copies or shared sources, else
+0.
 """
 
 from __future__ import annotations
@@ -27,15 +33,28 @@ from typing import Any
 import datasets
 
 from modeling_supclap.datasets_scripts import load_splits
-from modeling_supclap.datasets_scripts.atomic_files import write_json
+from modeling_supclap.datasets_scripts.atomic_files import file_sha256, write_json, write_text
 from modeling_supclap.datasets_scripts.audio import BadAudioError, MissingDecoderError, read_row
+from modeling_supclap.datasets_scripts.audio_files import list_recordings
 from modeling_supclap.datasets_scripts.bad_audio import map_in_order
 from modeling_supclap.datasets_scripts.builders.recordings import listing
-from modeling_supclap.datasets_scripts.overlap.fingerprint import RATE_HZ, THRESHOLD, FingerprintIndex, fingerprint
+from modeling_supclap.datasets_scripts.csv_text import to_csv
+from modeling_supclap.datasets_scripts.overlap.fingerprint import (
+    RATE_HZ,
+    THRESHOLD,
+    FingerprintIndex,
+    Match,
+    fingerprint,
+)
+from modeling_supclap.datasets_scripts.prepared import MANIFEST
 from modeling_supclap.datasets_scripts.progress import progress
 from modeling_supclap.datasets_scripts.schema import AUDIO_COLUMNS, FILE_SOURCE, SEGMENT_COLUMNS, without_audio
 
 _NEEDED = ("clip_id", "audio_path", *SEGMENT_COLUMNS, *AUDIO_COLUMNS)
+_FILES = ""  # split of the recordings of a folder
+_NO_MATCH = dict.fromkeys(
+    ("score", "bit_error_rate", "offset_seconds", "overlap_seconds")
+)  # of files with equal bytes
 _MOST_SHOWN = 20  # maximum number of shared sources, and of copies, in the printed table
 Clip = dict[str, str]  # "split", "clip_id" and "source"
 
@@ -59,24 +78,17 @@ def compare(
     if first == second:
         raise ValueError(f"both sets are {first}; to compare splits of one set, pass {first}:train {first}:test")
 
-    clips: list[list[Clip]] = [[], []]
-    prints: list[list[Any]] = [[], []]  # fingerprint of each clip, or None
     loaded = _load(first, cache_dir), _load(second, cache_dir)
-    for side, name in enumerate((first, second)):
-        for split, rows in loaded[side].items():
-            named = without_audio(rows)
-            for clip_id, source in zip(named["clip_id"], named["source"], strict=True):
-                clips[side].append({"split": split, "clip_id": clip_id, "source": source})
-            needed = rows.select_columns([name for name in rows.column_names if name in _NEEDED])
-            computed = map_in_order(_fingerprint, needed, workers)
-            prints[side] += progress(computed, f"{name} {split}", len(rows), "clips", quiet)
+    clips, prints, not_compared = [], [], []
+    for name, splits in zip((first, second), loaded, strict=True):
+        some, computed = _fingerprint_all(name, splits, workers, quiet)
+        clips.append(some)
+        prints.append(computed)
+        not_compared.append(_without_print(some, computed))
 
-    not_compared: list[list[Clip]] = [[], []]
     by_source: dict[str, list[list[Clip]]] = defaultdict(lambda: [[], []])
     for side in (0, 1):
-        for clip, computed_print in zip(clips[side], prints[side], strict=True):
-            if computed_print is None:
-                not_compared[side].append(clip)
+        for clip in clips[side]:
             if not clip["source"].startswith(FILE_SOURCE):
                 by_source[clip["source"]][side].append(clip)
 
@@ -93,39 +105,89 @@ def compare(
     }
 
 
+def find_copies(name: str, workers: int = 1, cache_dir: str | None = None, quiet: bool = True) -> dict[str, Any]:
+    """Find copies within a folder of recordings, a search index, or a prepared set.
+
+    The result has the entries of `compare`, without shared sources. Each copy is the second clip of one pair; the first
+    is an earlier clip, in the order of names. "same_file" is whether both have the same bytes; then there is no score.
+
+    Raises FileNotFoundError for a missing set or a folder without recordings, and ValueError for an unknown split.
+    """
+    splits = _load(name, cache_dir)
+    copies: list[dict[str, Any]] = []
+    equal: list[Clip] = []
+    if _FILES in splits:
+        rows = splits[_FILES]
+        originals = _first_equal_files(rows["audio_path"])
+        named = [_clip(_FILES, row) for row in rows]
+        for copy, original in originals.items():
+            equal.append(named[copy])
+            copies.append({"first": named[original], "second": named[copy], "same_file": True, **_NO_MATCH})
+        splits = {_FILES: rows.select([number for number in range(len(rows)) if number not in originals])}
+
+    clips, prints = _fingerprint_all(name, splits, workers, quiet)
+    index = FingerprintIndex(prints)
+    for number, query in enumerate(progress(prints, "comparing", len(prints), "clips", quiet)):
+        earlier = [match for match in index.search(query) if match.clip < number] if query is not None else []
+        if earlier:  # the best one
+            copies.append({**_pair(clips[earlier[0].clip], clips[number], earlier[0]), "same_file": False})
+    return {
+        "sets": [{"name": name, "clips": len(clips) + len(equal)}],
+        "threshold": THRESHOLD,
+        "shared_sources": {},
+        "copies": sorted(copies, key=lambda pair: (pair["first"]["clip_id"], pair["second"]["clip_id"])),
+        "not_compared": [_without_print(clips, prints)],
+    }
+
+
 def overlap_table(report: Mapping[str, Any]) -> str:
-    """Format a report of `compare` as text: the counts, and the first shared sources and copies."""
-    first, second = report["sets"]
+    """Format a report of `compare` or `find_copies` as text: the counts, and the first shared sources and copies."""
     sources, copies = report["shared_sources"], report["copies"]
-    lines = [
-        f"{first['name']} ({first['clips']} clips) and {second['name']} ({second['clips']} clips)",
-        f"shared sources: {len(sources)}",
-        f"copies by sound: {len(copies)}",
-    ]
+    lines = [" and ".join(f"{each['name']} ({each['clips']} clips)" for each in report["sets"])]
+    if len(report["sets"]) == 2:
+        lines.append(f"shared sources: {len(sources)}")
+    lines.append(f"copies by sound: {sum(not pair.get('same_file') for pair in copies)}")
+    if len(report["sets"]) == 1:
+        lines.append(f"copies with the same bytes: {sum(pair['same_file'] for pair in copies)}")
     if any(report["not_compared"]):
-        counts = map(len, report["not_compared"])
-        lines.append("without fingerprint, too short, silent or unreadable: {} and {}".format(*counts))
+        counts = " and ".join(str(len(clips)) for clips in report["not_compared"])
+        lines.append(f"without fingerprint, too short, silent or unreadable: {counts}")
 
     for source, of_both in list(sources.items())[:_MOST_SHOWN]:
         lines.append(f"  {source}: {_names(of_both[0])} | {_names(of_both[1])}")
     if copies:
         lines.append(f"{'score':>7}{'bit errors':>12}{'offset s':>10}{'overlap s':>11}  clips")
     for pair in copies[:_MOST_SHOWN]:
-        numbers = f"{pair['score']:7.1f}{100 * pair['bit_error_rate']:11.1f}%{pair['offset_seconds']:10.2f}"
         both = f"{_names([pair['first']])} | {_names([pair['second']])}"
+        if pair["score"] is None:
+            lines.append(f"{'the same bytes':<40}  {both}")
+            continue
+        numbers = f"{pair['score']:7.1f}{100 * pair['bit_error_rate']:11.1f}%{pair['offset_seconds']:10.2f}"
         lines.append(f"{numbers}{pair['overlap_seconds']:11.2f}  {both}")
 
     hidden = max(0, len(sources) - _MOST_SHOWN) + max(0, len(copies) - _MOST_SHOWN)
     if hidden:
-        lines.append(f"... and {hidden} more; --json FILE saves all")
+        lines.append(f"... and {hidden} more; --json FILE or --csv FILE saves all")
     return "\n".join(lines)
+
+
+def copies_as_csv(report: Mapping[str, Any]) -> str:
+    """Format the copies of a report as CSV, one line each."""
+    rows = []
+    for pair in report["copies"]:
+        names = {"first": _names([pair["first"]]), "second": _names([pair["second"]])}
+        rows.append({"same_file": False, **pair, **names})
+    return to_csv(rows, ("first", "second", "same_file", *_NO_MATCH))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare two sets, print the table and optionally write the report; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("first", metavar="A[:split]", help="Folder or Hub id of a prepared set; default: all splits.")
-    parser.add_argument("second", metavar="B[:split]", help="Prepared set to compare with A, or another split of A.")
+    parser.add_argument("first", metavar="A[:split]", help="Folder of recordings, index, or prepared set.")
+    parser.add_argument(
+        "second", metavar="B[:split]", nargs="?", help="Set to compare with A (default: find copies within A)."
+    )
+    parser.add_argument("--csv", metavar="FILE", help="Write all copies to this file.")
     parser.add_argument("--json", metavar="FILE", help="Write the whole report to this file.")
     parser.add_argument("--fail_on_overlap", action="store_true", help="Exit with status 1 if any clip is shared.")
     parser.add_argument("--workers", type=int, default=1, help="Number of processes that compute fingerprints.")
@@ -134,9 +196,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
 
     try:
-        report = compare(arguments.first, arguments.second, arguments.workers, arguments.cache_dir, arguments.quiet)
+        options = arguments.workers, arguments.cache_dir, arguments.quiet
+        if arguments.second is None:
+            report = find_copies(arguments.first, *options)
+        else:
+            report = compare(arguments.first, arguments.second, *options)
         if arguments.json:
             write_json(arguments.json, report)
+        if arguments.csv:
+            write_text(arguments.csv, copies_as_csv(report))
     except (ValueError, OSError, RuntimeError) as error:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return 2
@@ -146,8 +214,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _load(name: str, cache_dir: str | None) -> dict[str, datasets.Dataset]:
-    """Load all splits of a prepared set. If `name` ends with ":" and a split name, load only this split."""
+    """Load all splits of a prepared set, or the recordings of a folder or of a search index, as the split `_FILES`.
+
+    If `name` ends with ":" and a split name, load only this split.
+    """
     folder, colon, split = name.rpartition(":")
+    if Path(name).is_dir() and not Path(name, MANIFEST).is_file():
+        return {_FILES: _list_files(_indexed_folder(name) if Path(name, "windows.lance").is_dir() else name)}
     if not colon or Path(name).is_dir() or "/" in split or "\\" in split:
         return load_splits("prepared", cache_dir, data_dir=name)
 
@@ -155,6 +228,63 @@ def _load(name: str, cache_dir: str | None) -> dict[str, datasets.Dataset]:
     if split not in splits:
         raise ValueError(f"{folder} has no split {split!r}; its splits are {', '.join(splits)}")
     return {split: splits[split]}
+
+
+def _indexed_folder(index: str) -> str:
+    """Return the folder of recordings of a search index."""
+    import lancedb
+
+    schema = lancedb.connect(index).open_table("windows").schema
+    stored = {**(schema.metadata or {}), **(schema.field("file").metadata or {})}
+    return stored[b"folder"].decode()
+
+
+def _list_files(folder: str) -> datasets.Dataset:
+    """List the recordings of a folder as rows."""
+    paths = list_recordings(folder)
+    if not paths:
+        raise FileNotFoundError(f"{folder} is neither a prepared set nor a folder of recordings")
+    names = [Path(path).relative_to(Path(folder).resolve()).as_posix() for path in paths]
+    sources = [FILE_SOURCE + name for name in names]
+    return datasets.Dataset.from_dict({"clip_id": names, "source": sources, "audio_path": paths})
+
+
+def _first_equal_files(paths: Sequence[str]) -> dict[int, int]:
+    """Return the index of the first file with the same bytes for each later one. Only equal sizes are read."""
+    by_size: dict[int, list[int]] = defaultdict(list)
+    for number, path in enumerate(paths):
+        by_size[Path(path).stat().st_size].append(number)
+    first: dict[str, int] = {}
+    copies = {}
+    for numbers in by_size.values():
+        for number in numbers if len(numbers) > 1 else ():
+            original = first.setdefault(file_sha256(paths[number]), number)
+            if original != number:
+                copies[number] = original
+    return copies
+
+
+def _fingerprint_all(
+    name: str, splits: Mapping[str, datasets.Dataset], workers: int, quiet: bool
+) -> tuple[list[Clip], list[Any]]:
+    """Return the clips of all splits, and the fingerprint of each, or None."""
+    clips: list[Clip] = []
+    prints: list[Any] = []
+    for split, rows in splits.items():
+        clips += [_clip(split, row) for row in without_audio(rows)]
+        needed = rows.select_columns([name for name in rows.column_names if name in _NEEDED])
+        prints += progress(
+            map_in_order(_fingerprint, needed, workers), f"{name} {split}".rstrip(), len(rows), "clips", quiet
+        )
+    return clips, prints
+
+
+def _clip(split: str, row: Mapping[str, Any]) -> Clip:
+    return {"split": split, "clip_id": row["clip_id"], "source": row["source"]}
+
+
+def _without_print(clips: Sequence[Clip], prints: Sequence[Any]) -> list[Clip]:
+    return [clip for clip, computed in zip(clips, prints, strict=True) if computed is None]
 
 
 def _fingerprint(row: Mapping[str, Any]) -> Any:
@@ -172,18 +302,18 @@ def _copies(clips: list[list[Clip]], prints: list[list[Any]], quiet: bool) -> li
     pairs = []
     for query, clip in zip(progress(prints[1], "comparing", len(prints[1]), "clips", quiet), clips[1], strict=True):
         for match in [] if query is None else index.search(query):
-            other = clips[0][match.clip]
-            same_source = other["source"] == clip["source"]
-            pair = {"first": other, "second": clip, "same_source": same_source}
-            for name, value in match._asdict().items():
-                if name != "clip":
-                    pair[name] = round(value, 4)
-            pairs.append(pair)
+            pairs.append(_pair(clips[0][match.clip], clip, match))
     return sorted(pairs, key=lambda pair: (-pair["score"], pair["first"]["clip_id"], pair["second"]["clip_id"]))
 
 
+def _pair(first: Clip, second: Clip, match: Match) -> dict[str, Any]:
+    """Return two clips with the numbers of their match."""
+    numbers = {name: round(value, 4) for name, value in match._asdict().items() if name != "clip"}
+    return {"first": first, "second": second, "same_source": first["source"] == second["source"], **numbers}
+
+
 def _names(clips: Sequence[Clip]) -> str:
-    return listing([f"{clip['split']}/{clip['clip_id']}" for clip in clips], 3)
+    return listing([f"{clip['split']}/{clip['clip_id']}".lstrip("/") for clip in clips], 3)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,24 +59,25 @@ def _list_files(system: Any, path: str) -> tuple[str, dict[str, str]]:
 
 
 def window_table(
-    chunks: AudioChunks,
+    recordings: Sequence[AudioChunks],
     dim: int,
     vector_name: str,
     precision: str = "float32",
     width: int | None = None,
-    **fields: str,
+    **fields: Sequence[str],
 ) -> pa.Table:
-    """Return one row per window of a recording: `fields`, `start_seconds`, `end_seconds` and the embedding.
+    """Return one row per window of each recording: `fields`, `start_seconds`, `end_seconds` and the embedding.
 
-    The embeddings of `dim` values are in the column `vector_name`, in the form that `vectors.compress` returns. A
-    recording with an error has no windows.
+    `fields` have one value per recording. The embeddings of `dim` values are in the column `vector_name`, in the form
+    that `vectors.compress` returns. A recording with an error has no windows.
     """
-    embeds = np.asarray(chunks.embeds, np.float32).reshape(-1, dim)
+    embeds = np.concatenate([np.asarray(each.embeds, np.float32).reshape(-1, dim) for each in recordings])
+    counts = [len(each.onset_seconds) for each in recordings]
     vectors = compress(embeds, precision, width)
     columns = {}
-    for name, value in fields.items():
-        columns[name] = pa.array([value] * len(chunks.onset_seconds), pa.string())
-    columns["start_seconds"] = pa.array(chunks.onset_seconds, pa.float64())
-    columns["end_seconds"] = pa.array(chunks.offset_seconds, pa.float64())
+    for name, values in fields.items():
+        columns[name] = pa.array(np.repeat(np.array(values, dtype=object), counts), pa.string())
+    columns["start_seconds"] = pa.array(np.concatenate([each.onset_seconds for each in recordings]), pa.float64())
+    columns["end_seconds"] = pa.array(np.concatenate([each.offset_seconds for each in recordings]), pa.float64())
     columns[vector_name] = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
     return pa.table(columns)

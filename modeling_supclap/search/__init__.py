@@ -9,7 +9,8 @@ for hit in Searcher("field_recordings.index", model).search("rain on a tin roof"
     print(hit.score, hit.file, hit.start_seconds)
 """
 
-from .index import IndexReport, SoundIndex, build_index
-from .query import Hit, Searcher
+from .index import IndexReport, build_index
+from .query import Answer, Hit, Searcher
+from .store import SoundIndex
 
-__all__ = ["Hit", "IndexReport", "Searcher", "SoundIndex", "build_index"]
+__all__ = ["Answer", "Hit", "IndexReport", "Searcher", "SoundIndex", "build_index"]

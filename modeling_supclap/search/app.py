@@ -6,31 +6,40 @@ The page can be deployed as a Hugging Face Space: `launch_page(Searcher("index")
 from __future__ import annotations
 
 import html
+import math
 import os
 import socket
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import numpy as np
-from jinja2 import Environment, PackageLoader
+from jinja2 import Environment
 
+from modeling_supclap.datasets_scripts.csv_text import to_csv
 from modeling_supclap.languages import LANGUAGE_TABLE
 
-from .playback import playable_file
-from .query import NOTHING, Hit, Searcher
+from .playback import FOLDER, KEPT_SECONDS, draw_waveform, playable_file, prune
+from .query import NOTHING, Answer, Hit, Searcher
+from .store import find_inside
+from .tables import COLUMNS, clock, to_raven, to_rows
 
-STYLE = """
-.hit { border-bottom: 1px solid #8884; padding: 0.8em 0; }
-.hit .file { font-weight: 600; overflow-wrap: anywhere; }
-.time { opacity: 0.75; }
-.hit audio { width: 100%; margin: 0.4em 0; }
-.hit svg { width: 100%; height: 2em; display: block; cursor: pointer; }
-.hit audio { color-scheme: light; }
-.dark .hit audio { color-scheme: dark; }
-"""
+os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # read at import
+try:
+    import gradio
+    from starlette.datastructures import Headers  # installed with Gradio
+    from starlette.requests import Request
+    from starlette.responses import FileResponse, PlainTextResponse, Response
+    from starlette.routing import Route
+except ImportError as error:
+    raise ImportError("the page needs Gradio: pip install 'supclap[search]'") from error
+
+MAX_UPLOAD = "100mb"
+LONGEST_EXAMPLE_SECONDS = 600.0
+_HERE = Path(__file__).parent
 
 
 def serve(
@@ -70,38 +79,59 @@ def serve(
     page.block_thread()
 
 
+def refuse_other_sites(app: Any) -> Any:
+    """Wrap an ASGI application so that it answers its own page, and programs, but no other web site.
+
+    Gradio compares origins only on localhost. Behind a proxy, the proxy has to keep the header "Host", or to set
+    "X-Forwarded-Host".
+    """
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        headers = Headers(raw=list(scope.get("headers", ())))
+        origin = headers.get("origin")
+        if origin is None or urlsplit(origin).netloc in (headers.get("host"), headers.get("x-forwarded-host")):
+            await app(scope, receive, send)
+        else:
+            await PlainTextResponse("requests of other web sites are refused", 403)(scope, receive, send)
+
+    return answer
+
+
 def launch_page(searcher: Searcher, recordings: str | Path, **options: Any) -> Any:
     """Launch the search page with options of Gradio's `launch`, and return it. It serves only indexed recordings."""
+    prune(FOLDER)
+    os.environ.setdefault("GRADIO_TEMP_DIR", str(FOLDER / "uploads"))
     page, root = make_page(searcher, recordings), Path(recordings).resolve()
-    import gradio
+    window_seconds = float(searcher.index.about["window_seconds"])
 
     # no fonts to download
     theme = gradio.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"])
-    app, _, _ = page.launch(css=STYLE, theme=theme, quiet=True, prevent_thread_lock=True, **options)
-    copies = tempfile.TemporaryDirectory(prefix="supclap-playback-")
-    app.state.playback = copies  # removed with the page
-    from starlette.concurrency import run_in_threadpool
-    from starlette.responses import FileResponse, PlainTextResponse  # installed with Gradio
-    from starlette.routing import Route
+    options = {
+        "max_file_size": MAX_UPLOAD,
+        "css": (_HERE / "page.css").read_text(encoding="utf-8"),
+        "theme": theme,
+        **options,
+    }
+    app, _, _ = page.launch(quiet=True, prevent_thread_lock=True, **options)
+    copies = TemporaryDirectory(dir=FOLDER)
+    app.state.copies = copies  # removed with the page
 
-    missing = PlainTextResponse("no such recording", status_code=404)
-
-    def send(request: Any) -> Any:
-        name = request.path_params["name"]
-        if ".." in Path(name).parts or not searcher.index.holds(name):
-            return missing
-
-        async def respond(*connection: Any) -> None:
-            try:
-                path = await run_in_threadpool(playable_file, root / name, Path(copies.name))
-                await FileResponse(path)(*connection)
-            except (OSError, RuntimeError):  # the file was removed, perhaps during this request
-                await missing(*connection)
-
-        return respond
+    def send(request: Request) -> Response:
+        try:
+            path = find_recording(searcher, root, request.path_params["name"])
+            start = request.query_params.get("waveform")
+            if start is not None:
+                drawing = draw_waveform(path, searcher.model.sampling_rate_hz, float(start), window_seconds)
+                return Response(drawing, media_type="image/svg+xml")
+            path = playable_file(path, Path(copies.name))
+            # other web sites cannot embed it, either
+            return FileResponse(path, 200, {"Cross-Origin-Resource-Policy": "same-origin"}, stat_result=path.stat())
+        except (OSError, ValueError, OverflowError, RuntimeError):  # the file was removed, perhaps during this request
+            return PlainTextResponse("no such recording", 404)
 
     # Insert before Gradio's routes, because one of them matches every path.
     app.router.routes.insert(0, Route("/recordings/{name:path}", send))
+    app.middleware_stack = refuse_other_sites(app.build_middleware_stack())
     return page
 
 
@@ -113,125 +143,151 @@ def find_recordings(searcher: Searcher, recordings: str | Path | None = None) ->
     return root
 
 
+def find_recording(searcher: Searcher, root: Path, name: str) -> Path:
+    """Return the path of an indexed recording. Raise FileNotFoundError for any other file."""
+    if not searcher.index.holds(name):
+        raise FileNotFoundError(f"{name} is not an indexed recording; search again")
+    return find_inside(root, name)
+
+
+async def keep_upload(path: str | None) -> str | None:
+    """Use an uploaded file where it is. Gradio would download an address, and any request can name one."""
+    if path is not None and "://" in path:
+        raise gradio.Error("upload the recording; addresses are not opened")
+    return path
+
+
 def make_page(searcher: Searcher, recordings: str | Path) -> Any:
     """Build the search page as `gradio.Blocks`, without launching it."""
-    os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # read at import
-    try:
-        import gradio
-    except ImportError as error:
-        raise ImportError("the page needs Gradio: pip install 'supclap[search]'") from error
     root = Path(recordings).resolve()
-    languages = [(language.name, code) for code, language in LANGUAGE_TABLE.items()]
+
+    def with_errors(function: Callable[..., str]) -> Callable[..., str]:
+        """Return error messages as HTML, without the folders of this machine."""
+
+        @wraps(function)
+        def run(*inputs: Any) -> str:
+            try:
+                return function(*inputs)
+            except (ValueError, OSError) as error:
+                message = str(error)
+                for folder in (searcher.index.folder, str(root)):
+                    message = message.replace(folder, Path(folder).name)
+                return f"<p>{html.escape(message)}</p>"
+
+        return run
+
+    def show(
+        vector: np.ndarray, kind: str, query: str, number: float, folder: str, least: float | None, most: float | None
+    ) -> str:
+        hits = searcher.search(vector=vector, k=int(number), within=folder, lengths=(least or 0.0, most or math.inf))
+        note = f'<p class="time">Hits by {html.escape(kind)}.</p>'
+        if hits and kind == "text" and not searcher.stands_out(hits, folder):
+            note += f"<p>{NOTHING}</p>"
+        return note + render_hits(searcher, hits, vector, root, query)
+
+    @with_errors
+    def find(text: str, language: str, sound: str | None, *options: Any) -> str:
+        if text.strip():  # on the page, a new text clears the example, and a new example the text
+            return show(searcher.embed(text, language), "text", text, *options)
+        if sound is None:
+            return "<p>Enter a query or upload a sound.</p>"
+        vector = searcher.embed_audio(Path(sound).read_bytes(), end_seconds=LONGEST_EXAMPLE_SECONDS)
+        return show(vector, "example", "example", *options)
+
+    @with_errors
+    def find_similar(event: gradio.EventData, *options: Any) -> str:
+        path = find_recording(searcher, root, event.file)
+        end = min(event.end, event.start + LONGEST_EXAMPLE_SECONDS)
+        query = f"{event.file} {clock(event.start)}"
+        return show(searcher.embed_audio(path, event.start, end), f"similarity to {query}", query, *options)
 
     def answer(text: str, language: str, sound: str | None, number: float) -> str:
-        """Run a search and return the hits, or the error message, as HTML."""
-        try:
-            if text.strip():  # on the page, a new text clears the example, and a new example the text
-                vector, kind = searcher.embed(text, language), "text"
-            elif sound:
-                vector, kind = searcher.embed_audio(Path(sound).read_bytes()), "example"
-            else:
-                return "<p>Enter a query or upload a sound.</p>"
-            hits = searcher.search(vector=vector, k=int(number))
-            note = f'<p class="time">Hits by {kind}.</p>'
-            if hits and kind == "text" and not searcher.stands_out(hits):
-                note += f"<p>{NOTHING}</p>"
-            return note + render_hits(searcher, hits, vector, root)
-        except (ValueError, OSError) as error:
-            message = str(error)
-            for folder in (searcher.index.folder, str(root)):
-                message = message.replace(folder, Path(folder).name)
-            return f"<p>{html.escape(message)}</p>"
+        return find(text, language, sound, number, "", None, None)
 
-    with gradio.Blocks(title="Search recordings", analytics_enabled=False) as page:
+    folders = sorted({os.path.dirname(name) for name in searcher.index.names} - {""})
+    with gradio.Blocks(title="Search recordings", analytics_enabled=False, delete_cache=(60, KEPT_SECONDS)) as page:
         gradio.HTML(lambda: render_heading(searcher, root))
         with gradio.Row():
             text = gradio.Textbox(
-                label="Sound to search for", placeholder="rain on a tin roof", scale=4, min_width=280
+                label="Sound to search for",
+                placeholder="rain on a tin roof",
+                submit_btn="Search",
+                scale=4,
+                min_width=260,
             )
-            language = gradio.Dropdown(languages, value="eng", label="Language", scale=1)
-        button = gradio.Button("Search", variant="primary")
-        with gradio.Accordion("By example, number of hits", open=False):
-            sound = gradio.Audio(type="filepath", label="Recording of a similar sound")
+            languages = [(language.name, code) for code, language in LANGUAGE_TABLE.items()]
+            language = gradio.Dropdown(languages, value="eng", label="Language", min_width=120)
+        with gradio.Accordion("Example, filters, number of hits", open=False):
+            sound = gradio.Audio(type="filepath", label="Recording of a similar sound (its first 10 minutes are used)")
+            sound.async_move_resource_to_block_cache = keep_upload  # type: ignore[method-assign,assignment]
+            with gradio.Row():
+                folder = gradio.Dropdown(["", *folders], value="", label="Folder", allow_custom_value=True)
+                shortest = gradio.Number(label="Recordings of at least (seconds)", value=None, minimum=0)
+                longest = gradio.Number(label="Recordings of at most (seconds)", value=None, minimum=0)
             number = gradio.Slider(1, 50, value=5, step=1, label="Number of hits")
-        results = gradio.HTML()
+            button = gradio.Button("Search")
+        results = gradio.HTML(js_on_load=(_HERE / "page.js").read_text(encoding="utf-8"))
 
-        inputs = [text, language, sound, number]
-        button.click(answer, inputs, results, api_name="search")
-        text.submit(answer, inputs, results, api_name=False)  # type: ignore[arg-type]
-        text.input(lambda: None, None, sound, api_name=False)  # type: ignore[arg-type]
-        sound.input(lambda: "", None, text, api_name=False)  # type: ignore[arg-type]
+        options = [number, folder, shortest, longest]
+        gradio.Button(visible=False).click(answer, [text, language, sound, number], results, api_name="search")
+        events: dict[str, Any] = {"outputs": results, "api_visibility": "private"}
+        gradio.on([button.click, text.submit], find, [text, language, sound, *options], **events)
+        results.similar(find_similar, options, **events)
+        text.input(lambda: None, None, sound, api_visibility="private")
+        sound.input(lambda: "", None, text, api_visibility="private")
     return page
 
 
 def render_heading(searcher: Searcher, root: Path) -> str:
-    """Render the title, the number of searchable files, and a list of the files that cannot be searched, as HTML."""
-    files = searcher.index.known_files()
-    problems = {name: str(row["problem"]) for name, row in files.items() if row["problem"]}
-    lines = ["<h1>Search recordings</h1>", f"<p>{len(files) - len(problems)} files, by text or by example</p>"]
+    """Render the folder, the model, the number of searchable files, and a list of the other files, as HTML."""
+    problems = searcher.index.unreadable_files()
+    count, model = searcher.index.files.count_rows() - len(problems), searcher.index.about["model"]
+    model = Path(model).name if Path(model).is_absolute() else model
+    about = f"{count} files in {root.name}, searched by {model}"
+    lines = ["<h1>Search recordings</h1>", f"<p>{html.escape(about)}</p>"]
     if problems:
-        lines.append(f"<details><summary>{len(problems)} more files cannot be searched</summary><ul>")
+        lines.append(f"<details><summary>{len(problems)} more cannot be searched</summary><ul>")
         for name, problem in sorted(problems.items()):
-            reason = problem.replace(str(root / name), name).replace(str(root), root.name)
-            lines.append(f"<li>{html.escape(name)}: {html.escape(reason)}</li>")
+            lines.append(f"<li>{html.escape(f'{name}: {problem}'.replace(str(root), root.name))}</li>")
         lines.append("</ul></details>")
     return "\n".join(lines)
 
 
 def render_hits(
-    searcher: Searcher, hits: Sequence[Hit], vector: np.ndarray, recordings: str | Path | None = None
+    searcher: Searcher, hits: Sequence[Hit], vector: np.ndarray, recordings: str | Path | None = None, query: str = ""
 ) -> str:
     """Render the hits of a query embedding (d,) as HTML, with a plot of the scores along each recording.
 
     `recordings` is the folder of the recordings, by default the indexed folder. A recording that is not there has no
     player. Scores below `Searcher.background` have a pale color, because texts that describe no sound reach such
-    scores, too.
+    scores, too. `query` is the name of the query in the tables to download.
     """
     if not hits:
         return "<p>No indexed recording to search.</p>"
-
-    # All plots share one color scale, because the scores within a short recording are almost equal.
-    scored = {}
-    for file in {hit.file for hit in hits}:
-        starts, scores = searcher.strip(vector, file)
-        if len(starts):  # otherwise the file was removed after the search
-            scored[file] = starts, scores
-    hits = [hit for hit in hits if hit.file in scored]
+    scored = {file: searcher.strip(vector, file) for file in {hit.file for hit in hits}}
+    hits = [hit for hit in hits if len(scored[hit.file][0])]  # the others were removed after the search
     if not hits:
         return "<p>The recordings were removed; search again.</p>"
-    all_scores = np.concatenate([scores for _, scores in scored.values()])
-    lowest = all_scores.min()
-    span = max(all_scores.max() - lowest, 2 * (searcher.background() - lowest))
 
     strips: dict[str, dict[str, Any]] = {}
+    root = Path(recordings or searcher.index.about["folder"]).resolve()
     for hit in hits:
-        if hit.file in strips:
-            continue
         onsets, scores = scored[hit.file]
         length = max(onsets[-1] + hit.end_seconds - hit.start_seconds, 1e-3)
-        shades = 0.06 + 0.94 * ((scores - lowest) / span if span else np.ones_like(scores)) ** 2
-        windows = np.stack([onsets, [*onsets[1:], length], scores, shades], axis=1).tolist()
-        address = f"recordings/{quote(hit.file)}"
-        strips[hit.file] = {"number": len(strips), "length": length, "windows": windows, "address": address}
+        strip = {"number": len(strips), "length": length, "address": f"recordings/{quote(hit.file)}"}
+        strip["windows"] = list(zip(onsets, [*onsets[1:], length], scores, strict=True))
+        try:
+            strip["is_there"] = find_inside(root, hit.file).is_file()
+        except FileNotFoundError:
+            strip["is_there"] = False
+        strips.setdefault(hit.file, strip)
 
-    lost, folder = set(), str(recordings or searcher.index.about["folder"])
-    for name in strips:
-        if not _is_there(name, folder):
-            lost.add(name)
-    environment = Environment(loader=PackageLoader("modeling_supclap.search", "."), autoescape=True, trim_blocks=True)
-    return environment.get_template("hits.html.j2").render(hits=hits, strips=strips, lost=lost, clock=clock)
-
-
-def _is_there(name: str, folder: str) -> bool:
-    """Return whether a recording exists. Recordings of a remote folder are not looked up."""
-    return "://" in folder or Path(folder, name).is_file()
-
-
-def clock(seconds: float) -> str:
-    """Format seconds as minutes and seconds.
-
-    >>> clock(62.5), clock(3600)
-    ('01:02.5', '60:00.0')
-    """
-    minutes, rest = divmod(round(float(seconds), 1), 60)
-    return f"{int(minutes):02d}:{rest:04.1f}"
+    # All plots share one color scale, because the scores within a short recording are almost equal.
+    all_scores = np.concatenate([scores for _, scores in scored.values() if len(scores)])
+    lowest = all_scores.min()
+    span = max(all_scores.max() - lowest, 2 * (searcher.background() - lowest))
+    rows = to_rows([Answer(query, list(hits))])
+    tables = {"hits.csv": to_csv(rows, COLUMNS), "hits.txt": to_raven(rows, "", searcher.model.sampling_rate_hz / 2)}
+    source = (_HERE / "hits.html.j2").read_text(encoding="utf-8")
+    template = Environment(autoescape=True, trim_blocks=True).from_string(source)
+    return template.render(hits=hits, strips=strips, lowest=lowest, span=span, clock=clock, tables=tables)

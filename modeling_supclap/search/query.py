@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..audio_input import as_recordings
-from ..encoding import mean_embedding
-from ..evaluation import EmbeddingModel, load_embedding_model
-from .index import SoundIndex
+from .store import SoundIndex
+
+if TYPE_CHECKING:
+    from ..evaluation import EmbeddingModel
 
 # Texts that describe no sound. Their best scores are the background of an index.
 BACKGROUND_TEXTS = [
@@ -51,6 +52,7 @@ BACKGROUND_TEXTS = [
     "the meaning of a dream",
 ]
 NOTHING = "nothing stands out: texts without any sound reach such scores in this index"
+_FIRST_LIMIT = 256  # windows to look at first if the number of hits is limited by their score alone
 
 
 class Hit(NamedTuple):
@@ -65,11 +67,21 @@ class Hit(NamedTuple):
     score: float
 
 
+class Answer(NamedTuple):
+    """Hits of one query, best first. `stands_out` is as in `Searcher.stands_out`, or None for a query by sound."""
+
+    query: str
+    hits: list[Hit]
+    stands_out: bool | None = None
+
+
 class Searcher:
     """Searcher for an index, with the model that was used to build the index.
 
     Args:
-        model: The model, or its folder, Hub id or `module:function`. None: load the model named in the index.
+        model: The model, or its folder, Hub id or `module:function`. None: load the model named in the index. An object
+            that encodes only texts is used unchanged: it needs `name`, `fingerprint` and `encode_text(texts, language,
+            batch_size)`, as in `EmbeddingModel`.
         device: Device to load the model on. None: use a GPU if there is one.
         trust_remote_code: Whether a model in the format of sentence-transformers may run code from its repository.
 
@@ -82,20 +94,25 @@ class Searcher:
     def __init__(
         self,
         index: str | Path,
-        model: EmbeddingModel | str | None = None,
+        model: EmbeddingModel | Any = None,
         device: str | None = None,
         trust_remote_code: bool = False,
     ) -> None:
         self.index = SoundIndex(index)
-        # version of the index and file, and its background score
-        self._background: tuple[Any, float] | None = None
+        # background score by version of the index and searched part
+        self._backgrounds: dict[Any, float] = {}
         about = self.index.about
         name = about["model"]
         if model is None and ":" in name and not Path(name).exists():
             raise ValueError(f"the model of {index} is the function {name}; if you trust it, pass it as --model")
-        self.model = load_embedding_model(model or name, device=device, trust_remote_code=trust_remote_code)
-        if about["fingerprint"] and self.model.fingerprint not in (None, "", about["fingerprint"]):
-            raise ValueError(f"{index} was built with {name}; {self.model.name} has another fingerprint; rebuild it")
+        if not hasattr(model, "encode_text") or hasattr(model, "encode_audio"):
+            from ..evaluation import load_embedding_model
+
+            model = load_embedding_model(model or name, device=device, trust_remote_code=trust_remote_code)
+        self.model: Any = model
+        fingerprint = model.fingerprint or ""
+        if fingerprint != about["fingerprint"] or (not fingerprint and model.name != name):
+            raise ValueError(f"{index} was built with {name}; {model.name} has another fingerprint; rebuild it")
 
     def search(
         self,
@@ -103,10 +120,12 @@ class Searcher:
         language: str = "eng",
         audio: Any = None,
         vector: np.ndarray | None = None,
-        k: int = 10,
+        k: int | None = 10,
         within: str | None = None,
         exact: bool = False,
         merge_overlaps: bool = True,
+        threshold: float = -math.inf,
+        lengths: tuple[float, float] = (0.0, math.inf),
     ) -> list[Hit]:
         """Search the index and return at most k hits, best first. Pass exactly one of `query`, `audio` and `vector`.
 
@@ -114,9 +133,12 @@ class Searcher:
             language: ISO 639-3 code of the text query.
             audio: Audio query: a path, an open file, or a pair of waveform and sampling rate.
             vector: Query embedding (d,) from `embed` or `embed_audio`.
-            within: File to search, relative to the indexed folder. None: search all files.
+            k: Maximum number of hits. None: all hits.
+            within: File or folder to search, relative to the indexed folder. None: search all files.
             exact: Whether to score all windows even if there is an approximate index.
             merge_overlaps: Whether to drop hits that overlap a better hit in the same file.
+            threshold: Minimum score of a hit.
+            lengths: Minimum and maximum length of the recordings to search, in seconds.
 
         Raises:
             ValueError: Not exactly one of `query`, `audio` and `vector` is set, `k` is less than 1, or `within` is not
@@ -126,10 +148,11 @@ class Searcher:
         passed = [name for name, value in queries.items() if value is not None]
         if len(passed) != 1:
             raise ValueError(f"got {' and '.join(passed) or 'nothing'}; pass one of query, audio and vector")
-        if k < 1:
+        if k is not None and k < 1:
             raise ValueError(f"k is {k}; it must be at least 1")
-        if within is not None and within not in (known := self.index.known_files()):
-            similar = [name for name in known if Path(name).name == Path(within).name]
+        files = self.index.select_files(within, lengths)
+        if within and not self.index.select_files(within):
+            similar = [name for name in self.index.known_files() if Path(name).name == Path(within).name]
             hint = f", such as {similar[0]!r}" if similar else ""
             raise ValueError(f"{within!r} is not in the index; pass a path relative to the indexed folder{hint}")
 
@@ -138,17 +161,25 @@ class Searcher:
         if np.shape(vector) != (self.index.dim,) or not np.isfinite(vector).all():
             raise ValueError(f"vector has shape {np.shape(vector)}; pass ({self.index.dim},) finite numbers")
         num_windows = self.index.windows.count_rows()
-        limit = k = min(k, max(num_windows, 1))
+        most = min(num_windows if k is None else k, max(num_windows, 1))
+        limit = most if threshold == -math.inf else min(most, _FIRST_LIMIT)
         while True:
-            rows = self.index.nearest(vector, limit, within, exact)
-            hits = []
-            for row in rows:
-                hits.append(Hit(row["file"], row["start_seconds"], row["end_seconds"], row["score"]))
+            rows = self.index.nearest(vector, limit, files, exact)
+            hits = [Hit(**row) for row in rows if row["score"] >= threshold]
+            is_last = len(hits) < limit or limit >= num_windows
             if merge_overlaps:
                 hits = without_overlaps(hits)
-            if len(hits) >= k or len(rows) < limit or limit >= num_windows:
-                return hits[:k]
+            if is_last or len(hits) >= most:
+                return hits[:most]
             limit *= 4
+
+    def search_texts(self, texts: Sequence[str], language: str = "eng", **options: Any) -> list[Answer]:
+        """Search by several texts. `options` are as in `search`. `search.tables` converts the answers to tables."""
+        answers = []
+        for text, vector in zip(texts, self.model.encode_text(list(texts), language, 32), strict=True):
+            hits = self.search(vector=vector, **options)
+            answers.append(Answer(text, hits, self.stands_out(hits, options.get("within"))))
+        return answers
 
     @cached_property
     def _background_vectors(self) -> Any:
@@ -161,23 +192,41 @@ class Searcher:
     def background(self, within: str | None = None) -> float:
         """Return the 95 % quantile of the best scores of texts that describe no sound (`BACKGROUND_TEXTS`).
 
-        If `within` is set, only this file is searched. The result is cached until the index changes.
+        If `within` is set, only this file or folder is searched. The result is cached until the index changes.
         """
-        version = self.index.windows.version, within
-        if self._background is None or self._background[0] != version:
+        key = self.index.windows.version, within
+        if key not in self._backgrounds:
             best: list[float] = []
+            files = self.index.select_files(within)
             for vector in self._background_vectors:
-                best.extend(map(itemgetter("score"), self.index.nearest(vector, 1, within)))
-            self._background = version, float(np.quantile(best, 0.95)) if best else 1.0
-        return self._background[1]
+                best.extend(map(itemgetter("score"), self.index.nearest(vector, 1, files)))
+            self._backgrounds[key] = float(np.quantile(best, 0.95)) if best else 1.0
+        return self._backgrounds[key]
 
     def embed(self, query: str, language: str = "eng") -> np.ndarray:
         """Embed a text query as an array (d,) with unit norm."""
         return self.model.encode_text([query], language, 1)[0]
 
-    def embed_audio(self, audio: Any) -> np.ndarray:
-        """Embed an audio query as an array (d,) with unit norm, the mean over chunks of the window length."""
+    def embed_audio(self, audio: Any, start_seconds: float = 0.0, end_seconds: float | None = None) -> np.ndarray:
+        """Embed an audio query as an array (d,) with unit norm, the mean over chunks of the window length.
+
+        Only the part from `start_seconds` to `end_seconds` is read. None, or a later time: to the end of the recording.
+
+        Raises ValueError if there is no such part.
+        """
+        from ..audio_input import Recording, as_recordings
+        from ..encoding import mean_embedding
+
         (recording, *_), _ = as_recordings(audio)
+        if start_seconds or end_seconds is not None:
+            rate_hz, seconds = self.model.sampling_rate_hz, recording.get_seconds() or math.inf
+            end = min(seconds, math.inf if end_seconds is None else end_seconds)
+            if not 0 <= start_seconds < end:
+                part = f"from {start_seconds:g} s to {end:g} s"
+                raise ValueError(f"{recording.name} has no sound {part}; it lasts {seconds:g} s")
+            stop = None if end_seconds is None else round(end_seconds * rate_hz)
+            waveform = recording.read(rate_hz, round(start_seconds * rate_hz), stop)
+            recording = Recording(waveform, rate_hz, recording.name)
         (chunks,) = self.model.chunk_embeddings([recording], float(self.index.about["window_seconds"]))
         return mean_embedding(chunks.embeds).numpy()
 
@@ -200,12 +249,10 @@ def without_overlaps(hits: Sequence[Hit]) -> list[Hit]:
     [5.0, 10.0]
     """
     selected: list[Hit] = []
+    by_file: dict[str, list[Hit]] = {}
     for hit in hits:
-        if not any(_overlap(hit, other) for other in selected):
+        others = by_file.setdefault(hit.file, [])
+        if all(hit.start_seconds >= other.end_seconds or hit.end_seconds <= other.start_seconds for other in others):
+            others.append(hit)
             selected.append(hit)
     return selected
-
-
-def _overlap(hit: Hit, other: Hit) -> bool:
-    is_apart = hit.start_seconds >= other.end_seconds or hit.end_seconds <= other.start_seconds
-    return hit.file == other.file and not is_apart

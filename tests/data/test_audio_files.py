@@ -2,7 +2,7 @@
 
 import pytest
 
-from modeling_supclap.datasets_scripts.audio_files import SUFFIXES, list_recordings
+from modeling_supclap.datasets_scripts.audio_files import SUFFIXES, list_recordings, walk
 
 
 def test_audio_and_videos_are_listed(tmp_path):
@@ -27,3 +27,13 @@ def test_audio_and_videos_are_listed(tmp_path):
 def test_each_suffix_is_in_the_list_once():
     assert len(set(SUFFIXES)) == len(SUFFIXES)
     assert all(suffix == suffix.lower() for suffix in SUFFIXES)
+
+
+@pytest.mark.parametrize(
+    "name", ["$RECYCLE.BIN", "System Volume Information", "lost+found", "#recycle", "@eaDir", "@Recycle", "#Snapshot"]
+)
+def test_deleted_files_and_system_folders_are_no_recordings(tmp_path, name):
+    for path in (f"{name}/S-1-5/deleted.wav", f"site/{name}/b.wav", f"site/{name.lower()} 2/kept.wav", f"{name}.wav"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).touch()
+    assert walk(tmp_path) == sorted([f"{name}.wav", f"site/{name.lower()} 2/kept.wav"])

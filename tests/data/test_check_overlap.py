@@ -1,7 +1,9 @@
 """Overlap of two prepared sets: by source and by sound, and the exit status."""
 
+import csv
 import json
 import re
+import shutil
 
 import datasets
 import numpy as np
@@ -9,7 +11,8 @@ import pytest
 import soundfile
 from prepared_sets import RATE_HZ, make_folder, sound
 
-from modeling_supclap.datasets_scripts.overlap.check_overlap import compare, main
+from modeling_supclap.datasets_scripts.overlap import check_overlap
+from modeling_supclap.datasets_scripts.overlap.check_overlap import compare, find_copies, main
 from modeling_supclap.datasets_scripts.prepare import Request, prepare
 
 
@@ -109,3 +112,108 @@ def test_the_report_is_written(folder, tmp_path, capsys):
     report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     assert report == compare(str(folder / "first"), str(folder / "second"), cache_dir=str(folder / "cache"))
     assert "test/4-3 | train/2-21" in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    """Sounds without captions: eight originals, copies of two kinds, and sounds that are too short to compare."""
+    root = tmp_path_factory.mktemp("library") / "sounds"
+    (root / "old").mkdir(parents=True)
+    for number in range(8):
+        soundfile.write(root / f"{number}.wav", sound(number, 3.0), RATE_HZ)
+    shutil.copy(root / "2.wav", root / "=copy.wav")
+    shutil.copy(root / "2.wav", root / "old" / "2.wav")
+    soundfile.write(root / "old" / "3.mp3", 0.4 * sound(3, 3.0)[8_000:], RATE_HZ)
+    for name, number in (("click.wav", 9), ("old/click.wav", 9), ("tick.wav", 10)):
+        soundfile.write(root / name, sound(number, 0.2), RATE_HZ)
+    (root / "broken.wav").write_bytes(b"no sound")
+    (root / "notes.txt").write_text("a rain")
+    return root
+
+
+def pairs_of(report):
+    return [(pair["first"]["clip_id"], pair["second"]["clip_id"], pair["same_file"]) for pair in report["copies"]]
+
+
+COPIES = [
+    ("2.wav", "=copy.wav", True),
+    ("2.wav", "old/2.wav", True),
+    ("3.wav", "old/3.mp3", False),
+    ("click.wav", "old/click.wav", True),
+]
+
+
+def test_copies_within_a_folder_are_found_once(library, tmp_path):
+    report = find_copies(str(library), cache_dir=str(tmp_path))
+    assert sorted(pairs_of(report)) == sorted(COPIES)
+    (near,) = [pair for pair in report["copies"] if not pair["same_file"]]
+    assert near["offset_seconds"] == pytest.approx(8_000 / RATE_HZ, abs=0.06)
+    assert report["sets"] == [{"name": str(library), "clips": 15}]
+    assert {clip["clip_id"] for clip in report["not_compared"][0]} == {"broken.wav", "click.wav", "tick.wav"}
+
+
+def test_only_files_of_equal_size_are_read_for_their_bytes(library, monkeypatch):
+    hashed = []
+    monkeypatch.setattr(check_overlap, "file_sha256", lambda path: hashed.append(path.rpartition("/")[2]) or "")
+    check_overlap._first_equal_files(
+        [str(library / name) for name in ("2.wav", "=copy.wav", "click.wav", "broken.wav")]
+    )
+    assert hashed == ["2.wav", "=copy.wav"]
+
+
+def test_many_equal_files_are_compared_once(tmp_path, monkeypatch):
+    (tmp_path / "sounds").mkdir()
+    soundfile.write(tmp_path / "sounds" / "00.wav", sound(1, 2.0), RATE_HZ)
+    for number in range(1, 40):
+        shutil.copy(tmp_path / "sounds" / "00.wav", tmp_path / "sounds" / f"{number:02d}.wav")
+    soundfile.write(tmp_path / "sounds" / "40.flac", sound(1, 2.0), RATE_HZ)
+    computed = []
+    plain = check_overlap.fingerprint
+    monkeypatch.setattr(check_overlap, "fingerprint", lambda waveform: computed.append(1) or plain(waveform))
+    copies = pairs_of(find_copies(str(tmp_path / "sounds"), cache_dir=str(tmp_path)))
+    assert len(computed) == 2
+    assert copies == [("00.wav", f"{number:02d}.wav", True) for number in range(1, 40)] + [
+        ("00.wav", "40.flac", False)
+    ]
+
+
+def test_copies_of_a_folder_are_written_as_csv(library, tmp_path, capsys):
+    words = [str(library), "--csv", str(tmp_path / "copies.csv"), "--cache_dir", str(tmp_path), "--quiet"]
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    assert f"{library} (15 clips)" in printed
+    assert "copies by sound: 1" in printed
+    assert "copies with the same bytes: 3" in printed
+    assert "3.wav | old/3.mp3" in printed
+    with (tmp_path / "copies.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 4
+    by_name = {row["second"]: row for row in rows}
+    assert by_name["'=copy.wav"]["first"] == "2.wav"
+    assert (by_name["old/click.wav"]["same_file"], by_name["old/click.wav"]["score"]) == ("True", "")
+    assert (by_name["old/3.mp3"]["same_file"], float(by_name["old/3.mp3"]["score"]) > 6) == ("False", True)
+    assert main([*words, "--fail_on_overlap"]) == 1
+
+
+def test_copies_within_a_prepared_set_are_found(folder, capsys):
+    assert main([str(folder / "first"), "--cache_dir", str(folder / "cache"), "--quiet", "--fail_on_overlap"]) == 0
+    assert "copies by sound: 0" in capsys.readouterr().out
+
+
+def test_the_recordings_of_an_index_are_compared(library, tmp_path):
+    pytest.importorskip("lancedb")
+    from fake_models import PitchModel, build
+
+    root = tmp_path / "sounds"
+    shutil.copytree(library, root)
+    build(PitchModel(), root)
+    report = find_copies(str(tmp_path / "index"), cache_dir=str(tmp_path))
+    assert sorted(pairs_of(report)) == sorted(COPIES)
+    root.rename(tmp_path / "moved")
+    build(PitchModel(), tmp_path / "moved")
+    assert len(find_copies(str(tmp_path / "index"), cache_dir=str(tmp_path))["copies"]) == 4
+
+
+def test_a_folder_without_recordings_is_an_error(tmp_path, capsys):
+    assert main([str(tmp_path), "--quiet"]) == 2
+    assert str(tmp_path) in capsys.readouterr().err

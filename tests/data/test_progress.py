@@ -48,7 +48,7 @@ def test_a_log_has_a_first_line_early_and_then_fewer(capsys, monkeypatch):
         bar.update()
         if capsys.readouterr().err.strip():
             printed.append(second)
-    assert printed == [10, 70, 130]
+    assert printed == [11, 71, 131]  # the clock starts with the first item
 
 
 def test_a_terminal_without_a_width_gets_a_bar(capsys, monkeypatch):
@@ -56,3 +56,29 @@ def test_a_terminal_without_a_width_gets_a_bar(capsys, monkeypatch):
     monkeypatch.setattr(module, "_terminal_width", lambda: 0)
     list(progress(range(3), "reading", 3, "clips"))
     assert "reading: 100%" in capsys.readouterr().err
+
+
+def test_the_time_left_does_not_count_the_first_batch(capsys, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("tqdm.std.time", lambda: clock[0])
+
+    def work():
+        for number in range(100):
+            clock[0] += 18.0 if number == 0 else 0.5  # loads the model first
+            yield number
+
+    assert list(progress(work(), "indexing", 100, "files")) == list(range(100))
+    first, *_, last = filter(None, capsys.readouterr().err.replace("\r", "").split("\n"))
+    assert first == "indexing: 21 of 100 files, 00:39 left"
+    assert last.startswith("indexing: 100 of 100 files")
+
+
+def test_items_are_counted_once_between_two_lines(capsys, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("tqdm.std.time", lambda: clock[0])
+    bar = progress(range(300), "reading", 300, "clips")
+    for number, _ in enumerate(bar):
+        assert bar.n == number
+        clock[0] += 1.0
+    lines = [line.split(",")[0] for line in capsys.readouterr().err.splitlines() if line.strip()]
+    assert lines[:3] == ["reading: 11 of 300 clips", "reading: 71 of 300 clips", "reading: 131 of 300 clips"]

@@ -33,11 +33,14 @@ def test_a_folder_without_recordings_is_an_error(tmp_path, folder):
 
 def test_a_row_per_window_with_its_times_and_embedding():
     chunks = AudioChunks(np.eye(3, dtype=np.float64)[:2], np.array([0.0, 2.5]), np.array([5.0, 6.5]))
-    table = window_table(chunks, 3, "vector", file="a.wav", split="all")
+    short = AudioChunks(np.eye(3, dtype=np.float64)[2:], np.array([0.0]), np.array([1.0]))
+    unusable = AudioChunks(np.empty((0, 0)), np.empty(0), np.empty(0), ValueError("silent"))
+    names, splits = ["a.wav", "b.wav", "c.wav"], ["train", "train", "test"]
+    table = window_table([chunks, unusable, short], 3, "vector", file=names, split=splits)
     assert table.to_pylist() == [
-        {"file": "a.wav", "split": "all", "start_seconds": 0.0, "end_seconds": 5.0, "vector": [1, 0, 0]},
-        {"file": "a.wav", "split": "all", "start_seconds": 2.5, "end_seconds": 6.5, "vector": [0, 1, 0]},
+        {"file": "a.wav", "split": "train", "start_seconds": 0.0, "end_seconds": 5.0, "vector": [1, 0, 0]},
+        {"file": "a.wav", "split": "train", "start_seconds": 2.5, "end_seconds": 6.5, "vector": [0, 1, 0]},
+        {"file": "c.wav", "split": "test", "start_seconds": 0.0, "end_seconds": 1.0, "vector": [0, 0, 1]},
     ]
     assert table.schema.field("vector").type == pa.list_(pa.float32(), 3)
-    unusable = AudioChunks(np.empty((0, 0)), np.empty(0), np.empty(0), ValueError("silent"))
-    assert window_table(unusable, 3, "vector", file="b.wav", split="all").schema == table.schema
+    assert window_table([unusable], 3, "vector", file=["b.wav"], split=["test"]).schema == table.schema

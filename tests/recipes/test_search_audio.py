@@ -1,6 +1,8 @@
 """The search command: index, query, update, resume after an interruption, and two processes."""
 
+import csv
 import inspect
+import io
 import json
 import re
 import sys
@@ -78,6 +80,93 @@ def test_code_of_a_model_must_be_trusted_by_index_and_by_query(sounds, tmp_path,
     assert "--trust_remote_code" in capsys.readouterr().err
     found = json.loads(search(capsys, "query", index, "rain", "--trust_remote_code", "--json"))
     assert len(found["hits"]) == 6
+
+
+@pytest.fixture(scope="module")
+def index(saved, tmp_path_factory):
+    """Index of three tones in two folders."""
+    root = tmp_path_factory.mktemp("indexed")
+    (root / "sounds" / "=site").mkdir(parents=True)
+    for number, name in enumerate(("a.wav", "=site/b.wav", "=site/c.wav")):
+        seconds = np.arange(16000 * 6) / 16000
+        soundfile.write(root / "sounds" / name, 0.3 * np.sin(2 * np.pi * (200 + 900 * number) * seconds), 16000)
+    words = ["index", str(root / "sounds"), "--model", str(saved), "--index", str(root / "index"), "--quiet"]
+    with mock.patch.object(sys, "argv", [SCRIPT, *words]):
+        run_command(search_audio.main)
+    (root / "words.txt").write_text("\ufeffa dog barks\n\n  rain falls \na dog barks\n", encoding="utf-8")
+    return root / "index"
+
+
+def test_many_texts_become_tables(index, tmp_path, capsys):
+    words = ["query", index, "--texts", index.parent / "words.txt"]
+    scores = [hit["score"] for answer in json.loads(search(capsys, *words, "--json")) for hit in answer["hits"]]
+    threshold = sorted(scores)[2]  # four of the six hits
+    words += ["--threshold", threshold]
+    answers = json.loads(search(capsys, *words, "--format", "json"))
+    assert [answer["query"] for answer in answers] == ["a dog barks", "rain falls"]
+    hits = [(answer["query"], hit["file"], hit["score"]) for answer in answers for hit in answer["hits"]]
+    assert sorted(score for _, _, score in hits) == sorted(scores)[2:]
+
+    printed = search(capsys, *words, "--format", "csv", "--output", tmp_path / "hits.csv")
+    assert printed == f"4 hits of 2 queries in {tmp_path / 'hits.csv'}\n"
+    with (tmp_path / "hits.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["query"], row["file"].removeprefix("'"), float(row["score"])) for row in rows] == hits
+    assert {row["file"] for row in rows} & {"'=site/b.wav", "'=site/c.wav"}  # no formulas
+
+    table = search(capsys, *words, "--format", "raven")
+    selections = list(csv.DictReader(io.StringIO(table), delimiter="\t"))
+    assert len(selections) == 4
+    assert {Path(selection["Begin Path"]).is_file() for selection in selections} == {True}
+    assert {selection["High Freq (Hz)"] for selection in selections} == {"8000"}
+    text = search(capsys, *words)
+    assert text.index("a dog barks:") < text.index("rain falls:")
+    assert text.count(".wav") == 4
+
+
+def test_labels_of_audacity_are_written_for_each_recording(index, tmp_path, capsys):
+    words = ["query", index, "a dog barks", "--format", "audacity"]
+    search(capsys, *words, "--output", tmp_path / "labels")
+    assert (tmp_path / "labels" / "=site" / "b.wav.txt").read_text(encoding="utf-8").endswith("\ta dog barks\n")
+    assert len(list((tmp_path / "labels").rglob("*.txt"))) == 3
+    assert search(capsys, *words, "--within", "a.wav").splitlines()[0].split("\t")[2] == "a dog barks"
+    for output in ([], ["--output", tmp_path / "labels.txt"]):
+        with pytest.raises(SystemExit):
+            search(capsys, *words, *output)
+        assert "--within" in capsys.readouterr().err
+    assert not (tmp_path / "labels.txt").exists()
+
+
+def test_a_part_of_a_recording_is_the_example(index, tmp_path, capsys):
+    tones = [0.3 * np.sin(2 * np.pi * hertz * np.arange(16000 * 6) / 16000) for hertz in (200, 2000)]
+    soundfile.write(tmp_path / "tape.wav", np.concatenate(tones), 16000)
+    soundfile.write(tmp_path / "part.wav", tones[1][: 16000 * 3], 16000)
+    part = ["query", index, "--audio", tmp_path / "tape.wav", "--start", 6, "--end", 9, "--json"]
+    alone, found = (
+        json.loads(search(capsys, *words))
+        for words in (["query", index, "--audio", tmp_path / "part.wav", "--json"], part)
+    )
+    assert (found["query"], found["audio"]) == (None, str(tmp_path / "tape.wav"))
+    assert [hit["file"] for hit in found["hits"]] == [hit["file"] for hit in alone["hits"]]
+    for ours, theirs in zip(found["hits"], alone["hits"], strict=True):
+        assert ours["score"] == pytest.approx(theirs["score"], abs=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ([], "one of the arguments"),
+        (["rain", "--audio", "a.wav"], "--audio"),
+        (["rain", "--start", "1"], "--start"),
+        (["--texts", "EMPTY"], "empty.txt"),
+        (["--texts", "nowhere.txt"], "nowhere.txt"),
+    ],
+)
+def test_unclear_queries_are_refused(index, tmp_path, capsys, words, name):
+    (tmp_path / "empty.txt").write_text("\n \n")
+    with pytest.raises(SystemExit):
+        search(capsys, "query", index, *[str(tmp_path / "empty.txt") if word == "EMPTY" else word for word in words])
+    assert name in capsys.readouterr().err.strip().splitlines()[-1]
 
 
 def test_serve_takes_all_options_of_its_command(monkeypatch):

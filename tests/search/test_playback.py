@@ -1,10 +1,13 @@
 """Recordings that browsers do not play are sent as 16-bit WAV, and others unchanged."""
 
+import os
+import re
+
 import numpy as np
 import pytest
 import soundfile
 
-from modeling_supclap.search.playback import playable_file
+from modeling_supclap.search.playback import draw_waveform, playable_file
 
 WAVE = np.stack([0.5 * np.sin(np.arange(5000) / 9), 0.1 * np.cos(np.arange(5000) / 5)], axis=1)
 
@@ -45,3 +48,37 @@ def test_other_formats_are_sent_as_wav(tmp_path, name, subtype):
 def test_a_file_that_only_ffmpeg_reads_is_left_to_the_browser(tmp_path):
     (tmp_path / "a.m4a").write_bytes(b"\0\0\0\x20ftypM4A ")
     assert playable_file(tmp_path / "a.m4a", tmp_path) == tmp_path / "a.m4a"
+
+
+def test_a_changed_recording_of_equal_size_has_a_new_copy(tmp_path):
+    path = tmp_path / "a.aiff"
+    contents = []
+    for number in (1, 2):
+        soundfile.write(path, number * 0.2 * np.sign(WAVE), 16000)
+        os.utime(path, (10**9 + number,) * 2)
+        copy = playable_file(path, tmp_path / "copies")
+        contents.append(soundfile.read(copy)[0])
+        assert playable_file(path, tmp_path / "copies") == copy
+    np.testing.assert_allclose(contents[1], 2 * contents[0], atol=1e-3)
+
+
+@pytest.mark.parametrize("suffix", ["wav", "flac"])
+def test_the_waveform_of_a_part_has_its_peaks(tmp_path, suffix):
+    wave = np.zeros(16000 * 6)
+    wave[16000 * 3 : 16000 * 4] = 0.01 * np.sin(np.arange(16000) / 5)  # as faint as nature
+    wave[: 16000 * 2] = 0.9
+    soundfile.write(tmp_path / f"a.{suffix}", wave, 16000)
+    drawing = draw_waveform(tmp_path / f"a.{suffix}", 8000, 2.5, 2.0)
+    assert drawing.startswith("<svg xmlns=")
+    tops = [float(top) for top in re.findall(r"M\d+ ([\d.]+)V", drawing)]
+    assert len(tops) == 200
+    heights = 50 - np.array(tops)
+    assert heights[:48].max() < 1 < heights[60:140].min()  # silence, then sound from 3 to 4 s
+    assert heights[152:].max() < 1
+    assert heights.max() == pytest.approx(48, abs=0.1)
+
+
+def test_a_part_beyond_the_end_is_an_error(tmp_path):
+    soundfile.write(tmp_path / "a.wav", WAVE, 16000)
+    with pytest.raises(ValueError, match=r"a\.wav"):
+        draw_waveform(tmp_path / "a.wav", 8000, 100.0, 5.0)

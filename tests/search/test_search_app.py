@@ -1,5 +1,10 @@
 """The search page (in Chromium if it is installed): enter a query, show hits, and play from the correct second."""
 
+import csv
+import html
+import http.client
+import io
+import json
 import os
 import re
 import shutil
@@ -7,22 +12,26 @@ import socket
 import subprocess
 import sys
 import time
-from importlib.util import find_spec
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
+from types import SimpleNamespace
+from urllib.parse import quote, unquote
 
 import pytest
 import soundfile
 from fake_models import RATE, PitchModel, build, tone
+from huggingface_hub.constants import HF_HOME
 
+from modeling_supclap.audio_input import Recording
 from modeling_supclap.evaluation import load_embedding_model
-from modeling_supclap.search import Searcher
-from modeling_supclap.search import app as app_module
-from modeling_supclap.search.app import find_recordings, launch_page, make_page, render_heading, render_hits, serve
 
-pytestmark = pytest.mark.skipif(
-    find_spec("gradio") is None or find_spec("lancedb") is None, reason="the extra search is not installed"
-)
+pytest.importorskip("lancedb", reason="the extra search is not installed")
+pytest.importorskip("gradio", reason="the extra search is not installed")
+
+from modeling_supclap.search import Searcher, SoundIndex
+from modeling_supclap.search import app as app_module
+from modeling_supclap.search import playback as playback_module
+from modeling_supclap.search.app import find_recordings, launch_page, make_page, render_heading, render_hits, serve
+from modeling_supclap.search.playback import prune
+from modeling_supclap.search.tables import clock
 
 
 @pytest.fixture(scope="module")
@@ -95,35 +104,214 @@ def test_hits_that_index_removes_before_they_are_drawn_are_left_out(folder, tmp_
     assert "<audio" not in render_hits(searcher, hits, vector)
 
 
-def test_indexed_recordings_are_served_and_nothing_else(searcher, folder):
+@pytest.fixture
+def scratch(tmp_path, monkeypatch):
+    """Folders of uploads and of copies."""
+    monkeypatch.setattr(app_module, "FOLDER", tmp_path / "page")
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path / "uploads"))
+    return tmp_path
+
+
+@pytest.fixture
+def page(searcher, folder, scratch):
+    page = launch_page(searcher, folder, server_port=free_port())
+    yield page
+    page.close()
+
+
+def get(page, path, method="GET", body=None, **headers):
+    """Return status, headers and content of a request to the page."""
+    connection = http.client.HTTPConnection(page.local_url.removeprefix("http://").strip("/"), timeout=60)
+    connection.request(method, f"/{path}", body, {name.replace("_", "-"): value for name, value in headers.items()})
+    answer = connection.getresponse()
+    return answer.status, answer.headers, answer.read()
+
+
+def test_indexed_recordings_are_served_and_nothing_else(page, folder):
     (folder / ".env").write_text("TOKEN=1")
     (folder / "new.wav").write_bytes((folder / "other.flac").read_bytes())
     (folder.parent / "outside.flac").write_bytes(b"")
-    page = launch_page(searcher, folder, server_port=free_port())
-
-    def get(path, **headers):
-        try:
-            with urlopen(Request(page.local_url + path, headers=headers)) as answer:
-                return answer.status, answer.read()
-        except HTTPError as error:
-            return error.code, error.read()
-
-    try:
-        content = (folder / "other.flac").read_bytes()
-        assert get("recordings/other.flac") == (200, content)
-        assert get("recordings/other.flac", Range="bytes=2-5") == (206, content[2:6])
-        assert get("recordings/a%20%3Cb%3E%20%26%20%27c%27.wav")[0] == 200
-        for name in (".env", "new.wav", "../outside.flac", "..%2Foutside.flac", "nothing.wav", ""):
-            assert get(f"recordings/{name}")[0] == 404
-        for path in (folder / ".env", folder / "other.flac"):
-            assert get(f"gradio_api/file={path}")[0] == 403
-        assert str(folder) not in get("")[1].decode() + get("config")[1].decode()
-        (folder / "other.flac").unlink()
-        assert get("recordings/other.flac")[0] == 404
-    finally:
-        page.close()
+    content = (folder / "other.flac").read_bytes()
+    status, headers, body = get(page, "recordings/other.flac")
+    assert (status, body) == (200, content)
+    assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
+    status, _, body = get(page, "recordings/other.flac", Range="bytes=2-5")
+    assert (status, body) == (206, content[2:6])
+    assert get(page, "recordings/a%20%3Cb%3E%20%26%20%27c%27.wav")[0] == 200
+    for name in (".env", "new.wav", "../outside.flac", "..%2Foutside.flac", "nothing.wav", "", "%00"):
+        assert get(page, f"recordings/{name}")[0] == 404
+    for path in (folder / ".env", folder / "other.flac"):
+        assert get(page, f"gradio_api/file={path}")[0] == 403
+    assert str(folder) not in get(page, "")[2].decode() + get(page, "config")[2].decode()
+    (folder / "other.flac").rename(folder / "away.flac")
+    assert get(page, "recordings/other.flac")[0] == 404
+    (folder / "away.flac").rename(folder / "other.flac")
     assert not page.analytics_enabled
     assert os.environ["GRADIO_ANALYTICS_ENABLED"] == "False"
+
+
+def test_an_index_from_elsewhere_serves_no_file_outside_the_folder(folder, scratch):
+    index, root = scratch / "index", scratch / "sounds"
+    shutil.copytree(folder, root)
+    build(PitchModel(), root)
+    secret = scratch / "private.wav"
+    soundfile.write(secret, tone(3000.0, 5.0), RATE)
+    (root / "link.wav").symlink_to(secret)
+    (root / "inner.wav").symlink_to(root / "other.flac")
+    store = SoundIndex(index)
+    names = [str(secret), "../private.wav", "link.wav", "inner.wav"]
+    windows, files = store.windows.to_arrow().slice(0, 1).to_pylist()[0], store.files.to_arrow().to_pylist()[0]
+    store.windows.drop_columns(["checksum"])  # as its maker would
+    windows.pop("checksum")
+    store.windows.add([{**windows, "file": name} for name in names])
+    store.files.add([{**files, "file": name} for name in names])
+
+    searcher = Searcher(index, load_embedding_model(PitchModel()))
+    page = launch_page(searcher, root, server_port=free_port())
+    try:
+        for name in names[:3]:
+            for query in ("", "?waveform=0"):
+                assert get(page, f"recordings/{quote(name, safe='/' if name[0] == '.' else '')}{query}")[0] == 404
+                assert get(page, f"recordings/{name}{query}")[0] == 404
+        assert get(page, "recordings/inner.wav")[0] == 200
+    finally:
+        page.close()
+    hits = [hit for hit in searcher.search("low", k=99) if hit.file in names]
+    assert {hit.file for hit in hits} == set(names)
+    shown = render_hits(searcher, hits, searcher.embed("low"), root)
+    assert shown.count("<audio") == 1
+    assert shown.count("link out of the folder") == 3
+    similar = next(each.fn for each in make_page(searcher, root).fns.values() if each.fn.__name__ == "find_similar")
+    for name in names[:3]:
+        answer = similar(SimpleNamespace(file=name, start=0.0, end=5.0), 5, "", None, None)
+        assert "is not in the folder sounds" in answer
+        assert "<audio" not in answer
+
+
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "null", "http://127.0.0.1:1", "https://192.168.1.5.evil.example"]
+)
+@pytest.mark.parametrize("path", ["config", "recordings/other.flac", "gradio_api/info"])
+def test_other_web_sites_get_no_answer(page, path, origin):
+    for host in ("192.168.1.5", page.local_url.removeprefix("http://").strip("/")):
+        for method in ("GET", "OPTIONS"):
+            status, headers, _ = get(page, path, method, Host=host, Origin=origin, Access_Control_Request_Method="GET")
+            assert status == 403
+            assert "Access-Control-Allow-Origin" not in headers
+
+
+def test_the_page_itself_gets_its_answers(page):
+    for host, forwarded in (("192.168.1.5", ""), ("localhost:7860", ""), ("127.0.0.1:7860", "sounds.example")):
+        origin = f"https://{forwarded or host}"
+        assert get(page, "config", Host=host, Origin=origin, X_Forwarded_Host=forwarded)[0] == 200
+
+
+def upload(page, content):
+    """Upload a file; return the status and the answer."""
+    body = (
+        b'--x\r\nContent-Disposition: form-data; name="files"; filename="a.flac"\r\n\r\n' + content + b"\r\n--x--\r\n"
+    )
+    status, _, answer = get(page, "gradio_api/upload", "POST", body, Content_Type="multipart/form-data; boundary=x")
+    return status, answer
+
+
+def test_uploads_are_limited_and_deleted(searcher, folder, scratch, monkeypatch):
+    monkeypatch.setattr(app_module, "MAX_UPLOAD", "1mb")
+    page = launch_page(searcher, folder, server_port=free_port())
+
+    def kept():
+        return [path.stat().st_size for path in (scratch / "uploads").rglob("*") if path.is_file()]
+
+    try:
+        assert upload(page, bytes(3 * 2**20))[0] == 413
+        assert kept() == []
+        assert upload(page, bytes(2**19))[0] == 200
+        assert kept() == [2**19]
+    finally:
+        page.close()
+    deadline = time.monotonic() + 30
+    while kept() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert kept() == []
+    assert page.delete_cache == (60, 3600)
+    assert app_module.MAX_UPLOAD
+
+
+def ask(page, path):
+    """Search by the example at a path of the server; return the answer, or the error."""
+    data = {"data": ["", "eng", {"path": path, "meta": {"_type": "gradio.FileData"}}, 1]}
+    _, _, body = get(page, "gradio_api/call/search", "POST", json.dumps(data), Content_Type="application/json")
+    return get(page, f"gradio_api/call/search/{json.loads(body)['event_id']}")[2].decode()
+
+
+def test_a_request_names_no_file_of_the_server_and_no_address(page, folder, monkeypatch):
+    opened = []
+    for name in ("async_ssrf_protected_download", "ssrf_protected_download"):
+        monkeypatch.setattr(f"gradio.processing_utils.{name}", lambda *names, **options: opened.append(names))
+    for path in (
+        str(folder / "other.flac"),
+        "/etc/passwd",
+        "http://sounds.example/a.wav",
+        "https://sounds.example/a.wav",
+    ):
+        assert ask(page, path).startswith("event: error")
+    assert opened == []
+    _, answer = upload(page, (folder / "other.flac").read_bytes())
+    assert "Hits by example" in ask(page, json.loads(answer)[0])
+
+
+def test_only_the_beginning_of_an_example_is_read(searcher, folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(app_module, "LONGEST_EXAMPLE_SECONDS", 5.0)
+    wave = tone(250.0, 40.0)
+    wave[: 5 * RATE] = tone(3000.0, 5.0)
+    soundfile.write(tmp_path / "long.wav", wave, RATE)
+    read, stops = Recording.read, []
+
+    def record(self, rate_hz, start=0, stop=None, *rest):
+        stops.append(stop)
+        return read(self, rate_hz, start, stop, *rest)
+
+    monkeypatch.setattr(Recording, "read", record)
+    answer = make_page(searcher, folder).fns[0].fn
+    shown = answer("", "eng", str(tmp_path / "long.wav"), 1)
+    assert stops[0] == 5 * RATE
+    assert 'class="file">a &lt;b&gt;' in shown  # the high tone, not the low one
+
+
+def test_files_of_killed_pages_are_deleted_by_the_next_one(searcher, folder, scratch):
+    old, new = scratch / "page" / "uploads" / "x" / "old.wav", scratch / "page" / "uploads" / "y" / "new.wav"
+    for path in (old, new):
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"a sound")
+    for path in (old, old.parent, new.parent):
+        os.utime(path, (time.time() - 3700,) * 2)
+    launch_page(searcher, folder, server_port=free_port()).close()
+    assert not old.exists()
+    assert new.exists()
+    os.utime(old.parent, (time.time() - 3700,) * 2)
+    prune(scratch / "page")
+    assert [path.name for path in (scratch / "page" / "uploads").iterdir()] == ["y"]
+
+
+def test_copies_for_the_browser_are_deleted_with_the_page(tmp_path, scratch):
+    root = scratch / "sounds"
+    root.mkdir()
+    soundfile.write(root / "tape.aiff", tone(250.0, 3.0), RATE)
+    build(PitchModel(), root)
+    page = launch_page(Searcher(scratch / "index", load_embedding_model(PitchModel())), root, server_port=free_port())
+    try:
+        assert get(page, "recordings/tape.aiff")[2][:4] == b"RIFF"
+        assert len(list((scratch / "page").rglob("*.wav"))) == 1
+    finally:
+        page.close()
+    page.app.state.copies.cleanup()  # as at the end of the process
+    assert not list((scratch / "page").rglob("*.wav"))
+
+
+def test_the_folder_of_a_page_is_private_and_not_shared_with_other_users(tmp_path):
+    prune(tmp_path / "a" / "page")
+    assert (tmp_path / "a" / "page").stat().st_mode & 0o777 == 0o700
+    assert playback_module.FOLDER.is_relative_to(HF_HOME)
 
 
 def test_neither_hits_nor_errors_show_where_the_files_are(searcher, folder, tmp_path):
@@ -134,6 +322,64 @@ def test_neither_hits_nor_errors_show_where_the_files_are(searcher, folder, tmp_
     for shown in answers:
         assert str(folder.parent) not in shown
         assert str(tmp_path) not in shown
+
+
+def test_a_blank_text_leaves_the_example(searcher, folder):
+    answer = make_page(searcher, folder).fns[0].fn
+    example = str(folder / "other.flac")
+    assert answer(" ", "eng", example, 1) == answer("", "eng", example, 1)
+    assert "Hits by example" in answer("  \n", "eng", example, 1)
+    assert "Enter a query" in answer(" ", "eng", None, 1)
+
+
+def functions(searcher, folder):
+    """Return the functions of the page by name."""
+    return {each.fn.__name__: each.fn for each in make_page(searcher, folder).fns.values()}
+
+
+def test_hits_similar_to_a_hit_are_found(searcher, folder):
+    similar = functions(searcher, folder)["find_similar"]
+    shown = similar(SimpleNamespace(file="a <b> & 'c'.wav", start=20.0, end=24.0), 1, "", None, None)
+    assert "Hits by similarity to a &lt;b&gt; &amp; &#x27;c&#x27;.wav 00:20.0" in shown
+    (start,) = re.findall(r'data-start="([^"]+)"', shown)
+    assert 17.5 <= float(start) <= 22.5
+    assert "other.flac" in similar(SimpleNamespace(file="other.flac", start=0.0, end=5.0), 1, "", None, None)
+
+
+def test_hits_are_filtered_by_folder_and_length(tmp_path):
+    for name, seconds in (("a.wav", 3.0), ("site/b.wav", 6.0), ("site/day 2/c.wav", 9.0)):
+        (tmp_path / "sounds" / name).parent.mkdir(parents=True, exist_ok=True)
+        soundfile.write(tmp_path / "sounds" / name, tone(250.0, seconds), RATE)
+    build(PitchModel(), tmp_path / "sounds")
+    searcher = Searcher(tmp_path / "index", load_embedding_model(PitchModel()))
+    page = make_page(searcher, tmp_path / "sounds")
+    find = functions(searcher, tmp_path / "sounds")["find"]
+
+    def names(*filters):
+        return sorted(set(re.findall(r'data-file="([^"]+)"', find("low", "eng", None, 9, *filters))))
+
+    assert names("", None, None) == ["a.wav", "site/b.wav", "site/day 2/c.wav"]
+    assert names("site", None, None) == ["site/b.wav", "site/day 2/c.wav"]
+    assert names("site/day 2", None, None) == ["site/day 2/c.wav"]
+    assert names("", 4, None) == ["site/b.wav", "site/day 2/c.wav"]
+    assert names("site", 0, 7) == ["site/b.wav"]
+    assert names("", 20, None) == []
+    assert "nowhere" in find("low", "eng", None, 9, "nowhere", None, None)
+    (menu,) = [block for block in page.blocks.values() if getattr(block, "label", "") == "Folder"]
+    assert [value for _, value in menu.choices] == ["", "site", "site/day 2"]
+
+
+def test_the_hits_on_the_page_are_tables_to_download(searcher, folder):
+    shown = make_page(searcher, folder).fns[0].fn("high", "eng", None, 4)
+    hits = searcher.search("high", k=4)
+    tables = [unquote(html.unescape(text)) for text in re.findall(r'href="data:[^,]+,([^"]*)"', shown)]
+    rows = list(csv.DictReader(io.StringIO(tables[0])))
+    assert [(row["query"], row["file"], float(row["start_seconds"])) for row in rows] == [
+        ("high", hit.file, hit.start_seconds) for hit in hits
+    ]
+    selections = list(csv.DictReader(io.StringIO(tables[1]), delimiter="\t"))
+    assert len(selections) == 4
+    assert {selection["Begin Path"] for selection in selections} == {hit.file for hit in hits}
 
 
 def test_a_text_beside_an_example_is_answered_and_named(searcher, folder):
@@ -152,8 +398,8 @@ def test_only_searchable_files_are_counted_and_the_others_are_listed(tmp_path):
     (root / "bad <1>.wav").write_bytes(b"no sound")
     build(PitchModel(), root)
     heading = render_heading(Searcher(tmp_path / "index", load_embedding_model(PitchModel())), root)
-    assert "<p>1 files, by text or by example</p>" in heading
-    assert "1 more files cannot be searched" in heading
+    assert "<p>1 files in sounds, searched by PitchModel</p>" in heading
+    assert "1 more cannot be searched" in heading
     assert "bad &lt;1&gt;.wav" in heading
     assert str(tmp_path) not in heading
 
@@ -209,46 +455,112 @@ time.sleep(600)
 
 
 @pytest.fixture(scope="module")
-def address(folder, tmp_path_factory):
-    """Address of a page in another process."""
-    if shutil.which("chromium") is None or shutil.which("chromedriver") is None:
-        pytest.skip("no Chromium with its driver; install chromium and chromium-driver")
+def address(searcher, folder, tmp_path_factory):
+    """Address of the page in another process."""
+    scratch = tmp_path_factory.mktemp("page")
     tests = os.path.dirname(os.path.dirname(__file__))
-    uploads = str(tmp_path_factory.mktemp("uploads"))
-    environment = {**os.environ, "GRADIO_ANALYTICS_ENABLED": "False", "GRADIO_TEMP_DIR": uploads}
+    environment = {**os.environ, "GRADIO_TEMP_DIR": str(scratch / "uploads"), "HF_HOME": str(scratch)}
     command = [sys.executable, "-c", PAGE, str(folder.parent / "index"), str(folder), tests]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
         yield server.stdout.readline().strip()
         server.kill()
 
 
-@pytest.mark.process
-@pytest.mark.parametrize("width", [390, 1280])
-def test_in_chromium_the_player_starts_at_the_hit(searcher, address, tmp_path, width):
+@pytest.fixture(params=[(390, 844), (1280, 900)])
+def browser(request, address):
+    """Chromium with the page, in the size of a phone and of a desktop."""
     webdriver = pytest.importorskip("selenium.webdriver")
+    if shutil.which("chromium") is None or shutil.which("chromedriver") is None:
+        pytest.skip("no Chromium with its driver; install chromium and chromium-driver")
     options = webdriver.ChromeOptions()
     for word in ("--headless=new", "--no-sandbox", "--autoplay-policy=no-user-gesture-required"):
         options.add_argument(word)
-    options.add_argument(f"--window-size={width},1400")
     browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
-    try:
-        browser.get(address)
-        hits = searcher.search("high", k=5)
-        box = wait(lambda: browser.find_element("css selector", "textarea, input[type=text]"))
-        box.send_keys("high")
-        wait(lambda: button(browser, "Search")).click()
-        player = wait(lambda: browser.find_element("id", "player0"))
-        wait(lambda: browser.execute_script("return arguments[0].readyState", player) >= 1 or None)
-        at = wait(lambda: browser.execute_script("return arguments[0].currentTime", player) or None)
-        assert at == pytest.approx(hits[0].start_seconds, abs=0.3)
+    width, height = request.param
+    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    browser.execute_cdp_cmd("Browser.grantPermissions", {"permissions": ["clipboardReadWrite"]})
+    browser.get(address)
+    yield browser
+    browser.quit()
 
-        browser.execute_script("arguments[0].play()", player)
-        wait(lambda: browser.execute_script("return arguments[0].currentTime", player) > at + 0.2 or None)
-        wide = browser.execute_script("return document.documentElement.scrollWidth")
-        assert wide <= browser.execute_script("return window.innerWidth")
-        browser.save_screenshot(os.environ.get("SUPCLAP_SCREENSHOT", str(tmp_path / "page.png")))
-    finally:
-        browser.quit()
+
+def search_in(browser, text):
+    """Enter a text, click the button, and return the first player."""
+    box = wait(lambda: browser.find_element("css selector", "textarea, input[type=text]"))
+    box.clear()
+    box.send_keys(text)
+    wait(lambda: button(browser, "Search")).click()
+    return wait(lambda: browser.find_element("id", "player0"))
+
+
+def seconds_of(browser, player):
+    return browser.execute_script("return arguments[0].currentTime", player)
+
+
+@pytest.mark.process
+def test_in_chromium_the_player_starts_at_the_hit(searcher, browser, tmp_path):
+    hits = searcher.search("high", k=5)
+    player = search_in(browser, "high")
+    wait(lambda: browser.execute_script("return arguments[0].readyState", player) >= 1 or None)
+    at = wait(lambda: seconds_of(browser, player) or None)
+    assert at == pytest.approx(hits[0].start_seconds, abs=0.3)
+    browser.execute_script("arguments[0].play()", player)
+    wait(lambda: seconds_of(browser, player) > at + 0.2 or None)
+    wide = browser.execute_script("return document.documentElement.scrollWidth")
+    assert wide <= browser.execute_script("return window.innerWidth")
+
+    first, second = browser.find_elements("css selector", ".hit")[:2]  # both on the first screen
+    assert browser.execute_script("return window.scrollY") == 0
+    bottom = browser.execute_script("return arguments[0].getBoundingClientRect().bottom", second)
+    assert bottom <= browser.execute_script("return window.innerHeight")
+    waveform = first.find_element("css selector", "img.waveform")
+    assert wait(lambda: browser.execute_script("return arguments[0].naturalWidth", waveform) or None)
+    heading = browser.find_element("tag name", "body").text
+    assert "files in sounds, searched by PitchModel" in heading
+    browser.save_screenshot(os.environ.get("SUPCLAP_SCREENSHOT", str(tmp_path / "page.png")))
+
+
+@pytest.mark.process
+def test_in_chromium_hits_have_keys_and_buttons(searcher, browser):
+    hits = searcher.search("high", k=5)
+    search_in(browser, "high")
+    body, elements = browser.find_element("tag name", "body"), browser.find_elements("css selector", ".hit")
+
+    def is_current(number):
+        return "current" in elements[number].get_attribute("class") or None
+
+    browser.execute_script("document.activeElement.blur()")
+    for key, number in (("n", 0), ("n", 1), ("n", 2), ("p", 1)):
+        body.send_keys(key)
+        wait(lambda number=number: is_current(number))
+        player = elements[number].find_element("tag name", "audio")
+        wait(lambda player=player: browser.execute_script("return !arguments[0].paused", player) or None)
+        assert seconds_of(browser, player) >= hits[number].start_seconds - 0.1
+    assert (
+        browser.execute_script("return [...document.querySelectorAll('audio')].filter(each => !each.paused).length")
+        == 1
+    )
+
+    box = browser.find_element("css selector", "textarea, input[type=text]")
+    box.send_keys("np")  # no keys of the hits
+    assert box.get_attribute("value") == "highnp"
+    assert is_current(1)
+
+    waveform = elements[0].find_element("css selector", "img.waveform")
+    waveform.click()  # in its middle
+    player = elements[0].find_element("tag name", "audio")
+    middle = (hits[0].start_seconds + hits[0].end_seconds) / 2
+    assert seconds_of(browser, player) == pytest.approx(middle, abs=1.0)
+
+    elements[0].find_element("css selector", ".copy").click()
+    wait(lambda: elements[0].find_element("css selector", ".copy").text == "Copied" or None)
+    assert browser.execute_async_script("navigator.clipboard.readText().then(arguments[0])") == hits[0].file
+
+    elements[-1].find_element("css selector", ".similar").click()
+    wait(lambda: f"Hits by similarity to {hits[-1].file} {clock(hits[-1].start_seconds)}" in body.text or None)
+    first = browser.find_element("css selector", ".hit")
+    assert float(first.get_attribute("data-start")) != hits[0].start_seconds  # the low tone, not the high one
 
 
 def button(browser, label):

@@ -19,9 +19,10 @@ from modeling_supclap.datasets_scripts.atomic_files import InUseError, folder_lo
 from modeling_supclap.datasets_scripts.audio import MissingDecoderError
 from modeling_supclap.encoding import AudioChunks
 from modeling_supclap.evaluation import load_embedding_model
-from modeling_supclap.evaluation.windows import list_recordings, window_table
+from modeling_supclap.evaluation.windows import list_recordings
 from modeling_supclap.search import Searcher, SoundIndex, build_index
 from modeling_supclap.search import index as index_module
+from modeling_supclap.search import store as store_module
 from modeling_supclap.search.app import find_recordings
 
 pytestmark = pytest.mark.skipif(find_spec("lancedb") is None, reason="the extra search is not installed")
@@ -237,16 +238,16 @@ def test_a_store_that_is_emptied_during_a_search_has_no_hits(fake_model, folder)
 
 @pytest.mark.parametrize("threshold", [0, 100_000])
 def test_an_open_searcher_reads_the_writes_of_another_run(fake_model, folder, monkeypatch, threshold):
-    monkeypatch.setattr(index_module, "APPROXIMATE_FROM_ROWS", 10**9)  # too few windows to train an index
+    monkeypatch.setattr(store_module, "APPROXIMATE_FROM_ROWS", 10**9)  # too few windows to train an index
     build(fake_model, folder)
     searcher = Searcher(folder.parent / "index", load_embedding_model(fake_model))
-    monkeypatch.setattr(index_module, "APPROXIMATE_FROM_ROWS", threshold)
+    monkeypatch.setattr(store_module, "APPROXIMATE_FROM_ROWS", threshold)
     assert searcher.search("middle", k=1)[0].file == "deep/middle's.flac"
 
     (folder / "deep" / "middle's.flac").rename(folder / "new.flac")
-    monkeypatch.setattr(index_module, "APPROXIMATE_FROM_ROWS", 10**9)
+    monkeypatch.setattr(store_module, "APPROXIMATE_FROM_ROWS", 10**9)
     build(fake_model, folder)
-    monkeypatch.setattr(index_module, "APPROXIMATE_FROM_ROWS", threshold)
+    monkeypatch.setattr(store_module, "APPROXIMATE_FROM_ROWS", threshold)
     assert searcher.search("middle", k=1)[0].file == "new.flac"
     assert searcher.index.holds("new.flac")
     assert not searcher.index.holds("deep/middle's.flac")
@@ -292,43 +293,105 @@ def test_a_foreign_store_is_named(fake_model, folder):
 
 @pytest.mark.parametrize("threshold", [2000, 100_000])
 def test_the_store_takes_little_more_than_its_windows(tmp_path, monkeypatch, threshold):
-    monkeypatch.setattr(index_module, "APPROXIMATE_FROM_ROWS", threshold)
+    monkeypatch.setattr(store_module, "APPROXIMATE_FROM_ROWS", threshold)
     rows = np.random.default_rng(0).normal(size=(4000, 256)).astype(np.float32)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     store = SoundIndex(tmp_path / "index", 256)
     for part in range(8):
         starts, embeds = np.arange(500.0), rows[part * 500 : (part + 1) * 500]
-        stamp = index_module.Stamp(1, 1, 1)
-        store.replace([index_module.IndexedFile(f"{part}.wav", stamp, "", AudioChunks(embeds, starts, starts + 5))])
+        stamp = store_module.Stamp(1, 1, 1)
+        store.replace([store_module.IndexedFile(f"{part}.wav", stamp, "", AudioChunks(embeds, starts, starts + 5))])
     store.optimize()
     size = sum(path.stat().st_size for path in (tmp_path / "index").rglob("*") if path.is_file())
     assert size <= 2.1 * rows.nbytes
     assert store.windows.count_rows() == 4000
 
 
-def test_an_interrupted_run_continues(fake_model, folder, monkeypatch):
-    monkeypatch.setattr(index_module, "_FILES_AT_ONCE", 1)
-    monkeypatch.setattr(encoding, "LONGEST_SECONDS", 12.5)
+@pytest.mark.parametrize("windows_at_once", [1, 20_000])
+@pytest.mark.parametrize("writes", [1, 2, 3])
+def test_an_interrupted_run_continues(fake_model, folder, monkeypatch, windows_at_once, writes):
+    monkeypatch.setattr(index_module, "_WINDOWS_AT_ONCE", windows_at_once)
+    soundfile.write(folder / "a.wav", tone(PITCHES["middle"], 3.0), RATE)
     build_index(load_embedding_model(fake_model), folder, folder.parent / "whole", show_progress_bar=False)
-    for limit in range(1, 6):
-        calls = []
+    SoundIndex(folder.parent / "index", 13, SoundIndex(folder.parent / "whole").about)
+    table = type(SoundIndex(folder.parent / "whole").files)
+    add, calls = table.add, []
 
-        def add_row(self, entries, limit=limit, calls=calls):
-            calls.append(entries)
-            self.remove([entry.file for entry in entries])
-            for entry in entries:
-                table = window_table(entry.windows, self.dim, "vector", file=entry.file)
-                self.windows.add(table.cast(self.windows.schema))
-                if len(calls) == limit:
-                    raise KeyboardInterrupt  # after the windows are written, before the file is recorded
-                self.files.add([entry.as_row()])
+    def add_some(self, rows):
+        calls.append(rows)
+        if len(calls) > writes:  # after the windows are written, before the files are recorded
+            raise KeyboardInterrupt
+        return add(self, rows)
 
-        with monkeypatch.context() as patched:
-            patched.setattr(SoundIndex, "replace", add_row)
-            with contextlib.suppress(KeyboardInterrupt):
-                build(fake_model, folder)
+    with monkeypatch.context() as patched, contextlib.suppress(KeyboardInterrupt):
+        patched.setattr(table, "add", add_some)
+        build(fake_model, folder)
+    (folder / "a.wav").unlink()  # its windows may be left, without an entry in the file table
     build(fake_model, folder)
-    assert everything(folder.parent / "index") == everything(folder.parent / "whole")
+    expected = [row for row in everything(folder.parent / "whole") if row[0] != "a.wav"]
+    assert everything(folder.parent / "index") == expected
+
+
+def record_calls(monkeypatch, *names):
+    """Return a list of the calls of methods of LanceDB's tables, as (method, name of the table)."""
+    import lancedb.table
+
+    calls = []
+    for name in names:
+        method = getattr(lancedb.table.LanceTable, name)
+
+        def call(self, *args, method=method, **options):
+            calls.append((method.__name__, self.name))
+            return method(self, *args, **options)
+
+        monkeypatch.setattr(lancedb.table.LanceTable, name, call)
+    return calls
+
+
+def short_files(count, first=0, dim=16):
+    """Yield files of one window each."""
+    embeds = np.random.default_rng(first).normal(size=(count, dim)).astype(np.float32)
+    for number, embed in enumerate(embeds, first):
+        chunks = AudioChunks(embed[None], np.zeros(1), np.full(1, 3.0))
+        yield store_module.IndexedFile(f"{number:06d}.wav", store_module.Stamp(1, 1, 1), str(number), chunks)
+
+
+@pytest.mark.parametrize("count", [500, 5000])
+def test_new_files_are_written_by_windows_and_nothing_is_deleted(tmp_path, monkeypatch, count):
+    calls = record_calls(monkeypatch, "add", "delete", "optimize")
+    monkeypatch.setattr(index_module, "_WINDOWS_AT_ONCE", count // 5)
+    store = SoundIndex(tmp_path / "index", 16)
+    for batch in index_module.write_batches(short_files(count)):
+        store.replace(batch)
+    assert calls == [("add", "windows"), ("add", "files")] * 5
+    assert store.windows.stats()["fragment_stats"]["num_fragments"] == 5
+    store.optimize()
+    assert store.windows.stats()["fragment_stats"]["num_fragments"] == 1
+
+    calls.clear()
+    SoundIndex(tmp_path / "index").replace(list(short_files(100, first=count - 50)))  # 50 of them are new
+    assert calls == [("delete", "files"), ("delete", "windows"), ("add", "windows"), ("add", "files")]
+    assert store.windows.count_rows() == store.files.count_rows() == count + 50
+
+
+def test_a_slow_model_writes_before_all_windows_are_there(monkeypatch):
+    clock = iter(range(0, 10_000, 7))
+    monkeypatch.setattr(index_module.time, "monotonic", lambda: next(clock))
+    sizes = [len(batch) for batch in index_module.write_batches(short_files(20))]
+    assert sizes == [9, 9, 2]
+
+
+def test_fragments_are_merged_when_they_have_doubled(fake_model, tmp_path, monkeypatch):
+    (tmp_path / "sounds").mkdir()
+    for number in range(70):
+        soundfile.write(tmp_path / "sounds" / f"{number}.wav", tone(250.0 + number, 1.0), RATE)
+    calls = record_calls(monkeypatch, "add", "optimize")
+    monkeypatch.setattr(index_module, "_WINDOWS_AT_ONCE", 1)
+    build(fake_model, tmp_path / "sounds")
+    writes = [
+        number for number, call in enumerate(call for call in calls if call[1] == "files") if call[0] == "optimize"
+    ]
+    assert writes == [16, 33, 66, 73, 74]  # after 16, 32 and 64 writes, and twice at the end
 
 
 @pytest.mark.parametrize("processes", [2, 3])
@@ -364,6 +427,165 @@ def test_the_windows_of_another_folder_are_not_thrown_away(fake_model, folder):
     assert build(fake_model, folder).added == 1
 
 
+def index_folder(fake_model, root, index):
+    return build_index(load_embedding_model(fake_model), root, index, show_progress_bar=False)
+
+
+@pytest.mark.parametrize("is_mounted", [True, False])
+def test_a_second_site_with_equal_names_is_refused(fake_model, folder, is_mounted):
+    build(fake_model, folder)
+    before = everything(folder.parent / "index")
+    site = folder.parent / "site B"
+    shutil.copytree(folder, site)
+    for name, pitch in (("long.wav", "middle"), ("short.ogg", "high"), ("deep/middle's.flac", "low")):
+        soundfile.write(site / name, tone(PITCHES[pitch], 3.0), RATE)
+    if not is_mounted:  # as the card of the first recorder
+        folder.rename(folder.parent / "card")
+    with pytest.raises(ValueError, match=f"{folder}, not of {site}.*--index"):
+        index_folder(fake_model, site, folder.parent / "index")
+    assert everything(folder.parent / "index") == before
+    assert SoundIndex(folder.parent / "index").about["folder"] == str(folder)
+
+
+def test_a_copy_beside_the_indexed_folder_is_refused(fake_model, folder):
+    build(fake_model, folder)
+    shutil.copytree(folder, folder.parent / "copy")
+    (folder.parent / "copy" / "long.wav").unlink()  # its windows would be removed
+    with pytest.raises(ValueError, match="still has its recordings"):
+        index_folder(fake_model, folder.parent / "copy", folder.parent / "index")
+    (folder.parent / "link").symlink_to(folder)
+    assert index_folder(fake_model, folder.parent / "link", folder.parent / "index").unchanged == 3
+    SoundIndex(folder.parent / "index").move(str(folder.parent / "link"))  # as a folder that is mounted twice
+    assert index_folder(fake_model, folder, folder.parent / "index").unchanged == 3
+    assert SoundIndex(folder.parent / "index").about["folder"] == str(folder)
+
+
+@pytest.mark.parametrize("leaves_empty_folder", [True, False])
+def test_a_folder_that_moved_keeps_its_embeddings_and_is_found(fake_model, folder, leaves_empty_folder):
+    (folder / "broken.wav").write_bytes(b"no sound")
+    build(fake_model, folder)
+    new = folder.parent / "new place"
+    shutil.copytree(folder, new)  # with other times
+    shutil.rmtree(folder)
+    if leaves_empty_folder:
+        folder.mkdir()
+    (new / "short.ogg").unlink()
+    soundfile.write(new / "added.wav", tone(PITCHES["high"], 6.0), RATE)
+    fake_model.num_encoded = 0
+    report = index_folder(fake_model, new, folder.parent / "index")
+    assert (report.added, report.removed, report.unchanged, fake_model.num_encoded) == (1, 1, 2, 2)
+    assert str(folder) not in str(report)  # nor in the reason why a file is unreadable
+    assert report.unreadable["broken.wav"].startswith("broken.wav (8 bytes)")
+    searcher = Searcher(folder.parent / "index", load_embedding_model(fake_model))
+    assert find_recordings(searcher) == new.resolve()
+    assert searcher.search("high", k=1)[0].file in ("added.wav", "long.wav")
+
+
+def test_a_recording_without_permission_is_listed_and_the_others_are_indexed(fake_model, folder, monkeypatch):
+    sha256 = index_module.file_sha256
+
+    def fail(path):
+        if path.name == "short.ogg":
+            raise PermissionError(13, "Permission denied", str(path))
+        return sha256(path)
+
+    monkeypatch.setattr(index_module, "file_sha256", fail)
+    assert build(fake_model, folder).added == 3
+    (row,) = [row for name, row in SoundIndex(folder.parent / "index").known_files().items() if name == "short.ogg"]
+    assert row["digest"] == ""
+
+
+def test_an_index_of_a_model_without_a_fingerprint_takes_no_other_model(fake_model, folder):
+    fake_model.fingerprint = ""
+    model = load_embedding_model(fake_model, name="one")
+    build_index(model, folder, folder.parent / "index", show_progress_bar=False)
+    assert Searcher(folder.parent / "index", model).search("high", k=1)
+    other = load_embedding_model(fake_model, name="another")
+    fingerprinted = load_embedding_model(PitchModel(), name="one")
+    for wrong in (other, fingerprinted):
+        with pytest.raises(ValueError, match=r"'one'|fingerprint"):
+            build_index(wrong, folder, folder.parent / "index", show_progress_bar=False)
+        with pytest.raises(ValueError, match="built with one"):
+            Searcher(folder.parent / "index", wrong)
+
+
+def test_a_fingerprinted_index_takes_no_model_without_a_fingerprint(fake_model, folder):
+    build(fake_model, folder)
+    fake_model.fingerprint = None
+    with pytest.raises(ValueError, match="fingerprint"):
+        Searcher(folder.parent / "index", load_embedding_model(fake_model))
+
+
+@pytest.mark.parametrize("threshold", [0, 100_000])  # in the store, and in memory
+def test_flipped_bits_of_windows_are_found(fake_model, folder, monkeypatch, threshold):
+    build(fake_model, folder)
+    monkeypatch.setattr(store_module, "APPROXIMATE_FROM_ROWS", threshold)
+
+    def search():
+        searcher = Searcher(folder.parent / "index", load_embedding_model(fake_model))
+        return searcher.search("low", k=30, merge_overlaps=False)
+
+    whole = search()
+    (data,) = (folder.parent / "index" / "windows.lance" / "data").glob("*.lance")
+    content, messages = data.read_bytes(), []
+    for place in range(5, len(content), len(content) // 40):
+        flipped = bytearray(content)
+        flipped[place] ^= 4
+        data.write_bytes(flipped)
+        try:
+            assert search() == whole  # a byte of no importance
+        except ValueError as error:
+            messages.append(str(error))
+    assert len(messages) > 20
+    assert all(f"the index {folder.parent / 'index'} is damaged" in message for message in messages)
+
+
+def test_an_index_without_checksums_is_searched_and_updated(fake_model, folder):
+    build(fake_model, folder)
+    SoundIndex(folder.parent / "index").windows.drop_columns(["checksum"])
+    (folder / "long.wav").unlink()
+    soundfile.write(folder / "new.wav", tone(PITCHES["high"], 3.0), RATE)
+    assert build(fake_model, folder).added == 1
+    searcher = Searcher(folder.parent / "index", load_embedding_model(fake_model))
+    assert searcher.search("high", k=1)[0].file == "new.wav"
+
+
+def test_errors_of_writes_name_the_index(fake_model, folder, monkeypatch):
+    build(fake_model, folder)
+    soundfile.write(folder / "new.wav", tone(PITCHES["high"], 3.0), RATE)
+    (folder / "short.ogg").unlink()
+    table = type(SoundIndex(folder.parent / "index").files)
+
+    def fail(*_, **options):
+        raise RuntimeError("lance error: LanceError(IO): No space left on device")
+
+    for method in ("delete", "add", "optimize"):
+        with monkeypatch.context() as patched:
+            patched.setattr(table, method, fail)
+            with pytest.raises(
+                ValueError, match=rf"{folder.parent / 'index'}: lance error.*No space left.*if it is damaged"
+            ):
+                build(fake_model, folder)
+    report = build(fake_model, folder)
+    assert (report.windows, len(SoundIndex(folder.parent / "index").known_files())) == (23 + 4 + 1, 3)
+
+
+def test_a_panic_of_the_store_is_named_and_interruptions_pass(tmp_path):
+    store = SoundIndex(tmp_path / "index", 4)
+
+    class PanicException(BaseException):  # as of PyO3
+        pass
+
+    def fail(error):
+        raise error
+
+    with pytest.raises(ValueError, match=f"{tmp_path / 'index'} is damaged: index out of bounds; delete it"):
+        store._read(lambda: fail(PanicException("index out of bounds")))
+    for error in (KeyboardInterrupt, MemoryError):
+        with pytest.raises(error):
+            store._read(lambda error=error: fail(error()))
+
+
 def test_bad_arguments_are_refused(fake_model, folder, tmp_path):
     with pytest.raises(ValueError, match=r"\b9\b"):
         build(fake_model, folder, hop_seconds=9.0)
@@ -379,12 +601,12 @@ def test_bad_arguments_are_refused(fake_model, folder, tmp_path):
 
 @pytest.mark.parametrize("dim", [16, 12])  # quantisation needs a multiple of 8
 def test_beyond_a_size_the_index_is_approximate_and_its_recall_is_measured(tmp_path, monkeypatch, dim):
-    monkeypatch.setattr(index_module, "APPROXIMATE_FROM_ROWS", 2000)
+    monkeypatch.setattr(store_module, "APPROXIMATE_FROM_ROWS", 2000)
     rows = np.random.default_rng(0).normal(size=(4000, dim)).astype(np.float32)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     store = SoundIndex(tmp_path / "index", dim)
     starts = np.arange(4000.0)
-    entry = index_module.IndexedFile("a.wav", index_module.Stamp(1, 1, 1), "", AudioChunks(rows, starts, starts + 5))
+    entry = store_module.IndexedFile("a.wav", store_module.Stamp(1, 1, 1), "", AudioChunks(rows, starts, starts + 5))
     store.replace([entry])
     recall = store.optimize()
     assert store.is_approximate
@@ -418,7 +640,7 @@ def test_beyond_a_size_the_index_is_approximate_and_its_recall_is_measured(tmp_p
 def test_smaller_vectors_are_searched_with_whole_queries(
     fake_model, folder, monkeypatch, precision, width, size, threshold
 ):
-    monkeypatch.setattr(index_module, "APPROXIMATE_FROM_ROWS", threshold if precision != "float32" else 100_000)
+    monkeypatch.setattr(store_module, "APPROXIMATE_FROM_ROWS", threshold if precision != "float32" else 100_000)
     rng = np.random.default_rng(0)
     mixing = np.linalg.qr(rng.standard_normal((64, 64)))[0]
 

@@ -10,7 +10,8 @@ from fake_models import PITCHES, RATE, build, tone
 
 from modeling_supclap.evaluation import load_embedding_model
 from modeling_supclap.search import Searcher, SoundIndex, build_index
-from modeling_supclap.search import index as index_module
+from modeling_supclap.search import query as query_module
+from modeling_supclap.search import store as store_module
 from modeling_supclap.search.query import BACKGROUND_TEXTS, Hit
 
 pytestmark = pytest.mark.skipif(find_spec("lancedb") is None, reason="the extra search is not installed")
@@ -152,7 +153,7 @@ def test_a_search_by_sound_and_within_a_file(fake_model, folder, tmp_path):
 @pytest.mark.parametrize("threshold", [0, 100_000])
 def test_any_number_of_hits_can_be_requested(fake_model, folder, monkeypatch, threshold):
     build(fake_model, folder)
-    monkeypatch.setattr(index_module, "APPROXIMATE_FROM_ROWS", threshold)
+    monkeypatch.setattr(store_module, "APPROXIMATE_FROM_ROWS", threshold)
     searcher = Searcher(folder.parent / "index", load_embedding_model(fake_model))
     assert len(searcher.search("high", k=10**9, merge_overlaps=False)) == 28
     assert len(searcher.search("high", k=10**9, within="short.ogg")) == 1
@@ -164,7 +165,7 @@ def test_search_in_memory_agrees_with_the_store(fake_model, folder, monkeypatch,
     store = SoundIndex(folder.parent / "index")
     query = fake_model.encode_text(["high"], "eng")[0]
     found = store.nearest(query, 9, within)
-    monkeypatch.setattr(index_module, "APPROXIMATE_FROM_ROWS", 0)
+    monkeypatch.setattr(store_module, "APPROXIMATE_FROM_ROWS", 0)
     expected = store.nearest(query, 9, within)
     assert len(found) == 9
     for one, other in zip(found, expected, strict=True):
@@ -195,3 +196,97 @@ def test_an_index_runs_no_function_that_it_names(folder):
     with pytest.raises(ValueError, match=name):
         Searcher(folder.parent / "named")
     assert Searcher(folder.parent / "named", name).search("high", k=1)[0].file == "long.wav"
+
+
+@pytest.fixture
+def searcher(fake_model, folder):
+    build(fake_model, folder)
+    return Searcher(folder.parent / "index", load_embedding_model(fake_model))
+
+
+@pytest.mark.parametrize("first_limit", [2, 256])
+def test_a_threshold_returns_all_hits_above_it(searcher, monkeypatch, first_limit):
+    monkeypatch.setattr(query_module, "_FIRST_LIMIT", first_limit)
+    every = searcher.search("low", k=99, merge_overlaps=False)
+    threshold = 0.9
+    above = [hit for hit in every if hit.score >= threshold]
+    assert 15 < len(above) < len(every) == 28
+    assert searcher.search("low", k=None, threshold=threshold, merge_overlaps=False) == above
+    assert searcher.search("low", k=3, threshold=threshold, merge_overlaps=False) == above[:3]
+    merged = searcher.search("low", k=None, threshold=threshold)
+    assert 3 < len(merged) < len(above)
+    assert merged == searcher.search("low", k=len(merged))
+    assert searcher.search("low", threshold=1.1) == []
+
+
+def test_a_search_ends_at_the_first_window_below_the_threshold(searcher, monkeypatch):
+    monkeypatch.setattr(query_module, "_FIRST_LIMIT", 4)
+    limits, nearest = [], searcher.index.nearest
+    monkeypatch.setattr(
+        searcher.index, "nearest", lambda vector, limit, *rest: limits.append(limit) or nearest(vector, limit, *rest)
+    )
+    scores = [hit.score for hit in searcher.search("high", k=28, merge_overlaps=False)]
+    limits.clear()
+    assert searcher.search("high", k=None, threshold=(scores[1] + scores[4]) / 2)
+    assert limits == [4]
+
+
+def test_a_folder_is_searched_by_its_name(searcher):
+    for within in ("deep", "deep/"):
+        assert {hit.file for hit in searcher.search("low", within=within)} == {"deep/middle's.flac"}
+    assert searcher.background("deep") < searcher.background()
+    for within in ("dee", "deep/middle", "x' OR 'x' = 'x"):
+        with pytest.raises(ValueError, match=re.escape(repr(within))):
+            searcher.search("low", within=within)
+
+
+def test_a_query_within_a_file_does_not_read_the_file_table(searcher, monkeypatch):
+    monkeypatch.setattr(SoundIndex, "known_files", None)
+    assert searcher.search("low", k=1, within="short.ogg")[0].file == "short.ogg"
+
+
+@pytest.mark.parametrize("threshold", [0, 100_000])
+def test_recordings_of_a_length_are_searched(searcher, monkeypatch, threshold):
+    monkeypatch.setattr(store_module, "APPROXIMATE_FROM_ROWS", threshold)
+    for lengths, files in (
+        ((0.0, 12.0), {"deep/middle's.flac", "short.ogg"}),
+        ((12.0, 12.0), {"deep/middle's.flac"}),
+        ((1.5, float("inf")), {"deep/middle's.flac", "long.wav"}),
+        ((100.0, 200.0), set()),
+    ):
+        assert {hit.file for hit in searcher.search("low", k=99, lengths=lengths)} == files
+    assert searcher.search("low", within="deep", lengths=(0.0, 2.0)) == []
+
+
+def test_a_part_of_a_recording_is_an_example(searcher, folder):
+    tape = folder / "long.wav"
+    whole, part = searcher.embed_audio(tape), searcher.embed_audio(tape, 31.0, 35.0)
+    assert part @ searcher.embed("high") > whole @ searcher.embed("high") + 0.3
+    samples, _ = soundfile.read(tape)
+    np.testing.assert_allclose(part, searcher.embed_audio((samples[31 * RATE : 35 * RATE], RATE)), atol=1e-6)
+    np.testing.assert_array_equal(searcher.embed_audio(tape, 58.0), searcher.embed_audio(tape, 58.0, 100.0))
+    for start, end in ((60.0, None), (61.0, 65.0), (35.0, 31.0), (-1.0, 5.0)):
+        with pytest.raises(ValueError, match=rf"long\.wav has no sound from {start:g} s.*60 s"):
+            searcher.embed_audio(tape, start, end)
+
+
+def test_several_texts_are_answered_as_each_alone(searcher):
+    texts = ["high", "quarterly tax report", "middle"]
+    answers = searcher.search_texts(texts, k=2)
+    assert [answer.query for answer in answers] == texts
+    for text, answer in zip(texts, answers, strict=True):
+        assert answer.hits == searcher.search(text, k=2)
+        assert answer.stands_out == searcher.stands_out(answer.hits)
+    assert {answer.stands_out for answer in answers} == {True, False}
+    assert [answer.stands_out for answer in searcher.search_texts(["low"], within="short.ogg")] == [True]
+
+
+def test_an_encoder_of_texts_suffices_for_queries_by_text(searcher, fake_model):
+    class Texts:
+        name, fingerprint = "texts of PitchModel", "pitch"
+
+        def encode_text(self, texts, language, batch_size):
+            return fake_model.encode_text(texts, language).astype(np.float32)
+
+    other = Searcher(searcher.index.folder, Texts())
+    assert other.search("high", k=3) == searcher.search("high", k=3)
