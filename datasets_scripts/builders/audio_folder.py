@@ -24,7 +24,8 @@ other columns are optional. `columns.USUAL_NAMES` lists other names that are fou
   is its file name, and its id is its path.
 
 If there is no table, `rain.txt` contains the captions of `rain.wav`, one per line, or a label track of Audacity. Tables
-of Raven and BirdNET beside a recording, such as `rain.Table.1.selections.txt`, contain captions of its parts.
+of Raven and BirdNET beside a recording, such as `rain.Table.1.selections.txt`, contain captions of its parts. Without
+these, a table may also have the suffix .txt.
 """
 
 import os
@@ -38,9 +39,10 @@ from typing import Any
 
 from modeling_supclap.languages import LANGUAGES
 
+from ..audio_files import is_audio_name
 from ..schema import FILE_SOURCE, SPLIT_NAMES
 from ..splits import SPLITS, draw_splits
-from .columns import ColumnOptions, Columns, Record, merge_captions
+from .columns import ColumnOptions, Columns, Record, merge_captions, warn_once
 from .folder import Clip, Collection, FolderConfig, RowBuilder, group_clips
 from .metadata import LABEL_COLUMNS, TABLE_SUFFIXES, Line, read_table
 from .recordings import listing
@@ -48,6 +50,7 @@ from .recordings import listing
 _TABLE_WORDS = {"metadata", "captions", "manifest"}
 _UNREAD = (
     *TABLE_SUFFIXES,
+    ".txt",
     ".arrow",
     ".gz",
     ".xlsx",
@@ -109,40 +112,50 @@ class AudioFolderConfig(FolderConfig, ColumnOptions):
 
         Raises ValueError if one folder contains two tables of a split, and FileNotFoundError without a table or text.
         """
-        tables = {file: split for file in self.files if (split := _split_of_table(file)) is not None}
-        if "" in tables.values():
-            tables = {file: split for file, split in tables.items() if not split}
-        seen: dict[tuple[str, str], str] = {}
-        for file, split in tables.items():
-            other = seen.setdefault((os.path.dirname(file), split), file)
-            if other != file:
-                raise ValueError(f"{self.folder} has several tables in one folder: {other}, {file}; keep one")
+        for suffixes in (TABLE_SUFFIXES, (".txt",)):
+            files = [file for file in self.files if file.lower().endswith(suffixes)]
+            if tables := self._named_tables(files):
+                return dict.fromkeys(tables, "")
+            # If the columns are set, a single table in the top folder may have any name.
+            on_top = [file for file in files if "/" not in file]
+            if len(on_top) == 1 and (self.columns or self.caption_columns):
+                return {on_top[0]: ""}
+            if texts := self._find_texts():
+                return texts
+        others = [file for file in self.files if file.lower().endswith(_UNREAD)]
+        hint = f", only {listing(others, 3)}: save it as one of these, with a column caption" if others else ""
+        raise FileNotFoundError(
+            f"{self.folder} contains neither a table metadata or captions, or train, val and test "
+            f"({', '.join(TABLE_SUFFIXES)}), nor text files with the names of recordings{hint} (one table in the top "
+            "folder may keep its name: set audio_column and caption_column)"
+        )
 
-        # If the columns are set, a single table in the top folder may have any name.
-        on_top = [file for file in self.files if "/" not in file and file.lower().endswith(TABLE_SUFFIXES)]
-        if not tables and len(on_top) == 1 and (self.columns or self.caption_columns):
-            return {on_top[0]: ""}
-        found = dict.fromkeys(tables, "") or self._find_texts()
-        if not found:
-            others = [file for file in self.files if file.lower().endswith(_UNREAD)]
-            hint = f", only {listing(others, 3)}: save it as one of these, with a column caption" if others else ""
-            raise FileNotFoundError(
-                f"{self.folder} contains neither a table metadata or captions, or train, val and test "
-                f"({', '.join(TABLE_SUFFIXES)}), nor text files{hint} (one table in the top folder may keep its name: "
-                "set audio_column and caption_column)"
-            )
-        return found
+    def _named_tables(self, files: Sequence[str]) -> list[str]:
+        """Return the tables without a split in their name, or else those with one."""
+        tables = {file: split for file in files if (split := _split_of_table(file)) is not None}
+        of_splits = [file for file, split in tables.items() if split]
+        chosen = [file for file, split in tables.items() if not split] or of_splits
+        if chosen != of_splits and of_splits:
+            warn_once(f"{self.folder}: only {listing(chosen)} is read, not {listing(of_splits)}; keep one kind")
+        seen: dict[tuple[str, str], str] = {}
+        for file in chosen:
+            other = seen.setdefault((os.path.dirname(file), tables[file]), file)
+            if other != file:
+                kind = f"of the split {tables[file]} " if tables[file] else ""
+                raise ValueError(f"{self.folder} has several tables {kind}in one folder: {other}, {file}; keep one")
+        return list(seen.values())
 
     def _find_texts(self) -> dict[str, str]:
         """Return the text files and tables with the name of a recording, as `{file: recording}`."""
-        recordings = {os.path.splitext(file)[0]: file for file in reversed(self.recordings.files)}
         texts = {}
         for file in self.files:
             stem, suffix = os.path.splitext(file)
-            while stem not in recordings and "." in os.path.basename(stem):  # "rain.Table.1.selections.txt"
-                stem = os.path.splitext(stem)[0]
-            if stem in recordings and suffix.lower() in (".txt", ".csv", ".tsv"):
-                texts[file] = recordings[stem]
+            if suffix.lower() in (".txt", ".csv", ".tsv"):
+                # "rain.Table.1.selections.txt"
+                while (path := self.recordings.at(stem)) is None and "." in os.path.basename(stem):
+                    stem = os.path.splitext(stem)[0]
+                if path is not None and is_audio_name(path.name):
+                    texts[file] = os.path.relpath(path, self.recordings.folder)
         return texts
 
     @cached_property
@@ -152,7 +165,7 @@ class AudioFolderConfig(FolderConfig, ColumnOptions):
         own = ColumnOptions(caption_language=self.caption_language)
         tables = []
         for table, recording in self.find_tables().items():
-            lines = read_table(self.folder / table, languages, self.encoding)
+            lines = read_table(self.folder / table, languages, self.encoding, bool(recording))
             names = list(dict.fromkeys(chain.from_iterable(line.values for line in lines)))
             options = own if recording and set(names) <= set(LABEL_COLUMNS) else self
             try:
@@ -235,8 +248,8 @@ def read_records(config: AudioFolderConfig) -> tuple[dict[str, Path | None], Rec
             name = recording or str(values.get(columns.of_field.get("file_name", "file_name")) or "").strip()
             if not name:
                 raise ValueError(
-                    f"{where} has no file_name; set audio_column to one of {columns.names}, which are in the first "
-                    "line of the table"
+                    f"{where} has no file_name; remove the line if it is a note, or set audio_column to one of "
+                    f"{columns.names}, which are in the first line of the table"
                 )
             rows.append((os.path.dirname(table), name.replace("\\", "/"), record))
             present.update(language for language, texts in record["captions"].items() if texts)
@@ -313,8 +326,7 @@ def _split_of_table(file: str) -> str | None:
     >>> _split_of_table("a/metadata.csv"), _split_of_table("train_manifest.json"), _split_of_table("notes.csv")
     ('', 'train', None)
     """
-    stem, suffix = os.path.splitext(os.path.basename(file).casefold())
-    words = set(re.findall(r"[^\W_]+", stem))
+    words = set(re.findall(r"[^\W_]+", os.path.splitext(os.path.basename(file).casefold())[0]))
     splits = {SPLIT_NAMES[word] for word in words & SPLIT_NAMES.keys()}
-    is_table = suffix in TABLE_SUFFIXES and words <= _TABLE_WORDS | SPLIT_NAMES.keys() and words != {"manifest"}
+    is_table = words <= _TABLE_WORDS | SPLIT_NAMES.keys() and words != {"manifest"}
     return "".join(splits) if is_table and words and len(splits) < 2 else None

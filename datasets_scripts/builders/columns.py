@@ -21,7 +21,7 @@ from ..schema import SEGMENT_COLUMNS, SPLIT_NAMES, Event
 
 logger = logging.getLogger(__name__)
 
-_PATHS = ("path", "audio_filepath", "audio_file", "audio_path", "audio", "begin_path", "begin_file")
+_PATHS = ("path", "audio_filepath", "audio_file", "audio_path", "audio", "begin_path", "begin_file", "in_file")
 USUAL_NAMES = {
     "file_name": ("file_name", "filename", "file", *_PATHS),
     "split": ("split",),
@@ -54,8 +54,9 @@ _PARTS: tuple[tuple[str, str], ...] = (
     ("tmin", "tmax"),
     ("start", "stop"),
 )
-_PARTS += (("start", "duration"), ("begin", "duration"), ("onset", "duration"), ("offset", "duration"))
-_TIME_WORDS = {"start", "begin", "onset", "offset", "tmin", "tmax", "end", "stop"}
+_LENGTHS = ("duration", "delta")
+_PARTS += tuple((start, length) for length in _LENGTHS for start in ("start", "begin", "onset", "offset"))
+_TIME_WORDS = {"start", "begin", "onset", "offset", "tmin", "tmax", "end", "stop", "from", "to"}
 _UNITS: dict[str, float | None] = {
     **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1.0),
     **dict.fromkeys(("ms", "msec", "millisecond", "milliseconds"), 0.001),
@@ -201,7 +202,7 @@ class Columns:
                 kinds.setdefault(kind, name)
         for start, end in _PARTS:
             if start in kinds and end in kinds:
-                name = "duration_seconds" if end == "duration" else "end_seconds"
+                name = "duration_seconds" if end in _LENGTHS else "end_seconds"
                 self.of_field |= {"start_seconds": kinds[start], name: kinds[end]}
                 if "file offset" in kinds:  # in a Raven table of several files, other times start at the first file
                     self.of_field["file_offset"] = kinds["file offset"]
@@ -337,7 +338,7 @@ def _split_time(name: str) -> tuple[str, float | None]:
     """
     words = plain(name).split("_")
     unit = _UNITS[words.pop()] if len(words) > 1 and words[-1] in _UNITS else 1.0
-    return " ".join(word for word in words if word not in ("time", "clip", "segment", "event")), unit
+    return " ".join(word for word in words if word not in ("t", "time", "clip", "segment", "event")), unit
 
 
 def language_code(key: str) -> str:

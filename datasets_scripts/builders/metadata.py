@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,9 +52,9 @@ def read_csv(
     """Read a CSV file; the delimiter is the most frequent of comma, semicolon, tab and `|` in the first line.
 
     Missing values at the end of a line become empty strings. Lines without values, and lines that repeat the header,
-    are skipped, as is the line "sep=;" of spreadsheets. In a file with tabs, quotation marks are characters, except
-    around a whole cell, unless cells contain tabs or line breaks. ValueError is raised if a column is missing or
-    repeated, or a line has more values than columns.
+    are skipped, as are the titles that spreadsheets have above it, comments there, and the line "sep=;". In a file with
+    tabs, quotation marks are characters, except around a whole cell, unless cells contain tabs or line breaks.
+    ValueError is raised if a column is missing or repeated, or a line has more values than columns.
 
     Args:
         columns: Required columns. If `header` is False, names of all columns.
@@ -62,7 +63,9 @@ def read_csv(
     """
     text = decode_text(path.read_bytes(), str(path), languages, encoding)
     first_line, _, rest = text.partition("\n")
-    delimiter = max(",;\t|", key=re.sub('"[^"]*"', "", first_line).count)  # without quoted cells
+    unquoted = re.sub('"[^"]*"', "", text)
+    head = re.search(r".*[,;\t|].*", unquoted)  # the first line may be a comment
+    delimiter = max(",;\t|", key=(head[0] if head else "").count)
     if separator := re.fullmatch("sep=(.)", first_line.strip("\r")):
         text, delimiter = "\n" + rest, separator[1]
 
@@ -78,6 +81,8 @@ def read_csv(
         ) from error
 
     rows = [(number, cells) for number, cells in rows if any(map(str.strip, cells))]
+    while header and len(rows) > 1 and _is_title(rows[0][1]) and not _is_title(rows[1][1]):
+        del rows[0]
     first = rows[0][1] if header and rows else []
     names = [name.strip() for name in first] if header else list(columns)
     if missing := sorted(set(columns) - set(names)):
@@ -97,6 +102,11 @@ def read_csv(
         if not header or cells != first:
             lines.append(Line(where, dict(zip(names, [*cells, *[""] * len(names)], strict=False))))
     return lines
+
+
+def _is_title(cells: Sequence[str]) -> bool:
+    """Return whether a line above the header is a title, followed by empty cells, or a comment without separators."""
+    return cells[0].strip() != "" and not any(cells[1:]) and (len(cells) > 1 or cells[0].startswith("#"))
 
 
 def _split_tabs(text: str) -> list[tuple[int, list[str]]]:
@@ -120,12 +130,14 @@ def read_json(path: Path, languages: Iterable[str] = ("eng",), encoding: str | N
     return _parse_json(decode_text(path.read_bytes(), str(path), languages, encoding), str(path))
 
 
-def read_table(path: Path, languages: Iterable[str] = ("eng",), encoding: str | None = None) -> list[Line]:
+def read_table(
+    path: Path, languages: Iterable[str] = ("eng",), encoding: str | None = None, beside: bool = False
+) -> list[Line]:
     """Read a table in CSV, TSV, JSON Lines, JSON (a list of objects) or Parquet; raise ValueError if it is invalid.
 
-    JSON Lines may have any suffix of JSON. A text file beside a recording contains captions, one per line, a label
-    track of Audacity, or a table, such as of Raven; the columns of the first two are `LABEL_COLUMNS`. `languages` and
-    `encoding` are described in `text_encodings.decode_text`.
+    JSON Lines and CSV may have the suffix .txt. A text file `beside` a recording contains captions, one per line, a
+    label track of Audacity, or a table, such as of Raven; the columns of the first two are `LABEL_COLUMNS`. `languages`
+    and `encoding` are described in `text_encodings.decode_text`.
     """
     suffix = path.suffix.lower()
     if suffix == ".parquet":
@@ -142,20 +154,27 @@ def read_table(path: Path, languages: Iterable[str] = ("eng",), encoding: str | 
 
     text = decode_text(path.read_bytes(), str(path), languages, encoding)
     numbered = [(f"{path}, line {number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-    if suffix == ".txt":
+    is_json = suffix in (".json", ".jsonl", ".ndjson")
+    if numbered and not is_json:
+        with suppress(ValueError):
+            is_json = isinstance(json.loads(numbered[0][1]), dict)
+    if beside and suffix == ".txt" and not is_json:
         # Audacity writes the frequencies of a label in a line of their own.
         rows = [(where, line.strip("\r").split("\t")) for where, line in numbered if not line.startswith("\\\t")]
         is_track = all(len(cells) == 3 and re.fullmatch(r"[\d.,]+ [\d.,]+", " ".join(cells[:2])) for _, cells in rows)
         if is_track or all(len(cells) == 1 for _, cells in rows):
             return [Line(where, dict(zip(LABEL_COLUMNS[-len(cells) :], cells, strict=True))) for where, cells in rows]
-    if suffix in (".csv", ".tsv", ".txt"):
+    if not is_json:
         return read_csv(path, (), languages=languages, encoding=encoding)
 
     if text.lstrip().startswith("["):
         values = list(enumerate(_parse_json(text, str(path))))
         lines = [Line(f"{path}, entry {number}", value) for number, value in values]
     else:
-        lines = [Line(where, _parse_json(line, f"{where} of JSON Lines")) for where, line in numbered]
+        try:
+            lines = [Line(where, _parse_json(line, where)) for where, line in numbered]
+        except ValueError as error:
+            raise ValueError(f"{error}; expected a list of objects, or JSON Lines (one object per line)") from error
     for where, value in lines:
         if not isinstance(value, dict):
             raise ValueError(f"{where} is {str(value)[:60]!r}; expected a JSON object")

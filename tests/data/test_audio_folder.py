@@ -363,7 +363,7 @@ def test_captions_of_several_splits_are_counted(folder, load, caplog):
 
 
 @pytest.mark.parametrize("place", ["", "meta/"])
-def test_each_split_may_have_its_table(folder, load, place):
+def test_each_split_may_have_its_table(folder, load, place, caplog):
     for split, names in (("train", NAMES[:7]), ("val", NAMES[7:8]), ("Test", NAMES[8:])):
         lines = [["../" * bool(place) + name, f"{split} {name}"] for name in names]
         write_csv(folder / f"{place}{split}.csv", [["file_name", "caption"], *lines])
@@ -377,6 +377,7 @@ def test_each_split_may_have_its_table(folder, load, place):
     (folder / f"{place}train.tsv").unlink()
     write_csv(folder / "metadata.csv", [["file_name", "caption"], *([name, "A"] for name in NAMES)])
     assert sizes_of(load()) == {"train": 8, "validation": 1, "test": 1}  # only this table
+    assert f"only metadata.csv is read, not {place}Test.csv" in caplog.text
 
 
 def test_recordings_are_found_by_other_spellings_of_their_paths(tmp_path, load, caplog):
@@ -440,6 +441,32 @@ def test_labels_beside_recordings_are_parts(folder, load, files, clips):
         expected = [None, None] if ":" not in row["clip_id"] else row["clip_id"].split(":")[1].split("-")
         times = [row.get("start_seconds"), row.get("end_seconds")]
         assert times == [None if text is None else float(text) for text in expected]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "file_name,caption\n1.wav,A\n",
+        '{"file_name": "1.wav", "caption": "A"}\n',
+        "# notes\nfile_name\tcaption\n1.wav\tA\n",
+    ],
+)
+def test_a_table_may_be_a_text_file_if_there_is_no_other(folder, load, content):
+    (folder / "metadata.txt").write_text(content)
+    assert rows_of(load(validation_fraction=0, test_fraction=0))["1.wav"]["captions"]["eng"] == ["A"]
+    (folder / "2.txt").write_text("B\n")
+    assert list(rows_of(load(validation_fraction=0, test_fraction=0))) == ["2.wav"]
+
+
+def test_text_files_have_the_names_of_recordings_in_other_spellings(tmp_path, load):
+    touch(tmp_path / "data", ["Gru\u0308nspecht.wav", "rain.wav"])
+    for name in ("Gr\u00fcnspecht", "RAIN"):
+        (tmp_path / "data" / f"{name}.TXT").write_text(f"Sound of {name}\n")
+    rows = rows_of(load(validation_fraction=0, test_fraction=0)).values()
+    assert {row["clip_id"]: row["captions"]["eng"] for row in rows} == {
+        "Gr\u00fcnspecht.wav": ["Sound of Gr\u00fcnspecht"],
+        "rain.wav": ["Sound of RAIN"],
+    }
 
 
 def test_labels_that_are_not_understood_are_refused(folder, load):

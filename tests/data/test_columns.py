@@ -76,6 +76,9 @@ def test_columns_that_are_named_win():
         ({"tmin": 1.5, "tmax": "nan"}, (1.5, None)),
         ({"Begin Time (s)": 101.5, "End Time (s)": 104, "File Offset (s)": 1.5}, (1.5, 4)),
         ({"start_seconds": 1.5}, (1.5, None)),
+        ({"Begin Time (s)": 1.5, "Delta Time (s)": 2.5}, (1.5, 4)),
+        ({"t_start": 1.5, "t_end": 4}, (1.5, 4)),
+        ({"IN FILE": "a.wav", "OFFSET": 1.5, "DURATION": 2.5}, (1.5, 4)),
     ],
 )
 def test_parts_have_many_names_and_units(values, part, caplog):
@@ -92,6 +95,7 @@ def test_parts_have_many_names_and_units(values, part, caplog):
         ["onset"],
         ["start_frame", "end_frame"],
         ["end_ms"],
+        ["from", "to"],
     ],
 )
 def test_times_that_are_not_used_are_named_once(names, caplog):
