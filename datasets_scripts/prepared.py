@@ -120,7 +120,10 @@ class PreparedSet:
 
         self.audio_dir = audio_dir
         self.digest = hashlib.sha256(content).hexdigest()
-        self.manifest = json.loads(content)
+        try:
+            self.manifest = json.loads(content)
+        except ValueError as error:
+            raise ValueError(f"{MANIFEST} of {data_dir} is damaged ({error}); copy or prepare the set again") from error
         version = self.manifest["format"]
         if version != FORMAT:
             raise ValueError(f"{data_dir} has format {version}, this version reads {FORMAT}; prepare the set again")

@@ -463,7 +463,7 @@ class CorpusArguments(SplitsArguments):
     path_column: str = option(
         "Column of the table with paths or fsspec addresses; if there is no path, another usual name.", "path"
     )
-    id_column: str | None = option("Column of the table with unique ids; by default, clip_id or the paths.")
+    id_column: str | None = option("Column of the table with unique ids; by default, the paths.")
     shard: str | None = option("Part of the corpus to embed, such as 17/100 (the first is 0/100), in a shared output.")
     finish: bool = option("Write the manifest after all shards are complete.", False)
     output: str = option("Folder to write or to continue.", "outputs/embeddings")
