@@ -34,7 +34,7 @@ DATA_DIR = $(if $(DATA),--data_dir $(DATA))
 reproduce: setup
 	HF_HUB_OFFLINE=1 $(BIN)/python -m modeling_supclap.recipes.reproduce $(TABLES) $(DATA_DIR) $(ARGS)
 
-# Write the tables of docs/results.md and docs/paper_settings.md from the committed files of recipes.
+# Write docs/studies/ and docs/paper_settings.md from the committed files of recipes/studies.
 results-page: setup
 	$(BIN)/python -m modeling_supclap.recipes.studies.pages
 
@@ -46,9 +46,9 @@ reproduce-gpu: setup
 bench: setup
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py $(ARGS)
 
-# A million windows, 20,000 texts x 100,000 clips, 200,000 rows; beside FAISS if it is installed. Writes benchmarks/results-large.md.
+# A search index of a million windows, beside FAISS if it is installed: a row of benchmarks/results.md.
 bench-large: setup
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py --large $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/bench_search.py --rows 1000000
 
 # Training the papers' models on a GPU beside a plain loop: clips per second, TFLOP/s, memory. On a CPU: counts of operator calls.
 bench-gpu: setup

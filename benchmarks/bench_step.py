@@ -2,11 +2,9 @@
 
     OMP_NUM_THREADS=1 python benchmarks/bench_step.py [--only KCL] [--rounds 3] [--clips 24] [--width 96]
 
-The plain step calls the text tower once per language, padded to the longest text of the language. Two more steps sort
-the texts of all languages by length: one keeps all activations, the other recomputes them with
-`torch.utils.checkpoint`. The steps alternate in one process with the same weights. Before timing, their gradients are
-compared (float64, to 1e-12). Memory is the peak size of the tensors created in a step. On a GPU, it is the peak of the
-CUDA allocator.
+The plain step calls the text tower once per language, padded to the longest text of the language. The steps alternate
+in one process with the same weights. Before timing, their gradients are compared (float64, to 1e-12). Memory is the
+peak size of the tensors created in a step. On a GPU, it is the peak of the CUDA allocator.
 
 The towers are like CED-mini and SONAR, but narrower. Captions have the lengths of AudioCaps in tokens (mean 17, at most
 about 50), times a factor per language. Weights, features and tokens are random.
@@ -15,7 +13,6 @@ about 50), times a factor per language. Weights, features and tokens are random.
 from __future__ import annotations
 
 import copy
-import statistics
 import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -26,14 +23,11 @@ from rows import Row, compare, get_device, run_script, take_turns
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.checkpoint import checkpoint
-from transformers import BertConfig, M2M100Config
+from transformers import M2M100Config
 
 from modeling_supclap import CEDConfig, SupCLAPConfig, SupCLAPModel
-from modeling_supclap.losses import info_nce
 from modeling_supclap.training.contrastive_module import ContrastiveModule
-from modeling_supclap.training.objectives import ContrastiveObjective, TemporalObjective, build_objective
-from modeling_supclap.training.training_args import SupCLAPTrainingArguments
+from modeling_supclap.training.objectives import ContrastiveObjective, TemporalObjective
 
 LANGUAGE_LENGTHS = (1.0, 1.23, 1.18, 1.15, 1.14, 1.24, 1.08, 0.90)
 """Caption length in tokens for each of the eight languages, relative to English."""
@@ -41,16 +35,8 @@ LANGUAGE_LENGTHS = (1.0, 1.23, 1.18, 1.15, 1.14, 1.24, 1.08, 0.90)
 Batch = dict[str, Tensor]
 
 
-class PeerModule(ContrastiveModule):
-    """Training step that calls the text tower once per chunk of `count` texts, padded to its longest text.
-
-    If `ordered`, the texts are sorted by length. Otherwise a chunk has the texts of one language. If `recomputed`, the
-    activations of each chunk are recomputed in the backward pass.
-    """
-
-    def __init__(self, model: Any, objective: nn.Module, ordered: bool = False, recomputed: bool = False) -> None:
-        super().__init__(model, objective)
-        self.ordered, self.recomputed = ordered, recomputed
+class PlainModule(ContrastiveModule):
+    """Training step that calls the text tower once per language, padded to the longest text of the language."""
 
     def _embed(self, kind: str, inputs: Mapping[str, Any], count: int, *others: Any) -> Tensor:
         inputs = {name: tensor for name, tensor in inputs.items() if tensor is not None}
@@ -58,17 +44,13 @@ class PeerModule(ContrastiveModule):
             return self.model.get_audio_features(**inputs).pooler_output
 
         lengths = inputs["attention_mask"].sum(dim=1)
-        order = lengths.argsort(descending=True) if self.ordered else torch.arange(len(lengths)).view(count, -1).T
+        order = torch.arange(len(lengths)).view(count, -1).T.flatten()
         parts = []
-        for rows in order.flatten().split(count):
+        for rows in order.split(count):
             length = int(lengths[rows].max())
             chunk = {name: tensor[rows, :length] for name, tensor in inputs.items()}
-            embed = partial(checkpoint, self._run, use_reentrant=False) if self.recomputed else self._run
-            parts.append(embed(chunk))
-        return torch.cat(parts)[order.flatten().argsort()]
-
-    def _run(self, chunk: Mapping[str, Any]) -> Tensor:
-        return self.model.get_text_features(**chunk).pooler_output
+            parts.append(self.model.get_text_features(**chunk).pooler_output)
+        return torch.cat(parts)[order.argsort()]
 
 
 class PeakBytes(TorchDispatchMode):
@@ -200,107 +182,24 @@ def measure(rounds: int = 3, clips: int = 24, width: int = 96, vocabulary: int =
         if name != "InfoNCE" and not name.startswith(only):
             continue
         batch = on_device(make_batch(model, clips, **shape), device)
-        plain = "padding per language" if "texts" in shape else "a plain step"
-        steps = {"ours": ContrastiveModule(model, objective), plain: PeerModule(model, objective)}
-        peers = [("ours", plain)]
-        if name == "KCL of 8":
-            kept, recomputed = "sorted chunks with kept activations", "sorted chunks with checkpoint"
-            steps["ours, all activations kept"] = ContrastiveModule(model, objective, kept_tokens=10**6)
-            steps[kept] = PeerModule(model, objective, ordered=True)
-            steps["ours, texts recomputed"] = ContrastiveModule(model, objective, kept_tokens=1)
-            steps[recomputed] = PeerModule(model, objective, ordered=True, recomputed=True)
-            peers += [
-                ("ours, all activations kept", kept),
-                ("ours, texts recomputed", recomputed),
-                ("ours", recomputed),
-            ]
+        steps = {"ours": ContrastiveModule(model, objective), "plain": PlainModule(model, objective)}
         few = {key: tensor[: 4 * len(tensor) // clips] for key, tensor in batch.items()}
-        for step in steps.values():
-            require_equal_gradients(steps[plain], step, few)
+        require_equal_gradients(steps["plain"], steps["ours"], few)
 
-        run_step(steps[plain], batch)  # creates the gradients
+        run_step(steps["plain"], batch)  # creates the gradients
         size, runs = {}, {}
         for key, step in steps.items():
             size[key] = measure_bytes(step, batch)
             runs[key] = partial(run_step, step, batch)
-        one_text = one_text or size[plain]
-        seconds = take_turns(runs, rounds)
-        for variant, peer in peers:
-            bound = time_bound if peer == plain else ""
-            label = f"{name}{variant.removeprefix('ours')}: time of a step / {peer}"
-            rows.append(Row("step", label, *compare(seconds, variant, peer), bound))
+        one_text = one_text or size["plain"]
+        ratio = compare(take_turns(runs, rounds), "ours", "plain")
+        rows.append(Row("step", f"{name}: time of a step / a plain step", *ratio, time_bound))
         for key, step_bytes in size.items():
             bound = memory_bound if key == "ours" else ""
             memory = step_bytes / one_text
             rows.append(Row("step", f"{name}, {key}: memory of a step / a step with one text", memory, None, bound))
-    if "support vectors".startswith(only):
-        rows += compare_support_vectors(rounds, clips, device)
     if "frozen".startswith(only):
         rows += compare_frozen(model, rounds, clips, device)
-    if "compiled".startswith(only):
-        rows += compare_compiled(rounds, device)
-    return rows
-
-
-def run_loss(loss: Callable[..., Tensor], *inputs: Tensor) -> None:
-    loss(*inputs).backward()
-
-
-def compare_compiled(rounds: int, device: torch.device) -> list[Row]:
-    """Time the InfoNCE loss and its gradients, relative to two calls of `cross_entropy` in `torch.compile`."""
-
-    @torch.compile
-    def formula(audio: Tensor, text: Tensor, scale: Tensor) -> Tensor:
-        logits, targets = scale * audio @ text.T, torch.arange(len(audio), device=device)
-        return nn.functional.cross_entropy(logits, targets) + nn.functional.cross_entropy(logits.T, targets)
-
-    rows, scale = [], torch.tensor(20.0, device=device, requires_grad=True)
-    for clips, repeats in ((24, 50), (2048, 5)):
-        audio, text = nn.functional.normalize(torch.randn(2, clips, 1024, device=device), dim=-1).requires_grad_()
-        torch.testing.assert_close(info_nce(audio, text, scale), formula(audio, text, scale))
-        ways = {"ours": partial(run_loss, info_nce, audio, text, scale)}
-        ways["compiled"] = partial(run_loss, formula, audio, text, scale)
-        seconds = take_turns(ways, repeats * rounds)
-        ratio = compare(seconds, "ours", "compiled")
-        rows.append(Row("step", f"InfoNCE loss of {clips:,} clips / the compiled formula", *ratio))
-    return rows
-
-
-def compare_support_vectors(rounds: int, clips: int, device: torch.device) -> list[Row]:
-    """Measure the cost of support vectors (SupCLAP table 14), relative to an InfoNCE step.
-
-    The model is CED-tiny with BERT-base, on 10 s clips. The cost is below the noise of whole steps, so the objectives
-    are timed alone, on fixed embeddings.
-    """
-    audio = CEDConfig(embed_dim=192, depth=12, num_heads=3)
-    text = BertConfig(vocab_size=8000, attention_probs_dropout_prob=0.0, hidden_dropout_prob=0.0)
-    model: Any = SupCLAPModel(SupCLAPConfig(audio_config=audio, text_config=text, projection_dim=1024)).train()
-    model.to(device)
-    batch = on_device(make_batch(model, clips), device)
-    embeds = nn.functional.normalize(torch.randn(2, clips, 1024, device=device), dim=-1).requires_grad_()
-
-    def contrast(objective: nn.Module) -> None:
-        loss, _ = objective(embeds[0], embeds[1].unsqueeze(1), model.logit_scale.exp())
-        loss.backward()
-
-    arguments = SupCLAPTrainingArguments(per_device_train_batch_size=clips, use_cpu=True)
-    objectives, runs = {}, {}
-    for name in ("none", "bi-static", "bi-dynamic"):
-        arguments.svr = name
-        objectives[name] = build_objective(arguments).to(device)
-        contrast(objectives[name])  # initialises the radii
-        runs[name] = partial(contrast, objectives[name])
-    seconds = take_turns(runs, 30 * rounds)
-    step = partial(run_step, ContrastiveModule(model, ContrastiveObjective("infonce")), batch)
-    steps = take_turns({"step": step}, rounds)["step"]
-
-    rows = []
-    for svr in ("bi-static", "bi-dynamic"):
-        least = 100 * (min(seconds[svr]) - min(seconds["none"])) / min(steps)
-        added = statistics.median(seconds[svr]) - statistics.median(seconds["none"])
-        median = 100 * added / statistics.median(steps)
-        name = f"{svr}: added to a step with InfoNCE, CED-tiny and BERT-base, {clips} clips"
-        rows.append(Row("step", name, least, median, "<= 2", "%"))
     return rows
 
 

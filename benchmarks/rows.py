@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from modeling_supclap.evaluation.tables import Table
+
 HEADER = ("benchmark", "what", "bound", "minimum", "median", "met")
 
 
@@ -97,11 +99,8 @@ def run_script(measure: Callable[..., Iterable[Row]], description: str | None) -
         several: dict[str, Any] = {"nargs": "+"} if isinstance(default, tuple) else {}
         kind = type(default[0] if several else default)
         parser.add_argument(f"--{name}", type=str if default is None else kind, default=default, **several)
-    print_rows(measure(**vars(parser.parse_args())))
+    print(make_table(measure(**vars(parser.parse_args()))).to_text())
 
 
-def print_rows(rows: Iterable[Row]) -> None:
-    lines = [HEADER, *(row.cells for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+def make_table(rows: Iterable[Row]) -> Table:
+    return Table([HEADER, *(row.cells for row in rows)])

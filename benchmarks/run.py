@@ -1,11 +1,10 @@
 """Run all benchmarks, and write a results table with a machine description to `benchmarks/results.md`.
 
-    OMP_NUM_THREADS=1 python benchmarks/run.py [--only step search] [--output benchmarks/results.md] [--large]
+    OMP_NUM_THREADS=1 python benchmarks/run.py [--only step search] [--output benchmarks/results.md]
 
 The benchmarks run one after the other, each in its own process, on a GPU if there is one. Most times are ratios of two
 variants in the same process, as minimum and median over the rounds. Bounds apply to the median. If a benchmark fails,
-the error is written below the table, and the other benchmarks still run. `--large` runs a few benchmarks with large
-inputs, and writes `benchmarks/results-large.md`.
+the error is written below the table, and the other benchmarks still run.
 """
 
 from __future__ import annotations
@@ -24,20 +23,13 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent
-BENCHMARKS = ("training", "clap", "step", "search", "retrieval", "checks", "input_pipeline", "tiles")
+BENCHMARKS = ("clap", "step", "search")
 """Benchmarks in the order of the table. `gpu` runs only if it is selected with `--only`."""
 
-LARGE: dict[str, dict[str, Any]] = {
-    "search": {"rows": (1_000_000,)},
-    "retrieval": {"texts": 20_000, "clips": 100_000, "rounds": 1},
-    "checks": {"rows": 200_000},
-}
-"""Arguments of the benchmarks with large inputs."""
 
-
-def measure(name: str, arguments: dict[str, Any]) -> list[Any]:
+def measure(name: str) -> list[Any]:
     """Run one benchmark. Return the rows of its results table."""
-    return importlib.import_module(f"bench_{name}").measure(**arguments)
+    return importlib.import_module(f"bench_{name}").measure()
 
 
 def describe_machine() -> str:
@@ -59,42 +51,34 @@ def main() -> None:
     """Run the selected benchmarks, and print and write the results table."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    from rows import HEADER, print_rows
+    from rows import make_table
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=(*BENCHMARKS, "gpu"), help="Benchmarks to run.")
-    parser.add_argument("--output", type=Path)
-    parser.add_argument("--large", action="store_true", help="Large inputs.")
+    parser.add_argument("--output", type=Path, default=FOLDER / "results.md")
     options = parser.parse_args()
-    target = "bench-large" if options.large else "bench-gpu" if options.only == ["gpu"] else "bench"
-    output = options.output or FOLDER / ("results-large.md" if options.large else "results.md")
+    target = "bench-gpu" if options.only == ["gpu"] else "bench"
 
     started, rows, failed = time.perf_counter(), [], []
-    for name in options.only or (LARGE if options.large else BENCHMARKS):
+    for name in options.only or BENCHMARKS:
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(1, mp_context=context) as process:
             try:
-                rows += process.submit(measure, name, LARGE[name] if options.large else {}).result()
+                rows += process.submit(measure, name).result()
             except Exception as error:
                 failed.append(f"{name} ended with {type(error).__name__}: {error}")
         print(f"{name}: {time.perf_counter() - started:.0f} s so far", flush=True)
 
-    print()
-    print_rows(rows)
-    print(*failed, sep="\n")
-    lines = [
-        "# Benchmarks",
-        "",
-        f"{datetime.date.today()}, in {time.perf_counter() - started:.0f} s, `make {target}`:",
-    ]
-    lines += [f"{describe_machine()}.", "", f"| {' | '.join(HEADER)} |", "|---|---|---|---:|---:|---|"]
-    for row in rows:
-        lines.append(f"| {' | '.join(row.cells)} |")
+    table = make_table(rows)
+    print("", table.to_text(), *failed, sep="\n")
+    seconds = time.perf_counter() - started
+    lines = ["# Benchmarks", "", f"{datetime.date.today()}, in {seconds:.0f} s, `make {target}`:"]
+    lines += [f"{describe_machine()}.", "", table.to_markdown()]
     for failure in failed:
         lines += ["", failure]
-    if output == FOLDER / "results.md":
+    if options.output == FOLDER / "results.md":
         lines += ["", (FOLDER / "notes.md").read_text(encoding="utf-8").strip()]
-    output.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    options.output.write_text("\n".join(lines) + "\n", encoding="utf-8")
     if failed:
         raise SystemExit(1)
 

@@ -123,7 +123,9 @@ class PreparedSet:
         try:
             self.manifest = json.loads(content)
         except ValueError as error:
-            raise ValueError(f"{MANIFEST} of {data_dir} is damaged ({error}); copy or prepare the set again") from error
+            raise ValueError(
+                f"{MANIFEST} of {data_dir} is damaged ({error}); copy or prepare the set again"
+            ) from error
         version = self.manifest["format"]
         if version != FORMAT:
             raise ValueError(f"{data_dir} has format {version}, this version reads {FORMAT}; prepare the set again")

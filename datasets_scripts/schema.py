@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict
 
 import numpy as np
@@ -299,6 +299,20 @@ def label_names(rows: Dataset) -> set[str]:
     """Return all labels that occur in the rows."""
     labels = rows.select_columns("labels").with_format("arrow")[:]["labels"]
     return set(pc.unique(pc.list_flatten(labels)).to_pylist())
+
+
+def list_classes(splits: Mapping[str, Any], further: Iterable[str] = ()) -> list[str] | None:
+    """Return the labels of all splits, sorted, and `further` ones, of clips without a row. None: there are no labels.
+
+    They are the candidates of zero-shot classification, also if no clip of a class is present. Streams are not read.
+    """
+    from .stream import RowStream
+
+    labels = set(further)
+    for rows in splits.values():
+        if not isinstance(rows, RowStream):
+            labels |= label_names(rows)
+    return sorted(labels) or None
 
 
 def caption_counts(rows: Any) -> dict[str, np.ndarray]:

@@ -17,6 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+NUM_RESAMPLES = 1000
+"""Default number of bootstrap resamples, and of random sign patterns of the test."""
+
 # Random numbers per batch. A batch of this size fits into the cache of a core.
 _DRAWS = 1 << 18
 # Maximum number of differing clusters for the exact test with all 2^n sign patterns.
@@ -26,7 +29,7 @@ _EXACT_CLUSTERS = 12
 def bootstrap_intervals(
     outcomes: Mapping[str, ArrayLike],
     clusters: Sequence[Any] | None = None,
-    num_resamples: int = 1000,
+    num_resamples: int = NUM_RESAMPLES,
     confidence: float = 0.95,
     seed: int = 0,
 ) -> dict[str, tuple[float, float]]:
@@ -83,7 +86,7 @@ def paired_test(
     a: Mapping[str, ArrayLike],
     b: Mapping[str, ArrayLike],
     clusters: Sequence[Any] | None = None,
-    num_resamples: int = 1000,
+    num_resamples: int = NUM_RESAMPLES,
     confidence: float = 0.95,
     seed: int = 0,
 ) -> dict[str, dict[str, float]]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .bootstrap import bootstrap_intervals, paired_test, seed_interval
+from .bootstrap import NUM_RESAMPLES, bootstrap_intervals, paired_test, seed_interval
 from .names import MetricName
 
 
@@ -114,7 +114,7 @@ def difference(
     outcomes: ArrayLike | None = None,
     other_outcomes: ArrayLike | None = None,
     clusters: Sequence[Any] | None = None,
-    num_resamples: int = 1000,
+    num_resamples: int = NUM_RESAMPLES,
     seed: int = 0,
 ) -> Difference:
     """Compute the mean difference of two systems with its 95 % interval.

@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+DIRECTIONS = {"t2a": "text to audio", "a2t": "audio to text"}
+"""Retrieval directions and their display names."""
+
 RECALL_CUTOFFS = (1, 5, 10)
 RETRIEVAL_METRICS = (*(f"R@{k}" for k in RECALL_CUTOFFS), "mAP@10")
 """Metrics in a retrieval table, in column order."""
@@ -56,6 +59,7 @@ METRICS = {
     "reversed_accuracy": MetricName("accuracy, reversed"),
     "overlaid_accuracy": MetricName("accuracy, overlaid"),
     "order_accuracy": MetricName("order accuracy"),
+    "mean_recall": MetricName("mean recall"),
     "MRR": MetricName("mean reciprocal rank"),
     "mean_rank": MetricName("mean rank", higher_is_better=False, percent=False),
     "median_rank": MetricName("median rank", higher_is_better=False, percent=False, digits=0),

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import yaml
 
 from modeling_supclap import require_torchaudio
-from modeling_supclap.datasets_scripts import find_config
+from modeling_supclap.datasets_scripts import config_keys, find_config
 from modeling_supclap.datasets_scripts.builders.options import add_builder_options, option_texts
 from modeling_supclap.training.options import AllStagesOptions, ContrastiveOptions, get_default
 
@@ -33,26 +33,33 @@ CONFIGS = Path(__file__).parent / "configs"
 YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is eight times as fast as Python
 
 
-_ALIASES = {
-    **dict.fromkeys(("lr", "lrate", "peak_lr"), "learning_rate"),
-    **dict.fromkeys(("epochs", "num_epochs", "n_epochs", "max_epochs"), "num_train_epochs"),
-    **dict.fromkeys(("steps", "num_steps", "train_steps"), "max_steps"),
-    **dict.fromkeys(("batch_size", "bs", "train_batch_size"), "per_device_train_batch_size"),
-    "eval_batch_size": "per_device_eval_batch_size",
-    **dict.fromkeys(("wd", "decay"), "weight_decay"),
-    **dict.fromkeys(("warmup", "num_warmup_steps"), "warmup_steps"),
-    **dict.fromkeys(("scheduler", "lr_scheduler", "schedule"), "lr_scheduler_type"),
-    **dict.fromkeys(("optimizer", "optimiser"), "optim"),
-    **dict.fromkeys(("workers", "num_workers"), "dataloader_num_workers"),
-    **dict.fromkeys(("model_name_or_path", "pretrained", "checkpoint"), "model"),
-    **dict.fromkeys(("early_stopping", "patience"), "early_stopping_patience"),
-    **dict.fromkeys(("accumulation_steps", "grad_accum"), "gradient_accumulation_steps"),
-    **dict.fromkeys(("freeze_audio", "freeze_audio_encoder", "lock_audio"), "audio_layers 0"),
-    **dict.fromkeys(("freeze_text", "freeze_text_encoder", "lock_text"), "text_layers 0"),
-    **dict.fromkeys(("overwrite_output_dir", "overwrite"), "output_dir with a new folder"),
-    **dict.fromkeys(("resume", "resume_from"), "resume_from_checkpoint last"),
+_OTHER_NAMES = {
+    "learning_rate": "lr lrate peak_lr",
+    "num_train_epochs": "epochs num_epochs n_epochs max_epochs",
+    "max_steps": "steps num_steps train_steps",
+    "per_device_train_batch_size": "batch_size bs train_batch_size",
+    "per_device_eval_batch_size": "eval_batch_size",
+    "weight_decay": "wd decay",
+    "warmup_steps": "warmup num_warmup_steps",
+    "lr_scheduler_type": "scheduler lr_scheduler schedule",
+    "optim": "optimizer optimiser",
+    "dataloader_num_workers": "workers num_workers",
+    "model": "model_name_or_path pretrained checkpoint",
+    "early_stopping_patience": "early_stopping patience",
+    "gradient_accumulation_steps": "accumulation_steps grad_accum",
+    "audio_layers 0": "freeze_audio freeze_audio_encoder lock_audio",
+    "text_layers 0": "freeze_text freeze_text_encoder lock_text",
+    "output_dir with a new folder": "overwrite_output_dir overwrite",
+    "resume_from_checkpoint last": "resume resume_from",
+    "zero_shot_templates": "templates template_sets",
 }
-"""Names of options in other projects, with the option here and a value that it may need."""
+"""Options, with a value that they may need, and their names in other projects or in earlier versions."""
+
+BUILDER_TEXTS = {
+    "audio_column": "Column of the recordings in a table or a dataset of the Hub. Default: a usual name.",
+    "caption_column": "Column of the captions in a table or a dataset of the Hub. Default: a usual name.",
+}
+"""Texts of builder options in the help of a command. The builders are not imported for it."""
 
 
 def asks_for_help() -> bool:
@@ -67,35 +74,78 @@ def print_help(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def format_help(groups: Sequence[Any], about: str) -> str:
-    """Format the help text of a recipe: `about` and the options of `groups`, without those of `TrainingArguments`."""
-    first = getattr(groups[0], "positional", "[CONFIG.yaml]")
-    lines = [f"usage: {Path(sys.argv[0]).name} {first} [--KEY VALUE ...]", "", about.strip()]
-    for group in groups:
-        lines += ["", (group.__doc__ or "").strip().splitlines()[0]]
-        texts = option_texts(group)  # from docstrings
-        for option in dataclasses.fields(group):
-            if option.init:
-                lines.append(_describe(option, option.metadata.get("help") or texts.get(option.name, "")))
+def format_help(groups: Sequence[Any], about: str, common: Mapping[str, Sequence[str]] | None = None) -> str:
+    """Format the help text of a command without imports of torch: `about`, and its options.
 
-    lines.append("")
-    if any(issubclass(group, ContrastiveOptions) for group in groups):
-        lines.append("All keys of transformers' TrainingArguments are accepted, too; --help_all lists them.")
+    Args:
+        common: Names of the options to print, by title, in the order in which they are needed. Names that are not in
+            `groups` are those of `BUILDER_TEXTS`. None: print all options.
+    """
+    first = getattr(groups[0], "positional", "[CONFIG.yaml]")
+    lines = [f"usage: {Path(sys.argv[0]).name} {first} [--KEY VALUE ...]", "", about.strip(), ""]
+    sections = list_options(groups)
+    if common is not None:
+        every = {name: _describe(name, text, None) for name, text in BUILDER_TEXTS.items()}
+        for section in sections.values():
+            every |= section
+        sections = {title: {name: every[name] for name in names} for title, names in common.items()}
+    lines.append(_format_sections(sections))
+    if common is not None:
+        lines.append("--help_all lists all options in groups.")
     if any(issubclass(group, DatasetArguments) for group in groups):
         lines.append("Options of the dataset's builder are accepted, too; `supclap prepare NAME --help` lists them.")
     return "\n".join(lines)
 
 
-def _describe(option: dataclasses.Field[Any], text: str) -> str:
+def list_options(groups: Sequence[Any]) -> dict[str, dict[str, str]]:
+    """Return the help of all options, `{title: {name: text}}`. A title is the first line of a class's docstring.
+
+    Options of transformers' `TrainingArguments` are left out, except those that this package describes.
+    """
+    sections: dict[str, dict[str, str]] = {}
+    listed = set()
+    for group in groups:
+        texts = option_texts(group)  # from docstrings
+        fields = {option.name: option for option in dataclasses.fields(group) if option.init}
+        for base in reversed(group.__mro__):
+            declared = {} if base.__module__.startswith("transformers.") else vars(base).get("__annotations__", {})
+            title = (base.__doc__ or "").strip().partition("\n")[0].rstrip(".")
+            for name in declared:
+                text = fields[name].metadata.get("help") or texts.get(name) if name in fields else None
+                if text and name not in listed:
+                    listed.add(name)
+                    sections.setdefault(title, {})[name] = _describe(name, text, get_default(fields[name]))
+    return sections
+
+
+def format_all_options(parser: HfArgumentParser, groups: Sequence[Any]) -> str:
+    """Format all options in groups; last, those of transformers' `TrainingArguments` without internal ones."""
+    from modeling_supclap.training.training_args import INTERNAL
+
+    sections = list_options(groups)
+    known = set(INTERNAL).union(*sections.values())
+    others = {}
+    for action in parser._actions:
+        name = action.dest
+        if name not in known and f"--{name}" in action.option_strings:
+            others[name] = _describe(name, " ".join((action.help or "").split()).replace("%%", "%"), action.default)
+    return _format_sections({**sections, "Trainer of transformers": others} if others else sections)
+
+
+def _format_sections(sections: Mapping[str, Mapping[str, str]]) -> str:
+    return "\n".join("\n".join([title, *section.values(), ""]) for title, section in sections.items())
+
+
+def _describe(name: str, text: str, value: Any) -> str:
     """Format the help of one option: its name, its description, and its default value unless it is empty."""
-    value = get_default(option)
     if value is dataclasses.MISSING:
         text += " Required."
     elif value not in (None, [], ""):
+        value = getattr(value, "value", value)  # of an enum
         shown = " ".join(map(str, value)) if isinstance(value, list) else str(value).lower()
         text += f" Default: {shown}."
-    name, width = f"  --{option.name}", min(shutil.get_terminal_size().columns, 120)
-    start = f"{name:30}" if len(name) <= 28 else f"{name}\n{'':30}"
+    start, width = f"  --{name}", min(shutil.get_terminal_size().columns, 120)
+    start = f"{start:30}" if len(start) <= 28 else f"{start}\n{'':30}"
     return start + textwrap.fill(text.strip(), width - 30, break_on_hyphens=False).replace("\n", f"\n{'':30}")
 
 
@@ -105,6 +155,7 @@ def parse_arguments(
     default_config: str | Path | None = None,
     about: str | None = None,
     settings: Mapping[str, Any] | None = None,
+    common: Mapping[str, Sequence[str]] | None = None,
 ) -> tuple[Any, ...]:
     """Parse `[config.yaml] [--key value ...]` into dataclasses. The command line overrides the YAML file.
 
@@ -121,6 +172,7 @@ def parse_arguments(
         about: Docstring of the recipe. If set, `--help` prints it with the options of the recipe, and exits before
             torch and transformers are imported.
         settings: Settings to use instead of a YAML file.
+        common: Options that `--help` prints, by title; `--help_all` prints all.
 
     Raises:
         FileNotFoundError: The YAML file does not exist.
@@ -128,7 +180,7 @@ def parse_arguments(
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if about is not None and asks_for_help():
-        print_help(format_help(groups, about))
+        print_help(format_help(groups, about, common))
         sys.exit(0)
 
     require_torchaudio()
@@ -139,30 +191,17 @@ def parse_arguments(
         groups = [whole.get(group, group) for group in groups]
     parser = _make_parser(groups)
     if "--help_all" in words:
-        parser.print_help()
+        print_help(format_all_options(parser, groups))
         sys.exit(0)
 
     hints: dict[str, Any] = {}
     for group in groups:
         types = typing.get_type_hints(group)
         hints |= {option.name: types[option.name] for option in dataclasses.fields(group) if option.init}
-
-    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    finder.add_argument("--dataset")
-    finder.add_argument("--datasets", nargs="+")
-    named = finder.parse_known_args(words)[0]
     if settings is not None:
         parser.set_defaults(**_convert(settings, "settings", parser, hints))
-    elif words and words[0].endswith((".yaml", ".yml")):
-        path = words.pop(0)
-        values = _convert(read_settings(path), path, parser, hints)
-        if named.dataset is not None and values.get("dataset", named.dataset) != named.dataset:
-            values.pop("dataset_config", None)
-        parser.set_defaults(**values)
-    elif default_config is not None:
-        values = _convert(read_settings(default_config), default_config, parser, hints)
-        if named.datasets is None and named.dataset in (None, values.get("dataset")):
-            parser.set_defaults(**values)
+    else:
+        parser.set_defaults(**_read_defaults(words, default_config, parser, hints))
 
     parsed: Any = parser.parse_args_into_dataclasses(words, return_remaining_strings=True, look_for_args_file=False)
     *filled, unknown = parsed
@@ -176,6 +215,27 @@ def parse_arguments(
         dataset.dataset_config = {**as_mapping(dataset.dataset_config), **vars(chosen)}
     _reject_unknown(unknown, hints)
     return tuple(filled)
+
+
+def _read_defaults(
+    words: list[str], default_config: str | Path | None, parser: HfArgumentParser, hints: dict[str, Any]
+) -> dict[str, Any]:
+    """Read the YAML file that `words` start with, and remove it from them; or read the default file, if it applies."""
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--dataset")
+    finder.add_argument("--datasets", nargs="+")
+    named = finder.parse_known_args(words)[0]
+    if words and words[0].endswith((".yaml", ".yml")):
+        path = words.pop(0)
+        values = _convert(read_settings(path), path, parser, hints)
+        if named.dataset is not None and values.get("dataset", named.dataset) != named.dataset:
+            values.pop("dataset_config", None)
+        return values
+    if default_config is None:
+        return {}
+    values = _convert(read_settings(default_config), default_config, parser, hints)
+    applies = named.datasets is None and named.dataset in (None, values.get("dataset"))
+    return values if applies else {}
 
 
 def parse_names(group: Any, about: str | None) -> tuple[list[str], Any]:
@@ -243,16 +303,26 @@ def read_settings(path: str | Path, scale: str | Path | None = None) -> dict[str
 def _convert(
     settings: Mapping[str, Any], origin: str | Path, parser: HfArgumentParser, hints: dict[str, Any]
 ) -> dict[str, Any]:
-    """Convert each setting to the type of its option. Errors name `origin`, usually a file."""
-    values = {}
+    """Convert each setting to the type of its option. Errors name `origin`, usually a file.
+
+    Options of the dataset's builder become entries of `dataset_config`.
+    """
+    values: dict[str, Any] = {}
+    of_builder = {}
+    dataset = None if settings.get("datasets") else settings.get("dataset", parser.get_default("dataset"))
     for key, value in settings.items():
         if key not in hints:
-            _reject_unknown([key], hints)
+            if dataset is None or key not in {"translations", *config_keys(find_config(dataset))}:
+                _reject_unknown([key], hints)
+            of_builder[key] = value
+            continue
         try:
             values[key] = _typed(value, parser._option_string_actions[f"--{key}"], str(hints[key]))
         except (ValueError, TypeError, argparse.ArgumentTypeError) as error:
             kind = hints[key].__name__ if isinstance(hints[key], type) else hints[key]
             raise ValueError(f"{origin}: {key} is {value!r}; expected the type {kind}") from error
+    if of_builder:
+        values["dataset_config"] = {**as_mapping(values.get("dataset_config")), **of_builder}
     return values
 
 
@@ -284,9 +354,9 @@ def _reject_unknown(words: Sequence[str], valid: Collection[str]) -> None:
     key = keys[0].lstrip("-").split("=")[0]
 
     close = difflib.get_close_matches(key, list(valid), n=3)
-    alias = _ALIASES.get(key.lower().replace("-", "_"), "")
-    if alias.split(" ")[0] in valid:
-        close = [alias]
+    for option, names in _OTHER_NAMES.items():
+        if key.lower().replace("-", "_") in names.split() and option.split()[0] in valid:
+            close = [option]
     if (CONFIGS / f"{key}.yaml").is_file():
         close = [f"{key}.yaml"]
     hint = f"did you mean {' or '.join(close)}?" if close else "--help and --help_all list them, a key starts with --"

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from modeling_supclap.recipes.running import run_command
+from modeling_supclap.recipes.command import run_command
 
 
 def describe(model: Any, processor: Any) -> dict[str, Any]:
@@ -51,15 +51,12 @@ def main(arguments: list[str] | None = None) -> None:
     from modeling_supclap.datasets_scripts.overlap.trained_sources import save_trained_sources
     from modeling_supclap.model_card import CardFacts, model_card, write_card
     from modeling_supclap.model_card.facts import public_command
-    from modeling_supclap.recipes.models import load_start
+    from modeling_supclap.recipes.train_supclap import load_start
 
     models, processors = zip(*map(load_start, names), strict=True)
     first, *others = map(describe, models, processors)
     for name, other in zip(names[1:], others, strict=True):
-        differences = []
-        for key in sorted(first.keys() | other.keys()):
-            if first.get(key) != other.get(key):
-                differences.append(key)
+        differences = sorted(key for key in first.keys() | other.keys() if first.get(key) != other.get(key))
         if differences:
             problem = f"{name} and {names[0]} differ in {', '.join(differences)}"
             raise ValueError(f"{problem}; only models of the same architecture and tokenizer have an average")
@@ -68,10 +65,7 @@ def main(arguments: list[str] | None = None) -> None:
     means = states[0].copy()
     for name, value in means.items():
         if value.is_floating_point():
-            mean: Any = 0
-            for weight, state in zip(weights, states, strict=True):
-                mean = mean + weight * state[name].double()
-            means[name] = mean
+            means[name] = sum(weight * state[name].double() for weight, state in zip(weights, states, strict=True))
     model.load_state_dict(means)
     for part in (model, processors[0]):
         part.save_pretrained(folder)

@@ -18,10 +18,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from modeling_supclap import require_torchaudio
-from modeling_supclap.recipes.running import run_command
+from modeling_supclap.recipes.command import run_command
 
 if TYPE_CHECKING:
     import torch
@@ -53,26 +53,14 @@ def merge_adapters(checkpoint: Path, weights: Mapping[str, torch.Tensor], folder
     print(f"{checkpoint}: merged its adapters; the model is in {folder}")
 
 
-def write_open_clip(source: str, folder: Path) -> None:
-    """Write a SupCLAP model with CLAP2's towers in OpenCLIP's format."""
-    from modeling_supclap.conversion import save_open_clip
-    from modeling_supclap.recipes.models import load_start
+def write_target(source: str, target: str, folder: Path) -> None:
+    """Write a trained model with CLAP's towers as a `ClapModel`, or one with CLAP2's towers in OpenCLIP's format."""
+    from modeling_supclap.conversion import save_clap, save_open_clip
+    from modeling_supclap.recipes.train_supclap import load_start
 
-    save_open_clip(*load_start(source), folder)
-    print(f"{source} is in {folder}, in OpenCLIP's format")
-
-
-def write_clap(source: str, folder: Path) -> None:
-    """Write a SupCLAP model with CLAP's towers as a `ClapModel` of transformers, with the files on its origin."""
-    from modeling_supclap.conversion import save_clap
-    from modeling_supclap.recipes.models import load_start
-
-    save_clap(*load_start(source), folder)
-    print(f"{source} is in {folder}, as a ClapModel")
-
-
-# Functions that write a trained model in another format.
-TARGETS: dict[str, Any] = {"supclap": None, "clap": write_clap, "open_clip": write_open_clip}
+    save = {"clap": save_clap, "open_clip": save_open_clip}[target]
+    save(*load_start(source), folder)
+    print(f"{source} is in {folder}, in the format {target}")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -83,12 +71,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--tokenizer", help="Hub id, folder or Meta's SentencePiece file; default: from the source.")
     parser.add_argument("--revision", help="Commit, branch or tag of the Hub repository.")
     parser.add_argument("--verify", action="store_true", help="Reload the written model and compare it.")
-    parser.add_argument("--to", default="supclap", choices=tuple(TARGETS), help="Format of the output folder.")
+    parser.add_argument(
+        "--to", default="supclap", choices=("supclap", "clap", "open_clip"), help="Format of the output folder."
+    )
     args = parser.parse_args(arguments)
 
     require_torchaudio()
     if args.to != "supclap":
-        return TARGETS[args.to](args.source, args.out)
+        return write_target(args.source, args.to, args.out)
 
     from modeling_supclap.conversion import convert_checkpoint, read_checkpoint, save_conversion
     from modeling_supclap.conversion.open_clip_tokenizer import load_open_clip_tokenizer
@@ -103,12 +93,7 @@ def main(arguments: list[str] | None = None) -> None:
     print(format_parts(conversion))
 
     name = args.tokenizer
-    if (
-        name is None
-        and conversion.reads_text
-        and checkpoint.config
-        and list(checkpoint.folder.glob("tokenizer*.json"))
-    ):
+    if name is None and conversion.reads_text and checkpoint.config and any(checkpoint.folder.glob("tokenizer*.json")):
         name = checkpoint.folder
     tokenizer = None if name is None else load_tokenizer(name)
     if checkpoint.config.get("model_cfg"):

@@ -38,8 +38,8 @@ from modeling_supclap.datasets_scripts.shards import (
     write_record,
 )
 from modeling_supclap.recipes.arguments import parse_arguments
+from modeling_supclap.recipes.command import join_processes, run_command, say
 from modeling_supclap.recipes.options import CorpusArguments
-from modeling_supclap.recipes.running import join_processes, run_command, say
 
 if TYPE_CHECKING:
     import numpy as np

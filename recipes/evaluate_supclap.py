@@ -45,14 +45,25 @@ import yaml
 
 from modeling_supclap.datasets_scripts import add_translations, load_builder
 from modeling_supclap.recipes.arguments import parse_arguments, read_settings
+from modeling_supclap.recipes.command import advise_skipping, is_first_process, run_command
 from modeling_supclap.recipes.options import EvaluationArguments
-from modeling_supclap.recipes.running import advise_skipping, is_first_process, run_command
-from modeling_supclap.recipes.training_data import list_classes, record_splits
 
 if TYPE_CHECKING:
     from modeling_supclap import evaluation
 
 DEFAULT_CONFIG = Path(__file__).parent / "configs" / "evaluate.yaml"
+COMMON = {
+    "Model and data": (
+        *("model", "dataset", "data_dir", "caption_column", "split", "folds", "languages", "on_bad_audio", "suite"),
+        *("allow_trained", "exclude_trained"),
+    ),
+    "Tasks": (
+        *("tasks", "positives", "retrieval_metrics", "zero_shot_templates", "zero_shot_languages", "zste_languages"),
+        *("train_split", "shots"),
+    ),
+    "Run": ("output_dir", "max_audio_seconds", "chunk_seconds", "batch_size", "device"),
+}
+"""Options of `--help`, in the order in which they are needed."""
 
 
 def load_rows(args: EvaluationArguments) -> tuple[Any, Any, dict[str, int] | None, dict[str, Any]]:
@@ -63,11 +74,7 @@ def load_rows(args: EvaluationArguments) -> tuple[Any, Any, dict[str, int] | Non
     """
     from datasets import concatenate_datasets
 
-    from modeling_supclap.datasets_scripts.schema import without_audio
-
-    if args.folds and args.train_split is not None:
-        given = f"folds={args.folds} and train_split={args.train_split!r}"
-        raise ValueError(f"got {given}; each fold has its own training split, so set only one of them")
+    from modeling_supclap.datasets_scripts.schema import list_classes, without_audio
 
     options = args.builder_options
     data: dict[str, Any] = {"dataset": args.dataset, "split": args.split, "dataset_config": {**options}}
@@ -129,39 +136,35 @@ def shared_sources(rows: Any, train_rows: Any, args: EvaluationArguments) -> dic
     return {"with": args.train_split, "count": len(shared), "examples": shared[:5]}
 
 
+def check(splits: Mapping[str, Any], args: EvaluationArguments) -> Any:
+    """Refuse options that do not fit together. Return the rows to evaluate."""
+    options_of(args)
+    return splits[args.split]
+
+
 def options_of(args: EvaluationArguments) -> evaluation.EvaluationOptions:
     """Convert the command-line arguments to `EvaluationOptions`."""
     from modeling_supclap import evaluation
     from modeling_supclap.datasets_scripts.temporal.mixing import RenderOptions
-    from modeling_supclap.datasets_scripts.temporal.zste import ZSTE_FAMILIES
+    from modeling_supclap.evaluation.options import ZSTE_NAMES, TaskOptions, find_templates
 
-    zste_tasks = tuple(args.zste_tasks or ZSTE_FAMILIES)
-    join = RenderOptions(match_overlay_loudness=args.zste_match_overlay_loudness)
-    template_sets = {}
-    for name in args.template_sets:
-        if name not in evaluation.TEMPLATE_SETS:
-            raise ValueError(f"unknown template set {name!r}; choose from {', '.join(evaluation.TEMPLATE_SETS)}")
-        template_sets[name] = evaluation.TEMPLATE_SETS[name]
-    if args.templates:
-        template_sets["own"] = args.templates
+    def pick(group: type[Any]) -> dict[str, Any]:
+        return {name: getattr(args, name) for name in group.__dataclass_fields__}
 
+    zste = evaluation.ZSTEOptions(
+        args.zste_items,
+        args.zste_candidates,
+        args.seed,
+        tuple(args.zste_tasks or ZSTE_NAMES),
+        RenderOptions(match_overlay_loudness=args.zste_match_overlay_loudness),
+        args.zste_prompts,
+    )
     return evaluation.EvaluationOptions(
-        tasks=args.tasks,
-        languages=args.languages,
-        positives=args.positives,
-        caption_handling=args.caption_handling,
-        retrieval_metrics=args.retrieval_metrics,
-        on_bad_audio=args.on_bad_audio,
-        audio=evaluation.AudioPolicy(args.max_audio_seconds, args.chunk_seconds, args.pooling, args.pad_short_clips),
-        template_sets=template_sets,
-        zero_shot_languages=args.zero_shot_languages,
-        zste=evaluation.ZSTEOptions(
-            args.zste_items, args.zste_candidates, args.seed, zste_tasks, join, prompts=args.zste_prompts
-        ),
-        zste_languages=args.zste_languages,
-        intervals=evaluation.Intervals(args.num_resamples, args.confidence, args.seed),
-        batch_size=args.batch_size,
-        shots=args.shots,
+        **pick(TaskOptions),
+        audio=evaluation.AudioPolicy(**pick(evaluation.AudioPolicy)),
+        intervals=evaluation.Intervals(**pick(evaluation.Intervals)),
+        template_sets=find_templates(args.zero_shot_templates),
+        zste=zste,
     )
 
 
@@ -192,10 +195,6 @@ def read_suite(args: EvaluationArguments, words: Sequence[str]) -> dict[str, Eva
         data_dir = settings.pop("data_dir", None)
         if data_dir is None and args.data_dir is not None and Path(args.data_dir, dataset).is_dir():
             data_dir = str(Path(args.data_dir, dataset))
-        config = dict(settings.pop("dataset_config", None) or {})
-        for key in settings.keys() - EvaluationArguments.__dataclass_fields__.keys():
-            config[key] = settings.pop(key)  # an option of the dataset's builder
-        settings["dataset_config"] = config
         (parsed,) = parse_arguments((EvaluationArguments,), words, settings=settings)
         suite[name] = replace(parsed, data_dir=data_dir)
     return suite
@@ -231,6 +230,7 @@ def evaluate(
         refuse_trained_sources,
     )
     from modeling_supclap.evaluation.report import write_report
+    from modeling_supclap.training.rows import UsableRows
 
     if args.mteb is not None:
         from modeling_supclap.integrations.mteb import evaluate_task
@@ -239,7 +239,7 @@ def evaluate(
         print(f"{model.name} on {args.mteb}\n{results.table()}\n{results.save(folder)}")
         return results
 
-    record, excluded = record_splits({args.split: rows}), 0
+    record, excluded = {args.split: UsableRows(rows).record}, 0
     if args.exclude_trained:
         rows, excluded = exclude_trained_sources(rows, model.name)
         options = replace(options, data={**options.data, "excluded_trained": excluded})
@@ -269,16 +269,19 @@ def evaluate(
 
 
 def main() -> None:
-    """Run the command: evaluate one model on one dataset, or several models and datasets in one table."""
-    (args,) = parse_arguments((EvaluationArguments,), default_config=DEFAULT_CONFIG, about=__doc__)
+    """Parse the command line, and evaluate one model on one dataset, or several models and datasets in one table."""
+    (args,) = parse_arguments((EvaluationArguments,), default_config=DEFAULT_CONFIG, about=__doc__, common=COMMON)
+    if is_first_process():
+        run(args, read_suite(args, sys.argv[1:]) if args.suite else None)
 
+
+def run(args: EvaluationArguments, suite: Mapping[str, EvaluationArguments] | None = None) -> None:
+    """Evaluate the models on a dataset, or on each dataset of a suite, `{name: options}`."""
     from modeling_supclap import evaluation
     from modeling_supclap.conversion import find_kind
     from modeling_supclap.evaluation.models import find_function
     from modeling_supclap.recipes.compare_results import write_tables
 
-    if not is_first_process():
-        return
     if not args.model or len(set(args.model)) < len(args.model):
         raise ValueError(f"model is {args.model}; pass --model with distinct folders, Hub ids or module:function")
     for name in args.model:
@@ -286,9 +289,9 @@ def main() -> None:
             find_kind(name)
 
     # Read every dataset before the first evaluation.
-    suite = read_suite(args, sys.argv[1:]) if args.suite else {str(args.mteb or args.dataset): args}
+    is_table = suite is not None or len(args.model) > 1
+    suite = suite or {str(args.mteb or args.dataset): args}
     prepared = {dataset: prepare(each) for dataset, each in suite.items()}
-    is_table = bool(args.suite) or len(args.model) > 1
     names = [Path(model).name for model in args.model]
     names = names if len(set(names)) == len(names) else args.model
     tables: dict[str, dict[str, dict[int, evaluation.Results]]] = {dataset: {} for dataset in suite}

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from modeling_supclap.recipes.running import run_command
+from modeling_supclap.recipes.command import run_command
 
 if TYPE_CHECKING:
     from modeling_supclap import SupCLAPModel, SupCLAPProcessor
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = parser.parse_args(arguments)
 
     from modeling_supclap.integrations.onnx import TOLERANCE, export_onnx  # imports torch, so after --help
-    from modeling_supclap.recipes.models import load_start
+    from modeling_supclap.recipes.train_supclap import load_start
 
     if (args.out / "config.json").is_file():
         raise ValueError(f"{args.out} contains a model; the export would overwrite its README.md, give another folder")

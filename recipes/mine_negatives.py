@@ -12,12 +12,15 @@ compares captions with the recording, and `--near text` with the own captions. T
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from modeling_supclap.recipes.arguments import parse_arguments
+from modeling_supclap.recipes.command import run_command, say
+from modeling_supclap.recipes.evaluate_supclap import join
 from modeling_supclap.recipes.options import MiningArguments
-from modeling_supclap.recipes.running import run_command, say
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,30 +33,24 @@ class Captions:
     """Distinct captions of a split in one language, and the captions that are not wrong for a clip."""
 
     def __init__(self, captions: Sequence[Sequence[str]]) -> None:
+        index_of: dict[str, int] = {}
         self.texts: list[str] = []
         self.of_clip: list[list[int]] = []  # indices of the own texts of each clip
-        index_of: dict[str, int] = {}
-        for own in captions:
+        self._clips: defaultdict[int, list[int]] = defaultdict(list)  # clips of each text
+        for clip, own in enumerate(captions):
             indices = []
             for text in own:
-                key = " ".join(text.casefold().split())
-                if key not in index_of:
-                    index_of[key] = len(self.texts)
+                index = index_of.setdefault(" ".join(text.casefold().split()), len(index_of))
+                if index == len(self.texts):
                     self.texts.append(text)
-                indices.append(index_of[key])
-            self.of_clip.append(indices)
-        self._clips: list[list[int]] = [[] for _ in self.texts]  # clips of each text
-        for clip, indices in enumerate(self.of_clip):
-            for index in indices:
                 self._clips[index].append(clip)
+                indices.append(index)
+            self.of_clip.append(indices)
 
     def right(self, clip: int) -> set[int]:
         """Return the texts of a clip, and of all clips that share a text with it."""
-        found: set[int] = set()
-        for index in self.of_clip[clip]:
-            for other in self._clips[index]:
-                found.update(self.of_clip[other])
-        return found
+        sharing = chain.from_iterable(self._clips[index] for index in self.of_clip[clip])
+        return set(chain.from_iterable(self.of_clip[other] for other in sharing))
 
 
 def mine(
@@ -86,11 +83,11 @@ def mine(
                 yield []
                 continue
             scores = (text_embeds[own] @ text_embeds.T).max(axis=0) if audio_embeds is None else block[row]
-            most = (1.0 if audio_embeds is None else scores[own].max()) - margin
-            is_wrong = scores <= most
+            limit = (1.0 if audio_embeds is None else scores[own].max()) - margin
+            is_wrong = scores <= limit
             is_wrong[list(captions.right(clip))] = False
             wrong = np.flatnonzero(is_wrong)
-            best = wrong[np.argsort(-scores[wrong], kind="stable")][first_rank - 1 : first_rank - 1 + count]
+            best = wrong[np.argsort(-scores[wrong], kind="stable")][first_rank - 1 :][:count]
             yield [(int(index), float(scores[index])) for index in best]
 
 
@@ -113,8 +110,8 @@ def mine_split(model: Any, rows: Any, args: MiningArguments) -> list[dict[str, A
         texts = np.asarray(model.encode_text(captions.texts, language, args.batch_size))
         found = mine(captions, texts, audio, args.count, args.first_rank, args.margin)
         for row, of_clip in zip(light, found, strict=True):
+            entry = {"clip_id": row["clip_id"], "language": language}
             for index, similarity in of_clip:
-                entry: Mapping[str, Any] = {"clip_id": row["clip_id"], "language": language}
                 table.append({**entry, "text": captions.texts[index], "similarity": similarity})
     return table
 
@@ -126,10 +123,7 @@ def main() -> None:
     from modeling_supclap.datasets_scripts.negatives import write_negatives
     from modeling_supclap.evaluation.models import load_embedding_model
 
-    splits = args.load_splits()
-    if args.split not in splits:
-        raise ValueError(f"there is no split {args.split!r}; the splits are {', '.join(splits)}")
-    rows = splits[args.split]
+    rows = join(args.load_splits(), args.split)
     model = load_embedding_model(args.model, device=args.device, trust_remote_code=args.trust_remote_code)
     table = mine_split(model, rows, args)
     if not table:

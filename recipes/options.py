@@ -1,4 +1,7 @@
-"""Options of the recipes, with the texts of `--help`. Heavy imports are inside functions, so that `--help` is fast."""
+"""Options of the commands, with the texts of `--help`. They extend those of the package.
+
+Heavy imports are inside functions, so that `--help` is fast.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,16 @@ import json
 import os
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from modeling_supclap.datasets_scripts import add_translations, load_builder, load_splits
+from modeling_supclap.datasets_scripts.builders.options import option_texts
+from modeling_supclap.datasets_scripts.temporal.mixing import RenderOptions
+from modeling_supclap.evaluation.options import AudioPolicy, TaskOptions, ZSTEOptions
+from modeling_supclap.evaluation.results import Intervals
 from modeling_supclap.languages import LANGUAGES, require_language_code
-from modeling_supclap.recipes.running import is_first_process, say
+from modeling_supclap.training.options import Rules, refuse
 
-if TYPE_CHECKING:
-    from modeling_supclap import SupCLAPModel
-
-PAD_SHORT_CLIPS = "Append silence to clips that are shorter than the model's minimum; by default, they are unusable."
 SCALES = ("mini", "full")
 SELECTION_SPLITS = ("validation", "test")
 MISSING_SHARE = 0.2
@@ -28,6 +30,11 @@ def option(text: str, default: Any = None) -> Any:
     if isinstance(default, list):
         return field(default_factory=default.copy, metadata={"help": text})
     return field(default=default, metadata={"help": text})
+
+
+def same_as(group: Any, name: str) -> Any:
+    """Create a dataclass field with the default and the help text of a field of another dataclass."""
+    return option(option_texts(group)[name], getattr(group, name))
 
 
 @dataclass
@@ -92,7 +99,8 @@ class DataArguments(DatasetArguments):
     negatives: str | None = option("Table of hard negatives of the training clips, from `supclap mine`.")
     streaming: bool = option("Stream the training split; only for prepared, hf and webdataset.", False)
     zero_shot_templates: list[str] = option(
-        "Class prompts for zero-shot classification of the test split, such as 'This is a sound of {}'. Default: none.",
+        "Class prompts for zero-shot classification of the test split, such as 'a recording of {}', or names of sets: "
+        "supclap, teminal, teminal_classes, label, ensemble. Default: none.",
         [],
     )
     selection_split: str = option(
@@ -104,17 +112,18 @@ class DataArguments(DatasetArguments):
     share: dict[str, Any] = field(init=False, default_factory=dict)  # see `expected_counts`
 
     def __post_init__(self) -> None:
-        if self.selection_split not in SELECTION_SPLITS:
-            raise ValueError(f"selection_split is {self.selection_split!r}; expected one of {SELECTION_SPLITS}")
-        if self.streaming and self.balance_labels:
-            raise ValueError("streaming does not support balance_labels; set one of them to false")
-        if self.streaming and self.negatives is not None:
-            raise ValueError("streaming does not support negatives; set one of them")
-        if self.dataset_temperature is not None and not self.datasets:
-            raise ValueError("dataset_temperature requires several datasets; list them in datasets")
+        refuse(self._rules())
         if self.datasets:
             self.dataset = "+".join(self.parts)
             self.dataset_config = None  # from a base file
+
+    def _rules(self) -> Rules:
+        split = self.selection_split
+        yield split not in SELECTION_SPLITS, f"selection_split is {split!r}; expected one of {SELECTION_SPLITS}"
+        for name, value in (("balance_labels", self.balance_labels), ("negatives", self.negatives)):
+            yield self.streaming and value, f"streaming does not support {name}; leave out one of them"
+        is_single = self.dataset_temperature is not None and not self.datasets
+        yield is_single, "dataset_temperature requires several datasets; list them in datasets"
 
     @property
     def parts(self) -> dict[str, DataArguments]:
@@ -229,19 +238,22 @@ class ModelArguments:
     random_weights: list[str] = option("Encoders to initialise with random weights: audio, text, or both.", [])
 
     def __post_init__(self) -> None:
-        check_temperature(self.temperature)
-        if not set(self.random_weights) <= {"audio", "text"}:
-            raise ValueError(f"random_weights is {self.random_weights}; expected audio, text, or both")
-        for name, low, high in (("vocab_size", 261, 10**7), ("projection_dim", 1, 10**6)):
-            if not low <= getattr(self, name) <= high:  # a byte-level vocabulary has 256 bytes, 5 tokens
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {low} and at most {high}")
-        encoders = {"audio": self.audio_encoder, "text": self.text_encoder}
-        scratch = [kind for kind, name in encoders.items() if name == "scratch"]
-        if self.model is None and len(scratch) == 1:
-            raise ValueError(
-                f"got audio_encoder={self.audio_encoder}, text_encoder={self.text_encoder}; use scratch for both, or "
-                f"name an encoder as {scratch[0]}_encoder, and set --random_weights {scratch[0]} to use only its shape"
-            )
+        refuse(self._rules())
+
+    def _rules(self) -> Rules:
+        yield from temperature_rules(self.temperature)
+        is_other = not set(self.random_weights) <= {"audio", "text"}
+        yield is_other, f"random_weights is {self.random_weights}; expected audio, text, or both"
+        # a byte-level vocabulary has 256 bytes and 5 tokens
+        for name, low in (("vocab_size", 261), ("projection_dim", 1)):
+            yield getattr(self, name) < low, f"{name} is {getattr(self, name)}; it must be at least {low}"
+        scratch = [kind for kind in ("audio", "text") if getattr(self, f"{kind}_encoder") == "scratch"]
+        kind = "".join(scratch)
+        yield (
+            self.model is None and len(scratch) == 1,
+            f"got audio_encoder={self.audio_encoder}, text_encoder={self.text_encoder}; use scratch for both, or name "
+            f"an encoder as {kind}_encoder, and set --random_weights {kind} to use only its shape",
+        )
 
     @property
     def has_new_audio_encoder(self) -> bool:
@@ -263,48 +275,18 @@ class TrainedPartArguments:
     train_bias: bool | None = option("Train SigLIP's bias. Default: as train_temperature.")
 
     def __post_init__(self) -> None:
+        refuse(self._rules())
+
+    def _rules(self) -> Rules:
         for name in ("train_last_layers", "audio_layers", "text_layers"):
             value = getattr(self, name)
-            if value is not None and value != "all" and not str(value).isdecimal():
-                raise ValueError(f"{name} is {value!r}; expected a number of blocks, or all")
-        if self.lora_rank is None and (self.lora_alpha is not None or self.save_adapter):
-            raise ValueError("lora_alpha and save_adapter require lora_rank; set it")
+            is_number = value is None or value == "all" or str(value).isdecimal()
+            yield not is_number, f"{name} is {value!r}; expected a number of blocks, or all"
+        lacks_rank = self.lora_rank is None and (self.lora_alpha is not None or self.save_adapter)
+        yield lacks_rank, "lora_alpha and save_adapter require lora_rank; set it"
         for name in ("lora_rank", "lora_alpha"):
             value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ValueError(f"{name} is {value}; it must be positive")
-
-    def choose_parameters(self, model: SupCLAPModel) -> None:
-        """Freeze the parameters that are not selected, and add the adapters."""
-        from modeling_supclap.training.lora import add_lora, block_names, train_last_layers, trainable_table
-
-        layers = {}
-        for kind in ("audio", "text"):
-            given = getattr(self, f"{kind}_layers"), self.train_last_layers, 1
-            number = next(value for value in given if value is not None)
-            blocks = block_names(model.get_submodule(f"{kind}_model")) if number == "all" else range(int(number))
-            layers[f"{kind}_layers"] = len(blocks)
-        if self.lora_rank is not None:
-            add_lora(model, rank=self.lora_rank, alpha=16 if self.lora_alpha is None else self.lora_alpha, **layers)
-        elif (self.train_last_layers, self.audio_layers, self.text_layers) != (None, None, None):
-            train_last_layers(model, **layers)
-
-        train_bias = self.train_temperature if self.train_bias is None else self.train_bias
-        for parameter, trains in ((model.logit_scale, self.train_temperature), (model.logit_bias, train_bias)):
-            if parameter is not None and not trains:
-                parameter.requires_grad_(False)
-        if not all(parameter.requires_grad for parameter in model.parameters()):
-            say(trainable_table(model))
-
-    def finished(self, model: SupCLAPModel, folder: str | Path | None) -> SupCLAPModel:
-        """Return the model to save in `folder`, with merged adapters. Also save the adapters alone if requested."""
-        if self.lora_rank is None:
-            return model
-        from modeling_supclap.training.lora import merge_lora, save_adapter
-
-        if self.save_adapter and is_first_process():
-            save_adapter(model, Path(folder or ".") / "adapter")
-        return merge_lora(model)
+            yield value is not None and value <= 0, f"{name} is {value}; it must be positive"
 
 
 @dataclass
@@ -333,20 +315,21 @@ class PostTrainingArguments(DatasetArguments):
     )
     num_phrasings: int | None = option("Number of phrasings of each sentence; the paper uses 1. Default: all.")
     pairs_per_epoch: int | None = option("Number of class pairs per epoch; by default, all pairs once.")
-    eval_pairs: int = option("Number of held-out pairs to evaluate on.", 90)
 
     def __post_init__(self) -> None:
-        check_temperature(self.temperature)
-        if not self.stages or len(set(self.stages)) < len(self.stages) or not set(self.stages) <= {"a", "b"}:
-            raise ValueError(f"stages is {self.stages}; expected a, b, or both, each once")
-        if not 0 < self.train_fraction <= 1:
-            raise ValueError(f"train_fraction is {self.train_fraction}; it must be above 0, and at most 1")
-        for name in ("num_phrasings", "pairs_per_epoch", "eval_pairs"):
+        refuse(self._rules())
+
+    def _rules(self) -> Rules:
+        yield from temperature_rules(self.temperature)
+        is_valid = self.stages and len(set(self.stages)) == len(self.stages) and set(self.stages) <= {"a", "b"}
+        yield not is_valid, f"stages is {self.stages}; expected a, b, or both, each once"
+        fraction = self.train_fraction
+        yield not 0 < fraction <= 1, f"train_fraction is {fraction}; it must be above 0, and at most 1"
+        for name in ("num_phrasings", "pairs_per_epoch"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}; it must be at least 1")
-        if self.train_fraction == 1 and self.pool_splits:
-            raise ValueError("got train_fraction=1 with pool_splits, which holds out no recordings; set one of them")
+            yield value is not None and value < 1, f"{name} is {value}; it must be at least 1"
+        both = fraction == 1 and self.pool_splits
+        yield both, "got train_fraction=1 with pool_splits, which holds out no recordings; set one of them"
 
 
 @dataclass
@@ -359,8 +342,16 @@ class LastPartArguments(TrainedPartArguments):
 
 
 @dataclass
-class EvaluationArguments(DatasetArguments):
-    """Model, data and tasks of an evaluation."""
+class EncoderArguments:
+    """Embedding model and device."""
+
+    device: str | None = option("Device such as cpu or cuda; by default, a GPU if available.")
+    trust_remote_code: bool = option("Run code from the repository of a sentence-transformers model.", False)
+
+
+@dataclass
+class EvaluationArguments(EncoderArguments, Intervals, AudioPolicy, TaskOptions, DatasetArguments):
+    """Models, data and results of an evaluation."""
 
     model: list[str] = option("Models: folders, Hub ids, or functions that load one (module:name).", [])
     suite: list[str] = option(
@@ -370,59 +361,36 @@ class EvaluationArguments(DatasetArguments):
         [],
     )
     mteb: str | None = option("Task of mteb to evaluate instead of a dataset, such as ESC50_Zeroshot.")
-    device: str | None = option("Device such as cpu or cuda; by default, a GPU if available.")
-    trust_remote_code: bool = option("Run code from the repository of a sentence-transformers model.", False)
     split: str = option("Split to evaluate, or several splits joined by +.", "test")
     folds: list[int] = option("Folds to evaluate, each on its own test split.", [])
     train_split: str | None = option("Training split of probes; recordings that both splits share are counted.")
     allow_trained: bool = option("Evaluate even if the model has trained on some of the clips.", False)
     exclude_trained: bool = option("Leave out the clips that the model has trained on.", False)
-    on_bad_audio: str = option("Action for missing or unusable recordings: error or skip.", "error")
-    tasks: list[str] = option(
-        "Tasks: retrieval, zero_shot, zste, linear_probe, few_shot, audio_to_audio.", ["retrieval"]
+    zero_shot_templates: list[str] = option(
+        "Class prompts, such as 'I hear {}', or names of sets of prompts: supclap, teminal, teminal_classes, label, "
+        "ensemble.",
+        ["supclap"],
     )
-    languages: list[str] = option("Languages of retrieval.", ["eng"])
-    positives: str = option(
-        "Captions that are correct for a clip in retrieval: clip (its own) or captions (also those of clips with "
-        "identical captions).",
-        "clip",
-    )
-    retrieval_metrics: list[str] = option("Further metrics of retrieval: mAP@16, nDCG@10 or MRR.", [])
-    caption_handling: str = option(
-        "Captions to use: all (each language must have equally many), parallel (those that exist in all languages), or "
-        "each (all captions of each language).",
-        "all",
-    )
-    template_sets: list[str] = option("Sets of class prompts, by name.", ["supclap"])
-    templates: list[str] = option("Further class prompts, such as 'I hear {}'.", [])
-    zero_shot_languages: list[str] = option("Languages of class prompts.", ["eng"])
     phrases: str | None = option("Dataset with the label phrases for prompts; by default, the evaluated dataset.")
-    shots: list[int] = option("Numbers of training clips per class in the task few_shot.", [1, 5, 10])
-    zste_languages: list[str] = option("Languages of ZSTE.", ["eng"])
     zste_tasks: list[str] = option("Tasks of ZSTE, 1A to 5B; by default, all.", [])
-    zste_items: int = option("Number of ZSTE clips of each kind: single, consecutive and overlaid sounds.", 200)
-    zste_candidates: int = option("Number of candidates in ZSTE's tasks 4 and 5B.", 50)
+    zste_items: int = same_as(ZSTEOptions, "num_items")
+    zste_candidates: int = same_as(ZSTEOptions, "num_candidates")
+    zste_prompts: str | None = same_as(ZSTEOptions, "prompts")
     zste_match_overlay_loudness: bool = option(
-        "Whether the overlaid sounds of ZSTE have equal loudness, as match_overlay_loudness in post-training.", True
+        "Whether the overlaid sounds of ZSTE have equal loudness, as match_overlay_loudness in post-training.",
+        RenderOptions.match_overlay_loudness,
     )
-    zste_prompts: str | None = option(
-        "Names of sounds in the captions of ZSTE: labels or phrases. Default: as in the model's post-training; without "
-        "post-training, labels for English alone, else phrases."
-    )
-    max_audio_seconds: float | None = option("Maximum length of a recording in seconds; by default, unlimited.")
-    chunk_seconds: float | None = option("Length of the chunks of long recordings; by default, the model's maximum.")
-    pooling: str = option("Pooling of chunks: mean, or best for each text.", "mean")
-    pad_short_clips: bool = option(PAD_SHORT_CLIPS, False)
-    batch_size: int = option("Number of clips or texts in a batch. Results do not depend on it.", 32)
-    num_resamples: int = option("Number of bootstrap resamples; 0 disables intervals.", 1000)
-    confidence: float = option("Confidence level of the bootstrap intervals.", 0.95)
-    seed: int = option("Seed of the bootstrap and of ZSTE's items.", 0)
     output_dir: str = option("Folder of the results.", "outputs/evaluation")
     cache_dir: str | None = option("Folder of cached embeddings, or none; by default, in the Hugging Face cache.")
 
     def __post_init__(self) -> None:
+        TaskOptions.__post_init__(self)
+        AudioPolicy.__post_init__(self)
         for language in (*self.languages, *self.zero_shot_languages, *self.zste_languages):
             require_language_code(language)
+        if self.folds and self.train_split is not None:
+            given = f"folds={self.folds} and train_split={self.train_split!r}"
+            raise ValueError(f"got {given}; each fold has its own training split, so set only one of them")
 
 
 @dataclass
@@ -450,7 +418,7 @@ class SplitsArguments(DatasetArguments):
 
 
 @dataclass
-class CorpusArguments(SplitsArguments):
+class CorpusArguments(EncoderArguments, SplitsArguments):
     """Options for the model, the recordings and the output folder."""
 
     model: str = option("Folder or Hub id of a model, or module:function.", "outputs/synthetic")
@@ -469,19 +437,17 @@ class CorpusArguments(SplitsArguments):
     output: str = option("Folder to write or to continue.", "outputs/embeddings")
     chunk_seconds: float | None = option("Length of the chunks of long recordings, in seconds.", 10.0)
     width: int | None = option("Store only this number of first values of each embedding. Default: all.")
-    pad_short_clips: bool = option(PAD_SHORT_CLIPS, False)
+    pad_short_clips: bool = same_as(AudioPolicy, "pad_short_clips")
     batch_size: int = option("Number of recordings to read, and of chunks to embed, at once.", 32)
     clips_per_file: int | None = option(
         "Number of recordings in each Parquet file; by default four files a process, at most 10,000 recordings each."
     )
     dtype: Literal["float32", "float16", "int8", "binary"] = option("Type of the stored embeddings.", "float32")
     num_workers: int = option("Number of reading threads for each embedding process.", min(4, os.cpu_count() or 1))
-    device: str | None = option("Device such as cpu or cuda; by default, a GPU if available.")
-    trust_remote_code: bool = option("Run code from the repository of a sentence-transformers model.", False)
 
 
 @dataclass
-class MiningArguments(DatasetArguments):
+class MiningArguments(EncoderArguments, DatasetArguments):
     """Model and data of hard negatives, and which wrong captions to keep."""
 
     model: str = option("Folder or Hub id of a model, or module:function.", "outputs/synthetic")
@@ -495,17 +461,16 @@ class MiningArguments(DatasetArguments):
         "Leave out captions with a similarity above that of the own caption minus this; -2 keeps all.", 0.0
     )
     batch_size: int = option("Number of recordings or captions to embed at once.", 32)
-    device: str | None = option("Device such as cpu or cuda; by default, a GPU if available.")
-    trust_remote_code: bool = option("Run code from the repository of a sentence-transformers model.", False)
 
     def __post_init__(self) -> None:
-        if self.near not in ("audio", "text"):
-            raise ValueError(f"near is {self.near!r}; expected audio or text")
+        refuse(self._rules())
+
+    def _rules(self) -> Rules:
+        yield self.near not in ("audio", "text"), f"near is {self.near!r}; expected audio or text"
         for name in ("count", "first_rank", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if not -2 <= self.margin <= 2:
-            raise ValueError(f"margin is {self.margin}; it must be at least -2 and at most 2")
+            yield getattr(self, name) < 1, f"{name} is {getattr(self, name)}; it must be at least 1"
+        margin = self.margin
+        yield not -2 <= margin <= 2, f"margin is {margin}; it must be at least -2 and at most 2"
 
 
 @dataclass
@@ -514,12 +479,14 @@ class SweepArguments:
 
     positional: ClassVar[str] = "[CONFIG.yaml] KEY=VALUE[,VALUE ...] [KEY=VALUE ...]"
     seeds: list[int] = option("Seeds of every combination. Default: the seed of the configuration, or 0.", [])
-    dry_run: bool = option("Check all settings and estimate the cost, without training.", False)
+    dry_run: bool = option("Check all settings and data, without training.", False)
     data_dir: str | None = option("Folder of the data, or a folder with one folder per dataset.")
     output_dir: str = option("Folder of the runs and the table.", "outputs/sweep")
     scale: ClassVar[str] = ""
     skip_missing: ClassVar[bool] = False
     allow_missing: ClassVar[bool] = False
+    on_bad_audio: ClassVar[str] = "error"
+    check_audio: ClassVar[bool] = False
 
 
 @dataclass
@@ -531,11 +498,10 @@ class ReproductionArguments:
     seeds: list[int] = option("Seeds of every row.", [0, 1, 2, 3, 4])
     rows: list[str] = option("Rows to reproduce, such as table1_infonce; by default, all.", [])
     datasets: list[str] = option("Datasets of the tables, such as audiocaps; by default, all.", [])
-    dry_run: bool = option("Check all settings and estimate the cost, without training.", False)
+    dry_run: bool = option("Check all settings and data, without training.", False)
     data_dir: str | None = option("Folder of the data, or a folder with one folder per dataset.")
     output_dir: str = option("Folder of the runs and tables.", "outputs/reproduce")
     settings: Settings = option("Settings for every training, as JSON.")
-    controls: str | None = option("YAML file with additional rows: copies of rows of the table with other settings.")
     skip_missing: bool = option("Skip rows with missing data or encoders, instead of raising an error.", False)
     allow_missing: bool = option("Run even if more than a fifth of the published recordings are missing.", False)
     on_bad_audio: str = option(
@@ -595,10 +561,10 @@ class QualityArguments:
     num_worst: int = option("Number of worst translations to list for each language.", 10)
 
 
-def check_temperature(temperature: float | None) -> None:
-    """Raise ValueError if the temperature is not positive, or too small or large to train."""
-    if temperature is not None and not 1e-4 <= temperature <= 100:
-        raise ValueError(f"temperature is {temperature}; it must be at least 0.0001 and at most 100 (papers: 0.07)")
+def temperature_rules(value: float | None) -> Rules:
+    """Yield the refusal of a temperature that is not positive, or too small or large to train."""
+    is_valid = value is None or 1e-4 <= value <= 100
+    yield not is_valid, f"temperature is {value}; it must be at least 0.0001 and at most 100 (in the papers, 0.07)"
 
 
 def as_mapping(value: Settings) -> dict[str, Any]:

@@ -16,17 +16,27 @@ epoch of a stage, and the other half are scored. With --load_best_model_at_end f
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modeling_supclap.recipes.arguments import parse_arguments
+from modeling_supclap.recipes.command import run_command
 from modeling_supclap.recipes.options import LastPartArguments, PostTrainingArguments
-from modeling_supclap.recipes.running import Clock, only_run, run_command, train, write_final_card
-from modeling_supclap.recipes.training_data import record_splits
-from modeling_supclap.training.options import AllStagesOptions
+from modeling_supclap.recipes.train_supclap import (
+    choose_parameters,
+    load_start,
+    merge_adapters,
+    only_run,
+    record_splits,
+    report_temperature,
+    train,
+    write_final_card,
+)
+from modeling_supclap.training.options import AllStagesOptions, refuse
 
 if TYPE_CHECKING:
     from transformers import TrainerState
@@ -37,7 +47,33 @@ if TYPE_CHECKING:
     from modeling_supclap.training.training_args import TemporalTrainingArguments
 
 OPTIONS = (PostTrainingArguments, LastPartArguments, AllStagesOptions)
+COMMON = {
+    "Data": ("dataset", "data_dir", "languages", "pool_splits", "train_fraction", "on_bad_audio"),
+    "Model": ("model", "train_last_layers", "lora_rank", "temperature"),
+    "Stages": ("stages", "prompts", "use_after", "pairs_per_epoch"),
+    "Run": (
+        *("output_dir", "learning_rate", "num_train_epochs", "per_device_train_batch_size", "bf16", "seed"),
+        *("resume_from_checkpoint", "load_best_model_at_end"),
+    ),
+}
+"""Options of `--help`, in the order in which they are needed."""
+
 DEFAULT_CONFIG = Path(__file__).parent / "configs" / "teminal_esc10.yaml"
+EVAL_PAIRS = 90
+"""Maximum number of held-out pairs to evaluate on."""
+
+
+def check(
+    splits: Mapping[str, Any],
+    args: PostTrainingArguments,
+    part_args: LastPartArguments,
+    training: TemporalTrainingArguments,
+) -> Any:
+    """Refuse splits that a run refuses before it reads a recording. Return the rows to train on."""
+    items = load_items(args, replace(training, on_bad_audio="error"), splits=splits)[0]
+    batch = training.per_device_train_batch_size
+    refuse([(len(items) < batch, f"{len(items)} pairs are fewer than a batch of {batch}")])
+    return items.rows
 
 
 def choose_prompts(args: PostTrainingArguments, languages: Sequence[str]) -> str:
@@ -63,31 +99,23 @@ def load_items(
     `load_best_model_at_end` is False. Recordings shorter than `min_seconds` are unusable. `splits` is the dataset if it
     is already loaded.
     """
-    from datasets import concatenate_datasets
-
     from modeling_supclap.datasets_scripts.builders.captions import label_phrases
     from modeling_supclap.datasets_scripts.schema import without_audio
     from modeling_supclap.datasets_scripts.temporal.items import TemporalItems, one_per_class, recordings_by_label
     from modeling_supclap.training.rows import filter_bad_audio
 
-    if splits is None:
-        splits = load_splits(args, training)
-    if "train" not in splits and not args.pool_splits:
-        raise ValueError(f"{args.dataset} has only the splits {list(splits)}; use --pool_splits true to train on them")
-    if args.pool_splits:
-        splits = {"train": concatenate_datasets(list(splits.values()))}
-    elif args.train_fraction < 1:
-        splits = {"train": splits["train"]}
-    splits = {name: filter_bad_audio(rows, training, min_seconds) for name, rows in splits.items()}
-    train, held_out, selection, scored = hold_out(splits, args, training)
+    used = {}
+    for name, rows in select_splits(load_splits(args, training) if splits is None else splits, args, training).items():
+        used[name] = filter_bad_audio(rows, training, min_seconds)
+    train_rows, selection_rows, scored_rows = hold_out(used, args, training)
     if args.fixed_recordings:
-        train = train.select(one_per_class(without_audio(train), training.seed))
+        train_rows = train_rows.select(one_per_class(without_audio(train_rows), training.seed))
 
-    classes = set(recordings_by_label(held_out))
-    lacking = sorted(classes - recordings_by_label(scored).keys())
-    if lacking:
-        advice = "lower train_fraction, or set --load_best_model_at_end false"
-        raise ValueError(f"too few recordings of {lacking} are held out to select the best epoch; {advice}")
+    scored_classes = set(recordings_by_label(scored_rows))
+    classes = scored_classes | set(recordings_by_label(selection_rows))
+    lacking = sorted(classes - scored_classes)
+    advice = "lower train_fraction, or set --load_best_model_at_end false"
+    refuse([(lacking, f"too few recordings of {lacking} are held out to select the best epoch; {advice}")])
 
     phrases = None
     if choose_prompts(args, training.languages) == "phrases":
@@ -103,11 +131,11 @@ def load_items(
         use_after=args.use_after,
         num_phrasings=args.num_phrasings,
     )
-    eval_pairs = min(args.eval_pairs, len(classes) * (len(classes) - 1))
+    pairs = min(EVAL_PAIRS, len(classes) * (len(classes) - 1))
     return (
-        make_items(train, pairs_per_epoch=args.pairs_per_epoch, random_order=args.random_order),
-        make_items(selection, pairs_per_epoch=eval_pairs),
-        make_items(scored, pairs_per_epoch=eval_pairs),
+        make_items(train_rows, pairs_per_epoch=args.pairs_per_epoch, random_order=args.random_order),
+        make_items(selection_rows, pairs_per_epoch=pairs),
+        make_items(scored_rows, pairs_per_epoch=pairs),
     )
 
 
@@ -117,36 +145,51 @@ def load_splits(args: PostTrainingArguments, training: TemporalTrainingArguments
         return args.load_splits()
 
 
-def hold_out(
+def select_splits(
     splits: Mapping[str, Any], args: PostTrainingArguments, training: TemporalTrainingArguments
-) -> tuple[Any, Any, Any, Any]:
-    """Split the rows into those to train on, all held-out ones, and those that select the best epoch and are scored."""
+) -> dict[str, Any]:
+    """Return the splits with recordings to train on, and with `train_fraction` 1 those that are held out."""
     from datasets import concatenate_datasets
 
+    if args.pool_splits:
+        return {"train": concatenate_datasets(list(splits.values()))}
+    held_out = []
+    if args.train_fraction == 1:
+        held_out = ["validation", "test"] if training.load_best_model_at_end else ["test"]
+    lacking = [name for name in held_out if name not in splits]
+    advice = "set --validation_fraction, or --load_best_model_at_end false"
+    refuse(
+        [
+            (
+                "train" not in splits,
+                f"{args.dataset} has only the splits {list(splits)}; use --pool_splits true to train on them",
+            ),
+            (
+                lacking,
+                f"train_fraction is 1, but {args.dataset} has no {' and '.join(lacking)} split to hold out; {advice}",
+            ),
+        ]
+    )
+    return {name: splits[name] for name in ("train", *held_out)}
+
+
+def hold_out(
+    splits: Mapping[str, Any], args: PostTrainingArguments, training: TemporalTrainingArguments
+) -> tuple[Any, Any, Any]:
+    """Split the rows into those to train on, those that select the best epoch, and those that are scored."""
     from modeling_supclap.datasets_scripts.schema import without_audio
     from modeling_supclap.datasets_scripts.temporal.items import split_by_source
 
-    selects = training.load_best_model_at_end
-    if args.train_fraction == 1:
-        needed = ("validation", "test") if selects else ("test",)
-        lacking = [name for name in needed if name not in splits]
-        if lacking:
-            raise ValueError(
-                f"train_fraction is 1, but {args.dataset} has no {lacking[0]} split to hold out; "
-                "set --validation_fraction, or --load_best_model_at_end false"
-            )
-        held_out = concatenate_datasets([splits[name] for name in needed])
-        return splits["train"], held_out, splits[needed[0]], splits["test"]
+    def halve(rows: Any, fraction: float) -> tuple[Any, Any]:
+        first, second = split_by_source(without_audio(rows), fraction, training.seed)
+        return rows.select(first), rows.select(second)
 
-    rows = splits["train"]
-    train, held_out = (
-        rows.select(part) for part in split_by_source(without_audio(rows), args.train_fraction, training.seed)
-    )
-    if not selects:
-        return train, held_out, held_out, held_out
-    parts = split_by_source(without_audio(held_out), 0.5, training.seed)
-    selection, scored = (held_out.select(part) for part in parts)
-    return train, held_out, selection, scored
+    if "test" in splits:
+        return splits["train"], splits.get("validation", splits["test"]), splits["test"]
+    train_rows, held_out = halve(splits["train"], args.train_fraction)
+    if not training.load_best_model_at_end:
+        return train_rows, held_out, held_out
+    return train_rows, *halve(held_out, 0.5)
 
 
 def run_stage(
@@ -154,13 +197,11 @@ def run_stage(
     model: SupCLAPModel,
     processor: SupCLAPProcessor,
     args: TemporalTrainingArguments,
-    items: tuple[TemporalItems, TemporalItems, TemporalItems],
-) -> tuple[Any, TrainerState, float]:
-    """Train one TeminAL stage in its own folder. If requested, it resumes from its last checkpoint.
+    items: Sequence[TemporalItems],
+) -> TemporalTrainer:
+    """Train one TeminAL stage in its own folder, and return its trainer. If requested, resume from its last checkpoint.
 
-    Returns:
-        Predictions for the held-out pairs, the trainer's state, and the processor seconds that the stage had used
-        before it was resumed.
+    `items` are those to train on, and those that select the best epoch.
     """
     from modeling_supclap.training.checkpoints import last_checkpoint
     from modeling_supclap.training.temporal_training import TemporalTrainer
@@ -172,14 +213,10 @@ def run_stage(
     changed = {"stage": stage, "output_dir": str(folder), "resume_from_checkpoint": last}
     stage_args = TemporalTrainingArguments(**{**shared, **changed})
     stage_args.training_data = args.training_data
-    selection, scored = (
-        TemporalTrainer(model, stage_args, items[0], eval_items, processing_class=processor)
-        for eval_items in items[1:]
-    )
-
-    train(selection, last)
-    selection.save_state()  # the log, for figures of several runs
-    return scored.predict(scored.data["validation"]), selection.state, selection.throughput.earlier_seconds
+    trainer = TemporalTrainer(model, stage_args, *items, processing_class=processor)
+    train(trainer, last)
+    trainer.save_state()  # the log, for figures of several runs
+    return trainer
 
 
 def score_stages(
@@ -217,10 +254,14 @@ def score_stages(
 
 
 def main() -> None:
-    """Parse the command line, lock the output folder, and train."""
-    post_args, part_args, args = parse_arguments(OPTIONS, default_config=DEFAULT_CONFIG, about=__doc__)
-    with only_run(args):
-        train_and_save(post_args, part_args, args)
+    """Parse the command line, and train."""
+    run(*parse_arguments(OPTIONS, default_config=DEFAULT_CONFIG, about=__doc__, common=COMMON))
+
+
+def run(*options: Any) -> None:
+    """Lock the output folder, and train. The options are those of `train_and_save`."""
+    with only_run(options[-1]):
+        train_and_save(*options)
 
 
 def count_trained(model: SupCLAPModel) -> dict[str, float]:
@@ -243,16 +284,19 @@ def train_and_save(
     """Load a model, train the selected part in stages, score the held-out pairs, and save the model and results."""
     from transformers import set_seed
 
-    from modeling_supclap.recipes.models import load_start, report_temperature
     from modeling_supclap.training.collator import min_seconds
     from modeling_supclap.training.rows import filter_bad_audio, list_left_out
     from modeling_supclap.training.temporal_training import TemporalTrainer
 
-    if post_args.model is None:
-        raise ValueError("no model was given; pass --model with a folder or a Hub id")
-    if args.sharding == "fsdp":
-        raise ValueError("post-training does not support FSDP; launch it without --fsdp and FSDP configuration")
-    clock = Clock()
+    advice = "launch it without --fsdp and FSDP configuration"
+    refuse(
+        [
+            (post_args.model is None, "no model was given; pass --model with a folder or a Hub id"),
+            (args.sharding == "fsdp", f"post-training does not support FSDP; {advice}"),
+        ]
+    )
+    assert post_args.model is not None
+    started = time.perf_counter()
     set_seed(args.seed)
     args.training_data = post_args.identity
     data = {"dataset": post_args.dataset, "origin": post_args.origin}
@@ -262,17 +306,19 @@ def train_and_save(
     usable = {name: filter_bad_audio(rows, args, min_seconds(processor)) for name, rows in splits.items()}
     items = load_items(post_args, args, min_seconds(processor), usable)
     model.config.temporal_prompts = choose_prompts(post_args, args.languages)
-    part_args.choose_parameters(model)
+    choose_parameters(part_args, model)
     temperature = report_temperature(model)
     trained = count_trained(model)  # before adapters are merged, which makes all parameters trainable
 
     trainer = TemporalTrainer(model, args, items[0], items[2], processing_class=processor)
     predictions = {"before": trainer.predict(trainer.data["validation"])}
-    states, earlier_seconds = [], 0.0
+    states, process_seconds = [], 0.0
     for stage in post_args.stages:
-        predictions[f"stage_{stage}"], state, seconds = run_stage(stage, model, processor, args, items)
-        states.append(state)
-        earlier_seconds += seconds
+        of_stage = run_stage(stage, model, processor, args, items[:2])
+        scored = TemporalTrainer(model, of_stage.args, items[0], items[2], processing_class=processor)
+        predictions[f"stage_{stage}"] = scored.predict(scored.data["validation"])
+        states.append(of_stage.state)
+        process_seconds += of_stage.throughput.process_seconds
     if not trainer.is_world_process_zero():
         return
 
@@ -284,12 +330,12 @@ def train_and_save(
         "best_validation": {args.metric_for_best_model: states[-1].best_metric},
         "steps": sum(state.global_step for state in states),
         "captions": count_captions(post_args.stages, states, args),
-        "seconds": clock.seconds,
-        "process_seconds": earlier_seconds + clock.process_seconds,
+        "seconds": time.perf_counter() - started,
+        "process_seconds": process_seconds,
         **trained,
         "arguments": {**vars(post_args), **vars(part_args), **temperature, **args.to_dict()},
     }
-    write_run(trainer, results, items[0].rows, post_args.model, clock)
+    write_run(trainer, results, items[0].rows, post_args.model, started)
 
 
 def save_model(
@@ -305,7 +351,7 @@ def save_model(
     from modeling_supclap.conversion import clap_from_supclap, find_kind
 
     output = Path(args.output_dir or ".")
-    part_args.finished(model, output).save_pretrained(output)
+    merge_adapters(part_args, model, output).save_pretrained(output)
     processor.save_pretrained(output)
     if find_kind(start) == "clap":
         clap_from_supclap(model).save_pretrained(output / "clap")
@@ -324,7 +370,7 @@ def count_captions(stages: Sequence[str], states: Sequence[TrainerState], args: 
 
 
 def write_run(
-    trainer: TemporalTrainer, results: evaluation.Results, train_rows: Any, start: str, clock: Clock
+    trainer: TemporalTrainer, results: evaluation.Results, train_rows: Any, start: str, started: float
 ) -> None:
     """Write results, report, trained sources and the model card to the output folder, and print the scores."""
     from modeling_supclap.datasets_scripts.overlap.trained_sources import save_trained_sources
@@ -337,7 +383,7 @@ def write_run(
     write_report(results, output / "report.html")
     write_final_card(trainer, start)
     print(results.table())
-    print(f"model, results.json and report.html are in {output} ({clock.seconds:.0f} s in total)")
+    print(f"model, results.json and report.html are in {output} ({time.perf_counter() - started:.0f} s in total)")
     for folder in sorted(output.glob("stage_*")):
         print(put_away(folder, trainer.args.save_total_limit))
 

@@ -4,9 +4,11 @@
     supclap reproduce supclap/table1 supclap/table2 --scale mini --data_dir ESC-10 --seeds 0 1
     supclap reproduce supclap --scale full --data_dir DATA --dry_run true
 
+The studies are part of the repository, and are not installed: the command runs in a checkout.
+
 `mini` takes minutes on two cores: tiny encoders, generated sounds and, with `--data_dir`, the recordings of ESC-10. It
 shows the direction of a claim, not its size. `full` uses the papers' data and encoders; `--data_dir` then contains one
-folder per dataset. `--dry_run true` only checks all settings, estimates steps, time and memory, and lists missing data
+folder per dataset. `--dry_run true` only checks all settings, and lists missing data
 and encoders, with the checks of the recipes: splits, folds, the published number of recordings, and clips on which an
 evaluated model has trained. Otherwise, these raise an error before the first run; `--skip_missing true` skips their
 rows. Up to a fifth of the published recordings may be missing, and more with `--allow_missing true`. An unusable
@@ -17,35 +19,35 @@ post-trainings and evaluations, and the table names them. A dry run decodes 100 
 `configs/<paper>/tables.yaml` defines the tables, and `configs/<paper>/<table>_<row>.yaml` the training of each row.
 The folder name of a run depends on its settings. Tables share runs, and finished runs are not repeated. Each table is
 written as `.md`, `.html` and `.json`, and its figure as `.png`. If a run fails, the table contains the finished runs.
-With `--rows`, `--datasets`, `--settings` or `--controls`, the files are named `TABLE_selected`, so that the complete
-table stays. A `--controls` file is a YAML file that adds rows to the table, for example:
-
-    infonce_4x: {row: table1_infonce, model: "InfoNCE, 4 x the steps", settings: {num_train_epochs: 40}}
-
-`row` is the row to copy, `model` the name in the table, and `settings` the changed settings. `supclap reproduce
-evidence/NAME` runs a study of `recipes/studies/evidence.py`.
+With `--rows`, `--datasets` or `--settings`, the files are named `TABLE_selected`, so that the complete table stays.
+`supclap reproduce evidence/NAME` runs a study of `configs/evidence/studies.yaml`. An entry of your own in one of these
+files adds a row or an arm, with the same tuning and checks.
 """
 
 from __future__ import annotations
 
-from modeling_supclap.recipes.arguments import parse_names
-from modeling_supclap.recipes.options import ReproductionArguments
-from modeling_supclap.recipes.run_checks import find_data
-from modeling_supclap.recipes.running import run_command
-from modeling_supclap.recipes.studies.plan import plan
-from modeling_supclap.recipes.studies.select import find_jobs, find_tables, list_tables
+import importlib
+import importlib.util
+from typing import Any
 
-__all__ = ["find_data", "find_jobs", "find_tables", "list_tables", "main", "plan"]
+from modeling_supclap.recipes.arguments import parse_names
+from modeling_supclap.recipes.command import run_command
+from modeling_supclap.recipes.options import ReproductionArguments
+
+
+def __getattr__(name: str) -> Any:
+    """Return a function of `studies.plan`, such as `list_tables`. Raise ImportError outside of a checkout."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    if importlib.util.find_spec("modeling_supclap.recipes.studies") is None:
+        raise ImportError("the studies are not installed; run `supclap reproduce` in a checkout of the repository")
+    return getattr(importlib.import_module("modeling_supclap.recipes.studies.plan"), name)
 
 
 def main() -> None:
     """Parse the command line; check, run and write the requested studies and tables."""
     names, args = parse_names(ReproductionArguments, about=__doc__)
-    jobs = find_jobs(names, args)
-    for job in jobs:
-        job.check()  # all inputs, before the first run
-    for job in () if args.dry_run else jobs:
-        job.run()
+    __getattr__("reproduce")(names, args)
 
 
 if __name__ == "__main__":

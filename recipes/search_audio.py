@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modeling_supclap import require_torchaudio
-from modeling_supclap.recipes.running import join_processes, run_command
+from modeling_supclap.recipes.command import join_processes, run_command
 
 if TYPE_CHECKING:
     from modeling_supclap.search import Answer, Searcher
@@ -30,8 +30,14 @@ if TYPE_CHECKING:
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
+    compute = argparse.ArgumentParser(add_help=False)
+    compute.add_argument("--device", help="cpu, cuda, ... (default: a GPU if available)")
+    compute.add_argument("--trust_remote_code", action="store_true", help="run code from the model's repository")
+    of_index = argparse.ArgumentParser(add_help=False, parents=[compute])
+    of_index.add_argument("index", help="folder of the index")
+    of_index.add_argument("--model", help="the model, if it is module:function (default: the one in the index)")
 
-    index = commands.add_parser("index", help="build or update the index of a folder of recordings")
+    index = commands.add_parser("index", parents=[compute], help="build or update the index of a folder of recordings")
     index.add_argument("folder", help="folder of the recordings (with sub-folders), or its fsspec address")
     index.add_argument("--model", required=True, help="folder or Hub id of a model, or module:function")
     index.add_argument("--index", required=True, help="folder of the index; created if missing")
@@ -41,12 +47,9 @@ def make_parser() -> argparse.ArgumentParser:
     index.add_argument("--width", type=int, help="store only the first values of the embeddings (default: all)")
     index.add_argument("--batch_size", type=int, default=32, help="windows per batch (default: 32)")
     index.add_argument("--num_workers", type=int, help="threads that read files (default: one per core, at most 8)")
-    index.add_argument("--device", help="cpu, cuda, ... (default: a GPU if available)")
-    index.add_argument("--trust_remote_code", action="store_true", help="run code from the model's repository")
     index.add_argument("--quiet", action="store_true", help="hide the progress bar")
 
-    query = commands.add_parser("query", help="search an index by text or by example")
-    query.add_argument("index", help="folder of the index")
+    query = commands.add_parser("query", parents=[of_index], help="search an index by text or by example")
     by = query.add_mutually_exclusive_group(required=True)
     by.add_argument("text", nargs="?", help="text query")
     by.add_argument("--texts", help="file with one text query per line")
@@ -62,19 +65,12 @@ def make_parser() -> argparse.ArgumentParser:
     query.add_argument("--format", default="text", choices=("text", "csv", "raven", "audacity", "json"))
     query.add_argument("--json", action="store_const", const="json", dest="format", help="same as --format json")
     query.add_argument("--output", help="file to write (audacity: or a folder, with one file per recording)")
-    query.add_argument("--model", help="the model, if it is module:function (default: the one in the index)")
-    query.add_argument("--device", help="cpu, cuda, ... (default: a GPU if available)")
-    query.add_argument("--trust_remote_code", action="store_true", help="run code from the model's repository")
 
-    serve = commands.add_parser("serve", help="serve a search page with audio players")
-    serve.add_argument("index", help="folder of the index")
+    serve = commands.add_parser("serve", parents=[of_index], help="serve a search page with audio players")
     serve.add_argument("--recordings", help="folder of the recordings (default: the folder that was indexed)")
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 allows other machines")
     serve.add_argument("--port", type=int, default=7860, help="port of the page (default: 7860)")
     serve.add_argument("--share", action="store_true", help="create a public Gradio link")
-    serve.add_argument("--model", help="the model, if it is module:function (default: the one in the index)")
-    serve.add_argument("--device", help="cpu, cuda, ... (default: a GPU if available)")
-    serve.add_argument("--trust_remote_code", action="store_true", help="run code from the model's repository")
     return parser
 
 

@@ -20,47 +20,305 @@ subfolder with these three files.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from modeling_supclap.datasets_scripts.atomic_files import folder_lock
 from modeling_supclap.recipes.arguments import parse_arguments
+from modeling_supclap.recipes.command import StoppedError, advise_skipping, is_first_process, run_command, say
 from modeling_supclap.recipes.options import DataArguments, ModelArguments, TrainedPartArguments, as_mapping
-from modeling_supclap.recipes.running import Clock, only_run, run_command, say, train, write_final_card
-from modeling_supclap.recipes.training_data import TrainingData, load_data
-from modeling_supclap.recipes.training_data import check_splits as check_splits
-from modeling_supclap.training.options import ContrastiveOptions
+from modeling_supclap.training.options import ContrastiveOptions, refuse
 
 if TYPE_CHECKING:
+    from torch import nn
+    from transformers import Trainer
+
     from modeling_supclap import SupCLAPModel, SupCLAPProcessor, evaluation
+    from modeling_supclap.training.rows import UsableRows
     from modeling_supclap.training.trainer import SupCLAPTrainer
     from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
 TOKENIZER_ROWS = 20_000
 """Maximum number of evenly spaced rows on which a tokenizer is trained; more captions hardly change its vocabulary."""
 
+SAMPLE_ROWS = 1000
+"""Number of random rows of a streamed split to check before training. Their audio is not read."""
+
 SELECTED_ON_TEST = "WARNING: the test split selects the checkpoint; its scores are higher than those on new data"
 
 OPTIONS = (DataArguments, ModelArguments, TrainedPartArguments, ContrastiveOptions)
+COMMON = {
+    "Data": ("dataset", "data_dir", "caption_column", "languages", "on_bad_audio"),
+    "Model": ("model", "audio_encoder", "text_encoder", "train_last_layers", "lora_rank", "temperature"),
+    "Loss": ("loss", "svr", "positives"),
+    "Run": (
+        *("output_dir", "learning_rate", "num_train_epochs", "max_steps", "per_device_train_batch_size"),
+        *("gradient_accumulation_steps", "bf16", "seed", "resume_from_checkpoint", "zero_shot_templates"),
+    ),
+}
+"""Options of `--help`, in the order in which they are needed."""
+
 DEFAULT_CONFIG = Path(__file__).parent / "configs" / "synthetic.yaml"
 
 
-def arguments_in_use(args: ModelArguments) -> dict[str, Any]:
-    """Return the model arguments that have an effect. A pretrained model ignores arguments that define its shape.
+def main() -> None:
+    """Parse the command line, and train."""
+    run(*parse_arguments(OPTIONS, default_config=DEFAULT_CONFIG, about=__doc__, common=COMMON))
 
-    The temperature and the bias are left out, because `models.report_temperature` returns their values.
+
+@dataclass(frozen=True)
+class TrainingData:
+    """Usable rows of each split, and the processor of their recordings and captions.
+
+    Attributes:
+        train: Training rows.
+        validation: None if there is no such split.
+        test: Rows for the final scores. None if there is no such split.
+        selection_split: Name of the split that selects the best checkpoint, "validation" or "test".
+        processor: Processor of the model that is trained.
+        origins: Name of the original dataset, `{"": name}`, and of each dataset in a mixture.
+        record: Number of rows and hash of each split as it was loaded (see `record_splits`).
+        classes: Labels of all splits (see `schema.list_classes`). None: no labels, or no zero-shot classification.
     """
+
+    train: UsableRows
+    validation: UsableRows | None
+    test: UsableRows | None
+    selection_split: str
+    processor: SupCLAPProcessor
+    origins: Mapping[str, str]
+    record: Mapping[str, Any]
+    classes: Sequence[str] | None
+
+    @property
+    def left_out(self) -> dict[str, list[str]]:
+        """Ids of the clips with unusable recordings in each split that has some."""
+        splits = {"train": self.train, "validation": self.validation, "test": self.test}
+        return {name: list(rows.left_out) for name, rows in splits.items() if rows is not None and rows.left_out}
+
+    @property
+    def selection(self) -> UsableRows | None:
+        """Rows that select the best checkpoint."""
+        return self.test if self.selection_split == "test" else self.validation
+
+    def count_clips(self) -> str:
+        """Format the number of clips of each split, such as "64 train, 8 test clips"."""
+        splits = {"train": self.train, "validation": self.validation, "test": self.test}
+        return ", ".join(f"{len(rows)} {name}" for name, rows in splits.items() if rows is not None) + " clips"
+
+
+def check(splits: Mapping[str, Any], data_args: DataArguments, *others: Any) -> Any:
+    """Refuse splits that a run refuses before it reads a recording. Return the rows to train on."""
+    args: SupCLAPTrainingArguments = others[-1]
+    check_splits(splits, data_args, args)
+    count, batch = len(splits["train"]), args.per_device_train_batch_size
+    too_few = count < batch and not args.every_caption
+    refuse([(too_few, f"{count} clips are fewer than a batch of {batch}; lower per_device_train_batch_size")])
+    return splits["train"]
+
+
+def refuse_options(
+    data_args: DataArguments, _: ModelArguments, part_args: TrainedPartArguments, args: SupCLAPTrainingArguments
+) -> None:
+    """Raise ValueError for options that do not fit together."""
+    from modeling_supclap.evaluation.options import find_templates
+    from modeling_supclap.training.objectives import build_objective
+
+    find_templates(data_args.zero_shot_templates)
+    advice = "because each process has only a part of the weights; leave it out: the whole model is saved"
+    is_sharded = part_args.save_adapter and args.sharding is not None
+    refuse([(is_sharded, f"save_adapter does not support {args.sharding}, {advice}")])
+    if ":" not in args.loss:
+        build_objective(args)
+
+
+def load_data(
+    data_args: DataArguments, args: SupCLAPTrainingArguments, make_processor: Callable[[Any], SupCLAPProcessor]
+) -> TrainingData:
+    """Load the splits of a dataset or a mixture, check captions, labels and recordings, and apply `on_bad_audio`.
+
+    Args:
+        make_processor: Function that returns the processor. It gets the training rows, or a sample of a stream, because
+            the tokenizer of a new text encoder is trained on their captions.
+
+    Raises:
+        BadAudioError: A validation or test recording is unusable, and `args.on_bad_audio` is "error".
+        FileNotFoundError: Too many recordings are missing.
+        ValueError: A required split, caption or label is missing.
+    """
+    from modeling_supclap.datasets_scripts.schema import list_classes
+    from modeling_supclap.training.collator import min_seconds
+    from modeling_supclap.training.rows import make_usable
+
+    origins = {name: part.origin for name, part in {"": data_args, **data_args.parts}.items()}
+    with args.main_process_first(desc="preparing the data"):
+        splits = data_args.load_splits()
+    processor = make_processor(check_splits(splits, data_args, args))
+    require_usable_audio(splits, args, min_seconds(processor))
+    usable = {name: make_usable(splits.get(name), args, processor) for name in ("train", "validation", "test")}
+    return TrainingData(
+        **usable,
+        selection_split=data_args.selection_split,
+        processor=processor,
+        origins=origins,
+        record=record_splits(splits),
+        classes=list_classes(splits) if data_args.zero_shot_templates else None,
+    )
+
+
+def record_splits(splits: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the number of rows of each split, and a hash of their clip ids and captions.
+
+    `results.json` contains them as "data", so that a finished run is not taken for one on other data. Only the first
+    process computes them.
+    """
+    from modeling_supclap.training.rows import UsableRows
+
+    return {name: UsableRows(rows).record for name, rows in splits.items()} if is_first_process() else {}
+
+
+def check_splits(splits: Mapping[str, Any], data_args: DataArguments, args: SupCLAPTrainingArguments) -> Any:
+    """Raise ValueError before training if required splits, captions or labels are missing.
+
+    Return the training rows, or a random sample of a stream, without audio.
+    """
+    from modeling_supclap.datasets_scripts.mixture import warn_of_shared_recordings
+    from modeling_supclap.datasets_scripts.schema import label_counts, require_captions, without_audio
+    from modeling_supclap.datasets_scripts.stream import RowStream
+
+    name, available, selection = data_args.dataset, ", ".join(splits), data_args.selection_split
+    advice = (
+        "hold clips out with --validation_fraction or --num_validation, or set --eval_strategy no "
+        "--load_best_model_at_end false"
+    )
+    is_lacking = selection not in splits and args.eval_strategy != "no"
+    refuse(
+        [
+            ("train" not in splits, f"{name} has no training split, only {available}; choose another dataset"),
+            (is_lacking, f"{name} has no {selection} split, only {available}; {advice}"),
+        ]
+    )
+    light = {split: without_audio(rows) for split, rows in splits.items()}
+    if isinstance(splits["train"], RowStream):
+        light["train"] = list(islice(light["train"].shuffle(args.seed), SAMPLE_ROWS))
+        if data_args.parts:
+            warn_of_shared_recordings(light)
+    for split, rows in light.items():
+        scheme = (args.languages, args.caption_scheme) if split == "train" else (args.eval_languages, "random")
+        require_captions(rows, *scheme, split)
+
+    if data_args.zero_shot_templates and "test" in splits:
+        counts = label_counts(splits["test"])
+        if not counts.all():
+            clip_id = splits["test"]["clip_id"][int(counts.argmin())]
+            problem = f"clip {clip_id!r} of {name}'s test split has no label"
+            raise ValueError(f"{problem}, which zero_shot_templates requires; remove this option")
+    return light["train"]
+
+
+def require_usable_audio(splits: Mapping[str, Any], args: SupCLAPTrainingArguments, min_seconds: float = 0.0) -> None:
+    """Read all validation and test recordings before training, and raise for the first unusable one.
+
+    Recordings shorter than `min_seconds` are unusable unless `args.pad_short_clips` is set. If `args.on_bad_audio` is
+    "skip" or "report", this function does nothing, because `filter_bad_audio` removes unusable recordings instead.
+    """
+    from modeling_supclap.datasets_scripts.audio import BadAudioError
+    from modeling_supclap.datasets_scripts.bad_audio import find_bad_audio
+
+    if args.on_bad_audio != "error":
+        return
+    min_seconds = 0.0 if args.pad_short_clips else min_seconds
+    for name in ("validation", "test"):
+        bad = []
+        with args.main_process_first(local=False, desc=f"reading the recordings of the {name} split"):
+            if name in splits and is_first_process():
+                bad = find_bad_audio(splits[name], max(1, args.dataloader_num_workers), min_seconds)
+        if bad:
+            raise BadAudioError(
+                f"{len(bad)} of the {len(splits[name])} {name} recordings cannot be used, first that of clip "
+                f"{bad[0].clip_id!r}: {bad[0].reason}; use --on_bad_audio skip to leave such recordings out"
+            )
+
+
+def has_model(name: str) -> bool:
+    """Return whether a model exists as a local folder, in the Hub cache, or on the Hub."""
+    return Path(name).exists() or _is_published(name)
+
+
+@cache
+def _is_published(name: str) -> bool:
+    """Return whether a model is in the Hub cache or on the Hub, which is asked once per name."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        # Without a network, a request for several files fails at once. One for a single file is tried for 23 s.
+        return bool(snapshot_download(name, allow_patterns="config.json"))
+    except (OSError, ValueError):
+        return False
+
+
+def require_models(args: ModelArguments) -> None:
+    """Raise FileNotFoundError if a model or an encoder does not exist, and ValueError if it is of another kind."""
+    from modeling_supclap.conversion import find_kind
+
     if args.model is not None:
-        return {"model": args.model}
-    used = dict(vars(args))
-    del used["temperature"], used["logit_bias"]
-    if args.audio_encoder != "scratch":
-        del used["vocab_size"]
-        for name in {"audio", "text"} - set(args.random_weights):
-            del used[f"{name}_config"]
-    return used
+        find_kind(args.model)
+        return
+    for name in (args.audio_encoder, args.text_encoder):
+        if name != "scratch" and not has_model(name):
+            raise FileNotFoundError(
+                f"{name} is neither a local folder nor in the cache, and the Hub has no such model or cannot be reached"
+            )
+
+
+def load_start(
+    name: str, temperature: float | None = None, logit_bias: float | None = None
+) -> tuple[SupCLAPModel, SupCLAPProcessor]:
+    """Load a SupCLAP model and its processor from a Hub id or folder. Other formats are converted.
+
+    These are the `ClapModel` of transformers and CLAP2 in OpenCLIP's format. The `temperature`, and the `logit_bias` of
+    SigLIP, replace those of the model. None: keep them.
+    """
+    import torch
+    from torch import nn
+
+    from modeling_supclap.conversion import load_model, load_processor
+    from modeling_supclap.conversion.layouts import FUSION_REMARK
+
+    model = load_model(name)
+    if getattr(model.config.audio_config, "enable_fusion", False):
+        say(f"{name}: {FUSION_REMARK}")
+    if temperature is not None:
+        model.config.temperature = temperature
+        nn.init.constant_(model.logit_scale, -math.log(temperature))
+    if logit_bias is not None:
+        model.config.logit_bias = logit_bias
+        model.logit_bias = nn.Parameter(torch.full_like(model.logit_scale, logit_bias))
+    return model, load_processor(name)
+
+
+def report_temperature(model: SupCLAPModel) -> dict[str, Any]:
+    """Print the temperature with which a run starts, and whether it is trained. Return both, for `results.json`."""
+    temperature = round(math.exp(-model.logit_scale.item()), 6)
+    settings: dict[str, Any] = {"temperature": temperature, "train_temperature": model.logit_scale.requires_grad}
+    line = f"temperature: {temperature:g}, {_is_trained(model.logit_scale)}"
+    if model.logit_bias is not None:
+        bias = round(model.logit_bias.item(), 6)
+        settings |= {"logit_bias": bias, "train_bias": model.logit_bias.requires_grad}
+        line += f"; bias of the logits: {bias:g}, {_is_trained(model.logit_bias)}"
+    say(line)
+    return settings
+
+
+def _is_trained(parameter: nn.Parameter) -> str:
+    return "trained" if parameter.requires_grad else "fixed"
 
 
 def build_processor(args: ModelArguments, rows: Any, languages: list[str]) -> SupCLAPProcessor:
@@ -70,7 +328,7 @@ def build_processor(args: ModelArguments, rows: Any, languages: list[str]) -> Su
     from modeling_supclap import CEDFeatureExtractor, SupCLAPProcessor
     from modeling_supclap.datasets_scripts.schema import all_captions, without_audio
 
-    if "scratch" not in (args.audio_encoder, args.text_encoder):
+    if args.audio_encoder != "scratch":
         return SupCLAPProcessor.from_encoders(args.audio_encoder, args.text_encoder, audio_seconds=args.audio_seconds)
 
     captions: set[str] = set()
@@ -89,10 +347,8 @@ def build_model(args: ModelArguments, processor: SupCLAPProcessor) -> SupCLAPMod
 
     from modeling_supclap import CEDConfig, SupCLAPConfig, SupCLAPModel
 
-    shared: dict[str, Any] = {}
-    for name in ("projection_dim", "temperature", "logit_bias", "audio_pooling", "text_pooling"):
-        if getattr(args, name) is not None:
-            shared[name] = getattr(args, name)
+    names = ("projection_dim", "temperature", "logit_bias", "audio_pooling", "text_pooling")
+    shared: Any = {name: value for name in names if (value := getattr(args, name)) is not None}
     if args.audio_encoder == "scratch":
         audio_config = CEDConfig(**as_mapping(args.audio_config))
         vocabulary = {"vocab_size": len(processor.tokenizer), "pad_token_id": processor.tokenizer.pad_token_id}
@@ -106,10 +362,32 @@ def build_model(args: ModelArguments, processor: SupCLAPProcessor) -> SupCLAPMod
         config = getattr(model.config, f"{name}_config")
         config.update(as_mapping(getattr(args, f"{name}_config")))
         config._name_or_path = ""  # its weights no longer come from that checkpoint
-    if args.random_weights:
-        fresh = SupCLAPModel(model.config)
-        for name in args.random_weights:
-            setattr(model, f"{name}_model", fresh.get_submodule(f"{name}_model"))
+        setattr(model, f"{name}_model", SupCLAPModel(model.config).get_submodule(f"{name}_model"))
+    return model
+
+
+def make_processor(rows: Any, model_args: ModelArguments, args: SupCLAPTrainingArguments) -> SupCLAPProcessor:
+    """Build or load the processor. For encoders from scratch, the tokenizer is trained on the captions of `rows`."""
+    from modeling_supclap import SupCLAPProcessor
+    from modeling_supclap.conversion import load_processor
+
+    if model_args.model is not None:
+        return load_processor(model_args.model)
+    if args.resume_from_checkpoint is None:
+        return build_processor(model_args, rows, args.languages)
+    # Keep the tokenizer: training it on other recordings would change it.
+    return SupCLAPProcessor.from_pretrained(args.resume_from_checkpoint)
+
+
+def make_model(
+    model_args: ModelArguments, part_args: TrainedPartArguments, processor: SupCLAPProcessor
+) -> SupCLAPModel:
+    """Build or load the model, and select the parameters to train."""
+    if model_args.model is None:
+        model = build_model(model_args, processor)
+    else:
+        model, _ = load_start(model_args.model, model_args.temperature, model_args.logit_bias)
+    choose_parameters(part_args, model)
     return model
 
 
@@ -138,92 +416,44 @@ def fit_normalisation(encoder: Any, processor: SupCLAPProcessor, rows: Any, args
     encoder.fit_normalisation(**processor(audio=clips, sampling_rate=rate_hz, return_tensors="pt"))
 
 
-def find_checkpoint(args: SupCLAPTrainingArguments) -> str | None:
-    """Return the path of the checkpoint to resume from. Return None for a new run, or if "last" finds no checkpoint."""
-    from modeling_supclap.training.checkpoints import last_checkpoint
+def choose_parameters(args: TrainedPartArguments, model: SupCLAPModel) -> None:
+    """Freeze the parameters that are not selected, and add the adapters."""
+    from modeling_supclap.training.lora import add_lora, block_names, train_last_layers, trainable_table
 
-    folder, named = args.output_dir or ".", args.resume_from_checkpoint
-    last = last_checkpoint(folder, resumes=named is not None)
-    if named == "last" and last is None:
-        say(f"{folder} contains no checkpoint; starting a new run")
-    if named not in (None, "last") and not Path(named).is_dir():
-        raise FileNotFoundError(f"checkpoint {named} does not exist; --resume_from_checkpoint last uses the newest")
-    return last if named == "last" else named
+    layers = {}
+    for kind in ("audio", "text"):
+        given = getattr(args, f"{kind}_layers"), args.train_last_layers, 1
+        number = next(value for value in given if value is not None)
+        blocks = block_names(model.get_submodule(f"{kind}_model")) if number == "all" else range(int(number))
+        layers[f"{kind}_layers"] = len(blocks)
+    if args.lora_rank is not None:
+        add_lora(model, rank=args.lora_rank, alpha=16 if args.lora_alpha is None else args.lora_alpha, **layers)
+    elif (args.train_last_layers, args.audio_layers, args.text_layers) != (None, None, None):
+        train_last_layers(model, **layers)
 
-
-def evaluate_test_split(
-    trainer: SupCLAPTrainer, rows: Any, templates: list[str], classes: Sequence[str] | None = None
-) -> dict[str, evaluation.Results]:
-    """Evaluate retrieval in each language, and zero-shot classification if there are prompt templates.
-
-    `classes` are the candidates for the whole split. None, and for each of several datasets: the labels of its rows.
-
-    Returns `{name: results}`. The key "" contains the results of the whole split. If the split contains several
-    datasets, each dataset has its own key.
-    """
-    from modeling_supclap import evaluation
-
-    args = trainer.args
-    model = evaluation.load_embedding_model(trainer.clap, trainer.processor, name=Path(args.output_dir or ".").name)
-    seconds = trainer.evaluation_collator.max_audio_seconds
-    policy = evaluation.AudioPolicy(seconds, pad_short_clips=args.pad_short_clips)
-    whole = evaluation.split_from_predictions(trainer.predict(rows), rows, args.eval_languages, model, policy)
-
-    results = {}
-    for name, split in {"": whole, **whole.by_dataset()}.items():
-        languages = split.languages(args.eval_languages) if name else args.eval_languages
-        # If every clip has the same number of captions in each language, compare languages on the same captions.
-        parallel = all(_has_equal_counts(row["captions"], languages) for row in split.rows)
-        options = evaluation.EvaluationOptions(
-            tasks=["retrieval", "zero_shot"] if templates else ["retrieval"],
-            languages=languages,
-            positives=args.positives,
-            caption_handling="all" if parallel else "each",
-            template_sets={"run": templates},
-            classes=None if name else classes,
-            intervals=evaluation.Intervals(seed=args.seed),
-        )
-        results[name] = evaluation.score_split(split, options)
-    return results
+    train_bias = args.train_temperature if args.train_bias is None else args.train_bias
+    for parameter, trains in ((model.logit_scale, args.train_temperature), (model.logit_bias, train_bias)):
+        if parameter is not None and not trains:
+            parameter.requires_grad_(False)
+    if not all(parameter.requires_grad for parameter in model.parameters()):
+        say(trainable_table(model))
 
 
-def _has_equal_counts(captions: Mapping[str, Sequence[str]], languages: Iterable[str]) -> bool:
-    """Return whether a clip has the same number of captions in each language."""
-    return len({len(captions.get(language) or ()) for language in languages}) == 1
+def merge_adapters(args: TrainedPartArguments, model: SupCLAPModel, folder: str | Path | None) -> SupCLAPModel:
+    """Return the model to save in `folder`, with merged adapters. Also save the adapters alone if requested."""
+    if args.lora_rank is None:
+        return model
+    from modeling_supclap.training.lora import merge_lora, save_adapter
+
+    if args.save_adapter and is_first_process():
+        save_adapter(model, Path(folder or ".") / "adapter")
+    return merge_lora(model)
 
 
-def make_processor(rows: Any, model_args: ModelArguments, args: SupCLAPTrainingArguments) -> SupCLAPProcessor:
-    """Build or load the processor. For encoders from scratch, the tokenizer is trained on the captions of `rows`."""
-    from modeling_supclap import SupCLAPProcessor
-    from modeling_supclap.conversion import load_processor
-
-    if model_args.model is not None:
-        return load_processor(model_args.model)
-    if args.resume_from_checkpoint is None:
-        return build_processor(model_args, rows, args.languages)
-    # Keep the tokenizer: training it on other recordings would change it.
-    return SupCLAPProcessor.from_pretrained(args.resume_from_checkpoint)
-
-
-def make_model(
-    model_args: ModelArguments, part_args: TrainedPartArguments, processor: SupCLAPProcessor
-) -> SupCLAPModel:
-    """Build or load the model, and select the parameters to train."""
-    from modeling_supclap.recipes.models import load_start
-
-    if model_args.model is None:
-        model = build_model(model_args, processor)
-    else:
-        model, _ = load_start(model_args.model, model_args.temperature, model_args.logit_bias)
-    part_args.choose_parameters(model)
-    return model
-
-
-def main() -> None:
-    """Parse the command line, lock the output folder, and train."""
-    data_args, model_args, part_args, args = parse_arguments(OPTIONS, default_config=DEFAULT_CONFIG, about=__doc__)
-    with only_run(args):
-        train_and_save(data_args, model_args, part_args, args)
+def run(*options: Any) -> None:
+    """Lock the output folder, and train. The options are those of `train_and_save`."""
+    with only_run(options[-1]):
+        train_and_save(*options)
 
 
 def train_and_save(
@@ -235,16 +465,11 @@ def train_and_save(
     """Load the data, build and train the model, evaluate the test split, and save."""
     from transformers import set_seed
 
-    from modeling_supclap.recipes.models import report_temperature, require_models
     from modeling_supclap.training.trainer import SupCLAPTrainer
 
-    if part_args.save_adapter and args.sharding is not None:
-        raise ValueError(
-            f"save_adapter does not support {args.sharding}, because each process has only a part of the weights; "
-            "leave it out: the whole model is saved"
-        )
+    refuse_options(data_args, model_args, part_args, args)
     require_models(model_args)
-    clock = Clock()
+    started = time.perf_counter()
     args.resume_from_checkpoint = find_checkpoint(args)
     args.training_data = data_args.identity_in_training
     args.selection_split = data_args.selection_split
@@ -276,8 +501,125 @@ def train_and_save(
         }
         results[""].content["data"] = dict(data.record)
         results[""].content["left_out"] = data.left_out
-        results[""].content["training"] = describe_training(trainer, arguments, clock)
-        write_run(trainer, results, data, model_args, clock)
+        results[""].content["training"] = describe_training(trainer, arguments, started)
+        write_run(trainer, results, data, model_args, started)
+
+
+def only_run(args: SupCLAPTrainingArguments) -> AbstractContextManager[None]:
+    """Return a context manager that locks the output folder, so that no other run writes to it."""
+    return folder_lock(args.output_dir or ".") if is_first_process() else nullcontext()
+
+
+def train(trainer: Trainer, checkpoint: str | None = None) -> None:
+    """Train a model, optionally from a checkpoint. If training stops, the error message explains how to continue.
+
+    With `enable_jit_checkpoint`, StoppedError is raised if SIGTERM stopped the run before its last step.
+    """
+    from modeling_supclap.training.checkpoints import last_checkpoint
+
+    advice = "continue with the same command and --resume_from_checkpoint last"
+    try:
+        with advise_skipping():
+            trainer.train(resume_from_checkpoint=checkpoint)
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C would suppress the advice
+        if last_checkpoint(trainer.args.output_dir or ".", resumes=True) is None:
+            advice = "no checkpoint was saved yet; run the same command to start again"
+        raise KeyboardInterrupt(advice) from None
+    finally:
+        for callback in trainer.callback_handler.callbacks:
+            bar = getattr(callback, "training_bar", None)
+            if bar is not None:
+                bar.close()  # so that the error message is the last line
+
+    if trainer.args.enable_jit_checkpoint and trainer.state.global_step < trainer.state.max_steps:
+        raise StoppedError(advice)
+
+
+def write_final_card(trainer: Trainer, start: str | None) -> None:
+    """Write the model card of a finished run that started from the model `start`.
+
+    With `push_to_hub`, upload the output folder again, because the Trainer uploads it before it contains the results.
+    """
+    args = trainer.args
+    trainer.create_model_card(finetuned_from=start)
+    if args.push_to_hub:
+        from huggingface_hub import upload_folder
+
+        upload_folder(
+            repo_id=str(trainer.hub_model_id),
+            folder_path=str(args.output_dir),
+            commit_message="Results and model card",
+            token=args.hub_token,
+            revision=args.hub_revision,
+            ignore_patterns=["_*", "*checkpoint-*"],
+        )
+
+
+def find_checkpoint(args: SupCLAPTrainingArguments) -> str | None:
+    """Return the path of the checkpoint to resume from. Return None for a new run, or if "last" finds no checkpoint."""
+    from modeling_supclap.training.checkpoints import last_checkpoint
+
+    folder, named = args.output_dir or ".", args.resume_from_checkpoint
+    last = last_checkpoint(folder, resumes=named is not None)
+    if named == "last" and last is None:
+        say(f"{folder} contains no checkpoint; starting a new run")
+    if named not in (None, "last") and not Path(named).is_dir():
+        raise FileNotFoundError(f"checkpoint {named} does not exist; --resume_from_checkpoint last uses the newest")
+    return last if named == "last" else named
+
+
+def evaluate_test_split(
+    trainer: SupCLAPTrainer, rows: Any, templates: list[str], classes: Sequence[str] | None = None
+) -> dict[str, evaluation.Results]:
+    """Evaluate retrieval in each language, and zero-shot classification if there are prompt templates.
+
+    `classes` are the candidates for the whole split. None, and for each of several datasets: the labels of its rows.
+
+    Returns `{name: results}`. The key "" contains the results of the whole split. If the split contains several
+    datasets, each dataset has its own key.
+    """
+    from modeling_supclap import evaluation
+    from modeling_supclap.evaluation.options import find_templates
+
+    args = trainer.args
+    model = evaluation.load_embedding_model(trainer.clap, trainer.processor, name=Path(args.output_dir or ".").name)
+    seconds = trainer.evaluation_collator.max_audio_seconds
+    policy = evaluation.AudioPolicy(seconds, pad_short_clips=args.pad_short_clips)
+    whole = evaluation.split_from_predictions(trainer.predict(rows), rows, args.eval_languages, model, policy)
+
+    results = {}
+    for name, split in {"": whole, **whole.by_dataset()}.items():
+        languages = split.languages(args.eval_languages) if name else args.eval_languages
+        # If every clip has the same number of captions in each language, compare languages on the same captions.
+        counts = [{len(row["captions"].get(language) or ()) for language in languages} for row in split.rows]
+        options = evaluation.EvaluationOptions(
+            tasks=["retrieval", "zero_shot"] if templates else ["retrieval"],
+            languages=languages,
+            positives=args.positives,
+            caption_handling="all" if max(map(len, counts)) == 1 else "each",
+            template_sets=find_templates(templates, own="run"),
+            classes=None if name else classes,
+            intervals=evaluation.Intervals(seed=args.seed),
+        )
+        results[name] = evaluation.score_split(split, options)
+    return results
+
+
+def arguments_in_use(args: ModelArguments) -> dict[str, Any]:
+    """Return the model arguments that have an effect. A pretrained model ignores arguments that define its shape.
+
+    The temperature and the bias are left out, because `models.report_temperature` returns their values.
+    """
+    if args.model is not None:
+        return {"model": args.model}
+    used = dict(vars(args))
+    del used["temperature"], used["logit_bias"]
+    if args.audio_encoder != "scratch":
+        del used["vocab_size"]
+        for name in {"audio", "text"} - set(args.random_weights):
+            del used[f"{name}_config"]
+    return used
 
 
 def selects_on_test(data_args: DataArguments, args: SupCLAPTrainingArguments) -> bool:
@@ -291,7 +633,7 @@ def save_trained(trainer: SupCLAPTrainer, part_args: TrainedPartArguments) -> No
 
     args = trainer.args
     if not trainer.is_fsdp_enabled:
-        part_args.finished(trainer.clap, args.output_dir)
+        merge_adapters(part_args, trainer.clap, args.output_dir)
     trainer.save_model()  # of a sharded model, after merging the adapters into the gathered weights
     if trainer.is_fsdp_enabled:  # sharded weights compute only within the trainer's forward pass
         trainer.accelerator.wait_for_everyone()
@@ -322,7 +664,7 @@ def score_run(trainer: SupCLAPTrainer, data: TrainingData, data_args: DataArgume
     return all_results
 
 
-def describe_training(trainer: SupCLAPTrainer, arguments: Mapping[str, Any], clock: Clock) -> dict[str, Any]:
+def describe_training(trainer: SupCLAPTrainer, arguments: Mapping[str, Any], started: float) -> dict[str, Any]:
     """Describe a finished training for `results.json`: its best score, its costs, last logs and arguments."""
     import torch
 
@@ -335,9 +677,9 @@ def describe_training(trainer: SupCLAPTrainer, arguments: Mapping[str, Any], clo
         "best_step": state.best_global_step,
         "steps": state.global_step,
         "processes": trainer.args.world_size,
-        "seconds": clock.seconds,
+        "seconds": time.perf_counter() - started,
         # less affected by other programs than "seconds", and includes the time before a resumed run was stopped
-        "process_seconds": trainer.throughput.earlier_seconds + clock.process_seconds,
+        "process_seconds": trainer.throughput.process_seconds,
         "peak_memory_mib": torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else None,
         "last_logs": last,
         "language_errors": {name: sum(logs[name]) / len(logs[name]) for name in LANGUAGE_ERRORS if name in logs},
@@ -359,7 +701,7 @@ def write_run(
     all_results: Mapping[str, evaluation.Results],
     data: TrainingData,
     model_args: ModelArguments,
-    clock: Clock,
+    started: float,
 ) -> None:
     """Write results, reports, curves, trained sources and the model card to the output folder, and print the scores."""
     from modeling_supclap.datasets_scripts.overlap.trained_sources import save_trained_sources
@@ -392,7 +734,7 @@ def write_run(
         plot_training_curves(history, output / "training_curves.png", trainer.args.eval_languages[0])
         files = "model, results.json and training_curves.png"
     write_final_card(trainer, model_args.model)
-    print(f"{files} are in {output} ({clock.seconds:.0f} s in total)")
+    print(f"{files} are in {output} ({time.perf_counter() - started:.0f} s in total)")
     if kept := put_away(output, trainer.args.save_total_limit, trainer.state.best_model_checkpoint):
         print(kept)
 

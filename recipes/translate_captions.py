@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING
 
 from modeling_supclap.datasets_scripts.atomic_files import write_json
 from modeling_supclap.recipes.arguments import parse_arguments
+from modeling_supclap.recipes.command import run_command
 from modeling_supclap.recipes.options import CaptionArguments, QualityArguments, TranslatorArguments, as_mapping
-from modeling_supclap.recipes.running import run_command
+from modeling_supclap.training.options import refuse
 
 if TYPE_CHECKING:
     from modeling_supclap.datasets_scripts.translation import Translator
@@ -41,18 +42,12 @@ def load_captions(args: CaptionArguments) -> list[Caption]:
         raise ValueError(f"got dataset={args.dataset!r} and captions={args.captions!r}; set exactly one of them")
     captions = from_builder(args) if args.captions is None else read_caption_file(Path(args.captions))
 
-    blank: list[str] = []
-    counts: Counter[str] = Counter()
-    for clip_id, index, text in captions:
-        name = f"{clip_id!r} caption {index}"
-        counts[name] += 1
-        if not clean(text):
-            blank.append(name)
-    if blank:
-        raise ValueError(f"{len(blank)} captions are blank or damaged: {listing(blank)}")
-    repeated = [name for name, count in counts.items() if count > 1]
-    if repeated:
-        raise ValueError(f"{len(repeated)} captions are repeated: {listing(repeated)}")
+    names = [f"{caption.clip_id!r} caption {caption[1]}" for caption in captions]
+    blank = [name for name, caption in zip(names, captions, strict=True) if not clean(caption.text)]
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    for found, problem in ((blank, "blank or damaged"), (repeated, "repeated")):
+        if found:
+            raise ValueError(f"{len(found)} captions are {problem}: {listing(found)}")
     return captions
 
 
@@ -102,23 +97,21 @@ def build_translator(args: TranslatorArguments) -> Translator:
     return ChatTranslator(args.model, args.endpoint, api_key, options, args.workers, args.retries)
 
 
-def check_arguments(args: TranslatorArguments, caption_args: CaptionArguments, check: QualityArguments) -> None:
-    """Check the arguments before the translation, which may take hours. Raise ValueError for an invalid one."""
+def check_arguments(args: CaptionArguments) -> None:
+    """Check the languages and the output before the translation, which may take hours. Raise ValueError."""
     from modeling_supclap.languages import LANGUAGES
 
-    languages = caption_args.languages
-    if not languages or len(set(languages)) < len(languages) or caption_args.source_language in languages:
-        raise ValueError(f"languages is {languages}; give one or more, each once, not {caption_args.source_language}")
+    languages, source = args.languages, args.source_language
+    is_distinct = languages and len(set(languages)) == len(languages) and source not in languages
     unknown = [language for language in languages if not re.fullmatch("[a-z]{3}", language)]
-    if unknown:
-        raise ValueError(f"languages contains {unknown}; give ISO 639-3 codes such as {', '.join(LANGUAGES)}")
-    if Path(caption_args.output).suffix != ".parquet":
-        raise ValueError(f"output is {caption_args.output}; it must end with .parquet")
-    for name in ("batch_size", "num_beams", "workers"):
-        if getattr(args, name) < 1:
-            raise ValueError(f"{name} is {getattr(args, name)}; it must be 1 or more")
-    if not -1 <= check.threshold <= 1:
-        raise ValueError(f"threshold is {check.threshold}; a cosine lies between -1 and 1")
+    codes = ", ".join(LANGUAGES)
+    refuse(
+        [
+            (not is_distinct, f"languages is {languages}; give one or more, each once, not {source}"),
+            (unknown, f"languages contains {unknown}; give ISO 639-3 codes such as {codes}"),
+            (Path(args.output).suffix != ".parquet", f"output is {args.output}; it must end with .parquet"),
+        ]
+    )
 
 
 def main() -> None:
@@ -135,7 +128,7 @@ def main() -> None:
         report_translations,
     )
 
-    check_arguments(args, caption_args, check)
+    check_arguments(caption_args)
     output, english, languages = (Path(caption_args.output), caption_args.source_language, caption_args.languages)
     captions = load_captions(caption_args)
     print(f"{len(captions):,} captions to translate into {', '.join(languages)}")
@@ -151,15 +144,12 @@ def main() -> None:
         back_translator.check(language, english)
 
     def complete(path: Path, items: list[Item], model: Translator, options: TranslatorArguments) -> dict[Key, str]:
-        settings = {}
-        for name in ("prompt", "num_beams", "dtype", "request_options"):
-            settings[name] = getattr(options, name)
+        settings = {name: getattr(options, name) for name in ("prompt", "num_beams", "dtype", "request_options")}
         return complete_translations(path, items, model, args.batch_size, settings, args.fill_gaps)
 
     items = []
     for language in languages:
-        for clip_id, index, text in captions:
-            items.append(Item(clip_id, index, language, text, english, language))
+        items += [Item(*caption[:2], language, caption.text, english, language) for caption in captions]
     texts = complete(output, items, translator, args)
 
     backs: dict[Key, str] = {}
@@ -171,8 +161,9 @@ def main() -> None:
     report = {}
     sources = {caption[:2]: caption.text for caption in captions}
     for language in languages:
-        forward = {key[:2]: text for key, text in texts.items() if key[2] == language}
-        back = {key[:2]: text for key, text in backs.items() if key[2] == language}
+        forward, back = (
+            {key[:2]: text for key, text in found.items() if key[2] == language} for found in (texts, backs)
+        )
         report[language] = report_translations(sources, forward, back, encoder, check.threshold, check.num_worst)
 
     arguments = redact({**vars(caption_args), **vars(args), **vars(check)}, from_anywhere=True)

@@ -35,7 +35,7 @@ FORKS.set_forkserver_preload(
         "matplotlib.pyplot",
         "modeling_supclap.evaluation.report",
         "modeling_supclap.model_card",
-        "modeling_supclap.recipes.running",
+        "modeling_supclap.recipes.command",
         "modeling_supclap.training.trainer",
         "scipy.stats",
         "sklearn.manifold",

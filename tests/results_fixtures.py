@@ -1,15 +1,13 @@
 """Small evaluation results with values that are easy to recognise."""
 
-import sys
 from pathlib import Path
 
 import numpy as np
 import soundfile
-import yaml
 
 from modeling_supclap.evaluation.results import SCHEMA, Results, score
 from modeling_supclap.metrics.names import RETRIEVAL_METRICS
-from modeling_supclap.recipes import runs
+from modeling_supclap.recipes import sweep
 
 NUM_CLIPS = 6
 
@@ -73,17 +71,20 @@ def paired_queries(hits):
 
 
 def fake_training(monkeypatch, train):
-    """Replace the training of `supclap reproduce` by a function from settings to results.
+    """Replace the training of `supclap sweep` and `reproduce` by a function from settings to results.
 
     Return the list of the settings of all calls.
     """
     calls = []
 
-    def main():
-        calls.append(yaml.safe_load(Path(sys.argv[1]).read_text()))
+    def run(*groups):
+        calls.append({})
+        for group in groups:
+            calls[-1] |= vars(group)
         train(calls[-1]).save(calls[-1]["output_dir"])
+        Path(calls[-1]["output_dir"], "README.md").touch()
 
-    monkeypatch.setitem(runs.RECIPES, "train", (main, runs.RECIPES["train"][1]))
+    monkeypatch.setitem(sweep.RECIPES, "train", sweep.RECIPES["train"]._replace(run=run))
     return calls
 
 

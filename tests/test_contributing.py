@@ -19,14 +19,14 @@ import modeling_supclap
 from modeling_supclap.auto_classes import MIN_TRANSFORMERS
 from modeling_supclap.configuration_supclap import AUDIO_TOWERS, OWN_TOWERS, SupCLAPConfig
 from modeling_supclap.datasets_scripts import builder_names, find_builder
-from modeling_supclap.evaluation.options import TASK_NAMES
+from modeling_supclap.evaluation.options import TASK_NAMES, TaskOptions
 from modeling_supclap.evaluation.results import SECTIONS
 from modeling_supclap.evaluation.run import TASKS
 from modeling_supclap.languages import LANGUAGE_TABLE
 from modeling_supclap.losses import info_nce
 from modeling_supclap.metrics.names import get_metric
 from modeling_supclap.model_card.card import LOSS_NAMES
-from modeling_supclap.recipes.options import EvaluationArguments, ModelArguments
+from modeling_supclap.recipes.options import ModelArguments
 from modeling_supclap.towers import get_tower_class
 from modeling_supclap.training.objectives import build_objective
 from modeling_supclap.training.options import LOSSES, MULTILINGUAL_LOSSES
@@ -86,7 +86,7 @@ def test_a_task_of_evaluation_has_its_parts(task):
     section = SECTIONS[task]
     assert {section.summary[0], *section.card_metrics} <= set(section.metrics)
     assert all(get_metric(metric).display for metric in section.metrics)
-    assert task in EvaluationArguments.__dataclass_fields__["tasks"].metadata["help"]
+    assert task in (TaskOptions.__doc__ or "")
     assert task in (GUIDES / "evaluate.md").read_text(encoding="utf-8")
 
 

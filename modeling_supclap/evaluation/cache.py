@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from huggingface_hub import constants
 
 from modeling_supclap.datasets_scripts.atomic_files import atomic_write
 
@@ -48,7 +47,9 @@ class EmbeddingCache:
     @classmethod
     def default(cls) -> EmbeddingCache:
         """Create a cache in the Hugging Face cache folder, `$HF_HOME/supclap/embeddings`."""
-        return cls(Path(constants.HF_HOME) / "supclap" / "embeddings")
+        from huggingface_hub.constants import HF_HOME  # reads environment variables that the commands set
+
+        return cls(Path(HF_HOME) / "supclap" / "embeddings")
 
     def fetch(self, key: Mapping[str, Any], make: Callable[[], Arrays], keep: bool = True) -> Arrays:
         """Load the named arrays for a key from the cache, or compute them with `make` and store them.

@@ -1,31 +1,45 @@
 """Comparison of results: check that two results are comparable, and compute differences with intervals.
 
-`metrics/comparison.py` computes the intervals. This module pairs the queries of the results.
+`metrics/comparison.py` computes the intervals. This module pairs the queries of the results. `tabulate` compares
+several models with several seeds, and `comparison_tables` arranges these scores as tables.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from modeling_supclap.metrics.comparison import Cell, Difference, difference
+from modeling_supclap.metrics.bootstrap import NUM_RESAMPLES
+from modeling_supclap.metrics.comparison import Cell, Difference, difference, summarize
 from modeling_supclap.metrics.names import get_metric
 
-from .results import Results, align
+from .results import SECTIONS, Results, Score, flat_scores
+from .tables import Table, arrange, find_metric
 
 if TYPE_CHECKING:
     import pandas
 
+    Key = int | tuple[int, int]  # seed, or fold and seed
+    Runs = Mapping[Any, Results]  # results of a model by `Key`
+
+COMPARISON_CAPTION = (
+    "Fractions in percent. In brackets: 95 % interval over recordings. With several seeds or folds: mean ± standard "
+    "deviation, t-interval over the seeds, or over the folds after averaging their seeds. Differences to the first "
+    "model follow; they are paired by query, by seed and query, or by fold. Validation: best score of the split that "
+    "selects the checkpoint; choose settings by it, not by the other columns."
+)
 _MUST_AGREE = ("dataset_hash", "positives", "caption_handling")
 _SHOULD_AGREE = ("audio", "missing_clips", "intervals", "selected_on")
 
 
 def compare(
-    first: Results, second: Results, num_resamples: int = 1000, seed: int = 0, allow_different: bool = False
+    first: Results, second: Results, num_resamples: int = NUM_RESAMPLES, seed: int = 0, allow_different: bool = False
 ) -> list[dict[str, Any]]:
     """Compare two results, paired by query, with a randomisation test and bootstrap intervals (see `difference`).
 
@@ -85,17 +99,123 @@ def format_comparison(table: Sequence[Mapping[str, Any]]) -> str:
         means = [metric.format(row["first"]), metric.format(row["second"]), metric.format(cell.value, signed=True)]
         p_value = "" if row["p_value"] is None else f"{row['p_value']:.3f}"
         lines.append([row["score"], *means, cell.format_interval(metric, signed=True), p_value])
-    return align(lines)
+    return Table(lines).to_text()
+
+
+def tabulate(models: Mapping[str, Runs], allow_different: bool = False) -> list[dict[str, Any]]:
+    """Collect the scores of several models on the same data, with their differences to the first model.
+
+    Args:
+        models: Results of each model by seed, or by (fold, seed). The seeds of a fold are averaged.
+        allow_different: Whether to only warn if the protocols differ.
+
+    Returns:
+        One dict per model and score with "score" (its path), "model", "seeds" and "folds" (their numbers),
+        "validation_metric" and "validation" (mean score of the split that selects the checkpoint), "value" (mean),
+        "std", "low", "high", "chance", "difference", "difference_low", "difference_high" and "p_value". Unknown values
+        are None.
+
+    Raises:
+        ValueError: The protocols differ.
+    """
+    baseline = next(iter(models.values()))
+    of_baseline = _scores_by_place(baseline)
+    records = []
+    for model, runs in models.items():
+        paired = {} if runs is baseline else _pair_queries(runs, baseline, allow_different)
+        folds = {key[0] for key in runs if isinstance(key, tuple)}
+        about: dict[str, Any] = {"model": model, "seeds": len(runs) // max(1, len(folds)), "folds": len(folds) or None}
+        about["validation_metric"], about["validation"] = _mean_validation(runs)
+        for place, scores in _scores_by_place(runs).items():
+            first = next(iter(scores.values()))
+            values = average_folds({key: score.value for key, score in scores.items()})
+            recordings = first.cell.interval if len(values) == 1 else None
+            cell = summarize(list(values.values()), recordings, is_share=first.metric.percent)
+            record = {"score": " ".join(place), **about, "value": cell.value, "std": cell.std}
+            record |= {"low": cell.low, "high": cell.high, "chance": first.chance}
+
+            found = paired.get(record["score"])
+            if found is None and runs is not baseline:
+                others = {key: score.value for key, score in of_baseline.get(place, {}).items()}
+                found = compare_seeds(runs, baseline, place, values, average_folds(others))
+            record |= {"difference": getattr(found, "value", None), "difference_low": getattr(found, "low", None)}
+            record |= {"difference_high": getattr(found, "high", None), "p_value": getattr(found, "p_value", None)}
+            records.append(record)
+    return records
+
+
+def comparison_tables(dataset: str, records: Sequence[Mapping[str, Any]]) -> list[Table]:
+    """Arrange the records of `tabulate` as tables, one for each task and language, with one row for each model."""
+    index = ["model"]
+    for key, least in (("seeds", 2), ("folds", 1), ("validation", -math.inf)):
+        if any(record[key] is not None and record[key] >= least for record in records):
+            index.append(key)
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for record in records:
+        task, language, *_ = record["score"].split()
+        name = task if task == "multilingual" else f"{task}, {language}"
+        shown = dict(record)
+        if record["validation"] is not None:
+            metric = find_metric(f"log {record['validation_metric']} last")
+            shown["validation"] = metric.format(record["validation"])
+        groups.setdefault(f"{dataset}: {name.replace('_', ' ')}", []).append(shown)
+    return [arrange(group, index, title) for title, group in groups.items()]
+
+
+def average_folds(values: Mapping[Any, float]) -> dict[Any, float]:
+    """Average the seeds of each fold, for keys (fold, seed). Values by seed are returned unchanged.
+
+    >>> average_folds({(1, 0): 0.5, (1, 1): 0.7, (2, 0): 0.2}), average_folds({0: 0.5})
+    ({1: 0.6, 2: 0.2}, {0: 0.5})
+    """
+    groups: dict[Any, list[float]] = {}
+    for key, value in values.items():
+        groups.setdefault(key[0] if isinstance(key, tuple) else key, []).append(value)
+    return {key: float(np.mean(group)) for key, group in groups.items()}
+
+
+def _mean_validation(runs: Runs) -> tuple[str | None, float | None]:
+    """Return the metric that selects the checkpoint of training runs, and its mean. (None, None) if a run has none."""
+    name, values = None, []
+    for results in runs.values():
+        best = (results.content.get("training") or {}).get("best_validation") or {None: None}
+        name, value = next(iter(best.items()))
+        if value is None or "selected_on" in results.protocol:
+            return None, None
+        values.append(value)
+    return name, float(np.mean(values))
+
+
+def _scores_by_place(runs: Runs) -> dict[tuple[str, ...], dict[Any, Score]]:
+    """Return the scores of the tables, `{path: {key of the run: score}}`."""
+    scores: dict[tuple[str, ...], dict[Any, Score]] = {}
+    for key, results in runs.items():
+        for score in flat_scores(results.scores):
+            task, metric = score.place[0], score.place[-1]
+            if metric in SECTIONS[task].metrics or task == "multilingual":
+                scores.setdefault(score.place, {})[key] = score
+    return scores
+
+
+def _pair_queries(runs: Runs, baseline: Runs, allow_different: bool) -> dict[str, Difference]:
+    """Compare two models with one run each by query, `{score: difference}`. For more runs, only check the protocols."""
+    reference = next(iter(baseline.values()))
+    first = next(iter(runs.values()))
+    paired: dict[str, Difference] = {}
+    if len(runs) > 1 or len(baseline) > 1 or "mteb" in first.scores:
+        for key, results in runs.items():
+            check_protocols(baseline.get(key, reference), results, allow_different)
+        return paired
+    with suppress(ValueError) if allow_different else nullcontext():  # no query in common
+        for row in compare(reference, first, allow_different=allow_different):
+            paired[row["score"]] = Difference(row["difference"], row["low"], row["high"], p_value=row["p_value"])
+    return paired
 
 
 def compare_seeds(
-    runs: Mapping[int, Results],
-    baseline: Mapping[int, Results],
-    place: Sequence[str],
-    values: Mapping[int, float],
-    baseline_values: Mapping[int, float],
+    runs: Runs, baseline: Runs, place: Sequence[str], values: Mapping[Any, float], baseline_values: Mapping[Any, float]
 ) -> Difference | None:
-    """Compare a score of two models on their common seeds, paired by seed and, if possible, by query.
+    """Compare a score of two models on their common seeds or folds, paired by seed and, if possible, by query.
 
     Pairing by query requires values per query, and the same two or more recordings in all runs.
 
@@ -104,29 +224,29 @@ def compare_seeds(
         baseline: Results of the baseline, by seed.
         place: Path of the score, such as `("retrieval", "eng", "t2a", "R@1")`. The language "mean" averages over
             languages.
-        values: Score of each run.
-        baseline_values: Score of each run of the baseline.
+        values: Score of each run, or mean score of each fold.
+        baseline_values: The same of the baseline.
 
     Returns:
-        The mean difference with its interval, or None without a common seed.
+        The mean difference with its interval, or None without a common seed or fold.
     """
-    seeds = [seed for seed in values if seed in baseline_values]
-    if not seeds:
+    keys = [key for key in values if key in baseline_values]
+    if not keys:
         return None
     scores: list[np.ndarray] = []
     clusters: set[tuple[Any, ...]] = set()
     for results in (runs, baseline):
-        for seed in seeds:
-            outcomes = get_outcomes(results[seed], place)
+        for key in keys:
+            outcomes = get_outcomes(results[key], place) if key in results else None
             if outcomes is not None:
                 scores.append(outcomes[0])
                 clusters.add(tuple(outcomes[1].tolist()))
 
     pairing: tuple[Any, ...] = ()
-    if len(scores) == 2 * len(seeds) and len(clusters) == 1:
+    if len(scores) == 2 * len(keys) and len(clusters) == 1:
         first, second = np.split(np.stack(scores), 2)  # (seeds, Q) each
         pairing = (first, second, list(*clusters))
-    return difference([values[seed] for seed in seeds], [baseline_values[seed] for seed in seeds], *pairing)
+    return difference([values[key] for key in keys], [baseline_values[key] for key in keys], *pairing)
 
 
 def get_outcomes(results: Results, place: Sequence[str]) -> tuple[np.ndarray, np.ndarray] | None:

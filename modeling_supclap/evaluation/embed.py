@@ -17,6 +17,7 @@ from modeling_supclap.metrics.recall.ranking import LazySimilarity
 
 from ..audio_input import Recording
 from .cache import EmbeddingCache, digest_of
+from .options import AudioPolicy as AudioPolicy
 
 if TYPE_CHECKING:
     from .models import EmbeddingModel
@@ -26,45 +27,6 @@ Row = Mapping[str, Any]
 # Number of threads that prefetch audio.
 _READERS = 4
 _STORED_SIMILARITIES = 2**24  # 64 MiB
-
-
-@dataclass(frozen=True)
-class AudioPolicy:
-    """Settings for truncating recordings, splitting them into chunks and pooling the chunks.
-
-    Attributes:
-        max_audio_seconds: Maximum length in seconds. Longer recordings are truncated. None: do not truncate.
-        chunk_seconds: Chunk length in seconds. Longer recordings are split into chunks. The last chunk starts earlier,
-            so that it ends with the recording. None: use the model's maximum (10 s for CLAP), at most five minutes.
-        pooling: "mean" averages the chunk embeddings of a recording and normalises the mean. "best" keeps all chunks;
-            the score of a text is its highest cosine over the chunks.
-        pad_short_clips: Whether to append zeros to clips that are shorter than the model's minimum. Otherwise they are
-            unusable.
-    """
-
-    max_audio_seconds: float | None = None
-    chunk_seconds: float | None = None
-    pooling: str = "mean"
-    pad_short_clips: bool = False
-
-    def __post_init__(self) -> None:
-        if self.pooling not in ("mean", "best"):
-            raise ValueError(f"pooling is {self.pooling!r}; it must be mean or best")
-        for name in ("max_audio_seconds", "chunk_seconds"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} is {value}; it must be more than 0 seconds")
-
-    def sentence(self) -> str:
-        """Describe the policy in one sentence."""
-        padded = "; shorter clips than the model's minimum are padded with zeros" if self.pad_short_clips else ""
-        part = "all of" if self.max_audio_seconds is None else f"the first {self.max_audio_seconds:g} s of"
-        if self.chunk_seconds is None:
-            return f"{part} each recording, embedded at once{padded}"
-        pooled = (
-            "the normalised mean of their embeddings" if self.pooling == "mean" else "the best chunk for each text"
-        )
-        return f"{part} each recording, in chunks of {self.chunk_seconds:g} s if it is longer; {pooled}{padded}"
 
 
 @dataclass

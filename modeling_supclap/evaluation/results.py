@@ -20,17 +20,16 @@ import numpy as np
 
 from modeling_supclap.datasets_scripts.atomic_files import atomic_write, write_json
 from modeling_supclap.datasets_scripts.public_names import redact
-from modeling_supclap.metrics.bootstrap import bootstrap_intervals
+from modeling_supclap.metrics.bootstrap import NUM_RESAMPLES, bootstrap_intervals
 from modeling_supclap.metrics.comparison import Cell
+from modeling_supclap.metrics.names import DIRECTIONS as DIRECTIONS
 from modeling_supclap.metrics.names import METRICS, MORE_RETRIEVAL_METRICS, RETRIEVAL_METRICS, MetricName, get_metric
 
 from .. import __version__
 from .cache import pack_arrays
+from .tables import Table
 
 SCHEMA = "supclap-results/2"
-DIRECTIONS = {"t2a": "text to audio", "a2t": "audio to text"}
-"""Retrieval directions and their display names."""
-
 NUM_CLASSES = {"esc50": 50, "urbansound8k": 10, "vggsound": 309}
 """Number of classes used in the papers; scores on fewer classes are not comparable with the published scores."""
 
@@ -135,17 +134,19 @@ SECTIONS = {
 _PACKAGES = ("torch", "torchaudio", "transformers", "datasets", "accelerate", "numpy")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Intervals:
-    """Options for confidence intervals, computed by percentile bootstrap over source recordings.
+    """Confidence intervals, computed by percentile bootstrap over source recordings.
 
     With `positives="captions"`, recordings with the same captions are resampled together.
 
     Attributes:
         num_resamples: Number of bootstrap resamples; 0 disables intervals.
+        confidence: Confidence level of the bootstrap intervals.
+        seed: Seed of the bootstrap; in `supclap evaluate`, also of ZSTE's items.
     """
 
-    num_resamples: int = 1000
+    num_resamples: int = NUM_RESAMPLES
     confidence: float = 0.95
     seed: int = 0
 
@@ -298,7 +299,7 @@ class Results:
             lines.append([" ".join(each.place), *each.cells()])
         if not any(line[-1] for line in lines[1:]):
             lines = [line[:-1] for line in lines]
-        return align(lines)
+        return Table(lines).to_text()
 
     def _repr_html_(self) -> str:
         """Show `table` in notebooks."""
@@ -318,23 +319,13 @@ def flat_scores(scores: Mapping[str, Any], prefix: tuple[str, ...] = ()) -> Iter
             yield from flat_scores(value, (*prefix, name))
 
 
-def align(lines: Sequence[Sequence[str]]) -> str:
-    """Format rows of strings as a table: the first column is left-aligned, the others are right-aligned."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    written = []
-    for first, *others in lines:
-        cells = map(str.rjust, others, widths[1:])
-        written.append("  ".join([first.ljust(widths[0]), *cells]).rstrip())
-    return "\n".join(written)
-
-
 def get_dataset_name(protocol: Mapping[str, Any]) -> str:
     """Return the dataset name. For a subset of the classes, such as ESC-10, append the number of classes.
 
     >>> get_dataset_name({"dataset": "esc50", "classes": 10})
     'esc50, 10 of 50 classes'
     """
-    name = str(protocol.get("origin") or protocol["dataset"])
+    name = str(protocol.get("origin") or protocol["dataset"] or "unnamed data")
     num_all, num_classes = NUM_CLASSES.get(name), protocol.get("classes") or 0
     return f"{name}, {num_classes} of {num_all} classes" if num_all and 0 < num_classes < num_all else name
 

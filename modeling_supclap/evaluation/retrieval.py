@@ -197,7 +197,7 @@ def retrieval_metrics(dataset: Any, languages: Sequence[str], positives: str) ->
     from .options import EvaluationOptions
 
     def flat_scores(split: EmbeddedSplit, languages: Sequence[str]) -> dict[str, float]:
-        options = EvaluationOptions(languages=languages, positives=positives, caption_handling="each")
+        options = EvaluationOptions(languages=list(languages), positives=positives, caption_handling="each")
         all_scores, _, _ = evaluate_retrieval(split, options, is_light=True)
 
         flat: dict[str, float] = {}

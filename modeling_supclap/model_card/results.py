@@ -13,6 +13,7 @@ from modeling_supclap.datasets_scripts.public_names import inline_markdown
 from modeling_supclap.metrics.names import RETRIEVAL_METRICS
 
 from ..evaluation.results import AUDIO_TASKS, DIRECTIONS, SCHEMA, SECTIONS, Score, flat_scores, get_dataset_name
+from ..evaluation.tables import Table
 
 
 @dataclass(frozen=True)
@@ -118,10 +119,8 @@ def format_card_scores(scores: Sequence[CardScore]) -> str:
                 text += f"; {name} {level}" if level else ""
             rows.setdefault(place, dict(metrics))[each.metric] = text
 
-        lines = [f"| data | task | language | {' | '.join(metrics)} |", "|---" * (3 + len(metrics)) + "|"]
-        for place, cells in rows.items():
-            lines.append(f"| {' | '.join([*place, *cells.values()])} |")
-        tables.append("\n".join(lines))
+        lines = [["data", "task", "language", *metrics], *([*place, *cells.values()] for place, cells in rows.items())]
+        tables.append(Table(lines).to_markdown())
 
     levels = sorted({f"{100 * each.confidence:g}" for each in scores if each.confidence})
     intervals = f", with intervals of {' and '.join(levels)} %" if levels else ""

@@ -157,53 +157,73 @@ async def keep_upload(path: str | None) -> str | None:
     return path
 
 
+def _show_errors(method: Callable[..., str]) -> Callable[..., str]:
+    """Return error messages of a method as HTML, without the folders of this machine."""
+
+    @wraps(method)
+    def run(self: Answers, *inputs: Any) -> str:
+        try:
+            return method(self, *inputs)
+        except (ValueError, OSError) as error:
+            message = str(error)
+            for folder in (self.searcher.index.folder, str(self.root)):
+                message = message.replace(folder, Path(folder).name)
+            return f"<p>{html.escape(message)}</p>"
+
+    return run
+
+
+class Answers:
+    """Answers of the page to requests, as HTML."""
+
+    def __init__(self, searcher: Searcher, root: Path) -> None:
+        self.searcher, self.root = searcher, root
+
+    @_show_errors
+    def find(self, text: str, language: str, sound: str | None, *options: Any) -> str:
+        """Search by text, or else by an uploaded sound."""
+        if text.strip():  # on the page, a new text clears the example, and a new example the text
+            return self._show(self.searcher.embed(text, language), "text", text, *options)
+        if sound is None:
+            return "<p>Enter a query or upload a sound.</p>"
+        vector = self.searcher.embed_audio(Path(sound).read_bytes(), end_seconds=LONGEST_EXAMPLE_SECONDS)
+        return self._show(vector, "example", "example", *options)
+
+    @_show_errors
+    def find_similar(self, event: gradio.EventData, *options: Any) -> str:
+        """Search by the sound of a hit."""
+        path = find_recording(self.searcher, self.root, event.file)
+        end = min(event.end, event.start + LONGEST_EXAMPLE_SECONDS)
+        query = f"{event.file} {clock(event.start)}"
+        vector = self.searcher.embed_audio(path, event.start, end)
+        return self._show(vector, f"similarity to {query}", query, *options)
+
+    def find_in_all(self, text: str, language: str, sound: str | None, number: float) -> str:
+        """Search all recordings, by text or by an uploaded sound."""
+        return self.find(text, language, sound, number, "", None, None)
+
+    def _show(
+        self,
+        vector: np.ndarray,
+        kind: str,
+        query: str,
+        number: float,
+        folder: str,
+        least: float | None,
+        most: float | None,
+    ) -> str:
+        lengths = (least or 0.0, most or math.inf)
+        hits = self.searcher.search(vector=vector, k=int(number), within=folder, lengths=lengths)
+        note = f'<p class="time">Hits by {html.escape(kind)}.</p>'
+        if hits and kind == "text" and not self.searcher.stands_out(hits, folder):
+            note += f"<p>{NOTHING}</p>"
+        return note + render_hits(self.searcher, hits, vector, self.root, query)
+
+
 def make_page(searcher: Searcher, recordings: str | Path) -> Any:
     """Build the search page as `gradio.Blocks`, without launching it."""
     root = Path(recordings).resolve()
-
-    def with_errors(function: Callable[..., str]) -> Callable[..., str]:
-        """Return error messages as HTML, without the folders of this machine."""
-
-        @wraps(function)
-        def run(*inputs: Any) -> str:
-            try:
-                return function(*inputs)
-            except (ValueError, OSError) as error:
-                message = str(error)
-                for folder in (searcher.index.folder, str(root)):
-                    message = message.replace(folder, Path(folder).name)
-                return f"<p>{html.escape(message)}</p>"
-
-        return run
-
-    def show(
-        vector: np.ndarray, kind: str, query: str, number: float, folder: str, least: float | None, most: float | None
-    ) -> str:
-        hits = searcher.search(vector=vector, k=int(number), within=folder, lengths=(least or 0.0, most or math.inf))
-        note = f'<p class="time">Hits by {html.escape(kind)}.</p>'
-        if hits and kind == "text" and not searcher.stands_out(hits, folder):
-            note += f"<p>{NOTHING}</p>"
-        return note + render_hits(searcher, hits, vector, root, query)
-
-    @with_errors
-    def find(text: str, language: str, sound: str | None, *options: Any) -> str:
-        if text.strip():  # on the page, a new text clears the example, and a new example the text
-            return show(searcher.embed(text, language), "text", text, *options)
-        if sound is None:
-            return "<p>Enter a query or upload a sound.</p>"
-        vector = searcher.embed_audio(Path(sound).read_bytes(), end_seconds=LONGEST_EXAMPLE_SECONDS)
-        return show(vector, "example", "example", *options)
-
-    @with_errors
-    def find_similar(event: gradio.EventData, *options: Any) -> str:
-        path = find_recording(searcher, root, event.file)
-        end = min(event.end, event.start + LONGEST_EXAMPLE_SECONDS)
-        query = f"{event.file} {clock(event.start)}"
-        return show(searcher.embed_audio(path, event.start, end), f"similarity to {query}", query, *options)
-
-    def answer(text: str, language: str, sound: str | None, number: float) -> str:
-        return find(text, language, sound, number, "", None, None)
-
+    answers = Answers(searcher, root)
     folders = sorted({os.path.dirname(name) for name in searcher.index.names} - {""})
     with gradio.Blocks(title="Search recordings", analytics_enabled=False, delete_cache=(60, KEPT_SECONDS)) as page:
         gradio.HTML(lambda: render_heading(searcher, root))
@@ -229,10 +249,12 @@ def make_page(searcher: Searcher, recordings: str | Path) -> Any:
         results = gradio.HTML(js_on_load=(_HERE / "page.js").read_text(encoding="utf-8"))
 
         options = [number, folder, shortest, longest]
-        gradio.Button(visible=False).click(answer, [text, language, sound, number], results, api_name="search")
+        gradio.Button(visible=False).click(
+            answers.find_in_all, [text, language, sound, number], results, api_name="search"
+        )
         events: dict[str, Any] = {"outputs": results, "api_visibility": "private"}
-        gradio.on([button.click, text.submit], find, [text, language, sound, *options], **events)
-        results.similar(find_similar, options, **events)
+        gradio.on([button.click, text.submit], answers.find, [text, language, sound, *options], **events)
+        results.similar(answers.find_similar, options, **events)
         text.input(lambda: None, None, sound, api_visibility="private")
         sound.input(lambda: "", None, text, api_visibility="private")
     return page

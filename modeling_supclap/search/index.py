@@ -145,23 +145,18 @@ def build_index(
 
         own = sorted(files)[rank::processes]
         todo = _find_changed(store, known, {name: files[name] for name in own})
-        workers = min(8, os.cpu_count() or 1) if num_workers is None else max(1, num_workers)
         embed = partial(
             model.chunk_embeddings,
             chunk_seconds=window_seconds,
             hop_seconds=hop_seconds,
             batch_size=batch_size,
-            num_workers=workers,
+            num_workers=min(8, os.cpu_count() or 1) if num_workers is None else max(1, num_workers),
             on_bad_audio="skip",
             refuse_silence=True,
         )
         entries = _embed_files(embed, files, todo)
         bar = progress(entries, "indexing", len(todo), "files", not show_progress_bar or rank > 0)
-        for number, batch in enumerate(write_batches(bar), 1):
-            store.replace(batch)
-            # each write is a fragment; compact when their number has doubled, and at the end of several processes
-            if processes == 1 and number >= _FEWEST_WRITES and number.bit_count() == 1:
-                store.compact()
+        _write(store, bar, compacts=processes == 1)
         barrier()
 
         if rank == 0:
@@ -169,6 +164,14 @@ def build_index(
             _count_changes(report, store, known)
         report.seconds = time.perf_counter() - started
         return report
+
+
+def _write(store: SoundIndex, entries: Iterable[IndexedFile], compacts: bool) -> None:
+    """Write entries in batches. Each write is a fragment; they are merged when their number has doubled."""
+    for number, batch in enumerate(write_batches(entries), 1):
+        store.replace(batch)
+        if compacts and number >= _FEWEST_WRITES and number.bit_count() == 1:
+            store.compact()
 
 
 def _create_or_check(

@@ -22,10 +22,11 @@ from .training_args import SupCLAPTrainingArguments
 class SpecAugment:
     """SpecAugment (https://arxiv.org/abs/1904.08779): mask random spans of frames and of mel bands of each clip.
 
-    As in transformers, the number of spans on an axis of length L is max(min_masks, floor(prob * L / length + u)), but
-    at most L // length. L excludes padding, and u is uniform in [0, 1). `prob`, `length` and `min_masks` are options:
-    `mask_time_...` for frames and `mask_feature_...` for mel bands. Spans start at different random positions and may
-    overlap. Masked values are set to the mean of the clip without padding.
+    As in transformers, the number of spans on an axis of length L is max(least, floor(prob * L / length + u)), but at
+    most L // length. L excludes padding, and u is uniform in [0, 1). `prob` and `length` are options: `mask_time_...`
+    for frames and `mask_feature_...` for mel bands. `least` is 2 for frames and 0 for bands, the defaults of
+    transformers. Spans start at different random positions and may overlap. Masked values are set to the mean of the
+    clip without padding.
 
     The masks depend only on the seed, the step and the process, so a resumed run draws the same masks.
 
@@ -44,8 +45,8 @@ class SpecAugment:
                 "out, and set the masking in the configuration of the encoder"
             )
         self.time_is_last = columns > rows
-        self._time = args.mask_time_prob, args.mask_time_length, args.mask_time_min_masks
-        self._bands = args.mask_feature_prob, args.mask_feature_length, args.mask_feature_min_masks
+        self._time = args.mask_time_prob, args.mask_time_length, 2
+        self._bands = args.mask_feature_prob, args.mask_feature_length, 0
         bands, frames = sorted((rows, columns))
         most = {"time": frames * max(1.0, args.max_audio_seconds / 10), "feature": bands}
         for axis, (prob, length, _) in {"time": self._time, "feature": self._bands}.items():

@@ -14,6 +14,7 @@ from modeling_supclap.datasets_scripts.stream import RowStream
 
 from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
+from .options import Rules, refuse
 from .training_args import SupCLAPTrainingArguments
 
 logger = logging.getLogger(__name__)
@@ -31,72 +32,80 @@ def refuse_unsupported(
 
     The arguments are those of `SupCLAPTrainer`. Nothing is changed, and no row is read.
     """
-    if not isinstance(model, SupCLAPModel):
-        kind = type(model).__name__
-        advice = "convert it with modeling_supclap.conversion.supclap_from_clap" if "Clap" in kind else "pass one"
-        raise ValueError(f"the model is a {kind}, but SupCLAPTrainer trains a SupCLAPModel; {advice}")
-    if not isinstance(args, SupCLAPTrainingArguments):
-        raise ValueError(f"args is {type(args).__name__}; pass SupCLAPTrainingArguments, with the same arguments")
-    if processor is None:
-        raise ValueError("processing_class is missing; pass the SupCLAPProcessor of the model")
-    _refuse_options(model, args, processor, has_own_objective=objective is not None)
-    _refuse_datasets(train_rows, eval_rows, args)
+    refuse(_type_rules(model, args, processor))
+    assert processor is not None
+    refuse(_model_rules(model, args, processor, has_own_objective=objective is not None))
+    refuse(_row_rules(train_rows, eval_rows, args))
 
 
-def _refuse_options(
+def _type_rules(model: Any, args: Any, processor: Any) -> Rules:
+    """Yield what a trainer refuses because of the types of its arguments."""
+    kind, given = type(model).__name__, type(args).__name__
+    advice = "convert it with modeling_supclap.conversion.supclap_from_clap" if "Clap" in kind else "pass one"
+    is_other = not isinstance(model, SupCLAPModel)
+    yield is_other, f"the model is a {kind}, but SupCLAPTrainer trains a SupCLAPModel; {advice}"
+    is_other = not isinstance(args, SupCLAPTrainingArguments)
+    yield is_other, f"args is {given}; pass SupCLAPTrainingArguments, with the same arguments"
+    yield processor is None, "processing_class is missing; pass the SupCLAPProcessor of the model"
+
+
+def _model_rules(
     model: SupCLAPModel, args: SupCLAPTrainingArguments, processor: SupCLAPProcessor, has_own_objective: bool
-) -> None:
-    """Raise ValueError if the arguments do not fit the model, its processor or the launch."""
-    if args.n_gpu > 1:
-        raise ValueError(f"one process sees {args.n_gpu} GPUs; start one process per GPU with `accelerate launch`")
-    if args.loss == "siglip" and not has_own_objective and model.logit_bias is None:
-        raise ValueError("loss='siglip' needs a model with a bias: --logit_bias -10 --temperature 0.1")
-    if args.features_on_device and not processor.runs_on_device:
-        kind = type(processor.feature_extractor).__name__
-        raise ValueError(f"features_on_device supports the feature extractors of CED and CLAP, got {kind}")
-
-    wide = [width for width in args.matryoshka_widths if width >= model.config.projection_dim]
-    if wide:
-        raise ValueError(
-            f"matryoshka_widths has {wide}; they must be below projection_dim {model.config.projection_dim}"
-        )
+) -> Rules:
+    """Yield what a trainer refuses because of its model, its processor or the launch."""
+    gpus, width, sharding = args.n_gpu, model.config.projection_dim, args.sharding
+    yield gpus > 1, f"one process sees {gpus} GPUs; start one process per GPU with `accelerate launch`"
+    without_bias = args.loss == "siglip" and not has_own_objective and model.logit_bias is None
+    yield without_bias, "loss='siglip' needs a model with a bias: --logit_bias -10 --temperature 0.1"
+    extractor = type(processor.feature_extractor).__name__
+    yield (
+        args.features_on_device and not processor.runs_on_device,
+        f"features_on_device supports the feature extractors of CED and CLAP, got {extractor}",
+    )
+    wide = [each for each in args.matryoshka_widths if each >= width]
+    yield wide, f"matryoshka_widths has {wide}; they must be below projection_dim {width}"
     config: Any = args.accelerator_config
-    if config.dispatch_batches:
-        raise ValueError("dispatch_batches is true, but the clips of two batches differ in length; leave it out")
-
-    if args.sharding == "fsdp" and args.track_language_errors:
-        raise ValueError("track_language_errors does not support FSDP; set it to false")
-    if args.sharding is not None and args.hard_negatives_per_batch:
-        raise ValueError("hard_negatives_per_batch does not support FSDP and DeepSpeed; leave it out")
-    if args.sharding is not None and args.ema_decay is not None:
-        raise ValueError("ema_decay does not support FSDP and DeepSpeed, which shard the weights; leave it out")
+    dispatches = config.dispatch_batches
+    yield dispatches, "dispatch_batches is true, but the clips of two batches differ in length; leave it out"
+    fsdp = sharding == "fsdp" and args.track_language_errors
+    yield fsdp, "track_language_errors does not support FSDP; set it to false"
+    for name, value in (("hard_negatives_per_batch", args.hard_negatives_per_batch), ("ema_decay", args.ema_decay)):
+        is_sharded = sharding is not None and value
+        yield is_sharded, f"{name} does not support FSDP and DeepSpeed, which shard the weights; leave it out"
 
 
-def _refuse_datasets(train_rows: Any, eval_rows: Any, args: SupCLAPTrainingArguments) -> None:
-    """Raise ValueError if the rows cannot be used with the arguments."""
-    if isinstance(train_rows, Mapping):
-        raise ValueError(
-            f"train_dataset is a dict of {list(train_rows)[:5]}; join several datasets with "
-            "modeling_supclap.datasets_scripts.mixture.mix"
+def _row_rules(train_rows: Any, eval_rows: Any, args: SupCLAPTrainingArguments) -> Rules:
+    """Yield what a trainer refuses because of its rows."""
+    yield (
+        isinstance(train_rows, Mapping),
+        f"train_dataset is a dict of {list(train_rows or ())[:5]}; join several datasets with "
+        "modeling_supclap.datasets_scripts.mixture.mix",
+    )
+    yield (
+        args.negatives_per_clip and train_rows is not None and not _has_negatives(train_rows),
+        "negatives_per_clip is set, but no training row has `negatives`; write them with `supclap mine`",
+    )
+    has_sets = isinstance(eval_rows, Mapping)
+    sets = eval_rows if has_sets else {"": eval_rows}
+    needs_all = args.on_bad_audio != "error" or args.every_caption or args.track_language_errors
+    for rows in (train_rows, *sets.values()):
+        has_length = rows is None or hasattr(rows, "__len__")
+        advice = "use a map-style dataset or load_splits(..., streaming=True)"
+        yield not has_length, f"{type(rows).__name__} has no length; {advice}"
+        yield (
+            isinstance(rows, RowStream) and (needs_all or args.hard_negatives_per_batch),
+            "streaming does not support on_bad_audio='skip' or 'report', every_caption, track_language_errors or "
+            "hard_negatives_per_batch, which need the whole split; run prepare.py first to filter bad recordings",
         )
-    if args.negatives_per_clip and train_rows is not None and not _has_negatives(train_rows):
-        raise ValueError(
-            "negatives_per_clip is set, but no training row has `negatives`; write them with `supclap mine`"
-        )
-    eval_sets = eval_rows.values() if isinstance(eval_rows, Mapping) else [eval_rows]
-    for rows in (train_rows, *eval_sets):
-        _refuse_rows(rows, args)
     columns = getattr(train_rows, "column_names", None) or ()
+    has_counts = not {EXPECTED_COUNT, SAMPLING}.isdisjoint(columns)
     for name in ("track_language_errors", "hard_negatives_per_batch"):
-        if getattr(args, name) and not {EXPECTED_COUNT, SAMPLING}.isdisjoint(columns):
-            raise ValueError(f"got {name} for rows with expected counts; leave it out")
-    if isinstance(eval_rows, Mapping) and args.load_best_model_at_end:
-        metric = str(args.metric_for_best_model).removeprefix("eval_")
-        if not metric.startswith(tuple(f"{name}_" for name in eval_rows)):
-            first = f"{next(iter(eval_rows), '')}_{metric}"
-            raise ValueError(
-                f"metric_for_best_model is {metric!r}; name one of the evaluation sets, such as {first!r}"
-            )
+        yield has_counts and getattr(args, name), f"got {name} for rows with expected counts; leave it out"
+    metric = str(args.metric_for_best_model).removeprefix("eval_")
+    first, names_a_set = next(iter(sets), ""), metric.startswith(tuple(f"{name}_" for name in sets))
+    is_of_none = has_sets and args.load_best_model_at_end and not names_a_set
+    advice = f"name one of the evaluation sets, such as '{first}_{metric}'"
+    yield is_of_none, f"metric_for_best_model is {metric!r}; {advice}"
 
 
 def _has_negatives(rows: Any) -> bool:
@@ -140,15 +149,3 @@ def to_float32(model: SupCLAPModel) -> None:
             "To train them as they are, set keep_weight_dtype; to compute in half precision, set bf16 or fp16"
         )
         model.float()
-
-
-def _refuse_rows(rows: Any, args: SupCLAPTrainingArguments) -> None:
-    if rows is not None and not hasattr(rows, "__len__"):
-        name = type(rows).__name__
-        raise ValueError(f"{name} has no length; use a map-style dataset or load_splits(..., streaming=True)")
-    needs_all = args.on_bad_audio != "error" or args.every_caption or args.track_language_errors
-    if isinstance(rows, RowStream) and (needs_all or args.hard_negatives_per_batch):
-        raise ValueError(
-            "streaming does not support on_bad_audio='skip' or 'report', every_caption, track_language_errors or "
-            "hard_negatives_per_batch, which need the whole split; run prepare.py first to filter bad recordings"
-        )

@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -429,12 +429,6 @@ def build_objective(args: SupCLAPTrainingArguments) -> ContrastiveObjective:
                 args.radius_num_similarities, init=init, order=order, detach_input=not args.radius_gradients
             )
     regularizer = SupportVectorRegularizer(
-        radii,
-        args.loss,
-        args.svr_alpha,
-        args.svr_beta,
-        cast(Similarity, args.svr_similarity),
-        args.svr_decoupled,
-        args.constraint_gradients,
+        radii, args.loss, args.svr_alpha, args.svr_beta, "cosine", args.svr_decoupled, args.constraint_gradients
     )
     return ContrastiveObjective(args.loss, regularizer, args.loss_chunk_size)

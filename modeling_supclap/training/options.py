@@ -7,7 +7,7 @@ This file does not import torch, so that `--help` takes only a tenth of a second
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import MISSING, Field, dataclass, field
 from numbers import Real
 from typing import Any
@@ -38,7 +38,6 @@ _RANGES: dict[str, tuple[float, float]] = {
     "max_audio_seconds": (0.001, math.inf),
     **dict.fromkeys(("mask_time_prob", "mask_feature_prob", "background_prob"), (0, 1)),
     **dict.fromkeys(("mask_time_length", "mask_feature_length"), (1, math.inf)),
-    **dict.fromkeys(("mask_time_min_masks", "mask_feature_min_masks"), (0, math.inf)),
     "random_gain_db": (0, 40),  # larger values look like integer samples without scaling
     "background_snr_db": (-100, 100),
     "ema_decay": (0, math.nextafter(1, 0)),  # 1 would keep the weights of the first step
@@ -47,35 +46,43 @@ _RANGES: dict[str, tuple[float, float]] = {
     "hard_negatives_per_batch": (0, math.inf),
     "matryoshka_widths": (1, math.inf),
     "early_stopping_patience": (1, math.inf),
-    **dict.fromkeys(("crossfade_seconds", "gap_seconds"), (0, math.inf)),
 }
 """Smallest and largest valid value of each option. None is always valid, for options that may be off."""
 
 _LISTS = ("background_snr_db", "matryoshka_widths")
 
+Rules = Iterator[tuple[Any, str]]
+"""Conditions that must not hold, each with its message. A condition may rely on the earlier ones."""
 
-def require_valid_ranges(options: Any) -> None:
-    """Raise ValueError if an option is outside its range, or is not a finite number."""
+
+def refuse(rules: Iterable[tuple[Any, str]]) -> None:
+    """Raise ValueError with the message of the first condition that holds."""
+    for condition, message in rules:
+        if condition:
+            raise ValueError(message)
+
+
+def range_rules(options: Any) -> Rules:
+    """Yield the refusals of options that are outside their range, or are not finite numbers."""
     for name, (low, high) in _RANGES.items():
         value = getattr(options, name, None)
         if value is None:
             continue
-        if name in _LISTS and not isinstance(value, (list, tuple)):
-            raise ValueError(f"{name} is {value!r}; pass a list of numbers")
-        for number in value if name in _LISTS else [value]:
-            if not isinstance(number, Real):
-                raise ValueError(f"{name} has the value {number!r}; expected a number")
-            if not (low <= float(number) <= high and math.isfinite(number)):
-                most = f" and at most {high:g}" if math.isfinite(high) else ""
-                most = most.replace("at most 1", "below 1") if high == math.nextafter(1, 0) else most
-                raise ValueError(f"{name} is {number}; it must be at least {low:g}{most}")
+        is_list = name in _LISTS
+        yield is_list and not isinstance(value, (list, tuple)), f"{name} is {value!r}; pass a list of numbers"
+        most = f" and at most {high:g}" if math.isfinite(high) else ""
+        if high == math.nextafter(1, 0):
+            most = " and below 1"
+        for number in value if is_list else [value]:
+            yield not isinstance(number, Real), f"{name} has the value {number!r}; expected a number"
+            is_valid = math.isfinite(number) and low <= number <= high
+            yield not is_valid, f"{name} is {number}; it must be at least {low:g}{most}"
     snr_db = getattr(options, "background_snr_db", [0, 0])
-    if len(snr_db) != 2:
-        raise ValueError(f"background_snr_db is {snr_db}; expected two numbers, the lowest and the highest")
+    yield len(snr_db) != 2, f"background_snr_db is {snr_db}; expected two numbers, the lowest and the highest"
 
 
 def captions_per_clip(
-    loss: str, languages: Sequence[str], languages_per_clip: int | None, negatives_per_clip: int = 0
+    loss: str, languages: Sequence[str], languages_per_clip: int | None = None, negatives_per_clip: int = 0
 ) -> int:
     """Return the number of captions of a clip in a training step, with its negatives.
 
@@ -115,38 +122,13 @@ def get_default(option: Field[Any]) -> Any:
 
 
 @dataclass
-class ContrastiveOptions:
-    """Training options.
+class LossOptions:
+    """Loss.
 
     Args:
         loss: Base loss. `infonce`, `siglip` and `reweighted` (SimpleReweight, SupCLAP E.4) use one caption per clip,
             in a random language. `kcl` uses captions in all languages. `cacl` uses captions in the anchor language (the
             first of `languages`) and one other. `module:Class` is your own `nn.Module`, with one caption per clip.
-        reweighting: Quantity that the learned weight of `reweighted` multiplies: `pull`, the force of the positive, or
-            `probability`, P+ in the gradient, as printed in the paper (see `losses.reweighted_info_nce`).
-        svr: Support Vector Regularization (SVR): `none`, or a static or dynamic radius in one direction (`uni-static`,
-            `uni-dynamic`) or both (`bi-static`, `bi-dynamic`). For control experiments: `uni-fixed` and `bi-fixed`.
-            `within-modality` has no support vectors: it contrasts each clip with all other clips, and each text with
-            all other texts. CrossCLR has such negatives too (Zolfaghari et al., 2021, arXiv 2109.14910).
-        radius_ratio: Radius of `uni-fixed` and `bi-fixed`, as a fraction of the distance of each pair. 0: the SVR term
-            is InfoNCE. 1: `bi-fixed` is `within-modality`.
-        svr_alpha: Weight of the SVR term, relative to the sum of both directions of the base loss (SupCLAP eq. 6).
-        svr_beta: Weight of the constraint on dynamic radii (SupCLAP eq. 9).
-        svr_similarity: Similarity between support vectors and targets: `cosine` or `dot`. Use `dot` only with a dynamic
-            radius, because a static radius is not constrained and would keep growing.
-        svr_decoupled: Exclude the positive from the denominator of the SVR term, as printed in SupCLAP eq. 6.
-        radius_init: Initial radius. By default, the mean distance of the positive pairs in the first batch is used. A
-            radius that starts near 0 has little effect in a short run, because it grows slowly.
-        radius_num_similarities: Number of similarities used to predict a dynamic radius: the positive and the hardest
-            negatives. The paper uses the batch size.
-        radius_order: Order of these negatives: `sorted` by similarity, or as in the `batch`, as in the paper. With
-            `batch`, the radius of a pair depends on the order of the batch.
-        radius_gradients: Let the gradient of a dynamic radius reach the encoders through these similarities, as printed
-            in the paper. By default, it trains only the radius.
-        constraint_gradients: Let the constraint on dynamic radii also move the embeddings, as printed in SupCLAP
-            eq. 9. By default, it trains only the radius.
-        shared_radius: Use one radius in both directions of `bi-static` or `bi-dynamic`. SupCLAP 3.2 describes a single
-            radius for `bi-static`. By default, each direction has its own.
         languages: ISO 639-3 codes of the captions to train on.
         languages_per_clip: Number of languages in which `kcl` embeds a clip's caption, drawn at random for each clip
             and epoch. Fewer languages cost less time, but the negatives of a caption are then in random languages, not
@@ -157,45 +139,6 @@ class ContrastiveOptions:
             generated from class names.
         every_caption: In each epoch, repeat each clip for each of its captions in the first language. By default, an
             epoch contains each clip once, with a random caption.
-        max_audio_seconds: Maximum duration of a recording. Longer recordings are cropped: at a random position in
-            training, to their beginning in evaluation.
-        pad_short_clips: Append silence to clips that are shorter than the model's minimum, such as 0.15 s for CED. By
-            default they are unusable.
-        on_bad_audio: Action for unusable recordings. `error`: stop at the first one. `skip`: check all recordings
-            before training and skip the unusable ones. `report`: skip them, and list them in the log.
-        apply_spec_augment: Replace random frames and mel bands of spectrograms by the mean of the clip in training.
-            The masking in encoders such as wav2vec 2.0 is set in their own configurations.
-        mask_time_prob: Fraction of the frames to mask, if spans do not overlap; 0 masks no frames.
-        mask_time_length: Number of frames of a masked span.
-        mask_time_min_masks: Minimum number of masked spans of frames.
-        mask_feature_prob: Fraction of the mel bands to mask, if spans do not overlap; 0 masks no bands.
-        mask_feature_length: Number of mel bands of a masked span.
-        mask_feature_min_masks: Minimum number of masked spans of mel bands.
-        random_gain_db: Maximum random change of the level of a training clip, up or down, in dB.
-        background_dir: Folder of recordings to mix with the clips in training.
-        background_snr_db: Lowest and highest level of a clip above its background, in dB.
-        background_prob: Probability of a background for each clip.
-        ema_decay: Decay of an exponential moving average of the trained weights, such as 0.999. It averages over about
-            1 / (1 - decay) steps. Evaluations and saved models use the average. Off by default.
-        features_on_device: Compute spectrograms on the training device, one batch at a time, instead of in the data
-            loader workers. Use this if the GPU waits for the workers.
-        track_drift: Log the drift, radius and positive similarity of the last batch (see `callbacks.DriftCallback`).
-        track_language_errors: Log the errors from training on only some of `languages` per step (see
-            `callbacks.LanguageErrorsCallback`). Each log then costs as much as a KCL training step.
-        loss_chunk_size: Number of similarity matrix rows to compute at a time, and again in the backward pass. Memory
-            is then linear in the global batch size. By default, all rows are computed at once.
-        cached_chunk_size: Number of clips, and number of texts, with activations in memory at a time (gradient
-            caching). Batches of any size then train with exact gradients in the memory needed for one chunk, but take
-            a third more time. By default, `kept_tokens` limits the activations instead.
-        kept_tokens: Maximum number of text tokens with activations in memory; for audio, the number of frames is four
-            times as large. Other activations are recomputed in the backward pass. By default, one text and one clip per
-            row are kept, and on a GPU at least 16,384 tokens. With several languages, a larger number saves time, and a
-            smaller one saves memory: 1 recomputes all texts.
-        cache_frozen: When to cache the outputs of frozen towers, up to 2 GiB per tower. `auto`: if the tower has no
-            dropout. `always`: frozen towers run in evaluation mode, without dropout. `never`: no caching. Towers with
-            sharded weights are never cached.
-        attn_implementation: Attention of both towers: `sdpa`, `eager`, or `flash_attention_2`, which requires the
-            package flash-attn and training in bf16 or fp16. Defaults to that of the loaded model, usually `sdpa`.
         negatives_per_clip: Number M of wrong captions of each clip in a step, drawn from `negatives` of its row
             (see `supclap mine`). They are further columns of the audio-to-text softmax of `infonce`, or pairs of
             `siglip`. 0: none.
@@ -204,101 +147,219 @@ class ContrastiveOptions:
             similarities, before the first step. 0: batches are random.
         matryoshka_widths: Widths of shorter embeddings to train: the loss is also computed on the first values of all
             embeddings, and summed over the widths (Kusupati et al., 2022, arXiv 2205.13147). By default, none.
-        keep_weight_dtype: Train weights that were saved in bfloat16 or float16 as they are. By default they are
-            converted to float32, because small updates would be rounded away.
-        early_stopping_patience: Number of evaluations without a better `metric_for_best_model` after which the run
-            stops. Off by default.
-        learning_rates: Learning rates of parts of the model, `{part: rate}`, as JSON on the command line. A part is the
-            beginning of names of parameters, such as `text_model`, `audio_projection` or `audio_model.blocks.11`. Other
-            parameters have `learning_rate`. The schedule applies to all.
-        per_device_train_batch_size: Number of clips per device in a training step.
-        per_device_eval_batch_size: Number of clips per device in an evaluation step.
-        num_train_epochs: Number of epochs.
-        eval_strategy: When to evaluate: `no`, `steps` or `epoch`.
-        save_strategy: When to save: `no`, `steps`, `epoch` or `best`.
-        save_total_limit: Maximum number of checkpoints to keep, including the best one.
-        load_best_model_at_end: Load the best checkpoint at the end of the run.
-        metric_for_best_model: Metric used to select the best checkpoint; any metric logged by an evaluation.
-        greater_is_better: Whether higher values of this metric are better. Inferred from the metric by default.
-        logging_steps: Number of steps between two logs.
-        logging_nan_inf_filter: Remove NaN losses from the log. Off by default, because a NaN loss stops the run.
-        remove_unused_columns: Drop columns that the model does not use. Must be off, because the collator needs them.
-        dataloader_drop_last: Drop the last incomplete training batch, because the loss depends on the number of
-            negatives.
-        ddp_find_unused_parameters: Search for parameters without gradients. Off by default, because all parameters
-            have gradients.
-        label_names: Batch key of the clip indices.
     """
 
     loss: str = "infonce"
-    reweighting: str = "pull"
-    svr: str = "none"
-    svr_alpha: float = 1.0
-    svr_beta: float = 0.01
-    svr_similarity: str = "cosine"
-    svr_decoupled: bool = False
-    radius_init: float | None = None
-    radius_num_similarities: int = 16
-    radius_order: str = "sorted"
-    radius_gradients: bool = False
-    constraint_gradients: bool = False
-    shared_radius: bool = False
-    radius_ratio: float = 1.0
     languages: list[str] = field(default_factory=lambda: ["eng"])
     languages_per_clip: int | None = None
     eval_languages: list[str] = field(default_factory=list)
     positives: str = "clip"
     every_caption: bool = False
+    negatives_per_clip: int = 0
+    hard_negatives_per_batch: int = 0
+    matryoshka_widths: list[int] = field(default_factory=list)
+
+
+@dataclass
+class SupportVectorOptions:
+    """Support vectors (SVR).
+
+    Args:
+        svr: Support Vector Regularization (SVR): `none`, or a static or dynamic radius in one direction (`uni-static`,
+            `uni-dynamic`) or both (`bi-static`, `bi-dynamic`). For control experiments: `uni-fixed` and `bi-fixed`.
+            `within-modality` has no support vectors: it contrasts each clip with all other clips, and each text with
+            all other texts. CrossCLR has such negatives too (Zolfaghari et al., 2021, arXiv 2109.14910).
+        svr_alpha: Weight of the SVR term, relative to the sum of both directions of the base loss (SupCLAP eq. 6).
+        svr_beta: Weight of the constraint on dynamic radii (SupCLAP eq. 9).
+        radius_init: Initial radius. By default, the mean distance of the positive pairs in the first batch is used. A
+            radius that starts near 0 has little effect in a short run, because it grows slowly.
+        radius_num_similarities: Number of similarities used to predict a dynamic radius: the positive and the hardest
+            negatives. The paper uses the batch size.
+    """
+
+    svr: str = "none"
+    svr_alpha: float = 1.0
+    svr_beta: float = 0.01
+    radius_init: float | None = None
+    radius_num_similarities: int = 16
+
+
+@dataclass
+class PaperOptions:
+    """Variants, controls and measurements of the papers.
+
+    Args:
+        reweighting: Quantity that the learned weight of `reweighted` multiplies: `pull`, the force of the positive, or
+            `probability`, P+ in the gradient, as printed in the paper (see `losses.reweighted_info_nce`).
+        svr_decoupled: Exclude the positive from the denominator of the SVR term, as printed in SupCLAP eq. 6.
+        radius_ratio: Radius of `uni-fixed` and `bi-fixed`, as a fraction of the distance of each pair. 0: the SVR term
+            is InfoNCE. 1: `bi-fixed` is `within-modality`.
+        radius_order: Order of these negatives: `sorted` by similarity, or as in the `batch`, as in the paper. With
+            `batch`, the radius of a pair depends on the order of the batch.
+        radius_gradients: Let the gradient of a dynamic radius reach the encoders through these similarities, as printed
+            in the paper. By default, it trains only the radius.
+        constraint_gradients: Let the constraint on dynamic radii also move the embeddings, as printed in SupCLAP
+            eq. 9. By default, it trains only the radius.
+        shared_radius: Use one radius in both directions of `bi-static` or `bi-dynamic`. SupCLAP 3.2 describes a single
+            radius for `bi-static`. By default, each direction has its own.
+        track_drift: Log the drift, radius and positive similarity of the last batch (see `callbacks.DriftCallback`).
+        track_language_errors: Log the errors from training on only some of `languages` per step (see
+            `callbacks.LanguageErrorsCallback`). Each log then costs as much as a KCL training step.
+    """
+
+    reweighting: str = "pull"
+    svr_decoupled: bool = False
+    radius_ratio: float = 1.0
+    radius_order: str = "sorted"
+    radius_gradients: bool = False
+    constraint_gradients: bool = False
+    shared_radius: bool = False
+    track_drift: bool = True
+    track_language_errors: bool = False
+
+
+@dataclass
+class RecordingOptions:
+    """Recordings.
+
+    Args:
+        max_audio_seconds: Maximum duration of a recording. Longer recordings are cropped: at a random position in
+            training, to their beginning in evaluation.
+        pad_short_clips: Append silence to clips that are shorter than the model's minimum, such as 0.15 s for CED. By
+            default they are unusable.
+        on_bad_audio: Action for unusable recordings. `error`: stop at the first one. `skip`: check all recordings
+            before training and skip the unusable ones. `report`: skip them, and list them in the log.
+    """
+
     max_audio_seconds: float = 30.0
     pad_short_clips: bool = False
     on_bad_audio: str = "error"
+
+
+@dataclass
+class AugmentationOptions:
+    """Augmentation.
+
+    Args:
+        apply_spec_augment: Replace random frames and mel bands of spectrograms by the mean of the clip in training.
+            The masking in encoders such as wav2vec 2.0 is set in their own configurations.
+        mask_time_prob: Fraction of the frames to mask, if spans do not overlap; 0 masks no frames.
+        mask_time_length: Number of frames of a masked span.
+        mask_feature_prob: Fraction of the mel bands to mask, if spans do not overlap; 0 masks no bands.
+        mask_feature_length: Number of mel bands of a masked span.
+        random_gain_db: Maximum random change of the level of a training clip, up or down, in dB.
+        background_dir: Folder of recordings to mix with the clips in training.
+        background_snr_db: Lowest and highest level of a clip above its background, in dB.
+        background_prob: Probability of a background for each clip.
+    """
+
     apply_spec_augment: bool = False
     mask_time_prob: float = 0.05
     mask_time_length: int = 10
-    mask_time_min_masks: int = 2
     mask_feature_prob: float = 0.0
     mask_feature_length: int = 10
-    mask_feature_min_masks: int = 0
     random_gain_db: float = 0.0
     background_dir: str | None = None
     background_snr_db: list[float] = field(default_factory=lambda: [3.0, 30.0])
     background_prob: float = 0.5
-    ema_decay: float | None = None
-    features_on_device: bool = False
-    track_drift: bool = True
-    track_language_errors: bool = False
-    loss_chunk_size: int | None = None
+
+
+@dataclass
+class MemoryOptions:
+    """Memory and speed.
+
+    Args:
+        cached_chunk_size: Number of clips, and number of texts, with activations in memory at a time (gradient
+            caching). Batches of any size then train with exact gradients in the memory needed for one chunk, but take
+            a third more time. By default, `kept_tokens` limits the activations instead.
+        kept_tokens: Maximum number of text tokens with activations in memory; for audio, the number of frames is four
+            times as large. Other activations are recomputed in the backward pass. By default, one text and one clip per
+            row are kept, and on a GPU at least 16,384 tokens. With several languages, a larger number saves time, and a
+            smaller one saves memory: 1 recomputes all texts.
+        loss_chunk_size: Number of similarity matrix rows to compute at a time, and again in the backward pass. Memory
+            is then linear in the global batch size. By default, all rows are computed at once.
+        cache_frozen: When to cache the outputs of frozen towers, up to 2 GiB per tower. `auto`: if the tower has no
+            dropout. `always`: frozen towers run in evaluation mode, without dropout. `never`: no caching. Towers with
+            sharded weights are never cached.
+        features_on_device: Compute spectrograms on the training device, one batch at a time, instead of in the data
+            loader workers. Use this if the GPU waits for the workers.
+        attn_implementation: Attention of both towers: `sdpa`, `eager`, or `flash_attention_2`, which requires the
+            package flash-attn and training in bf16 or fp16. Defaults to that of the loaded model, usually `sdpa`.
+        keep_weight_dtype: Train weights that were saved in bfloat16 or float16 as they are. By default they are
+            converted to float32, because small updates would be rounded away.
+    """
+
     cached_chunk_size: int | None = None
     kept_tokens: int | None = None
+    loss_chunk_size: int | None = None
     cache_frozen: str = "auto"
+    features_on_device: bool = False
     attn_implementation: str | None = None
-    negatives_per_clip: int = 0
-    hard_negatives_per_batch: int = 0
-    matryoshka_widths: list[int] = field(default_factory=list)
     keep_weight_dtype: bool = False
-    early_stopping_patience: int | None = None
-    learning_rates: dict[str, Any] | str | None = None
 
+
+@dataclass
+class RunOptions:
+    """Steps, evaluations and checkpoints.
+
+    Args:
+        output_dir: Folder of the model, the results and the checkpoints.
+        learning_rate: Peak learning rate.
+        learning_rates: Learning rates of parts of the model, `{part: rate}`, as JSON on the command line. A part is the
+            beginning of names of parameters, such as `text_model`, `audio_projection` or `audio_model.blocks.11`. Other
+            parameters have `learning_rate`. The schedule applies to all.
+        num_train_epochs: Number of epochs.
+        max_steps: Number of training steps; overrides `num_train_epochs` if it is positive.
+        per_device_train_batch_size: Number of clips per device in a training step.
+        per_device_eval_batch_size: Number of clips per device in an evaluation step.
+        gradient_accumulation_steps: Number of batches in a training step. Clips are contrasted within a batch, so
+            `cached_chunk_size` is usually better.
+        bf16: Compute in bfloat16, on GPUs that support it.
+        seed: Random seed.
+        resume_from_checkpoint: Checkpoint to continue from; `last`: the newest in `output_dir`.
+        ema_decay: Decay of an exponential moving average of the trained weights, such as 0.999. It averages over about
+            1 / (1 - decay) steps. Evaluations and saved models use the average. Off by default.
+        eval_strategy: When to evaluate: `no`, `steps` or `epoch`.
+        save_strategy: When to save: `no`, `steps`, `epoch` or `best`.
+        save_total_limit: Maximum number of checkpoints to keep, including the best one.
+        load_best_model_at_end: Load the best checkpoint at the end of the run.
+        metric_for_best_model: Metric used to select the best checkpoint; any metric logged by an evaluation.
+        early_stopping_patience: Number of evaluations without a better `metric_for_best_model` after which the run
+            stops. Off by default.
+        logging_steps: Number of steps between two logs.
+    """
+
+    output_dir: str | None = None
+    learning_rate: float = 5e-5
+    learning_rates: dict[str, Any] | str | None = None
+    num_train_epochs: float = 10.0
+    max_steps: int = -1
     per_device_train_batch_size: int = 24
     per_device_eval_batch_size: int = 32
-    num_train_epochs: float = 10.0
+    gradient_accumulation_steps: int = 1
+    bf16: bool = False
+    seed: int = 42
+    resume_from_checkpoint: str | None = None
+    ema_decay: float | None = None
     eval_strategy: str = "epoch"
     save_strategy: str = "epoch"
     save_total_limit: int | None = 2
     load_best_model_at_end: bool = True
     metric_for_best_model: str | None = "mean_recall"
-    greater_is_better: bool | None = None
+    early_stopping_patience: int | None = None
     logging_steps: float = 10
-    logging_nan_inf_filter: bool = False
-    remove_unused_columns: bool = False
-    dataloader_drop_last: bool = True
-    ddp_find_unused_parameters: bool | None = False
-    label_names: list[str] | None = field(default_factory=lambda: ["clip_index"])
+
+
+@dataclass
+class ContrastiveOptions(
+    RunOptions, MemoryOptions, AugmentationOptions, RecordingOptions, PaperOptions, SupportVectorOptions, LossOptions
+):
+    """All options of contrastive training, in addition to those of transformers' `TrainingArguments`."""
 
 
 @dataclass
 class TemporalOptions(ContrastiveOptions):
-    """Post-training options.
+    """Order of sounds (TeminAL).
 
     Args:
         stage: TeminAL stage. `a`: single sounds against pairs of sounds. `b`: pairs in forward order, in reversed
@@ -314,8 +375,6 @@ class TemporalOptions(ContrastiveOptions):
         two_term_overlay: Stage b: use the overlay term of the appendix (TeminAL eq. 14 and 20), which weights the
             forward and the reversed pair by `alpha_same_overlay`.
         text_scheme: Caption languages. `random`: one random language per pair. `kcl`: all languages at once.
-        crossfade_seconds: Overlap of two consecutive clips, in seconds.
-        gap_seconds: Silence between two consecutive clips, in seconds.
         match_loudness: Match the loudness of two consecutive clips.
         match_overlay_loudness: Match the loudness of two overlaid clips. The paper does not state whether it does.
         per_device_train_batch_size: Number of class pairs per device in a training step. Stage b has three clips for
@@ -336,8 +395,6 @@ class TemporalOptions(ContrastiveOptions):
     alpha_cross_overlay: float = 1.0
     two_term_overlay: bool = False
     text_scheme: str = "random"
-    crossfade_seconds: float = 0.0
-    gap_seconds: float = 0.0
     match_loudness: bool = False
     match_overlay_loudness: bool = True
     per_device_train_batch_size: int = 85

@@ -131,7 +131,7 @@ class TemporalTrainer(SupCLAPTrainer):
             self.processor,
             stage=args.stage,
             options=RenderOptions(
-                args.crossfade_seconds, args.gap_seconds, args.match_loudness, args.match_overlay_loudness
+                match_loudness=args.match_loudness, match_overlay_loudness=args.match_overlay_loudness
             ),
             max_audio_seconds=args.max_audio_seconds,
             pad_short_clips=args.pad_short_clips,

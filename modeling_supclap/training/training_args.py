@@ -33,10 +33,18 @@ _UNSUPPORTED = {
 }
 """Trainer arguments that contrastive training does not support, with the only valid value and the reason."""
 
+INTERNAL = {
+    *_UNSUPPORTED,
+    "label_names",
+    "dataloader_drop_last",
+    "ddp_find_unused_parameters",
+    "logging_nan_inf_filter",
+}
+"""Trainer arguments that a user does not set. The command line accepts them, and its help leaves them out."""
+
 _CHOICES = {
     "loss": options.LOSSES,
     "svr": options.SUPPORT_VECTORS,
-    "svr_similarity": ("cosine", "dot"),
     "radius_order": options.RADIUS_ORDERS,
     "reweighting": options.REWEIGHTINGS,
     "positives": options.POSITIVES,
@@ -45,6 +53,9 @@ _CHOICES = {
     "stage": ("a", "b"),
     "text_scheme": ("random", "kcl"),
 }
+
+
+_ERRORS = "track_language_errors"
 
 
 @dataclass
@@ -63,6 +74,11 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
         selection_split: Name of the split that is evaluated during training, for the log; set by the recipes.
     """
 
+    dataloader_drop_last: bool = True  # the loss depends on the number of negatives
+    remove_unused_columns: bool = False
+    label_names: list[str] | None = field(default_factory=lambda: ["clip_index"])
+    logging_nan_inf_filter: bool = False  # a NaN loss stops the run
+    ddp_find_unused_parameters: bool | None = False
     dataloader_pin_memory: bool = field(default_factory=torch.cuda.is_available)
     dataloader_persistent_workers: bool = True
     training_data: dict[str, Any] | None = field(default=None, init=False)
@@ -72,8 +88,7 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
         self._set_metric_direction()
         super().__post_init__()  # the process joins the others here
         self._set_defaults()
-        _refuse_values(self)
-        _refuse_combinations(self)
+        options.refuse(_rules(self))
         self.eval_languages = self.eval_languages or list(self.languages)
 
     def _set_metric_direction(self) -> None:
@@ -126,72 +141,67 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
         return self.loss if self.loss in options.MULTILINGUAL_LOSSES else "random"
 
 
-def _refuse_values(args: SupCLAPTrainingArguments) -> None:
-    """Raise ValueError if an argument has a value that is invalid with any other arguments. Change nothing."""
-    num_launched = int(os.environ.get("WORLD_SIZE", "1"))
+def _rules(args: SupCLAPTrainingArguments) -> options.Rules:
+    """Yield what a training refuses before it knows its model and data: values, then combinations."""
+    launched, size = int(os.environ.get("WORLD_SIZE", "1")), args.world_size
     # otherwise, each process would train alone and write the same files
-    if num_launched > args.world_size:
-        size = args.world_size
-        raise ValueError(f"only {size} of {num_launched} processes train together; on CPUs, set --use_cpu true")
-
-    for name, (value, reason) in _UNSUPPORTED.items():
-        if getattr(args, name) != value:
-            raise ValueError(f"{name} is {getattr(args, name)!r}, but {reason}; leave it at {value!r}")
+    yield launched > size, f"only {size} of {launched} processes train together; on CPUs, set --use_cpu true"
+    for name, (only, reason) in _UNSUPPORTED.items():
+        value = getattr(args, name)
+        yield value != only, f"{name} is {value!r}, but {reason}; leave it at {only!r}"
     for name in ("languages", "eval_languages"):
-        languages = getattr(args, name)
-        if isinstance(languages, str):
-            raise ValueError(f"{name} is the string {languages!r}; pass a list, such as ['eng']")
-        for language in languages:
+        value = getattr(args, name)
+        yield isinstance(value, str), f"{name} is the string {value!r}; pass a list, such as ['eng']"
+        for language in value:
             require_language_code(language)
-    if not args.languages:
-        raise ValueError("languages is empty; set at least one, such as eng")
-
+    yield not args.languages, "languages is empty; set at least one, such as eng"
+    is_class = bool(re.fullmatch(r"[\w.]+:\w+", args.loss))
     for name, valid in _CHOICES.items():
-        is_class = name == "loss" and re.fullmatch(r"[\w.]+:\w+", args.loss)
-        if getattr(args, name, valid[0]) not in valid and not is_class:
-            raise ValueError(f"{name} is {getattr(args, name)!r}; it must be one of {', '.join(valid)}")
-    options.require_valid_ranges(args)
+        value = getattr(args, name, valid[0])
+        is_valid = value in valid or (name == "loss" and is_class)
+        yield not is_valid, f"{name} is {value!r}; it must be one of {', '.join(valid)}"
+    yield from options.range_rules(args)
     as_rates(args.learning_rates)
 
-
-def _refuse_combinations(args: SupCLAPTrainingArguments) -> None:
-    """Raise ValueError if two arguments do not fit together. Change nothing."""
-    is_class = ":" in args.loss
-    if is_class and args.svr != "none":
-        raise ValueError(f"svr is {args.svr!r}, but {args.loss} replaces loss and svr; set svr to none")
-    if args.max_steps <= 0 and args.num_train_epochs <= 0:
-        raise ValueError(f"num_train_epochs is {args.num_train_epochs}; set it or max_steps to a positive value")
-
-    num_languages = len(args.languages)
-    is_multilingual = args.loss in options.MULTILINGUAL_LOSSES
-    if (is_multilingual or args.track_language_errors) and num_languages < 2:
-        option = f"loss {args.loss}" if is_multilingual else "track_language_errors"
-        raise ValueError(f"{option} needs two languages or more, got {args.languages}")
-    if args.languages_per_clip is not None and (
-        args.loss != "kcl" or not 2 <= args.languages_per_clip <= num_languages
+    yield (
+        is_class and args.svr != "none",
+        f"svr is {args.svr!r}, but {args.loss} replaces loss and svr; set svr to none",
+    )
+    epochs = args.num_train_epochs
+    yield (
+        args.max_steps <= 0 and epochs <= 0,
+        f"num_train_epochs is {epochs}; set it or max_steps to a positive value",
+    )
+    count, drawn = len(args.languages), args.languages_per_clip
+    for name, needs in (
+        (f"loss {args.loss}", args.loss in options.MULTILINGUAL_LOSSES),
+        (_ERRORS, args.track_language_errors),
     ):
-        raise ValueError(
-            f"languages_per_clip is {args.languages_per_clip} with loss {args.loss} and {num_languages} "
-            "languages; it must be 2 or more, at most the number of languages, and requires loss kcl"
-        )
-
-    if args.negatives_per_clip and args.loss not in ("infonce", "siglip") and not is_class:
-        raise ValueError(f"negatives_per_clip is set with loss {args.loss}; it requires infonce or siglip")
+        yield needs and count < 2, f"{name} needs two languages or more, got {args.languages}"
+    yield (
+        drawn is not None and (args.loss != "kcl" or not 2 <= drawn <= count),
+        f"languages_per_clip is {drawn} with loss {args.loss} and {count} languages; it must be 2 or more, at most the "
+        "number of languages, and requires loss kcl",
+    )
+    yield (
+        args.negatives_per_clip and args.loss not in ("infonce", "siglip") and not is_class,
+        f"negatives_per_clip is set with loss {args.loss}; it requires infonce or siglip",
+    )
     for name in ("every_caption", "negatives_per_clip"):
-        if args.track_language_errors and getattr(args, name):
-            raise ValueError(f"got track_language_errors with {name}; leave out one of them")
-    if args.early_stopping_patience is not None and not args.load_best_model_at_end:
-        raise ValueError("early_stopping_patience requires load_best_model_at_end; set it to true")
-    size, hard = args.per_device_train_batch_size, args.hard_negatives_per_batch
-    if hard and args.auto_find_batch_size:
-        raise ValueError("got hard_negatives_per_batch with auto_find_batch_size; leave out one of them")
-    if hard >= size * args.world_size:
-        raise ValueError(
-            f"hard_negatives_per_batch is {hard}; it must be less than the batch of all devices, "
-            f"{size * args.world_size}"
-        )
-    if size * args.world_size < 2:
-        raise ValueError(f"per_device_train_batch_size is {size}; it must be 2 or more, to have negatives")
+        both = args.track_language_errors and getattr(args, name)
+        yield both, f"got {_ERRORS} with {name}; leave out one of them"
+    yield (
+        args.early_stopping_patience is not None and not args.load_best_model_at_end,
+        "early_stopping_patience requires load_best_model_at_end; set it to true",
+    )
+    hard, batch = args.hard_negatives_per_batch, args.per_device_train_batch_size * size
+    both = hard and args.auto_find_batch_size
+    yield both, "got hard_negatives_per_batch with auto_find_batch_size; leave out one of them"
+    yield hard >= batch, f"hard_negatives_per_batch is {hard}; it must be less than the batch of all devices, {batch}"
+    yield (
+        batch < 2,
+        f"per_device_train_batch_size is {args.per_device_train_batch_size}; it must be 2 or more, to have negatives",
+    )
 
 
 @dataclass
@@ -205,18 +215,11 @@ class TemporalTrainingArguments(options.TemporalOptions, SupCLAPTrainingArgument
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in (
-            "loss",
-            "loss_chunk_size",
-            "svr",
-            "every_caption",
-            "track_language_errors",
-            "negatives_per_clip",
-            "hard_negatives_per_batch",
-        ):
-            value = getattr(self, name)
-            if value != getattr(options.ContrastiveOptions, name):
-                raise ValueError(f"{name} is {value!r}, but TeminAL defines its loss and captions; leave it out")
+        defined = ("loss", "loss_chunk_size", "svr", "every_caption", _ERRORS)
+        for name in (*defined, "negatives_per_clip", "hard_negatives_per_batch"):
+            value, default = getattr(self, name), getattr(options.ContrastiveOptions, name)
+            reason = "TeminAL defines its loss and captions; leave it out"
+            options.refuse([(value != default, f"{name} is {value!r}, but {reason}")])
 
     @property
     def stage_beta(self) -> float:

@@ -17,24 +17,20 @@ from typing import Any
 import numpy as np
 
 from modeling_supclap.datasets_scripts.atomic_files import atomic_write, write_json, write_text
+from modeling_supclap.evaluation.tables import Table, find_metric, format_heading
 from modeling_supclap.metrics.comparison import Cell, Difference, difference, summarize
 from modeling_supclap.metrics.names import MetricName
 from modeling_supclap.recipes.arguments import CONFIGS, read_settings
+from modeling_supclap.recipes.command import is_first_process, say
 from modeling_supclap.recipes.options import ReproductionArguments, as_mapping
-from modeling_supclap.recipes.result_tables import find_metric, format_heading, markdown_lines
-from modeling_supclap.recipes.run_checks import check_inputs
-from modeling_supclap.recipes.running import is_first_process, say
-from modeling_supclap.recipes.runs import NEGATIVES_TABLE, Row, Step, build_step, reads_folder, run_step
-from modeling_supclap.recipes.studies import negatives  # noqa: F401, adds its recipe
-from modeling_supclap.recipes.studies.render import note_few_seeds
-from modeling_supclap.recipes.studies.table import get_stem
-from modeling_supclap.recipes.studies.values import get_cost, get_value, load_run
+from modeling_supclap.recipes.studies.tables import COSTS, get_cost, get_stem, get_value, load_run, note_few_seeds
+from modeling_supclap.recipes.sweep import Row, Step, build_step, check_rows, reads_folder, run_step
 
 CONVERGED_GAIN = 0.01
 """The baseline has converged if twice the steps raise its mean validation score by less than this."""
 
 TUNING_SEED = 1000
-COSTS = ("steps", "captions", "seconds")
+SHARE, RATIO = MetricName("share"), MetricName("ratio", percent=False, digits=2)
 
 Point = dict[str, Any]
 """One run: "seed", "validation" score, test "scores" by column, their mean "score", and the costs in `COSTS`."""
@@ -44,7 +40,7 @@ TuningScore = dict[str, Any]
 
 
 def check_study(name: str, study: Mapping[str, Any], args: ReproductionArguments) -> list[str]:
-    """Check the settings and inputs of a study, and return its arms. A dry run prints the costs and missing inputs.
+    """Check the settings and inputs of a study, and return its arms. A dry run prints missing inputs.
 
     Raises:
         FileNotFoundError: Data, an encoder or a model is missing. With `args.skip_missing`, no arm is returned.
@@ -76,7 +72,7 @@ def check_study(name: str, study: Mapping[str, Any], args: ReproductionArguments
                 say(f"{name}, {arm}: missing: {error}")
             continue
         rows.append(Row(arm, study["arms"][arm]["model"], None, name, runs))
-    runnable = check_inputs(name, rows, args)
+    runnable = check_rows(name, rows, args)
     return arms if runnable else []
 
 
@@ -92,102 +88,88 @@ def run_study(name: str, study: Mapping[str, Any], arms: Sequence[str], args: Re
     Returns:
         Path of the Markdown file. A JSON file with each run and a PNG file with the learning curves are beside it.
     """
-    baseline = next(iter(study["arms"]))
+    baseline, stem = next(iter(study["arms"])), get_stem(name, args)
+    content = {key: study[key] for key in ("title", "claim", "method", "columns")}
+    content |= {"study": name, "seeds": list(args.seeds), "settings": as_mapping(args.settings)}
     tuning = {arm: tune(arm, study, args) for arm in arms}
-    tuned = {arm: find_best(of_arm) for arm, of_arm in tuning.items()}
     points: dict[str, list[list[Point]]] = {arm: [] for arm in arms}  # one list of runs per number of epochs
     for doubling in range(study["doublings"] + 1):
         epochs = study["num_train_epochs"] * 2**doubling
         for arm in arms:
-            of_epochs = []
-            for seed in args.seeds:
-                steps = build_steps(arm, study, tuned[arm] | {"num_train_epochs": epochs}, seed, args)
-                of_epochs.append(run_and_read(steps, study["columns"]))
-            points[arm].append(of_epochs)
+            settings = find_best(tuning[arm]) | {"num_train_epochs": epochs}
+            runs = [build_steps(arm, study, settings, seed, args) for seed in args.seeds]
+            points[arm].append([run_and_read(steps, study["columns"]) for steps in runs])
 
         means = [average(of_epochs, "validation") for of_epochs in points[baseline]]
         converged = len(means) > 1 and means[-1] - means[-2] < CONVERGED_GAIN
         say(f"{name}: {epochs} epochs, validation score of {baseline} {means[-1]:.3f}")
-        path = write_study(name, study, points, tuning, converged, args)
+        summary = summarize_arms(points, study, tuning)
+        content |= {"converged": converged, "arms": summary, "verdict": judge(summary, study, converged)}
+        if is_first_process():
+            write_study(content, stem)
         if converged:
             break
-    return path
-
-
-def write_study(
-    name: str,
-    study: Mapping[str, Any],
-    points: Mapping[str, Sequence[Sequence[Point]]],
-    tuning: Mapping[str, Sequence[TuningScore]],
-    converged: bool,
-    args: ReproductionArguments,
-) -> Path:
-    """Write a study as JSON, learning curves and Markdown. Return the path of the Markdown file."""
-    content = {key: study[key] for key in ("title", "claim", "method", "columns")}
-    content |= {"study": name, "seeds": [point["seed"] for point in next(iter(points.values()))[0]]}
-    content |= {"converged": converged, "settings": as_mapping(args.settings)}
-    content["arms"] = summarize_arms(points, study, tuning)
-    content["verdict"] = judge(content["arms"], study, converged)
-    stem = get_stem(name, args)
-    if is_first_process():
-        stem.parent.mkdir(parents=True, exist_ok=True)
-        write_json(stem.with_suffix(".json"), content)
-        plot_curves(content, stem.with_suffix(".png"))
-        write_text(stem.with_suffix(".md"), render_study(content, stem.with_suffix(".png").name))
     return stem.with_suffix(".md")
+
+
+def write_study(content: Mapping[str, Any], stem: Path) -> None:
+    """Write a study as JSON, learning curves and Markdown."""
+    figure = stem.with_suffix(".png")
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    write_json(stem.with_suffix(".json"), content)
+    plot_curves(content, figure)
+    write_text(stem.with_suffix(".md"), render_study(content, figure.name))
 
 
 def build_steps(
     arm: str, study: Mapping[str, Any], settings: Mapping[str, Any], seed: int, args: ReproductionArguments
 ) -> list[Step]:
-    """List the steps of one run: train the initial model, write negatives, train the arm, and evaluate it.
+    """List the steps of one run: train the initial model, train the arm, and evaluate it.
 
-    Post-training continues the initial model; training uses its encoders, or continues it too if the study has
-    `continues`. The data depend on the seed: it selects the
-    test fold of ESC-50, and is added to the seed of generated data. Recordings for scenes are in folders of
-    `args.data_dir`. ESC-10 is the folder "esc10" in `args.data_dir`, or `args.data_dir` itself; the path of background
-    recordings is relative to it.
+    Post-training continues the initial model; training uses its encoders. The data of each step depend on the seed (see
+    `add_seed`).
     """
-    of_recordings = args
-    if args.data_dir and (esc10 := Path(args.data_dir, "esc10")).is_dir():
-        args = replace(args, data_dir=str(esc10))
+    folder = Path(args.data_dir or ".")
+    of_esc10 = replace(args, data_dir=str(folder / "esc10")) if (folder / "esc10").is_dir() else args
+    steps: list[Step] = []
 
-    def add_seed(settings: Mapping[str, Any]) -> dict[str, Any]:
-        config = dict(as_mapping(settings.get("dataset_config")))
-        if not reads_folder(settings.get("dataset", "synthetic")):
-            config["seed"] = config.get("seed", 0) + seed
-            if "recordings" in config:
-                config["recordings"] = [find_folder(name, of_recordings) for name in config["recordings"]]
-        elif "test_fold" in config:
-            config["test_fold"] = seed % 4 + 1
-        settings = {**settings, "dataset_config": config, "seed": seed}
-        if "background_dir" in settings:
-            settings["background_dir"] = find_folder(settings["background_dir"], args)
-        return settings
+    def add(name: str, recipe: str, settings: Mapping[str, Any]) -> None:
+        seeded = add_seed(settings, seed, folder, Path(of_esc10.data_dir or "."))
+        steps.append(build_step(name, recipe, seeded, of_esc10))
 
-    steps = []
     merged = read_settings(CONFIGS / study["base"]) | study["arms"][arm].get("settings", {})
+    recipe = study.get("recipe", "train")
     if "start" in study:
-        start = add_seed(read_settings(CONFIGS / study["start"]))
-        steps.append(build_step("start", "train", start, args))
-        continues = study.get("recipe") == "posttrain" or study.get("continues")
-        names = ["model"] if continues else ["audio_encoder", "text_encoder"]
+        add("start", "train", read_settings(CONFIGS / study["start"]))
+        names = ["model"] if recipe == "posttrain" else ["audio_encoder", "text_encoder"]
         merged |= dict.fromkeys(names, str(steps[0].folder))
-    merged = add_seed({**merged, **settings, **as_mapping(args.settings)})
-    if "negatives" in study["arms"][arm]:
-        table = {name: merged[name] for name in ("model", "dataset", "dataset_config", "seed")}
-        steps.append(build_step(arm, "negatives", table | study["arms"][arm]["negatives"], args))
-        merged["negatives"] = str(steps[-1].folder / NEGATIVES_TABLE)
-    steps.append(build_step(arm, study.get("recipe", "train"), merged, args))
+    add(arm, recipe, {**merged, **settings, **as_mapping(args.settings)})
     if "evaluate" in study:
-        evaluation = {**add_seed(study["evaluate"]), "model": str(steps[-1].folder)}
-        steps.append(build_step(arm, "evaluate", evaluation, args))
+        add(arm, "evaluate", {**study["evaluate"], "model": str(steps[-1].folder)})
     return steps
 
 
-def find_folder(name: str, args: ReproductionArguments) -> str:
+def add_seed(settings: Mapping[str, Any], seed: int, recordings: Path, esc10: Path) -> dict[str, Any]:
+    """Return settings with a seed, which also selects the data: the test fold of ESC-50, or the seed of generated data.
+
+    Folders of recordings for generated scenes are in the folder `recordings`. The path of background recordings is
+    relative to the folder `esc10`.
+    """
+    config = dict(as_mapping(settings.get("dataset_config")))
+    if not reads_folder(settings.get("dataset", "synthetic")):
+        config["seed"] = config.get("seed", 0) + seed
+        if "recordings" in config:
+            config["recordings"] = [find_folder(recordings / name) for name in config["recordings"]]
+    elif "test_fold" in config:
+        config["test_fold"] = seed % 4 + 1
+    seeded = {**settings, "dataset_config": config, "seed": seed}
+    if "background_dir" in seeded:
+        seeded["background_dir"] = find_folder(esc10 / seeded["background_dir"])
+    return seeded
+
+
+def find_folder(folder: Path) -> str:
     """Return the path of a folder in `data_dir`. Raise if it does not exist."""
-    folder = Path(args.data_dir or ".", name)
     if not folder.is_dir():
         raise FileNotFoundError(
             f"folder {folder} of recordings does not exist; pass its parent folder with --data_dir"
@@ -429,9 +411,6 @@ def plot_curves(content: Mapping[str, Any], path: Path) -> None:
         figure.savefig(unfinished, format="png", dpi=120)
 
 
-SHARE, RATIO = MetricName("share"), MetricName("ratio", percent=False, digits=2)
-
-
 def format_interval(score: Mapping[str, float], metric: MetricName = SHARE, signed: bool = False) -> str:
     """Format a mean and its interval, for example a difference in percent.
 
@@ -443,36 +422,13 @@ def format_interval(score: Mapping[str, float], metric: MetricName = SHARE, sign
 
 def render_study(content: Mapping[str, Any], figure: str) -> str:
     """Return the Markdown of a study: verdict, table with one line per arm, learning curves and tuned settings."""
-    baseline = next(iter(content["arms"].values()))
+    arms = list(content["arms"].values())
     count = len(content["seeds"])
-    heading = "arm" if count >= 5 else f"arm (only {count} seeds)"
-    table = [[heading, *(f"{points[0]['steps']:,.0f} steps" for points in baseline["points"])]]
-    table[0] += ["difference at the end", *(f"at equal {cost}" for cost in COSTS)]
-    table[0] += [*(f"{cost} to 90 %, ratio" for cost in COSTS), "cost of the longest run"]
-    for arm in content["arms"].values():
-        line = [arm["model"]]
-        for heading, score, points in zip(table[0][1:], arm["scores"], arm["points"], strict=False):
-            steps = f"{points[0]['steps']:,.0f} steps"
-            line.append(format_interval(score) + ("" if steps == heading else f" after {steps}"))
-        lacking = len(baseline["points"]) - len(arm["points"])
-        line += [""] * lacking
-        after = f" after {steps}" if lacking else ""
-        differences = arm.get("differences", {})
-        for key in ("final", *COSTS):
-            line.append(format_interval(differences[key], signed=True) if key in differences else "")
-            if key == "final":
-                line[-1] += after
-        costs = [cost for cost in COSTS if has_cost(arm, cost)]
-        for cost in COSTS:
-            text = f"not reached{after}" if cost in costs else ""
-            ratio = arm["to_90"].get(cost)
-            line.append(text if ratio is None else format_interval(ratio, RATIO))
-        last = arm["points"][-1]
-        line.append(", ".join(f"{average(last, cost):,.0f} {cost}" for cost in costs))
-        table.append(line)
+    lines = [describe_arm(arm, arms[0]) for arm in arms]
+    heading = ["arm" if count >= 5 else f"arm (only {count} seeds)", *list(lines[0])[1:]]
 
     tuned = []
-    for arm in content["arms"].values():
+    for arm in arms:
         # older files have no tuning scores
         edges = f"; {describe_edges(arm['tuning'])}" if arm.get("tuning") else ""
         tuned.append(f"- {arm['model']}: `{arm['tuned']}`{edges}")
@@ -481,17 +437,44 @@ def render_study(content: Mapping[str, Any], figure: str) -> str:
         verdict += " The baseline has converged." if content["converged"] else " The baseline has not converged."
     columns = ", ".join(map(format_heading, content["columns"]))
     elsewhere = " Arms without seconds were trained on another machine, or one of their runs has no valid time."
-    if all(has_cost(arm, "seconds") for arm in content["arms"].values()):
+    if all(has_cost(arm, "seconds") for arm in arms):
         elsewhere = ""
-    lines = [
+    caption = (
+        f"Test score in percent, the mean of {columns}: mean and 95 % t-interval over the seeds "
+        f"{', '.join(map(str, content['seeds']))}. Differences to the first arm are paired by seed. "
+        f"Seconds are processor time.{elsewhere}{' ' + note_few_seeds(count) if count < 5 else ''}"
+    )
+    parts = [
         f"### {content['study']}: {content['title']}",
         f"Claim: {content['claim']}",
         verdict,
-        "\n".join(markdown_lines(table)),
-        f"Test score in percent, the mean of {columns}: mean and 95 % t-interval over the seeds "
-        f"{', '.join(map(str, content['seeds']))}. Differences to the first arm are paired by seed. "
-        f"Seconds are processor time.{elsewhere}{note_few_seeds(count)}",
+        Table([heading, *(list(line.values()) for line in lines)], caption=caption).to_markdown(),
         f"![Learning curves]({figure})",
         "Settings chosen on validation:\n" + "\n".join(tuned),
     ]
-    return "\n\n".join(lines) + "\n"
+    return "\n\n".join(parts) + "\n"
+
+
+def describe_arm(arm: Mapping[str, Any], baseline: Mapping[str, Any]) -> dict[str, str]:
+    """Return the cells of an arm by heading. Scores of other numbers of steps than the baseline's state them."""
+    cells = {"arm": arm["model"]}
+    for number, points in enumerate(baseline["points"]):
+        heading = f"{points[0]['steps']:,.0f} steps"
+        cells[heading] = ""
+        if number < len(arm["points"]):
+            steps = f"{arm['points'][number][0]['steps']:,.0f} steps"
+            cells[heading] = format_interval(arm["scores"][number]) + ("" if steps == heading else f" after {steps}")
+    after = f" after {steps}" if len(arm["points"]) < len(baseline["points"]) else ""
+
+    differences = arm.get("differences", {})
+    for key, heading in {"final": "difference at the end", **{cost: f"at equal {cost}" for cost in COSTS}}.items():
+        cells[heading] = format_interval(differences[key], signed=True) if key in differences else ""
+    cells["difference at the end"] += after
+    costs = [cost for cost in COSTS if has_cost(arm, cost)]
+    for cost in COSTS:
+        ratio = arm["to_90"].get(cost)
+        text = f"not reached{after}" if cost in costs else ""
+        cells[f"{cost} to 90 %, ratio"] = text if ratio is None else format_interval(ratio, RATIO)
+    last = arm["points"][-1]
+    cells["cost of the longest run"] = ", ".join(f"{average(last, cost):,.0f} {cost}" for cost in costs)
+    return cells

@@ -1,9 +1,8 @@
-"""Write the generated parts of docs/results.md and docs/paper_settings.md (`make results-page`).
+"""Write the pages of docs/studies/ and docs/paper_settings.md (`make results-page`) from the files of this folder.
 
-Each file in `results/*/` is a table or a study, written by `supclap reproduce`. If docs/images has a figure
-with the same file name, it is included. Verdicts on the claims of `claims.yaml` come first. A comment line in
-docs/results.md marks the generated part.
-docs/paper_settings.md compares the papers' settings with those of full-scale rows.
+Each file in `results/*/` is a table or a study, written by `supclap reproduce`. If docs/images has a figure with the
+same file name, it is included. `claims.yaml` lists the claims of the tables. docs/paper_settings.md compares the
+papers' settings with those of full-scale rows.
 """
 
 from __future__ import annotations
@@ -14,60 +13,72 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import yaml
-from transformers import BertConfig
 
-from modeling_supclap import SupCLAPConfig, SupCLAPModel
-from modeling_supclap.configuration_supclap import CNN14Config
 from modeling_supclap.datasets_scripts.atomic_files import write_text
-from modeling_supclap.evaluation.results import NUM_CLASSES
+from modeling_supclap.evaluation.tables import Table, find_metric
 from modeling_supclap.metrics.comparison import Cell, difference
 from modeling_supclap.recipes.arguments import parse_arguments
-from modeling_supclap.recipes.estimates import ALL_CLIPS, TRAIN_CLIPS, estimate
 from modeling_supclap.recipes.options import ReproductionArguments, as_mapping
-from modeling_supclap.recipes.posttrain_teminal import count_trained
-from modeling_supclap.recipes.result_tables import find_metric, markdown_lines
-from modeling_supclap.recipes.runs import RECIPES, Row, Step
 from modeling_supclap.recipes.studies.evidence import format_interval, render_study
-from modeling_supclap.recipes.studies.plan import plan
-from modeling_supclap.recipes.studies.render import markdown_table
-from modeling_supclap.recipes.studies.select import list_tables
-from modeling_supclap.recipes.studies.vectors import render_vectors
-from modeling_supclap.training.hard_batches import POOL_SIZE
+from modeling_supclap.recipes.studies.plan import list_tables, plan
+from modeling_supclap.recipes.studies.tables import to_markdown
+from modeling_supclap.recipes.sweep import RECIPES, Row
 
-RESULTS = Path(__file__).parent / "results"
-SETTINGS = Path(__file__).parent / "paper_settings.yaml"
-CLAIMS = Path(__file__).parent / "claims.yaml"
-ROOT = Path(__file__).resolve().parents[2]
-RESULTS_PAGE = ROOT / "docs" / "results.md"
-SETTINGS_PAGE = ROOT / "docs" / "paper_settings.md"
-MARK = "<!-- Generated from here by `make results-page` from the files of recipes/studies/results. -->"
+STUDIES = Path(__file__).parent
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+TITLES = {"evidence": "Learning curves", "supclap": "SupCLAP", "atri": "ATRI", "teminal": "TeminAL"}
+"""Titles of the pages, by the beginning of the names of the result files."""
+
+HEAD = "---\nsearch:\n  boost: 0.2\n---\n\n<!-- Written by `make results-page` from recipes/studies. -->\n\n"
 
 
-def render_results(page: str) -> str:
-    """Replace the generated text in docs/results.md with the tables of all result files."""
-    parts = [page.partition(MARK)[0].rstrip(), "", MARK, "", "### Verdicts of the studies", "", *render_verdicts()]
-    parts += ["", "### Verdicts of single tables", "", *render_claims()]
-    for path in sorted(RESULTS.glob("*/*.json")):
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if "study" in content:
-            parts += ["", render_study(content, f"images/{path.stem}.png").rstrip()]
-            continue
-        if path.stem == "vectors":
-            parts += ["", render_vectors(content).rstrip()]
-            continue
-        parts += ["", markdown_table(content).rstrip()]
-        if (RESULTS_PAGE.parent / "images" / f"{path.stem}.png").exists():
-            parts += ["", f"![{content['title']}](images/{path.stem}.png)"]
-    return "\n".join(parts) + "\n"
+def write_pages() -> dict[Path, str]:
+    """Return the text of each page, `{path: text}`."""
+    verdicts = ["# Verdicts", (STUDIES / "verdicts.md").read_text(encoding="utf-8").strip()]
+    verdicts += ["## Studies", list_verdicts().to_markdown(), "## Single tables", list_claims().to_markdown()]
+    pages = {DOCS / "paper_settings.md": render_settings(), DOCS / "studies" / "verdicts.md": _join(verdicts)}
+    for name, title in TITLES.items():
+        parts = [f"# {title}"]
+        for path in sorted(STUDIES.glob(f"results/*/{name}_*.json")):
+            content = _load(path)
+            figure = f"../images/{path.stem}.png"
+            if "study" in content:
+                parts.append(render_study(content, figure))
+                continue
+            parts.append(to_markdown(content))
+            if (DOCS / "images" / f"{path.stem}.png").exists():
+                parts.append(f"![{content['title']}]({figure})")
+        pages[DOCS / "studies" / f"{name}.md"] = _join(parts)
+    return pages
 
 
-def render_claims() -> list[str]:
-    """Return a table with the verdict on each claim of `claims.yaml`, as lines of Markdown."""
+def _join(parts: Sequence[str]) -> str:
+    return HEAD + "\n\n".join(part.rstrip() for part in parts) + "\n"
+
+
+def _load(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def list_verdicts() -> Table:
+    """Return a table with the verdict of each study."""
+    lines = [["study", "claim", "verdict", "baseline", "difference at the end", "steps", "seeds"]]
+    for path in sorted(STUDIES.glob("results/evidence/*.json")):
+        content = _load(path)
+        baseline, method = next(iter(content["arms"].values())), content["arms"][content["method"]]
+        line = [f"`{content['study']}`", content["claim"], f"**{content['verdict']}**"]
+        line += [format_interval(baseline["scores"][-1]), format_interval(method["differences"]["final"], signed=True)]
+        steps = dict.fromkeys(f"{arm['points'][-1][0]['steps']:,.0f}" for arm in (baseline, method))
+        lines.append([*line, " and ".join(steps), str(len(content["seeds"]))])
+    return Table(lines, is_markdown=True)
+
+
+def list_claims() -> Table:
+    """Return a table with the verdict on each claim of `claims.yaml`."""
     lines = [["claim", "difference, 95 % interval", "seeds", "verdict"]]
-    for claim in yaml.safe_load(CLAIMS.read_text(encoding="utf-8")):
-        content = json.loads((RESULTS / "mini" / f"{claim['table']}.json").read_text(encoding="utf-8"))
+    for claim in yaml.safe_load((STUDIES / "claims.yaml").read_text(encoding="utf-8")):
+        content = _load(STUDIES / "results" / "mini" / f"{claim['table']}.json")
         datasets = {row["dataset"] for row in content["rows"]}
         if len(datasets) > 1 and "dataset" not in claim:
             raise ValueError(
@@ -80,10 +91,10 @@ def render_claims() -> list[str]:
             texts.append(effect.format(find_metric(column), signed=True))
         verdict = judge_claim(claim, effects)
         if "study" in claim and verdict.startswith("holds"):
-            study = json.loads((RESULTS / "evidence" / f"{claim['study']}.json").read_text(encoding="utf-8"))
+            study = _load(STUDIES / "results" / "evidence" / f"{claim['study']}.json")
             verdict += "".join(study["verdict"].partition(", explained by a control")[1:])
         lines.append([claim["claim"], "; ".join(texts), str(len(rows[claim["row"]]["seeds"])), verdict])
-    return markdown_lines(lines)
+    return Table(lines)
 
 
 def find_effect(claim: Mapping[str, Any], rows: Mapping[str, Any], column: str) -> Cell:
@@ -115,133 +126,45 @@ def judge_claim(claim: Mapping[str, Any], effects: Sequence[Cell]) -> str:
     'does not hold'
     """
     is_up = claim["change"] == "up"
-    for effect in effects:
-        if effect.is_below_zero if is_up else effect.is_above_zero:
-            return "does not hold"
-    for effect in effects:
-        if not (effect.is_above_zero if is_up else effect.is_below_zero):
-            return "not shown"
+    if any(effect.is_below_zero if is_up else effect.is_above_zero for effect in effects):
+        return "does not hold"
+    if not all(effect.is_above_zero if is_up else effect.is_below_zero for effect in effects):
+        return "not shown"
     return "holds as a speed-up" if claim.get("gain") else "holds"
-
-
-def render_verdicts() -> list[str]:
-    """Return a table with the verdict of each study, as lines of Markdown."""
-    verdicts = [["study", "claim", "verdict", "baseline", "difference at the end", "steps", "seeds"]]
-    for path in sorted(RESULTS.glob("evidence/*.json")):
-        content = json.loads(path.read_text(encoding="utf-8"))
-        baseline, method = next(iter(content["arms"].values())), content["arms"][content["method"]]
-        line = [f"`{content['study']}`", content["claim"], f"**{content['verdict']}**"]
-        line += [format_interval(baseline["scores"][-1]), format_interval(method["differences"]["final"], signed=True)]
-        steps = dict.fromkeys(f"{arm['points'][-1][0]['steps']:,.0f}" for arm in (baseline, method))
-        verdicts.append([*line, " and ".join(steps), str(len(content["seeds"]))])
-    return markdown_lines(verdicts)
 
 
 def render_settings() -> str:
     """Return docs/paper_settings.md: the settings of full-scale rows beside those of the papers."""
-    page, tables = yaml.safe_load(SETTINGS.read_text(encoding="utf-8")), list_tables()
-    parts = [page["introduction"]]
+    page, tables = yaml.safe_load((STUDIES / "paper_settings.yaml").read_text(encoding="utf-8")), list_tables()
+    parts = [page["introduction"].rstrip()]
     for part in page["parts"]:
-        name = part["table"]
         args = ReproductionArguments(scale="full", data_dir=".")
-        rows = {(row.name, row.dataset): row for row in plan(name, tables[name], args)}
+        rows = {(row.name, row.dataset): row for row in plan(part["table"], tables[part["table"]], args)}
         values = resolve_settings(rows[part["row"], part["dataset"]], part.get("step", 0))
         lines = [["setting", "paper", "section", "value", "", "why"]]
         for entry in part["settings"]:
-            value, paper = values[entry["key"]], entry.get("paper")
+            value, paper = entry.get("value", values.get(entry["key"])), entry.get("paper")
             rounded = round(value, entry["digits"]) if "digits" in entry else value
             relation = "not stated" if paper is None else "as printed" if rounded == paper else "ours"
             printed = "" if paper is None else _format_setting(paper)
             cells = [f"`{entry['key']}`", printed, entry.get("section", ""), _format_setting(value), relation]
             lines.append([*cells, entry.get("why", "")])
-        where = f"`{name}`, row `{part['row']}`, {part['dataset']}"
-        parts += [f"## {part['title']}", "", f"{where}:", "", *markdown_lines(lines), ""]
-    return "\n".join([*parts, page["choices"], *render_costs()])
-
-
-def render_costs() -> list[str]:
-    """Return a table with the estimated cost of each full-scale table, as lines of Markdown."""
-    args = ReproductionArguments(scale="full", data_dir=".", seeds=[0])
-    num_seeds = len(ReproductionArguments().seeds)
-    lines = [["table", "trainings", "steps of a run", "hours, one GPU", "GiB, one GPU", "GiB, eight GPUs"]]
-    every: dict[Path, Any] = {}
-    for name, table in list_tables().items():
-        if "full" not in table:
-            continue
-        steps: dict[Path, Any] = {}
-        for row in plan(name, table, args):
-            steps |= {step.folder: step for step in row.runs[0] if step.recipe != "evaluate"}
-        costs = [estimate_cost(step) for step in steps.values()]
-        every |= dict(zip(steps, costs, strict=True))
-        lines.append([f"`{name}`", str(num_seeds * len(costs)), *_sum_costs(costs, num_seeds)])
-    lines.append(["all, shared runs once", str(num_seeds * len(every)), *_sum_costs([*every.values()], num_seeds)])
-    return [*markdown_lines(lines), ""]
-
-
-def estimate_cost(step: Step) -> tuple[int, float, float, float]:
-    """Estimate steps and hours of a training, and its memory in GiB with one GPU and with eight, 0 if unknown."""
-    parsed = parse_arguments(RECIPES[step.recipe][1], [], settings=step.settings)
-    args = parsed[-1]
-    if step.recipe == "posttrain":
-        pairs = NUM_CLASSES["esc50"] * (NUM_CLASSES["esc50"] - 1)
-        steps = pairs // args.per_device_train_batch_size * args.num_train_epochs * len(parsed[0].stages)
-        return int(steps), 0.0, 0.0, 0.0
-    cost = estimate(parsed)
-    assert cost is not None
-    args.per_device_train_batch_size //= 8
-    shared = estimate(parsed)
-    assert shared is not None
-    return cost.steps, cost.hours, cost.memory_gib, shared.memory_gib
-
-
-def _sum_costs(costs: Sequence[tuple[int, float, float, float]], num_seeds: int) -> list[str]:
-    """Format the range of the steps, the sum of the hours of all seeds, and the largest memory."""
-    steps, hours, memory, shared = zip(*costs, strict=True)
-    low, high = min(steps), max(steps)
-    cells = [f"{low:,}" if low == high else f"{low:,} to {high:,}"]
-    for value, digits in ((num_seeds * sum(hours), 0), (max(memory), 1), (max(shared), 1)):
-        cells.append(f"{value:,.{digits}f}" if value else "")
-    return cells
+        where = f"`{part['table']}`, row `{part['row']}`, {part['dataset']}:"
+        parts += [f"## {part['title']}", where, Table(lines, is_markdown=True).to_markdown()]
+    return "\n\n".join([*parts, page["choices"].rstrip()]) + "\n"
 
 
 def resolve_settings(row: Row, number: int) -> dict[str, Any]:
-    """Return the settings of a step of a row as its recipe resolves them, and counts that follow from them."""
+    """Return the settings of a step of a row as its recipe resolves them, and the number of seeds."""
     step = row.runs[0][number]
-    parsed = parse_arguments(RECIPES[step.recipe][1], [], settings=step.settings)
     values: dict[str, Any] = {"seeds": len(row.runs)}
-    for group in parsed:
+    for group in parse_arguments(RECIPES[step.recipe].options, [], settings=step.settings):
         values |= vars(group)
     for key, value in as_mapping(values["dataset_config"]).items():
         values[f"dataset_config.{key}"] = value
     if step.recipe == "posttrain" and values["temperature"] is None:
         values["temperature"] = "of the start model"
-    if step.recipe == "train":
-        cost = estimate(parsed)
-        values |= {
-            "train_clips": TRAIN_CLIPS[values["dataset"]],
-            "steps": None if cost is None else cost.steps,
-            "hard_negatives_pool": POOL_SIZE,
-        }
-    if step.recipe == "posttrain":
-        pairs = NUM_CLASSES["esc50"] * (NUM_CLASSES["esc50"] - 1)
-        share = values["train_fraction"] * (1 - values.get("dataset_config.test_fraction", 0.0))
-        values |= {"pairs_of_stage_a": pairs, "items_of_stage_b": 3 * pairs}
-        recordings = round(share * ALL_CLIPS["esc50"])
-        values |= {"split_recordings": recordings}
-        values |= {"train_recordings": NUM_CLASSES["esc50"] if values["fixed_recordings"] else recordings}
-        values |= {"items_of_a_batch": 3 * values["per_device_train_batch_size"], **count_msclap(parsed[1])}
     return values
-
-
-def count_msclap(part_args: Any) -> dict[str, float]:
-    """Count the parameters of MS-CLAP 2022 that a post-training trains, without its weights."""
-    with torch.device("meta"):
-        config = SupCLAPConfig(
-            audio_config=CNN14Config(), text_config=BertConfig(), projection_dim=1024, projection_type="residual"
-        )
-        model = SupCLAPModel(config)
-    part_args.choose_parameters(model)
-    return count_trained(model)
 
 
 def _format_setting(value: Any) -> str:
@@ -252,8 +175,9 @@ def _format_setting(value: Any) -> str:
 
 
 def main() -> None:
-    write_text(RESULTS_PAGE, render_results(RESULTS_PAGE.read_text(encoding="utf-8")))
-    write_text(SETTINGS_PAGE, render_settings())
+    for path, text in write_pages().items():
+        path.parent.mkdir(exist_ok=True)
+        write_text(path, text)
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ def make_jobs(data: Path) -> dict[str, Job]:
         return [SMOKE, "--output_dir", str(out), "--disable_tqdm", "true"]
 
     def post_training(out: Path) -> list[str]:
-        steps = ["--num_train_epochs", "1", "--pairs_per_epoch", "12", "--eval_pairs", "4", "--save_steps", "1"]
+        steps = ["--num_train_epochs", "1", "--pairs_per_epoch", "12", "--save_steps", "1"]
         steps += ["--per_device_train_batch_size", "4", "--eval_strategy", "steps", "--eval_steps", "1"]
         return [*post, *steps, "--save_strategy", "steps", "--output_dir", str(out), "--disable_tqdm", "true"]
 

@@ -14,7 +14,7 @@ from modeling_supclap.conversion import kinds
 from modeling_supclap.conversion.kinds import find_kind, load_model, load_processor
 from modeling_supclap.conversion.provenance import origins
 from modeling_supclap.evaluation.models import load_embedding_model
-from modeling_supclap.recipes.models import load_start
+from modeling_supclap.recipes.train_supclap import load_start
 
 
 def write(folder, name, content):

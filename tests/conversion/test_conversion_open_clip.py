@@ -502,7 +502,7 @@ def test_weights_in_parts_or_of_another_format_are_refused(saved, tmp_path):
 
 HUB_READER = """
 from modeling_supclap.evaluation.models import load_embedding_model
-from modeling_supclap.recipes.models import load_start
+from modeling_supclap.recipes.train_supclap import load_start
 
 print(load_embedding_model("laion/clap2-tiny", device="cpu").encode_text(["w10"], "eng")[0, :3].tolist())
 model, processor = load_start("laion/clap2-tiny")

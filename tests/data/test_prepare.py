@@ -24,7 +24,7 @@ from modeling_supclap.datasets_scripts.atomic_files import InUseError
 from modeling_supclap.datasets_scripts.audio import BadAudioError, read_row
 from modeling_supclap.datasets_scripts.prepare import Request, Shard, finish, main, make_entries, pack, write_shard
 from modeling_supclap.datasets_scripts.prepare import prepare as run
-from modeling_supclap.recipes.running import run_command
+from modeling_supclap.recipes.command import run_command
 
 SHARD_BYTES = 150_000
 

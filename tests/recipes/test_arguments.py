@@ -1,6 +1,8 @@
 """Arguments from a YAML file, the command line and the dataset builder, and errors for invalid ones."""
 
+import dataclasses
 import importlib
+import inspect
 import json
 import re
 import sys
@@ -9,18 +11,18 @@ from dataclasses import dataclass, field
 import dataset_folders
 import pytest
 
-from modeling_supclap.recipes import train_supclap
-from modeling_supclap.recipes.arguments import format_help, parse_arguments, read_settings
+from modeling_supclap.recipes import evaluate_supclap, posttrain_teminal, train_supclap
+from modeling_supclap.recipes.arguments import format_help, list_options, parse_arguments, read_settings
 from modeling_supclap.recipes.options import DataArguments, DatasetArguments, EvaluationArguments, as_mapping
 from modeling_supclap.training.options import ContrastiveOptions
-from modeling_supclap.training.training_args import SupCLAPTrainingArguments
+from modeling_supclap.training.training_args import INTERNAL, AllStagesArguments, SupCLAPTrainingArguments
 
 
 @dataclass
 class Data(DatasetArguments):
     """Options of a recipe."""
 
-    options: list[int] = field(default_factory=list)
+    options: list[int] = field(default_factory=list, metadata={"help": "Some numbers."})
 
 
 def parse(*argv, default=None):
@@ -244,17 +246,57 @@ def test_a_wrong_file_is_explained(tmp_path, content, message):
         parse_arguments((SupCLAPTrainingArguments,), [str(path)])
 
 
-def test_help_lists_our_options_and_refers_to_those_of_transformers(capsys):
+def test_help_lists_our_options_in_groups(capsys):
     printed = format_help((Data, ContrastiveOptions), "What it does.")
     assert printed.index("--data_dir") < printed.index("--options") < printed.index("--svr_alpha")
     assert re.search(r"--svr_alpha +Weight of the SVR term,", printed)
     assert "--per_device_train_batch_size" in printed  # has our own default
-    assert "--gradient_accumulation_steps" not in printed
+    assert "--adam_beta2" not in printed
     assert max(map(len, printed.splitlines())) <= 120
 
     with pytest.raises(SystemExit):
         parse("--help_all")
-    assert "--gradient_accumulation_steps" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    titles = ("Loss", "Support vectors (SVR)", "Augmentation", "Memory and speed", "Trainer of transformers")
+    places = [printed.index(f"\n{title}\n") for title in titles]
+    assert places == sorted(places)
+    assert printed.index("--svr_alpha") < places[-1] < printed.index("--adam_beta2")
+    assert len(re.findall("--learning_rate ", printed)) == 1
+    assert not re.findall("--(?:label_names|remove_unused_columns|training_data) ", printed)
+
+
+@pytest.mark.parametrize("recipe", [train_supclap, posttrain_teminal, evaluate_supclap])
+def test_help_starts_with_the_options_that_a_person_needs(recipe, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["recipe", "--help"])
+    with pytest.raises(SystemExit):
+        recipe.main()
+    shown = re.findall(r"^  --(\w+)", capsys.readouterr().out, re.MULTILINE)
+    assert shown == [name for names in recipe.COMMON.values() for name in names]
+    assert len(shown) == len(set(shown)) <= 25
+    needed = ["dataset", "data_dir", "model", "output_dir"]
+    if recipe is not evaluate_supclap:
+        needed += ["learning_rate", "num_train_epochs", "per_device_train_batch_size", "bf16", "seed"]
+        needed.append("resume_from_checkpoint")
+    assert set(needed) <= set(shown)
+
+    monkeypatch.setattr(sys, "argv", ["recipe", "--help_all"])
+    with pytest.raises(SystemExit):
+        recipe.main()
+    every = re.findall(r"^  --(\w+)", capsys.readouterr().out, re.MULTILINE)
+    assert len(every) == len(set(every))
+    assert set(shown) - {"caption_column"} < set(every)
+
+
+@pytest.mark.parametrize("group", [SupCLAPTrainingArguments, AllStagesArguments])
+def test_every_training_option_is_described_or_internal(group):
+    ours = set()
+    for base in group.__mro__:
+        if base.__module__.startswith("modeling_supclap"):
+            ours.update(inspect.get_annotations(base))
+    fields = {option.name for option in dataclasses.fields(group) if option.init}
+    listed = set().union(*list_options([group]).values())
+    of_the_trainer = {"dataloader_persistent_workers", "dataloader_pin_memory"}  # described by transformers
+    assert ours & fields - listed - INTERNAL == of_the_trainer
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from open_clip_folders import write_folder
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.datasets_scripts.overlap import trained_sources
 from modeling_supclap.recipes.average_models import main
-from modeling_supclap.recipes.models import load_start
+from modeling_supclap.recipes.train_supclap import load_start
 
 
 @pytest.fixture(scope="module")

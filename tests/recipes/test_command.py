@@ -106,7 +106,7 @@ def test_help_of_a_script_runs_without_slow_imports(name):
     assert done.stdout.startswith(f"usage: {Path(words[-2]).name}")
     imported = {line.split()[-1] for line in done.stderr.splitlines()}
     assert "argparse" in imported
-    assert not imported & {"torch", "transformers", "datasets", "accelerate"}
+    assert not imported & {"torch", "transformers", "datasets", "accelerate", "huggingface_hub"}
 
 
 @pytest.mark.process
@@ -200,6 +200,20 @@ def test_an_installed_wheel_works_next_to_modules_of_the_same_names(environment,
 
     installed = {path.name for path in environment[0].iterdir()}
     assert not installed & {"metrics", "recipes", "datasets_scripts", "tests", "benchmarks"}
+
+
+@pytest.mark.process
+def test_the_studies_are_not_installed(environment, project):
+    recipes = environment[0] / "modeling_supclap" / "recipes"
+    assert (recipes / "configs" / "supclap" / "table1_infonce.yaml").is_file()
+    assert (recipes / "accelerate" / "fsdp.yaml").is_file()
+    assert not [path for path in recipes.rglob("*") if {"studies", "evidence", "tables.yaml"} & set(path.parts)]
+    code, printed = finish(run(environment, project, "reproduce", "supclap/table1"))
+    (line,) = printed.strip().splitlines()
+    assert code == 1
+    assert line.startswith(
+        "supclap reproduce: error: the studies are not installed; run `supclap reproduce` in a checkout"
+    )
 
 
 @pytest.mark.process

@@ -47,7 +47,10 @@ def test_evaluations_are_paired_with_the_first(tmp_path, capsys):
     assert table.loc["first"][["difference", "p_value"]].isna().all()
     printed = capsys.readouterr().out
     assert f"{tmp_path} contains no results.json" in printed
-    assert "| esc50 | text to audio R@1 | 5.0 | 25.0 (10.0 to 90.0) | 50.0 (10.0 to 90.0) | +25.0 (" in printed
+    assert "### esc50: retrieval, eng" in printed
+    assert "| model | text to audio R@1 (chance 5.0) |" in printed
+    assert "| first | 25.0 (10.0 to 90.0) |" in printed
+    assert "| second | 50.0 (10.0 to 90.0); +25.0 (" in printed
 
 
 def test_results_of_different_protocols_are_refused(tmp_path):
@@ -98,7 +101,8 @@ def test_runs_that_differ_in_their_seed_are_one_model(tmp_path):
     # the seeds are equal, the recordings vary
     assert 0 < line["difference_low"] < 0.1 < line["difference_high"]
     text = (tmp_path / "out" / "table.md").read_text()
-    assert "| 30.0 ± 5.0 (17.6 to 42.4) | 40.0 ± 5.0 (27.6 to 52.4) | +10.0 (" in text
+    assert "| none | 3 | 30.0 ± 5.0 (17.6 to 42.4) |" in text
+    assert "| bi-static | 3 | 40.0 ± 5.0 (27.6 to 52.4); +10.0 (" in text
 
 
 def test_several_seeds_with_different_protocols_are_refused(tmp_path):
@@ -121,6 +125,18 @@ def test_evaluations_of_one_model_with_several_seeds_are_one_model(tmp_path):
     assert again.index.tolist() == ["mine", str(folders[2])]
 
 
+def test_results_in_folders_with_seeds_are_named_by_the_folder(tmp_path):
+    """Results from Python have the name of the start model, and no dataset."""
+    folders = [
+        save(tmp_path / f"{loss}-seed{seed}", "start", [1] * (seed + more) + [0] * 4, dataset=None)
+        for loss, more in (("InfoNCE", 1), ("SVR", 2))
+        for seed in (0, 1)
+    ]
+    table = compare(tmp_path, *folders, "--allow_different", "true")
+    assert table["seeds"].to_dict() == {"InfoNCE": 2, "SVR": 2}
+    assert table["dataset"].tolist() == ["unnamed data"] * 2
+
+
 @pytest.mark.process
 def test_latex_is_escaped_and_compiles(tmp_path):
     names = ["a_1 & 50%", r"#b^{2}\c~$x"]
@@ -128,8 +144,9 @@ def test_latex_is_escaped_and_compiles(tmp_path):
     compare(tmp_path, *folders)
     text = (tmp_path / "out" / "table.tex").read_text()
     rows = [line.removesuffix(r"\\") for line in text.splitlines() if line.endswith(r"\\")]
-    assert [len(re.findall(r"(?<!\\)&", row)) for row in rows] == [5, 5]
-    assert r"a\_1 \& 50\%" in rows[0]
+    assert [len(re.findall(r"(?<!\\)&", row)) for row in rows] == [1, 1, 1]
+    assert r"a\_1 \& 50\%" in rows[1]
+    assert r"\#b\textasciicircum \{2\}\textbackslash c\textasciitilde \$x" in rows[2]
     body = re.sub(r"\\[{}]", "", text)
     assert body.count("{") == body.count("}")
     assert re.findall(r"\\(\w+rule)", text) == ["toprule", "midrule", "bottomrule"]

@@ -256,7 +256,7 @@ def test_recordings_that_the_folder_lacks_are_in_the_results(folder, tmp_path):
     ("arguments", "message"),
     [
         (["--model", "m", "--split", "tset"], "'tset'"),
-        (["--model", "m", "--template_sets", "clip"], "'clip'"),
+        (["--model", "m", "--zero_shot_templates", "clip"], "'clip'"),
         (["--model", "m", "--zste_taks", "3A"], "'zste_taks'.*zste_tasks"),
         (["--model", "m", "--phrases", "esc10"], "'esc10'"),
         (["--model", "m", "--device", "gpu"], "gpu"),
@@ -326,7 +326,7 @@ def test_a_suite_of_three_models_has_one_table(folder, tmp_path, capsys):
     assert pandas.isna(table.loc["synthetic", place, "model0"]["difference"])
     for suffix in ("md", "html", "tex"):
         text = (tmp_path / "out" / f"table.{suffix}").read_text()
-        for words in (" - model0", "classes", f"{100 * stored['value']:.1f}"):
+        for words in ("model0", "classes", f"{100 * stored['value']:.1f}"):
             assert words in text.replace("scriptsize", "")
 
     run_recipe(evaluate_supclap, *arguments[:-2])  # other resamples: all embeddings are cached

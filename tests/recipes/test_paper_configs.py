@@ -113,7 +113,7 @@ def test_table_9_begins_towers_anew_in_their_shape(towers):
 
 def test_a_fixed_temperature_stays():
     model = builders.supclap_model()
-    TrainedPartArguments(train_temperature=False).choose_parameters(model)
+    train_supclap.choose_parameters(TrainedPartArguments(train_temperature=False), model)
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     assert frozen == {"logit_scale"}
 

@@ -27,7 +27,7 @@ from modeling_supclap.training.training_args import TemporalTrainingArguments
 BOTH_HELD_OUT = {"train_fraction": 0.34, "dataset_config": {"validation_fraction": 0}}
 HELD_OUT_OPTIONS = ["--train_fraction", "0.34", "--validation_fraction", "0", "--test_fold", "1"]
 HELD_OUT_OPTIONS += ["--pairs_per_epoch", "12"]
-ONE_EPOCH = ["--num_train_epochs", "1", "--per_device_train_batch_size", "6", "--eval_pairs", "4"]
+ONE_EPOCH = ["--num_train_epochs", "1", "--per_device_train_batch_size", "6"]
 ONE_EPOCH += ["--use_cpu", "true"]
 BEST_EPOCH = ["--eval_strategy", "epoch", "--save_strategy", "epoch", "--load_best_model_at_end", "true"]
 
@@ -167,7 +167,7 @@ def test_prompts_use_the_requested_names_of_sounds(esc_folder, prompts, language
 @pytest.fixture(scope="module")
 def run(esc_folder, model_folder, tmp_path_factory):
     output = tmp_path_factory.mktemp("post") / "run"
-    small = ["--num_train_epochs", "2", "--per_device_train_batch_size", "6", "--eval_pairs", "4"]
+    small = ["--num_train_epochs", "2", "--per_device_train_batch_size", "6"]
     layers = ["--audio_layers", "1", "--text_layers", "1", "--languages", "eng", "fra", *BEST_EPOCH]
     places = in_folders(model_folder, esc_folder, output)
     with redirect_stdout(io.StringIO()) as printed:
@@ -249,7 +249,7 @@ def test_the_folder_loads_with_its_processor(run):
 
 
 def test_lora_saves_a_model_in_the_standard_layout(esc_folder, model_folder, tmp_path):
-    small = ["--num_train_epochs", "2", "--per_device_train_batch_size", "6", "--eval_pairs", "4", "--lora_rank", "2"]
+    small = ["--num_train_epochs", "2", "--per_device_train_batch_size", "6", "--lora_rank", "2"]
     places = in_folders(model_folder, esc_folder, tmp_path / "lora")
     run_recipe(posttrain_teminal, *places, *small, "--audio_layers", "1", "--text_layers", "1")
     trained = Results.load(tmp_path / "lora").content["training"]
@@ -272,16 +272,7 @@ def test_lora_saves_a_model_in_the_standard_layout(esc_folder, model_folder, tmp
 
 def test_a_clap_model_stays_one(esc_folder, tmp_path):
     builders.save_clap(tmp_path / "clap")
-    small = [
-        "--num_train_epochs",
-        "1",
-        "--per_device_train_batch_size",
-        "6",
-        "--eval_pairs",
-        "4",
-        "--languages",
-        "eng",
-    ]
+    small = ["--num_train_epochs", "1", "--per_device_train_batch_size", "6", "--languages", "eng"]
     places = in_folders(tmp_path / "clap", esc_folder, tmp_path / "out")
     run_recipe(posttrain_teminal, *places, *small)
     before, after = (
@@ -340,7 +331,7 @@ def test_unusable_recordings_are_left_out_and_named(model_folder, tmp_path):
 
 def test_captions_of_accumulated_batches_are_counted(esc_folder, model_folder, tmp_path):
     small = ["--max_steps", 2, "--per_device_train_batch_size", 3, "--gradient_accumulation_steps", 2]
-    words = [*in_folders(model_folder, esc_folder, tmp_path / "run"), *small, "--eval_pairs", 4, "--use_cpu", "true"]
+    words = [*in_folders(model_folder, esc_folder, tmp_path / "run"), *small, "--use_cpu", "true"]
     with pytest.warns(UserWarning, match="gradient_accumulation_steps"):
         run_recipe(posttrain_teminal, *words, "--languages", "eng", "--stages", "b")
     assert Results.load(tmp_path / "run").content["training"]["captions"] == 2 * 6 * 3  # steps, pairs, items

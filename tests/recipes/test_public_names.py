@@ -132,7 +132,7 @@ def test_no_file_of_a_recipe_names_a_folder_of_this_machine(tmp_path):
     towers = ["--audio_encoder", home / "ced", "--text_encoder", home / "bert", "--projection_dim", 16]
     run_recipe(train_supclap, *data, *towers, *STEPS, "--output_dir", out / "trained")
     trained = ["--model", out / "trained"]
-    run_recipe(posttrain_teminal, *data, *trained, *STEPS, "--eval_pairs", 4, "--output_dir", out / "ordered")
+    run_recipe(posttrain_teminal, *data, *trained, *STEPS, "--output_dir", out / "ordered")
     places = ["--cache_dir", out / "cache", "--output_dir", out / "scores"]
     run_recipe(evaluate_supclap, *data, *trained, *places, "--on_bad_audio", "skip")
     run_recipe(embed_corpus, *trained, "--folder", home / "ESC-50", "--output", out / "corpus", "--device", "cpu")

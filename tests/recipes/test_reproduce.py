@@ -1,19 +1,17 @@
 """Tables of the papers: runs, results, and valid configuration files."""
 
 import json
-import sys
-from pathlib import Path
 
 import dataset_folders
 import numpy as np
 import pytest
-import yaml
 from commands import run_recipe
 from processes import run_forks, run_processes
 from results_fixtures import fake_training, paired_queries
 
-from modeling_supclap.recipes import reproduce, runs
-from modeling_supclap.recipes.studies.render import html_table
+from modeling_supclap.evaluation.tables import to_html
+from modeling_supclap.recipes import reproduce, sweep
+from modeling_supclap.recipes.studies.tables import make_tables
 
 R1 = "retrieval eng t2a R@1"
 
@@ -52,7 +50,7 @@ def test_a_table_contains_measured_and_printed_numbers(recipe, tmp_path):
     page = (tmp_path / "mini" / f"{STEM}.html").read_text()
     assert "paper 43.9" in page
     assert "<img" not in page
-    assert '<img src="a.png"' in html_table(content, "a.png")
+    assert '<img src="a.png"' in to_html("", make_tables(content), figure="a.png")
 
 
 def test_finished_runs_are_not_repeated(recipe, tmp_path):
@@ -93,34 +91,15 @@ def test_a_selection_does_not_replace_the_complete_table(recipe, tmp_path):
     assert "Changed settings: learning_rate 0.5." in selected.read_text()
 
 
-def test_a_file_of_controls_adds_rows(recipe, tmp_path):
-    controls = tmp_path / "controls.yaml"
-    controls.write_text("longer: {row: table1_infonce, model: twice the steps, settings: {num_train_epochs: 20}}\n")
-    run_recipe(reproduce, "supclap/table1", *ROWS, "--controls", controls, "--output_dir", tmp_path)
-    content = json.loads((tmp_path / "mini" / f"{STEM}.json").read_text())
-    rows = {row["row"]: row for row in content["rows"]}
-    assert list(rows) == ["table1_infonce", "longer", "table1_infonce_bi_static"]
-    assert (rows["longer"]["model"], rows["longer"]["baseline"]) == ("twice the steps", "table1_infonce")
-    (folder,) = tmp_path.glob("mini/runs/longer-train-synthetic-*-seed0")
-    settings = yaml.safe_load((folder / "settings.yaml").read_text())
-    assert (settings["num_train_epochs"], settings["svr"]) == (20, "none")
-    controls.write_text("copy: {row: table1_infonce, model: InfoNCE}\n")
-    with pytest.raises(ValueError, match="supclap/table1 has two rows named 'InfoNCE'"):
-        run_recipe(reproduce, "supclap/table1", *ROWS, "--controls", controls, "--output_dir", tmp_path)
-    controls.write_text("longer: {row: table1_infonce, steps: 20}\n")
-    with pytest.raises(ValueError, match=r"longer has the keys \['row', 'steps'\]"):
-        run_recipe(reproduce, "supclap/table1", *ROWS, "--controls", controls, "--output_dir", tmp_path)
-
-
 def test_finished_rows_are_written_if_another_row_fails(recipe, tmp_path, monkeypatch):
-    train, arguments = runs.RECIPES["train"]
+    train = sweep.RECIPES["train"]
 
-    def fail_late():
-        if yaml.safe_load(Path(sys.argv[1]).read_text())["svr"] == "bi-static":
+    def fail_late(*groups):
+        if groups[-1].svr == "bi-static":
             raise RuntimeError("out of memory")
-        train()
+        train.run(*groups)
 
-    monkeypatch.setitem(runs.RECIPES, "train", (fail_late, arguments))
+    monkeypatch.setitem(sweep.RECIPES, "train", train._replace(run=fail_late))
     with pytest.raises(RuntimeError, match="out of memory"):
         run_recipe(reproduce, "supclap/table1", *ROWS, "--output_dir", tmp_path)
     content = json.loads((tmp_path / "mini" / f"{STEM}.json").read_text())
@@ -131,7 +110,7 @@ def test_missing_inputs_are_an_error_before_the_first_run(recipe, tmp_path):
     made = dataset_folders.audiocaps(tmp_path / "audiocaps", train=2, held_out=1)
     words = ("supclap/table1", "--scale", "full", *ROWS, "--output_dir", tmp_path)
     words += ("--data_dir", made.config["data_dir"])
-    with pytest.raises(FileNotFoundError, match="data of audiocaps: train has 2 recordings of 49,274"):
+    with pytest.raises(FileNotFoundError, match="data of audiocaps for train: train has 2 clips of 49,274"):
         run_recipe(reproduce, *words)
     run_recipe(reproduce, *words, "--skip_missing", "true")
     assert not recipe
@@ -190,6 +169,13 @@ def test_only_tables_with_a_requested_row_are_written(recipe, tmp_path):
 def test_a_dry_run_names_missing_inputs(capsys, tmp_path):
     run_recipe(reproduce, "atri/table1", "--scale", "full", "--dry_run", "true", "--output_dir", tmp_path)
     printed = capsys.readouterr().out
-    assert "20530" in printed  # 49,274 clips in batches of 24, ten epochs
-    assert "models/ml-clap" in printed
-    assert "audiocaps.parquet" in printed
+    assert "missing: model models/ml-clap" in printed
+    assert printed.count("missing: data of audiocaps for train: give --data_dir") == 1
+    assert "minutes" not in printed
+    assert "GiB" not in printed
+
+
+def test_outside_of_a_checkout_the_command_says_so(monkeypatch, tmp_path):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match="checkout"):
+        run_recipe(reproduce, "supclap/table1", "--output_dir", tmp_path)

@@ -9,7 +9,7 @@ import yaml
 from huggingface_hub.constants import HF_HOME
 
 from modeling_supclap import SupCLAPConfig
-from modeling_supclap.recipes.running import is_first_process, run_command
+from modeling_supclap.recipes.command import is_first_process, run_command
 
 
 @pytest.mark.parametrize(

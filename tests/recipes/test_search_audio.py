@@ -16,7 +16,7 @@ import soundfile
 from processes import Moment, run_killed, run_processes
 
 from modeling_supclap.recipes import search_audio
-from modeling_supclap.recipes.running import run_command
+from modeling_supclap.recipes.command import run_command
 
 pytestmark = pytest.mark.skipif(find_spec("lancedb") is None, reason="the extra search is not installed")
 ROOT = Path(__file__).parents[2]
@@ -73,11 +73,11 @@ def test_code_of_a_model_must_be_trusted_by_index_and_by_query(sounds, tmp_path,
     words = ["index", sounds, "--model", folder, "--index", index, "--quiet"]
     with pytest.raises(SystemExit):
         search(capsys, *words)
-    assert "--trust_remote_code" in capsys.readouterr().err
+    assert "trust_remote_code=True" in capsys.readouterr().err
     assert "6 files added" in search(capsys, *words, "--trust_remote_code")
     with pytest.raises(SystemExit):
         search(capsys, "query", index, "rain")
-    assert "--trust_remote_code" in capsys.readouterr().err
+    assert "trust_remote_code=True" in capsys.readouterr().err
     found = json.loads(search(capsys, "query", index, "rain", "--trust_remote_code", "--json"))
     assert len(found["hits"]) == 6
 

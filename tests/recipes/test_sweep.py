@@ -5,7 +5,9 @@ import pandas
 import pytest
 import yaml
 from commands import run_recipe
+from recordings import esc50_folder
 from results_fixtures import fake_training, query_results
+from scipy import stats
 
 from modeling_supclap.recipes import sweep
 
@@ -19,7 +21,12 @@ def calls(monkeypatch):
             raise RuntimeError("out of memory")
         hits = np.arange(8) < 2 + 4 * settings["svr_alpha"] + settings["seed"]
         protocol = {"dataset": "synthetic", "languages": ["eng"]}
-        return query_results(hits, protocol=protocol, training={"arguments": settings})
+        config = settings["dataset_config"]
+        if "test_fold" in config:
+            hits, protocol["dataset_hash"] = hits ^ (hits.cumsum() <= config["test_fold"]), config["test_fold"]
+        training = {"arguments": {"seed": settings["seed"]}}
+        training["best_validation"] = {"mean_recall": 0.5 - 0.1 * settings["svr_alpha"] + 0.01 * settings["seed"]}
+        return query_results(hits, protocol=protocol, training=training)
 
     return fake_training(monkeypatch, train)
 
@@ -45,7 +52,10 @@ def test_each_combination_and_seed_runs_once(calls, tmp_path):
 
     run_recipe(sweep, *words, "2")
     assert [(call["svr_alpha"], call["seed"]) for call in calls[4:]] == [(0.5, 2), (1, 2)]
-    assert "svr_alpha=1 - svr_alpha=0.5" in (tmp_path / "table.md").read_text()
+    heading, _, first, second = (tmp_path / "table.md").read_text().splitlines()[2:6]
+    assert heading == "| model | seeds | validation | text to audio R@1 |"
+    assert first.startswith("| svr_alpha=0.5 | 3 | 46.0 | 62.5 ± 12.5 (")
+    assert "; +25.0 (" in second
 
 
 def test_finished_runs_are_written_if_another_run_fails(calls, tmp_path):
@@ -105,7 +115,42 @@ def test_wrong_settings_are_named_before_the_first_run(calls, tmp_path, words):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_dry_run_estimates_the_cost(calls, tmp_path, capsys):
+def test_a_dry_run_lists_the_rows_and_trains_nothing(calls, tmp_path, capsys):
     run_recipe(sweep, "smoke.yaml", "svr_alpha=0.5,1", "--output_dir", tmp_path, "--dry_run", "true")
-    assert "synthetic, svr_alpha=0.5: " in capsys.readouterr().out
+    assert "synthetic, svr_alpha=0.5: train; 1 runs, 0 done" in capsys.readouterr().out
     assert not calls
+
+
+def test_settings_are_chosen_by_the_validation_score(calls, tmp_path, capsys):
+    """In the fake training, the larger weight has the better test score and the worse validation score."""
+    run_recipe(sweep, "smoke.yaml", "svr_alpha=1,0.5", "--output_dir", tmp_path)
+    printed = capsys.readouterr().out
+    assert "| svr_alpha=1 | 40.0 | 75.0 |" in printed
+    assert pandas.read_csv(tmp_path / "table.csv")["validation"].tolist() == pytest.approx([0.4, 0.45])
+
+
+def test_options_of_the_dataset_are_settings(calls, tmp_path):
+    run_recipe(sweep, "smoke.yaml", "svr_alpha=1", "num_train=8,16", "--output_dir", tmp_path)
+    assert [call["dataset_config"]["num_train"] for call in calls] == [8, 16]
+    assert calls[0]["dataset_config"]["num_test"] == calls[1]["dataset_config"]["num_test"]
+    assert pandas.read_csv(tmp_path / "table.csv")["model"].tolist() == ["num_train=8", "num_train=16"]
+
+
+def test_folds_are_pooled_in_one_row(calls, tmp_path):
+    """The seeds of a fold are averaged, and the interval is over the folds, because they share recordings."""
+    data = esc50_folder(tmp_path / "ESC", count=40, num_folds=4)
+    config = tmp_path / "folds.yaml"
+    config.write_text("dataset: esc50\nlanguages: [eng]\nper_device_train_batch_size: 4\n")
+    words = [config, "svr_alpha=0.5,1", "test_fold=1,2", "--seeds", "0", "1", "--data_dir", data]
+    run_recipe(sweep, *words, "--output_dir", tmp_path / "out")
+    assert len(calls) == 8
+    table = pandas.read_csv(tmp_path / "out" / "table.csv").set_index("model")
+    assert table[["folds", "seeds"]].to_numpy().tolist() == [[2, 2], [2, 2]]
+    # 4 and 5 of 8 hits, without the first one or two
+    folds = np.array([[3 / 8, 4 / 8], [2 / 8, 3 / 8]]).mean(axis=1)
+    line = table.loc["svr_alpha=0.5"]
+    assert line["value"] == pytest.approx(folds.mean())
+    low, high = stats.t.interval(0.95, 1, folds.mean(), stats.sem(folds))
+    assert line[["low", "high"]].tolist() == pytest.approx([max(low, 0), min(high, 1)])
+    assert table.loc["svr_alpha=1", "difference"] == pytest.approx(2 / 8)
+    assert "| svr_alpha=1 | 2 | 2 | " in (tmp_path / "out" / "table.md").read_text()

@@ -28,13 +28,13 @@ from modeling_supclap.datasets_scripts.atomic_files import InUseError, folder_lo
 from modeling_supclap.datasets_scripts.audio import BadAudioError
 from modeling_supclap.datasets_scripts.overlap.trained_sources import load_trained_sources, save_trained_sources
 from modeling_supclap.datasets_scripts.prepare import Request, prepare
+from modeling_supclap.datasets_scripts.schema import list_classes
 from modeling_supclap.datasets_scripts.stream import RowStream
 from modeling_supclap.evaluation import EmbeddingCache, Results, compare, evaluate
 from modeling_supclap.recipes import posttrain_teminal, train_supclap
 from modeling_supclap.recipes.arguments import parse_arguments
 from modeling_supclap.recipes.options import DataArguments, ModelArguments
-from modeling_supclap.recipes.train_supclap import arguments_in_use
-from modeling_supclap.recipes.training_data import check_splits, list_classes, require_usable_audio
+from modeling_supclap.recipes.train_supclap import arguments_in_use, check_splits, require_usable_audio
 from modeling_supclap.training.contrastive_module import ContrastiveModule
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 

@@ -203,8 +203,6 @@ def test_the_input_to_translate_must_be_unambiguous(arguments, message):
         (["--languages", "fra", "fra"], "languages.*'fra', 'fra'"),
         (["--languages", "fr"], "languages.*'fr'"),
         (["--output", "out.csv"], r"out\.csv"),
-        (["--batch_size", "0"], "batch_size.*0"),
-        (["--threshold", "70"], r"threshold.*70\.0"),
         (["--back_sampel", "1"], "'back_sampel'.*back_sample"),
     ],
 )

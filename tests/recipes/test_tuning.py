@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from modeling_supclap import SupCLAPModel
 from modeling_supclap.conversion import load_model
 from modeling_supclap.evaluation import Results
-from modeling_supclap.recipes import convert_checkpoint, models, train_supclap
+from modeling_supclap.recipes import convert_checkpoint, train_supclap
 from modeling_supclap.recipes.options import ModelArguments, PostTrainingArguments, TrainedPartArguments
 
 
@@ -42,7 +42,7 @@ def test_a_clap_is_tuned_and_stays_loadable(tmp_path, part, capsys):
     loaded, report = SupCLAPModel.from_pretrained(tmp_path / "run", output_loading_info=True)
     assert not any(report.values()), report
     assert loaded.logit_scale.item() == pytest.approx(-math.log(0.03))
-    before = models.load_start(str(clap))[0].state_dict()
+    before = train_supclap.load_start(str(clap))[0].state_dict()
     moved = {name for name, value in loaded.state_dict().items() if not torch.equal(value, before[name])}
     assert "text_model.encoder.layer.1.attention.self.query.weight" in moved
     assert "audio_projection.linear1.weight" in moved
@@ -61,12 +61,12 @@ def test_adapters_of_all_blocks_are_saved_alone_and_merged(tmp_path):
     names = load_file(tmp_path / "run" / "adapter" / "adapter_model.safetensors")
     blocks = {name.split(".attention")[0] for name in names if "text_model" in name}
     assert blocks == {f"base_model.model.text_model.encoder.layer.{number}" for number in range(2)}
-    base = models.load_start(str(clap))[0]
+    base = train_supclap.load_start(str(clap))[0]
     alone = PeftModel.from_pretrained(base, str(tmp_path / "run" / "adapter")).merge_and_unload().state_dict()
     merged = SupCLAPModel.from_pretrained(tmp_path / "run").state_dict()
     for name, value in merged.items():
         torch.testing.assert_close(alone[name], value, msg=name)
-    start = models.load_start(str(clap))[0].state_dict()
+    start = train_supclap.load_start(str(clap))[0].state_dict()
     assert not torch.equal(start["logit_scale"], merged["logit_scale"])
 
 
@@ -81,7 +81,7 @@ def test_a_clap2_is_tuned_and_written_back(tmp_path):
     run_recipe(train_supclap, *data, *run)
 
     model, adapter = SupCLAPModel.from_pretrained(tmp_path / "run"), tmp_path / "run" / "adapter"
-    base = models.load_start(str(tmp_path / "clap2"))[0]
+    base = train_supclap.load_start(str(tmp_path / "clap2"))[0]
     assert not torch.equal(base.audio_model.blocks[0].attn.gate.weight, model.audio_model.blocks[0].attn.gate.weight)
     assert json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"] == "clap2"
     alone = PeftModel.from_pretrained(base, str(adapter)).merge_and_unload().state_dict()
@@ -108,16 +108,16 @@ def embed(model, clip):
 @pytest.mark.parametrize("save", [builders.save_clap, builders.save_supclap])
 def test_a_start_model_takes_the_temperature_and_bias_that_are_given(tmp_path, save, capsys):
     folder = str(save(tmp_path / "model"))
-    kept, _ = models.load_start(folder)
-    assert models.report_temperature(kept)["temperature"] != 0.03
-    model, _ = models.load_start(folder, temperature=0.03, logit_bias=-10.0)
+    kept, _ = train_supclap.load_start(folder)
+    assert train_supclap.report_temperature(kept)["temperature"] != 0.03
+    model, _ = train_supclap.load_start(folder, temperature=0.03, logit_bias=-10.0)
     assert model.logit_scale.exp().item() == pytest.approx(1 / 0.03)
     for name, value in kept.named_parameters():
         assert name == "logit_scale" or torch.equal(value, model.get_parameter(name))
 
-    TrainedPartArguments(train_temperature=False, train_bias=True).choose_parameters(model)
+    train_supclap.choose_parameters(TrainedPartArguments(train_temperature=False, train_bias=True), model)
     expected = {"temperature": 0.03, "train_temperature": False, "logit_bias": -10.0, "train_bias": True}
-    assert models.report_temperature(model) == expected
+    assert train_supclap.report_temperature(model) == expected
     assert "temperature: 0.03, fixed; bias of the logits: -10, trained" in capsys.readouterr().out
     model.save_pretrained(tmp_path / "saved")
     saved = SupCLAPModel.from_pretrained(tmp_path / "saved")
@@ -136,5 +136,5 @@ def test_an_unused_fusion_is_reported(tmp_path, capsys):
         config.audio_config.enable_fusion = fused
         builders.clap_model(config).save_pretrained(tmp_path / "clap")
         builders.clap_processor("fusion" if fused else "rand_trunc").save_pretrained(tmp_path / "clap")
-        models.load_start(str(tmp_path / "clap"))
+        train_supclap.load_start(str(tmp_path / "clap"))
         assert ("fusion" in capsys.readouterr().out) == fused

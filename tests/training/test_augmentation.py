@@ -26,8 +26,8 @@ FRAMES, BANDS = 120, 24
 
 
 def options(**kwargs):
-    masks = {"mask_time_prob": 0.2, "mask_time_length": 5, "mask_time_min_masks": 1}
-    bands = {"mask_feature_prob": 0.3, "mask_feature_length": 3, "mask_feature_min_masks": 0}
+    masks = {"mask_time_prob": 0.2, "mask_time_length": 5}
+    bands = {"mask_feature_prob": 0.3, "mask_feature_length": 3}
     waves = {"random_gain_db": 0.0, "background_dir": None, "background_snr_db": [3.0, 30.0], "background_prob": 0.5}
     run = {"max_audio_seconds": 30.0, "seed": 3, "process_index": 0, "device": torch.device("cpu")}
     return SimpleNamespace(**{**masks, **bands, **waves, **run, **kwargs})
@@ -75,7 +75,7 @@ def test_masks_are_those_of_plain_loops_and_masked_values_the_mean_of_the_clip()
 
     generator = torch.Generator().manual_seed(augment._generator.initial_seed())
     lengths = mask.sum(dim=1).tolist()
-    in_time = loop_spans(generator, lengths, FRAMES, 0.2, 5, 1)
+    in_time = loop_spans(generator, lengths, FRAMES, 0.2, 5, 2)
     in_bands = loop_spans(generator, [BANDS] * len(lengths), BANDS, 0.3, 3, 0)
     assert in_time.any()
     assert in_bands.any()
@@ -89,7 +89,7 @@ def test_masks_are_those_of_plain_loops_and_masked_values_the_mean_of_the_clip()
 def test_as_many_frames_are_masked_as_by_transformers():
     mask = torch.arange(FRAMES) < torch.arange(20, FRAMES + 1, 5).repeat(50)[:, None]
     features = torch.randn(len(mask), BANDS, FRAMES)
-    time = {"mask_time_prob": 0.3, "mask_time_length": 7, "mask_time_min_masks": 2, "mask_feature_prob": 0.0}
+    time = {"mask_time_prob": 0.3, "mask_time_length": 7, "mask_feature_prob": 0.0}
     changed = SpecAugment(builders.bert_processor(), options(**time))(features, mask.long(), 0) != features
     assert torch.equal(changed.any(dim=1), changed.all(dim=1))  # whole frames
     np.random.seed(0)

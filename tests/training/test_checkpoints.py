@@ -25,7 +25,8 @@ from transformers import Trainer, TrainerCallback
 from modeling_supclap import SupCLAPModel
 from modeling_supclap.datasets_scripts.atomic_files import file_sha256, folder_lock
 from modeling_supclap.datasets_scripts.stream import EpochBatches
-from modeling_supclap.recipes.running import run_command, train
+from modeling_supclap.recipes.command import run_command
+from modeling_supclap.recipes.train_supclap import train
 from modeling_supclap.training.checkpoints import (
     RESUME_FOLDER,
     RUN_FILE,

@@ -94,7 +94,6 @@ def test_schedules_that_follow_the_metric_know_its_direction(tmp_path, schedule,
         ({"radius_ratio": -0.5}, "radius_ratio.*-0.5"),
         ({"radius_num_similarities": 1}, "radius_num_similarities.*1"),
         ({"max_audio_seconds": math.nan}, "max_audio_seconds.*nan"),
-        ({"mask_time_min_masks": -3}, "mask_time_min_masks.*-3"),
         ({"random_gain_db": -6.0}, "random_gain_db.*-6"),
         ({"random_gain_db": math.nan}, "random_gain_db.*nan"),
         ({"random_gain_db": 400}, "random_gain_db.*400.*40"),
@@ -132,10 +131,9 @@ def test_values_at_the_ends_of_their_ranges_are_valid(tmp_path):
     assert {name: getattr(args, name) for name in limits} == limits
 
 
-@pytest.mark.parametrize("option", ["temporal_beta", "crossfade_seconds", "gap_seconds"])
-def test_options_of_post_training_have_ranges(option):
-    with pytest.raises(ValueError, match=f"{option}.*-0.5"):
-        TemporalTrainingArguments(**{option: -0.5})
+def test_options_of_post_training_have_ranges():
+    with pytest.raises(ValueError, match=r"temporal_beta.*-0\.5"):
+        TemporalTrainingArguments(temporal_beta=-0.5)
 
 
 def test_processes_that_would_each_train_alone_are_refused(tmp_path, monkeypatch):

@@ -13,15 +13,14 @@ from results_fixtures import fake_training
 from scipy import stats
 
 from modeling_supclap.evaluation.results import SCHEMA, Results, score
-from modeling_supclap.recipes import reproduce
+from modeling_supclap.recipes import reproduce, sweep
 from modeling_supclap.recipes.arguments import parse_arguments
 from modeling_supclap.recipes.options import ReproductionArguments
-from modeling_supclap.recipes.run_checks import find_data
-from modeling_supclap.recipes.runs import RECIPES
-from modeling_supclap.recipes.studies import evidence, select
+from modeling_supclap.recipes.studies import evidence, plan
+from modeling_supclap.recipes.sweep import RECIPES
 
 COLUMNS = ["retrieval eng t2a R@1", "retrieval eng a2t R@1"]
-STUDIES = select.find_studies(["evidence"])
+STUDIES = plan.find_studies(["evidence"])
 
 
 def runs(scores, steps=(100, 200, 400), seconds_per_step=1.0, seed=0):
@@ -173,9 +172,7 @@ def test_a_study_from_the_command_line(train, tmp_path, monkeypatch, capsys):
     words = ["evidence/svr", "--rows", "bi_dynamic", "--seeds", "0", "1", "--output_dir", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["supclap reproduce", *words])
     grid = {"learning_rate": [1e-3, 2e-3, 4e-3]}
-    monkeypatch.setattr(
-        select, "find_studies", lambda names: {name: {**STUDIES[name], "grid": grid} for name in names}
-    )
+    monkeypatch.setattr(plan, "find_studies", lambda names: {name: {**STUDIES[name], "grid": grid} for name in names})
     reproduce.main()
 
     tuning = [settings for settings in train if settings["seed"] == evidence.TUNING_SEED]
@@ -213,8 +210,8 @@ def test_a_study_from_the_command_line(train, tmp_path, monkeypatch, capsys):
     assert not train  # finished runs are not repeated
 
 
-def test_runs_on_other_negatives_have_other_folders(tmp_path):
-    study, args = STUDIES["evidence/negatives"], ReproductionArguments(output_dir=str(tmp_path))
+def test_each_arm_has_its_own_folder_wherever_the_runs_are(tmp_path):
+    study, args = STUDIES["evidence/temporal"], ReproductionArguments(output_dir=str(tmp_path))
     folders = set()
     for arm in study["arms"]:
         entry = {**study["arms"][arm], "model": arm}
@@ -276,14 +273,13 @@ def test_a_folder_of_esc10_is_complete_if_the_recordings_in_its_table_exist(tmp_
 
     evidence.check_study(name, study, replace(args, dry_run=True))
     printed = capsys.readouterr().out
-    # 48 of 0.5 s
-    assert "found: esc50: 32 train, 4 validation, 12 test recordings, about 0.0067 hours" in printed
+    assert "found: esc50: 32 train, 4 validation, 12 test recordings" in printed
     assert "missing" not in printed
 
     for path in sorted(folder.glob("audio/*.wav"))[:12]:
         path.unlink()
-    find_data.cache_clear()
-    with pytest.raises(FileNotFoundError, match="12 of the 48 recordings"):
+    sweep._LOADED.clear()
+    with pytest.raises(FileNotFoundError, match="12 of 48 recordings"):
         evidence.check_study(name, study, args)
 
 
@@ -323,14 +319,8 @@ def test_the_recipes_take_the_settings_of_each_arm(name, tmp_path):
         (tmp_path / "samples").mkdir()
     for arm in study["arms"]:
         steps = evidence.build_steps(arm, study, {"num_train_epochs": 1}, 3, args)
-        tables = [step for step in steps if step.recipe == "negatives"]
-        assert len(tables) == ("negatives" in study["arms"][arm])
-        for table in tables:
-            assert table.settings["model"] == steps[-1].settings["model"]
-            assert steps[-1].settings["negatives"] == str(table.folder / "negatives.parquet")
-        steps = [step for step in steps if step not in tables]
         for step in steps:
-            parse_arguments(RECIPES[step.recipe][1], [], settings=step.settings)
+            parse_arguments(RECIPES[step.recipe].options, [], settings=step.settings)
             config = step.settings["dataset_config"]
             value = config["seed"] if step.settings["dataset"] == "scenes" else config["test_fold"] - 1
             assert value == (10_003 if name == "evidence/svr_trained" and step is steps[0] else 3)
@@ -340,8 +330,8 @@ def test_the_recipes_take_the_settings_of_each_arm(name, tmp_path):
             assert [step.settings["text_encoder"] for step in steps[1:]] == expected
         else:
             assert [step.settings["model"] for step in steps[1:]] == expected
-        counts = {"svr_trained": 2, "temporal": 3, "temporal_order": 3, "negatives": 2, "negatives_wrong": 2}
-        assert len(steps) == {**counts, "negatives_esc10": 2}.get(name.split("/")[1], 1)
+        counts = {"svr_trained": 2, "temporal": 3, "temporal_order": 3}
+        assert len(steps) == counts.get(name.split("/")[1], 1)
 
 
 def test_one_data_folder_serves_all_studies(tmp_path):
@@ -368,10 +358,8 @@ def test_unsuitable_seeds_are_named(tmp_path):
         evidence.check_study("evidence/svr", STUDIES["evidence/svr"], ReproductionArguments(seeds=[0, 1000]))
 
 
-def test_a_copy_of_an_unknown_row_is_refused(train, tmp_path):
-    controls = tmp_path / "mine.yaml"
-    controls.write_text("mine: {row: infonse, model: My loss}\n")
+def test_unknown_rows_are_refused(train, tmp_path):
     for names in (["evidence/svr"], ["supclap/table3"], ["evidence/svr", "supclap/table3"]):
         with pytest.raises(ValueError, match="infonse"):
-            run_recipe(reproduce, *names, "--controls", controls, "--output_dir", tmp_path)
+            run_recipe(reproduce, *names, "--rows", "infonse", "--output_dir", tmp_path)
     assert not train

@@ -1,15 +1,24 @@
-"""The settings of the papers' tables are valid, and those of the papers."""
+"""Tables and studies are selected by name; the settings of the tables are valid, and those of the papers."""
 
+import dataset_folders
 import pytest
+from recordings import esc50_folder
 
 from modeling_supclap import evaluation
+from modeling_supclap.datasets_scripts import load_splits
+from modeling_supclap.recipes import train_supclap
 from modeling_supclap.recipes.arguments import parse_arguments
 from modeling_supclap.recipes.options import SCALES, ReproductionArguments
-from modeling_supclap.recipes.run_checks import check_step
-from modeling_supclap.recipes.runs import RECIPES
-from modeling_supclap.recipes.studies.plan import plan
-from modeling_supclap.recipes.studies.select import list_tables
-from modeling_supclap.recipes.studies.table import find_printed, list_columns
+from modeling_supclap.recipes.studies.plan import (
+    PUBLISHED_CLIPS,
+    find_studies,
+    find_tables,
+    list_tables,
+    plan,
+    refuse_few_clips,
+)
+from modeling_supclap.recipes.studies.tables import find_printed, list_columns
+from modeling_supclap.recipes.sweep import RECIPES, Step
 
 TABLES = list_tables()
 
@@ -27,8 +36,9 @@ def test_every_configuration_file_of_the_tables_is_valid(scale, tmp_path):
             for row in plan(name, table, args):
                 checked.update({step.folder: step for step in row.runs[0]})
     for step in checked.values():
-        check = check_step(step, args, tmp_path / "scratch")
-        assert check.cost is None or check.cost.steps > 0, step
+        parsed = RECIPES[step.recipe].parse(step.settings)
+        if step.recipe == "train":
+            train_supclap.refuse_options(*parsed)
 
 
 def settings_of(table, name, dataset, scale, tmp_path):
@@ -39,8 +49,10 @@ def settings_of(table, name, dataset, scale, tmp_path):
 
 def test_settings_are_those_of_the_papers(tmp_path):
     (step,) = settings_of("supclap/table1", "table1_infonce", "clotho", "full", tmp_path)
-    check = check_step(step, ReproductionArguments(scale="full"), tmp_path)
-    assert check.cost.steps == 7990  # five captions of 3,839 clips, ten epochs [S 4.1.1, table 14]
+    *_, training = RECIPES["train"].parse(step.settings)
+    clips = 5 * PUBLISHED_CLIPS["clotho"]["train"] if training.every_caption else 0
+    steps = clips // training.per_device_train_batch_size * training.num_train_epochs
+    assert steps == 7990  # five captions of 3,839 clips, ten epochs [S 4.1.1, table 14]
     (step,) = settings_of("atri/table6", "table1_kcl", "audiocaps", "full", tmp_path)
     assert step.settings["learning_rate"] == 5e-6  # [A appendix B]
     random = {"random_weights": ["audio", "text"], "text_config": {"encoder_layers": 12}}  # [S E.7]
@@ -56,6 +68,48 @@ def test_settings_are_those_of_the_papers(tmp_path):
     (step,) = settings_of("supclap/table1", "table1_infonce", "synthetic", "mini", tmp_path)
     assert step.settings["train_temperature"] is False  # from the base file of the row
     assert (step.settings["audio_encoder"], step.settings["text_encoder"]) == ("scratch", "scratch")
+
+
+@pytest.mark.parametrize("names", [["supclap/table99"], []])
+def test_the_error_of_an_unknown_table_lists_the_known_ones(names):
+    with pytest.raises(ValueError, match=r"atri/table1.*supclap/table14"):
+        find_tables(names)
+
+
+def test_tables_that_cannot_be_reproduced_have_a_reason():
+    with pytest.raises(ValueError, match="supclap/table10"):
+        find_tables(["supclap/table10"])
+    assert "supclap/table10" not in find_tables(["supclap"])
+
+
+def test_an_unknown_study_is_named():
+    with pytest.raises(ValueError, match="evidence/kcll"):
+        find_studies(["evidence/kcll"])
+
+
+@pytest.mark.parametrize(("recipe", "more"), [("posttrain", {}), ("evaluate", {"folds": [1, 2, 3, 4, 5]})])
+def test_a_part_of_a_dataset_is_not_the_published_one(tmp_path, recipe, more):
+    data_dir = str(esc50_folder(tmp_path, count=5, num_folds=5))
+    step = Step(recipe, {"dataset": "esc50", "data_dir": data_dir, **more}, tmp_path / "run")
+    with pytest.raises(ValueError, match=r"the dataset has 20 clips of 2,000.*--allow_missing"):
+        refuse_few_clips(step, load_splits("esc50", data_dir=data_dir))
+    # a test split is a part of the dataset
+    refuse_few_clips(Step("evaluate", {"dataset": "esc50", "data_dir": data_dir}, tmp_path), {"test": range(600)})
+
+
+@pytest.mark.parametrize(("lost", "is_accepted"), [(3, True), (5, False)])
+def test_a_fifth_of_the_recordings_may_be_missing(tmp_path, monkeypatch, lost, is_accepted):
+    made = dataset_folders.audiocaps(tmp_path, train=20, held_out=2)
+    for path in made.audio[:lost]:
+        path.unlink()
+    monkeypatch.setitem(PUBLISHED_CLIPS, "audiocaps", {"train": 20})
+    splits = load_splits("audiocaps", **made.config)
+    assert len(splits["train"]) == 20 - lost
+    step = Step("train", {"dataset": "audiocaps", **made.config}, tmp_path / "run")
+    if is_accepted:
+        return refuse_few_clips(step, splits)
+    with pytest.raises(ValueError, match="train has 15 clips of 20"):
+        refuse_few_clips(step, splits)
 
 
 def test_both_scales_of_teminal_train_on_the_captions_of_its_evaluation(tmp_path):

@@ -13,11 +13,10 @@ from modeling_supclap.datasets_scripts.audio import BadAudioError
 from modeling_supclap.evaluation.results import Results
 from modeling_supclap.recipes import reproduce
 from modeling_supclap.recipes.options import ReproductionArguments
-from modeling_supclap.recipes.runs import RECIPES
 from modeling_supclap.recipes.studies.pages import resolve_settings
-from modeling_supclap.recipes.studies.plan import plan
-from modeling_supclap.recipes.studies.select import list_tables
-from modeling_supclap.recipes.studies.table import list_columns
+from modeling_supclap.recipes.studies.plan import list_tables, plan
+from modeling_supclap.recipes.studies.tables import list_columns
+from modeling_supclap.recipes.sweep import RECIPES
 
 TABLES = {name: table for name, table in list_tables().items() if "full" in table}
 SHORT = {
@@ -60,8 +59,7 @@ def test_a_zero_shot_table_runs_to_its_end(rehearsal, monkeypatch, capsys):
     reproduce_table(rehearsal, monkeypatch, "supclap/table2", *words, "--dry_run", "true")
     printed = capsys.readouterr().out
     assert "missing" not in printed
-    assert "models/ml-clap: temperature 0.07, fixed" in printed
-    assert "3 of 3 clips of vggsound are in the training data of table1_infonce; they are evaluated" in printed
+    assert "3 of 3 clips of vggsound are in the training data of table1_infonce-train-audiocaps-" in printed
 
     content = reproduce_table(rehearsal, monkeypatch, "supclap/table2", *words)
     rows = {(row["row"], row["dataset"]): row for row in content["rows"]}
@@ -137,7 +135,7 @@ def test_a_run_uses_the_settings_of_the_page(rehearsal, monkeypatch, name):
         resolved = resolve_settings(row, 0)
         (folder,) = rehearsal.glob(f"outputs/reproduce/full/runs/{step.folder.name}")
         used = Results.load(folder).content["training"]["arguments"]
-        names = RECIPES[step.recipe][1][0].__dataclass_fields__.keys() | {"temperature", "train_temperature"}
+        names = RECIPES[step.recipe].options[0].__dataclass_fields__.keys() | {"temperature", "train_temperature"}
         for key in (names | {"learning_rate", "svr", "shared_radius", "radius_order"}) & used.keys() & resolved.keys():
             if key in ("data_dir", "datasets", "share", "allow_missing") or resolved[key] == "of the start model":
                 continue

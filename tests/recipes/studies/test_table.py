@@ -5,10 +5,16 @@ import pytest
 from results_fixtures import paired_queries
 
 from modeling_supclap.evaluation.results import Results
+from modeling_supclap.evaluation.tables import to_html
 from modeling_supclap.recipes.options import ReproductionArguments
-from modeling_supclap.recipes.runs import Row, Step
-from modeling_supclap.recipes.studies.render import html_table, markdown_table
-from modeling_supclap.recipes.studies.table import arrange_curves, tabulate_cases, write_table
+from modeling_supclap.recipes.studies.tables import (
+    arrange_curves,
+    make_tables,
+    tabulate_cases,
+    to_markdown,
+    write_table,
+)
+from modeling_supclap.recipes.sweep import Row, Step
 from modeling_supclap.training.plots import plot_runs
 
 R1 = "retrieval eng t2a R@1"
@@ -54,8 +60,8 @@ def test_cases_are_the_best_and_the_worst_captions_of_all_models():
         "rows": [],
         "cases": [heading, *lines],
     }
-    assert "| bad | one | 10: bad | 9: mauvais |" in markdown_table(content)
-    assert "<td>10: bad</td>" in html_table(content)
+    assert "| bad | one | 10: bad | 9: mauvais |" in to_markdown(content)
+    assert "<td>10: bad</td>" in to_html("", make_tables(content))
 
 
 def test_several_runs_in_one_picture(tmp_path):

@@ -7,8 +7,8 @@ import pytest
 from results_fixtures import PAPER_TRAINING, query_results
 
 from modeling_supclap.evaluation.results import Results
-from modeling_supclap.recipes.runs import Step
-from modeling_supclap.recipes.studies.values import get_cost, get_value, load_run
+from modeling_supclap.recipes.studies.tables import get_cost, get_value, load_run
+from modeling_supclap.recipes.sweep import Step
 
 
 def test_captions_of_kcl_are_those_of_the_drawn_languages():
