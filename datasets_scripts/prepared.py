@@ -110,8 +110,9 @@ class PreparedSet:
             try:
                 path = Path(hf_hub_download(str(data_dir), MANIFEST, repo_type="dataset", revision=revision))
             except (EntryNotFoundError, RepositoryNotFoundError) as error:  # or no network
-                problem = f"data_dir {data_dir} is neither a folder nor a dataset on the Hub with {MANIFEST}"
-                raise FileNotFoundError(f"{problem}: {error}") from error
+                raise FileNotFoundError(
+                    f"data_dir {data_dir} is neither a folder nor a dataset on the Hub with {MANIFEST}: {error}"
+                ) from error
             self.base = f"hf://datasets/{data_dir}@{path.parent.name}"
             content = path.read_bytes()
         else:
@@ -119,7 +120,12 @@ class PreparedSet:
 
         self.audio_dir = audio_dir
         self.digest = hashlib.sha256(content).hexdigest()
-        self.manifest = json.loads(content)
+        try:
+            self.manifest = json.loads(content)
+        except ValueError as error:
+            raise ValueError(
+                f"{MANIFEST} of {data_dir} is damaged ({error}); copy or prepare the set again"
+            ) from error
         version = self.manifest["format"]
         if version != FORMAT:
             raise ValueError(f"{data_dir} has format {version}, this version reads {FORMAT}; prepare the set again")

@@ -4,11 +4,14 @@ import importlib
 import importlib.util
 import inspect
 import re
+import unicodedata
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Self, TypedDict
 
 import numpy as np
 import torch
+from torch.utils.data import get_worker_info
 from transformers import (
     AutoProcessor,
     BatchFeature,
@@ -37,6 +40,9 @@ BERT_MAX_TOKENS = 512
 # Of `audio_kwargs`. Clips are always padded to the longest, so `padding` changes nothing.
 _AUDIO_OPTIONS = {"sampling_rate", "return_tensors", "padding"}
 _SURROGATES = re.compile("[\ud800-\udfff]")  # half of a character, as in a text that was read in a wrong encoding
+# By limit of tokens: the number of captions so far, and the limits that have been exceeded.
+_captions_before: Counter[int] = Counter()
+_cut_limits: set[int] = set()
 _PUNCTUATION = re.compile('[(),.!?;:|*"，。！？；：、]')
 
 
@@ -266,15 +272,18 @@ class SupCLAPProcessor(ProcessorMixin):
         if not captions:
             raise ValueError("text is an empty list; pass at least one caption")
         for index, caption in enumerate(captions):
-            # lower case, without punctuation and repeated spaces, as in ML-CLAP
-            if self.plain_captions and isinstance(caption, str):
-                caption = " ".join(_PUNCTUATION.sub(" ", caption.lower()).split())
+            if isinstance(caption, str):
+                caption = unicodedata.normalize("NFC", caption)  # macOS writes accents as characters of their own
+                if self.plain_captions:  # as in ML-CLAP
+                    caption = " ".join(_PUNCTUATION.sub(" ", caption.lower()).split())
             if not isinstance(caption, str) or not caption.strip() or _SURROGATES.search(caption):
                 raise ValueError(f"caption {index} is {captions[index]!r}; pass valid Unicode that is not blank")
             # tokenizers treat spaces at the ends differently
             captions[index] = self.caption_prefix + caption.strip()
 
         encoding = dict(self.tokenizer(captions, **kwargs))
+        if kwargs["truncation"]:
+            self._warn_of_cut(captions, encoding, kwargs["max_length"])
         if language is None:
             return encoding
 
@@ -296,6 +305,22 @@ class SupCLAPProcessor(ProcessorMixin):
                 )
             ids[ids.index(default_id)] = codes[code]
         return encoding
+
+    def _warn_of_cut(self, captions: Sequence[str], encoding: Mapping[str, Any], limit: int) -> None:
+        """Log once how many of the captions so far are longer than the limit. Of several workers, the first logs."""
+        worker = get_worker_info()
+        if limit in _cut_limits or (worker is not None and worker.id > 0):
+            return
+        _captions_before[limit] += len(captions)
+        masks = encoding.get("attention_mask", encoding["input_ids"])
+        full = [caption for caption, mask in zip(captions, masks, strict=True) if sum(mask) >= limit]
+        cut = sum(len(ids) > limit for ids in self.tokenizer(full, verbose=False)["input_ids"]) if full else 0
+        if cut:
+            _cut_limits.add(limit)
+            logger.warning(
+                f"{cut} of the first {_captions_before[limit]} captions are longer than {limit} tokens, the limit of "
+                "the tokenizer, and are cut there"
+            )
 
     @property
     def max_tokens(self) -> int:

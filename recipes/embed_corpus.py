@@ -32,6 +32,7 @@ from modeling_supclap.datasets_scripts.shards import (
     Shard,
     join_records,
     read_plan,
+    recording_states,
     split_ranges,
     start_plan,
     write_record,
@@ -50,11 +51,12 @@ if TYPE_CHECKING:
 
 
 class Clip(NamedTuple):
-    """Recording in row number `row` of a dataset split."""
+    """Recording in row number `row` of a dataset split. `state` changes if it is repaired or exchanged."""
 
     clip_id: str
     split: str
     row: int
+    state: str = ""
 
 
 class Clips(Sequence[Clip]):
@@ -63,6 +65,7 @@ class Clips(Sequence[Clip]):
     def __init__(self, splits: Mapping[str, Any]) -> None:
         from modeling_supclap.datasets_scripts.schema import without_audio
 
+        self.splits = splits
         self.rows = {split: without_audio(rows) for split, rows in splits.items()}
 
     def __len__(self) -> int:
@@ -76,8 +79,10 @@ class Clips(Sequence[Clip]):
         start, stop, _ = index.indices(len(self))
         clips = []
         for split, numbers in split_ranges(range(start, stop), lengths).items():
-            for number in numbers:
-                clips.append(Clip(self.rows[split][number]["clip_id"], split, number))
+            rows = self.splits[split]
+            part = rows.select(numbers) if hasattr(rows, "select") else rows[numbers.start : numbers.stop]
+            for number, state in zip(numbers, recording_states(part), strict=True):
+                clips.append(Clip(self.rows[split][number]["clip_id"], split, number, state))
         return clips
 
 
@@ -278,8 +283,10 @@ def write_files(model: EmbeddingModel, corpus: Corpus, args: CorpusArguments, st
     for number, start in enumerate(starts):
         name = f"{number:05d}-of-{len(starts):05d}" if shard.count == 1 else f"{shard.name}-{number:05d}"
         paths.append(Path(args.output, "data", f"embeddings-{name}.parquet"))
-        if number % state.num_processes == state.process_index and not paths[-1].is_file():
-            missing[paths[-1]] = slice(start, min(start + size, rows.stop))
+        part = slice(start, min(start + size, rows.stop))
+        is_own = number % state.num_processes == state.process_index
+        if is_own and not (paths[-1].is_file() and is_current(paths[-1], corpus.clips[part])):
+            missing[paths[-1]] = part
 
     dim = model.encode_text(["sound"], "eng", 1).shape[1]
     count = sum(part.stop - part.start for part in missing.values())
@@ -299,6 +306,20 @@ def write_files(model: EmbeddingModel, corpus: Corpus, args: CorpusArguments, st
                 bar.update()
             write_file(path, corpus, clips, embedded, dim, args.dtype, args.width)
     return paths
+
+
+def hash_states(clips: Sequence[Clip]) -> bytes:
+    return hashlib.sha256(str([clip.state for clip in clips]).encode()).hexdigest().encode()
+
+
+def is_current(path: Path, clips: Sequence[Clip]) -> bool:
+    """Return whether a file has the embeddings of these recordings, as they are now."""
+    import pyarrow.parquet as pq
+
+    if pq.read_metadata(path).metadata.get(b"recordings") in (None, hash_states(clips)):  # None: of version 0.2
+        return True
+    say(f"recordings of {path.name} have changed since it was written; it is embedded again")
+    return False
 
 
 def write_file(
@@ -329,7 +350,7 @@ def write_file(
 
     names = {"clip_id": [clip.clip_id for clip in clips], "split": [clip.split for clip in clips]}
     table = window_table(embedded, dim, "embedding", dtype, width, **names)
-    table = table.replace_schema_metadata({"bad_audio": json.dumps(bad)})
+    table = table.replace_schema_metadata({"bad_audio": json.dumps(bad), "recordings": hash_states(clips)})
     with atomic_write(path) as unfinished, pq.ParquetWriter(unfinished, table.schema) as parquet:
         if len(table):  # `datasets` fails on a row group without rows
             parquet.write_table(table)

@@ -425,8 +425,12 @@ class CorpusArguments(EncoderArguments, SplitsArguments):
     folder: str | None = option(
         "Folder of recordings to embed, or its fsspec address (s3://...), instead of a dataset."
     )
-    table: str | None = option("Parquet or CSV file with one recording per row, instead of a dataset or folder.")
-    path_column: str = option("Column of the table with paths or fsspec addresses.", "path")
+    table: str | None = option(
+        "Table (Parquet, CSV, JSON Lines, ...) of recordings or parts of them, instead of a dataset or folder."
+    )
+    path_column: str = option(
+        "Column of the table with paths or fsspec addresses; if there is no path, another usual name.", "path"
+    )
     id_column: str | None = option("Column of the table with unique ids; by default, the paths.")
     shard: str | None = option("Part of the corpus to embed, such as 17/100 (the first is 0/100), in a shared output.")
     finish: bool = option("Write the manifest after all shards are complete.", False)

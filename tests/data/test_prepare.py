@@ -430,7 +430,7 @@ class TestCommandLine:
             (["nonsense", "--out", "x"], "invalid choice: 'nonsense' (choose from"),
             (["esc50", "--out", "x", "--test_fld=4"], "unrecognized arguments: --test_fld=4"),
             (["synthetic", "--out", "x", "--data_dir", "d"], "unrecognized arguments: --data_dir d"),
-            (["esc50"], "the following arguments are required: --out"),
+            (["esc50"], "--out is required"),
             (["esc50", "--out", "x", "--shard_size", "big"], "value: 'big'"),
             (["esc50", "--out", "x", "--shard", "0/2", "--finish"], "--finish"),
             (["esc50", "--out", "x", "--shard", "0/2", "--push_to_hub", "a/b"], "--push_to_hub"),

@@ -199,6 +199,12 @@ class TestDamage:
         with pytest.raises(ValueError, match=rf"\b{other}\b.*\b2\b"):
             self.load(broken)
 
+    @pytest.mark.parametrize("content", [b'{"format": 2,', b'{"format": "\xa2"}'])
+    def test_a_damaged_manifest(self, broken, content):
+        (broken / "manifest.json").write_bytes(content)
+        with pytest.raises(ValueError, match=r"manifest\.json of .*is damaged"):
+            self.load(broken)
+
     def test_no_folder(self, tmp_path):
         with pytest.raises(FileNotFoundError, match="data_dir"):
             PreparedSet(tmp_path / "a" / "b" / "c")

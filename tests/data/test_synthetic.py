@@ -6,6 +6,7 @@ from itertools import chain, combinations
 import numpy as np
 import pytest
 import soundfile
+from valid_rows import validate_row
 
 from modeling_supclap.datasets_scripts import load_splits
 from modeling_supclap.datasets_scripts.builders.folder import SPLITS
@@ -17,7 +18,6 @@ from modeling_supclap.datasets_scripts.builders.synthetic import (
     describe,
     render_clip,
 )
-from modeling_supclap.datasets_scripts.schema import validate_row
 from modeling_supclap.languages import LANGUAGES
 
 RATE_HZ = 16000

@@ -180,6 +180,25 @@ def test_a_second_run_writes_nothing_and_another_plan_is_refused(folder, whole, 
         run_recipe(embed_corpus, *words(folder, folder / "sounds"))
 
 
+def test_repaired_recordings_are_embedded_again(folder, tmp_path, capsys):
+    sounds, output = tmp_path / "sounds", tmp_path / "out"
+    shutil.copytree(folder / "sounds", sounds)
+    run_recipe(embed_corpus, *words(folder, output, "--folder", sounds))
+    before = {path.name: path.stat().st_mtime_ns for path in (output / "data").iterdir()}
+    repaired = sounds / "silent.wav"
+    size = repaired.stat().st_size
+    soundfile.write(repaired, sound(3, seconds=1.0), 22_050)  # of equal size
+    assert repaired.stat().st_size == size
+    capsys.readouterr()
+    run_recipe(embed_corpus, *words(folder, output, "--folder", sounds))
+    changed = {path.name for path in (output / "data").iterdir() if path.stat().st_mtime_ns != before[path.name]}
+    assert changed == {"embeddings-00003-of-00004.parquet"}
+    assert all(name in capsys.readouterr().out for name in changed)
+    manifest = json.loads((output / "manifest.json").read_text())
+    assert {bad["clip_id"] for bad in manifest["bad_audio"]} == BAD - {"silent.wav"}
+    assert "silent.wav" in rows_of(output)["clip_id"][:]
+
+
 def test_other_weights_of_the_same_name_are_refused(folder, tmp_path):
     model, sounds = tmp_path / "model", tmp_path / "sounds"
     shutil.copytree(folder / "model", model)
