@@ -38,8 +38,8 @@ _SPLIT_IN_PATH = re.compile(
 )
 
 
-def _file_features(languages: Iterable[str], with_segments: bool = False) -> datasets.Features:
-    rows = features(list(dict.fromkeys(languages)), with_segments)
+def _file_features(languages: Iterable[str], *optional: bool) -> datasets.Features:
+    rows = features(list(dict.fromkeys(languages)), *optional)
     return datasets.Features({**rows, **STORAGES["original"].features()})
 
 
@@ -82,7 +82,8 @@ class HubSplit:
         self._columns = Columns(types, config)
         kind = types.arrow_schema.field(self._columns.audio).type
         self._has_path = isinstance(kind, pyarrow.StructType) and kind.get_field_index("path") >= 0
-        self.features = _file_features(self._columns.languages.values(), bool(self._columns.segments))
+        columns = self._columns
+        self.features = _file_features(columns.languages.values(), bool(columns.segments), bool(columns.channel))
         self.licenses: dict[str, int] = {}
         self.split = split
 

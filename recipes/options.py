@@ -459,6 +459,7 @@ class CorpusArguments(SplitsArguments):
     table: str | None = option("Parquet or CSV file with one recording per row, instead of a dataset or folder.")
     path_column: str = option("Column of the table with paths or fsspec addresses.", "path")
     id_column: str | None = option("Column of the table with unique ids; by default, the paths.")
+    channel: int | None = option("Channel of each recording to embed, from 0; by default, the mean of all channels.")
     shard: str | None = option("Part of the corpus to embed, such as 17/100 (the first is 0/100), in a shared output.")
     finish: bool = option("Write the manifest after all shards are complete.", False)
     output: str = option("Folder to write or to continue.", "outputs/embeddings")
@@ -473,6 +474,11 @@ class CorpusArguments(SplitsArguments):
     num_workers: int = option("Number of reading threads for each embedding process.", min(4, os.cpu_count() or 1))
     device: str | None = option("Device such as cpu or cuda; by default, a GPU if available.")
     trust_remote_code: bool = option("Run code from the repository of a sentence-transformers model.", False)
+
+    @property
+    def builder_options(self) -> dict[str, Any]:
+        """All options of the builder, including `data_dir` and `channel`."""
+        return super().builder_options | ({} if self.channel is None else {"channel": self.channel})
 
 
 @dataclass

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 import soundfile
 
 from ..remote_files import local_folder
-from ..schema import FILE_SOURCE, SEGMENT_COLUMNS, SPLIT_NAMES, check_rows, features
+from ..schema import CHANNEL, FILE_SOURCE, SEGMENT_COLUMNS, SPLIT_NAMES, check_rows, features
 from .captions import check_merged_languages, merge_captions, read_caption_columns
 from .metadata import find_segment_columns, read_segment
 
@@ -57,6 +57,7 @@ class HubDatasetConfig:
         validation_fraction: Fraction of the training split to hold out for validation, if there is no validation split.
         test_fraction: Fraction to hold out for testing, if there is no test split.
         seed: Random seed for the held-out splits.
+        channel: Channel of each recording to use, from 0. None: the mean of all channels.
     """
 
     data_dir: str | None = None
@@ -70,6 +71,7 @@ class HubDatasetConfig:
     validation_fraction: float = 0.1
     test_fraction: float = 0.1
     seed: int = 0
+    channel: int | None = None
 
     def __post_init__(self) -> None:
         if self.data_dir is None:
@@ -166,7 +168,8 @@ class HubDataset:
         if len(recordings) < len(described):
             logger.info("%s: merged %d rows to one per recording, %d rows", split, len(described), len(recordings))
 
-        table = datasets.Dataset.from_list(described, features=features(languages, bool(columns.segments)))
+        types = features(languages, bool(columns.segments), bool(columns.channel))
+        table = datasets.Dataset.from_list(described, features=types)
         joined = datasets.concatenate_datasets([table, audio], axis=1)
 
         captioned = []
@@ -197,6 +200,7 @@ class Columns:
         if self.label is not None and self.label not in types:
             raise ValueError(f"there is no column {self.label!r} of labels; set label_column to one of {list(types)}")
         self._types = types
+        self.channel = {} if config.channel is None else {CHANNEL: config.channel}
         self.segments = find_segment_columns(types)
 
     @property
@@ -235,6 +239,7 @@ class Columns:
             "source": f"{FILE_SOURCE}{path}",
             "license": "",
             **segment,
+            **self.channel,
         }
 
 

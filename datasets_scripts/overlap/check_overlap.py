@@ -33,9 +33,15 @@ from modeling_supclap.datasets_scripts.bad_audio import map_in_order
 from modeling_supclap.datasets_scripts.builders.recordings import listing
 from modeling_supclap.datasets_scripts.overlap.fingerprint import RATE_HZ, THRESHOLD, FingerprintIndex, fingerprint
 from modeling_supclap.datasets_scripts.progress import progress
-from modeling_supclap.datasets_scripts.schema import AUDIO_COLUMNS, FILE_SOURCE, SEGMENT_COLUMNS, without_audio
+from modeling_supclap.datasets_scripts.schema import (
+    AUDIO_COLUMNS,
+    CHANNEL,
+    FILE_SOURCE,
+    SEGMENT_COLUMNS,
+    without_audio,
+)
 
-_NEEDED = ("clip_id", "audio_path", *SEGMENT_COLUMNS, *AUDIO_COLUMNS)
+_NEEDED = ("clip_id", "audio_path", *SEGMENT_COLUMNS, CHANNEL, *AUDIO_COLUMNS)
 _MOST_SHOWN = 20  # maximum number of shared sources, and of copies, in the printed table
 Clip = dict[str, str]  # "split", "clip_id" and "source"
 

@@ -370,6 +370,7 @@ def build_index(
     barrier: Callable[[], None] = lambda: None,
     precision: str = "float32",
     width: int | None = None,
+    channel: int | None = None,
 ) -> IndexReport:
     """Build or update a search index: embed new and changed files, and remove deleted files.
 
@@ -385,6 +386,7 @@ def build_index(
         precision: Form of the stored vectors: "float32", "int8" or "binary" (see `evaluation.vectors`). int8 and binary
             vectors are searched in memory, in indexes of any size.
         width: Number of first values of the embeddings to store, for models with `matryoshka_widths`. None: all.
+        channel: Channel of each recording to embed, from 0. None: the mean of all channels.
 
     Returns:
         Summary of the changes by all processes, in rank 0. In other processes, only `seconds` is set.
@@ -411,6 +413,7 @@ def build_index(
         _, files = list_recordings(root)
         if rank == 0:
             settings = {"window_seconds": str(float(window_seconds)), "hop_seconds": str(float(hop_seconds))}
+            settings["channel"] = str(channel)
             _create_or_check(model, index, str(root.resolve()), settings, precision, width)
         barrier()
 
@@ -432,7 +435,7 @@ def build_index(
         own = sorted(files)[rank::processes]
         todo = _find_changed(store, known, {name: files[name] for name in own})
         workers = min(8, os.cpu_count() or 1) if num_workers is None else max(1, num_workers)
-        entries = _embed_files(model, files, todo, window_seconds, hop_seconds, batch_size, workers)
+        entries = _embed_files(model, files, todo, window_seconds, hop_seconds, batch_size, workers, channel)
         bar = progress(entries, "indexing", len(todo), "files", not show_progress_bar or rank > 0)
         for entries_done in _batched(bar, _FILES_AT_ONCE):
             store.replace(entries_done)
@@ -466,8 +469,8 @@ def _create_or_check(
         whole = {"precision": "float32", "width": str(dim), "dim": str(dim)}
         stored, about = {**whole, **stored}, {**whole, **about}
     for key, value in about.items():
-        if stored[key] != value:
-            raise ValueError(f"{index} has {key} {stored[key]!r}, not {value!r}; use another, or delete it")
+        if stored.get(key, "None") != value:
+            raise ValueError(f"{index} has {key} {stored.get(key)!r}, not {value!r}; use another, or delete it")
 
 
 def _find_changed(store: SoundIndex, known: Mapping[str, dict[str, Any]], files: Mapping[str, Path]) -> list[str]:
@@ -525,6 +528,7 @@ def _embed_files(
     hop_seconds: float,
     batch_size: int,
     num_workers: int,
+    channel: int | None = None,
 ) -> Iterator[IndexedFile]:
     """Embed files and yield one `IndexedFile` per name, in order."""
     before: deque[tuple[Stamp, str]] = deque()
@@ -532,7 +536,7 @@ def _embed_files(
     def recordings() -> Iterator[Recording]:
         for name in names:
             before.append((_stamp(files[name]), _digest(files[name])))
-            yield Recording(str(files[name]), None, name)
+            yield Recording(str(files[name]), None, name, channel)
 
     embedded = model.chunk_embeddings(
         recordings(), window_seconds, hop_seconds, batch_size, num_workers, "skip", refuse_silence=True
