@@ -35,16 +35,21 @@ __all__ = [
 
 
 def read_audio(
-    source: Source, offset_seconds: float = 0.0, duration_seconds: float | None = None, name: str | None = None
+    source: Source,
+    offset_seconds: float = 0.0,
+    duration_seconds: float | None = None,
+    name: str | None = None,
+    channel: int | None = None,
 ) -> tuple[np.ndarray, int]:
     """Read an audio file (wav, flac, ogg, mp3, m4a, ...) as a mono waveform, without resampling.
 
     Args:
         duration_seconds: Maximum length in seconds. None: read to the end.
         name: Name to show in error messages; defaults to the path.
+        channel: Channel to read, from 0. None: the mean of all channels.
 
     Returns:
-        Mean of all channels, float32 `(samples,)` with full scale 1.0, and the sampling rate in Hz.
+        Mean of all channels or one of them, float32 `(samples,)` with full scale 1.0, and the sampling rate in Hz.
 
     Raises:
         FileNotFoundError: The file does not exist.
@@ -56,7 +61,7 @@ def read_audio(
         name = f"a recording of {len(source)} bytes" if isinstance(source, bytes) else str(source)
     if isinstance(source, str) and "://" in source:
         source = Address(source)
-    recording = open_recording(source, name)
+    recording = open_recording(source, name, (None, None, channel))
     start = round(offset_seconds * recording.rate_hz)
     count = None if duration_seconds is None else round(duration_seconds * recording.rate_hz)
     return recording.read_mono(start, count), recording.rate_hz

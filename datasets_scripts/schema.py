@@ -81,10 +81,12 @@ class Row(TypedDict):
     license: str
 
 
-def features(languages: Sequence[str] = LANGUAGES, with_segments: bool = False) -> Features:
+def features(
+    languages: Sequence[str] = LANGUAGES, with_segments: bool = False, with_channel: bool = False
+) -> Features:
     """Return the `datasets.Features` of a row with captions in the given languages, the anchor language first.
 
-    `with_segments` adds `SEGMENT_COLUMNS`.
+    `with_segments` adds `SEGMENT_COLUMNS`, and `with_channel` adds `CHANNEL`.
 
     `audio_path` is a string, because `datasets.Audio` requires torchcodec even to store a path.
 
@@ -103,6 +105,7 @@ def features(languages: Sequence[str] = LANGUAGES, with_segments: bool = False) 
             "source": text,
             "license": text,
             **(dict.fromkeys(SEGMENT_COLUMNS, seconds) if with_segments else {}),
+            **({CHANNEL: Value("int32")} if with_channel else {}),
         }
     )
 

@@ -31,11 +31,13 @@ class Recording(NamedTuple):
             whole waveform at a given sampling rate in hertz.
         rate_hz: Sampling rate of an array in hertz, or None for any other source.
         name: Name for error messages, such as the path or "clip 1".
+        channel: Channel of a file to read, from 0. None: the mean of all channels.
     """
 
     source: Any
     rate_hz: float | None
     name: str
+    channel: int | None = None
 
     @property
     def is_file(self) -> bool:
@@ -72,12 +74,12 @@ class Recording(NamedTuple):
         if callable(source):
             return source(target_hz)[start:stop]
         if self.is_file:
-            part: dict[str, Any] = {}
+            part: dict[str, Any] = {"channel": self.channel}
             if stop is not None:
                 # Start at a whole second, because sample positions of both sampling rates coincide there.
                 first = max(0, start // target_hz - _MARGIN_SECONDS)
                 seconds = math.ceil(stop / target_hz) + _MARGIN_SECONDS - first
-                part = {"offset_seconds": first, "duration_seconds": seconds}
+                part |= {"offset_seconds": first, "duration_seconds": seconds}
             waveform, from_hz = _read_file(source, self.name, **part)
             waveform = resample(waveform, from_hz, target_hz, resampling_method)
         else:
@@ -323,7 +325,11 @@ def _import_audio() -> Any:
 
 
 def _read_file(
-    file: Any, name: str, offset_seconds: float = 0.0, duration_seconds: float | None = None
+    file: Any,
+    name: str,
+    offset_seconds: float = 0.0,
+    duration_seconds: float | None = None,
+    channel: int | None = None,
 ) -> tuple[np.ndarray, int]:
     """Read a file, or a part of it, at its original sampling rate. Return the waveform and the rate."""
     if isinstance(file, str) and file.startswith(("http://", "https://")):
@@ -335,7 +341,7 @@ def _read_file(
 
     if (audio := _import_audio()) is not None:
         shown = name if isinstance(file, bytes) else None
-        return audio.read_audio(file, name=shown, offset_seconds=offset_seconds, duration_seconds=duration_seconds)
+        return audio.read_audio(file, offset_seconds, duration_seconds, shown, channel)
 
     soundfile = importlib.import_module("soundfile")
     if not isinstance(file, bytes) and not os.path.isfile(file):
@@ -345,6 +351,6 @@ def _read_file(
             opened.seek(round(offset_seconds * opened.samplerate))
             num_frames = -1 if duration_seconds is None else round(duration_seconds * opened.samplerate)
             samples = opened.read(num_frames, dtype="float32", always_2d=True)
-            return to_mono(samples, opened.samplerate, name), opened.samplerate
+            return to_mono(samples, opened.samplerate, name, channel), opened.samplerate
     except soundfile.SoundFileError as error:
         raise ValueError(f"{name} is not audio that soundfile can read: {error}") from error

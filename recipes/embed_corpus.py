@@ -87,10 +87,19 @@ class Clips(Sequence[Clip]):
 
 
 class Corpus:
-    """Recordings to embed, from all splits. Paths in the manifest are relative to the folder `root`."""
+    """Recordings to embed, from all splits, or one `channel` of them.
 
-    def __init__(self, splits: Mapping[str, Any], root: str | None = None, pad_short_clips: bool = False) -> None:
-        self.splits, self.root, self.pad_short_clips = splits, root, pad_short_clips
+    Paths in the manifest are relative to the folder `root`.
+    """
+
+    def __init__(
+        self,
+        splits: Mapping[str, Any],
+        root: str | None = None,
+        pad_short_clips: bool = False,
+        channel: int | None = None,
+    ) -> None:
+        self.splits, self.root, self.pad_short_clips, self.channel = splits, root, pad_short_clips, channel
         self.clips = Clips(splits)
 
     @property
@@ -115,21 +124,21 @@ class Corpus:
         If it is too short for the model, it is padded or refused.
         """
         from modeling_supclap.audio_input import Recording
-        from modeling_supclap.datasets_scripts.audio import WHOLE, read_row, segment_of
+        from modeling_supclap.datasets_scripts.audio import read_row, segment_of
         from modeling_supclap.datasets_scripts.schema import AUDIO_COLUMNS
 
         columns = getattr(self.splits[clip.split], "column_names", None) or ()
         row_without_audio = self.clips.rows[clip.split][clip.row]
         path = row_without_audio["audio_path"]
+        *segment, channel = segment_of({"channel": self.channel, **row_without_audio})
         # An address would be downloaded for each part.
-        is_file = path is not None and "://" not in path and segment_of(row_without_audio) == WHOLE
+        is_file = path is not None and "://" not in path and segment == [None, None]
         if is_file and not self.pad_short_clips and set(columns).isdisjoint(AUDIO_COLUMNS):
-            return Recording(path, None, path)
+            return Recording(path, None, path, channel)
 
         def read(rate_hz: int) -> np.ndarray:
-            row = self.splits[clip.split][clip.row]
             return read_row(
-                row,
+                {**self.splits[clip.split][clip.row], "channel": channel},
                 rate_hz,
                 min_seconds=model.min_seconds,
                 pad_short_clips=self.pad_short_clips,
@@ -155,13 +164,15 @@ def load_corpus(args: CorpusArguments) -> Corpus:
         from modeling_supclap.datasets_scripts.recording_table import RecordingTable
 
         rows_of_table = RecordingTable(args.table, args.path_column, args.id_column)
-        return Corpus({"all": rows_of_table}, str(Path(args.table).resolve().parent), args.pad_short_clips)
+        return Corpus(
+            {"all": rows_of_table}, str(Path(args.table).resolve().parent), args.pad_short_clips, args.channel
+        )
 
     root, paths = list_recordings(str(args.folder))
     rows = []
     for name, path in paths.items():
         rows.append({"clip_id": name, "audio_path": path if isinstance(path, Address) else str(path)})
-    return Corpus({"all": rows}, root, args.pad_short_clips)
+    return Corpus({"all": rows}, root, args.pad_short_clips, args.channel)
 
 
 def main() -> None:
@@ -236,6 +247,8 @@ def make_plan(args: CorpusArguments, corpus: Corpus, model: EmbeddingModel, shar
     require_storage(model.dim, args.dtype, args.width)
     if args.width is not None:
         options["width"] = args.width
+    if args.channel is not None:
+        options["channel"] = args.channel
     if args.pad_short_clips:
         options["pad_short_clips"] = True
     plan = {

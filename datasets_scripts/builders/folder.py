@@ -336,10 +336,8 @@ class RowBuilder(datasets.GeneratorBasedBuilder):
         return datasets.DatasetInfo(features=self._features())
 
     def _features(self) -> datasets.Features:
-        types = features(self.config.languages, getattr(self.config, "has_segments", False))
-        if self.config.channel is not None:
-            types[CHANNEL] = datasets.Value("int32")
-        return types
+        has_segments, channel = getattr(self.config, "has_segments", False), self.config.channel
+        return features(self.config.languages, has_segments, channel is not None)
 
     def _split_generators(self, dl_manager: datasets.DownloadManager) -> list[datasets.SplitGenerator]:
         # Collect here because `datasets` replaces errors in `_generate_examples` by a generic error.

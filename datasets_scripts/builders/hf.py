@@ -23,7 +23,7 @@ import pyarrow.parquet
 import soundfile
 
 from ..remote_files import local_folder, refuse_pointer
-from ..schema import FILE_SOURCE, SEGMENT_COLUMNS, SPLIT_NAMES, check_rows, features
+from ..schema import CHANNEL, FILE_SOURCE, SEGMENT_COLUMNS, SPLIT_NAMES, check_rows, features
 from ..splits import SPLITS, connect, draw_splits, warn_of_shared
 from .columns import ColumnOptions, Columns, language_code, merge_captions, warn_once
 
@@ -43,6 +43,7 @@ class HubDatasetConfig(ColumnOptions):
             validation split.
         test_fraction: Fraction to hold out for testing, if there is no test split.
         seed: Random seed for the held-out splits.
+        channel: Channel of each recording to use, from 0. None: the mean of all channels.
     """
 
     data_dir: str | None = None
@@ -51,6 +52,7 @@ class HubDatasetConfig(ColumnOptions):
     validation_fraction: float = 0.1
     test_fraction: float = 0.1
     seed: int = 0
+    channel: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,7 +73,7 @@ class HubColumns(Columns):
     without a column of recordings.
     """
 
-    def __init__(self, types: datasets.Features, config: ColumnOptions) -> None:
+    def __init__(self, types: datasets.Features, config: HubDatasetConfig) -> None:
         texts = [name for name, kind in types.items() if _is_text(kind) or isinstance(kind, dict)]
         super().__init__(types, config, not_text=types.keys() - texts)
         audio = [name for name, kind in types.items() if isinstance(kind, _RECORDINGS)]
@@ -80,6 +82,7 @@ class HubColumns(Columns):
             raise ValueError(f"there is no column of recordings; set audio_column to one of {list(types)}")
         kind = types.get(self.audio)
         has_paths = isinstance(kind, _RECORDINGS) or (isinstance(kind, dict) and "path" in kind)
+        self.channel = config.channel
         self.light = f"{self.audio}.path" if has_paths else self.audio
         for name in ("clip_id", "events"):
             self.of_field.pop(name, None)
@@ -92,7 +95,8 @@ class HubColumns(Columns):
     @property
     def features(self) -> datasets.Features:
         """Features of described rows, with `EXTRA_COLUMNS`."""
-        return datasets.Features({**features(list(self.found), self.has_parts), **EXTRA_COLUMNS})
+        has_channel = self.channel is not None
+        return datasets.Features({**features(list(self.found), self.has_parts, has_channel), **EXTRA_COLUMNS})
 
     def describe(self, table: pyarrow.Table, paths: Sequence[str | None], where: str) -> list[dict[str, Any]]:
         """Convert rows to the format of `schema.Row` without ids, which `name_row` adds.
@@ -110,12 +114,12 @@ class HubColumns(Columns):
                 values[name] = _name_classes(values[name], kind)
             row = self.read(values, f"{where}, row {number}")
             source = row["source"] or (f"{FILE_SOURCE}{path}" if path and has_names else "")
-            rows.append({**row, "audio_path": path, "source": source})
+            rows.append({**row, "audio_path": path, "source": source, CHANNEL: self.channel})
             self.found |= dict.fromkeys(row["captions"])
         return rows
 
 
-def find_columns(schema: pyarrow.Schema, config: ColumnOptions) -> HubColumns:
+def find_columns(schema: pyarrow.Schema, config: HubDatasetConfig) -> HubColumns:
     """Return the columns of a Parquet file. Raise ValueError as `HubColumns` and `as_stored_audio`."""
     columns = HubColumns(datasets.Features.from_arrow_schema(schema), config)
     as_stored_audio(schema.empty_table()[columns.audio], columns.audio)

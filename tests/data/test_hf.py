@@ -102,6 +102,33 @@ def test_parquet_is_streamed_as_the_rows_that_it_is(hub, address):
     assert "audio" not in light[0]
 
 
+def test_a_channel_is_chosen_in_tables_and_streams(tmp_path):
+    file = io.BytesIO()
+    right = 0.5 * builders.tone(200.0, 8000)
+    soundfile.write(file, np.stack([0 * right, right], axis=1), builders.RATE_HZ, format="WAV", subtype="FLOAT")
+    clips = {
+        "clip": [{"bytes": file.getvalue(), "path": "0.wav"}],
+        "caption": ["a tone"],
+        "start": [0.0],
+        "end": [0.25],
+    }
+    rows = datasets.Dataset.from_dict(clips).cast_column("clip", datasets.Audio(decode=False))
+    (tmp_path / "set").mkdir()
+    rows.to_parquet(str(tmp_path / "set" / "train.parquet"))
+    options = {"data_dir": str(tmp_path / "set"), "validation_fraction": 0, "test_fraction": 0}
+    for channel, expected in ((None, right / 2), (0, 0 * right), (1, right)):
+        loaded = load_splits("hf", cache_dir=str(tmp_path / "cache"), channel=channel, **options)["train"]
+        stream = load_splits("hf", streaming=True, channel=channel, **options)["train"]
+        for row in (loaded[0], next(iter(stream))):
+            assert row.get("channel") == channel
+            if channel == 0:
+                with pytest.raises(ValueError, match="silent"):
+                    read_row(row, builders.RATE_HZ)
+            else:
+                read = read_row(row, builders.RATE_HZ)
+                np.testing.assert_allclose(read, expected[: builders.RATE_HZ // 4], atol=1e-6)
+
+
 def test_ids_contain_the_original_split_name(hub):
     header = "configs:\n- config_name: default\n  data_files:\n  - {split: dev, path: '*.parquet'}\n"
     (hub / "README.md").write_text(f"---\n{header}---\n")

@@ -96,6 +96,26 @@ def test_chunks_are_those_of_encode_audio(folder, whole):
     assert rows.features["embedding"].length == model.config.projection_dim
 
 
+def test_a_channel_is_embedded(folder, tmp_path):
+    sounds, left, right = tmp_path / "sounds", sound(0, seconds=4.0), sound(5, seconds=4.0)
+    sounds.mkdir()
+    soundfile.write(sounds / "a.wav", np.stack([left, right], axis=1), 22_050, "FLOAT")
+    soundfile.write(tmp_path / "right.wav", right, 22_050, "FLOAT")
+    (tmp_path / "t.csv").write_text("path\nsounds/a.wav\n")
+    (sounds / "metadata.csv").write_text("file_name,caption\na.wav,a sound\n")
+    model = SupCLAPModel.from_pretrained(folder / "model")
+    expected = model.encode_audio(str(tmp_path / "right.wav"), chunk_seconds=1.5, return_chunks=True).embeds
+    options = ["--model", folder / "model", "--chunk_seconds", 1.5, "--device", "cpu", "--channel", 1]
+    dataset = ["--dataset", "audio_folder", "--data_dir", sounds, "--validation_fraction", 0, "--test_fraction", 0]
+    sources = {"folder": ["--folder", sounds], "table": ["--table", tmp_path / "t.csv"], "dataset": dataset}
+    for name, source in sources.items():
+        for number, more in enumerate([[], ["--pad_short_clips"]]):
+            output = tmp_path / f"{name}{number}"
+            run_recipe(embed_corpus, *options, *source, *more, "--output", output)
+            np.testing.assert_allclose(rows_of(output)["embedding"][:], expected, atol=1e-5)
+            assert json.loads((output / "manifest.json").read_text())["channel"] == 1
+
+
 def test_an_address_has_the_embeddings_of_its_folder(folder, whole, tmp_path):
     system = fsspec.filesystem("memory")
     system.put(str(folder / "sounds"), "/bucket/sounds", recursive=True)
