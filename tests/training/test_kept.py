@@ -251,7 +251,7 @@ def test_a_recording_is_its_content_its_rate_and_its_part(tmp_path):
         {"audio": {"array": array, "sampling_rate": 16000}},
         {"audio": {"array": array, "sampling_rate": 8000}},
         {"audio": {"array": array.astype(np.int16), "sampling_rate": 16000}},  # full scale depends on the type
-        {"audio": {"array": array.astype(np.int32), "sampling_rate": 16000}},
+        {"audio": {"array": array.view(np.int32), "sampling_rate": 16000}},
         {"audio": {"array": array.reshape(2, 4), "sampling_rate": 16000}},
         {"audio_path": str(path)},
         {"audio_path": str(other)},
