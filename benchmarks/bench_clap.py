@@ -20,7 +20,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -278,44 +277,6 @@ def make_rows(what: str, unit: str, values: dict[str, list[float]], bound: str) 
     return rows
 
 
-def measure_shares(folder: Path, paths: Paths) -> list[Row]:
-    """Time the parts of one training clip: decoding, resampling, spectrogram, forward and backward pass."""
-
-    from modeling_supclap import SupCLAPModel, SupCLAPProcessor
-    from modeling_supclap.datasets_scripts.audio import read_audio
-
-    model, processor = (
-        SupCLAPModel.from_pretrained(folder / "start"),
-        SupCLAPProcessor.from_pretrained(folder / "start"),
-    )
-    seconds = dict.fromkeys(("decoding", "resampling", "spectrogram", "step"), 0.0)
-
-    def clock(part: str, function: Callable[[], Any]) -> Any:
-        started = time.process_time()
-        result = function()
-        seconds[part] += time.process_time() - started
-        return result
-
-    for batch in (paths[:BATCH], paths[:BATCH]):  # the first time warms up
-        seconds |= dict.fromkeys(seconds, 0.0)
-        clips = [clock("decoding", partial(read_audio, path)) for path in batch]
-        waves = []
-        for clip, rate_hz in clips:
-            waves.append(clock("resampling", partial(processor.as_waveforms, [clip], rate_hz))[0])
-        audio = clock("spectrogram", partial(processor, audio=waves, sampling_rate=RATE_HZ, return_tensors="pt"))
-        text = processor(text=list(map(describe, batch)), return_tensors="pt")
-        model.train()
-        step = partial(lambda inputs: model(**inputs, return_loss=True).loss.backward(), {**audio, **text})
-        clock("step", step)
-
-    total = sum(seconds.values())
-    rows = []
-    for part, spent in seconds.items():
-        what = f"training: {part}, share of {1000 * total / BATCH:.1f} ms per clip"
-        rows.append(Row("clap", what, 100 * spent / total, unit="%"))
-    return rows
-
-
 def measure(
     data_dir: Path | None = None, clips: int = 96, embedded: int = 160, rounds: int = 2, cached: int = 256
 ) -> list[Row]:
@@ -337,7 +298,6 @@ def measure(
         for _ in range(rounds):
             for program, numbers in growth.items():
                 numbers.append(run("cache", program, str(folder), str(cached), "16")["growth"])
-        shares = measure_shares(folder, paths)
 
     def pick(found: dict[str, list[tuple[float, float]]], column: int) -> dict[str, list[float]]:
         picked = {}
@@ -351,7 +311,6 @@ def measure(
         *make_rows("embedding files, CPU time per file", "ms", pick(embeds, 0), "<= 0.9"),
         *make_rows("embedding files, peak memory", "MB", pick(embeds, 1), "<= 1"),
         *make_rows(f"gradient caching, {cached} clips in chunks of 16, growth of memory", "MB", growth, "<= 1.1"),
-        *shares,
     ]
 
 
