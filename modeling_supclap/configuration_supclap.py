@@ -4,7 +4,7 @@ import math
 import os
 import shutil
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, cast
+from typing import Any, ClassVar, Literal, cast
 
 from .auto_classes import register  # first: it checks the version of transformers
 
@@ -12,9 +12,6 @@ from .auto_classes import register  # first: it checks the version of transforme
 from huggingface_hub.dataclasses import strict
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, __version__
 from transformers.dynamic_module_utils import get_relative_import_files
-
-# (embed_dim, num_heads) of the published checkpoints, table 1 of CED (Dinkel et al., 2023, arXiv 2308.11957).
-CED_SIZES = {"tiny": (192, 3), "mini": (256, 4), "small": (384, 6), "base": (768, 12)}
 
 # File and class of the towers that transformers lacks, by model type. A file is imported when first used.
 # A saved model contains only the files of its own towers.
@@ -95,6 +92,9 @@ class CEDConfig(OwnTypeMixin, PreTrainedConfig):
     The published `config.json` files of `mispeech/ced-*` load unchanged. Fields of the published classifier
     (`outputdim`, `loss`, `eval_avg`, ...) are kept but not used.
 
+    The default is CED-base. `embed_dim` and `num_heads` are 192 and 3 for CED-tiny, 256 and 4 for mini, and 384 and 6
+    for small (table 1 of CED, Dinkel et al., 2023, arXiv 2308.11957).
+
     Dasheng (Dinkel et al., 2024, arXiv 2406.06992), the audio tower of GLAP, is the same encoder with
     `patch_size=[64, 4]` (all 64 mel bands, 4 frames) and `target_length=1008`.
 
@@ -121,7 +121,7 @@ class CEDConfig(OwnTypeMixin, PreTrainedConfig):
         center: Whether frame t is centred at sample t * `hop_size`, as in `torch.stft`.
 
     Example:
-        >>> config = CEDConfig.from_size("tiny")
+        >>> config = CEDConfig(embed_dim=192, num_heads=3)  # CED-tiny
         >>> config.hidden_size, config.num_hidden_layers, config.num_attention_heads
         (192, 12, 3)
     """
@@ -155,21 +155,6 @@ class CEDConfig(OwnTypeMixin, PreTrainedConfig):
     f_min: float | int = 0
     f_max: float | int | None = 8000
     center: bool = True
-
-    @classmethod
-    def from_size(cls, size: str, **kwargs: Any) -> Self:
-        """Create the configuration of a published CED model.
-
-        The size is "tiny", "mini", "small" or "base" (5.4, 9.6, 21.4 or 85.3 million parameters).
-
-        Example:
-            >>> CEDConfig.from_size("mini").embed_dim
-            256
-        """
-        if size not in CED_SIZES:
-            raise ValueError(f"CED has no size {size!r}; pass one of {', '.join(CED_SIZES)}")
-        embed_dim, num_heads = CED_SIZES[size]
-        return cls(embed_dim=embed_dim, num_heads=num_heads, **kwargs)
 
     def __post_init__(self, **kwargs: Any) -> None:
         if self.patch_stride is None:
@@ -417,7 +402,7 @@ class SupCLAPConfig(OwnTypeMixin, PreTrainedConfig):
         text_normalize: Whether to scale the pooled text vector to unit norm before the projection.
 
     Example:
-        >>> config = SupCLAPConfig(audio_config=CEDConfig.from_size("tiny"), text_config={"model_type": "bert"})
+        >>> config = SupCLAPConfig(audio_config=CEDConfig(embed_dim=192), text_config={"model_type": "bert"})
         >>> config.audio_config.hidden_size, config.text_config.hidden_size, config.projection_dim
         (192, 768, 1024)
     """

@@ -226,8 +226,7 @@ def chunk_embeddings(
     """
     if on_bad_audio not in ("error", "skip"):
         raise ValueError(f"on_bad_audio is {on_bad_audio!r}; it must be 'error' or 'skip'")
-    if not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
-        raise ValueError(f"batch_size is {batch_size}; it must be an integer, at least 1")
+    _require_batch_size(batch_size)
     hop_samples = hop_samples or chunk_samples
     reader = _ChunkReader(rate_hz, chunk_samples, hop_samples, min_samples, on_bad_audio == "skip", resampling_method)
     tasks = reader.make_tasks(recordings)
@@ -292,7 +291,6 @@ def encode_audio(
     processor: Processor = None,
     *,
     return_chunks: Literal[True],
-    convert_to_numpy: bool = True,
     convert_to_tensor: bool = False,
     **options: Unpack[EncodeAudioOptions],
 ) -> Any: ...
@@ -303,16 +301,6 @@ def encode_audio(
     processor: Processor = None,
     *,
     convert_to_tensor: Literal[True],
-    convert_to_numpy: bool = True,
-    **options: Unpack[EncodeAudioOptions],
-) -> torch.Tensor: ...
-@overload
-def encode_audio(
-    model: Any,
-    audio: Any,
-    processor: Processor = None,
-    *,
-    convert_to_numpy: Literal[False],
     **options: Unpack[EncodeAudioOptions],
 ) -> torch.Tensor: ...
 @overload
@@ -327,7 +315,6 @@ def encode_audio(
     batch_size: int = 32,
     chunk_seconds: float | None = None,
     return_chunks: bool = False,
-    convert_to_numpy: bool = True,
     convert_to_tensor: bool = False,
     show_progress_bar: bool = False,
     device: str | torch.device | None = None,
@@ -351,8 +338,7 @@ def encode_audio(
         batch_size: Number of chunks per batch. A chunk longer than 10 s counts as several chunks.
         chunk_seconds: Chunk length in seconds. None: use the model's maximum, or five minutes if it has no maximum.
         return_chunks: Whether to return chunk embeddings instead of their mean.
-        convert_to_numpy: Whether to return numpy arrays; False returns tensors on the model's device.
-        convert_to_tensor: Whether to return tensors; overrides `convert_to_numpy`.
+        convert_to_tensor: Whether to return tensors on the model's device instead of numpy arrays.
         device: Device to move the model to. None: do not move the model.
         num_workers: Number of threads that prefetch files. None: use one per core, at most 8.
         on_bad_audio: "error" raises at the first unusable recording. "skip" logs a warning for each unusable recording
@@ -368,9 +354,7 @@ def encode_audio(
         ValueError: A recording is unusable (the message contains its name), a sampling rate is missing, or
             `chunk_seconds` is outside the model's limits.
     """
-    processor = _get_processor(model, processor)
-    if device is not None:
-        model.to(device)
+    processor = get_processor(model, processor, device)
 
     recordings, is_one = as_recordings(audio, sampling_rate)
     if num_workers is None:
@@ -386,14 +370,14 @@ def encode_audio(
     )
 
     no_embeds = torch.empty(0, model.config.projection_dim, dtype=torch.float32, device=model.device)
-    to_numpy = convert_to_numpy and not convert_to_tensor
     results: list[Any] = []
     for recording, chunks in zip(recordings, embedded, strict=True):
         if chunks.error is not None:
             logger.warning("skipping %s: %s", recording.name, chunks.error)
             chunks = chunks._replace(embeds=no_embeds)
         if return_chunks:
-            results.append(chunks._replace(embeds=chunks.embeds.cpu().numpy() if to_numpy else chunks.embeds))
+            embeds = chunks.embeds if convert_to_tensor else chunks.embeds.cpu().numpy()
+            results.append(chunks._replace(embeds=embeds))
         else:
             results.append(mean_embedding(chunks.embeds))
 
@@ -401,7 +385,7 @@ def encode_audio(
         return results[0] if is_one else results
     embeds = torch.stack(results) if results else no_embeds
     embeds = embeds[0] if is_one else embeds
-    return embeds.cpu().numpy() if to_numpy else embeds
+    return embeds if convert_to_tensor else embeds.cpu().numpy()
 
 
 @overload
@@ -411,16 +395,6 @@ def encode_text(
     processor: Processor = None,
     *,
     convert_to_tensor: Literal[True],
-    convert_to_numpy: bool = True,
-    **options: Unpack[EncodeTextOptions],
-) -> torch.Tensor: ...
-@overload
-def encode_text(
-    model: Any,
-    texts: Texts,
-    processor: Processor = None,
-    *,
-    convert_to_numpy: Literal[False],
     **options: Unpack[EncodeTextOptions],
 ) -> torch.Tensor: ...
 @overload
@@ -433,7 +407,6 @@ def encode_text(
     processor: Processor = None,
     language: Texts | None = None,
     batch_size: int = 32,
-    convert_to_numpy: bool = True,
     convert_to_tensor: bool = False,
     show_progress_bar: bool = False,
     device: str | torch.device | None = None,
@@ -445,7 +418,7 @@ def encode_text(
         texts: One text or a list of texts.
         batch_size: Number of texts per batch.
         language: ISO 639-3 code: one for all texts, or a list with one per text. None: use the tokenizer's setting.
-        convert_to_numpy: Whether to return a numpy array. `encode_audio` describes the other arguments.
+        convert_to_tensor: Whether to return a tensor. `encode_audio` describes the other arguments.
 
     Returns:
         Embeddings with unit norm, float32 (N, d) in input order, or (d,) for a single text.
@@ -455,12 +428,9 @@ def encode_text(
         ValueError: A text is blank or not a string (the message contains it), or the tokenizer does not support a
             language.
     """
-    processor = _get_processor(model, processor)
-    if device is not None:
-        model.to(device)
+    processor = get_processor(model, processor, device)
 
-    if not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
-        raise ValueError(f"batch_size is {batch_size}; it must be an integer, at least 1")
+    _require_batch_size(batch_size)
 
     text_list = as_list(texts)
     for index, text in enumerate(text_list):
@@ -489,16 +459,23 @@ def encode_text(
         raise ValueError(f"the embedding of {distinct[int(bad[0])][0]!r} is zero or not finite; {_DAMAGED}")
     ordered = joined[torch.tensor([positions[pair] for pair in pairs], dtype=torch.long, device=joined.device)]
     ordered = ordered[0] if isinstance(texts, str) else ordered
-    return ordered.cpu().numpy() if convert_to_numpy and not convert_to_tensor else ordered
+    return ordered if convert_to_tensor else ordered.cpu().numpy()
 
 
-def _get_processor(model: Any, processor: Any) -> SupCLAPProcessor:
-    """Return the processor, or that of the model if it is None."""
+def get_processor(model: Any, processor: Any, device: str | torch.device | None = None) -> SupCLAPProcessor:
+    """Return the processor, or that of the model if it is None. Move the model to `device`, if it is given."""
+    if device is not None:
+        model.to(device)
     if processor is None:
         return model.processor
     if not callable(processor):
         raise TypeError(f"processor is {processor!r}; pass language and sampling_rate by name")
     return processor
+
+
+def _require_batch_size(batch_size: Any) -> None:
+    if not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size}; it must be an integer, at least 1")
 
 
 class EncodingMixin:

@@ -236,34 +236,31 @@ def make_plan(args: CorpusArguments, corpus: Corpus, model: EmbeddingModel, shar
     from modeling_supclap.datasets_scripts.public_names import redact
     from modeling_supclap.evaluation.vectors import require_storage
 
-    options: dict[str, Any] = {"model": args.model, "dataset": args.dataset, "folder": args.folder}
-    if args.table is not None:
-        options |= {"table": args.table, "path_column": args.path_column, "id_column": args.id_column}
-    config = dict(args.builder_options)
-    for folder in ("data_dir", "cache_dir"):
-        config.pop(folder, None)
-    if config:
-        options["dataset_config"] = config
     require_storage(model.dim, args.dtype, args.width)
-    if args.width is not None:
-        options["width"] = args.width
-    if args.channel is not None:
-        options["channel"] = args.channel
-    if args.pad_short_clips:
-        options["pad_short_clips"] = True
-    plan = {
+    names = (
+        "model",
+        "dataset",
+        "folder",
+        "table",
+        "path_column",
+        "id_column",
+        "width",
+        "channel",
+        "pad_short_clips",
+        "dtype",
+    )
+    folders = ("data_dir", "cache_dir")
+    config = {name: value for name, value in args.builder_options.items() if name not in folders}
+    options = {**{name: getattr(args, name) for name in names}, "dataset_config": config}
+    return {
         **redact(options, from_anywhere=True),
         "chunk_samples": model.chunk_samples(args.chunk_seconds),
         "model_fingerprint": model.fingerprint,
         "corpus": corpus.digest,
         "clips": len(corpus.clips),
         "clips_per_file": args.clips_per_file,
+        "shards": shard.count,
     }
-    if args.dtype != "float32":
-        plan["dtype"] = args.dtype
-    if shard.count > 1:
-        plan["shards"] = shard.count
-    return plan
 
 
 def start_output(output: Path, plan: Mapping[str, Any]) -> None:
@@ -389,7 +386,7 @@ def finish(output: Path) -> None:
     plan, manifest_path = read_plan(output), output / "manifest.json"
     if plan is None:
         raise FileNotFoundError(f"{output} has no plan.json; run the command with --shard first")
-    if "shards" in plan:
+    if plan["shards"] > 1:
         described = join_records(output, plan["shards"])
     elif manifest_path.is_file():  # the output of one process, or of the only shard
         described = json.loads(manifest_path.read_text(encoding="utf-8"))

@@ -255,27 +255,24 @@ def has_model(name: str) -> bool:
 @cache
 def _is_published(name: str) -> bool:
     """Return whether a model is in the Hub cache or on the Hub, which is asked once per name."""
-    from huggingface_hub import snapshot_download
+    from modeling_supclap.conversion.kinds import config_folder
 
     try:
-        # Without a network, a request for several files fails at once. One for a single file is tried for 23 s.
-        return bool(snapshot_download(name, allow_patterns="config.json"))
+        return config_folder(name).is_dir()
     except (OSError, ValueError):
         return False
 
 
 def require_models(args: ModelArguments) -> None:
     """Raise FileNotFoundError if a model or an encoder does not exist, and ValueError if it is of another kind."""
-    from modeling_supclap.conversion import find_kind
+    from modeling_supclap.conversion.kinds import config_folder, find_kind
 
     if args.model is not None:
         find_kind(args.model)
         return
     for name in (args.audio_encoder, args.text_encoder):
-        if name != "scratch" and not has_model(name):
-            raise FileNotFoundError(
-                f"{name} is neither a local folder nor in the cache, and the Hub has no such model or cannot be reached"
-            )
+        if name != "scratch":
+            config_folder(name)
 
 
 def load_start(
@@ -286,21 +283,13 @@ def load_start(
     These are the `ClapModel` of transformers and CLAP2 in OpenCLIP's format. The `temperature`, and the `logit_bias` of
     SigLIP, replace those of the model. None: keep them.
     """
-    import torch
-    from torch import nn
-
     from modeling_supclap.conversion import load_model, load_processor
     from modeling_supclap.conversion.layouts import FUSION_REMARK
 
     model = load_model(name)
     if getattr(model.config.audio_config, "enable_fusion", False):
         say(f"{name}: {FUSION_REMARK}")
-    if temperature is not None:
-        model.config.temperature = temperature
-        nn.init.constant_(model.logit_scale, -math.log(temperature))
-    if logit_bias is not None:
-        model.config.logit_bias = logit_bias
-        model.logit_bias = nn.Parameter(torch.full_like(model.logit_scale, logit_bias))
+    model.set_temperature(temperature, logit_bias)
     return model, load_processor(name)
 
 

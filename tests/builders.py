@@ -36,6 +36,13 @@ from modeling_supclap import (
 from modeling_supclap.conversion import processor_from_clap, supclap_from_clap
 
 RATE_HZ = 16000
+CED_SIZES = {
+    "tiny": {"embed_dim": 192, "num_heads": 3},
+    "mini": {"embed_dim": 256, "num_heads": 4},
+    "small": {"embed_dim": 384, "num_heads": 6},
+    "base": {"embed_dim": 768, "num_heads": 12},
+}
+"""Table 1 of CED (Dinkel et al., 2023, arXiv 2308.11957)."""
 CAPTIONS = {
     "eng": "a dog barks while the rain falls",
     "fra": "un chien aboie pendant que la pluie tombe",

@@ -11,7 +11,7 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -25,7 +25,7 @@ _MATRIX_QUERIES = 256
 # In half precision, the norm of a unit vector differs from 1 by less than this.
 _NORM_TOLERANCE = 1e-2
 # Cosines computed in float32 tie if they differ by less: some ten times the rounding error.
-_TIE = 1e-6
+_TIE = np.float32(1e-6)
 
 Tiles = Iterator[tuple[int, NDArray[Any]]]
 
@@ -240,7 +240,7 @@ def _count_outranking(
             scores = np.take_along_axis(source[rows], np.maximum(columns, 0), axis=1)
             tiles = _finite_tiles(source, rows)
         best = -np.sort(-np.where(is_filled, scores, -np.inf), axis=1)[:, : counts.shape[1]]
-        thresholds = best - source.tie_tolerance if is_lazy else best
+        thresholds = best - _TIE if is_lazy else best
 
         # The relevant candidates are in the tiles, too, but are not counted.
         owners, own_columns = is_filled.nonzero()[0], columns[is_filled]
@@ -332,58 +332,37 @@ class LazySimilarity:
     """Similarity matrix `queries @ candidates.T`, computed in tiles on demand to save memory.
 
     Rankings use float32 products, in which equal embeddings may differ in the last bit, depending on their position.
-    Therefore, a candidate ties with a relevant one if its score is at most 1e-6 lower (for `dot`: 1e-6 times the
-    largest norms of both sides). `lazy[rows]` returns scores computed in float64 and rounded to float32, where equal
-    embeddings have equal scores.
+    Therefore, a candidate ties with a relevant one if its score is at most 1e-6 lower. `lazy[rows]` returns scores
+    computed in float64 and rounded to float32, where equal embeddings have equal scores.
 
     Args:
-        queries, candidates: (Q, d) and (C, d) embeddings, unit norm.
+        queries, candidates: (Q, d) and (C, d) embeddings, unit norm. If the norm of any query is not within 0.01 of 1,
+            all queries are normalised with a UserWarning, and the candidates likewise.
         chunk: Number of queries per tile. Each query needs memory for about 2,000 scores.
-        similarity: "dot" uses the embeddings unchanged. "cosine" normalises all queries if the norm of any query is not
-            within 0.01 of 1, and the candidates likewise; each case causes a UserWarning.
 
     Raises:
-        ValueError: An embedding contains NaN or inf, its squared norm overflows, or it is zero and `similarity` is
-            "cosine". An array is empty or not (rows, d), or the dimensions d differ.
+        ValueError: An embedding contains NaN or inf, or it is zero. An array is empty or not (rows, d), or the
+            dimensions d differ.
 
-    >>> lazy = LazySimilarity([[1.0, 0.0], [0.5, 0.25]], [[1.0, 0.0], [0.0, 1.0]], similarity="dot")
+    >>> lazy = LazySimilarity([[0.5, 0.5, 0.5, 0.5]], [[1.0, 0.0, 0.0, 0.0], [0.5, 0.5, -0.5, -0.5]])
     >>> lazy[:].tolist()
-    [[1.0, 0.0], [0.5, 0.25]]
+    [[0.5, 0.0]]
     """
 
-    def __init__(
-        self,
-        queries: ArrayLike,
-        candidates: ArrayLike,
-        chunk: int = TILE_QUERIES,
-        similarity: Literal["cosine", "dot"] = "cosine",
-    ) -> None:
-        self.queries, self.candidates = as_matrix(queries, "queries"), as_matrix(candidates, "candidates")
+    def __init__(self, queries: ArrayLike, candidates: ArrayLike, chunk: int = TILE_QUERIES) -> None:
+        self.queries, self.candidates = _unit_rows(queries, "queries"), _unit_rows(candidates, "candidates")
         if self.queries.shape[1] != self.candidates.shape[1]:
             shapes = f"{self.queries.shape} and {self.candidates.shape}"
             raise ValueError(f"queries and candidates have the shapes {shapes}; the last dimensions must be equal")
         if chunk < 1:
             raise ValueError(f"chunk is {chunk}; give 1 or more queries")
-        if similarity not in ("cosine", "dot"):
-            raise ValueError(f"similarity is {similarity!r}; give 'cosine' or 'dot'")
-
         self.shape = (len(self.queries), len(self.candidates))
-        self.chunk, self.similarity = chunk, similarity
-
-        # If the squared norms fit into float32, every dot product does too (Cauchy-Schwarz).
-        self.tie_tolerance, scales = np.float32(_TIE), []
-        for name, embeds in (("queries", self.queries), ("candidates", self.candidates)):
-            norms = get_norms(embeds, name, similarity == "cosine", float(np.finfo(np.float32).max))
-            is_scaled = similarity == "cosine" and np.abs(norms - 1).max() > _NORM_TOLERANCE
-            scales.append(1 / norms if is_scaled else None)  # (rows, 1)
-            if similarity == "dot":
-                self.tie_tolerance *= np.float32(norms.max())
-        self._query_scales, self._candidate_scales = scales
+        self.chunk = chunk
 
     @property
     def T(self) -> LazySimilarity:
         """Similarity with queries and candidates exchanged."""
-        return LazySimilarity(self.candidates, self.queries, self.chunk, self.similarity)
+        return LazySimilarity(self.candidates, self.queries, self.chunk)
 
     def __getitem__(self, rows: slice) -> NDArray[np.float32]:
         """Return the score matrix of a slice of queries; `lazy[:]` returns all scores."""
@@ -399,38 +378,37 @@ class LazySimilarity:
 
     def tiles(self, rows: slice, dtype: Any = np.float32) -> Tiles:
         """Yield score tiles of 1024 candidates for the queries in `rows`, as (index of the first column, tile)."""
-        queries = _scaled(self.queries, self._query_scales, rows, dtype)
+        queries = self.queries[rows].astype(dtype, copy=False)
         for start in range(0, self.shape[1], TILE_CANDIDATES):
-            columns = slice(start, start + TILE_CANDIDATES)
-            yield start, queries @ _scaled(self.candidates, self._candidate_scales, columns, dtype).T
+            candidates = self.candidates[start : start + TILE_CANDIDATES]
+            yield start, queries @ candidates.astype(dtype, copy=False).T
 
     def at(self, rows: slice, columns: NDArray[np.int64]) -> NDArray[np.float32]:
         """Return the scores of n queries at `columns` (n, M). A column of -1 is the last one."""
-        queries = _scaled(self.queries, self._query_scales, rows, np.float64)
         scores = np.empty(columns.shape, np.float32)
         for i in range(columns.shape[1]):
-            candidates = _scaled(self.candidates, self._candidate_scales, columns[:, i], np.float64)
-            scores[:, i] = np.einsum("qd,qd->q", queries, candidates)
+            candidates = self.candidates[columns[:, i]]
+            scores[:, i] = np.einsum("qd,qd->q", self.queries[rows], candidates, dtype=np.float64)
         return scores
 
 
-def _scaled(embeds: NDArray[Any], scales: NDArray[Any] | None, rows: Any, dtype: Any) -> NDArray[Any]:
-    block = embeds[rows].astype(dtype, copy=False)
-    return block if scales is None else (block * scales[rows]).astype(dtype, copy=False)
+def _unit_rows(embeds: ArrayLike, name: str) -> NDArray[Any]:
+    """Check embeddings, and normalise all of them if the norm of one is not close to 1."""
+    matrix = as_matrix(embeds, name)
+    norms = get_norms(matrix, name)
+    return matrix if np.abs(norms - 1).max() <= _NORM_TOLERANCE else matrix / norms
 
 
-def get_norms(
-    embeds: NDArray[Any], name: str, is_unit: bool = True, largest_square: float = np.inf
-) -> NDArray[np.float64]:
-    """Compute the norms (N, 1) of embeddings (N, d); raise ValueError if a norm is NaN, infinite, too large or zero.
+def get_norms(embeds: NDArray[Any], name: str, is_unit: bool = True) -> NDArray[np.float64]:
+    """Compute the norms (N, 1) of embeddings (N, d); raise ValueError if a norm is NaN, infinite or zero.
 
     If a norm differs from 1 by more than 0.01, warn that the embeddings are normalised. If `is_unit` is False, allow
     zero norms and do not warn.
     """
     norms = np.sqrt(np.einsum("id,id->i", embeds, embeds, dtype=np.float64))[:, None]
-    bad = np.flatnonzero(~(np.isfinite(norms) & (norms <= np.sqrt(largest_square))) | ((norms == 0) & is_unit))
+    bad = np.flatnonzero(~np.isfinite(norms) | ((norms == 0) & is_unit))
     if len(bad):
-        raise ValueError(f"{name}[{bad[0]}] has norm {norms[bad[0], 0]}; it must be finite, and not zero or huge")
+        raise ValueError(f"{name}[{bad[0]}] has norm {norms[bad[0], 0]}; it must be finite, and not zero")
 
     furthest = norms[np.argmax(np.abs(norms - 1)), 0]
     if is_unit and abs(furthest - 1) > _NORM_TOLERANCE:

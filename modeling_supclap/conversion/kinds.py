@@ -37,7 +37,7 @@ def find_kind(name: str) -> str:
         FileNotFoundError: The folder or repository does not exist.
         ValueError: The model is of another kind.
     """
-    folder = _config_folder(name)
+    folder = config_folder(name)
     if is_open_clip_audio(folder):
         return "open_clip"
     fields = _read_optional(folder / "config.json")
@@ -57,8 +57,13 @@ def find_kind(name: str) -> str:
     raise ValueError(f"{name} is a {model_type!r} model; pass {ACCEPTED}.{remote}")
 
 
-def _config_folder(name: str) -> Path:
-    """Return the folder of a model's configurations. They are downloaded from the Hub in one request."""
+def config_folder(name: str) -> Path:
+    """Return the folder of a model's configurations. They are downloaded from the Hub in one request.
+
+    Raises:
+        FileNotFoundError: There is no such folder, and no such model in the cache or on the Hub.
+        ValueError: The name is that of a file.
+    """
     path = Path(name)
     if path.is_dir():
         return path

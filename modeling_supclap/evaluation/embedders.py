@@ -150,14 +150,6 @@ def _without_fusion(model: torch.nn.Module, args: tuple[dict[str, Any], ...]) ->
         args[0]["is_longer"] = torch.zeros_like(args[0]["is_longer"])
 
 
-def _processors(module: torch.nn.Module) -> list[Any]:
-    """Return the processor of a module of sentence-transformers and the parts of the processor."""
-    processor = getattr(module, "processor", None)
-    names = ("feature_extractor", "audio_processor", "tokenizer")
-    parts = [processor, *(getattr(processor, name, None) for name in names)]
-    return [part for part in parts if hasattr(part, "to_dict") or hasattr(part, "get_vocab")]
-
-
 def _audio_limits(model: Any, name: str) -> tuple[int, float]:
     """Return the sampling rate in hertz of a model of sentence-transformers, and the chunk length in seconds.
 
@@ -165,7 +157,9 @@ def _audio_limits(model: Any, name: str) -> tuple[int, float]:
     """
     _, *modules = model.modules()
     for module in modules:
-        for part in (*_processors(module), module):
+        processor = getattr(module, "processor", None)
+        readers = [getattr(processor, name, None) for name in ("feature_extractor", "audio_processor")]
+        for part in (processor, *readers, module):
             rate = getattr(part, "sampling_rate", None)
             if rate is None:
                 continue

@@ -1,6 +1,6 @@
 """Evaluate models with mteb, the embedding benchmark, on text, audio and audio-text tasks.
 
-    encoder = SupCLAPEncoder.from_model(model, processor)        # or SupCLAPEncoder("outputs/esc10")
+    encoder = SupCLAPEncoder("outputs/esc10")  # or SupCLAPEncoder("name", model=model, processor=processor)
     result = mteb.evaluate(encoder, mteb.get_tasks(["ESC50_Zeroshot"]), cache=None)
 
 `supclap evaluate --mteb ESC50_Zeroshot` does the same for any model that `supclap evaluate` loads.
@@ -45,7 +45,7 @@ class SupCLAPEncoder(AbsEncoder):
     Args:
         model_name: Folder or Hub id of a model that `load_embedding_model` loads.
         revision: Branch, tag or commit of a SupCLAP model on the Hub. None: use the latest version.
-        device: Torch device. None: use a GPU if there is one.
+        device: Torch device. None: use a GPU if there is one, or that of `model`.
         language: ISO 639-3 code of the texts, for tasks with several languages or with a language that the tokenizer
             does not support. None: use the tokenizer's setting.
         model: Loaded model, or an `evaluation.EmbeddingModel`. None: load it from `model_name`.
@@ -71,28 +71,12 @@ class SupCLAPEncoder(AbsEncoder):
             model = load_embedding_model(model_name, processor, device, trust_remote_code=trust_remote_code)
         if not isinstance(model, EmbeddingModel):
             loaded: Any = model or SupCLAPModel.from_pretrained(model_name, **hub, **kwargs)
-            loaded = loaded.to(device or default_device()).eval()
-            model = load_embedding_model(loaded, processor, name=model_name)
+            place = device or (default_device() if model is None else loaded.device)
+            model = load_embedding_model(loaded.to(place).eval(), processor, name=model_name)
         self.embedding_model = model
         self.model, self.processor, self.device = model.model, model.processor, model.device
         self.language = language
         self.mteb_model_meta = _describe(model, model_name, language)
-
-    @classmethod
-    def from_model(
-        cls,
-        model: SupCLAPModel,
-        processor: SupCLAPProcessor,
-        name: str | None = None,
-        device: str | None = None,
-        language: str | None = None,
-    ) -> SupCLAPEncoder:
-        """Wrap a loaded model. By default, it stays on its device.
-
-        `name` is the model name in mteb, `organisation/name`. None: use the folder or Hub id of the model.
-        """
-        model_name, device = str(name or model.name_or_path), device or str(model.device)
-        return cls(model_name, device=device, language=language, model=model, processor=processor)
 
     def encode(
         self,

@@ -28,6 +28,7 @@ from ..encoding import (
     chunk_embeddings,
     encode_text,
     get_chunk_samples,
+    get_processor,
     inference,
     max_chunk_seconds,
     min_clip_samples,
@@ -59,9 +60,7 @@ def localize(
     recordings, _ = as_recordings(audio, sampling_rate)
     if len(recordings) != 1:
         raise ValueError(f"localize takes one recording, got {len(recordings)}")
-    processor = processor or model.processor
-    if device is not None:
-        model.to(device)
+    processor = get_processor(model, processor, device)
 
     extractor: Any = processor.feature_extractor
     rate_hz, min_samples = int(extractor.sampling_rate), min_clip_samples(extractor)

@@ -13,14 +13,7 @@ from .multilingual import (
     weight_error_term,
 )
 from .similarity import similarity_matrix
-from .support_vector import (
-    DynamicRadius,
-    StaticRadius,
-    radius_constraint,
-    supclap_loss,
-    support_vector_loss,
-    support_vector_sigmoid_loss,
-)
+from .support_vector import DynamicRadius, StaticRadius, radius_constraint, supclap_loss, support_vector_loss
 from .temporal import teminal_a_weights, teminal_b_weights, temporal_nce
 
 __all__ = [
@@ -40,7 +33,6 @@ __all__ = [
     "similarity_matrix",
     "supclap_loss",
     "support_vector_loss",
-    "support_vector_sigmoid_loss",
     "teminal_a_weights",
     "teminal_b_weights",
     "temporal_nce",

@@ -144,7 +144,9 @@ def support_vector_loss(
             averaged over its positives. The support vector of anchor i is always computed from target i. None: each
             pair is its own group.
         chunk_size, normalize: See `info_nce`.
-        logit_bias: Bias of SigLIP, for the form of `support_vector_sigmoid_loss`. None: InfoNCE.
+        logit_bias: Bias of SigLIP. The term is then the SigLIP loss on support vectors (SupCLAP tables 1 and 8),
+            1/N sum_ij -log sigmoid(z_ij (logit_scale cos(t_sup_i, a_j) + logit_bias)), z_ij = +1 on positives, else -1.
+            SigLIP has a single loss for both directions, so bi-SVR adds two terms to it. None: InfoNCE.
 
     Returns:
         0-d tensor.
@@ -156,6 +158,8 @@ def support_vector_loss(
     >>> texts, audios = torch.eye(3)[:2], torch.eye(3)[1:]
     >>> round(support_vector_loss(texts, audios, radius=2**0.5, logit_scale=1.0).item(), 4)  # log(1 + exp(-1))
     0.3133
+    >>> round(support_vector_loss(texts, audios, 2**0.5, logit_scale=2.0, logit_bias=-1.0).item(), 4)
+    0.6265
     """
     anchors, targets = unit_pairs(anchors, targets, normalize)
     supports = support_vectors(anchors, targets, radius, similarity)
@@ -337,37 +341,6 @@ def radius_constraint(
         distance = distance.detach()
     radius = torch.as_tensor(radius, dtype=distance.dtype, device=distance.device)
     return (torch.relu(radius - distance) + torch.relu(-radius)).mean()
-
-
-def support_vector_sigmoid_loss(
-    anchors: Tensor,
-    targets: Tensor,
-    radius: float | Tensor,
-    logit_scale: float | Tensor,
-    logit_bias: float | Tensor,
-    similarity: Similarity = "cosine",
-    group_ids: Tensor | None = None,
-    chunk_size: int | None = None,
-    normalize: bool | None = False,
-) -> Tensor:
-    """Compute the SVR term of SigLIP in one direction: the SigLIP loss on support vectors (SupCLAP tables 1 and 8).
-
-    L = 1/N sum_ij -log sigmoid(z_ij (logit_scale cos(t_sup_i, a_j) + logit_bias)), z_ij = +1 on positives, else -1.
-
-    Here t_sup_i is the support vector of anchor i, and a_j is target j. At R = 0 this equals `sigmoid_loss`. SigLIP
-    has a single loss for both directions, so SVR in both directions (bi-SVR) adds two terms to it. The other arguments,
-    the result and the errors are the same as in `support_vector_loss`.
-
-    Args:
-        logit_bias: Bias added to every logit; a number or a 0-d tensor.
-
-    >>> texts, audios = torch.eye(3)[:2], torch.eye(3)[1:]
-    >>> round(support_vector_sigmoid_loss(texts, audios, 2**0.5, logit_scale=2.0, logit_bias=-1.0).item(), 4)
-    0.6265
-    """
-    return support_vector_loss(
-        anchors, targets, radius, logit_scale, similarity, False, group_ids, chunk_size, logit_bias, normalize
-    )
 
 
 def positive_distance(anchors: Tensor, targets: Tensor) -> Tensor:

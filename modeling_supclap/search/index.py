@@ -185,8 +185,7 @@ def _create_or_check(
     require_storage(dim, precision, width)
     about = {"model": model.name, "fingerprint": model.fingerprint or "", **settings}
     about |= {"precision": precision, "width": str(width or dim), "dim": str(dim)}
-    whole = {"precision": "float32", "width": str(dim), "dim": str(dim)}  # of earlier versions
-    stored = {**whole, **SoundIndex(index, dim, {**about, "folder": root}).about}
+    stored = SoundIndex(index, dim, {**about, "folder": root}).about
     if stored["fingerprint"] == about["fingerprint"] != "":
         about["model"] = stored["model"]  # the same model under another name
     for key, value in about.items():

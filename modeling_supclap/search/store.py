@@ -26,7 +26,8 @@ _NEW_SHARE = 0.1
 _CACHE_BYTES = 2**29  # memory cache for the approximate index
 _NAMES_AT_ONCE = 10_000  # file names in one filter
 _COLUMNS = ["file", "start_seconds", "end_seconds"]  # of the window table, besides the vectors and checksums
-_ABOUT = ("model", "fingerprint", "window_seconds", "hop_seconds", "folder")  # required metadata of an index
+# required metadata of an index
+_ABOUT = ("model", "fingerprint", "window_seconds", "hop_seconds", "folder", "precision", "width", "dim")
 
 FILES_SCHEMA = pa.schema(
     [
@@ -216,8 +217,7 @@ class SoundIndex:
         windows = window_table(chunks, self.dim, "vector", self.precision, self.width, file=names)
         if len(windows):
             windows = windows.append_column("checksum", pa.array(_checksums(windows), pa.uint32()))
-            schema = self.windows.schema  # without checksums, if an earlier version made it
-            self.windows.add(windows.select(schema.names).cast(schema))
+            self.windows.add(windows.cast(self.windows.schema))
         self.files.add(pa.Table.from_pylist([entry.as_row() for entry in entries], schema=FILES_SCHEMA))
         self.names.update(names)
 
@@ -412,6 +412,6 @@ def _checksums(windows: pa.Table) -> list[int]:
 
 def _check(windows: pa.Table) -> pa.Table:
     """Raise ValueError if a window differs from its checksum. Return the table."""
-    if "checksum" in windows.column_names and windows["checksum"].to_pylist() != _checksums(windows):
+    if windows["checksum"].to_pylist() != _checksums(windows):
         raise ValueError("the checksum of a window is wrong")
     return windows

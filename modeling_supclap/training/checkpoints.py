@@ -7,7 +7,6 @@ import logging
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from modeling_supclap.datasets_scripts.stream import EpochBatches
 from ..strict_loading import apply_umask
 from .contrastive_module import ContrastiveModule
 from .kept import hash_weights
-from .options import get_default
 
 RESUME_FOLDER = "_resume"
 """Subfolder of the output folder of a finished run, with the files that only a resumed run needs. Uploads to the Hub
@@ -243,7 +241,7 @@ def write_run_file(folder: str | Path, run: Mapping[str, Any], frozen: Mapping[s
     write_json(Path(folder) / RUN_FILE, {**run, "sha256": files})
 
 
-def refuse_another_run(checkpoint: str | Path, args: TrainingArguments, run: Mapping[str, Any]) -> None:
+def refuse_another_run(checkpoint: str | Path, run: Mapping[str, Any]) -> None:
     """Raise ValueError if a checkpoint is incomplete, or if another run has saved it than `run` (`describe_run`).
 
     The message lists all differences: settings, training rows and trained parameters.
@@ -255,16 +253,18 @@ def refuse_another_run(checkpoint: str | Path, args: TrainingArguments, run: Map
         raise ValueError(f"{folder} is incomplete ({', '.join(flaws)}); resume from another checkpoint, {advice}")
 
     saved = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
-    settings = _with_defaults(saved["settings"], run["settings"], args)
-    differences = _differences(settings, run["settings"])
+    before, now = saved["settings"], run["settings"]
+    # a run in Python has no such setting
+    if None in (before["training_data"], now["training_data"]):
+        before["training_data"] = now["training_data"]
+    differences = _differences(before, now)
     for name, value in run["length"].items():
-        before = saved.get("length", {}).get(name, 0)
-        if 0 < value < before:
-            differences.append(f"{name} was {before} and is {value}, which is less")
-    differences += _differences_of_rows(saved.get("data", {}).get("train"), run["data"].get("train"))
+        if 0 < value < saved["length"][name]:
+            differences.append(f"{name} was {saved['length'][name]} and is {value}, which is less")
+    differences += _differences_of_rows(saved["data"].get("train"), run["data"].get("train"))
 
-    trained, now = set(saved["trainable"]), set(run["trainable"])
-    for names, change in ((trained - now, "no longer trained"), (now - trained, "newly trained")):
+    old, new = set(saved["trainable"]), set(run["trainable"])
+    for names, change in ((old - new, "no longer trained"), (new - old, "newly trained")):
         if names:
             differences.append(f"{len(names)} parameters are {change}, such as {min(names)}")
     if differences:
@@ -285,8 +285,6 @@ def selects_otherwise(checkpoint: str | Path, run: Mapping[str, Any]) -> bool:
     This is so if the validation rows, the metric or the evaluated languages have changed.
     """
     saved = json.loads(Path(checkpoint, RUN_FILE).read_text(encoding="utf-8"))
-    if "selection" not in saved:  # saved before this was recorded
-        return False
     rows = [each["data"].get("validation") for each in (saved, run)]
     return saved["selection"] != run["selection"] or rows[0] != rows[1]
 
@@ -330,23 +328,6 @@ def _adapter_settings(adapter: Any) -> dict[str, Any]:
             value = sorted(value) if isinstance(value, set) else value
             settings[name] = json.loads(json.dumps(value, default=str))
     return settings
-
-
-def _with_defaults(saved: Mapping[str, Any], settings: Mapping[str, Any], args: TrainingArguments) -> dict[str, Any]:
-    """Complete saved settings with those that were not recorded when the run started.
-
-    Options of this package that did not exist had their defaults. Others are unknown, and count as equal.
-    """
-    own = {name for name in type(args).__dataclass_fields__ if name not in TrainingArguments.__dataclass_fields__}
-    defaults = {field.name: get_default(field) for field in fields(args) if field.name in own & settings.keys()}
-    unknown = {name: value for name, value in settings.items() if name not in own | {"optimizer", "stream"}}
-    completed = {**unknown, **defaults, **saved}
-    if completed.get("cache_frozen") == "auto":  # until version 0.2
-        completed["cache_frozen"] = settings["cache_frozen"]
-    # a run in Python has no such setting
-    if completed["training_data"] is None or settings["training_data"] is None:
-        completed["training_data"] = settings["training_data"]
-    return completed
 
 
 def _differences_of_rows(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> list[str]:

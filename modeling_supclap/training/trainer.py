@@ -447,7 +447,7 @@ class SupCLAPTrainer(Trainer):
             checkpoint = self._find_checkpoint(folder, resume_from_checkpoint)
             if checkpoint is not None:
                 run = self._describe_run()
-                refuse_another_run(checkpoint, self.args, run)
+                refuse_another_run(checkpoint, run)
                 self._best.forgets = selects_otherwise(checkpoint, run)
                 if self._best.forgets:
                     logger.warning(

@@ -53,12 +53,12 @@ def on_meta(monkeypatch):
 @pytest.mark.parametrize(("layout", "count"), [("original", 161), ("hub", 159)])
 @pytest.mark.parametrize("size", ["tiny", "mini", "small", "base"])
 def test_every_published_size_fits_to_the_last_tensor(on_meta, layout, count, size):
-    width = CEDConfig.from_size(size).embed_dim
+    width = builders.CED_SIZES[size]["embed_dim"]
     encoder, head = (published.on_meta(published.ced_encoder(width, 12)), published.on_meta(published.ced_head(width)))
     tensors = LAYOUTS[layout](encoder, head)
     assert len(tensors) == count
     model, aside = ced_from_tensors(tensors, size)
-    assert model.config.to_dict() == CEDConfig.from_size(size).to_dict()
+    assert model.config.to_dict() == CEDConfig(**builders.CED_SIZES[size]).to_dict()
     assert len(model.state_dict()) + sum(aside.values()) == count
 
 

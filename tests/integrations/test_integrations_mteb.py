@@ -79,7 +79,7 @@ def encoder():
     # With such large weights the predictions differ between clips.
     config = builders.supclap_config(builders.sonar_config(), builders.ced_config(initializer_range=0.3))
     model = builders.supclap_model(config, seed=2)
-    return SupCLAPEncoder.from_model(model, builders.nllb_processor())
+    return SupCLAPEncoder("", model=model, processor=builders.nllb_processor())
 
 
 def run(encoder, task):
@@ -273,7 +273,10 @@ def test_cached_results_are_those_of_the_weights(tmp_path):
     assert encode_calls(in_german, cache) == once
 
     second.model.logit_scale.data += 1  # trained on: the encoder of the same model, once more
-    assert encode_calls(SupCLAPEncoder.from_model(second.model, second.processor), cache) == once
+    assert (
+        encode_calls(SupCLAPEncoder(second.model.name_or_path, model=second.model, processor=second.processor), cache)
+        == once
+    )
     for _ in range(2):  # without a fingerprint
         assert encode_calls(SupCLAPEncoder("parity", model=load_embedding_model(Parity())), cache) == once
 

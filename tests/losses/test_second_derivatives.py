@@ -12,7 +12,6 @@ from modeling_supclap.losses import (
     kcl_loss,
     sigmoid_loss,
     support_vector_loss,
-    support_vector_sigmoid_loss,
     teminal_b_weights,
     temporal_nce,
 )
@@ -83,7 +82,7 @@ LOSSES = {
         lambda a, t: decoupled_rows(t, a),
     ),
     "sigmoid svr": (
-        lambda a, t, **o: support_vector_sigmoid_loss(t, a, RADIUS, SCALE, -9.0, **o),
+        lambda a, t, **o: support_vector_loss(t, a, RADIUS, SCALE, logit_bias=-9.0, **o),
         lambda a, t: pairs(displaced(t, a), a),
     ),
 }

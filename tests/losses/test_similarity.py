@@ -18,7 +18,6 @@ from modeling_supclap.losses import (
     similarity_matrix,
     supclap_loss,
     support_vector_loss,
-    support_vector_sigmoid_loss,
     temporal_nce,
 )
 from modeling_supclap.losses.similarity import positive_mean
@@ -30,7 +29,7 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
     "kcl": lambda a, t, **o: kcl_loss(a, torch.stack([t, t.flip(-1)], dim=1), 9.0, **o),
     "cacl": lambda a, t, **o: cacl_loss(a, a, t, 9.0, **o),
     "svr": lambda a, t, **o: support_vector_loss(t, a, 0.2, 9.0, **o),
-    "svr sigmoid": lambda a, t, **o: support_vector_sigmoid_loss(t, a, 0.2, 9.0, -9.0, **o),
+    "svr sigmoid": lambda a, t, **o: support_vector_loss(t, a, 0.2, 9.0, logit_bias=-9.0, **o),
     "supclap": lambda a, t, **o: supclap_loss(a, t, 9.0, 0.2, **o)[0],
     "constraint": lambda a, t, **o: radius_constraint(a, t, 3.0, **o),
     "temporal": lambda a, t, **o: temporal_nce(a, t, 9.0, torch.ones(5, 5), **o),

@@ -19,7 +19,6 @@ from modeling_supclap.losses import (
     similarity_matrix,
     supclap_loss,
     support_vector_loss,
-    support_vector_sigmoid_loss,
 )
 from modeling_supclap.losses.support_vector import Similarity, positive_distance, support_vectors
 
@@ -74,7 +73,7 @@ def test_loss_equals_the_loops(similarity: Similarity, decoupled: bool, groups: 
 def test_sigmoid_loss_equals_the_loops(similarity: Similarity, groups: list[int] | None) -> None:
     texts, audios = related_pair()
     ids = None if groups is None else torch.tensor(groups)
-    loss = support_vector_sigmoid_loss(texts, audios, radii(), 10.0, -9.0, similarity, ids)
+    loss = support_vector_loss(texts, audios, radii(), 10.0, similarity, group_ids=ids, logit_bias=-9.0)
     expected = reference.support_vector_sigmoid_loss(texts, audios, RADII, 10.0, -9.0, similarity, groups)
     assert loss.item() == pytest.approx(expected, abs=1e-12)
 
@@ -180,7 +179,7 @@ def test_sigmoid_gradcheck(similarity: Similarity) -> None:
     texts, audios = related_pair(4, 3)
     scalars = (torch.tensor(x, dtype=torch.float64) for x in (9.0, -8.0))
     inputs = [x.requires_grad_() for x in (texts, audios, radii()[:4], *scalars)]
-    torch.autograd.gradcheck(lambda t, a, r, s, b: support_vector_sigmoid_loss(t, a, r, s, b, similarity), inputs)
+    torch.autograd.gradcheck(lambda t, a, r, s, b: support_vector_loss(t, a, r, s, similarity, logit_bias=b), inputs)
 
 
 @both_similarities

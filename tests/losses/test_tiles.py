@@ -8,14 +8,7 @@ from builders import related_pair
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from modeling_supclap.losses import (
-    cacl_loss,
-    info_nce,
-    kcl_loss,
-    sigmoid_loss,
-    support_vector_loss,
-    support_vector_sigmoid_loss,
-)
+from modeling_supclap.losses import cacl_loss, info_nce, kcl_loss, sigmoid_loss, support_vector_loss
 
 GROUPS = torch.tensor([0, 1, 0, 2, 1, 3, 4])
 RADIUS = torch.tensor([0.1, 0.4, -0.2, 0.0, 1.3, 0.2, 0.3], dtype=torch.float64)
@@ -35,7 +28,7 @@ LOSSES: dict[str, Loss] = {
     "cacl": lambda a, t, s, **tiles: cacl_loss(a, t, t.flip(-1), s, **tiles),
     "svr": lambda a, t, s, **tiles: support_vector_loss(t, a, RADIUS, s, **tiles),
     "svr decoupled": lambda a, t, s, **tiles: support_vector_loss(a, t, RADIUS, s, "dot", True, **tiles),
-    "svr sigmoid": lambda a, t, s, **tiles: support_vector_sigmoid_loss(t, a, RADIUS, s, -9.0, **tiles),
+    "svr sigmoid": lambda a, t, s, **tiles: support_vector_loss(t, a, RADIUS, s, logit_bias=-9.0, **tiles),
     "svr on kcl": lambda a, t, s, **tiles: support_vector_loss(
         languages(t).transpose(0, 1), a, RADIUS.expand(3, -1), s, **tiles
     ),

@@ -35,23 +35,6 @@ def test_published_file_survives_saving(hub_folder, tmp_path):
     assert (again.outputdim, again.loss, again.num_labels) == (527, "BCE", 527)
 
 
-@pytest.mark.parametrize(
-    ("size", "width", "heads"), [("tiny", 192, 3), ("mini", 256, 4), ("small", 384, 6), ("base", 768, 12)]
-)
-def test_sizes(size, width, heads):
-    config = CEDConfig.from_size(size)
-    assert (config.hidden_size, config.num_attention_heads, config.num_hidden_layers) == (width, heads, 12)
-
-
-def test_unknown_size_names_the_valid_ones():
-    with pytest.raises(ValueError, match="'large'"):
-        CEDConfig.from_size("large")
-
-
-def test_size_takes_further_fields():
-    assert CEDConfig.from_size("tiny", depth=3).num_hidden_layers == 3
-
-
 def test_standard_names_are_the_same_fields():
     config = CEDConfig(hidden_size=64, num_attention_heads=4, num_hidden_layers=2)
     assert (config.embed_dim, config.num_heads, config.depth) == (64, 4, 2)
@@ -90,7 +73,7 @@ def test_impossible_models_are_refused(fields, message):
 
 def test_defaults_are_the_towers_of_ml_clap():
     config = SupCLAPConfig()
-    assert config.audio_config.to_dict() == CEDConfig.from_size("base").to_dict()
+    assert config.audio_config.to_dict() == CEDConfig(**builders.CED_SIZES["base"]).to_dict()
     text = config.text_config
     assert (text.model_type, text.vocab_size, text.hidden_size, text.num_hidden_layers) == (
         "m2m_100",

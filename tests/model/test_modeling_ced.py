@@ -86,7 +86,7 @@ def slow_embedding(model: CEDModel, spectrogram: torch.Tensor) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def golden_model():
-    model = CEDModel(CEDConfig.from_size("tiny")).eval()
+    model = CEDModel(CEDConfig(**builders.CED_SIZES["tiny"])).eval()
     builders.fill(model, 0.08)
     return model
 
@@ -262,7 +262,7 @@ def test_eager_agrees_with_sdpa_and_returns_weights():
 )
 def test_published_sizes(size, weights):
     with torch.device("meta"):
-        model = CEDModel(CEDConfig.from_size(size))
+        model = CEDModel(CEDConfig(**builders.CED_SIZES[size]))
     assert sum(parameter.numel() for parameter in model.parameters()) == weights
 
 

@@ -25,7 +25,7 @@ from modeling_supclap import SupCLAPConfig, SupCLAPModel, SupCLAPProcessor
 model = SupCLAPModel.from_pretrained("folder", temperature=0.1, logit_bias=-10)
 texts: np.ndarray = model.encode_text(["rain"], language="eng")
 clips: torch.Tensor = model.encode_audio("rain.wav", convert_to_tensor=True)
-others: torch.Tensor = model.encode_text("rain", convert_to_numpy=False)
+others: torch.Tensor = model.encode_text("rain", convert_to_tensor=True)
 first = model.encode_audio("rain.wav", return_chunks=True).embeds
 joined: SupCLAPModel = SupCLAPModel.from_encoders("mispeech/ced-base", "sentence-transformers/LaBSE")
 scores: np.ndarray = model.similarity(texts, texts)

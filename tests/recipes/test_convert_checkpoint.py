@@ -34,7 +34,7 @@ def tokenizer(tmp_path_factory):
 
 def golden_ced(folder: Path, layout: str) -> Path:
     """Write CED-tiny with the golden values, in the layout of the authors or of the Hub."""
-    model = CEDModel(CEDConfig.from_size("tiny"))
+    model = CEDModel(CEDConfig(**builders.CED_SIZES["tiny"]))
     with torch.no_grad():
         builders.fill(model, 0.08)
     head = published.random(published.ced_head(192))

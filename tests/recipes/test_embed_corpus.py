@@ -516,6 +516,6 @@ def test_smaller_embeddings_are_those_of_the_whole_ones(folder, whole, tmp_path)
         run_recipe(embed_corpus, *words(folder, output, *options))
         stored = np.array(rows_of(output)["embedding"][:]).astype(PRECISIONS[precision])
         np.testing.assert_array_equal(stored, compress(plain, precision, width))
-        assert json.loads((output / "manifest.json").read_text()).get("dtype", "float32") == precision
+        assert json.loads((output / "manifest.json").read_text())["dtype"] == precision
     with pytest.raises(ValueError, match="width is 400"):
         run_recipe(embed_corpus, *words(folder, tmp_path / "wide", "--width", 400))

@@ -558,16 +558,6 @@ def test_flipped_bits_of_windows_are_found(fake_model, folder, monkeypatch, thre
     assert all(f"the index {folder.parent / 'index'} is damaged" in message for message in messages)
 
 
-def test_an_index_without_checksums_is_searched_and_updated(fake_model, folder):
-    build(fake_model, folder)
-    SoundIndex(folder.parent / "index").windows.drop_columns(["checksum"])
-    (folder / "long.wav").unlink()
-    soundfile.write(folder / "new.wav", tone(PITCHES["high"], 3.0), RATE)
-    assert build(fake_model, folder).added == 1
-    searcher = Searcher(folder.parent / "index", load_embedding_model(fake_model))
-    assert searcher.search("high", k=1)[0].file == "new.wav"
-
-
 def test_errors_of_writes_name_the_index(fake_model, folder, monkeypatch):
     build(fake_model, folder)
     soundfile.write(folder / "new.wav", tone(PITCHES["high"], 3.0), RATE)
