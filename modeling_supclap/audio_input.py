@@ -353,4 +353,5 @@ def _read_file(
             samples = opened.read(num_frames, dtype="float32", always_2d=True)
             return to_mono(samples, opened.samplerate, name, channel), opened.samplerate
     except soundfile.SoundFileError as error:
-        raise ValueError(f"{name} is not audio that soundfile can read: {error}") from error
+        advice = 'pip install "supclap[ffmpeg]" reads m4a, mp4, webm and other formats'
+        raise ValueError(f"{name} is not audio that soundfile can read: {error}; {advice}") from error

@@ -94,7 +94,7 @@ def encode_with_ffmpeg(
         frame = av.AudioFrame.from_ndarray(
             np.ascontiguousarray(samples.T, dtype=np.float32).reshape(1, -1), "flt", layout
         )
-        frame.sample_rate = rate_hz
+        frame.sample_rate, frame.pts = rate_hz, 0  # without a time, MP4 lacks the priming of AAC
         resampler = av.AudioResampler(stream.format, layout, rate_hz, stream.codec_context.frame_size or None)
         for part in [*resampler.resample(frame), *resampler.resample(None)]:
             container.mux(stream.encode(part))

@@ -1,6 +1,7 @@
 """Odd and incomplete files: all of their sound is read, or they are refused by name."""
 
 import base64
+import contextlib
 import functools
 import io
 import logging
@@ -300,12 +301,35 @@ def test_formats_of_ffmpeg_are_read_as_the_mean_of_their_channels(form, channels
         assert shifted(waveform, expected, rate_hz) < 0.03
 
 
-@pytest.mark.parametrize("form", sorted(FFMPEG_FILES.keys() - {"ac3", "mpegts", "flv"}))  # these announce nothing
+@pytest.mark.parametrize("form", sorted(FFMPEG_FILES.keys() - {"ac3", "mpegts", "flv"}))
 def test_a_truncated_file_of_ffmpeg_is_refused(read, form):
     content = encode_ffmpeg(form)
     for share in (0.3, 0.62, 0.9):
         with pytest.raises(BadAudioError, match=rf"sound\.{form}"):
             read(content[: int(share * len(content))], f"sound.{form}")
+
+
+@pytest.mark.parametrize("form", ["ac3", "mpegts", "flv"])
+def test_a_cut_file_that_announces_no_length_is_read_to_the_cut_or_refused(read, form):
+    content = encode_ffmpeg(form)
+    whole, rate_hz = read_audio(content)
+    for share in (0.3, 0.62, 0.9):
+        waveform = whole[: int(3.0 * share * rate_hz)]
+        with contextlib.suppress(BadAudioError):
+            waveform = read(content[: int(share * len(content))], f"sound.{form}")
+        assert len(waveform) / rate_hz == pytest.approx(3.0 * share, abs=0.2)
+        end = len(waveform) - rate_hz // 10  # a decoder may fade out
+        np.testing.assert_allclose(waveform[:end], whole[:end], atol=1e-4)
+
+
+def test_an_m4a_has_the_samples_that_were_encoded(read):
+    rate_hz = 44_100
+    signal = chirp(3.0, rate_hz, 1)
+    waveform = read(encode_with_ffmpeg(signal, rate_hz, "mp4", "aac"), "a.m4a")
+    assert len(waveform) == signal.shape[1]  # without the priming and the padding of AAC
+    middle = slice(rate_hz, 2 * rate_hz)
+    assert np.std(waveform[middle] - signal[0, middle]) < 0.02
+    assert np.std(waveform[middle] - np.roll(signal[0], 10)[middle]) > 0.05
 
 
 # Eight channels in an order that has no name, 200 samples of 1000, 2000, ... 8000 (made with FFmpeg).

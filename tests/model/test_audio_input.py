@@ -12,6 +12,7 @@ import pytest
 import soundfile
 import torch
 
+from modeling_supclap import audio_input
 from modeling_supclap.audio_input import Recording, as_recordings, as_waveform
 from modeling_supclap.waveform import RESAMPLING_METHODS, resample
 
@@ -185,3 +186,14 @@ def test_decoded_samples_of_torchcodec_are_recordings():
         recordings, is_one = as_recordings(value)
         assert is_one == (value is samples)
         np.testing.assert_array_equal(recordings[0].read(8000), samples.data[0].numpy())
+
+
+def test_a_copy_without_the_package_names_the_extra_for_other_formats(tmp_path, monkeypatch):
+    """A saved model contains a copy of the module, which reads with soundfile where the package is not installed."""
+    monkeypatch.setattr(audio_input, "_import_audio", lambda: None)
+    stereo = np.stack([CLIP, 0 * CLIP], axis=1)
+    soundfile.write(tmp_path / "a.wav", stereo, 16000, subtype="FLOAT")
+    np.testing.assert_array_equal(Recording(tmp_path / "a.wav", None, "a.wav", channel=0).read(16000), CLIP)
+    np.testing.assert_allclose(Recording(tmp_path / "a.wav", None, "a.wav").read(16000), CLIP / 2, atol=1e-7)
+    with pytest.raises(ValueError, match=r"a\.m4a is not audio that soundfile can read.*supclap\[ffmpeg\]"):
+        Recording(b"\0\0\0\x20ftypM4A " + bytes(100), None, "a.m4a").read(16000)

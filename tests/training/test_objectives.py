@@ -496,7 +496,11 @@ def with_logs(audio_embeds, text_embeds, logit_bias, **inputs):
     return (audio_embeds * text_embeds[:, 0]).sum(), {"own": 617.0}
 
 
-@pytest.mark.parametrize("own", [cross_entropy, Bare(), with_logs, "test_objectives:cross_entropy"], ids=str)
+@pytest.mark.parametrize(
+    "own",
+    [cross_entropy, Bare(), with_logs, "test_objectives:cross_entropy"],
+    ids=["function", "module", "logs", "name"],
+)
 @pytest.mark.parametrize("widths", [[], [4]])
 def test_functions_and_bare_losses_are_objectives(tmp_path, rows, own, widths):
     named = {"loss": own} if isinstance(own, str) else {}
