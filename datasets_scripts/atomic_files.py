@@ -10,6 +10,9 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+ADVICE = "copy it again, or delete it and run its command again"
+"""What to do about a damaged file of this package."""
+
 
 class InUseError(RuntimeError):
     """Error if another process is writing to the same file or folder."""
@@ -49,6 +52,19 @@ def write_text(path: str | Path, text: str, one_writer: bool = False) -> None:
 def write_json(path: str | Path, content: Any, one_writer: bool = False, **style: Any) -> None:
     """Write a JSON file atomically. `style` are arguments of `json.dumps`, by default indent=1, ensure_ascii=False."""
     write_text(path, json.dumps(content, **{"indent": 1, "ensure_ascii": False, **style}) + "\n", one_writer)
+
+
+def read_json(path: str | Path) -> Any:
+    """Read a JSON file of this package; raise ValueError with its name if it is damaged."""
+    return parse_json(Path(path).read_bytes(), path)
+
+
+def parse_json(content: bytes, name: str | Path) -> Any:
+    """Parse the content of a JSON file of this package; raise ValueError with its `name` if it is damaged."""
+    try:
+        return json.loads(content)
+    except ValueError as error:
+        raise ValueError(f"{name} is damaged: {error}; {ADVICE}") from error
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import json
 import logging
 import os
 import re
@@ -16,7 +15,7 @@ from typing import Any, TypeVar
 
 import fsspec
 
-from .atomic_files import atomic_write, write_json
+from .atomic_files import atomic_write, read_json, write_json
 from .public_names import public_name
 
 ATTEMPTS = 4
@@ -100,7 +99,7 @@ def local_folder(address: str | Path) -> Path:
 
     def download(system: Any, path: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        before: dict[str, str] = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {}
+        before: dict[str, str] = read_json(record) if record.is_file() else {}
         versions: dict[str, str] = {}
         try:
             for name in system.find(path):

@@ -5,7 +5,6 @@ shards/00017-of-00100.json    record of a complete shard
 shards/00017-of-00100.lock    while a process writes this shard
 """
 
-import json
 import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .atomic_files import folder_lock, write_json
+from .atomic_files import folder_lock, read_json, write_json
 
 PLAN = "plan.json"
 
@@ -77,7 +76,7 @@ def split_ranges(rows: range, lengths: Mapping[str, int]) -> dict[str, range]:
 def read_plan(folder: Path) -> dict[str, Any] | None:
     """Read the plan of a job; return None if the folder has none."""
     path = folder / PLAN
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    return read_json(path) if path.is_file() else None
 
 
 def changed_settings(stored: Mapping[str, Any], plan: Mapping[str, Any]) -> list[str]:
@@ -118,8 +117,7 @@ def join_records(folder: Path, count: int) -> dict[str, Any]:
         raise ValueError(f"{folder} lacks {len(missing)} of {count} shards: {named}; run them, then finish")
     joined: dict[str, Any] = {}
     for shard in shards:
-        text = shard.path(folder).with_suffix(".json").read_text(encoding="utf-8")
-        for name, value in json.loads(text).items():
+        for name, value in read_json(shard.path(folder).with_suffix(".json")).items():
             if name in joined:
                 joined[name] += value
             else:

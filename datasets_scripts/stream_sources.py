@@ -24,7 +24,9 @@ from datasets.fingerprint import Hasher
 from .audio_files import SUFFIXES
 from .builders.hf import Columns, HubDatasetConfig, as_stored_audio, identify_recordings, name_splits
 from .builders.text_encodings import decode_text
+from .parquet_files import open_parquet
 from .prepared import STORAGES, PreparedSet, with_absolute_paths
+from .public_names import public_name
 from .remote_files import read_file, unpacked_name, unpacked_tar, use_files
 from .schema import FILE_SOURCE, features
 from .stream import ROWS_OF_A_GROUP, SHUFFLE_SHARDS, Row, RowGroup, RowStream
@@ -316,9 +318,9 @@ def _read_headers(file: Any) -> list[tarfile.TarInfo]:
 
 def _read_row_group(path: str, number: int, columns: Sequence[str]) -> pyarrow.Table:
     def read(file: Any) -> pyarrow.Table:
-        # Without threads: a thread of pyarrow that frees bytes of a Python file while Python exits aborts the process.
-        parquet = pyarrow.parquet.ParquetFile(file, pre_buffer=False)
-        return parquet.read_row_group(number, columns=list(columns), use_threads=False)
+        with open_parquet(file, public_name(path)) as parquet:
+            # Without threads: one that frees bytes of a Python file while Python exits aborts the process.
+            return parquet.read_row_group(number, columns=list(columns), use_threads=False)
 
     return read_file(path, read)
 

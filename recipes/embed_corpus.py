@@ -27,7 +27,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from modeling_supclap.datasets_scripts.atomic_files import atomic_write, folder_lock, write_json
+from modeling_supclap.datasets_scripts.atomic_files import folder_lock, read_json, write_json
 from modeling_supclap.datasets_scripts.shards import (
     Shard,
     join_records,
@@ -311,9 +311,8 @@ def write_file(
     width: int | None = None,
 ) -> None:
     """Write one Parquet file atomically. Its metadata lists the unusable recordings."""
-    import pyarrow.parquet as pq
-
     from modeling_supclap.datasets_scripts.audio import MissingDecoderError
+    from modeling_supclap.datasets_scripts.parquet_files import parquet_writer
     from modeling_supclap.datasets_scripts.public_names import public_name
     from modeling_supclap.evaluation.windows import window_table
 
@@ -330,20 +329,22 @@ def write_file(
     names = {"clip_id": [clip.clip_id for clip in clips], "split": [clip.split for clip in clips]}
     table = window_table(embedded, dim, "embedding", dtype, width, **names)
     table = table.replace_schema_metadata({"bad_audio": json.dumps(bad)})
-    with atomic_write(path) as unfinished, pq.ParquetWriter(unfinished, table.schema) as parquet:
+    with parquet_writer(path, table.schema) as parquet:
         if len(table):  # `datasets` fails on a row group without rows
             parquet.write_table(table)
 
 
 def describe_files(paths: Sequence[Path]) -> dict[str, Any]:
     """Return the number of chunks, the files with their SHA-256, and the unusable recordings."""
-    import pyarrow.parquet as pq
-
     from modeling_supclap.datasets_scripts.atomic_files import file_sha256
+    from modeling_supclap.datasets_scripts.parquet_files import open_parquet
 
     files, bad, chunks = [], [], 0
     for path in paths:
-        metadata = pq.read_metadata(path)
+        with open_parquet(path) as parquet:
+            metadata = parquet.metadata
+            for group in range(metadata.num_row_groups):
+                parquet.read_row_group(group)  # compares the checksums
         chunks += metadata.num_rows
         bad += json.loads(metadata.metadata[b"bad_audio"])
         files.append({"file": f"data/{path.name}", "rows": metadata.num_rows, "sha256": file_sha256(path)})
@@ -358,7 +359,7 @@ def finish(output: Path) -> None:
     if "shards" in plan:
         described = join_records(output, plan["shards"])
     elif manifest_path.is_file():  # the output of one process, or of the only shard
-        described = json.loads(manifest_path.read_text(encoding="utf-8"))
+        described = read_json(manifest_path)
     else:
         raise ValueError(f"{output} is not divided into shards; run its command again, without --finish")
 
@@ -371,12 +372,18 @@ def finish(output: Path) -> None:
 def write_manifest(output: Path, plan: Mapping[str, Any], described: Mapping[str, Any]) -> None:
     """Write `manifest.json` with files, unusable recordings and versions. Its presence means the output is complete.
 
-    The same manifest is not written again, so that it names the versions that wrote the files.
+    The same manifest is not written again, so that it names the versions that wrote the files. Raise ValueError if a
+    file has changed since.
     """
     from modeling_supclap.datasets_scripts.manifest import installed_versions
 
     path, content = output / "manifest.json", {**plan, **described}
-    stored = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    stored = read_json(path) if path.is_file() else {}
+    hashes = {file["file"]: file["sha256"] for file in described["files"]}
+    for file in stored.get("files", []):
+        if hashes.get(file["file"], file["sha256"]) != file["sha256"]:
+            advice = f"copy it again, or delete it and {path}, and run the command again"
+            raise ValueError(f"{output / file['file']} is not the file that {path.name} describes; {advice}")
     content["versions"] = stored.get("versions")
     if content != stored:
         packages = ["supclap", "torch", "transformers", "torchaudio", "soundfile"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import subprocess
@@ -15,6 +14,7 @@ from typing import Any
 
 import torch
 
+from modeling_supclap.datasets_scripts.atomic_files import read_json
 from modeling_supclap.datasets_scripts.public_names import is_secret, redact
 
 from ..evaluation.results import SCHEMA, package_versions
@@ -92,7 +92,7 @@ def read_results(folder: Path) -> list[dict[str, Any]]:
     paths = [*folder.glob("results.json"), *sorted(folder.glob("*/results.json"))]
     results = []
     for path in paths:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         if isinstance(content, dict) and content.get("schema") == SCHEMA:
             results.append(content)
     return results

@@ -180,6 +180,20 @@ def test_a_second_run_writes_nothing_and_another_plan_is_refused(folder, whole, 
         run_recipe(embed_corpus, *words(folder, folder / "sounds"))
 
 
+@pytest.mark.parametrize("position", [200, -40])  # in the embeddings, and in the footer without a checksum
+def test_a_changed_bit_of_an_embedding_is_named(folder, whole, tmp_path, position):
+    output = tmp_path / "out"
+    shutil.copytree(whole, output)
+    path = next(output.glob("data/*.parquet"))
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    path.write_bytes(content)
+    before = bytes_of(output)
+    with pytest.raises(ValueError, match=path.name):
+        run_recipe(embed_corpus, *words(folder, output))
+    assert bytes_of(output) == before
+
+
 def test_other_weights_of_the_same_name_are_refused(folder, tmp_path):
     model, sounds = tmp_path / "model", tmp_path / "sounds"
     shutil.copytree(folder / "model", model)
