@@ -13,6 +13,7 @@ from modeling_supclap.datasets_scripts.builders.synthetic import (
     DESCRIPTIONS,
     SOUNDS,
     SyntheticEvents,
+    background_noise,
     describe,
     render_clip,
 )
@@ -312,3 +313,14 @@ def test_bad_settings_are_refused(tmp_path, config, message):
 def test_an_unknown_dataset_is_refused_with_the_known_ones():
     with pytest.raises(ValueError, match=r"'synthetics'.*'synthetic'"):
         load_splits("synthetics")
+
+
+def test_the_background_lies_between_white_and_pink_noise():
+    rng, seconds = np.random.default_rng(0), np.arange(16_000) / 16_000
+    slopes = []
+    for _ in range(60):
+        power = np.abs(np.fft.rfft(background_noise(seconds, rng))[1:]) ** 2
+        octaves = [np.log2(power[2**number : 2 ** (number + 1)].mean()) for number in range(3, 12)]
+        slopes.append(np.polyfit(range(len(octaves)), octaves, 1)[0])
+    assert -1.1 < min(slopes) < -0.8  # pink: -1, half the power for each octave
+    assert -0.2 < max(slopes) < 0.1  # white: 0
