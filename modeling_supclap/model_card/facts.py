@@ -55,10 +55,10 @@ class CardFacts:
     threads: int = 0  # CPU threads of a training process; 0 if unknown
 
 
-def facts_of_run(trainer: Any) -> CardFacts:
-    """Collect the model card information from a `SupCLAPTrainer`, and the results in its output folder."""
+def facts_of_run(trainer: Any, results: Sequence[Mapping[str, Any]] | None = None) -> CardFacts:
+    """Collect the model card information from a `SupCLAPTrainer`, and its results: by default those in its folder."""
     args, folder = trainer.args, Path(trainer.args.output_dir or ".")
-    results = read_results(folder)
+    results = read_results(folder) if results is None else results
     of_run = results[0] if results and "training" in results[0] else {}
     recorded = of_run.get("training", {}).get("arguments", {})
 
