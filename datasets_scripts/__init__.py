@@ -97,7 +97,7 @@ def load_builder(name: str, cache_dir: str | None = None, **config: Any) -> Any:
     try:
         builder.download_and_prepare()
     except DatasetGenerationError as error:  # which does not name the file
-        raise error.__cause__ or error
+        raise (error.__cause__ or error) from None
     return builder
 
 

@@ -22,7 +22,8 @@ class InUseError(RuntimeError):
 def atomic_write(path: str | Path, one_writer: bool = False) -> Iterator[Path]:
     """Write a file atomically: yield the path of a temporary file, and rename it to `path` at the end of the block.
 
-    If the block raises, `path` is unchanged and the temporary file, in the same folder, is deleted.
+    If the block raises, `path` is unchanged and the temporary file, in the same folder, is deleted. The temporary file
+    is created empty and exclusively, so that a link that another user has placed there is not followed.
 
     If only one process writes this file (`one_writer`), the next run overwrites the temporary file of a killed run.
     Otherwise the temporary name contains the process id, and the last process to finish wins.
@@ -36,6 +37,8 @@ def atomic_write(path: str | Path, one_writer: bool = False) -> Iterator[Path]:
     """
     target = Path(path)
     unfinished = target.with_name(f"{target.name}.tmp" if one_writer else f"{target.name}.{os.getpid()}.tmp")
+    unfinished.unlink(missing_ok=True)
+    unfinished.touch(exist_ok=False)
     try:
         yield unfinished
         os.replace(unfinished, target)

@@ -7,7 +7,6 @@ import hashlib
 import logging
 import os
 import re
-import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +23,10 @@ WAIT_SECONDS = 1.0
 
 STALL_SECONDS = 60.0
 """Seconds without data until an HTTP connection times out. Other file systems have their own timeouts."""
+
+UNPACKED_BYTES = 2**27
+UNPACKED_RATIO = 50
+"""An archive may unpack to this many times its size, or to `UNPACKED_BYTES` if that is more. Audio has 1 to 5."""
 
 R = TypeVar("R")
 logger = logging.getLogger(__name__)
@@ -136,7 +139,8 @@ def unpacked_name(name: str) -> str:
 def unpacked_tar(address: str) -> str:
     """Unpack a `.tar.gz` or `.tgz` file into the cache of `datasets`, and return the path of the `.tar` file.
 
-    Compressed files can only be read from their beginning. A later call unpacks the file only if it has changed.
+    Compressed files can only be read from their beginning. A later call unpacks the file only if it has changed. An
+    archive of more than `UNPACKED_RATIO` times its size is refused, and its unpacked part deleted.
     """
     import datasets
 
@@ -153,7 +157,12 @@ def unpacked_tar(address: str) -> str:
                 atomic_write(target) as unfinished,
                 unfinished.open("wb") as output,
             ):
-                shutil.copyfileobj(content, output, 2**20)
+                limit = max(UNPACKED_BYTES, UNPACKED_RATIO * system.size(path))
+                while block := content.read(2**20):
+                    if output.tell() > limit:
+                        advice = "unpack it yourself if you trust it, and pass the .tar file"
+                        raise ValueError(f"it unpacks to more than {limit} bytes; {advice}")
+                    output.write(block)
         return str(target)
 
     return use_files(address, unpack)
